@@ -1,0 +1,1 @@
+"""The agent: one job on one node, from the prolog to the epilog."""

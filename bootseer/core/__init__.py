@@ -1,0 +1,1 @@
+"""Pure data and planning: no I/O, no clock, no process state."""

@@ -1,0 +1,60 @@
+"""Every error BootSeer raises on purpose, with the exit code its commands end with.
+
+A message says what happened, to which object, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class BootseerError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(BootseerError):
+    """A configuration file or an option's value is not acceptable as it is."""
+
+    exit_code = 2
+
+
+class NotFound(BootseerError):
+    """The named object does not exist."""
+
+    exit_code = 3
+
+
+class Corrupt(BootseerError):
+    """The object exists and its content is not what its checks promise."""
+
+    exit_code = 4
+
+
+class Conflict(BootseerError):
+    """The object exists already, or another writer was first."""
+
+    exit_code = 5
+
+
+class Denied(BootseerError):
+    """The caller may not do this to the object."""
+
+    exit_code = 6
+
+
+class Transient(BootseerError):
+    """The operation failed for a passing cause; the same call may succeed later."""
+
+    exit_code = 7
+
+
+class Unavailable(BootseerError):
+    """What the operation needs is not there (a store, a daemon, a kernel feature, disk space)."""
+
+    exit_code = 8
+
+
+class Closed(BootseerError):
+    """The object was closed by this program and cannot be used any more."""
+
+    exit_code = 9

@@ -1,0 +1,1 @@
+"""FUSE: the only user of pyfuse3."""

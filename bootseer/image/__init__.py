@@ -1,0 +1,1 @@
+"""Container images: record what a start reads, merge, prefetch."""

@@ -1,0 +1,1 @@
+"""What Slurm calls: options, job environment, prolog, epilog, the plugin's build."""

@@ -1,0 +1,1 @@
+"""The stages of a start-up: emit, collect, report."""

@@ -1,0 +1,1 @@
+"""Where shared bytes live: one small protocol, its backends and their wrappers."""

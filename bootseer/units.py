@@ -1,0 +1,60 @@
+"""Sizes, rates and durations as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+NS_PER_S = 1_000_000_000
+
+_FACTORS = {
+    "": 1,
+    "B": 1,
+    "K": 1000,
+    "M": 1000**2,
+    "G": 1000**3,
+    "T": 1000**4,
+    "KI": KIB,
+    "MI": MIB,
+    "GI": GIB,
+    "TI": 1024 * GIB,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE | re.ASCII)
+
+
+def parse_size(text: str) -> int:
+    """Parse a size such as ``200MB``, ``1.5GiB`` or ``4096`` into bytes.
+
+    Raises:
+        ValueError: the text is not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() == "I":
+        raise ValueError(f"not a size: {text!r}; write for example 200MB or 1.5GiB")
+    return int(float(match[1]) * _FACTORS[match[2].upper()])
+
+
+def format_size(size_bytes: float) -> str:
+    """Format bytes with three significant figures and a decimal unit: ``250 MB``."""
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            break
+        value /= 1000
+    else:
+        unit = "TB"
+    if unit == "B":
+        return f"{value:.0f} B"
+    return f"{value:.0f} {unit}" if abs(value) >= 99.5 else f"{value:.3g} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration: ``12 ms``, ``3.42 s``, ``2 min 05 s``."""
+    if abs(seconds) < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if abs(seconds) < 99.5:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"

@@ -1,0 +1,120 @@
+"""The administrator's settings: /etc/bootseer/bootseer.toml, checked, with where each came from.
+
+Imported by the prolog's hook path: the standard library only (tomli on Python 3.10).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from bootseer.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULT_PATH = "/etc/bootseer/bootseer.toml"
+MAX_BYTES = 1024 * 1024
+
+
+class Setting(NamedTuple):
+    """One setting: its default (which also fixes its type), its limits, and what it is for."""
+
+    default: Any
+    minimum: float
+    maximum: float
+    help: str
+
+
+SETTINGS: dict[str, Setting] = {
+    "store.url": Setting(
+        "file://{home}/.bootseer",
+        0,
+        0,
+        "where warm plans, hot sets and events live; {home}, {user} and {uid} are the job's user's",
+    ),
+    "store.deadline_s": Setting(10.0, 0.1, 600, "longest one operation on the store may take"),
+    "node.run_dir": Setting("/run/bootseer", 0, 0, "state of the jobs on this node"),
+    "node.cache_dir": Setting("/var/cache/bootseer", 0, 0, "what outlives a job on this node"),
+    "prolog.wait_s": Setting(10.0, 0, 3600, "how long the prolog holds a job without an option"),
+    "prolog.max_wait_s": Setting(60.0, 0, 3600, "longest that --bootseer-wait may ask for"),
+    "epilog.deadline_s": Setting(15.0, 1, 600, "longest the epilog may take, publishing included"),
+    "image.window_s": Setting(
+        300.0, 1, 86400, "start-up window: recording and pinning end with it"
+    ),
+    "image.sample_interval_s": Setting(0.25, 0.05, 10, "how often residency is sampled"),
+    "image.memory_share": Setting(0.25, 0, 0.9, "share of the free memory that may be prefetched"),
+    "image.streams": Setting(16, 1, 256, "parallel reads of the prefetch"),
+    "image.lead_share": Setting(
+        0.5, 0, 1, "share of the hot set that is there before the prolog lets the job go"
+    ),
+    "image.traces_per_run": Setting(4, 1, 64, "nodes of one run whose traces are kept"),
+    "image.runs_kept": Setting(5, 1, 100, "newest runs whose traces are merged"),
+}
+
+
+class Config(NamedTuple):
+    """Effective settings by dotted name, and the names that the file sets."""
+
+    values: dict[str, Any]
+    path: str
+    from_file: frozenset[str]
+
+    def __getitem__(self, name: str) -> Any:  # type: ignore[override]
+        """Return the effective value of a setting."""
+        return self.values[name]
+
+
+def load(path: str = DEFAULT_PATH) -> Config:
+    """Read the settings; a missing file means the defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, is not TOML, or holds a key or value that is not
+            acceptable. The message names it.
+    """
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 (pathlib costs the hook path 5 ms)
+            text = file.read(MAX_BYTES).decode()
+        document = tomllib.loads(text)
+    except FileNotFoundError:
+        document = {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    values = {name: setting.default for name, setting in SETTINGS.items()}
+    given = dict(_flatten(document))
+    for name, value in given.items():
+        if name not in SETTINGS:
+            section = name.split(".")[0] + "."
+            known = ", ".join(sorted(n for n in SETTINGS if n.startswith(section)))
+            raise ConfigError(
+                f"{path}: unknown setting {name}; known: {known or ', '.join(sorted(SETTINGS))}"
+            )
+        values[name] = _check(path, name, value, SETTINGS[name])
+    return Config(values, path, frozenset(given))
+
+
+def _flatten(document: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in document.items():
+        if isinstance(value, dict):
+            flat += _flatten(value, f"{prefix}{key}.")
+        else:
+            flat.append((prefix + key, value))
+    return flat
+
+
+def _check(path: str, name: str, value: Any, setting: Setting) -> Any:
+    kind = type(setting.default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{path}: {name} = {value!r} is not a {kind.__name__}")
+    if kind in (int, float) and not setting.minimum <= value <= setting.maximum:
+        raise ConfigError(
+            f"{path}: {name} = {value} is not between {setting.minimum:g} and {setting.maximum:g}"
+        )
+    return value

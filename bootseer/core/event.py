@@ -1,0 +1,62 @@
+"""An event: one stage of a start-up on one node, or a point in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bootseer.core.fields import Fields
+
+VERSION = 1
+
+OK = "ok"
+FALLBACK = "fallback"
+"""The stage did less than it was there for; the job went on without it, and `detail` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One stage.
+
+    Attributes:
+        stage: dotted name, what it belongs to first: ``image.prefetch``.
+        start_ns, end_ns: nanoseconds since the epoch; equal for a point in time.
+        source: who says so: prolog, agent, worker, plugin, step, user, epilog.
+        status: ``ok`` or ``fallback``.
+        bytes: moved or looked at, 0 where that has no meaning.
+        rank: of the process in the job, -1 for the node as a whole.
+        detail: one line for people.
+    """
+
+    stage: str
+    start_ns: int
+    end_ns: int
+    source: str
+    status: str = OK
+    bytes: int = 0
+    rank: int = -1
+    detail: str = ""
+
+    def encode(self) -> str:
+        """Encode as one line of JSON, without the line break."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def from_json(value: Any, name: str) -> Event:
+    """Check and take over a decoded JSON object.
+
+    Raises:
+        Corrupt: a field is missing or not acceptable.
+    """
+    fields = Fields(value, name)
+    return Event(
+        stage=fields.text("stage", 64),
+        start_ns=fields.count("start_ns"),
+        end_ns=fields.count("end_ns"),
+        source=fields.text("source", 32),
+        status=FALLBACK if fields.text("status", 16) == FALLBACK else OK,
+        bytes=fields.count("bytes"),
+        rank=fields.rank("rank"),
+        detail=fields.text("detail", 1000),
+    )

@@ -1,0 +1,67 @@
+"""Take typed fields out of decoded JSON that nobody has checked yet."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from bootseer.errors import Corrupt
+
+T = TypeVar("T")
+
+
+class Fields:
+    """The fields of one JSON object, each read once and checked for its type and limits."""
+
+    def __init__(self, value: Any, name: str) -> None:
+        """Wrap ``value``; ``name`` is the document's, for messages.
+
+        Raises:
+            Corrupt: ``value`` is not an object.
+        """
+        if not isinstance(value, dict):
+            raise Corrupt(f"{name}: not a JSON object")
+        self._value: dict[str, Any] = value
+        self._name = name
+
+    def text(self, key: str, max_chars: int = 4096) -> str:
+        """Read a string without NUL or line breaks."""
+        value = self._get(key, str)
+        if len(value) > max_chars or any(c in value for c in "\0\n\r"):
+            raise Corrupt(f"{self._name}: field {key!r} is not acceptable")
+        return value
+
+    def count(self, key: str, maximum: int = 2**63 - 1) -> int:
+        """Read a whole number from 0 to ``maximum``."""
+        value = self._get(key, int)
+        if isinstance(value, bool) or not 0 <= value <= maximum:
+            raise Corrupt(f"{self._name}: field {key!r} is out of its range")
+        return value
+
+    def rank(self, key: str) -> int:
+        """Read the rank of a process, -1 for none."""
+        value = self._get(key, int)
+        if isinstance(value, bool) or not -1 <= value < 2**31:
+            raise Corrupt(f"{self._name}: field {key!r} is out of its range")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Read true or false."""
+        return self._get(key, bool)
+
+    def items(self, key: str, max_items: int = 1000) -> list[Any]:
+        """Read a list of at most ``max_items``."""
+        value = self._get(key, list)
+        if len(value) > max_items:
+            raise Corrupt(f"{self._name}: field {key!r} has more than {max_items} entries")
+        return value
+
+    def objects(self, key: str, max_items: int = 1000) -> list[Fields]:
+        """Read a list of objects."""
+        name = f"{self._name}: {key}"
+        return [Fields(item, name) for item in self.items(key, max_items)]
+
+    def _get(self, key: str, kind: type[T]) -> T:
+        value = self._value.get(key)
+        if not isinstance(value, kind):
+            raise Corrupt(f"{self._name}: field {key!r} is missing or not a {kind.__name__}")
+        return value

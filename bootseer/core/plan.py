@@ -1,0 +1,136 @@
+"""The warm plan: what a job's start needs, written by its epilog and read by its next prolog.
+
+A plan belongs to one user and one key. Nothing in it is trusted: it names what to look for, and
+whatever is found is checked again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bootseer.core.fields import Fields
+from bootseer.errors import Corrupt
+
+VERSION = 1
+MAX_BYTES = 256 * 1024
+MAX_RUNS = 20
+MAX_IMAGES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedImage:
+    """An image the job used last time.
+
+    Attributes:
+        path: absolute path as it was given.
+        digest: identity digest it had.
+        size_bytes: of the image.
+        hot_bytes: of its hot set when the plan was written, 0 when there was none.
+    """
+
+    path: str
+    digest: str
+    size_bytes: int
+    hot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """An earlier run under this key.
+
+    Attributes:
+        run: its name, also the name of its events' folder.
+        job: Slurm's job id.
+        kind: "cold" when it recorded, "warm" when it was prefetched for.
+        started_ns: nanoseconds since the epoch.
+    """
+
+    run: str
+    job: int
+    kind: str
+    started_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmPlan:
+    """What is known of a key."""
+
+    user: str
+    key: str
+    images: tuple[PlannedImage, ...] = ()
+    runs: tuple[PlannedRun, ...] = ()
+
+    def encode(self) -> bytes:
+        """Encode as a file."""
+        document: dict[str, Any] = {"format": "bootseer warm plan", "version": VERSION}
+        document.update(asdict(self))
+        return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+
+    def with_run(self, run: PlannedRun, images: tuple[PlannedImage, ...]) -> WarmPlan:
+        """Add a run and what it used.
+
+        All nodes of a run say the same, so that it does not matter which of them is last. The
+        images of the newest run count; a run that used none leaves them as they are.
+        """
+        runs = {r.run: r for r in (*self.runs, run)}
+        newest = sorted(runs.values(), key=lambda r: (r.started_ns, r.run))[-MAX_RUNS:]
+        is_newest = newest[-1].run == run.run
+        return replace(
+            self,
+            images=images[:MAX_IMAGES] if images and is_newest else self.images,
+            runs=tuple(newest),
+        )
+
+
+def object_name(key: str) -> str:
+    """Name the store's object for a key: readable, and safe whatever the key is."""
+    return f"plans/{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
+    """Decode the plan of ``user`` for ``key``.
+
+    Raises:
+        Corrupt: it is damaged, of another version, or another user's or key's.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{name}: not JSON") from error
+    fields = Fields(document, name)
+    if fields.text("format") != "bootseer warm plan" or fields.count("version") != VERSION:
+        raise Corrupt(f"{name}: not a warm plan of version {VERSION}")
+    plan = WarmPlan(
+        user=fields.text("user", 256),
+        key=fields.text("key", 256),
+        images=tuple(
+            PlannedImage(
+                path=_absolute(image.text("path"), name),
+                digest=image.text("digest", 200),
+                size_bytes=image.count("size_bytes"),
+                hot_bytes=image.count("hot_bytes"),
+            )
+            for image in fields.objects("images", MAX_IMAGES)
+        ),
+        runs=tuple(
+            PlannedRun(
+                run=run.text("run", 200),
+                job=run.count("job"),
+                kind=run.text("kind", 20),
+                started_ns=run.count("started_ns"),
+            )
+            for run in fields.objects("runs", MAX_RUNS)
+        ),
+    )
+    if (plan.user, plan.key) != (user, key):
+        raise Corrupt(f"{name}: this is the plan of {plan.user}'s key {plan.key}, not {key}'s")
+    return plan
+
+
+def _absolute(path: str, name: str) -> str:
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise Corrupt(f"{name}: {path!r} is not an absolute path")
+    return path

@@ -1,0 +1,70 @@
+"""Half-open ranges of bytes, and what can be computed from sorted lists of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class ByteRange(NamedTuple):
+    """Bytes ``start`` up to, not including, ``stop``."""
+
+    start: int
+    stop: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Length in bytes."""
+        return self.stop - self.start
+
+
+def total_bytes(ranges: Iterable[ByteRange]) -> int:
+    """Sum the lengths of ranges that do not overlap, in bytes."""
+    return sum(stop - start for start, stop in ranges)
+
+
+def coalesce(ranges: Iterable[ByteRange], gap_bytes: int = 0) -> list[ByteRange]:
+    """Sort ranges and join those that overlap or lie at most ``gap_bytes`` apart."""
+    joined: list[ByteRange] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1].stop + gap_bytes:
+            if stop > joined[-1].stop:
+                joined[-1] = ByteRange(joined[-1].start, stop)
+        elif start < stop:
+            joined.append(ByteRange(start, stop))
+    return joined
+
+
+def subtract(ranges: Iterable[ByteRange], holes: Iterable[ByteRange]) -> list[ByteRange]:
+    """Return what of ``ranges`` lies in none of ``holes``; keeps the order of ``ranges``.
+
+    Args:
+        ranges: in any order.
+        holes: in any order, overlapping or not.
+    """
+    cuts = coalesce(holes)
+    starts = [cut.start for cut in cuts]
+    kept: list[ByteRange] = []
+    for start, stop in ranges:
+        index = max(0, bisect_right(starts, start) - 1)
+        at = start
+        while at < stop:
+            while index < len(cuts) and cuts[index].stop <= at:
+                index += 1
+            if index == len(cuts) or cuts[index].start >= stop:
+                kept.append(ByteRange(at, stop))
+                break
+            if cuts[index].start > at:
+                kept.append(ByteRange(at, cuts[index].start))
+            at = cuts[index].stop
+    return kept
+
+
+def split(byte_range: ByteRange, size_bytes: int) -> Iterator[ByteRange]:
+    """Cut a range into pieces that end at multiples of ``size_bytes`` of the file."""
+    at = byte_range.start
+    while at < byte_range.stop:
+        stop = min(byte_range.stop, at - at % size_bytes + size_bytes)
+        yield ByteRange(at, stop)
+        at = stop

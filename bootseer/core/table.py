@@ -1,0 +1,81 @@
+"""The binary container of traces and hot sets: a JSON header, rows of fixed width, a digest.
+
+Little-endian. See docs/formats/table.md for the fields. A file is refused whole when anything in
+it is unknown, out of bounds or damaged; nothing of it is used then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bootseer.errors import Corrupt
+
+_FRAME = struct.Struct("<8sHHI")  # magic, version, row width, header length
+_DIGEST_BYTES = 32
+MAX_HEADER_BYTES = 64 * 1024
+
+
+def encode(
+    magic: bytes,
+    version: int,
+    header: dict[str, Any],
+    row: struct.Struct,
+    rows: Iterable[Sequence[int]],
+) -> bytes:
+    """Encode a table.
+
+    Args:
+        magic: 8 bytes that name the kind of file.
+        version: of this kind's header and rows.
+        header: what JSON can carry.
+        row: layout of one row.
+        rows: values of each row, as many as ``row`` has fields.
+    """
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    body = b"".join(
+        [_FRAME.pack(magic, version, row.size, len(text)), text, *(row.pack(*r) for r in rows)]
+    )
+    return body + hashlib.sha256(body).digest()
+
+
+def decode(
+    magic: bytes, version: int, row: struct.Struct, data: bytes, name: str
+) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
+    """Decode a table into its header and rows.
+
+    Args:
+        magic: the kind of file that is expected.
+        version: the version that is understood.
+        row: layout of one row.
+        data: the whole file.
+        name: of the file, for messages.
+
+    Raises:
+        Corrupt: the file is not of this kind and version, or it is damaged.
+    """
+    if len(data) < _FRAME.size + _DIGEST_BYTES:
+        raise Corrupt(f"{name}: {len(data)} bytes are too few for a file of this kind")
+    found_magic, found_version, row_bytes, header_bytes = _FRAME.unpack_from(data)
+    if found_magic != magic:
+        raise Corrupt(f"{name}: not a {magic.decode().strip()} file")
+    if found_version != version:
+        raise Corrupt(f"{name}: version {found_version} is not understood, only {version} is")
+    if hashlib.sha256(data[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
+        raise Corrupt(f"{name}: its checksum does not match its content")
+    rows_start = _FRAME.size + header_bytes
+    rows_bytes = len(data) - _DIGEST_BYTES - rows_start
+    if header_bytes > MAX_HEADER_BYTES or row_bytes != row.size or rows_bytes < 0:
+        raise Corrupt(f"{name}: the lengths in its header do not fit its size")
+    if rows_bytes % row.size:
+        raise Corrupt(f"{name}: its rows do not fill a whole number of {row.size} bytes")
+    try:
+        header = json.loads(data[_FRAME.size : rows_start])
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{name}: its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise Corrupt(f"{name}: its header is not a JSON object")
+    return header, list(row.iter_unpack(data[rows_start:-_DIGEST_BYTES]))

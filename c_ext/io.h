@@ -1,0 +1,46 @@
+/* The C that Python needs: page-cache residency, read-ahead with pinning, I/O priority.
+ *
+ * Every function that can fail returns a negative errno; none keeps global state. A handle
+ * borrows its file descriptor: the caller keeps it open for as long as the handle lives.
+ */
+#ifndef BOOTSEER_IO_H
+#define BOOTSEER_IO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Half-open range of bytes. */
+typedef struct {
+    uint64_t start;
+    uint64_t stop;
+} bs_range;
+
+typedef struct bs_residency bs_residency;
+
+/* Watch which pages of a regular file enter the page cache. */
+int bs_residency_open(int fd, uint64_t size_bytes, bs_residency **out);
+
+/* Write the ranges that became resident since the last sample, in file order, and return how
+ * many. When there are more than `capacity`, the rest is left for the next sample. */
+int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity);
+
+void bs_residency_close(bs_residency *self);
+
+typedef struct bs_window bs_window;
+
+/* Read a file's ranges ahead and hold them in memory. Safe from several threads at once. */
+int bs_window_open(int fd, uint64_t size_bytes, bs_window **out);
+
+/* Bring [start, stop) into the page cache; returns the bytes read, short only at end of file. */
+int64_t bs_window_read(bs_window *self, uint64_t start, uint64_t stop, uint8_t *scratch,
+                       size_t scratch_bytes);
+
+/* Lock [start, stop) in memory until the window is closed; returns the bytes locked. */
+int64_t bs_window_pin(bs_window *self, uint64_t start, uint64_t stop);
+
+void bs_window_close(bs_window *self);
+
+/* Give the calling thread idle I/O priority. */
+int bs_io_idle(void);
+
+#endif

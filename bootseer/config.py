@@ -55,14 +55,16 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-class Config(NamedTuple):
+class Config:
     """Effective settings by dotted name, and the names that the file sets."""
 
-    values: dict[str, Any]
-    path: str
-    from_file: frozenset[str]
+    def __init__(self, values: dict[str, Any], path: str, from_file: frozenset[str]) -> None:
+        """Hold checked settings."""
+        self.values = values
+        self.path = path
+        self.from_file = from_file
 
-    def __getitem__(self, name: str) -> Any:  # type: ignore[override]
+    def __getitem__(self, name: str) -> Any:
         """Return the effective value of a setting."""
         return self.values[name]
 
@@ -75,7 +77,7 @@ def load(path: str = DEFAULT_PATH) -> Config:
             acceptable. The message names it.
     """
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 (pathlib costs the hook path 5 ms)
+        with open(path, "rb") as file:
             text = file.read(MAX_BYTES).decode()
         document = tomllib.loads(text)
     except FileNotFoundError:

@@ -38,16 +38,14 @@ def parse_size(text: str) -> int:
 
 def format_size(size_bytes: float) -> str:
     """Format bytes with three significant figures and a decimal unit: ``250 MB``."""
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
+    value, unit = float(size_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
         if abs(value) < 999.5:
             break
-        value /= 1000
-    else:
-        unit = "TB"
-    if unit == "B":
-        return f"{value:.0f} B"
-    return f"{value:.0f} {unit}" if abs(value) >= 99.5 else f"{value:.3g} {unit}"
+        value, unit = value / 1000, larger
+    if unit == "B" or abs(value) >= 99.5:
+        return f"{value:.0f} {unit}"
+    return f"{value:.3g} {unit}"
 
 
 def format_duration(seconds: float) -> str:

@@ -43,4 +43,8 @@ void bs_window_close(bs_window *self);
 /* Give the calling thread idle I/O priority. */
 int bs_io_idle(void);
 
+/* Become a user for good, with their groups; keep_lock keeps CAP_IPC_LOCK where it is held.
+ * Call it while there is one thread. After a failure the process must end. */
+int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, int keep_lock);
+
 #endif

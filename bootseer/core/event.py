@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,9 +37,9 @@ class Event:
     rank: int = -1
     detail: str = ""
 
-    def encode(self) -> str:
-        """Encode as one line of JSON, without the line break."""
-        return json.dumps(asdict(self), sort_keys=True)
+    def document(self) -> dict[str, Any]:
+        """Return the fields as what JSON can carry."""
+        return asdict(self)
 
 
 def from_json(value: Any, name: str) -> Event:

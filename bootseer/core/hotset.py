@@ -89,7 +89,7 @@ def decode(data: bytes, name: str) -> HotSet:
     return hot_set
 
 
-def merge(digest: str, size_bytes: int, traces: Iterable[Trace]) -> HotSet:
+def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
     """Merge traces of one image.
 
     Runs with a complete trace decide what is hot, each aged by the runs after it. Incomplete
@@ -98,11 +98,12 @@ def merge(digest: str, size_bytes: int, traces: Iterable[Trace]) -> HotSet:
 
     Args:
         digest: identity digest of the image.
-        size_bytes: of the image.
-        traces: in any order; traces of other images are passed over.
+        traces: in any order, at least one of this image; those of other images are passed over.
     """
-    unique = {(t.run, t.node): t for t in traces if t.digest == digest}
-    ordered = sorted(unique.values(), key=lambda t: (t.started_ns, t.run, t.node))
+    found = sorted(
+        (t for t in traces if t.digest == digest), key=lambda t: (t.started_ns, t.run, t.node)
+    )
+    ordered = list({(t.run, t.node): t for t in found}.values())
     runs = list(dict.fromkeys(t.run for t in ordered))
     judges = {t.run for t in ordered if t.complete} or set(runs)
     weights = _run_weights([run for run in runs if run in judges])
@@ -112,7 +113,10 @@ def merge(digest: str, size_bytes: int, traces: Iterable[Trace]) -> HotSet:
         if touched - judges or _weigh(weights, touched) >= MIN_WEIGHT * 1_000_000
     ]
     return HotSet(
-        digest, size_bytes, tuple(runs), tuple(sorted(_join(hot), key=lambda r: (r.first_ms, r)))
+        digest,
+        max(t.size_bytes for t in ordered),
+        tuple(runs),
+        tuple(sorted(_join(hot), key=lambda r: (r.first_ms, r))),
     )
 
 

@@ -1,0 +1,52 @@
+"""Talk to a job's agent over its control socket: one line of JSON each way.
+
+Imported by the hook path: the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+from bootseer.errors import NotFound, Unavailable
+
+MAX_LINE_BYTES = 256 * 1024
+
+
+def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:
+    """Send a request and return the answer.
+
+    Args:
+        path: of the socket.
+        request: with the operation under "op".
+        deadline_s: for the whole exchange.
+
+    Raises:
+        NotFound: nobody listens there.
+        Unavailable: no answer in time, or the agent refused.
+    """
+    until = time.monotonic() + deadline_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        answer = b""
+        try:
+            connection.settimeout(max(0.001, deadline_s))
+            connection.connect(path)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            while not answer.endswith(b"\n"):
+                connection.settimeout(max(0.001, until - time.monotonic()))
+                part = connection.recv(65536)
+                if not part or len(answer) > MAX_LINE_BYTES:
+                    raise Unavailable("the agent closed the connection without an answer")
+                answer += part
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NotFound(f"no agent listens at {path}") from error
+        except TimeoutError as error:
+            raise Unavailable(f"no answer from the agent within {deadline_s:g} s") from error
+        except OSError as error:
+            raise Unavailable(f"cannot talk to the agent: {error.strerror}") from error
+    document = json.loads(answer)
+    if "error" in document:
+        raise Unavailable(f"the agent refused: {document['error']}")
+    return document

@@ -1,0 +1,134 @@
+"""What the prolog knows of a job, and the job's folder on the node.
+
+    RUN_DIR/jobs/JOBID/        root, 0711 (RUN_DIR/dead/JOBID-TIME once its agent has died)
+        job.json               what the prolog was asked for; root, 0600
+        process.json           the agent's process id and start time; root, 0600
+        state.json             what is being done, for `bootseer status`; root, 0600
+        events.jsonl           events so far, in case the agent dies; root, 0600
+        agent.log              what the agent prints when something is wrong; root, 0600
+        agent.sock             control socket; the job's user, 0600
+
+Imported by the hook path: the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any, NamedTuple
+
+from bootseer.errors import Denied
+
+
+class Job(NamedTuple):
+    """One job on one node.
+
+    Attributes:
+        job_id: Slurm's.
+        cluster, node: their names.
+        uid, gid, user, home: of the job's user.
+        key: of the warm plan.
+        record_only: warm nothing, record as if for the first time.
+        image: path of the container image; "" when it is to be found in the warm plan.
+        wait_s: longest that the prolog holds the job.
+        started_ns: when the prolog began, nanoseconds since the epoch.
+    """
+
+    job_id: int
+    cluster: str
+    node: str
+    uid: int
+    gid: int
+    user: str
+    home: str
+    key: str
+    record_only: bool
+    image: str
+    wait_s: float
+    started_ns: int
+
+    @property
+    def run(self) -> str:
+        """Name of the run, the same on all nodes of the job."""
+        return f"{self.cluster}.{self.job_id}"
+
+    def store_url(self, template: str) -> str:
+        """Fill the job's user into the configured place of the store."""
+        return template.format(home=self.home, user=self.user, uid=self.uid)
+
+
+class JobFolder:
+    """The folder of a job under the run directory; only root writes to it."""
+
+    def __init__(self, path: str) -> None:
+        """Name the folder; nothing is touched."""
+        self.path = path
+        self.socket = f"{path}/agent.sock"
+        self.events = f"{path}/events.jsonl"
+
+    @classmethod
+    def of(cls, run_dir: str, job_id: int) -> JobFolder:
+        """Name the folder of a job."""
+        return cls(f"{run_dir}/jobs/{job_id}")
+
+    def claim(self) -> bool:
+        """Create the folder; False when there is one already.
+
+        Raises:
+            Denied: the run directory is not root's alone.
+        """
+        parent = os.path.dirname(self.path)
+        os.makedirs(parent, mode=0o755, exist_ok=True)
+        for folder in (os.path.dirname(parent), parent):
+            info = os.lstat(folder)
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != 0 or info.st_mode & 0o022:
+                raise Denied(f"{folder} is not a folder that only root can write; nothing is done")
+        try:
+            os.mkdir(self.path, 0o711)
+        except FileExistsError:
+            return False
+        os.chmod(self.path, 0o711)
+        return True
+
+    def write(self, name: str, document: dict[str, Any]) -> None:
+        """Replace one of the folder's JSON files in one step."""
+        target = f"{self.path}/{name}"
+        descriptor = os.open(f"{target}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(document, file)
+        os.rename(f"{target}.new", target)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Read one of the folder's JSON files; None when it is missing or unfinished."""
+        try:
+            with open(f"{self.path}/{name}") as file:
+                document = json.load(file)
+        except (OSError, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    def job(self) -> Job | None:
+        """Read back the job that the prolog wrote."""
+        document = self.read("job.json")
+        try:
+            return Job(**document) if document is not None else None
+        except TypeError:
+            return None
+
+    def append_event(self, line: str) -> None:
+        """Add one encoded event to the folder's log."""
+        descriptor = os.open(self.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line.encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+
+def job_folders(run_dir: str, kind: str = "jobs") -> list[JobFolder]:
+    """List the folders of all jobs on this node, or of those that are being buried ("dead")."""
+    try:
+        names = os.listdir(f"{run_dir}/{kind}")
+    except OSError:
+        return []
+    return [JobFolder(f"{run_dir}/{kind}/{name}") for name in sorted(names)]

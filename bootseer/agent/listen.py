@@ -1,0 +1,96 @@
+"""The agent's control socket: who may connect, and one request and answer per connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from bootseer.agent.control import MAX_LINE_BYTES
+from bootseer.errors import BootseerError
+
+_MAX_CONNECTIONS = 64
+_REQUEST_S = 5.0
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+Handler = Callable[[dict[str, Any], int], Awaitable[dict[str, Any]]]
+
+
+def bind(path: str, uid: int) -> socket.socket:
+    """Create the socket, for root and one user only; it appears when it can be connected to."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    previous = os.umask(0o177)
+    try:
+        listener.bind(path + ".new")
+    finally:
+        os.umask(previous)
+    os.chown(path + ".new", uid, -1)
+    listener.listen(_MAX_CONNECTIONS)
+    os.rename(path + ".new", path)
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(listener: socket.socket, uid: int, handle: Handler) -> None:
+    """Answer requests until cancelled.
+
+    Args:
+        listener: from `bind`.
+        uid: the user who may connect besides root.
+        handle: takes a request and the peer's uid, returns the answer.
+    """
+    server = trio.socket.from_stdlib_socket(listener)
+    limiter = trio.CapacityLimiter(_MAX_CONNECTIONS)
+    async with trio.open_nursery() as nursery:
+        while True:
+            connection, _ = await server.accept()
+            nursery.start_soon(_answer, connection, uid, handle, limiter)
+
+
+async def _answer(
+    connection: trio.socket.SocketType, uid: int, handle: Handler, limiter: trio.CapacityLimiter
+) -> None:
+    with connection:
+        try:
+            limiter.acquire_nowait()
+        except trio.WouldBlock:
+            return
+        try:
+            peer = _PEER.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            )
+            if peer[1] not in (0, uid):
+                return
+            request = await _request(connection)
+            if request is None:
+                return
+            try:
+                answer = await handle(request, peer[1])
+            except BootseerError as error:
+                answer = {"error": str(error)}
+            await trio.SocketStream(connection).send_all(json.dumps(answer).encode() + b"\n")
+        except (OSError, trio.BrokenResourceError):
+            return  # whoever asked has gone
+        finally:
+            limiter.release()
+
+
+async def _request(connection: trio.socket.SocketType) -> dict[str, Any] | None:
+    line = bytearray()
+    with trio.move_on_after(_REQUEST_S):
+        while not line.endswith(b"\n"):
+            part = await connection.recv(65536)
+            if not part or len(line) + len(part) > MAX_LINE_BYTES:
+                return None
+            line += part
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        return request if isinstance(request, dict) else None
+    return None

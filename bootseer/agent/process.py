@@ -1,0 +1,168 @@
+"""Start the agent outside the job's processes, and find out whether it lives.
+
+Imported by the hook path: the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from bootseer.agent.job import JobFolder
+from bootseer.errors import Unavailable
+
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from bootseer.agent.{module} import main; main()"
+)
+TAG = "BOOTSEER_JOB_DIR"
+"""Environment variable that marks every process of an agent with its job's folder."""
+
+
+def command(module: str, *args: str) -> list[str]:
+    """Build the command line that runs ``bootseer.agent.MODULE`` with nothing else on its path."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [sys.executable, "-ISB", "-c", _BOOT.format(module=module), root, *args]
+
+
+def environment(folder: JobFolder) -> dict[str, str]:
+    """Build the environment of all the agent's processes; nothing of the caller's is in it."""
+    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", TAG: folder.path}
+
+
+def start(folder: JobFolder, mode: str) -> int:
+    """Start the agent; returns at once, with the process id of our child.
+
+    Where systemd runs, the agent is a transient unit of its own; elsewhere it leads a session of
+    its own, with every descriptor redirected: slurmd reads a prolog's output to its end, so that
+    a process that kept it open would hold up the node.
+
+    Args:
+        folder: of the job.
+        mode: "warm" to carry out a job's plan, "bury" to clear up after a dead agent.
+    """
+    argv = command("supervisor", mode, folder.path)
+    if os.path.isdir("/run/systemd/system"):
+        argv = _as_unit(folder, mode, argv)
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(f"{folder.path}/agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # Everything else is close-on-exec: Python opens it so, and the plugin closed the rest.
+    child = os.posix_spawn(
+        argv[0],
+        argv,
+        environment(folder),
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, null, 0),
+            (os.POSIX_SPAWN_DUP2, log, 1),
+            (os.POSIX_SPAWN_DUP2, log, 2),
+        ],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
+    )
+    os.close(null)
+    os.close(log)
+    return child
+
+
+def _as_unit(folder: JobFolder, mode: str, argv: list[str]) -> list[str]:
+    job_id = os.path.basename(folder.path)
+    return [
+        "/usr/bin/systemd-run",
+        "--quiet",
+        "--collect",
+        "--no-block",
+        f"--unit=bootseer-{mode}-{job_id}",
+        "--slice=bootseer.slice",
+        f"--description=BootSeer agent of job {job_id}",
+        f"--setenv={TAG}={folder.path}",
+        "--setenv=LANG=C.UTF-8",
+        "--property=KillMode=control-group",
+        "--property=OOMPolicy=continue",
+        "--",
+        *argv,
+    ]
+
+
+def await_socket(folder: JobFolder, child: int, deadline_s: float) -> None:
+    """Wait until the agent can be talked to.
+
+    Args:
+        folder: of the job.
+        child: what `start` returned: the agent, or systemd-run, which has long ended well.
+        deadline_s: for all of it.
+
+    Raises:
+        Unavailable: the agent ended first, or the deadline came.
+    """
+    until = time.monotonic() + deadline_s
+    ended = False
+    while not os.path.exists(folder.socket):
+        if not ended:
+            pid, code = os.waitpid(child, os.WNOHANG)
+            ended = pid != 0
+            if ended and code != 0:
+                raise Unavailable(f"the agent ended at its start: see {folder.path}/agent.log")
+        if time.monotonic() >= until:
+            raise Unavailable(f"the agent did not start within {deadline_s:g} s")
+        time.sleep(0.002)
+
+
+def register(folder: JobFolder) -> None:
+    """Note in the job's folder that this process is its agent."""
+    pid = os.getpid()
+    folder.write("process.json", {"pid": pid, "start": _start_time(pid)})
+
+
+def agent_pid(folder: JobFolder) -> int | None:
+    """Return the process id of the folder's agent if it lives."""
+    document = folder.read("process.json") or {}
+    pid, start = document.get("pid"), document.get("start")
+    if isinstance(pid, int) and pid > 1 and start is not None and _start_time(pid) == start:
+        return pid
+    return None
+
+
+def kill_all(folder: JobFolder) -> list[int]:
+    """Kill whatever is left of an agent: its process, and those that carry its folder's name.
+
+    Returns:
+        Process ids that were killed.
+    """
+    mark = f"{TAG}={folder.path}".encode()
+    killed = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                marked = mark in file.read(65536).split(b"\0")
+            if marked:
+                os.kill(int(entry), signal.SIGKILL)
+                killed.append(int(entry))
+        except OSError:
+            continue  # gone meanwhile
+    return killed
+
+
+def await_end(pid: int, deadline_s: float) -> bool:
+    """Wait until a process that is not our child has ended; False when the deadline came first."""
+    until = time.monotonic() + deadline_s
+    start = _start_time(pid)
+    while _start_time(pid) == start is not None:
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _start_time(pid: int) -> str | None:
+    """Return a process's start time, which tells it from a later one with the same id."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,46 @@
+"""Events that could not reach the store wait on the node for the user's next job there.
+
+CACHE_DIR/spool/UID/RUN-NODE-STARTED.json
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MAX_FILES = 32
+MAX_BYTES = 4 * 1024 * 1024
+
+
+def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
+    """Keep a run's events; beyond MAX_FILES the oldest give way.
+
+    Raises:
+        OSError: the disk is full or read-only; the events are lost then.
+    """
+    folder = Path(cache_dir, "spool", str(uid))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{run['run']}-{run['node']}-{run['started_ns']}.json"
+    partial = path.with_suffix(".new")
+    try:
+        partial.write_text(json.dumps(run))
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    for old in sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime_ns)[:-MAX_FILES]:
+        old.unlink(missing_ok=True)
+
+
+def take(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
+    """Read what waits for a user; the caller deletes each file once it has arrived."""
+    waiting = []
+    for path in sorted(Path(cache_dir, "spool", str(uid)).glob("*.json")):
+        try:
+            if path.stat().st_size <= MAX_BYTES:
+                waiting.append((path, json.loads(path.read_text())))
+        except (OSError, ValueError):
+            # A file of ours, cut short by a crash: there is nothing in it to save.
+            path.unlink(missing_ok=True)
+    return waiting

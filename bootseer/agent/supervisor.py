@@ -1,0 +1,276 @@
+"""The agent: root's side of one job on one node, from its prolog to its epilog.
+
+It starts workers with the rights of the job's user, watches what the image's pages do, answers on
+the control socket, and at the epilog's word ends the workers and has the recording published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from typing import Any
+
+import trio
+
+from bootseer import config as settings
+from bootseer.agent import listen, spool
+from bootseer.agent.hands import Worker
+from bootseer.agent.job import Job, JobFolder
+from bootseer.agent.process import register
+from bootseer.agent.watched import WatchedImage
+from bootseer.core.event import FALLBACK, OK, Event, from_json
+from bootseer.errors import BootseerError, Corrupt, Denied, Unavailable
+
+MAX_EVENTS = 5000
+MAX_IMAGES = 8
+_STATE_S = 1.0
+
+
+class Agent:
+    """The state of one job on this node, and the tasks that change it."""
+
+    def __init__(self, folder: JobFolder, job: Job, config: settings.Config) -> None:
+        """Take over a job; nothing is started yet."""
+        self._folder = folder
+        self._job = job
+        self._config = config
+        self._events: list[Event] = []
+        self._images: list[WatchedImage] = []
+        self._ready = trio.Event()
+        self._ready_detail = ""
+        self._window = trio.CancelScope()
+        self._recorded = trio.Event()
+        self._finishing = False
+        self._scope = trio.CancelScope()
+
+    async def run(self, worker: Worker) -> None:
+        """Serve the job until its epilog has been answered."""
+        listener = listen.bind(self._folder.socket, self._job.uid)
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(listen.serve, listener, self._job.uid, self._handle)
+                nursery.start_soon(self._start_up, worker)
+                nursery.start_soon(self._sample_often)
+                nursery.start_soon(self._keep_state)
+
+    async def bury(self) -> None:
+        """Publish what a dead agent of this job has left."""
+        for line in self._left_events():
+            self._events.append(line)
+        self._note_fallback("agent.died", "what it had recorded is lost")
+        await self._publish(self._config["epilog.deadline_s"])
+
+    def note(self, event: Event) -> None:
+        """Keep an event, in memory and in the job's folder."""
+        if len(self._events) < MAX_EVENTS:
+            self._events.append(event)
+            try:
+                self._folder.append_event(json.dumps(event.document()))
+            except OSError:
+                return  # the copy serves only should this process die
+
+    def _note_fallback(self, stage: str, detail: str) -> None:
+        now = time.time_ns()
+        self.note(Event(stage, now, now, "agent", FALLBACK, detail=detail[:500]))
+
+    def _left_events(self) -> list[Event]:
+        try:
+            with open(self._folder.events) as file:
+                return [from_json(json.loads(line), "events.jsonl") for line in file]
+        except (OSError, ValueError, Corrupt):
+            return []
+
+    # The start-up window: the worker at work, residency sampled.
+
+    async def _start_up(self, worker: Worker) -> None:
+        """Follow the worker until the window closes; then end it and close the recording."""
+        try:
+            with self._window, trio.move_on_after(self._config["image.window_s"]):
+                await worker.send_task(self._job, self._config.values)
+                while True:
+                    message, fd = await worker.channel.receive()
+                    self._hear(message, fd)
+        except BootseerError as error:
+            self._note_fallback("agent.worker", f"the worker has ended early: {error}")
+        finally:
+            self._now_ready("the worker has ended")
+            with trio.CancelScope(shield=True):
+                await worker.end()
+            self._sample()
+            for image in self._images:
+                self.note(image.close())
+            self._recorded.set()
+
+    def _hear(self, message: dict[str, Any], fd: int | None) -> None:
+        op = message.get("op")
+        if op == "image" and fd is not None and len(self._images) < MAX_IMAGES:
+            self._images.append(WatchedImage(message, fd))
+            return
+        if fd is not None:
+            os.close(fd)
+        if op == "event":
+            self.note(from_json(message.get("event"), "event from the worker"))
+        elif op == "prefetch" and self._images:
+            self._images[-1].note_prefetch(message)
+        elif op == "progress" and self._images:
+            self._images[-1].note_progress(message)
+        elif op == "ready":
+            self._now_ready(str(message.get("detail", ""))[:500])
+
+    def _now_ready(self, detail: str) -> None:
+        if not self._ready.is_set():
+            self._ready_detail = detail
+            now = time.time_ns()
+            self.note(Event("agent.ready", self._job.started_ns, now, "agent", detail=detail))
+        self._ready.set()
+
+    async def _sample_often(self) -> None:
+        while not self._recorded.is_set():
+            await trio.sleep(self._config["image.sample_interval_s"])
+            if not self._recorded.is_set():
+                self._sample()
+
+    def _sample(self) -> None:
+        for image in self._images:
+            try:
+                image.sample()
+            except BootseerError as error:
+                self._note_fallback("image.record", str(error))
+
+    # The control socket.
+
+    async def _handle(self, request: dict[str, Any], uid: int) -> dict[str, Any]:
+        op = request.get("op")
+        if op == "status":
+            return self._status()
+        if op == "event":
+            return self._take_event(request, uid)
+        if op == "wait":
+            with trio.move_on_after(_seconds(request, "timeout_s", 3600)):
+                await self._ready.wait()
+            return {"ready": self._ready.is_set(), "detail": self._ready_detail}
+        if op == "finish":
+            if uid != 0:
+                raise Denied("only root ends a job's agent")
+            return await self._finish(_seconds(request, "timeout_s", 600))
+        raise Unavailable(f"unknown operation {op!r}")
+
+    def _take_event(self, request: dict[str, Any], uid: int) -> dict[str, Any]:
+        fields = {"status": OK, "bytes": 0, "rank": -1, "detail": "", **request}
+        fields["source"] = fields.get("source", "prolog") if uid == 0 else "step"
+        event = from_json(fields, "event")
+        if not event.stage.replace(".", "").replace("-", "").replace("_", "").isalnum():
+            raise Unavailable("a stage's name is letters, digits, dots, dashes and underscores")
+        self.note(event)
+        if event.stage == "mark.first-step":
+            self._window.cancel()
+        return {"ok": True}
+
+    async def _finish(self, timeout_s: float) -> dict[str, Any]:
+        if self._finishing:
+            raise Unavailable("the agent is finishing already")
+        self._finishing = True
+        began_ns = time.time_ns()
+        with trio.CancelScope(shield=True):
+            self._window.cancel()
+            await self._recorded.wait()
+            published, detail = await self._publish(timeout_s, began_ns)
+        self._scope.deadline = trio.current_time() + 0.2  # let the answer out
+        return {"published": published, "detail": detail}
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "job": self._job._asdict(),
+            "state": "finishing"
+            if self._finishing
+            else ("ready" if self._ready.is_set() else "warming"),
+            "detail": self._ready_detail,
+            "window_open": not self._recorded.is_set(),
+            "images": [image.status() for image in self._images],
+            "events": len(self._events),
+        }
+
+    async def _keep_state(self) -> None:
+        while True:
+            self._folder.write("state.json", self._status())
+            await trio.sleep(_STATE_S)
+
+    # Publishing.
+
+    async def _publish(self, timeout_s: float, began_ns: int = 0) -> tuple[bool, str]:
+        """Have a worker publish the recording; what fails to arrive waits in the spool."""
+        kind = "warm" if any(image.is_prefetched for image in self._images) else "cold"
+        waiting = spool.take(self._config["node.cache_dir"], self._job.uid)
+        published, detail = False, f"not within {timeout_s:g} s"
+        with trio.move_on_after(timeout_s):
+            try:
+                published, detail = await self._publish_by_worker(kind, waiting, began_ns)
+            except (BootseerError, OSError) as error:
+                detail = str(error)
+        if published:
+            for path, _ in waiting:
+                path.unlink(missing_ok=True)
+        else:
+            self._note_fallback("publish", detail)
+            spool.put(self._config["node.cache_dir"], self._job.uid, self._run_document(kind))
+        return published, detail
+
+    async def _publish_by_worker(
+        self, kind: str, waiting: list[Any], began_ns: int
+    ) -> tuple[bool, str]:
+        worker = Worker(self._folder, self._job, "publish")
+        try:
+            images = [image.recorded() for image in self._images]
+            await worker.send_task(self._job, self._config.values, images=images, kind=kind)
+            while True:
+                message, fd = await worker.channel.receive()
+                self._hear(message, fd)
+                if message.get("op") == "events?":
+                    now = time.time_ns()
+                    if began_ns:
+                        self.note(Event("epilog", began_ns, now, "epilog"))
+                    runs = [self._run_document(kind), *(run for _, run in waiting)]
+                    await worker.channel.send({"runs": runs})
+                elif message.get("op") == "published":
+                    return message.get("ok") is True, str(message.get("detail", ""))
+        finally:
+            with trio.CancelScope(shield=True):
+                await worker.end()
+
+    def _run_document(self, kind: str) -> dict[str, Any]:
+        job = self._job
+        return {
+            "run": job.run,
+            "job": job.job_id,
+            "key": job.key,
+            "node": job.node,
+            "kind": kind,
+            "started_ns": job.started_ns,
+            "events": [event.document() for event in self._events],
+        }
+
+
+def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
+    value = request.get(name)
+    if not isinstance(value, int | float) or not 0 <= value <= maximum:
+        raise Unavailable(f"{name} is not a number from 0 to {maximum:g}")
+    return float(value)
+
+
+def main() -> None:
+    """Run for the job's folder named on the command line, in the mode named before it."""
+    mode, folder = sys.argv[1], JobFolder(sys.argv[2])
+    job = folder.job()
+    if job is None:
+        raise SystemExit(f"{folder.path} holds no job")
+    register(folder)
+    config = settings.load()
+    agent = Agent(folder, job, config)
+    if mode == "bury":
+        trio.run(agent.bury)
+        shutil.rmtree(folder.path, ignore_errors=True)
+    else:
+        trio.run(agent.run, Worker(folder, job, "warm"))

@@ -1,0 +1,153 @@
+"""Worker role "warm": find the image, read its hot set ahead, hold it until told otherwise."""
+
+from __future__ import annotations
+
+import psutil
+import trio
+
+from bootseer.agent.worker import Task
+from bootseer.core.event import FALLBACK
+from bootseer.core.hotset import HotSet
+from bootseer.core.order import prefetch_order
+from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.errors import BootseerError, Closed
+from bootseer.image.identity import Identity, OpenImage, identify, open_image
+from bootseer.image.prefetch import PIECE_BYTES, Prefetch
+from bootseer.image.traces import read_hot_set
+from bootseer.startup.plans import read_plan
+from bootseer.store.base import Store
+from bootseer.units import format_size
+
+_PROGRESS_S = 0.05
+
+
+class Warm:
+    """One job's image on its way into memory."""
+
+    def __init__(self, task: Task) -> None:
+        """Take the task; nothing is done yet."""
+        self._task = task
+        self._prefetch: Prefetch | None = None
+        self._lingers = False
+
+    async def listen(self, scope: trio.CancelScope) -> None:
+        """Obey the agent: "linger" makes the prefetch yield to the job; its end is ours."""
+        try:
+            while True:
+                message, _ = await self._task.channel.receive()
+                if message.get("op") == "linger":
+                    self._lingers = True
+                    if self._prefetch is not None:
+                        self._prefetch.yield_to_others()
+        except Closed:
+            scope.cancel()
+
+    async def carry_out(self) -> None:
+        """Find, identify, hand over and read ahead the image, then hold it.
+
+        What cannot be done has been told as a fallback; the job is let go all the same.
+        """
+        try:
+            try:
+                detail = await self._image()
+            except Closed:
+                raise
+            except BootseerError as error:
+                detail = str(error)
+            await self._task.channel.send({"op": "ready", "detail": detail})
+        except Closed:
+            return  # `listen` sees it as well and ends this worker
+
+    async def _image(self) -> str:
+        task, job = self._task, self._task.job
+        store = task.store()
+        path = job.image or await self._image_of_last_run(store)
+        if not path:
+            return "no image is known for this key: give --bootseer-image=PATH once"
+        async with task.stage("image.identify") as said:
+            image = await trio.to_thread.run_sync(open_image, path)
+            identity = await trio.to_thread.run_sync(identify, image)
+            said |= {"bytes": total_bytes(identity.leading), "detail": identity.digest[:18]}
+        await task.channel.send(
+            {"op": "image", "path": path, "digest": identity.digest, "leading": identity.leading},
+            fd=image.fd,
+        )
+        hot_set = None if job.record_only else await self._hot_set(store, identity)
+        if hot_set is None:
+            # The agent has taken its first sample before it reads what follows.
+            return "this start is recorded"
+        return await self._read_ahead(image, identity, hot_set)
+
+    async def _image_of_last_run(self, store: Store) -> str:
+        job = self._task.job
+        async with self._task.stage("plan.read") as said:
+            plan = await read_plan(store, job.user, job.key)
+            runs = len(plan.runs) if plan else 0
+            said["detail"] = f"key {job.key}: {runs} earlier runs"
+        return plan.images[0].path if plan and plan.images else ""
+
+    async def _hot_set(self, store: Store, identity: Identity) -> HotSet | None:
+        try:
+            async with self._task.stage("hotset.read") as said:
+                hot_set = await read_hot_set(store, identity.digest)
+                said["detail"] = "none yet"
+                if hot_set is not None:
+                    said["bytes"] = hot_set.hot_bytes
+                    said["detail"] = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
+        except Closed:
+            raise
+        except BootseerError:
+            return None  # told as a fallback
+        return hot_set
+
+    async def _read_ahead(self, image: OpenImage, identity: Identity, hot_set: HotSet) -> str:
+        task = self._task
+        hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
+        await task.channel.send({"op": "prefetch", "ranges": hot})
+        budget = int(task.config["image.memory_share"] * psutil.virtual_memory().available)
+        pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
+        hot_bytes = total_bytes([*identity.leading, *hot])
+        prefetch = Prefetch(image.fd, image.size_bytes, task.config["image.streams"])
+        self._prefetch = prefetch
+        if self._lingers:
+            prefetch.yield_to_others()
+        async with task.stage("image.prefetch") as said:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._report, prefetch, min(budget, hot_bytes))
+                await prefetch.run(pieces)
+                nursery.cancel_scope.cancel()
+            said["bytes"] = prefetch.read_bytes
+            said["detail"] = f"{format_size(prefetch.pinned_bytes)} pinned"
+            if prefetch.error:
+                said |= {"status": FALLBACK, "detail": f"some reads failed: {prefetch.error}"}
+            elif hot_bytes > budget:
+                said |= {
+                    "status": FALLBACK,
+                    "detail": f"stopped after {format_size(prefetch.read_bytes)} of "
+                    f"{format_size(hot_bytes)}: image.memory_share of the free memory",
+                }
+        return "the hot set is in memory"
+
+    async def _report(self, prefetch: Prefetch, want_bytes: int) -> None:
+        """Tell the agent how far the prefetch is, and when the job may start beside it."""
+        lead_bytes = self._task.config["image.lead_share"] * want_bytes
+        channel = self._task.channel
+        led = False
+        while True:
+            done = prefetch.read_bytes
+            try:
+                await channel.send({"op": "progress", "done_bytes": done, "want_bytes": want_bytes})
+                if done >= lead_bytes and not led:
+                    led = True
+                    await channel.send({"op": "ready", "detail": "the prefetch has its lead"})
+            except Closed:
+                return
+            await trio.sleep(_PROGRESS_S)
+
+
+async def run(task: Task) -> None:
+    """Carry out the job's warm plan until the agent says so or is gone."""
+    warm = Warm(task)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(warm.listen, nursery.cancel_scope)
+        nursery.start_soon(warm.carry_out)

@@ -1,0 +1,122 @@
+"""An image that the agent watches: its recorder, and how far its prefetch is."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from bootseer.core.event import Event
+from bootseer.core.fields import Fields
+from bootseer.core.ranges import ByteRange, subtract
+from bootseer.core.trace import Touch
+from bootseer.errors import Corrupt
+from bootseer.image.record import Recorder
+from bootseer.units import NS_PER_S
+
+MAX_RANGES = 300_000
+
+
+class WatchedImage:
+    """One image of the job, from the worker's word that it is open to the end of the window."""
+
+    def __init__(self, message: dict[str, Any], fd: int) -> None:
+        """Begin to watch; takes over ``fd``.
+
+        Raises:
+            Corrupt: the worker's message is not acceptable.
+            Unavailable: the descriptor cannot be watched.
+        """
+        try:
+            fields = Fields(message, "message from the worker")
+            self.path = fields.text("path")
+            self.digest = fields.text("digest", 200)
+            leading = _ranges(fields, "leading")
+        except BaseException:
+            os.close(fd)
+            raise
+        self._recorder = Recorder(fd, leading)
+        self._began_ns = time.monotonic_ns()
+        self._began_wall_ns = time.time_ns()
+        self.prefetched: list[ByteRange] = []
+        self.is_prefetched = False
+        self.done_bytes = 0
+        self.want_bytes = 0
+
+    def note_prefetch(self, message: dict[str, Any]) -> None:
+        """Remember which ranges the worker reads ahead: they are no news when they arrive."""
+        self.prefetched = _ranges(Fields(message, "message from the worker"), "ranges")
+        self.is_prefetched = True
+
+    def note_progress(self, message: dict[str, Any]) -> None:
+        """Remember how far the prefetch is."""
+        fields = Fields(message, "message from the worker")
+        self.done_bytes = fields.count("done_bytes")
+        self.want_bytes = fields.count("want_bytes")
+
+    def sample(self) -> int:
+        """Take a sample; returns the bytes that are new in the page cache."""
+        return self._recorder.sample((time.monotonic_ns() - self._began_ns) * 1000 // NS_PER_S)
+
+    def close(self) -> Event:
+        """End the recording; returns the stage that it was."""
+        self._recorder.close()
+        touched = self.touched()
+        what = "read beyond what was prefetched" if self.is_prefetched else "touched"
+        return Event(
+            "image.record",
+            self._began_wall_ns,
+            time.time_ns(),
+            "agent",
+            bytes=sum(t.stop - t.start for t in touched),
+            detail=f"{len(touched)} ranges {what}"
+            + ("" if self._recorder.found_cold else "; part of the image was in memory before"),
+        )
+
+    def touched(self) -> list[Touch]:
+        """Return what the start touched beyond what was read ahead, in first-touch order."""
+        return [
+            Touch(start, stop, t.first_ms)
+            for t in self._recorder.touches
+            for start, stop in subtract([ByteRange(t.start, t.stop)], self.prefetched)
+        ]
+
+    def status(self) -> dict[str, Any]:
+        """Describe it for `bootseer status`."""
+        return {
+            "path": self.path,
+            "digest": self.digest,
+            "size_bytes": self._recorder.size_bytes,
+            "prefetched": self.is_prefetched,
+            "done_bytes": self.done_bytes,
+            "want_bytes": self.want_bytes,
+            "touched_bytes": sum(t.stop - t.start for t in self._recorder.touches),
+        }
+
+    def recorded(self) -> dict[str, Any]:
+        """Describe it for the worker that publishes."""
+        resident = [Touch(r.start, r.stop, 0) for r in self._recorder.resident_before]
+        touches = self.touched()
+        return {
+            "path": self.path,
+            "digest": self.digest,
+            "size_bytes": self._recorder.size_bytes,
+            "complete": self._recorder.found_cold and not self.is_prefetched,
+            # What was in the page cache beforehand may have been read as well: better than
+            # nothing where this is the first recording, and not taken for complete.
+            "touches": touches if self.is_prefetched else [*resident, *touches],
+        }
+
+
+def _ranges(fields: Fields, key: str) -> list[ByteRange]:
+    ranges = []
+    for item in fields.items(key, MAX_RANGES):
+        if not (
+            isinstance(item, list)
+            and len(item) == 2
+            and all(type(n) is int for n in item)
+            and 0 <= item[0] < item[1] < 2**63
+        ):
+            raise Corrupt(f"message from the worker: {key} holds something that is not a range")
+        ranges.append(ByteRange(item[0], item[1]))
+    return ranges

@@ -1,0 +1,101 @@
+"""The agent's hands: a process with the rights of the job's user and nothing more.
+
+The agent starts one per task and talks to it over a channel. A worker lives until its task is done
+or the channel closes, whichever comes first; then everything it held is gone with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from bootseer._io import ffi, lib
+from bootseer.agent.channel import Channel
+from bootseer.agent.job import Job
+from bootseer.core.event import FALLBACK, Event
+from bootseer.errors import BootseerError, Closed
+from bootseer.store.base import Store
+from bootseer.store.connect import connect
+
+
+class Task:
+    """What a worker was asked for, and how it reports."""
+
+    def __init__(self, channel: Channel, message: dict[str, Any]) -> None:
+        """Take the task from the agent's first message."""
+        self.channel = channel
+        self.job = Job(**message["job"])
+        self.config: dict[str, Any] = message["config"]
+        self.message = message
+
+    def store(self) -> Store:
+        """Open the user's store; nothing is read yet.
+
+        Raises:
+            ConfigError: the configured place is not one that this version can use.
+        """
+        url = self.job.store_url(self.config["store.url"])
+        return connect(url, self.job.uid, self.config["store.deadline_s"])
+
+    @asynccontextmanager
+    async def stage(self, name: str) -> AsyncIterator[dict[str, Any]]:
+        """Time a block and tell the agent; the dictionary takes ``bytes`` and ``detail``.
+
+        An error of ours is told as a fallback, with its message, and raised on.
+        """
+        said: dict[str, Any] = {}
+        start_ns = time.time_ns()
+        try:
+            yield said
+        except BootseerError as error:
+            said |= {"status": FALLBACK, "detail": str(error)}
+            raise
+        finally:
+            with trio.CancelScope(shield=True):
+                event = Event(name, start_ns, time.time_ns(), "worker", **said)
+                await self.channel.send({"op": "event", "event": event.document()})
+
+
+def become(user: str, uid: int, gid: int, keep_lock: bool) -> None:
+    """Take on the user's rights for good, before anything is read from anywhere.
+
+    Args:
+        user: name, for the groups.
+        uid, gid: of the user.
+        keep_lock: keep the right to lock memory, and no other.
+
+    Raises:
+        OSError: it could not be done; the process must end.
+    """
+    groups = os.getgrouplist(user, gid)
+    result = lib.bs_become(uid, gid, ffi.new("uint32_t[]", groups), len(groups), keep_lock)
+    if result != 0:
+        raise OSError(-result, os.strerror(-result))
+
+
+def main() -> None:
+    """Run as the user and in the role named on the command line, over the channel given there."""
+    role, fd, user, uid, gid = sys.argv[1:6]
+    # Imported before the rights go: the user may not be able to read this installation.
+    work = importlib.import_module(f"bootseer.agent.{role}").run
+    become(user, int(uid), int(gid), keep_lock=role == "warm")
+
+    async def take_task() -> None:
+        channel = Channel(socket.socket(fileno=int(fd)))
+        try:
+            message, _ = await channel.receive()
+            await work(Task(channel, message))
+        except Closed:
+            return  # the agent has ended, and with it the reason for this process
+
+    trio.run(take_task)
+    # Threads abandoned in a hanging read must not keep the process.
+    os._exit(0)

@@ -1,0 +1,60 @@
+"""The bootseer command. Each noun lives in a module of its own, imported when it is named."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from bootseer import __version__
+from bootseer.errors import BootseerError
+
+COMMANDS = {
+    "report": "bootseer.cli.report:report",
+    "status": "bootseer.cli.status:status",
+    "mark": "bootseer.cli.mark:mark",
+    "hot": "bootseer.cli.hot:hot",
+    "node": "bootseer.cli.node:node",
+    "doctor": "bootseer.cli.doctor:doctor",
+    "plugin": "bootseer.cli.plugin:plugin",
+    "dev": "bootseer.cli.dev:dev",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command only when it is called or asked for help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands in the order a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Warm starts for jobs on Slurm.
+
+    Add --bootseer to srun, salloc, sbatch or an #SBATCH line; then look:
+
+    \b
+      srun --bootseer --bootseer-image=/images/train.sqsh ./train.sh
+      bootseer report 1234
+    """
+
+
+def main() -> None:
+    """Run the command line; errors of ours end as one line and an exit code."""
+    try:
+        cli.main(prog_name="bootseer", standalone_mode=True)
+    except BootseerError as error:
+        click.echo(f"bootseer: {error}", err=True)
+        sys.exit(error.exit_code)

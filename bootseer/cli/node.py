@@ -1,0 +1,57 @@
+"""bootseer node: care for a compute node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import click
+
+from bootseer import config as settings
+from bootseer.agent import process
+from bootseer.agent.job import job_folders
+from bootseer.agent.reap import reap, reap_dead
+from bootseer.errors import Unavailable
+
+
+@click.group()
+def node() -> None:
+    """Care for this compute node."""
+
+
+@node.command("reap", epilog="Example, for HealthCheckProgram or cron:  bootseer node reap")
+@click.option("--json", "as_json", is_flag=True, help="Print what was reaped as JSON.")
+def reap_command(as_json: bool) -> None:
+    """Clear away what jobs that have ended left here: processes, mounts, folders.
+
+    Every prolog does this for agents that have died; this command also ends agents whose job Slurm
+    no longer knows on this node.
+    """
+    run_dir = settings.load()["node.run_dir"]
+    reaped = reap_dead(run_dir)
+    alive = [f for f in job_folders(run_dir) if process.agent_pid(f) is not None]
+    if alive:
+        known = _jobs_known_to_slurm()
+        for folder in alive:
+            name = folder.path.rpartition("/")[2]
+            if name not in known:
+                reap(folder)
+                reaped.append(name)
+    if as_json:
+        click.echo(json.dumps({"reaped": reaped}))
+    else:
+        click.echo(f"reaped: {', '.join(reaped)}" if reaped else "nothing to reap")
+
+
+def _jobs_known_to_slurm() -> set[str]:
+    """Return the ids of jobs that have not ended, completing ones included."""
+    squeue = shutil.which("squeue")
+    if squeue is None:
+        raise Unavailable("squeue is not on the path: cannot tell which agents' jobs have ended")
+    answer = subprocess.run(
+        [squeue, "--noheader", "--all", "--format=%A"], capture_output=True, text=True, timeout=60
+    )
+    if answer.returncode != 0:
+        raise Unavailable(f"squeue failed, nothing was done: {answer.stderr.strip()}")
+    return set(answer.stdout.split())

@@ -1,0 +1,63 @@
+"""bootseer report: the stages of a job's start-up."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+
+from bootseer.cli.userstore import with_store
+from bootseer.errors import NotFound
+from bootseer.startup import render
+from bootseer.startup.collect import read_run, runs_of_job
+from bootseer.startup.plans import read_plan
+from bootseer.startup.report import Report, build
+from bootseer.store.base import Store
+
+
+@click.command(epilog="Examples:  bootseer report 1234   ·   bootseer report 1234 --json")
+@click.argument("job", type=click.IntRange(min=1))
+@click.option("--user", help="Whose job it was; yours by default.")
+@click.option("--alone", is_flag=True, help="Do not put the latest cold start beside a warm one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
+def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
+    """Show the stages of JOB's start-up on each node, a cold start beside a warm one.
+
+    A job's events are there once its epilog has run.
+    """
+
+    async def read(store: Store, owner: str) -> list[Report]:
+        return await _reports(store, owner, job, alone)
+
+    reports = with_store(user, read)
+    if as_json:
+        click.echo(json.dumps([r.document() for r in reports], indent=1))
+    else:
+        render.show(Console(), reports)
+
+
+async def _reports(store: Store, owner: str, job: int, alone: bool) -> list[Report]:
+    runs = await runs_of_job(store, job)
+    if not runs:
+        raise NotFound(
+            f"nothing is known of job {job} in {store.url}: its epilog may not have run yet, it "
+            "may have run without --bootseer, or it was another user's (--user)"
+        )
+    asked = [build(await read_run(store, run)) for run in runs]
+    if alone or len(asked) != 1 or asked[0].kind == "cold":
+        return asked
+    cold = await _latest_cold(store, owner, asked[0])
+    return [cold, *asked] if cold else asked
+
+
+async def _latest_cold(store: Store, owner: str, warm: Report) -> Report | None:
+    """Find the newest cold start under the same key before a warm one."""
+    plan = await read_plan(store, owner, warm.key)
+    for run in reversed(plan.runs if plan else ()):
+        if run.kind == "cold" and run.started_ns < warm.started_ns:
+            try:
+                return build(await read_run(store, run.run))
+            except NotFound:
+                continue
+    return None

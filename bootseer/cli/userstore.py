@@ -1,0 +1,33 @@
+"""The store of the user whose data a command is about."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import trio
+
+from bootseer import config as settings
+from bootseer.errors import ConfigError
+from bootseer.store.base import Store
+from bootseer.store.connect import connect
+
+T = TypeVar("T")
+
+
+def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> T:
+    """Run ``work`` on a user's store and name; the caller's own when no user is named."""
+    try:
+        entry = pwd.getpwnam(user) if user else pwd.getpwuid(os.getuid())
+    except KeyError as error:
+        raise ConfigError(f"there is no user {user or os.getuid()}") from error
+    config = settings.load()
+    url = config["store.url"].format(home=entry.pw_dir, user=entry.pw_name, uid=entry.pw_uid)
+
+    async def run() -> T:
+        store = connect(url, entry.pw_uid, config["store.deadline_s"])
+        return await work(store, entry.pw_name)
+
+    return trio.run(run)

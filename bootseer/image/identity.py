@@ -1,0 +1,137 @@
+"""Open an image as the job's user, and name what is in it without reading it all.
+
+The identity digest of a squashfs covers its superblock and all its tables: a few MB of a file of
+several GB, and the very blocks that every start reads first. The tables hold the compressed length
+and place of every data block, all names, sizes and times, so an image that was built anew has
+another digest. Someone could make two images with equal tables and different data on purpose;
+nothing is lost then, because the digest decides only which ranges are read *ahead*: every byte a
+job sees still comes from its own file. (docs/design/003-image-identity.md)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from bootseer.core.ranges import ByteRange, split
+from bootseer.core.squashfs import SUPERBLOCK_BYTES, parse_superblock
+from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
+from bootseer.units import MIB
+
+MAX_TABLE_BYTES = 64 * MIB
+"""Larger tables count with as much of their start and of their end as fits in this."""
+
+_PIECE_BYTES = MIB
+_SAMPLES = 32
+_SAMPLE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class OpenImage:
+    """An image file opened for reading; the descriptor is the holder's to close."""
+
+    path: str
+    fd: int
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an image is, and the ranges that had to be read to say so.
+
+    Attributes:
+        digest: ``sqfs1-`` (superblock and tables) or ``file1-`` (samples) and 64 hex digits.
+        leading: superblock and tables, what every start reads first; empty when not a squashfs.
+    """
+
+    digest: str
+    leading: tuple[ByteRange, ...]
+
+
+def open_image(path: str) -> OpenImage:
+    """Open an image with the rights of this process.
+
+    Raises:
+        NotFound, Denied, Unavailable: with what to do about it.
+    """
+    if not path.startswith("/"):
+        raise Unavailable(f"image {path}: only a file on a file system can be warmed as yet")
+    try:
+        # Not blocking: a FIFO in place of the image must not hold anyone up.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise _translate(path, error) from error
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or info.st_size == 0:
+        os.close(fd)
+        raise Unavailable(f"image {path} is not a regular file with content")
+    return OpenImage(path, fd, info.st_size, info.st_mtime_ns)
+
+
+def identify(image: OpenImage, streams: int = 8) -> Identity:
+    """Compute the identity digest; reads superblock and tables with ``streams`` parallel reads.
+
+    Raises:
+        Corrupt: it says squashfs and its tables do not lie inside the file.
+        Unavailable: it cannot be read.
+    """
+    with ThreadPoolExecutor(streams) as pool:
+        superblock = parse_superblock(
+            _read(image, ByteRange(0, SUPERBLOCK_BYTES)), image.size_bytes
+        )
+        if superblock is None:
+            return Identity(_digest("file1", image, _samples(image), pool, image.mtime_ns), ())
+        leading = (ByteRange(0, SUPERBLOCK_BYTES), superblock.tables)
+        counted = [leading[0], *_ends(superblock.tables)]
+        return Identity(_digest("sqfs1", image, counted, pool), leading)
+
+
+def _digest(
+    scheme: str,
+    image: OpenImage,
+    ranges: Iterable[ByteRange],
+    pool: ThreadPoolExecutor,
+    mtime_ns: int = 0,
+) -> str:
+    digest = hashlib.sha256(struct.pack("<QQ", image.size_bytes, mtime_ns))
+    pieces = [piece for r in ranges for piece in split(r, _PIECE_BYTES)]
+    for data in pool.map(lambda piece: _read(image, piece), pieces):
+        digest.update(data)
+    return f"{scheme}-{digest.hexdigest()}"
+
+
+def _ends(tables: ByteRange) -> list[ByteRange]:
+    if tables.size_bytes <= MAX_TABLE_BYTES:
+        return [tables]
+    half = MAX_TABLE_BYTES // 2
+    return [
+        ByteRange(tables.start, tables.start + half),
+        ByteRange(tables.stop - half, tables.stop),
+    ]
+
+
+def _samples(image: OpenImage) -> list[ByteRange]:
+    last = max(0, image.size_bytes - _SAMPLE_BYTES)
+    starts = sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)})
+    return [ByteRange(s, min(image.size_bytes, s + _SAMPLE_BYTES)) for s in starts]
+
+
+def _read(image: OpenImage, piece: ByteRange) -> bytes:
+    try:
+        return os.pread(image.fd, piece.size_bytes, piece.start)
+    except OSError as error:
+        raise _translate(image.path, error) from error
+
+
+def _translate(path: str, error: OSError) -> BootseerError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return NotFound(f"image {path} does not exist on this node")
+    if isinstance(error, PermissionError):
+        return Denied(f"image {path} may not be read by the job's user")
+    return Unavailable(f"image {path} cannot be read: {error.strerror}")

@@ -1,0 +1,107 @@
+"""Read an image's hot ranges ahead, in order, with parallel reads, and pin what was read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from threading import Lock
+
+import trio
+
+from bootseer._io import ffi, lib
+from bootseer.core.ranges import ByteRange
+from bootseer.errors import Unavailable
+from bootseer.units import MIB
+
+PIECE_BYTES = MIB
+"""One read. Requests as large as network file systems take; small enough to keep the order."""
+
+
+class Prefetch:
+    """The read-ahead of one image.
+
+    Attributes:
+        read_bytes: brought into the page cache so far.
+        pinned_bytes: of these, locked in memory until `close`.
+        error: first failed read as text, "" while there is none. Others go on.
+    """
+
+    def __init__(self, fd: int, size_bytes: int, streams: int) -> None:
+        """Prepare; ``fd`` stays the caller's and must outlive this object.
+
+        Raises:
+            Unavailable: the file cannot be mapped.
+        """
+        handle = ffi.new("bs_window **")
+        result = lib.bs_window_open(fd, size_bytes, handle)
+        if result < 0:
+            raise Unavailable(f"cannot map the image: {os.strerror(-result)}")
+        self._handle = handle[0]
+        self._streams = streams
+        # One for all streams: nobody looks at what lands in it.
+        self._scratch = ffi.new("uint8_t[]", PIECE_BYTES)
+        self._lock = Lock()  # guards the pieces and the counters below
+        self._pieces: Iterator[ByteRange] = iter(())
+        self._pin = True
+        self._idle = False
+        self.read_bytes = 0
+        self.pinned_bytes = 0
+        self.error = ""
+
+    async def run(self, pieces: Iterator[ByteRange]) -> None:
+        """Read all pieces; returns when the last is there.
+
+        Concurrency: ``streams`` threads, each with one read under way.
+        Cancellation: returns at once; threads stop after the read they are in.
+        """
+        self._pieces = pieces
+        limiter = trio.CapacityLimiter(self._streams)
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(self._streams):
+                    nursery.start_soon(
+                        partial(
+                            trio.to_thread.run_sync,
+                            self._stream,
+                            limiter=limiter,
+                            abandon_on_cancel=True,
+                        )
+                    )
+        finally:
+            with self._lock:
+                self._pieces = iter(())
+
+    def yield_to_others(self) -> None:
+        """Go on with idle I/O priority: the job is no longer waiting for this."""
+        self._idle = True
+
+    def close(self) -> None:
+        """Let go of what is pinned. No thread may be in `run` any more."""
+        if self._handle != ffi.NULL:
+            lib.bs_window_close(self._handle)
+            self._handle = ffi.NULL
+
+    def _stream(self) -> None:
+        idle = False
+        while True:
+            with self._lock:
+                piece = next(self._pieces, None)
+            if piece is None:
+                return
+            if self._idle and not idle:
+                idle = True
+                lib.bs_io_idle()
+            read = lib.bs_window_read(
+                self._handle, piece.start, piece.stop, self._scratch, PIECE_BYTES
+            )
+            pinned = 0
+            if read > 0 and self._pin:
+                pinned = lib.bs_window_pin(self._handle, piece.start, piece.start + read)
+            with self._lock:
+                if read < 0:
+                    self.error = self.error or f"{os.strerror(-read)} at byte {piece.start}"
+                self.read_bytes += max(0, read)
+                self.pinned_bytes += max(0, pinned)
+                # Out of lockable memory or mappings: later pieces are read all the same.
+                self._pin = self._pin and pinned >= 0

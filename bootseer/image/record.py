@@ -1,0 +1,97 @@
+"""Record which ranges of an image enter the page cache during a start-up.
+
+Runs as root: the kernel tells residency to the owner of a file and to root only. The descriptor
+comes from the job's user, who has opened the image; the mapping is never touched, so nothing that
+the user does to the file can stop or crash the recorder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+
+from bootseer._io import ffi, lib
+from bootseer.core.ranges import ByteRange, subtract, total_bytes
+from bootseer.core.trace import Touch
+from bootseer.errors import Unavailable
+
+MAX_TOUCHES = 200_000
+"""More ranges than this are not kept: 4 MB of trace, a start of several hours."""
+
+_SAMPLE_RANGES = 16_384
+
+COMPLETE_SHARE = 0.02
+"""Up to this share of the image may be resident beforehand for the recording to count as whole."""
+
+
+class Recorder:
+    """Samples the residency of one image; not safe from several threads at once."""
+
+    def __init__(self, fd: int, leading: Iterable[ByteRange] = ()) -> None:
+        """Take over ``fd`` (closed by `close`) and take the sample that later ones differ from.
+
+        Args:
+            fd: of the image.
+            leading: superblock and tables, which are read at every start and not recorded.
+
+        Raises:
+            Unavailable: the descriptor is not of a regular file, or cannot be mapped.
+        """
+        self._fd = fd
+        self._leading = list(leading)
+        self._handle = ffi.NULL
+        self._out = ffi.new("bs_range[]", _SAMPLE_RANGES)
+        self.touches: list[Touch] = []
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise Unavailable("what was handed over as an image is not a regular file")
+            self.size_bytes = info.st_size
+            handle = ffi.new("bs_residency **")
+            _check(lib.bs_residency_open(fd, self.size_bytes, handle), "watch the image")
+            self._handle = handle[0]
+            self.resident_before = subtract(self._newly_resident(), self._leading)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def found_cold(self) -> bool:
+        """The image was practically absent from the page cache when recording began."""
+        return total_bytes(self.resident_before) <= COMPLETE_SHARE * self.size_bytes
+
+    def sample(self, now_ms: int) -> int:
+        """Note what has become resident since the last sample; returns how many bytes.
+
+        Args:
+            now_ms: milliseconds since recording began, the time noted for these ranges.
+        """
+        fresh = subtract(self._newly_resident(), self._leading)
+        room = MAX_TOUCHES - len(self.touches)
+        self.touches += [Touch(start, stop, now_ms) for start, stop in fresh[:room]]
+        return total_bytes(fresh)
+
+    def close(self) -> None:
+        """Stop watching; what was recorded stays readable."""
+        if self._handle != ffi.NULL:
+            lib.bs_residency_close(self._handle)
+            self._handle = ffi.NULL
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _newly_resident(self) -> list[ByteRange]:
+        ranges: list[ByteRange] = []
+        while True:
+            count = lib.bs_residency_sample(self._handle, self._out, _SAMPLE_RANGES)
+            _check(count, "sample the image's residency")
+            ranges += [ByteRange(r.start, r.stop) for r in self._out[0:count]]
+            if count < _SAMPLE_RANGES or len(ranges) >= MAX_TOUCHES:
+                return ranges
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        raise Unavailable(f"cannot {what}: {os.strerror(-result)} ({errno.errorcode[-result]})")

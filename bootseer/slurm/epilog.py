@@ -1,0 +1,57 @@
+"""End a job's agent: what it recorded is published, and nothing of it stays on the node.
+
+Called by the plugin's job_epilog hook and by slurm.conf's Epilog=; whoever comes second finds
+nothing left to do. Always ends well: an epilog that fails would drain the node.
+
+Only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from bootseer import config as settings
+from bootseer.agent import control, process
+from bootseer.agent.job import JobFolder
+from bootseer.agent.reap import reap
+from bootseer.errors import BootseerError
+from bootseer.slurm.hook import say
+
+_MARGIN_S = 2.0
+"""Kept back of the deadline to clear up what did not end by itself."""
+
+
+def main() -> int:
+    """Run for the job that the environment describes; prints what was done, returns 0."""
+    try:
+        job_id = int(os.environ.get("SLURM_JOB_ID", "0"))
+        config = settings.load()
+        folder = JobFolder.of(config["node.run_dir"], job_id)
+        if job_id and os.path.isdir(folder.path):
+            say(f"job {job_id}: {_end(folder, config)}")
+    except BootseerError as error:
+        say(str(error))
+    except Exception as error:  # noqa: BLE001 (the hook must not fail the job)
+        say(f"internal error: {error!r}")
+    return 0
+
+
+def _end(folder: JobFolder, config: settings.Config) -> str:
+    pid = process.agent_pid(folder)
+    if pid is None:
+        reap(folder)
+        return "its agent had died; what it left is cleared away"
+    deadline_s = config["epilog.deadline_s"]
+    try:
+        request = {"op": "finish", "timeout_s": max(0.5, deadline_s - _MARGIN_S)}
+        answer = control.ask(folder.socket, request, deadline_s=deadline_s - _MARGIN_S / 2)
+    except BootseerError as error:
+        reap(folder)
+        return f"its agent was ended by force: {error}"
+    if not process.await_end(pid, _MARGIN_S / 2):
+        process.kill_all(folder)
+    shutil.rmtree(folder.path, ignore_errors=True)
+    if answer.get("published"):
+        return f"published to {answer.get('detail')}"
+    return f"not published, kept for the user's next job here: {answer.get('detail')}"

@@ -1,0 +1,116 @@
+"""Warm a node for a job: start its agent and hold the job until it is ready or the wait is over.
+
+Called by the plugin's job_prolog hook, by its step hook, and by slurm.conf's Prolog=; whoever comes
+first does the work. Always ends well: a prolog that fails would drain the node.
+
+Until a job is known to have asked, only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import time
+
+from bootseer import config as settings
+from bootseer.agent import control, process
+from bootseer.agent.job import Job, JobFolder
+from bootseer.agent.reap import reap, reap_dead
+from bootseer.errors import BootseerError, ConfigError, NotFound
+from bootseer.slurm import options
+from bootseer.slurm.hook import say
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
+_AGENT_START_S = 5.0
+
+
+def main() -> int:
+    """Run for the job that the environment describes; prints what was done, returns 0."""
+    started_ns = time.time_ns()
+    try:
+        asked = options.parse(os.environ)
+        if asked is not None:
+            say(_warm(asked, started_ns))
+    except BootseerError as error:
+        say(str(error))
+    except Exception as error:  # noqa: BLE001 (the hook must not fail the job)
+        say(f"internal error, the job goes on without: {error!r}")
+    return 0
+
+
+def _warm(asked: options.Options, started_ns: int) -> str:
+    config = settings.load()
+    job = _job(asked, config, started_ns)
+    reaped = reap_dead(config["node.run_dir"])
+    folder = JobFolder.of(config["node.run_dir"], job.job_id)
+    if not folder.claim():
+        if process.agent_pid(folder) is not None:
+            return f"job {job.job_id}: its agent is at work already"
+        reap(folder)
+        folder.claim()
+    folder.write("job.json", job._asdict())
+    process.await_socket(folder, process.start(folder, "warm"), _AGENT_START_S)
+    for line in asked.ignored:
+        _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
+    for name in reaped:
+        _tell(folder, "node.reap", time.time_ns(), detail=f"left-overs of job {name}")
+    answer = control.ask(
+        folder.socket,
+        {"op": "wait", "timeout_s": job.wait_s},
+        deadline_s=job.wait_s + 1,
+    )
+    ready = answer.get("ready") is True
+    detail = str(answer.get("detail", "")) if ready else f"not ready within {job.wait_s:g} s"
+    _tell(folder, "prolog", started_ns, status="ok" if ready else "fallback", detail=detail)
+    seconds = (time.time_ns() - started_ns) / 1e9
+    return f"job {job.job_id}, key {job.key}: {detail} ({seconds:.2f} s)"
+
+
+def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Job:
+    """Take what Slurm says of the job, and check it for what it will be used for.
+
+    Raises:
+        ConfigError: a variable is missing or not what Slurm would set.
+    """
+    env = os.environ
+    try:
+        job_id, uid = int(env["SLURM_JOB_ID"]), int(env["SLURM_JOB_UID"])
+        user = pwd.getpwuid(uid)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"not called by Slurm, or for an unknown user: {error}") from error
+    cluster = env.get("SLURM_CLUSTER_NAME") or "cluster"
+    node = env.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+    for name in (cluster, node):
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name[:80]!a} cannot be the name of a cluster or node")
+    wait_s = config["prolog.wait_s"] if asked.wait_s is None else float(asked.wait_s)
+    return Job(
+        job_id=job_id,
+        cluster=cluster,
+        node=node,
+        uid=uid,
+        gid=user.pw_gid,
+        user=user.pw_name,
+        home=user.pw_dir,
+        key=asked.key or options.key_of_name(env.get(options.PREFIX + "JOB_NAME", "")),
+        record_only=asked.record_only,
+        image=asked.image,
+        wait_s=min(wait_s, config["prolog.max_wait_s"]),
+        started_ns=started_ns,
+    )
+
+
+def _tell(folder: JobFolder, stage: str, start_ns: int, **more: object) -> None:
+    """Give the agent an event; it is no reason to fail when it cannot be had."""
+    request = {
+        "op": "event",
+        "stage": stage,
+        "start_ns": start_ns,
+        "end_ns": time.time_ns(),
+        **more,
+    }
+    try:
+        control.ask(folder.socket, request, deadline_s=1)
+    except (BootseerError, NotFound) as error:
+        say(f"event {stage} is lost: {error}")

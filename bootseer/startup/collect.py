@@ -1,0 +1,115 @@
+"""A run's events in the store: one Parquet file for each node and start of the job there.
+
+runs/RUN/NODE-STARTED.parquet
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bootseer.core.event import VERSION, Event, from_json
+from bootseer.core.fields import Fields
+from bootseer.errors import Corrupt, NotFound
+from bootseer.store.base import Store, publish, read_all
+
+MAX_BYTES = 16 * 1024 * 1024
+_SCHEMA = pa.schema(
+    [
+        ("stage", pa.string()),
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("source", pa.string()),
+        ("status", pa.string()),
+        ("bytes", pa.int64()),
+        ("rank", pa.int32()),
+        ("detail", pa.string()),
+    ]
+)
+_METADATA_KEY = b"bootseer"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """What one node did in one run.
+
+    Attributes:
+        run: its name.
+        job: Slurm's job id.
+        key: of the warm plan.
+        node: name.
+        kind: "warm" when an image was prefetched, else "cold".
+        started_ns: when the prolog began.
+        events: in the order they ended.
+    """
+
+    run: str
+    job: int
+    key: str
+    node: str
+    kind: str
+    started_ns: int
+    events: tuple[Event, ...]
+
+
+async def publish_events(store: Store, node_run: NodeRun) -> str:
+    """Write a node's events; returns the object's name."""
+    about = {f.name: getattr(node_run, f.name) for f in fields(node_run) if f.name != "events"}
+    about["version"] = VERSION
+    table = pa.Table.from_pylist([asdict(event) for event in node_run.events], _SCHEMA)
+    table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(about).encode()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    name = f"runs/{node_run.run}/{node_run.node}-{node_run.started_ns:020d}.parquet"
+    await publish(store, name, sink.getvalue().to_pybytes())
+    return name
+
+
+async def read_run(store: Store, run: str) -> list[NodeRun]:
+    """Read the events of all nodes of a run, for each the latest start, sorted by node.
+
+    Raises:
+        NotFound: nothing is known of this run.
+        Corrupt: a file is damaged.
+    """
+    latest: dict[str, NodeRun] = {}
+    for info in await store.list(f"runs/{run}"):
+        node_run = _decode(await read_all(store, info.name, MAX_BYTES), info.name)
+        known = latest.get(node_run.node)
+        if known is None or node_run.started_ns > known.started_ns:
+            latest[node_run.node] = node_run
+    if not latest:
+        raise NotFound(f"no events of run {run} in {store.url}")
+    return [latest[node] for node in sorted(latest)]
+
+
+async def runs_of_job(store: Store, job: int) -> list[str]:
+    """Name the runs of a job id, which several clusters may have used."""
+    return [
+        name
+        for name in (info.name.rsplit("/", 1)[-1] for info in await store.list("runs"))
+        if name.rsplit(".", 1)[-1] == str(job)
+    ]
+
+
+def _decode(data: bytes, name: str) -> NodeRun:
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+        about = Fields(json.loads((table.schema.metadata or {})[_METADATA_KEY]), name)
+        rows = table.to_pylist()
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise Corrupt(f"{name}: not a BootSeer events file: {error}") from error
+    if about.count("version") != VERSION:
+        raise Corrupt(f"{name}: only version {VERSION} of events is understood")
+    return NodeRun(
+        run=about.text("run"),
+        job=about.count("job"),
+        key=about.text("key"),
+        node=about.text("node"),
+        kind=about.text("kind"),
+        started_ns=about.count("started_ns"),
+        events=tuple(from_json(row, name) for row in rows),
+    )

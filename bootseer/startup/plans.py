@@ -1,0 +1,50 @@
+"""Warm plans in the store."""
+
+from __future__ import annotations
+
+from bootseer.core.plan import (
+    MAX_BYTES,
+    PlannedImage,
+    PlannedRun,
+    WarmPlan,
+    decode,
+    object_name,
+)
+from bootseer.errors import Corrupt, NotFound
+from bootseer.store.base import Store, publish, read_all
+
+_ATTEMPTS = 8
+
+
+async def read_plan(store: Store, user: str, key: str) -> WarmPlan | None:
+    """Read the plan of a user's key; None when there is none yet.
+
+    Raises:
+        Corrupt: it is damaged or not this user's and key's; the next epilog replaces it.
+    """
+    name = object_name(key)
+    try:
+        data = await read_all(store, name, MAX_BYTES)
+    except NotFound:
+        return None
+    return decode(data, name, user, key)
+
+
+async def add_run(
+    store: Store, user: str, key: str, run: PlannedRun, images: tuple[PlannedImage, ...]
+) -> WarmPlan:
+    """Add a run to the plan of a user's key, made anew where it is missing or damaged.
+
+    Concurrency: any number of nodes and jobs at once. Each reads the plan back after writing it
+    and writes again while its run is not in it, so that none is lost for long.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            before = await read_plan(store, user, key) or WarmPlan(user, key)
+        except Corrupt:
+            before = WarmPlan(user, key)
+        after = before.with_run(run, images)
+        if after == before:
+            break
+        await publish(store, object_name(key), after.encode())
+    return after

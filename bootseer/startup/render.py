@@ -1,0 +1,110 @@
+"""Show reports on a terminal: a table of stages, and a timeline of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from bootseer.core.event import FALLBACK
+from bootseer.startup.report import Report, Stage
+from bootseer.units import format_duration, format_size
+
+MAX_TABLE_NODES = 16
+_LABEL_CHARS = 16
+_STYLES = {"prolog": "blue", "image": "green", "step": "magenta", "epilog": "blue"}
+
+
+def show(console: Console, reports: Iterable[Report]) -> None:
+    """Print reports one below the other, timelines on one scale, and what separates them."""
+    shown = list(reports)
+    scale_s = max((_last_s(report) for report in shown), default=0.0)
+    for report in shown:
+        console.print(_title(report))
+        console.print(_table(report))
+        _timeline(console, report, scale_s)
+        for node, stage in report.fallbacks:
+            console.print(f"[yellow]fallback[/] {node} {stage.stage}: {escape(stage.detail)}")
+        console.print()
+    times = {r.kind: r.ready_s for r in shown if r.ready_s}
+    if "cold" in times and "warm" in times:
+        cold, warm = times["cold"], times["warm"]
+        console.print(
+            f"time to ready: cold {format_duration(cold)}, warm {format_duration(warm)}: "
+            f"[bold]{cold / warm:.2f}x[/]"
+        )
+
+
+def _title(report: Report) -> Text:
+    ready = f", ready after {format_duration(report.ready_s)}" if report.ready_s else ""
+    straggler = f" (slowest/median {report.straggler:.2f})" if report.straggler else ""
+    nodes = f"{len(report.nodes)} node{'s' if len(report.nodes) != 1 else ''}"
+    return Text(
+        f"job {report.job} · key {report.key} · {report.kind} start · {nodes}{ready}{straggler}",
+        style="bold",
+    )
+
+
+def _table(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name, justify in (("node", "left"), ("stage", "left"), ("at", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name in ("took", "bytes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", overflow="ellipsis", no_wrap=True)
+    for node in report.nodes[:MAX_TABLE_NODES]:
+        for index, stage in enumerate(node.stages):
+            table.add_row(
+                node.node if index == 0 else "",
+                Text(stage.stage, style="yellow" if stage.status == FALLBACK else ""),
+                f"{stage.start_s:.2f} s",
+                format_duration(stage.seconds) if stage.end_s > stage.start_s else "",
+                format_size(stage.bytes) if stage.bytes else "",
+                Text(stage.detail, style="dim"),
+            )
+    if len(report.nodes) > MAX_TABLE_NODES:
+        table.add_row(f"… {len(report.nodes) - MAX_TABLE_NODES} more nodes: see --json")
+    return table
+
+
+def _timeline(console: Console, report: Report, scale_s: float) -> None:
+    width = max(20, min(console.width, 120) - _LABEL_CHARS - 12)
+    if scale_s <= 0:
+        return
+    for node in report.nodes[:MAX_TABLE_NODES]:
+        for stage in node.stages:
+            if stage.end_s > stage.start_s:
+                console.print(_bar(node.node, stage, width, scale_s))
+        if node.ready_s is not None:
+            at = min(width - 1, round(node.ready_s / scale_s * width))
+            console.print(
+                Text.assemble(
+                    f"{node.node:<6}{'ready':<{_LABEL_CHARS}}",
+                    " " * at,
+                    ("▲", "bold"),
+                    f" {node.ready_s:.2f} s",
+                ),
+                no_wrap=True,
+            )
+
+
+def _bar(node: str, stage: Stage, width: int, scale_s: float) -> Text:
+    start = min(width - 1, int(max(0.0, stage.start_s) / scale_s * width))
+    length = max(1, min(width - start, round(stage.seconds / scale_s * width)))
+    style = _STYLES.get(stage.stage.split(".")[0], "cyan")
+    return Text.assemble(
+        f"{node:<6}{stage.stage[: _LABEL_CHARS - 1]:<{_LABEL_CHARS}}",
+        " " * start,
+        ("█" * length, "yellow" if stage.status == FALLBACK else style),
+    )
+
+
+def _last_s(report: Report) -> float:
+    """When the last thing of a start-up happened: what comes after the first step is no part."""
+    ready = [node.ready_s for node in report.nodes if node.ready_s is not None]
+    if ready:
+        return max(ready) * 1.05
+    return max((s.end_s for n in report.nodes for s in n.stages), default=0.0)

@@ -16,8 +16,8 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent import listen, spool
-from bootseer.agent.hands import Worker
+from bootseer.agent import listen, spool, warm  # noqa: F401 (the worker forked here needs warm)
+from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.process import register
 from bootseer.agent.watched import WatchedImage
@@ -221,7 +221,7 @@ class Agent:
     async def _publish_by_worker(
         self, kind: str, waiting: list[Any], began_ns: int
     ) -> tuple[bool, str]:
-        worker = Worker(self._folder, self._job, "publish")
+        worker = spawn(self._folder, self._job, "publish")
         try:
             images = [image.recorded() for image in self._images]
             await worker.send_task(self._job, self._config.values, images=images, kind=kind)
@@ -273,4 +273,4 @@ def main() -> None:
         trio.run(agent.bury)
         shutil.rmtree(folder.path, ignore_errors=True)
     else:
-        trio.run(agent.run, Worker(folder, job, "warm"))
+        trio.run(agent.run, fork(job, "warm"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
 import trio
 
 from bootseer.agent.worker import Task
@@ -12,7 +11,7 @@ from bootseer.core.order import prefetch_order
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
-from bootseer.image.prefetch import PIECE_BYTES, Prefetch
+from bootseer.image.prefetch import PIECE_BYTES, Prefetch, available_bytes
 from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
 from bootseer.store.base import Store
@@ -104,18 +103,20 @@ class Warm:
         task = self._task
         hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
         await task.channel.send({"op": "prefetch", "ranges": hot})
-        budget = int(task.config["image.memory_share"] * psutil.virtual_memory().available)
+        budget = int(task.config["image.memory_share"] * available_bytes())
         pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
         hot_bytes = total_bytes([*identity.leading, *hot])
         prefetch = Prefetch(image.fd, image.size_bytes, task.config["image.streams"])
         self._prefetch = prefetch
         if self._lingers:
             prefetch.yield_to_others()
+        want_bytes = min(budget, hot_bytes)
         async with task.stage("image.prefetch") as said:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._report, prefetch, min(budget, hot_bytes))
+                nursery.start_soon(self._report, prefetch, want_bytes)
                 await prefetch.run(pieces)
                 nursery.cancel_scope.cancel()
+            await self._say_progress(prefetch, want_bytes)
             said["bytes"] = prefetch.read_bytes
             said["detail"] = f"{format_size(prefetch.pinned_bytes)} pinned"
             if prefetch.error:
@@ -134,15 +135,19 @@ class Warm:
         channel = self._task.channel
         led = False
         while True:
-            done = prefetch.read_bytes
             try:
-                await channel.send({"op": "progress", "done_bytes": done, "want_bytes": want_bytes})
-                if done >= lead_bytes and not led:
+                await self._say_progress(prefetch, want_bytes)
+                if prefetch.read_bytes >= lead_bytes and not led:
                     led = True
                     await channel.send({"op": "ready", "detail": "the prefetch has its lead"})
             except Closed:
                 return
             await trio.sleep(_PROGRESS_S)
+
+    async def _say_progress(self, prefetch: Prefetch, want_bytes: int) -> None:
+        await self._task.channel.send(
+            {"op": "progress", "done_bytes": prefetch.read_bytes, "want_bytes": want_bytes}
+        )
 
 
 async def run(task: Task) -> None:

@@ -81,15 +81,23 @@ def become(user: str, uid: int, gid: int, keep_lock: bool) -> None:
         raise OSError(-result, os.strerror(-result))
 
 
-def main() -> None:
-    """Run as the user and in the role named on the command line, over the channel given there."""
-    role, fd, user, uid, gid = sys.argv[1:6]
+def serve(role: str, end: socket.socket, user: str, uid: int, gid: int) -> None:
+    """Become the user, take a task from the channel and carry it out; does not return.
+
+    Args:
+        role: "warm" or "publish".
+        end: of the channel.
+        user, uid, gid: whose rights to take on.
+    """
     # Imported before the rights go: the user may not be able to read this installation.
     work = importlib.import_module(f"bootseer.agent.{role}").run
-    become(user, int(uid), int(gid), keep_lock=role == "warm")
+    become(user, uid, gid, keep_lock=role == "warm")
+    os.umask(0o077)
+    os.chdir("/")
+    end.setblocking(False)
 
     async def take_task() -> None:
-        channel = Channel(socket.socket(fileno=int(fd)))
+        channel = Channel(end)
         try:
             message, _ = await channel.receive()
             await work(Task(channel, message))
@@ -99,3 +107,9 @@ def main() -> None:
     trio.run(take_task)
     # Threads abandoned in a hanging read must not keep the process.
     os._exit(0)
+
+
+def main() -> None:
+    """Serve as the command line says: role, descriptor of the channel, user, uid, gid."""
+    role, fd, user, uid, gid = sys.argv[1:6]
+    serve(role, socket.socket(fileno=int(fd)), user, int(uid), int(gid))

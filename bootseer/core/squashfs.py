@@ -47,6 +47,6 @@ def parse_superblock(data: bytes, size_bytes: int) -> Superblock | None:
         return None
     bytes_used = fields[12]
     tables = [start for start in fields[13:19] if start != _NO_TABLE]
-    if not tables or not SUPERBLOCK_BYTES <= min(tables) <= bytes_used <= size_bytes:
+    if not tables or not SUPERBLOCK_BYTES <= min(tables) <= max(tables) <= bytes_used <= size_bytes:
         raise Corrupt("the image's superblock names tables outside the file: it is cut or damaged")
     return Superblock(bytes_used, ByteRange(min(tables), bytes_used))

@@ -1,0 +1,65 @@
+"""Hypothesis strategies for BootSeer's own types."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan
+from bootseer.core.trace import Touch, Trace
+
+IMAGE_BYTES = 1 << 20
+_PAGE = 4096
+
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789.", min_size=1, max_size=12)
+
+
+@st.composite
+def touches(draw: st.DrawFn, size_bytes: int = IMAGE_BYTES) -> tuple[Touch, ...]:
+    """Draw page-aligned ranges that do not overlap, in first-touch order."""
+    pages = size_bytes // _PAGE
+    edges = sorted(draw(st.sets(st.integers(0, pages), max_size=16)))
+    found = [
+        Touch(start * _PAGE, stop * _PAGE, draw(st.integers(0, 60_000)))
+        for start, stop in zip(edges[::2], edges[1::2], strict=False)
+    ]
+    return tuple(sorted(found, key=lambda t: (t.first_ms, t.start)))
+
+
+@st.composite
+def traces(draw: st.DrawFn, digest: str = "sqfs1-test") -> Trace:
+    """Draw a trace of one image; runs and nodes repeat."""
+    run = draw(st.integers(1, 6))
+    return Trace(
+        digest=digest,
+        size_bytes=IMAGE_BYTES,
+        run=f"cluster.{run}",
+        started_ns=run * 1_000_000_000 + draw(st.integers(0, 3)),
+        node=draw(st.sampled_from(["n1", "n2", "n3"])),
+        complete=draw(st.booleans()),
+        touches=draw(touches()),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> WarmPlan:
+    """Draw a warm plan."""
+    images = st.builds(
+        PlannedImage,
+        path=names.map(lambda name: f"/images/{name}x"),
+        digest=names,
+        size_bytes=st.integers(0, 1 << 40),
+        hot_bytes=st.integers(0, 1 << 40),
+    )
+    runs = st.builds(
+        PlannedRun,
+        run=names,
+        job=st.integers(1, 1 << 31),
+        kind=st.sampled_from(["cold", "warm"]),
+        started_ns=st.integers(0, 1 << 62),
+    )
+    return WarmPlan(
+        user=draw(names),
+        key=draw(names),
+        images=tuple(draw(st.lists(images, max_size=3))),
+        runs=tuple(draw(st.lists(runs, max_size=5, unique_by=lambda run: run.run))),
+    )

@@ -1,0 +1,147 @@
+"""Traces, hot sets and warm plans: what is written is read back, what is damaged is refused."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.core import event, hotset, plan, trace
+from bootseer.core.hotset import HotRange, HotSet
+from bootseer.core.trace import Touch, Trace
+from bootseer.errors import Corrupt
+from bootseer.testing import strategies as bst
+
+TRACE = Trace("sqfs1-x", 8192, "c.1", 7, "n1", True, (Touch(0, 4096, 3), Touch(4096, 8192, 5)))
+HOT = HotSet("sqfs1-x", 8192, ("c.1",), (HotRange(0, 4096, 3, 1_000_000),))
+CODECS = {"trace": (trace.decode, TRACE), "hot set": (hotset.decode, HOT)}
+
+
+@given(bst.traces())
+def test_a_trace_is_read_back(t):
+    assert trace.decode(t.encode(), "t") == t
+
+
+@given(st.lists(bst.traces(), min_size=1, max_size=6))
+def test_a_hot_set_is_read_back(traces):
+    hot_set = hotset.merge("sqfs1-test", traces)
+    assert hotset.decode(hot_set.encode(), "h") == hot_set
+
+
+@given(bst.plans())
+def test_a_plan_is_read_back(p):
+    assert plan.decode(p.encode(), "p", p.user, p.key) == p
+
+
+@pytest.mark.parametrize("kind", CODECS)
+@given(data=st.data())
+def test_one_changed_byte_is_noticed(kind, data):
+    decode, value = CODECS[kind]
+    encoded = bytearray(value.encode())
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(Corrupt):
+        decode(bytes(encoded), "damaged")
+
+
+@pytest.mark.parametrize("kind", CODECS)
+@given(st.binary(max_size=200))
+def test_anything_else_is_refused(kind, data):
+    decode, value = CODECS[kind]
+    with pytest.raises(Corrupt):
+        decode(data, "garbage")
+    with pytest.raises(Corrupt):
+        decode(value.encode()[:-1], "cut")
+    with pytest.raises(Corrupt):
+        decode(value.encode() + data + b"x", "longer")
+
+
+@pytest.mark.parametrize(
+    "touches",
+    [
+        (Touch(0, 4096, 0), Touch(4000, 8192, 0)),
+        (Touch(4096, 12288, 0),),
+        (Touch(4096, 4096, 0),),
+    ],
+    ids=["overlapping", "past the end", "empty"],
+)
+def test_ranges_that_cannot_be_are_refused(touches):
+    bad = Trace("d", 8192, "c.1", 7, "n1", True, touches)
+    with pytest.raises(Corrupt, match="range"):
+        trace.decode(bad.encode(), "t")
+
+
+def test_versions_to_come_are_refused():
+    newer = bytearray(TRACE.encode())
+    newer[8] = 99
+    with pytest.raises(Corrupt, match="version 99"):
+        trace.decode(bytes(newer), "t")
+
+
+PLAN = plan.WarmPlan("alice", "k", (plan.PlannedImage("/i", "d", 1, 0),))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "version"),
+        ({"user": "mallory"}, "mallory"),
+        ({"key": "other"}, "other"),
+        ({"images": [{"path": "../../etc/shadow", "digest": "", "size_bytes": 0}]}, "absolute"),
+        ({"images": [{"path": "/a/../b", "digest": "", "size_bytes": 0}]}, "absolute"),
+        ({"images": [{"path": "/a\nb", "digest": "", "size_bytes": 0}]}, "path"),
+        ({"images": [{"path": "/a", "digest": "", "size_bytes": -1}]}, "size_bytes"),
+        ({"images": [{"path": "/a", "digest": "", "size_bytes": True}]}, "size_bytes"),
+        ({"images": {}}, "images"),
+        ({"images": [[]]}, "object"),
+        ({"runs": [{}] * 1000}, "more than"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(change, said):
+    document = json.loads(PLAN.encode())
+    document.update(change)
+    for image in document["images"]:
+        if isinstance(image, dict):
+            image.setdefault("hot_bytes", 0)
+    with pytest.raises(Corrupt, match=said):
+        plan.decode(json.dumps(document).encode(), "p", "alice", "k")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{", b"[" * 100_000, b"null"])
+def test_a_plan_that_is_no_document_is_refused(data):
+    with pytest.raises(Corrupt):
+        plan.decode(data, "p", "alice", "k")
+
+
+def test_a_plan_keeps_the_newest_runs_and_their_images():
+    image = plan.PlannedImage("/new", "d", 1, 0)
+    p = PLAN
+    for number in range(plan.MAX_RUNS + 3):
+        run = plan.PlannedRun(f"c.{number}", number, "cold", number)
+        p = p.with_run(run, (image,) if number == 2 else ())
+    assert len(p.runs) == plan.MAX_RUNS
+    assert p.runs[-1].run == f"c.{plan.MAX_RUNS + 2}"
+    assert p.images == (image,)
+    late = plan.PlannedRun("c.0", 0, "cold", 0)
+    assert p.with_run(late, (PLAN.images[0],)).images == (image,), "an older run does not count"
+
+
+@given(bst.plans())
+def test_adding_a_run_twice_is_adding_it_once(p):
+    run = plan.PlannedRun("c.9", 9, "warm", 1 << 62)
+    once = p.with_run(run, ())
+    assert once.with_run(run, ()) == once
+
+
+@pytest.mark.parametrize("key", ["a", "../../x", "ä" * 100, "x/y"])
+def test_the_name_of_a_plan_is_safe(key):
+    name = plan.object_name(key)
+    assert name.startswith("plans/") and name.count("/") == 1 and name.isascii()
+
+
+def test_an_event_is_read_back_and_checked():
+    e = event.Event("image.prefetch", 1, 2, "agent", bytes=3, detail="x")
+    assert event.from_json(e.document(), "e") == e
+    for wrong in ({"stage": 1}, {"start_ns": -1}, {"rank": -2}, {"detail": "a\nb"}):
+        with pytest.raises(Corrupt):
+            event.from_json(e.document() | wrong, "e")

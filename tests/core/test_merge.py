@@ -1,0 +1,92 @@
+"""Merging traces: order-free, idempotent, complete, aged."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.core.hotset import merge
+from bootseer.core.order import prefetch_order
+from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.core.trace import Touch, Trace
+from bootseer.testing import strategies as bst
+
+DIGEST = "sqfs1-test"
+
+
+def trace(run, touches, *, complete=True, node="n1"):
+    return Trace(DIGEST, 1 << 20, f"c.{run}", run, node, complete, tuple(touches))
+
+
+def ranges(hot_set):
+    return [(r.start, r.stop) for r in hot_set.ranges]
+
+
+@given(st.lists(bst.traces(), min_size=1, max_size=8), st.randoms())
+def test_order_and_repetition_do_not_matter(traces, random):
+    merged = merge(DIGEST, traces)
+    shuffled = [*traces, *random.sample(traces, k=len(traces) // 2)]
+    random.shuffle(shuffled)
+    # Two traces of one node in one run that started at the same time cannot both be true.
+    if len({(t.run, t.node, t.started_ns) for t in traces}) == len(traces):
+        assert merge(DIGEST, shuffled) == merged
+
+
+@given(bst.traces())
+def test_all_that_a_single_trace_touched_is_hot(t):
+    hot = {b for r in merge(DIGEST, [t]).ranges for b in range(r.start, r.stop, 4096)}
+    assert {b for x in t.touches for b in range(x.start, x.stop, 4096)} <= hot
+
+
+@given(st.lists(bst.traces(), min_size=1, max_size=8))
+def test_hot_ranges_do_not_overlap_and_come_in_first_touch_order(traces):
+    hot = merge(DIGEST, traces).ranges
+    assert [r.first_ms for r in hot] == sorted(r.first_ms for r in hot)
+    at = 0
+    for r in sorted(hot):
+        assert at <= r.start < r.stop
+        at = r.stop
+
+
+def test_first_touch_orders_the_hot_set():
+    hot = merge(DIGEST, [trace(1, [Touch(500_000, 504_096, 10), Touch(0, 4096, 5000)])])
+    assert ranges(hot) == [(500_000, 504_096), (0, 4096)]
+
+
+def test_what_the_runs_since_have_not_touched_is_forgotten():
+    old = trace(1, [Touch(0, 4096, 0), Touch(400_000, 404_096, 0)])
+    new = [trace(run, [Touch(400_000, 404_096, 0)]) for run in range(2, 8)]
+    assert ranges(merge(DIGEST, [old, *new[:2]])) == [(0, 4096), (400_000, 404_096)]
+    assert ranges(merge(DIGEST, [old, *new])) == [(400_000, 404_096)]
+
+
+def test_what_a_warm_start_missed_is_added():
+    complete = trace(1, [Touch(0, 4096, 0)])
+    missed = trace(2, [Touch(800_000, 804_096, 3000)], complete=False)
+    assert ranges(merge(DIGEST, [complete, missed])) == [(0, 4096), (800_000, 804_096)]
+
+
+def test_a_warm_start_that_missed_nothing_forgets_nothing():
+    complete = trace(1, [Touch(0, 4096, 0)])
+    warm = [trace(run, [], complete=False) for run in range(2, 10)]
+    assert ranges(merge(DIGEST, [complete, *warm])) == [(0, 4096)]
+
+
+def test_traces_of_another_image_are_passed_over():
+    other = Trace("sqfs1-other", 1 << 20, "c.2", 2, "n1", True, (Touch(8192, 12288, 0),))
+    assert ranges(merge(DIGEST, [trace(1, [Touch(0, 4096, 0)]), other])) == [(0, 4096)]
+
+
+def test_the_prefetch_begins_with_the_tables_and_reads_nothing_twice():
+    tables = [ByteRange(0, 96), ByteRange(900_000, 1_000_000)]
+    hot = [ByteRange(950_000, 1_000_000), ByteRange(4096, 8192), ByteRange(0, 4096)]
+    pieces = list(prefetch_order(tables, hot, 1 << 30, 65_536))
+    assert pieces[0] == ByteRange(0, 96)
+    assert pieces[1].start == 900_000
+    assert pieces[-2:] == [ByteRange(4096, 8192), ByteRange(96, 4096)]
+    seen = [b for p in pieces for b in range(*p)]
+    assert len(seen) == len(set(seen)) == 100_000 + 8192
+
+
+@given(st.integers(0, 200_000))
+def test_the_prefetch_stays_in_its_budget(budget):
+    pieces = prefetch_order([ByteRange(0, 96)], [ByteRange(4096, 150_000)], budget, 4096)
+    assert total_bytes(pieces) <= budget

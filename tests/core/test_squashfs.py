@@ -1,0 +1,50 @@
+import os
+import struct
+import subprocess
+
+import pytest
+
+from bootseer.core.squashfs import SUPERBLOCK_BYTES, parse_superblock
+from bootseer.errors import Corrupt
+
+NONE = 0xFFFFFFFFFFFFFFFF
+
+
+def superblock(bytes_used=5000, inode=4000, fragment=NONE):
+    tables = (4900, NONE, inode, 4500, fragment, 4800)
+    head = (0x73717368, 1, 0, 131072, 0, 6, 17, 0, 1, 4, 0, 0)
+    return struct.pack("<5I6H8Q", *head, bytes_used, *tables)
+
+
+def test_the_tables_are_all_that_follows_the_data():
+    parsed = parse_superblock(superblock(), 8192)
+    assert parsed is not None
+    assert (parsed.bytes_used, parsed.tables) == (5000, (4000, 5000))
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 96, superblock()[:95]])
+def test_other_files_are_no_squashfs(data):
+    assert parse_superblock(data, 8192) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [superblock(bytes_used=9000), superblock(inode=5001), superblock(inode=10)],
+    ids=["cut file", "tables past the end", "tables in the superblock"],
+)
+def test_tables_outside_the_file_are_refused(data):
+    with pytest.raises(Corrupt, match="tables outside"):
+        parse_superblock(data, 8192)
+
+
+def test_a_real_image(tmp_path):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_bytes(os.urandom(200_000))
+    image = tmp_path / "image.sqsh"
+    subprocess.run(["mksquashfs", tmp_path / "tree", image, "-quiet", "-no-progress"], check=True)
+    data = image.read_bytes()
+    parsed = parse_superblock(data[:SUPERBLOCK_BYTES], len(data))
+    assert parsed is not None
+    assert SUPERBLOCK_BYTES < parsed.tables.start < parsed.tables.stop <= len(data)
+    # mksquashfs pads the file with zeros up to a multiple of 4 KiB.
+    assert not any(data[parsed.bytes_used :])

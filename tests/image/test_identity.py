@@ -1,0 +1,100 @@
+"""What an image is called: cheap to compute, and another for another image."""
+
+import os
+import subprocess
+
+import pytest
+
+from bootseer.core.ranges import total_bytes
+from bootseer.errors import Denied, NotFound, Unavailable
+from bootseer.image.identity import identify, open_image
+
+
+def make_image(folder, name, files):
+    tree = folder / f"{name}.tree"
+    tree.mkdir()
+    for file, data in files.items():
+        (tree / file).write_bytes(data)
+    image = folder / f"{name}.sqsh"
+    fixed = ["-mkfs-time", "0", "-all-time", "0", "-all-root"]
+    subprocess.run(
+        ["mksquashfs", tree, image, "-quiet", "-no-progress", *fixed], check=True, timeout=60
+    )
+    return image
+
+
+def digest_of(path):
+    image = open_image(str(path))
+    try:
+        return identify(image)
+    finally:
+        os.close(image.fd)
+
+
+def test_equal_images_have_one_digest_and_others_another(tmp_path):
+    files = {f"f{i}": os.urandom(100_000) for i in range(5)}
+    one = digest_of(make_image(tmp_path, "one", files))
+    same = digest_of(make_image(tmp_path, "same", files))
+    longer = digest_of(make_image(tmp_path, "longer", files | {"f0": os.urandom(100_001)}))
+    other = digest_of(make_image(tmp_path, "other", files | {"f0": bytes(100_000)}))
+    assert one == same
+    assert len({one.digest, longer.digest, other.digest}) == 3
+    assert one.digest.startswith("sqfs1-")
+
+
+def test_only_superblock_and_tables_are_read(tmp_path):
+    path = make_image(tmp_path, "big", {f"f{i}": os.urandom(1_000_000) for i in range(8)})
+    identity = digest_of(path)
+    assert total_bytes(identity.leading) < 20_000
+    # Content is not looked at: that is what makes it cheap, and why it serves no bytes.
+    data = bytearray(path.read_bytes())
+    data[500_000] ^= 1
+    path.write_bytes(data)
+    assert digest_of(path) == identity
+
+
+def test_a_file_of_another_kind_is_known_by_samples_size_and_time(tmp_path):
+    path = tmp_path / "image.sif"
+    path.write_bytes(os.urandom(10_000_000))
+    os.utime(path, ns=(1, 1))
+    first = digest_of(path)
+    assert first.digest.startswith("file1-")
+    assert first.leading == ()
+    assert digest_of(path) == first
+    os.utime(path, ns=(1, 2))
+    assert digest_of(path) != first
+
+
+@pytest.mark.parametrize("size", [1, 95, 96, 70_000])
+def test_small_files_have_a_digest(tmp_path, size):
+    path = tmp_path / "small"
+    path.write_bytes(os.urandom(size))
+    assert digest_of(path).digest.startswith("file1-")
+
+
+def test_what_is_no_image_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "empty").touch()
+    for name in ("fifo", "empty", "."):
+        with pytest.raises(Unavailable, match="not a regular file"):
+            open_image(str(tmp_path / name))
+    with pytest.raises(NotFound, match="does not exist on this node"):
+        open_image(str(tmp_path / "missing"))
+    with pytest.raises(Unavailable, match="only a file"):
+        open_image("docker://ubuntu")
+
+
+@pytest.mark.root
+def test_the_rights_are_those_of_the_process(tmp_path):
+    path = tmp_path / "private"
+    path.write_bytes(b"x")
+    path.chmod(0o600)
+    pid = os.fork()
+    if pid == 0:
+        os.setresuid(65534, 65534, 65534)
+        try:
+            open_image(str(path))
+        except Denied:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -1,0 +1,182 @@
+"""Residency and read-ahead on a real page cache."""
+
+import ctypes
+import mmap
+import os
+
+import pytest
+import trio
+
+from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.errors import Unavailable
+from bootseer.image.prefetch import Prefetch, available_bytes
+from bootseer.image.record import Recorder
+
+PAGE = mmap.PAGESIZE
+SIZE = 24 * 1024 * 1024 + 100
+POSIX_FADV_DONTNEED = 4
+POSIX_FADV_RANDOM = 1
+
+
+@pytest.fixture
+def image(tmp_path):
+    """A file that is not in the page cache."""
+    path = tmp_path / "image"
+    with path.open("wb") as file:
+        file.write(os.urandom(SIZE))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, POSIX_FADV_DONTNEED)
+    if resident_pages(path):
+        pytest.skip("this file system keeps written pages in memory")
+    return path
+
+
+def resident_pages(path):
+    """The set of resident pages, told by mincore itself."""
+    with path.open("rb") as file:
+        view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    # Python's mmap has no mincore: ask the C library, by the mapping's address.
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    size = len(view)
+    fd = os.open(path, os.O_RDONLY)
+    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    vector = (ctypes.c_ubyte * (-(-size // PAGE)))()
+    assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), vector) == 0
+    libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+    os.close(fd)
+    view.close()
+    return {page for page, state in enumerate(vector) if state & 1}
+
+
+def read_exactly(path, start, stop):
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM)
+    os.pread(fd, stop - start, start)
+    os.close(fd)
+
+
+def pages_of(ranges):
+    return {page for r in ranges for page in range(r.start // PAGE, -(-r.stop // PAGE))}
+
+
+def test_the_recorder_tells_what_came_and_when(image):
+    recorder = Recorder(os.open(image, os.O_RDONLY))
+    assert recorder.found_cold
+    read_exactly(image, 8 * PAGE, 12 * PAGE)
+    assert recorder.sample(100) == 4 * PAGE
+    assert recorder.sample(200) == 0
+    read_exactly(image, 0, PAGE)
+    read_exactly(image, SIZE - 50, SIZE)
+    recorder.sample(300)
+    recorder.close()
+    assert recorder.touches[0] == (8 * PAGE, 12 * PAGE, 100)
+    assert {t.first_ms for t in recorder.touches[1:]} == {300}
+    assert recorder.touches[-1].stop == SIZE, "the last page ends where the file does"
+    assert pages_of(ByteRange(t.start, t.stop) for t in recorder.touches) == resident_pages(image)
+
+
+def test_what_was_there_before_is_told_apart(image):
+    read_exactly(image, 0, SIZE // 2)
+    recorder = Recorder(os.open(image, os.O_RDONLY), [ByteRange(0, PAGE)])
+    assert not recorder.found_cold
+    assert pages_of(recorder.resident_before) == resident_pages(image) - {0}
+    assert recorder.sample(1) == 0
+    recorder.close()
+
+
+def test_superblock_and_tables_are_not_recorded(image):
+    recorder = Recorder(os.open(image, os.O_RDONLY), [ByteRange(0, 96), ByteRange(PAGE, 3 * PAGE)])
+    read_exactly(image, 0, 4 * PAGE)
+    recorder.sample(1)
+    recorder.close()
+    assert [t[:2] for t in recorder.touches] == [(96, PAGE), (3 * PAGE, 4 * PAGE)]
+
+
+def test_more_ranges_than_one_sample_holds_are_not_lost(image, monkeypatch):
+    monkeypatch.setattr("bootseer.image.record._SAMPLE_RANGES", 4)
+    recorder = Recorder(os.open(image, os.O_RDONLY))
+    for page in range(0, 40, 2):
+        read_exactly(image, page * PAGE, (page + 1) * PAGE)
+    recorder.sample(1)
+    recorder.close()
+    assert len(recorder.touches) == 20
+
+
+def test_what_is_no_file_cannot_be_recorded(tmp_path):
+    with pytest.raises(Unavailable, match="not a regular file"):
+        Recorder(os.open(tmp_path, os.O_RDONLY))
+
+
+HOT = [ByteRange(5 * PAGE, 9 * PAGE), ByteRange(2_000_000, 3_500_000), ByteRange(SIZE - 10, SIZE)]
+
+
+async def test_the_prefetch_brings_exactly_what_it_is_asked_for(image):
+    fd = os.open(image, os.O_RDONLY)
+    prefetch = Prefetch(fd, SIZE, streams=4)
+    await prefetch.run(iter(HOT))
+    assert resident_pages(image) == pages_of(HOT)
+    assert prefetch.read_bytes == total_bytes(HOT)
+    assert prefetch.pinned_bytes >= prefetch.read_bytes
+    assert prefetch.error == ""
+    prefetch.close()
+    os.close(fd)
+
+
+async def test_what_is_pinned_stays_until_it_is_let_go(image):
+    fd = os.open(image, os.O_RDONLY)
+    prefetch = Prefetch(fd, SIZE, streams=2)
+    await prefetch.run(iter(HOT))
+    os.posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED)
+    assert resident_pages(image) == pages_of(HOT)
+    prefetch.close()
+    os.posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED)
+    assert resident_pages(image) == set()
+    os.close(fd)
+
+
+async def test_a_file_that_shrinks_is_no_accident(image):
+    fd = os.open(image, os.O_RDONLY)
+    prefetch = Prefetch(fd, SIZE, streams=2)
+    os.truncate(image, PAGE)
+    await prefetch.run(iter([ByteRange(0, PAGE), ByteRange(PAGE, 8 * PAGE)]))
+    assert prefetch.read_bytes == PAGE
+    assert prefetch.error == ""
+    prefetch.close()
+    os.close(fd)
+
+
+async def test_a_failed_read_is_told_and_others_go_on(tmp_path, image):
+    fd = os.open(image, os.O_WRONLY)  # cannot be read from, and cannot be mapped
+    with pytest.raises(Unavailable, match="cannot map"):
+        Prefetch(fd, SIZE, streams=1)
+    os.close(fd)
+
+
+async def test_a_cancelled_prefetch_stops_reading(image):
+    fd = os.open(image, os.O_RDONLY)
+    prefetch = Prefetch(fd, SIZE, streams=1)
+
+    def pieces():
+        for page in range(SIZE // PAGE):
+            if page == 3:
+                trio.from_thread.run_sync(scope.cancel)
+            yield ByteRange(page * PAGE, (page + 1) * PAGE)
+
+    with trio.CancelScope() as scope:
+        await prefetch.run(pieces())
+    assert scope.cancelled_caught
+    with trio.fail_after(5):
+        before = -1
+        while before != prefetch.read_bytes:  # the read that was under way ends
+            before = prefetch.read_bytes
+            await trio.sleep(0.02)
+    assert prefetch.read_bytes < 100 * PAGE
+    prefetch.close()
+    os.close(fd)
+
+
+def test_available_memory_is_a_share_of_the_machine():
+    whole = os.sysconf("SC_PHYS_PAGES") * PAGE
+    assert 0 < available_bytes() <= whole

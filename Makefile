@@ -1,0 +1,73 @@
+# `make demo` and `make test` do everything on a fresh Debian machine, installs included.
+
+PYTHON ?= /usr/bin/python3
+ARGS ?=
+
+# The local cluster runs jobs as other users, who must be able to reach the venv: it moves out of a
+# checkout that is closed to them (only root can tell, and only root runs the cluster).
+CLOSED := $(shell [ "$$(id -u)" = 0 ] && ! setpriv --reuid=65534 --regid=65534 --clear-groups test -x '$(CURDIR)' && echo yes)
+VENV := $(if $(CLOSED),/var/tmp/bootseer-venv-$(firstword $(shell echo '$(CURDIR)' | cksum)),build/venv)
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip -qq --disable-pip-version-check
+# Before what makes the venv: its readers are others.
+OPEN := umask 022 &&
+
+# Folders count too: theirs is the time of the last removal.
+SOURCES := $(shell find bootseer c_ext spank prolog epilog slurm-conf-examples setup.py \
+             -name __pycache__ -prune -o -print)
+C_FILES = $(wildcard c_ext/*.[ch] spank/*.[ch])
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+deps: ## install missing Debian packages (debian-packages.txt), start no services
+	@tools/install-debian-packages debian-packages.txt
+
+venv: $(VENV)/installed ## the virtual environment, with this checkout installed
+
+test: venv ## run the tests; ARGS go to pytest
+	@$(BIN)/pytest $(ARGS)
+
+demo: venv ## cold start against warm start on a local Slurm cluster
+	@$(BIN)/bootseer dev demo $(ARGS)
+
+bench: venv ## the measurements behind the documentation's figures
+	@$(BIN)/bootseer dev bench $(ARGS)
+
+check: lint types contracts ## all three
+
+lint: venv ## formatting and lint, Python and C
+	@$(BIN)/ruff format --quiet --check
+	@$(BIN)/ruff check --quiet
+	@clang-format --dry-run -Werror $(C_FILES)
+
+types: venv ## mypy --strict
+	@$(BIN)/mypy
+
+contracts: venv ## who may import whom
+	@$(BIN)/lint-imports --no-cache
+
+fmt: venv ## format Python and C
+	@$(BIN)/ruff check --quiet --fix-only
+	@$(BIN)/ruff format --quiet
+	@clang-format -i $(C_FILES)
+
+clean: ## remove all that was built, images and virtual environment included
+	@rm -rf build $(VENV) *.egg-info
+
+.PHONY: help deps venv test demo bench check lint types contracts fmt clean
+.DELETE_ON_ERROR:
+
+$(BIN)/pip: | deps
+	@echo "making a virtual environment in $(VENV)"
+	@$(OPEN) mkdir -p $(VENV) && test -O $(VENV)
+	@$(OPEN) $(PYTHON) -m venv $(VENV)
+	@$(OPEN) $(PIP) install setuptools wheel
+
+# Dependencies are looked at again only when pyproject.toml changed. What setuptools leaves in
+# build/ goes first, or removed modules would be installed again.
+$(VENV)/installed: pyproject.toml $(SOURCES) | $(BIN)/pip deps
+	@echo "installing this checkout into $(VENV)"
+	@rm -rf build/lib* build/bdist* build/temp*
+	@$(OPEN) $(PIP) install $(if $(filter pyproject.toml,$?),'.[dev]',--no-deps --no-build-isolation .)
+	@touch $@

@@ -1,0 +1,137 @@
+"""``bootseer dev``: what developers of BootSeer need, first of all a cluster of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from bootseer.testing.cluster import Cluster
+
+_name = click.option(
+    "--name", default="default", show_default=True, help="Which cluster, if there are several."
+)
+
+
+@click.group()
+def dev() -> None:
+    """Tools for developing and trying BootSeer."""
+
+
+@dev.group()
+def cluster() -> None:
+    """A real Slurm cluster on this machine, in namespaces; needs root.
+
+    \b
+    Examples:
+      bootseer dev cluster up --nodes 4
+      bootseer dev cluster run --user alice -- srun -N4 hostname
+      bootseer dev cluster down
+    """
+
+
+@cluster.command()
+@_name
+@click.option("--nodes", default=2, show_default=True, help="Compute nodes, named n1 to nN.")
+@click.option("--cpus", default=8, show_default=True, help="CPUs that Slurm sees on each node.")
+@click.option("--link-rate", metavar="RATE", help="Limit each node's link: 800mbit, 10gbit.")
+@click.option(
+    "--user", "users", multiple=True, default=("alice", "mallory"), help="Users; repeatable."
+)
+@click.option(
+    "--slurm-conf",
+    "slurm_conf",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A line more for slurm.conf; repeatable.",
+)
+def up(
+    name: str,
+    nodes: int,
+    cpus: int,
+    link_rate: str | None,
+    users: tuple[str, ...],
+    slurm_conf: tuple[str, ...],
+) -> None:
+    """Start a cluster and wait until all its nodes are idle.
+
+    \b
+    Example:
+      bootseer dev cluster up --nodes 4 --link-rate 800mbit --slurm-conf SlurmdDebug=debug
+    """
+    from bootseer.testing.cluster import Cluster, ClusterSpec
+    from bootseer.units import format_duration
+
+    spec = ClusterSpec(
+        name=name,
+        nodes=nodes,
+        cpus_per_node=cpus,
+        link_rate=link_rate,
+        users=users,
+        slurm_conf_extra=slurm_conf,
+    )
+    began = time.monotonic()
+    started = Cluster.up(spec)
+    took = format_duration(time.monotonic() - began)
+    click.echo(f"{nodes} nodes idle after {took}; state and logs in {started.state_dir}")
+
+
+@cluster.command()
+@_name
+def down(name: str) -> None:
+    """End a cluster and delete all that is left of it; no cluster is no error."""
+    from bootseer.testing.cluster import Cluster
+
+    Cluster.remove(name)
+
+
+@cluster.command()
+@_name
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(name: str, as_json: bool) -> None:
+    """Show a cluster's nodes and places."""
+    from bootseer.testing.cluster import Cluster
+
+    found = Cluster.attach(name)
+    states = found.node_states()
+    if as_json:
+        click.echo(json.dumps({**_describe(found), "nodes": states}, indent=2))
+        return
+    click.echo(f"cluster {name}: keeper pid {found.keeper_pid}, state and logs {found.state_dir}")
+    for node, state in states.items():
+        click.echo(f"{node}  {state}")
+
+
+@cluster.command(context_settings={"ignore_unknown_options": True})
+@_name
+@click.option("--user", default="root", show_default=True, help="As whom.")
+@click.option("--node", help="Where: n1 to nN; by default the head (login node).")
+@click.argument("argv", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(name: str, user: str, node: str | None, argv: tuple[str, ...]) -> None:
+    """Run a command inside a cluster, with this terminal and its exit code.
+
+    \b
+    Examples:
+      bootseer dev cluster run --user alice -- srun -N2 hostname
+      bootseer dev cluster run --node n1 -- ps aux
+    """
+    from bootseer.testing.cluster import Cluster
+
+    command = Cluster.attach(name).command(argv, user=user, node=node)
+    sys.exit(subprocess.call(command))
+
+
+def _describe(cluster: Cluster) -> dict[str, object]:
+    return {
+        "name": cluster.spec.name,
+        "state_dir": str(cluster.state_dir),
+        "shared": str(cluster.shared),
+        "keeper_pid": cluster.keeper_pid,
+        "users": list(cluster.spec.users),
+        "link_rate": cluster.spec.link_rate,
+    }

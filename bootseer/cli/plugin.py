@@ -1,0 +1,165 @@
+"""bootseer plugin: build, install and remove the Slurm plugin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from bootseer.slurm import plugin as spank
+
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_SLURM_INCLUDE = click.option(
+    "--slurm-include",
+    type=_FOLDER,
+    metavar="DIR",
+    help="Folder with slurm/spank.h. Default: looked for beside srun and in /usr/include.",
+)
+_ADVICE = click.option(
+    "--advice/--no-advice",
+    default=True,
+    help="Build the library that gives advice at submit; it needs libpython where jobs are "
+    "submitted, not on the nodes.",
+)
+_PREFIX = click.option(
+    "--prefix",
+    type=_FOLDER,
+    metavar="DIR",
+    default=spank.PREFIX,
+    show_default=True,
+    help="Folder for the libraries and the entry scripts.",
+)
+_PLUGSTACK_DIR = click.option(
+    "--plugstack-dir",
+    type=_FOLDER,
+    metavar="DIR",
+    default=spank.PLUGSTACK_DIR,
+    show_default=True,
+    help="Folder whose *.conf files plugstack.conf includes.",
+)
+
+
+@click.group()
+def plugin() -> None:
+    """Build and install the Slurm plugin.
+
+    It gives srun, sbatch and salloc the options --bootseer..., and runs BootSeer's prolog and
+    epilog for jobs that use them.
+    """
+
+
+@plugin.command(
+    epilog="\b\nExamples:\n"
+    "  bootseer plugin build\n"
+    "  bootseer plugin build --slurm-include /opt/slurm/include --output dist"
+)
+@_SLURM_INCLUDE
+@click.option(
+    "--output",
+    type=_FOLDER,
+    metavar="DIR",
+    default=Path("bootseer-plugin"),
+    show_default=True,
+    help="Folder for the libraries.",
+)
+@_ADVICE
+@_AS_JSON
+def build(slurm_include: Path | None, output: Path, advice: bool, as_json: bool) -> None:
+    """Compile the plugin against this site's Slurm headers."""
+    built = spank.build(output, slurm_include, advice=advice)
+    if as_json:
+        result = {
+            "files": [str(path) for path in built.files],
+            "slurm_version": built.slurm_version,
+            "python": built.python,
+        }
+        click.echo(json.dumps(result, indent=1))
+        return
+    python = f", Python {built.python}" if built.python else ", without advice at submit"
+    click.echo(f"built for Slurm {built.slurm_version}{python}:")
+    for path in built.files:
+        click.echo(f"  {path}")
+    click.echo(f"next: bootseer plugin install --from {output}")
+
+
+@plugin.command(
+    epilog="\b\nExamples:\n"
+    "  bootseer plugin install\n"
+    "  bootseer plugin install --from bootseer-plugin -- max_wait=120 advice_timeout=0\n"
+    "  bootseer plugin install --prolog-only\n"
+    "\b\nARGUMENTS of the plugin (none keeps those of an earlier install):\n"
+    "  max_wait=SECONDS        longest a user's --bootseer-wait can hold a job [60]\n"
+    "  epilog_timeout=SECONDS  longest the epilog may take [20]\n"
+    "  advice_timeout=SECONDS  longest srun waits for advice, 0 for none [1.5]\n"
+    "  run_dir=DIR             as node.run_dir in bootseer.toml [/run/bootseer]\n"
+    "  libexec=DIR             folder of the entry scripts [where bootseer.so is]"
+)
+@_PREFIX
+@_PLUGSTACK_DIR
+@click.option(
+    "--from",
+    "built",
+    type=_FOLDER,
+    metavar="DIR",
+    help="Folder that `bootseer plugin build` has filled. Default: build now.",
+)
+@_SLURM_INCLUDE
+@_ADVICE
+@click.option(
+    "--prolog-only",
+    is_flag=True,
+    help="Only the entry scripts, for slurm.conf's Prolog= and Epilog=.",
+)
+@_AS_JSON
+@click.argument("arguments", nargs=-1)
+def install(
+    prefix: Path,
+    plugstack_dir: Path,
+    built: Path | None,
+    slurm_include: Path | None,
+    advice: bool,
+    prolog_only: bool,
+    as_json: bool,
+    arguments: tuple[str, ...],
+) -> None:
+    """Put plugin, entry scripts and plugstack line in place; as root, on every node.
+
+    Files are replaced as a whole, so this can be repeated while jobs run.
+    """
+    installed = spank.install(
+        prefix.absolute(),
+        plugstack_dir.absolute(),
+        built=built,
+        slurm_include=slurm_include,
+        advice=advice,
+        prolog_only=prolog_only,
+        arguments=arguments,
+    )
+    if as_json:
+        result = {
+            "files": [str(path) for path in installed.files],
+            "next_steps": list(installed.next_steps),
+        }
+        click.echo(json.dumps(result, indent=1))
+        return
+    for path in installed.files:
+        click.echo(f"installed {path}")
+    for step in installed.next_steps:
+        click.echo(f"next: {step}")
+
+
+@plugin.command(epilog="Example:  bootseer plugin uninstall")
+@_PREFIX
+@_PLUGSTACK_DIR
+@_AS_JSON
+def uninstall(prefix: Path, plugstack_dir: Path, as_json: bool) -> None:
+    """Remove what `install` has put in place, and nothing else."""
+    removed = spank.uninstall(prefix.absolute(), plugstack_dir.absolute())
+    if as_json:
+        click.echo(json.dumps({"removed": [str(path) for path in removed]}, indent=1))
+        return
+    for path in removed:
+        click.echo(f"removed {path}")
+    click.echo("next: restart slurmd on the nodes" if removed else "nothing was installed")

@@ -1,0 +1,58 @@
+"""The kernel's own list of mounts, read without touching any of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of /proc/PID/mountinfo.
+
+    Attributes:
+        device: ``major:minor``, the name of its folder in /sys/class/bdi.
+        mountpoint: where it is mounted, as the process sees it.
+        kind: the file system's type, ``fuse.bootseer`` for example.
+        source: what is mounted, as the file system calls it.
+        options: of the file system, as /proc/mounts shows them.
+    """
+
+    device: str
+    mountpoint: str
+    kind: str
+    source: str
+    options: str
+
+
+def read_mounts(pid: int | None = None) -> list[Mount]:
+    """List the mounts that a process sees, by default this one.
+
+    Raises:
+        OSError: the process is gone, or may not be looked at.
+    """
+    lines = Path(f"/proc/{pid or 'self'}/mountinfo").read_text(errors="surrogateescape")
+    return [_parse(line) for line in lines.splitlines()]
+
+
+def find_mount(mountpoint: str, pid: int | None = None) -> Mount | None:
+    """Return the topmost mount at exactly this absolute path, if there is one."""
+    found = None
+    for mount in read_mounts(pid):
+        if mount.mountpoint == mountpoint:
+            found = mount
+    return found
+
+
+def _parse(line: str) -> Mount:
+    """Parse a line; its format is in proc_pid_mountinfo(5)."""
+    before, _, after = line.partition(" - ")
+    fields = before.split(" ")
+    kind, source, options = after.split(" ", 2)
+    return Mount(fields[2], _unescape(fields[4]), kind, _unescape(source), options)
+
+
+def _unescape(text: str) -> str:
+    """Undo the octal escapes of blanks, newlines and backslashes."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

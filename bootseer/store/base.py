@@ -1,0 +1,234 @@
+"""The roles of a store: where bytes live that several nodes share.
+
+Objects are written once, as a whole: an object is complete or not visible, and a reader keeps the
+version that it opened. Folders exist by themselves and are made as needed by whatever is put into
+them. Everything else (retries, deadlines, faults for tests) is a wrapper around these roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from bootseer.errors import Corrupt
+
+Data: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What is known of an object or a folder without reading it.
+
+    Attributes:
+        name: the whole name, relative to the store's root.
+        size_bytes: the length; 0 for a folder.
+        mtime_ns: last change, nanoseconds since 1970, by the clock of whoever keeps the bytes.
+        is_folder: whether this is a folder.
+    """
+
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    is_folder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do beyond what every store does.
+
+    Attributes:
+        atomic_rename: a rename shows its target complete or not at all, folders included.
+        replication: `Store.set_replication` has an effect.
+    """
+
+    atomic_rename: bool
+    replication: bool
+
+
+class Reader(Protocol):
+    """One open version of an object.
+
+    Concurrency: any number of tasks may read at once.
+    """
+
+    info: ObjectInfo
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the version that was opened."""
+        return self.info.size_bytes
+
+    async def pread(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset`; fewer only where the object ends, none after it.
+
+        Raises:
+            ValueError: the offset or the size is negative.
+            Closed: the block that opened the object was left.
+            Corrupt: the object was cut short by a writer that is not BootSeer.
+            Conflict: the object was replaced, and its opened version can't be had any more.
+        """
+        ...
+
+
+class Writer(Protocol):
+    """An object in the making, invisible until `commit` returns.
+
+    A step (write or commit) that fails or is cancelled ends the writer: every later step is
+    Closed, so that an object with a gap can't be committed.
+
+    Concurrency: one step at a time; a second one meanwhile is Closed.
+    """
+
+    async def write(self, data: Data) -> None:
+        """Append all of `data`, which must not change until this returns or the block is left.
+
+        Raises:
+            Closed: the object was committed, an earlier step failed, or the block was left.
+            Unavailable: there is no space.
+        """
+        ...
+
+    async def commit(self) -> None:
+        """Make the object visible under its name, all at once.
+
+        Durability: once this returned, the object survives a crash of every node that uses it.
+
+        Cancellation: the object may become visible all the same, and is complete if it does.
+        The same holds for a Transient error.
+
+        Raises:
+            Closed: as for `write`.
+            Conflict: the name is taken and may not be overwritten, or is a folder's.
+        """
+        ...
+
+
+class Store(Protocol):
+    """A tree of folders and objects under one URL.
+
+    Every operation raises ConfigError for a name that `bootseer.store.name` refuses, Denied,
+    Transient or Unavailable as the store answers, and NotFound where the docstring does not say
+    otherwise. Conflict is a name that is taken, or that is a folder's where an object is asked for.
+
+    Concurrency: any number of tasks, processes and nodes. Of several writers to one name the last
+    to commit wins; a reader sees one of the versions, whole.
+
+    Cancellation: every operation ends promptly when cancelled, even if the store doesn't answer.
+    A change that was under way may or may not have happened.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where the store is; `bootseer.store.locate.open_store` understands it."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store can do."""
+        ...
+
+    async def stat(self, name: str) -> ObjectInfo:
+        """Describe an object or a folder."""
+        ...
+
+    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+        """Describe what is directly in a folder, sorted by name; ``""`` is the root.
+
+        Where no such folder exists, there is nothing in it. Objects in the making are left out.
+        """
+        ...
+
+    def open(self, name: str) -> AbstractAsyncContextManager[Reader]:
+        """Open an object for the length of a block.
+
+        Raises:
+            Denied: it is neither an object nor a folder (a symbolic link, a FIFO, a device).
+        """
+        ...
+
+    def create(self, name: str, *, overwrite: bool = True) -> AbstractAsyncContextManager[Writer]:
+        """Write an object within a block, which must `commit`; leaving it otherwise discards all.
+
+        Missing folders of the name are made. Without `overwrite`, a name that is taken when it
+        comes to the commit is a Conflict.
+        """
+        ...
+
+    async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Give an object or a folder another name; missing folders of the target are made.
+
+        Durability: survives a crash once this returned.
+
+        Raises:
+            Conflict: the target exists. With `overwrite`, an object does replace an object.
+        """
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Remove an object or an empty folder.
+
+        Durability: after a crash it may be back.
+
+        Raises:
+            Conflict: the folder is not empty (objects in the making count).
+        """
+        ...
+
+    async def mkdir(self, name: str) -> None:
+        """Make a folder and those above it; existing ones are as good.
+
+        Raises:
+            Conflict: an object has that name or one above.
+        """
+        ...
+
+    async def set_replication(self, name: str, copies: int) -> None:
+        """Ask the store to keep an object on this many machines.
+
+        Raises:
+            Unavailable: the store does not replicate (see `Capabilities`).
+        """
+        ...
+
+    async def reap_temporaries(self, older_than_s: float) -> int:
+        """Remove what dead writers left behind, and return how many there were.
+
+        Args:
+            older_than_s: seconds since the last write to it; a day is safe for every live writer.
+        """
+        ...
+
+
+async def read_all(store: Store, name: str, limit_bytes: int) -> bytes:
+    """Read a whole object that ought to be small.
+
+    Raises:
+        Corrupt: the object is larger than `limit_bytes`; nothing of it was read.
+    """
+    async with store.open(name) as reader:
+        if reader.size_bytes > limit_bytes:
+            raise Corrupt(
+                f"{name!r} in {store.url} has {reader.size_bytes} bytes where at most "
+                f"{limit_bytes} make sense; delete it to have it made again"
+            )
+        return await reader.pread(0, reader.size_bytes)
+
+
+async def publish(store: Store, name: str, data: Data, *, overwrite: bool = True) -> None:
+    """Write a whole object; see `Store.create` and `Writer.commit`."""
+    async with store.create(name, overwrite=overwrite) as writer:
+        await writer.write(data)
+        await writer.commit()
+
+
+def readable_bytes(offset: int, size: int, size_bytes: int) -> int:
+    """Return how many of the bytes asked for lie inside an object of `size_bytes`.
+
+    Raises:
+        ValueError: the offset or the size is negative.
+    """
+    if offset < 0 or size < 0:
+        raise ValueError(f"cannot read {size} bytes at offset {offset}: both must be 0 or more")
+    return max(0, min(size, size_bytes - offset))

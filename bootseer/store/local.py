@@ -1,0 +1,232 @@
+"""A store in a directory: a local disk, or a POSIX file system that the nodes share.
+
+Data path: `tree` walks and publishes with system calls, `oserror` says what their errors mean, and
+this module runs them in threads that can be abandoned when a file system hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from bootseer.errors import Corrupt, Unavailable
+from bootseer.store import posix
+from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Writer, readable_bytes
+from bootseer.store.gate import Gate
+from bootseer.store.lease import Lease
+from bootseer.store.name import check_folder, check_name, check_rename
+from bootseer.store.oserror import translated
+from bootseer.store.tree import Temporary, Tree
+
+T = TypeVar("T")
+
+THREADS = 16
+"""Calls under way at once in one store: enough to keep a parallel file system busy, few enough to
+be left behind in a hung one."""
+
+
+class LocalStore:
+    """Objects are the regular files below a directory.
+
+    Used by a process that runs as the owner of the data: with root squash, nobody else can.
+
+    Concurrency: any number of processes on any number of nodes; see `Store`.
+
+    Durability: an object is written under a temporary name in its own folder, synced, renamed, and
+    the folder synced. What a killed writer leaves has no name that a caller can use, and goes with
+    `reap_temporaries`.
+
+    Cancellation: a call that hangs is left to its thread, which closes what it opened when it
+    returns. Threads left behind count against `threads` until then, so that a dead file system
+    costs a bounded number of them; further operations wait for a free one, and can be cancelled.
+    """
+
+    capabilities = Capabilities(atomic_rename=True, replication=False)
+
+    def __init__(
+        self,
+        root: Path,
+        owner_uid: int | None = None,
+        *,
+        threads: trio.CapacityLimiter | None = None,
+    ) -> None:
+        """Use the directory `root`, which is made by the first write that finds it missing.
+
+        Args:
+            root: an absolute path.
+            owner_uid: the user who must own `root` and the folders in it, with no write permission
+                for others; an operation is Denied where that does not hold. What is made is then
+                private (modes 0700 and 0600). None: any owner, and the umask decides.
+            threads: how many calls may be under way at once; `THREADS` of this store's own if None.
+
+        Raises:
+            ValueError: `root` is relative.
+        """
+        self.url = root.as_uri()
+        self._tree = Tree(root, owner_uid)
+        self._threads = threads or trio.CapacityLimiter(THREADS)
+
+    async def stat(self, name: str) -> ObjectInfo:
+        """See `Store.stat`."""
+        parts = check_name(name)
+        return _info(name, await self._run("stat", name, partial(self._tree.stat, parts)))
+
+    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+        """See `Store.list`; links and special files are left out."""
+        parts = check_folder(folder)
+
+        def work() -> Sequence[ObjectInfo]:
+            with suppress(FileNotFoundError):
+                return [
+                    _info("/".join((*parts, name)), status)
+                    for name, status in sorted(self._tree.entries(parts))
+                ]
+            return []
+
+        return await self._run("list", folder, work)
+
+    @asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator[Reader]:
+        """See `Store.open`."""
+        parts = check_name(name)
+        lease = Lease(self._threads)
+
+        def work() -> tuple[int, os.stat_result]:
+            fd, status = self._tree.open_object(parts)
+            lease.resources.callback(os.close, fd)
+            return fd, status
+
+        try:
+            with translated("open", name, self.url):
+                fd, status = await lease.run(work)
+            yield _LocalReader(self.url, _info(name, status), fd, lease)
+        finally:
+            await lease.end()
+
+    @asynccontextmanager
+    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+        """See `Store.create`."""
+        parts = check_name(name)
+        lease = Lease(self._threads)
+
+        def work() -> Temporary:
+            folder = lease.resources.enter_context(self._tree.folder(parts[:-1], make=True))
+            temporary = self._tree.create_temporary(folder)
+            # Last in, first out: closed before it is discarded, or NFS would keep the file under
+            # yet another name until it is closed.
+            lease.resources.callback(temporary.discard)
+            lease.resources.callback(os.close, temporary.fd)
+            return temporary
+
+        gate = Gate(name)
+        try:
+            with translated("create", name, self.url):
+                temporary = await lease.run(work)
+            yield _LocalWriter(self.url, name, overwrite, temporary, lease, gate)
+        finally:
+            gate.shut()
+            await lease.end()
+
+    async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """See `Store.rename`.
+
+        Durability: without `overwrite`, a crash may leave an object under both names.
+        """
+        paths = check_rename(source, target)
+        work = partial(self._tree.rename, *paths, overwrite=overwrite)
+        await self._run(f"rename to {target!r}", source, work)
+
+    async def delete(self, name: str) -> None:
+        """See `Store.delete`; a link or a special file can be deleted, though not opened."""
+        await self._run("delete", name, partial(self._tree.delete, check_name(name)))
+
+    async def mkdir(self, name: str) -> None:
+        """See `Store.mkdir`."""
+        parts = check_name(name)
+
+        def work() -> None:
+            with self._tree.folder(parts, make=True):
+                pass
+
+        await self._run("make folder", name, work)
+
+    async def set_replication(self, name: str, copies: int) -> None:
+        """See `Store.set_replication`: not here."""
+        check_name(name)
+        await trio.lowlevel.checkpoint()
+        raise Unavailable(
+            f"cannot replicate {name!r}: {self.url} is a directory and keeps one copy"
+        )
+
+    async def reap_temporaries(self, older_than_s: float) -> int:
+        """See `Store.reap_temporaries`; ages compare this node's clock with the file system's."""
+        return await self._run("reap", "", partial(self._tree.reap, older_than_s))
+
+    async def _run(self, operation: str, name: str, work: Callable[[], T]) -> T:
+        with translated(operation, name, self.url):
+            return await trio.to_thread.run_sync(
+                work, abandon_on_cancel=True, limiter=self._threads
+            )
+
+
+class _LocalReader(Reader):
+    """Reads one open file, whatever its name means by now."""
+
+    def __init__(self, url: str, info: ObjectInfo, fd: int, lease: Lease) -> None:
+        self.info = info
+        self._url = url
+        self._fd = fd
+        self._lease = lease
+
+    async def pread(self, offset: int, size: int) -> bytes:
+        size = readable_bytes(offset, size, self.size_bytes)
+        with translated("read", self.info.name, self._url):
+            data = await self._lease.run(partial(posix.read_fully, self._fd, offset, size))
+        if len(data) < size:
+            raise Corrupt(
+                f"{self.info.name!r} in {self._url} became shorter than the {self.size_bytes} "
+                "bytes it had when opened: something writes to it in place"
+            )
+        return data
+
+
+class _LocalWriter:
+    """Writes one temporary file and gives it its name."""
+
+    def __init__(
+        self, url: str, name: str, overwrite: bool, file: Temporary, lease: Lease, gate: Gate
+    ) -> None:
+        self._url = url
+        self._name = name
+        self._overwrite = overwrite
+        self._file = file
+        self._lease = lease
+        self._gate = gate
+
+    async def write(self, data: Data) -> None:
+        view = memoryview(data).cast("B")
+        with self._gate.step(), translated("write", self._name, self._url):
+            await self._lease.run(partial(posix.write_fully, self._file.fd, view))
+
+    async def commit(self) -> None:
+        with self._gate.step(last=True), translated("commit", self._name, self._url):
+            await self._lease.run(self._publish)
+
+    def _publish(self) -> None:
+        os.fsync(self._file.fd)
+        if self._lease.ended:  # Abandoned in the sync: don't replace what others wrote since.
+            return
+        self._file.publish(self._name.rpartition("/")[2], overwrite=self._overwrite)
+
+
+def _info(name: str, status: os.stat_result) -> ObjectInfo:
+    if stat.S_ISDIR(status.st_mode):
+        return ObjectInfo(name, 0, status.st_mtime_ns, is_folder=True)
+    return ObjectInfo(name, status.st_size, status.st_mtime_ns)

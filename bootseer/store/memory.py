@@ -1,0 +1,191 @@
+"""A store in this process's memory, for tests and as the plainest statement of what stores do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from bootseer.errors import Closed, Conflict, NotFound, Unavailable
+from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Writer, readable_bytes
+from bootseer.store.gate import Gate
+from bootseer.store.name import check_folder, check_name, check_rename
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An object's content, or None for a folder."""
+
+    content: bytes | None
+    mtime_ns: int = field(default_factory=time.time_ns)
+
+    def info(self, name: str) -> ObjectInfo:
+        return ObjectInfo(name, len(self.content or b""), self.mtime_ns, self.content is None)
+
+
+class MemoryStore:
+    """A store that ends with the process.
+
+    Concurrency: the tasks of one trio run. A change happens between two checkpoints, at once.
+
+    Durability: none.
+    """
+
+    url = "memory:"
+    capabilities = Capabilities(atomic_rename=True, replication=False)
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._entries: dict[str, _Entry] = {}
+
+    async def stat(self, name: str) -> ObjectInfo:
+        """See `Store.stat`."""
+        check_name(name)
+        await trio.lowlevel.checkpoint()
+        return self._entry(name).info(name)
+
+    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+        """See `Store.list`."""
+        depth = len(check_folder(folder))
+        await trio.lowlevel.checkpoint()
+        return [
+            entry.info(name)
+            for name, entry in sorted(self._entries.items())
+            if name.count("/") == depth and (not folder or name.startswith(f"{folder}/"))
+        ]
+
+    @asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator[Reader]:
+        """See `Store.open`."""
+        check_name(name)
+        await trio.lowlevel.checkpoint()
+        entry = self._entry(name)
+        if entry.content is None:
+            raise Conflict(f"cannot open {name!r} in {self.url}: it is a folder")
+        reader = _MemoryReader(entry.info(name), entry.content)
+        try:
+            yield reader
+        finally:
+            reader.content = None
+
+    @asynccontextmanager
+    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+        """See `Store.create`."""
+        check_name(name)
+        await trio.lowlevel.checkpoint()
+        self._make_folders(_above(name))
+        writer = _MemoryWriter(self, name, overwrite)
+        try:
+            yield writer
+        finally:
+            writer.gate.shut()
+
+    async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """See `Store.rename`."""
+        check_rename(source, target)
+        await trio.lowlevel.checkpoint()
+        entry = self._entry(source)
+        if source == target and overwrite:
+            return
+        self._check_free(target, overwrite=overwrite and entry.content is not None)
+        self._make_folders(_above(target))
+        self._entries[target] = self._entries.pop(source)
+        for name in [name for name in self._entries if name.startswith(f"{source}/")]:
+            self._entries[target + name.removeprefix(source)] = self._entries.pop(name)
+
+    async def delete(self, name: str) -> None:
+        """See `Store.delete`."""
+        check_name(name)
+        await trio.lowlevel.checkpoint()
+        self._entry(name)
+        if any(other.startswith(f"{name}/") for other in self._entries):
+            raise Conflict(f"cannot delete {name!r} in {self.url}: the folder is not empty")
+        del self._entries[name]
+
+    async def mkdir(self, name: str) -> None:
+        """See `Store.mkdir`."""
+        check_name(name)
+        await trio.lowlevel.checkpoint()
+        self._make_folders([*_above(name), name])
+
+    async def set_replication(self, name: str, copies: int) -> None:
+        """See `Store.set_replication`: not here."""
+        check_name(name)
+        await trio.lowlevel.checkpoint()
+        raise Unavailable(f"cannot replicate {name!r}: {self.url} keeps one copy")
+
+    async def reap_temporaries(self, older_than_s: float) -> int:
+        """See `Store.reap_temporaries`: writers that end leave nothing here."""
+        await trio.lowlevel.checkpoint()
+        return 0
+
+    def put(self, name: str, content: bytes, *, overwrite: bool) -> None:
+        """Make an object visible, without a checkpoint.
+
+        Raises:
+            Conflict: as for `Writer.commit`.
+        """
+        self._check_free(name, overwrite=overwrite)
+        self._make_folders(_above(name))
+        self._entries[name] = _Entry(content)
+
+    def _entry(self, name: str) -> _Entry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise NotFound(f"there is no {name!r} in {self.url}") from None
+
+    def _check_free(self, name: str, *, overwrite: bool) -> None:
+        taken = self._entries.get(name)
+        if taken is not None and (taken.content is None or not overwrite):
+            raise Conflict(f"{name!r} in {self.url} exists already")
+
+    def _make_folders(self, names: Sequence[str]) -> None:
+        for name in names:
+            if self._entries.setdefault(name, _Entry(None)).content is not None:
+                raise Conflict(f"{name!r} in {self.url} is an object, not a folder")
+
+
+class _MemoryReader(Reader):
+    """Reads the version that was there when it was opened."""
+
+    def __init__(self, info: ObjectInfo, content: bytes) -> None:
+        self.info = info
+        self.content: bytes | None = content
+
+    async def pread(self, offset: int, size: int) -> bytes:
+        size = readable_bytes(offset, size, self.size_bytes)
+        await trio.lowlevel.checkpoint()
+        if self.content is None:
+            raise Closed(f"{self.info.name!r} was closed")
+        return self.content[offset : offset + size]
+
+
+class _MemoryWriter:
+    """Collects the data and hands it over at the commit."""
+
+    def __init__(self, store: MemoryStore, name: str, overwrite: bool) -> None:
+        self.gate = Gate(name)
+        self._store = store
+        self._name = name
+        self._overwrite = overwrite
+        self._content = bytearray()
+
+    async def write(self, data: Data) -> None:
+        with self.gate.step():
+            await trio.lowlevel.checkpoint()
+            self._content += data
+
+    async def commit(self) -> None:
+        with self.gate.step(last=True):
+            await trio.lowlevel.checkpoint()
+            self._store.put(self._name, bytes(self._content), overwrite=self._overwrite)
+
+
+def _above(name: str) -> Sequence[str]:
+    """Return the folders a name lies in, outermost first."""
+    parts = name.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]

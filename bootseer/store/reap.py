@@ -1,0 +1,39 @@
+"""What dead writers leave behind: found by its name and its age, and removed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from bootseer.store.name import TEMPORARY_PREFIX
+from bootseer.store.posix import OPEN_FOLDER
+
+
+def reap(folder: int, written_before_ns: int) -> int:
+    """Remove temporaries in an open folder and below, and return how many there were.
+
+    Args:
+        folder: a descriptor; links are not followed from there.
+        written_before_ns: those last written then or earlier; nanoseconds since 1970.
+    """
+    reaped = 0
+    with os.scandir(folder) as found:
+        for entry in found:
+            # Another process reaps or deletes too, or a folder is not ours: leave it to them.
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                if entry.is_dir(follow_symlinks=False):
+                    child = os.open(entry.name, OPEN_FOLDER, dir_fd=folder)
+                    try:
+                        reaped += reap(child, written_before_ns)
+                    finally:
+                        os.close(child)
+                elif _is_stale(entry, written_before_ns):
+                    os.unlink(entry.name, dir_fd=folder)
+                    reaped += 1
+    return reaped
+
+
+def _is_stale(entry: os.DirEntry[str], written_before_ns: int) -> bool:
+    if not entry.name.startswith(TEMPORARY_PREFIX):
+        return False
+    return entry.stat(follow_symlinks=False).st_mtime_ns <= written_before_ns

@@ -1,0 +1,252 @@
+"""A directory tree used through descriptors: no link is followed, nothing is seen half-written.
+
+Everything here is synchronous and raises OSError; `bootseer.store.local` runs it in threads and
+says what the errors mean. Paths are walked component by component with ``O_NOFOLLOW``, each opened
+relative to the one before, so that nobody who exchanges a folder for a link in the middle of it
+leads an operation out of the tree.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bootseer.store.name import TEMPORARY_PREFIX, is_component
+from bootseer.store.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
+from bootseer.store.reap import reap
+from bootseer.units import NS_PER_S
+
+# O_NONBLOCK: opening a FIFO returns at once, to be refused, instead of waiting for a writer.
+_OPEN_OBJECT = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_OPEN_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+# What an NFS client makes of an object that was removed while open; it vanishes when closed.
+_NFS_LEFTOVER = re.compile(r"\.nfs[0-9a-f]{16,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary:
+    """A file being written, open as `fd`, called `name` in the folder open as `folder`."""
+
+    folder: int
+    name: str
+    fd: int
+
+    def publish(self, target: str, *, overwrite: bool) -> None:
+        """Give the synced file its name in the same folder.
+
+        Raises:
+            FileExistsError: the name is taken and may not be overwritten.
+            OSError: EISDIR the name is a folder's; ESTALE the file was removed.
+        """
+        try:
+            move(self.name, self.folder, target, self.folder, overwrite=overwrite)
+        except FileNotFoundError:
+            text = "its temporary file was removed while it was being written; write it again"
+            raise OSError(errno.ESTALE, text) from None
+        sync_folder(self.folder)
+
+    def discard(self) -> None:
+        """Remove the file if it still has its temporary name."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.name, dir_fd=self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The tree below `root`.
+
+    Attributes:
+        root: an absolute path; links that lead to it are followed, as whoever set it meant.
+        owner_uid: the only user who may own its folders and write in them; what is made is then
+            private. None: any owner, and the umask decides.
+    """
+
+    root: Path
+    owner_uid: int | None
+
+    @contextmanager
+    def folder(self, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
+        """Open a folder for the length of a block, and `make` what is missing on the way.
+
+        Raises:
+            FileNotFoundError: it does not exist, or is a file.
+            NotADirectoryError: there is a file where a folder is to be made.
+            PermissionError: it, or one on the way, is not its owner's alone to write in.
+            OSError: ELOOP, a component is a symbolic link.
+        """
+        fd = self._open_root(make)
+        try:
+            path = self.root
+            self._check_owner(fd, path)
+            for part in parts:
+                fd, above = self._enter(fd, part, make), fd
+                os.close(above)
+                path /= part
+                self._check_owner(fd, path)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def open_object(self, parts: Sequence[str]) -> tuple[int, os.stat_result]:
+        """Open a regular file for reading; the descriptor is the caller's.
+
+        Raises:
+            OSError: ELOOP a symbolic link, ENXIO any other kind of file, EISDIR a folder.
+        """
+        with self.folder(parts[:-1]) as folder:
+            fd = os.open(parts[-1], _OPEN_OBJECT, dir_fd=folder)
+        try:
+            status = os.fstat(fd)
+            check_kind(status)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, status
+
+    def create_temporary(self, folder: int) -> Temporary:
+        """Make an empty file with a name of its own; its descriptor is the caller's.
+
+        The random part makes it unique; host and process are for whoever finds one left behind.
+        """
+        host = socket.gethostname().split(".")[0][:64]
+        name = f"{TEMPORARY_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(8)}"
+        fd = os.open(name, _OPEN_TEMPORARY, self._file_mode, dir_fd=folder)
+        return Temporary(folder, name, fd)
+
+    def rename(self, source: Sequence[str], target: Sequence[str], *, overwrite: bool) -> None:
+        """Give a file or a folder another name.
+
+        Raises:
+            FileExistsError: the target exists and is not a file to be overwritten by a file.
+            OSError: EISDIR, a folder is where a file is to go.
+        """
+        with self.folder(source[:-1]) as old:
+            status = status_at(source[-1], old)
+            check_kind(status)
+            is_folder = stat.S_ISDIR(status.st_mode)
+            if source == target and overwrite:
+                return
+            with self.folder(target[:-1], make=True) as new:
+                # rename(2) puts a folder in the place of an empty one, which is all that somebody
+                # who makes one after this check can lose.
+                if is_folder or source == target:
+                    check_free(target[-1], new)
+                move(source[-1], old, target[-1], new, overwrite=overwrite or is_folder)
+                sync_folder(new)
+                sync_folder(old)
+
+    def delete(self, parts: Sequence[str]) -> None:
+        """Remove an empty folder, or a file of whatever kind: a link, not what it leads to."""
+        with self.folder(parts[:-1]) as folder:
+            if stat.S_ISDIR(status_at(parts[-1], folder).st_mode):
+                os.rmdir(parts[-1], dir_fd=folder)
+            else:
+                os.unlink(parts[-1], dir_fd=folder)
+
+    def stat(self, parts: Sequence[str]) -> os.stat_result:
+        """Describe a regular file or a folder.
+
+        Raises:
+            OSError: ELOOP a symbolic link, ENXIO any other kind of file.
+        """
+        with self.folder(parts[:-1]) as folder:
+            status = status_at(parts[-1], folder)
+        check_kind(status)
+        return status
+
+    def entries(self, parts: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
+        """Describe the regular files and folders in a folder, in no order.
+
+        Temporaries, names that no caller can use and what vanishes meanwhile are left out.
+        """
+        with self.folder(parts) as folder, os.scandir(folder) as found:
+            for entry in found:
+                if not is_component(entry.name) or _NFS_LEFTOVER.fullmatch(entry.name):
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+                    yield entry.name, status
+
+    def reap(self, older_than_s: float) -> int:
+        """Remove temporaries anywhere in the tree that were last written `older_than_s` ago."""
+        written_before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
+        with suppress(FileNotFoundError), self.folder(()) as root:
+            return reap(root, written_before_ns)
+        return 0
+
+    def _open_root(self, make: bool) -> int:
+        try:
+            return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            if not make:
+                raise
+        self._make_root()
+        return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+
+    def _check_owner(self, folder: int, path: Path) -> None:
+        if self.owner_uid is None:
+            return
+        status = os.fstat(folder)
+        if status.st_uid != self.owner_uid:
+            raise PermissionError(
+                errno.EPERM,
+                f"{path} is owned by uid {status.st_uid} and must be owned by uid "
+                f"{self.owner_uid}; choose another place for the store",
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(
+                errno.EPERM,
+                f"others than its owner can write in {path}; run `chmod go-w {path}`",
+            )
+
+    def _make_root(self) -> None:
+        if self.owner_uid is not None and self.owner_uid != os.geteuid():
+            raise PermissionError(
+                errno.EPERM,
+                f"{self.root} does not exist and only uid {self.owner_uid} may make it; "
+                "make it as that user",
+            )
+        missing = [path for path in [self.root, *self.root.parents] if not path.exists()]
+        for path in reversed(missing):
+            with suppress(FileExistsError):
+                path.mkdir(self._folder_mode)
+
+    def _enter(self, fd: int, part: str, make: bool) -> int:
+        try:
+            return os.open(part, OPEN_FOLDER, dir_fd=fd)
+        except FileNotFoundError:
+            if not make:
+                raise
+        except NotADirectoryError:
+            if stat.S_ISLNK(status_at(part, fd).st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+            if make:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
+        with suppress(FileExistsError):
+            os.mkdir(part, self._folder_mode, dir_fd=fd)
+            sync_folder(fd)
+        return os.open(part, OPEN_FOLDER, dir_fd=fd)
+
+    @property
+    def _folder_mode(self) -> int:
+        return 0o777 if self.owner_uid is None else 0o700
+
+    @property
+    def _file_mode(self) -> int:
+        return 0o666 if self.owner_uid is None else 0o600

@@ -1,0 +1,123 @@
+"""A store around a store: what wrappers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar
+
+from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Store, Writer
+
+T = TypeVar("T")
+
+
+class WrappedStore(ABC):
+    """Hands every operation to another store, through one method that subclasses fill in.
+
+    Opening an object, each read of it, creating one, each write and the commit are operations of
+    their own; leaving the block is not, because stores promise that it ends.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        """Wrap the store `inner`."""
+        self._inner = inner
+
+    @abstractmethod
+    async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Carry out one operation of the inner store, by awaiting `call()`.
+
+        Args:
+            operation: a method's name, of Store, Reader or Writer.
+            name: the object or folder, for messages; the source of a rename.
+            call: starts the operation; each call starts it anew.
+        """
+
+    @property
+    def url(self) -> str:
+        """See `Store.url`."""
+        return self._inner.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Store.capabilities`."""
+        return self._inner.capabilities
+
+    async def stat(self, name: str) -> ObjectInfo:
+        """See `Store.stat`."""
+        return await self.around("stat", name, lambda: self._inner.stat(name))
+
+    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+        """See `Store.list`."""
+        return await self.around("list", folder, lambda: self._inner.list(folder))
+
+    @asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator[Reader]:
+        """See `Store.open`."""
+        async with AsyncExitStack() as block:
+            reader = await self.around(
+                "open", name, lambda: block.enter_async_context(self._inner.open(name))
+            )
+            yield _WrappedReader(self, reader)
+
+    @asynccontextmanager
+    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+        """See `Store.create`."""
+        async with AsyncExitStack() as block:
+            writer = await self.around(
+                "create",
+                name,
+                lambda: block.enter_async_context(self._inner.create(name, overwrite=overwrite)),
+            )
+            yield _WrappedWriter(self, name, writer)
+
+    async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """See `Store.rename`."""
+        await self.around(
+            "rename", source, lambda: self._inner.rename(source, target, overwrite=overwrite)
+        )
+
+    async def delete(self, name: str) -> None:
+        """See `Store.delete`."""
+        await self.around("delete", name, lambda: self._inner.delete(name))
+
+    async def mkdir(self, name: str) -> None:
+        """See `Store.mkdir`."""
+        await self.around("mkdir", name, lambda: self._inner.mkdir(name))
+
+    async def set_replication(self, name: str, copies: int) -> None:
+        """See `Store.set_replication`."""
+        await self.around(
+            "set_replication", name, lambda: self._inner.set_replication(name, copies)
+        )
+
+    async def reap_temporaries(self, older_than_s: float) -> int:
+        """See `Store.reap_temporaries`."""
+        return await self.around(
+            "reap_temporaries", "", lambda: self._inner.reap_temporaries(older_than_s)
+        )
+
+
+class _WrappedReader(Reader):
+    def __init__(self, store: WrappedStore, reader: Reader) -> None:
+        self.info = reader.info
+        self._store = store
+        self._reader = reader
+
+    async def pread(self, offset: int, size: int) -> bytes:
+        return await self._store.around(
+            "pread", self.info.name, lambda: self._reader.pread(offset, size)
+        )
+
+
+class _WrappedWriter:
+    def __init__(self, store: WrappedStore, name: str, writer: Writer) -> None:
+        self._store = store
+        self._name = name
+        self._writer = writer
+
+    async def write(self, data: Data) -> None:
+        await self._store.around("write", self._name, lambda: self._writer.write(data))
+
+    async def commit(self) -> None:
+        await self._store.around("commit", self._name, self._writer.commit)

@@ -1,0 +1,94 @@
+"""What a cluster is to look like, and the names and places that follow from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bootseer.errors import ConfigError
+
+HEAD = "head"
+FIRST_UID = 20001
+MAX_NODES = 250
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """A cluster's size and settings.
+
+    Attributes:
+        name: tells clusters on one machine apart; part of the state directory's name.
+        nodes: how many compute nodes; there may be more than the machine has cores.
+        cpus_per_node: what Slurm is told each node has, whatever the machine has.
+        memory_mib_per_node: likewise.
+        link_rate: limit of each node's link, each way, as tc writes rates (``800mbit``).
+        users: plain users, made for the cluster alone, with uids from 20001 on.
+        slurm_conf_extra: lines added to slurm.conf; a repeated key replaces the earlier one.
+    """
+
+    name: str = "default"
+    nodes: int = 2
+    cpus_per_node: int = 8
+    memory_mib_per_node: int = 4096
+    link_rate: str | None = None
+    users: tuple[str, ...] = ("alice", "mallory")
+    slurm_conf_extra: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: a name, a count or a rate is not acceptable.
+        """
+        for name in (self.name, *self.users):
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"cluster or user name {name!r} is not acceptable: use small letters, "
+                    "digits and '-', a letter first, at most 31"
+                )
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise ConfigError(f"a cluster has 1 to {MAX_NODES} nodes, not {self.nodes}")
+        if self.cpus_per_node < 1:
+            raise ConfigError(f"a node needs at least one CPU, not {self.cpus_per_node}")
+        if self.link_rate is not None and not re.fullmatch(r"\d+(\.\d+)?[kmg]bit", self.link_rate):
+            raise ConfigError(f"not a link rate: {self.link_rate!r}; write for example 800mbit")
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ClusterSpec:
+        """Make a spec of what `dataclasses.asdict` gave, after a trip through JSON."""
+        typed: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
+        }
+        return cls(**typed)
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """``n1`` to ``nN``."""
+        return tuple(f"n{number}" for number in range(1, self.nodes + 1))
+
+    @property
+    def machine_names(self) -> tuple[str, ...]:
+        """The head (login node, slurmctld, munged) and all nodes."""
+        return (HEAD, *self.node_names)
+
+    @property
+    def state_dir(self) -> Path:
+        """The one folder of the host that a cluster uses."""
+        return Path("/var/tmp") / f"bootseer-cluster-{self.name}"
+
+    def uid(self, user: str) -> int:
+        """The user's uid, which is the gid of the user's own group too."""
+        return FIRST_UID + self.users.index(user)
+
+    def home(self, user: str) -> str:
+        """The user's home directory as seen inside the cluster."""
+        return f"/home/{user}" if user in self.users else "/root" if user == "root" else "/"
+
+
+def address(machine: str) -> str:
+    """A machine's IPv4 address on the cluster's own, unconnected network."""
+    return "10.77.0.1" if machine == HEAD else f"10.77.1.{machine.removeprefix('n')}"

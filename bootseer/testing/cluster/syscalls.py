@@ -1,0 +1,63 @@
+"""The system calls behind a cluster that Python 3.10's standard library does not offer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MNT_DETACH = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = [
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+]
+
+
+def unshare(flags: int) -> None:
+    """Give the calling process namespaces of its own (``CLONE_NEW…``).
+
+    Raises:
+        OSError: the kernel refused, mostly for want of root.
+    """
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """Mount a file system of this kind, or bind, or change propagation, as mount(2) does.
+
+    Raises:
+        OSError: the kernel refused; its text names the target.
+    """
+    result = _libc.mount(
+        os.fsencode(source), os.fsencode(target), kind.encode(), flags, os.fsencode(data)
+    )
+    _check(result, target)
+
+
+def bind(source: str, target: str) -> None:
+    """Show `source`, with what is mounted below it, at `target` too."""
+    mount(source, target, flags=MS_BIND | MS_REC)
+
+
+def detach(target: str) -> None:
+    """Unmount at once, even while in use (``MNT_DETACH``)."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), target)
+
+
+def _check(result: int, subject: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), subject)

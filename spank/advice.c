@@ -1,0 +1,59 @@
+/*
+ * Advice at submit, from Python, in a child: an abort, a hang or a crash there must never reach
+ * srun. The embedded interpreter is a library of its own, loaded by the child alone, so that neither
+ * a submission without advice nor a daemon on a node ever maps libpython; and because it is loaded
+ * RTLD_GLOBAL, Python's extension modules find their symbols, which they would not in a plugin,
+ * for Slurm loads those RTLD_LOCAL.
+ */
+#include "bootseer.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <unistd.h>
+
+typedef int advise_f(int count, const char *const names[], const char *const values[]);
+
+static void print_line(const char *line)
+{
+    slurm_spank_log("bootseer: %s", line);
+}
+
+/* Runs in the child. Returns its exit status. */
+static int advise(const char *library, const struct request *request)
+{
+    const char *names[OPTION_COUNT + 1], *values[OPTION_COUNT + 1];
+    int count = 0;
+    void *handle = dlopen(library, RTLD_NOW | RTLD_GLOBAL);
+    advise_f *function = handle ? (advise_f *)dlsym(handle, "bootseer_advise") : NULL;
+
+    if (!function)
+        return 1;
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (i == OPTION_KEY || request->given[i]) {
+            names[count] = option_names[i].control;
+            values[count++] = request->value[i];
+        }
+    names[count] = CONTROL_JOB_NAME;
+    values[count++] = request->job_name;
+    /* 1 is for done: an up-call that never reached Python returns 0. */
+    return function(count, names, values) == 1 ? 0 : 1;
+}
+
+void advice_print(const struct bootseer *bootseer)
+{
+    char library[PATH_MAX + 32];
+    int output, status;
+    pid_t pid;
+
+    if (!bootseer->settings.advice_timeout_ms)
+        return;
+    snprintf(library, sizeof(library), "%s/bootseer-advice.so", bootseer->settings.libexec);
+    pid = child_fork(&output);
+    if (pid == 0)
+        _exit(advise(library, &bootseer->request));
+    if (pid < 0)
+        return;
+    status = child_follow(pid, output, bootseer->settings.advice_timeout_ms, print_line);
+    if (status)
+        slurm_verbose("bootseer: no advice: %s %s", library, status < 0 ? "was late" : "failed");
+}

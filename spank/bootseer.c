@@ -1,0 +1,198 @@
+/* Registration and dispatch: which hook runs what in which of Slurm's programs. */
+#define _GNU_SOURCE
+#include "bootseer.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+SPANK_PLUGIN(bootseer, 1)
+
+static struct bootseer bootseer = {
+    .settings =
+        {
+            .run_dir = "/run/bootseer",
+            .advice_timeout_ms = 1500,
+            .max_wait_ms = 60 * 1000,
+            .epilog_timeout_ms = 20 * 1000,
+        },
+};
+
+static int on_option(int option, const char *value, int remote)
+{
+    bool good =
+        request_set(&bootseer.request, (enum option)option, FROM_OPTION, value, remote != 0);
+
+    /* On a node a bad value is logged and forgotten: it must not cost the job its step. */
+    return good || remote ? ESPANK_SUCCESS : ESPANK_BAD_ARG;
+}
+
+static void register_options(spank_t spank)
+{
+    struct spank_option options[] = {
+        {"bootseer", "[KEY|off|record]",
+         "warm start: have on every node what this job's earlier runs read while starting. KEY "
+         "names the job's warm plan (default: user and job name), record records this run afresh, "
+         "off overrides $BOOTSEER",
+         2, OPTION_KEY, on_option},
+        {"bootseer-image", "PATH|URI", "container image to prefetch, where the warm plan has none",
+         1, OPTION_IMAGE, on_option},
+        {"bootseer-env", "NAME|FILE", "Python environment to restore before the first step", 1,
+         OPTION_ENV, on_option},
+        {"bootseer-ckpt", "URI[:MOUNTPOINT]",
+         "checkpoint folder to mount and read ahead; tasks find it in $BOOTSEER_CKPT", 1,
+         OPTION_CKPT, on_option},
+        {"bootseer-wait", "SECONDS",
+         "longest time to hold the job's start; what is not done then goes on in the background", 1,
+         OPTION_WAIT, on_option},
+    };
+
+    for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++)
+        if (spank_option_register(spank, &options[i]) != ESPANK_SUCCESS)
+            slurm_error("bootseer: cannot register --%s", options[i].name);
+}
+
+/* Parses seconds with up to three decimals, in every locale. */
+static bool parse_seconds(const char *text, int *ms)
+{
+    int value = 0, scale = 1000;
+
+    if (*text < '0' || *text > '9')
+        return false;
+    for (; *text >= '0' && *text <= '9' && value <= 86400; text++)
+        value = value * 10 + (*text - '0');
+    value *= 1000;
+    if (*text == '.')
+        for (text++; *text >= '0' && *text <= '9' && scale > 1; text++)
+            value += (*text - '0') * (scale /= 10);
+    if (*text || value > 86400 * 1000)
+        return false;
+    *ms = value;
+    return true;
+}
+
+static bool parse_folder(const char *text, char out[PATH_MAX])
+{
+    if (*text != '/' || strlen(text) >= PATH_MAX)
+        return false;
+    snprintf(out, PATH_MAX, "%s", text);
+    return true;
+}
+
+/* A bad argument must be seen by the administrator and must not cost a user anything: it is logged
+ * as an error and its default stands. */
+static void parse_arguments(struct settings *settings, int ac, char *argv[])
+{
+    const struct {
+        const char *name;
+        char *folder;
+        int *ms;
+    } known[] = {
+        {"libexec=", settings->libexec, NULL},
+        {"run_dir=", settings->run_dir, NULL},
+        {"advice_timeout=", NULL, &settings->advice_timeout_ms},
+        {"max_wait=", NULL, &settings->max_wait_ms},
+        {"epilog_timeout=", NULL, &settings->epilog_timeout_ms},
+    };
+
+    for (int i = 0; i < ac; i++) {
+        bool good = false;
+
+        for (size_t k = 0; k < sizeof(known) / sizeof(*known); k++) {
+            size_t length = strlen(known[k].name);
+            const char *text = argv[i] + length;
+
+            if (!strncmp(argv[i], known[k].name, length))
+                good = known[k].ms ? parse_seconds(text, known[k].ms)
+                                   : parse_folder(text, known[k].folder);
+        }
+        if (!good)
+            slurm_error("bootseer: plugstack.conf: %s is not understood and is ignored; known are "
+                        "libexec=, run_dir= (absolute folders), advice_timeout=, max_wait=, "
+                        "epilog_timeout= (seconds)",
+                        argv[i]);
+    }
+}
+
+/* The entry scripts are installed beside this library. */
+static void find_libexec(char libexec[PATH_MAX])
+{
+    Dl_info info;
+    char *slash;
+
+    if (!dladdr(&bootseer, &info) || !info.dli_fname || strlen(info.dli_fname) >= PATH_MAX)
+        return;
+    snprintf(libexec, PATH_MAX, "%s", info.dli_fname);
+    slash = strrchr(libexec, '/');
+    if (slash)
+        *slash = '\0';
+}
+
+static void configure(int ac, char *argv[])
+{
+    find_libexec(bootseer.settings.libexec);
+    parse_arguments(&bootseer.settings, ac, argv);
+}
+
+int slurm_spank_init(spank_t spank, int ac, char *argv[])
+{
+    switch (spank_context()) {
+    case S_CTX_LOCAL:
+    case S_CTX_ALLOCATOR:
+    case S_CTX_REMOTE:
+        configure(ac, argv);
+        register_options(spank);
+        break;
+    default: /* slurmd itself has nothing to do */
+        break;
+    }
+    return 0;
+}
+
+int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
+{
+    (void)ac, (void)argv;
+    switch (spank_context()) {
+    case S_CTX_LOCAL:
+    case S_CTX_ALLOCATOR:
+        return submit_post_opt(&bootseer, spank);
+    case S_CTX_REMOTE:
+        step_post_opt(&bootseer, spank);
+        break;
+    default:
+        break;
+    }
+    return 0;
+}
+
+int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
+{
+    (void)ac, (void)argv;
+    step_user_init(&bootseer, spank);
+    return 0;
+}
+
+int slurm_spank_exit(spank_t spank, int ac, char *argv[])
+{
+    (void)ac, (void)argv;
+    if (spank_context() == S_CTX_REMOTE)
+        step_exit(&bootseer, spank);
+    return 0;
+}
+
+int slurm_spank_job_prolog(spank_t spank, int ac, char *argv[])
+{
+    /* Slurm calls no slurm_spank_init() in this context. Nor are the options registered here, and
+     * must not be: spank_option_getopt() reads the environment only for options it does not know. */
+    configure(ac, argv);
+    script_prolog(&bootseer, spank);
+    return 0;
+}
+
+int slurm_spank_job_epilog(spank_t spank, int ac, char *argv[])
+{
+    configure(ac, argv);
+    script_epilog(&bootseer, spank);
+    return 0;
+}

@@ -1,0 +1,101 @@
+/* What the plugin's files share. bootseer.c owns the one context; the others get it by pointer. */
+#pragma once
+
+#include "options.h"
+
+#include <slurm/spank.h>
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* The arguments of the plugin's line in plugstack.conf. */
+struct settings {
+    char libexec[PATH_MAX]; /* holds bootseer-prolog, bootseer-epilog and bootseer-advice.so */
+    char run_dir[PATH_MAX]; /* an agent's folder is RUN_DIR/jobs/JOBID */
+    int advice_timeout_ms;  /* 0: no advice */
+    int max_wait_ms;
+    int epilog_timeout_ms;
+};
+
+/* What the user asks for: options first, then the environment. */
+struct request {
+    bool given[OPTION_COUNT];
+    char value[OPTION_COUNT][VALUE_MAX + 1];
+    char job_name[KEY_MAX + 1]; /* "" when it is not known */
+};
+
+struct bootseer {
+    struct settings settings;
+    struct request request;
+    int64_t step_start_ns; /* 0: this step sends no events */
+    bool advised;          /* a heterogeneous job is told once, not once a component */
+};
+
+struct option_names {
+    const char *option;   /* --bootseer-image */
+    const char *fallback; /* the user's variable that stands in for the option */
+    const char *control;  /* the variable that Slurm carries to the node as SPANK_... */
+};
+
+extern const struct option_names option_names[OPTION_COUNT];
+#define CONTROL_JOB_NAME "BOOTSEER_JOB_NAME"
+
+/* request.c: reads and checks what the user gave. */
+enum origin { FROM_OPTION, FROM_ENVIRONMENT };
+
+/* Stores one value. Returns false, and logs why in one line, when it is malformed. */
+bool request_set(struct request *request, enum option option, enum origin origin, const char *value,
+                 bool remote);
+
+/* Completes a request from the environment: this process's when `spank` is NULL, otherwise the
+ * step's. Returns false when a value there is malformed; the rest stands. */
+bool request_complete(struct request *request, spank_t spank);
+
+/* Returns whether BootSeer has anything to do for this request. */
+bool request_is_active(const struct request *request);
+
+/* submit.c: srun, sbatch, salloc. */
+int submit_post_opt(struct bootseer *bootseer, spank_t spank);
+
+/* advice.c: prints what Python has to say about the request; never fails, never outlasts the
+ * advice timeout by more than the time it takes to kill a process. */
+void advice_print(const struct bootseer *bootseer);
+
+/* script.c: a job's prolog and epilog. */
+void script_prolog(const struct bootseer *bootseer, spank_t spank);
+void script_epilog(const struct bootseer *bootseer, spank_t spank);
+/* Starts the prolog's entry script for a request that came with a step. */
+void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t job_id);
+
+/* step.c: slurmstepd. */
+void step_post_opt(struct bootseer *bootseer, spank_t spank);
+void step_user_init(struct bootseer *bootseer, spank_t spank);
+void step_exit(const struct bootseer *bootseer, spank_t spank);
+
+/* exec.c: children with a deadline. */
+#define ENVIRONMENT_MAX 32
+
+/* An environment made from scratch; it owns its strings. */
+struct environment {
+    char *entries[ENVIRONMENT_MAX + 1];
+    size_t count;
+};
+
+void environment_put(struct environment *environment, const char *name, const char *value);
+void environment_free(struct environment *environment);
+
+typedef void line_f(const char *line);
+
+/* Forks a child in a session of its own: /dev/null as its stdin, a pipe as its stdout and stderr, no
+ * other descriptor, default signals. Returns as fork() does; the parent owns `*output`. */
+pid_t child_fork(int *output);
+
+/* Hands the child's output to `line`, one escaped line at a time, until it has exited, and closes
+ * `output`. Kills its process group at the deadline. Returns its wait status, or -1 when it was
+ * killed for being late. */
+int child_follow(pid_t pid, int output, int timeout_ms, line_f *line);
+
+/* Runs a program and logs its output and how it ended. */
+void program_run(const char *path, const struct environment *environment, int timeout_ms);

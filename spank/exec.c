@@ -1,0 +1,267 @@
+/* Children with a deadline: whatever they do, the caller goes on in time. */
+#define _GNU_SOURCE
+#include "bootseer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    VARIABLE_MAX = 8 * 1024, /* bytes of one variable's value */
+    LINE_MAX_BYTES = 1000,   /* of an output line; the rest of it is dropped */
+    LINES_MAX = 500,         /* a child's output must not flood slurmd's log */
+    TURN_MS = 10,            /* how soon an exit is noticed that closes no pipe */
+    TERM_MS = 500,           /* from SIGTERM to SIGKILL */
+    REAP_MS = 1000,          /* for a killed child to be gone; one in D state is left behind */
+};
+
+void environment_put(struct environment *environment, const char *name, const char *value)
+{
+    char *entry;
+
+    if (!value)
+        return;
+    if (strlen(value) > VARIABLE_MAX || environment->count == ENVIRONMENT_MAX) {
+        slurm_info("bootseer: %s is dropped: %zu bytes", name, strlen(value));
+        return;
+    }
+    if (asprintf(&entry, "%s=%s", name, value) < 0)
+        return;
+    environment->entries[environment->count++] = entry;
+}
+
+void environment_free(struct environment *environment)
+{
+    while (environment->count)
+        free(environment->entries[--environment->count]);
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Runs between fork and exec: async-signal-safe calls only. */
+static void close_from(int first)
+{
+    struct rlimit limit;
+    int last = 65536;
+
+#ifdef SYS_close_range
+    if (!syscall(SYS_close_range, (unsigned)first, ~0u, 0u))
+        return;
+#endif
+    if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < (rlim_t)last)
+        last = (int)limit.rlim_cur;
+    for (int fd = first; fd < last; fd++)
+        close(fd);
+}
+
+/* The child's half of child_fork(). */
+static void child_enter(int output)
+{
+    sigset_t none;
+    int null;
+
+    setsid();
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* nobody is left to keep the deadline */
+    for (int number = 1; number < NSIG; number++)
+        signal(number, SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    umask(022);
+    if (chdir("/"))
+        _exit(127);
+    null = open("/dev/null", O_RDWR);
+    if (null < 0)
+        _exit(127);
+    /* By way of high numbers: any of 0, 1, 2 may be closed here, and so be one of these two. */
+    null = fcntl(null, F_DUPFD, 10);
+    output = fcntl(output, F_DUPFD, 10);
+    if (dup2(null, 0) < 0 || dup2(output, 1) < 0 || dup2(output, 2) < 0)
+        _exit(127);
+    close_from(3);
+}
+
+pid_t child_fork(int *output)
+{
+    int ends[2];
+    pid_t pid = -1;
+
+    if (pipe2(ends, O_CLOEXEC))
+        return -1;
+    /* Our end only, and before there is a child: a read that blocks knows no deadline. */
+    if (fcntl(ends[0], F_SETFL, O_NONBLOCK))
+        goto out;
+    pid = fork();
+    if (pid == 0) {
+        child_enter(ends[1]);
+        return 0;
+    }
+out:
+    close(ends[1]);
+    if (pid < 0)
+        close(ends[0]);
+    else
+        *output = ends[0];
+    return pid;
+}
+
+/* Cuts a stream of bytes into lines. */
+struct lines {
+    line_f *line;
+    size_t length;
+    int count;
+    char text[LINE_MAX_BYTES + 1];
+};
+
+static void lines_end(struct lines *lines)
+{
+    char shown[4 * LINE_MAX_BYTES + 1];
+
+    lines->text[lines->length] = '\0';
+    if (lines->length && lines->count < LINES_MAX)
+        lines->line(text_escape(shown, sizeof(shown), lines->text));
+    else if (lines->length && lines->count == LINES_MAX)
+        lines->line("(more output is dropped)");
+    lines->count += lines->length && lines->count <= LINES_MAX;
+    lines->length = 0;
+}
+
+static void lines_feed(struct lines *lines, const char *bytes, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (bytes[i] == '\n')
+            lines_end(lines);
+        else if (lines->length < LINE_MAX_BYTES)
+            lines->text[lines->length++] = bytes[i] ? bytes[i] : '?';
+    }
+}
+
+/* Reads what is there, for a bounded time. Returns false at the end of the stream. */
+static bool drain(int fd, struct lines *lines)
+{
+    char bytes[4096];
+    ssize_t count;
+
+    for (int turn = 0; turn < 256; turn++) {
+        count = read(fd, bytes, sizeof(bytes));
+        if (count > 0)
+            lines_feed(lines, bytes, (size_t)count);
+        else
+            return count < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+    return true;
+}
+
+/* Returns whether the child has exited; it stays to be reaped. */
+static bool has_exited(pid_t pid)
+{
+    siginfo_t info = {.si_pid = 0};
+
+    /* An error other than an interruption means that somebody else has reaped it. */
+    if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT))
+        return errno != EINTR;
+    return info.si_pid == pid;
+}
+
+static bool wait_exit(pid_t pid, int timeout_ms)
+{
+    int64_t deadline = now_ms() + timeout_ms;
+
+    while (!has_exited(pid)) {
+        if (now_ms() >= deadline)
+            return false;
+        poll(NULL, 0, TURN_MS);
+    }
+    return true;
+}
+
+/* Ends a late child and its whole process group; what it started in other sessions lives on. */
+static void child_kill(pid_t pid)
+{
+    kill(-pid, SIGTERM);
+    wait_exit(pid, TERM_MS);
+    /* It is not reaped yet, so the number still means this group. */
+    kill(-pid, SIGKILL);
+    wait_exit(pid, REAP_MS);
+}
+
+int child_follow(pid_t pid, int output, int timeout_ms, line_f *line)
+{
+    int64_t deadline = now_ms() + timeout_ms, left_ms;
+    struct pollfd stream = {.fd = output, .events = POLLIN};
+    struct lines lines = {.line = line};
+    bool exited, late = false;
+    int status = 0;
+
+    /* The exit ends this, not the end of the pipe: a daemon that keeps the pipe open must not hold
+     * the node. Looking for the exit before reading loses nothing that was written before it. */
+    for (;;) {
+        exited = has_exited(pid);
+        if (stream.fd >= 0 && !drain(stream.fd, &lines))
+            stream.fd = -1; /* poll() skips it and only sleeps */
+        left_ms = deadline - now_ms();
+        late = !exited && left_ms <= 0;
+        if (exited || late)
+            break;
+        poll(&stream, 1, left_ms < TURN_MS ? (int)left_ms : TURN_MS);
+    }
+    if (late)
+        child_kill(pid);
+    waitpid(pid, &status, WNOHANG);
+    lines_end(&lines);
+    close(output);
+    return late ? -1 : status;
+}
+
+static void log_line(const char *line)
+{
+    slurm_info("bootseer: %s", line);
+}
+
+void program_run(const char *path, const struct environment *environment, int timeout_ms)
+{
+    char *argv[] = {(char *)path, NULL};
+    int output, status;
+    pid_t pid;
+
+    if (access(path, X_OK)) {
+        slurm_error("bootseer: cannot run %s: %m; run `bootseer plugin install` on this node",
+                    path);
+        return;
+    }
+    pid = child_fork(&output);
+    if (pid == 0) {
+        execve(path, argv, environment->entries);
+        _exit(127);
+    }
+    if (pid < 0) {
+        slurm_error("bootseer: cannot run %s: %m", path);
+        return;
+    }
+    status = child_follow(pid, output, timeout_ms, log_line);
+    if (status < 0)
+        slurm_error("bootseer: %s was killed after %.1f s; the job goes on without it", path,
+                    timeout_ms / 1000.0);
+    else if (WIFSIGNALED(status))
+        slurm_error("bootseer: %s was ended by signal %d; the job goes on without it", path,
+                    WTERMSIG(status));
+    else if (WEXITSTATUS(status))
+        slurm_error("bootseer: %s ended with exit code %d; the job goes on without it", path,
+                    WEXITSTATUS(status));
+}

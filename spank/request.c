@@ -1,0 +1,100 @@
+/* What the user asks for, from options and environment, checked as it comes in. */
+#include "bootseer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct option_names option_names[OPTION_COUNT] = {
+    [OPTION_KEY] = {"--bootseer", "BOOTSEER", "BOOTSEER_KEY"},
+    [OPTION_IMAGE] = {"--bootseer-image", "BOOTSEER_IMAGE", "BOOTSEER_IMAGE"},
+    [OPTION_ENV] = {"--bootseer-env", "BOOTSEER_ENV", "BOOTSEER_ENV"},
+    [OPTION_CKPT] = {"--bootseer-ckpt", "BOOTSEER_CKPT", "BOOTSEER_CKPT"},
+    [OPTION_WAIT] = {"--bootseer-wait", "BOOTSEER_WAIT", "BOOTSEER_WAIT"},
+};
+
+/* Slurm hands an option without a value on as "(null)" where it goes through an environment, which
+ * is how an srun inside a batch script inherits it. */
+static const char *key_from_option(const char *value)
+{
+    return !value || !strcmp(value, "(null)") ? "" : value;
+}
+
+/* BOOTSEER=1 is what people write for yes; a key of that name needs the option. */
+static const char *key_from_environment(const char *value)
+{
+    static const char *const yes[] = {"1", "yes", "true"};
+    static const char *const no[] = {"0", "no", "false"};
+
+    for (size_t i = 0; i < sizeof(yes) / sizeof(*yes); i++) {
+        if (!strcmp(value, yes[i]))
+            return "";
+        if (!strcmp(value, no[i]))
+            return "off";
+    }
+    return value;
+}
+
+bool request_set(struct request *request, enum option option, enum origin origin, const char *value,
+                 bool remote)
+{
+    const struct option_names *names = &option_names[option];
+    const char *problem;
+    char shown[81];
+
+    if (option == OPTION_KEY)
+        value = origin == FROM_OPTION ? key_from_option(value) : key_from_environment(value);
+    value = value ? value : "";
+    problem = option_problem(option, value);
+    if (problem) {
+        void (*log)(const char *, ...) = remote ? slurm_error : slurm_spank_log;
+        log("bootseer: %s=%s: %s", origin == FROM_OPTION ? names->option : names->fallback,
+            text_escape(shown, sizeof(shown), value), problem);
+        return false;
+    }
+    snprintf(request->value[option], sizeof(request->value[option]), "%s", value);
+    request->given[option] = true;
+    return true;
+}
+
+/* Copies a variable, cut where it does not fit; the room for one byte more than a value may have
+ * makes a cut value malformed. */
+static bool lookup(spank_t spank, const char *name, char out[VALUE_MAX + 2])
+{
+    const char *value;
+    spank_err_t rc;
+
+    if (spank) {
+        rc = spank_getenv(spank, name, out, VALUE_MAX + 2);
+        return rc == ESPANK_SUCCESS || rc == ESPANK_NOSPACE;
+    }
+    value = getenv(name);
+    if (value)
+        snprintf(out, VALUE_MAX + 2, "%s", value);
+    return value != NULL;
+}
+
+bool request_complete(struct request *request, spank_t spank)
+{
+    char value[VALUE_MAX + 2];
+    bool asked = lookup(spank, option_names[OPTION_KEY].fallback, value);
+    bool good = true;
+
+    for (int i = 0; i < OPTION_COUNT; i++)
+        asked |= request->given[i];
+    if (!asked)
+        return true;
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (!request->given[i] && lookup(spank, option_names[i].fallback, value))
+            good &= request_set(request, (enum option)i, FROM_ENVIRONMENT, value, spank != NULL);
+    return good;
+}
+
+bool request_is_active(const struct request *request)
+{
+    bool given = false;
+
+    for (int i = 0; i < OPTION_COUNT; i++)
+        given |= request->given[i];
+    return given && !option_is_off(request->value[OPTION_KEY]);
+}

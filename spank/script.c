@@ -1,0 +1,152 @@
+/* A job's prolog and epilog on the node: start the entry scripts, and only where there is work. */
+#include "bootseer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* How much longer than its own deadline the entry script may take to come to an end. */
+enum { GRACE_MS = 5000 };
+
+static bool get_job_id(spank_t spank, uint32_t *job_id)
+{
+    if (spank_get_item(spank, S_JOB_ID, job_id) == ESPANK_SUCCESS)
+        return true;
+    slurm_error("bootseer: Slurm does not tell the job's id; nothing is started");
+    return false;
+}
+
+/* Puts what the entry scripts may rely on: everything here comes from Slurm or the administrator,
+ * nothing from the user. */
+static void put_job(struct environment *environment, spank_t spank, uint32_t job_id)
+{
+    static const char *const from_slurm[] = {
+        "SLURM_CLUSTER_NAME", "SLURM_CONF",         "SLURM_JOB_GID",  "SLURM_JOB_NODELIST",
+        "SLURM_JOB_USER",     "SLURM_JOB_WORK_DIR", "SLURM_NODELIST", "SLURMD_NODENAME",
+    };
+    char number[16];
+    uid_t uid;
+
+    environment_put(environment, "PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    environment_put(environment, "LANG", "C.UTF-8");
+    snprintf(number, sizeof(number), "%u", job_id);
+    environment_put(environment, "SLURM_JOB_ID", number);
+    if (spank_get_item(spank, S_JOB_UID, &uid) == ESPANK_SUCCESS) {
+        snprintf(number, sizeof(number), "%u", uid);
+        environment_put(environment, "SLURM_JOB_UID", number);
+    }
+    for (size_t i = 0; i < sizeof(from_slurm) / sizeof(*from_slurm); i++)
+        environment_put(environment, from_slurm[i], getenv(from_slurm[i]));
+}
+
+/* Puts one of the user's values under the name that the entry scripts read. */
+static void put_control(struct environment *environment, const char *control, const char *value)
+{
+    char name[64];
+
+    snprintf(name, sizeof(name), "SPANK_%s", control);
+    environment_put(environment, name, value);
+}
+
+/* The value of an option in a job's prolog. What the submit side sent comes first; an option that
+ * Slurm itself carried is the fallback. */
+static const char *job_value(spank_t spank, enum option option)
+{
+    struct spank_option known = {.name = (char *)option_names[option].option + strlen("--"),
+                                 .has_arg = 1};
+    char name[64];
+    char *value;
+
+    snprintf(name, sizeof(name), "SPANK_%s", option_names[option].control);
+    if (getenv(name))
+        return getenv(name);
+    if (spank_option_getopt(spank, &known, &value) != ESPANK_SUCCESS || !value)
+        return NULL;
+    return strcmp(value, "(null)") ? value : "";
+}
+
+/* Returns how long the user lets the prolog take, within the administrator's limit. */
+static int wait_ms(const struct settings *settings, const char *value)
+{
+    int asked_ms;
+
+    if (!value || option_problem(OPTION_WAIT, value))
+        return settings->max_wait_ms;
+    asked_ms = atoi(value) * 1000;
+    return asked_ms < settings->max_wait_ms ? asked_ms : settings->max_wait_ms;
+}
+
+/* Puts the request's values, each of which may be NULL, and runs the prolog's entry script. */
+static void run_prolog(const struct bootseer *bootseer, struct environment *environment,
+                       const char *const values[OPTION_COUNT], const char *job_name)
+{
+    static const char pyxis[] = "SPANK__SLURM_SPANK_OPTION_pyxis_container_image";
+    int timeout_ms = wait_ms(&bootseer->settings, values[OPTION_WAIT]);
+    char path[PATH_MAX + 32];
+    char seconds[16];
+
+    put_control(environment, option_names[OPTION_KEY].control,
+                values[OPTION_KEY] ? values[OPTION_KEY] : "");
+    for (int i = OPTION_KEY + 1; i < OPTION_WAIT; i++)
+        put_control(environment, option_names[i].control, values[i]);
+    /* The script learns what it really has, so that it comes to an end by itself. */
+    snprintf(seconds, sizeof(seconds), "%d", timeout_ms / 1000);
+    put_control(environment, option_names[OPTION_WAIT].control,
+                values[OPTION_WAIT] ? seconds : NULL);
+    put_control(environment, CONTROL_JOB_NAME, job_name);
+    environment_put(environment, pyxis, getenv(pyxis));
+    snprintf(path, sizeof(path), "%s/bootseer-prolog", bootseer->settings.libexec);
+    program_run(path, environment, timeout_ms + GRACE_MS);
+}
+
+void script_prolog(const struct bootseer *bootseer, spank_t spank)
+{
+    struct environment environment = {.count = 0};
+    const char *values[OPTION_COUNT];
+    bool asked = false;
+    uint32_t job_id;
+
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        values[i] = job_value(spank, (enum option)i);
+        asked |= values[i] != NULL;
+    }
+    if (!asked || (values[OPTION_KEY] && option_is_off(values[OPTION_KEY])))
+        return;
+    if (!get_job_id(spank, &job_id))
+        return;
+    put_job(&environment, spank, job_id);
+    run_prolog(bootseer, &environment, values, getenv("SPANK_" CONTROL_JOB_NAME));
+    environment_free(&environment);
+}
+
+void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t job_id)
+{
+    const struct request *request = &bootseer->request;
+    struct environment environment = {.count = 0};
+    const char *values[OPTION_COUNT];
+
+    for (int i = 0; i < OPTION_COUNT; i++)
+        values[i] = request->given[i] ? request->value[i] : NULL;
+    put_job(&environment, spank, job_id);
+    run_prolog(bootseer, &environment, values, *request->job_name ? request->job_name : NULL);
+    environment_free(&environment);
+}
+
+void script_epilog(const struct bootseer *bootseer, spank_t spank)
+{
+    struct environment environment = {.count = 0};
+    char path[PATH_MAX + 32];
+    struct stat info;
+    uint32_t job_id;
+
+    if (!get_job_id(spank, &job_id))
+        return;
+    snprintf(path, sizeof(path), "%s/jobs/%u", bootseer->settings.run_dir, job_id);
+    if (lstat(path, &info) || !S_ISDIR(info.st_mode))
+        return;
+    put_job(&environment, spank, job_id);
+    snprintf(path, sizeof(path), "%s/bootseer-epilog", bootseer->settings.libexec);
+    program_run(path, &environment, bootseer->settings.epilog_timeout_ms);
+    environment_free(&environment);
+}

@@ -1,0 +1,55 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import ConfigError, Denied
+from bootseer.store.base import publish, read_all
+from bootseer.store.locate import open_store
+
+
+@pytest.mark.parametrize("form", ["{path}", "{path}/", "file://{path}", "file://{path}/"])
+async def test_finds_a_directory(tmp_path: Path, form: str) -> None:
+    store = open_store(form.format(path=tmp_path))
+    await publish(store, "object", b"1")
+    assert (tmp_path / "object").read_bytes() == b"1"
+    assert store.url == tmp_path.as_uri()
+
+
+@pytest.mark.parametrize("name", ["with space", "100%", "question?", "hash#", "ünï"])
+async def test_the_url_of_a_store_opens_it(tmp_path: Path, name: str) -> None:
+    plain = open_store(str(tmp_path / name))
+    await publish(plain, "object", b"1")
+    assert await read_all(open_store(plain.url), "object", 1) == b"1"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("", "absolute"),
+        ("relative/path", "absolute"),
+        ("./here", "absolute"),
+        ("~/store", "absolute"),
+        ("file:relative", "absolute"),
+        ("file:", "absolute"),
+        ("file://host/path", "three slashes"),
+        ("file:///path?query", "three slashes"),
+        ("file:///path#fragment", "three slashes"),
+        ("/a/../b", "'..'"),
+        ("file:///a/..", "'..'"),
+        ("file:///a/%2e%2e/b", "'..'"),
+        ("file:///a%00b", "control"),
+        ("/a\nb", "control"),
+        ("hdfs://namenode/path", "this version has file://"),
+        ("s3://bucket", "this version has file://"),
+        ("http://[broken", "not a URL"),
+    ],
+)
+def test_refuses_what_it_does_not_know(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        open_store(url)
+
+
+async def test_hands_the_owner_on(tmp_path: Path) -> None:
+    with pytest.raises(Denied):
+        await open_store(str(tmp_path), owner_uid=os.geteuid() + 1).list()

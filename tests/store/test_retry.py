@@ -1,0 +1,260 @@
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from bootseer.errors import Closed, Conflict, Denied, NotFound, Transient
+from bootseer.store.backoff import Backoff
+from bootseer.store.base import Reader, Store, publish, read_all
+from bootseer.store.limit import LimitStore
+from bootseer.store.memory import MemoryStore
+from bootseer.store.retry import RetryStore
+from bootseer.store.wrap import WrappedStore
+from bootseer.testing.fault_store import FlakyStore, HangingStore, ReadOnlyStore, every, first
+
+T = TypeVar("T")
+
+CONTENT = bytes(range(200))
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+class CountingStore(WrappedStore):
+    """Counts the readers that are open."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.open_now = 0
+        self.opened = 0
+
+    async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        return await call()
+
+    @asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator[Reader]:
+        async with super().open(name) as reader:
+            self.open_now += 1
+            self.opened += 1
+            try:
+                yield reader
+            finally:
+                self.open_now -= 1
+
+
+# Backoff
+
+
+@given(st.integers(1, 10_000), st.floats(0, 10), st.floats(0, 100))
+def test_pauses_grow_within_bounds(attempt: int, first_s: float, longest_s: float) -> None:
+    backoff = Backoff(first_s=first_s, longest_s=longest_s)
+    whole = min(longest_s, first_s * 2.0 ** min(attempt - 1, 30))
+    assert whole / 2 <= backoff.pause_s(attempt) <= whole
+
+
+async def test_gives_up_after_so_many_attempts(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    flaky = FlakyStore(memory, every(1))
+    with pytest.raises(Transient, match=r"flaky on purpose \(gave up after 4 attempts\)"):
+        await RetryStore(flaky, Backoff(attempts=4, first_s=1, longest_s=2)).stat("a")
+    assert flaky.calls == [("stat", "a")] * 4
+    assert 2.5 <= trio.current_time() <= 5
+
+
+async def test_only_passing_failures_are_repeated(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    flaky = FlakyStore(ReadOnlyStore(memory), lambda *_: False)
+    with pytest.raises(NotFound):
+        await RetryStore(flaky).stat("a")
+    with pytest.raises(Denied):
+        await RetryStore(flaky).mkdir("a")
+    assert len(flaky.calls) == 2
+
+
+async def test_a_pause_can_be_cancelled(memory: MemoryStore, autojump_clock: MockClock) -> None:
+    store = RetryStore(FlakyStore(memory, every(1)), Backoff(first_s=60, longest_s=60))
+    with trio.move_on_after(1) as scope:
+        await store.stat("a")
+    assert scope.cancelled_caught
+
+
+# Reads
+
+
+async def test_reads_on_from_a_fresh_reader(memory: MemoryStore, autojump_clock: MockClock) -> None:
+    await publish(memory, "object", CONTENT)
+    counting = CountingStore(FlakyStore(memory, first(3, "pread")))
+    async with RetryStore(counting).open("object") as reader:
+        assert await reader.pread(10, 20) == CONTENT[10:30]
+        assert counting.open_now == 1
+        assert await reader.pread(100, 200) == CONTENT[100:]
+        assert counting.opened == 4
+    assert counting.open_now == 0
+    with pytest.raises(Closed):
+        await reader.pread(0, 1)
+
+
+async def test_many_reads_share_what_is_opened_anew(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    await publish(memory, "object", CONTENT)
+    counting = CountingStore(FlakyStore(memory, every(3)))
+    store = RetryStore(counting, Backoff(attempts=50))
+
+    async def read(offset: int) -> None:
+        assert await reader.pread(offset, 10) == CONTENT[offset : offset + 10]
+
+    async with store.open("object") as reader:
+        async with trio.open_nursery() as nursery:
+            for offset in range(0, 200, 10):
+                nursery.start_soon(read, offset)
+        assert counting.open_now <= 1
+    assert counting.open_now == 0
+
+
+async def test_never_mixes_versions(memory: MemoryStore, autojump_clock: MockClock) -> None:
+    await publish(memory, "object", b"first")
+    flaky = FlakyStore(memory, lambda count, operation, name: count == 3)
+    async with RetryStore(flaky).open("object") as reader:
+        assert await reader.pread(0, 2) == b"fi"
+        await publish(memory, "object", b"other")
+        with pytest.raises(Conflict, match="replaced while it was read"):
+            await reader.pread(2, 3)
+
+
+async def test_a_hung_read_is_repeated_after_its_deadline(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    await publish(memory, "object", CONTENT)
+    hanging = HangingStore(memory, {"pread"})
+    limited = LimitStore(hanging, deadline_s=5, operations=trio.CapacityLimiter(2))
+
+    async def recover() -> None:
+        await trio.sleep(7)
+        hanging.operations = ()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recover)
+        assert await read_all(RetryStore(limited), "object", 200) == CONTENT
+    assert 10 < trio.current_time() < 11
+
+
+# Writes
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("operation", ["create", "write", "commit"])
+@pytest.mark.parametrize("overwrite", [True, False])
+async def test_begins_the_object_again(
+    memory: MemoryStore, operation: str, overwrite: bool, late: bool, autojump_clock: MockClock
+) -> None:
+    """Whether the failed step was carried out or not, the object is whole and written once."""
+    flaky = FlakyStore(memory, first(2, operation), late=late)
+    async with RetryStore(flaky).create("object", overwrite=overwrite) as writer:
+        for start in range(0, 200, 50):
+            await writer.write(CONTENT[start : start + 50])
+        await writer.commit()
+    assert await read_all(memory, "object", 200) == CONTENT
+
+
+async def test_a_buffer_that_is_used_again_is_replayed_as_it_was(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    buffer = bytearray(b"one")
+    async with RetryStore(FlakyStore(memory, first(1, "commit"))).create("object") as writer:
+        await writer.write(buffer)
+        buffer[:] = b"two"
+        await writer.write(buffer)
+        await writer.commit()
+    assert await read_all(memory, "object", 6) == b"onetwo"
+
+
+async def test_a_conflict_with_another_writer_stays_one(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    """Also after a commit whose answer was lost, if it is not what was written here."""
+    flaky = FlakyStore(memory, first(1, "commit"))
+    async with RetryStore(flaky).create("object", overwrite=False) as writer:
+        await writer.write(b"mine")
+        await publish(memory, "object", b"hers")
+        with pytest.raises(Conflict):
+            await writer.commit()
+    assert await read_all(memory, "object", 9) == b"hers"
+
+
+async def test_keeps_no_more_than_its_limit(memory: MemoryStore, autojump_clock: MockClock) -> None:
+    flaky = FlakyStore(memory, lambda count, operation, name: False)
+    async with RetryStore(flaky, replay_limit_bytes=100).create("object") as writer:
+        for start in range(0, 200, 50):
+            await writer.write(CONTENT[start : start + 50])
+        await writer.commit()
+    assert await read_all(memory, "object", 200) == CONTENT
+    assert len(flaky.calls) == 6
+
+
+async def test_a_failure_beyond_the_limit_is_the_callers(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    flaky = FlakyStore(memory, first(1, "commit"))
+    async with RetryStore(flaky, replay_limit_bytes=100).create("object") as writer:
+        await writer.write(CONTENT)
+        with pytest.raises(Transient, match=r"flaky on purpose$"):
+            await writer.commit()
+        with pytest.raises(Closed):
+            await writer.commit()
+    assert await memory.list() == []
+
+
+# Changes
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_repeats_changes(memory: MemoryStore, late: bool, autojump_clock: MockClock) -> None:
+    await publish(memory, "a", b"1")
+    await publish(memory, "folder/b", b"2")
+
+    def flaky(operation: str) -> RetryStore:
+        return RetryStore(FlakyStore(memory, first(2, operation), late=late))
+
+    await flaky("rename").rename("a", "c")
+    await flaky("rename").rename("folder", "other")
+    await flaky("delete").delete("c")
+    await flaky("mkdir").mkdir("new")
+    assert [info.name for info in await memory.list()] == ["new", "other"]
+
+
+async def test_a_rename_that_another_one_overtook_is_not_done(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    """The source vanished after a failed attempt, and the target is not it."""
+    await publish(memory, "source", b"1")
+    await publish(memory, "target", b"22")
+
+    class Overtaken(WrappedStore):
+        async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+            if operation == "rename" and (await memory.list())[0].name == "source":
+                await memory.delete("source")
+                raise Transient("lost")
+            return await call()
+
+    with pytest.raises(NotFound):
+        await RetryStore(Overtaken(memory)).rename("source", "target", overwrite=True)
+
+
+async def test_nothing_to_change_is_not_found(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    store = RetryStore(FlakyStore(memory, first(1, "delete")))
+    with pytest.raises(NotFound):
+        await store.delete("missing")
+    with pytest.raises(NotFound):
+        await store.rename("missing", "other")

@@ -47,9 +47,13 @@ bool request_set(struct request *request, enum option option, enum origin origin
     value = value ? value : "";
     problem = option_problem(option, value);
     if (problem) {
-        void (*log)(const char *, ...) = remote ? slurm_error : slurm_spank_log;
-        log("bootseer: %s=%s: %s", origin == FROM_OPTION ? names->option : names->fallback,
-            text_escape(shown, sizeof(shown), value), problem);
+        const char *name = origin == FROM_OPTION ? names->option : names->fallback;
+
+        text_escape(shown, sizeof(shown), value);
+        if (remote)
+            slurm_error("bootseer: %s=%s: %s; it is left out", name, shown, problem);
+        else
+            slurm_spank_log("bootseer: %s=%s: %s", name, shown, problem);
         return false;
     }
     snprintf(request->value[option], sizeof(request->value[option]), "%s", value);

@@ -8,7 +8,7 @@ from bootseer.agent.worker import Task
 from bootseer.core.event import FALLBACK
 from bootseer.core.hotset import HotSet
 from bootseer.core.order import prefetch_order
-from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.core.ranges import ByteRange, coalesce, total_bytes
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
 from bootseer.image.prefetch import PIECE_BYTES, Prefetch, available_bytes
@@ -105,7 +105,7 @@ class Warm:
         await task.channel.send({"op": "prefetch", "ranges": hot})
         budget = int(task.config["image.memory_share"] * available_bytes())
         pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
-        hot_bytes = total_bytes([*identity.leading, *hot])
+        hot_bytes = total_bytes(coalesce([*identity.leading, *hot]))
         prefetch = Prefetch(image.fd, image.size_bytes, task.config["image.streams"])
         self._prefetch = prefetch
         if self._lingers:

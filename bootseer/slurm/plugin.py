@@ -32,7 +32,7 @@ ADVICE = "bootseer-advice.so"
 CONF = "bootseer.conf"
 SCRIPTS = {"bootseer-prolog": "prolog", "bootseer-epilog": "epilog"}
 
-_SOURCES = ("bootseer", "options", "request", "submit", "advice", "script", "step", "exec")
+SOURCES = ("bootseer", "options", "request", "submit", "advice", "script", "step", "exec")
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fstack-protector-strong", "-Wl,-z,relro")
 _WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
 _ARGUMENT = re.compile(
@@ -102,7 +102,7 @@ def build(output: Path, slurm_include: Path | None = None, *, advice: bool = Tru
     output.mkdir(parents=True, exist_ok=True)
     files = [output / PLUGIN]
     _compile(
-        [source / f"{name}.c" for name in _SOURCES],
+        [source / f"{name}.c" for name in SOURCES],
         output / PLUGIN,
         [*_WARNINGS, f"-I{include}", f"-Wl,--version-script={source / 'bootseer.map'}"],
     )

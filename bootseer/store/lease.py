@@ -65,7 +65,8 @@ class Lease:
             self._ended = True
             idle = self._users == 0
         if idle:
-            with trio.move_on_after(CLOSE_GRACE_S, shield=True):
+            deadline = trio.current_time() + CLOSE_GRACE_S
+            with trio.CancelScope(deadline=deadline, shield=True):
                 # A limiter of its own: closing must not queue behind threads that hang.
                 await trio.to_thread.run_sync(
                     self._clean_up, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)

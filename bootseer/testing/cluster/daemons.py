@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bootseer.errors import Unavailable
@@ -93,7 +94,7 @@ def stop_slurmd(cluster: Cluster, nodes: Iterable[str], *, kill: bool) -> None:
         stop = f'[ ! -e "$0" ] || {{ read -r pid < "$0"; kill -{signal} "$pid"; rm -f "$0"; }}'
         cluster.run(["sh", "-c", stop, "/run/slurmd.pid"], node=node, check=False)
     for node in nodes:
-        wait_until(lambda node=node: not _runs_slurmd(cluster, node), f"slurmd on {node} ended")  # type: ignore[misc]
+        wait_until(partial(_has_no_slurmd, cluster, node), f"slurmd on {node} ended")
 
 
 def wait_idle(cluster: Cluster, nodes: Iterable[str], timeout_s: float = 30) -> None:
@@ -114,8 +115,8 @@ def wait_idle(cluster: Cluster, nodes: Iterable[str], timeout_s: float = 30) -> 
     wait_until(idle, "all nodes idle", timeout_s=timeout_s, explain=explain)
 
 
-def _runs_slurmd(cluster: Cluster, node: str) -> bool:
-    return any(process.command.split()[0] == "slurmd" for process in cluster.processes(node))
+def _has_no_slurmd(cluster: Cluster, node: str) -> bool:
+    return not any(process.command.split()[0] == "slurmd" for process in cluster.processes(node))
 
 
 def _start(cluster: Cluster, daemon: str, machines: Iterable[str], *, user: str = "root") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.cluster.spec import ClusterSpec
 
 _KEEPER_LOG = "keeper.log"
+_END_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +95,26 @@ def end(state_dir: Path) -> None:
     """
     if layout.is_locked(state_dir):
         pid = wait_until(lambda: _keeper_pid(state_dir), f"the keeper's pid is in {state_dir}")
-        if _is_keeper(pid):
-            os.kill(pid, signal.SIGKILL)
-        # PID 1 of a namespace is gone only when all other processes there are.
-        wait_until(
-            lambda: not _is_keeper(pid) and not layout.is_locked(state_dir),
-            f"the cluster in {state_dir} ended",
-        )
+        _kill(pid)
+        wait_until(lambda: not layout.is_locked(state_dir), f"the cluster in {state_dir} ended")
     layout.remove(state_dir)
+
+
+def _kill(pid: int) -> None:
+    """Kill the keeper and wait until it is dead, and with it, as its PID 1, its whole namespace."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        # The descriptor is sure to mean one process; see that it is the keeper and no later owner
+        # of its pid.
+        if _is_keeper(pid):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            if not select.select([pidfd], [], [], _END_TIMEOUT_S)[0]:
+                raise Unavailable(f"the cluster's keeper, pid {pid}, does not end")
+    finally:
+        os.close(pidfd)
 
 
 def _keeper_pid(state_dir: Path) -> int:
@@ -111,10 +125,7 @@ def _keeper_pid(state_dir: Path) -> int:
 
 
 def _is_keeper(pid: int) -> bool:
-    """Tell whether this is a keeper's pid still, and not one that was given out again.
-
-    The command line of a dead process that nobody has waited for is empty.
-    """
+    """Tell whether this is the pid of a keeper that lives."""
     try:
         return keeper.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

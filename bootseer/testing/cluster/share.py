@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,9 +57,9 @@ def mount(
         starter.communicate()
     for machine, log in logs.items():
         wait_until(
-            lambda log=log: slow_share.READY in log.read_text(),  # type: ignore[misc]
+            partial(_is_ready, log),
             f"the slow share is mounted on {machine}",
-            explain=lambda log=log: log.read_text(),  # type: ignore[misc]
+            explain=log.read_text,
         )
 
 
@@ -72,14 +73,15 @@ def unmount(cluster: Cluster, at: str) -> None:
         if find_mount(at, cluster.holder_pid(machine)) is not None:
             cluster.run(["umount", at], node=machine)
         wait_until(
-            lambda machine=machine: not _daemons(cluster, machine, at),  # type: ignore[misc]
+            partial(_has_no_daemon, cluster, machine, at),
             f"the slow share's daemon on {machine} ended",
         )
 
 
-def _daemons(cluster: Cluster, machine: str, at: str) -> list[int]:
-    return [
-        process.pid
-        for process in cluster.processes(machine)
-        if slow_share.MODULE in process.command and at in process.command.split()
-    ]
+def _is_ready(log: Path) -> bool:
+    return slow_share.READY in log.read_text()
+
+
+def _has_no_daemon(cluster: Cluster, machine: str, at: str) -> bool:
+    words = (process.command.split() for process in cluster.processes(machine))
+    return not any(slow_share.MODULE in command and at in command for command in words)

@@ -1,0 +1,190 @@
+"""A cluster with BootSeer installed, and a user's jobs on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bootseer.testing import site
+from bootseer.testing.cluster import Cluster
+from bootseer.testing.cluster.poll import wait_until
+from bootseer.testing.images import TinyImage, ch_run, write_image
+
+RUN_DIR = "/run/bootseer"
+SHARE = "/mnt/share"
+IMAGE = f"{SHARE}/tiny.sqsh"
+CONFIG = '[image]\nsample_interval_s = 0.1\n[store]\ndeadline_s = 3\n[epilog]\ndeadline_s = 10\n'
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has ended."""
+
+    job_id: int
+    state: str
+    stdout: str
+    stderr: str
+    exit_code: int
+
+
+class Lab:
+    """The cluster, the slow share with a tiny image on it, and what tests ask of both."""
+
+    def __init__(self, cluster: Cluster, images: Path) -> None:
+        self.cluster = cluster
+        self.images = images
+        self.containers = cluster.state_dir / "containers"
+        self.containers.mkdir(mode=0o1777, exist_ok=True)
+        self.containers.chmod(0o1777)
+
+    # The image and how a job starts it.
+
+    def put_image(self, seed: int = 0) -> TinyImage:
+        """Put a new image under the image's name."""
+        recipe = TinyImage(seed=seed)
+        cached = self.images / f"seed-{seed}.sqsh"
+        if not cached.exists():
+            write_image(recipe, cached)
+        # Another inode, as whoever publishes a new image would make.
+        copy = self.images / "tiny.new"
+        copy.write_bytes(cached.read_bytes())
+        copy.replace(self.images / "tiny.sqsh")
+        return recipe
+
+    def mount_share(self, bandwidth: float = 200e6, latency_s: float = 0.001) -> None:
+        self.cluster.mount_share(
+            self.images, at=SHARE, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth
+        )
+
+    def start(self, image: str = IMAGE) -> str:
+        """The shell command that starts the container."""
+        return shlex.join(ch_run(Path(image), self.containers, *TinyImage().command))
+
+    def drop_caches(self) -> None:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+
+    # Jobs.
+
+    def srun(
+        self,
+        *options: str,
+        command: str | None = None,
+        user: str = "alice",
+        env: dict[str, str] | None = None,
+        check: bool = True,
+        timeout_s: float = 60,
+    ) -> Job:
+        """Run a job on both nodes, by default the container from cold caches."""
+        if command is None:
+            self.drop_caches()
+            command = self.start()
+        argv = ["srun", "-N2", "--ntasks-per-node=1", *options, "sh", "-c", command]
+        answer = self.cluster.run(argv, user=user, env=env, check=False, timeout_s=timeout_s)
+        job_id = self.newest_job()
+        state = self.cluster.wait_for_job(job_id, timeout_s=30)
+        job = Job(job_id, state, answer.stdout, answer.stderr, answer.returncode)
+        if check:
+            assert job.exit_code == 0, job
+            assert job.state == "COMPLETED", job
+        self.assert_healthy()
+        return job
+
+    def sbatch(self, script: str, *options: str, user: str = "alice") -> int:
+        """Submit a batch script; returns the job's id."""
+        answer = self.cluster.run(
+            ["sbatch", "--parsable", "-o", "/shared/%j.out", *options],
+            user=user,
+            input=script,
+        )
+        return int(answer.stdout.split(";")[0])
+
+    def newest_job(self) -> int:
+        listed = self.cluster.run(["squeue", "--states=all", "--noheader", "--format=%A"])
+        return max(int(line) for line in listed.stdout.split())
+
+    def wait_for_agents(self, job_id: int, *nodes: str) -> None:
+        """Wait until the job's agents answer."""
+        for node in nodes or self.cluster.node_names:
+            wait_until(
+                lambda node=node: self.agent(node, job_id), f"an agent of job {job_id} on {node}"
+            )
+
+    def agent(self, node: str, job_id: int) -> int | None:
+        """The process id, as the host counts, of a job's agent."""
+        for process in self.cluster.processes(node):
+            if f"warm {RUN_DIR}/jobs/{job_id}" in process.command and process.uid == 0:
+                return process.pid
+        return None
+
+    def status(self, node: str, user: str = "root") -> list[dict[str, Any]]:
+        """What `bootseer status` says on a node."""
+        answer = self.cluster.run([site.bootseer(), "status", "--json"], node=node, user=user)
+        found: list[dict[str, Any]] = json.loads(answer.stdout)
+        return found
+
+    # What is known afterwards.
+
+    def report(self, job: int | Job, user: str = "alice") -> dict[str, Any]:
+        """The report of one job."""
+        job_id = job if isinstance(job, int) else job.job_id
+        argv = [site.bootseer(), "report", str(job_id), "--alone", "--json"]
+        found: list[dict[str, Any]] = json.loads(self.cluster.run(argv, user=user).stdout)
+        return found[-1]
+
+    def stages(self, job: int | Job, node: str = "n1") -> dict[str, dict[str, Any]]:
+        """The stages of one node in a job's report, the last of each name."""
+        nodes = {n["node"]: n for n in self.report(job)["nodes"]}
+        return {stage["stage"]: stage for stage in nodes[node]["stages"]}
+
+    def fallbacks(self, job: int | Job) -> set[str]:
+        """Names of the stages that fell back, on any node."""
+        return {
+            s["stage"]
+            for n in self.report(job)["nodes"]
+            for s in n["stages"]
+            if s["status"] == "fallback"
+        }
+
+    def store(self, user: str = "alice") -> Path:
+        """A user's store, on the host."""
+        return self.cluster.state_dir / "home" / user / ".bootseer"
+
+    def forget(self, user: str = "alice") -> None:
+        """Remove all that is known of a user's jobs."""
+        self.cluster.run(["rm", "-rf", str(self.store(user))])
+        for node in self.cluster.node_names:
+            self.cluster.run(["rm", "-rf", "/var/cache/bootseer/spool"], node=node)
+
+    def slurmd_log(self, node: str) -> str:
+        return self.cluster.log(node).read_text(errors="replace")
+
+    def assert_healthy(self) -> None:
+        """No node is drained or down, and no job that has ended has left anything."""
+        states = self.cluster.node_states()
+        assert set(states.values()) <= {"idle", "allocated", "mixed", "completing"}, states
+
+    def assert_clean(self) -> None:
+        """Nothing of BootSeer's is left on any node, once the last epilog has run."""
+        for node in self.cluster.node_names:
+            wait_until(
+                lambda node=node: not self.left_overs(node),
+                f"{node} clean",
+                explain=lambda node=node: "\n".join(self.left_overs(node)),
+            )
+
+    def left_overs(self, node: str) -> list[str]:
+        processes = [
+            process.command
+            for process in self.cluster.processes(node)
+            if re.search(r"bootseer\.agent|bootseer-(pro|epi)log|BOOTSEER", process.command)
+        ]
+        mounts = [m.mountpoint for m in self.cluster.mounts(node) if m.mountpoint.startswith(RUN_DIR)]
+        find = f"find {RUN_DIR} -mindepth 2 2>/dev/null || true"
+        files = self.cluster.run(["sh", "-c", find], node=node).stdout.split()
+        return [*processes, *mounts, *files]

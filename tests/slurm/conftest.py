@@ -1,0 +1,32 @@
+import shutil
+
+import pytest
+
+from bootseer.testing import site
+from bootseer.testing.cluster import Cluster, ClusterSpec
+
+from bootseer.testing.lab import CONFIG, Lab
+
+
+@pytest.fixture(scope="session")
+def cluster_lab(tmp_path_factory):
+    images = tmp_path_factory.mktemp("images")
+    for folder in (images, *images.parents[:2]):
+        folder.chmod(0o755)
+    with Cluster.up(ClusterSpec(name="test-jobs", nodes=2)) as cluster:
+        site.install(cluster, config=CONFIG)
+        lab = Lab(cluster, images)
+        lab.put_image()
+        lab.mount_share()
+        yield lab
+    shutil.rmtree(images)
+
+
+@pytest.fixture
+def lab(cluster_lab):
+    """The cluster with nothing known of any job; afterwards it must be healthy and clean."""
+    cluster_lab.forget()
+    cluster_lab.put_image()
+    yield cluster_lab
+    cluster_lab.assert_healthy()
+    cluster_lab.assert_clean()

@@ -1,0 +1,130 @@
+"""slurmstepd: the late start for a step's own request, and the events of steps."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+BATCH, EXTERN, INTERACTIVE = 0xFFFFFFFB, 0xFFFFFFFC, 0xFFFFFFFA
+
+
+@pytest.fixture
+def agent(host):
+    host.job_dir.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(host.job_dir / "agent.sock"))
+        listener.listen()
+        listener.settimeout(2)
+        yield listener
+
+
+def events(agent, count):
+    got = []
+    for _ in range(count):
+        with agent.accept()[0] as connection, connection.makefile() as lines:
+            got += [json.loads(line) for line in lines]
+    agent.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        agent.accept()
+    return got
+
+
+def test_step_without_a_request_starts_nothing(host, tmp_path):
+    host.script("bootseer-prolog", f"touch {tmp_path}/ran")
+    for job_env in ({}, {"BOOTSEER": "off"}, {"BOOTSEER_IMAGE": "/i"}):
+        assert host.run("step", job_env=job_env).hooks() == {"0"}
+    host.run("step", options={"bootseer": "off"}, job_env={"BOOTSEER": "1"})
+    host.run("step", options={"bootseer": "k"}, step=EXTERN)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_step_with_its_own_request_starts_the_agent(host, tmp_path):
+    host.script("bootseer-prolog", f"env > {tmp_path}/env; echo hello")
+    options = {"bootseer": "(null)", "bootseer-image": "/i"}
+    job_env = {
+        "SLURM_JOB_NAME": "a/b",
+        "BOOTSEER_WAIT": "9",
+        "SLURM_CONF": "/home/ada/evil.conf",
+        "SLURMD_NODENAME": "elsewhere",
+    }
+    seen = host.run("step", options=options, job_env=job_env)
+    assert seen.hooks() == {"0"} and seen.of("info") == ["bootseer: hello"]
+    env = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert {name: value for name, value in env.items() if "SPANK" in name} == {
+        "SPANK_BOOTSEER_KEY": "",
+        "SPANK_BOOTSEER_IMAGE": "/i",
+        "SPANK_BOOTSEER_WAIT": "9",
+        "SPANK_BOOTSEER_JOB_NAME": "a_b",
+    }
+    # What only Slurm may say is not taken from the job's environment.
+    assert "SLURM_CONF" not in env and "SLURMD_NODENAME" not in env
+
+
+def test_step_leaves_a_running_agent_alone(host, tmp_path):
+    host.job_dir.mkdir()
+    host.script("bootseer-prolog", f"touch {tmp_path}/ran")
+    assert host.run("step", options={"bootseer": "k"}).hooks() == {"0"}
+    assert not (tmp_path / "ran").exists()
+
+
+def test_malformed_values_never_fail_a_step(host, tmp_path):
+    host.script("bootseer-prolog", f"env > {tmp_path}/env")
+    seen = host.run(
+        "step",
+        options={"bootseer": "k", "bootseer-image": "rel\n", "bootseer-wait": "x" * 1_000_000},
+        job_env={"BOOTSEER_CKPT": b"\xff", "BOOTSEER_ENV": "x" * 1_000_000},
+    )
+    assert seen.hooks() == {"0"} and len(seen.of("error")) == 4
+    assert "SPANK_BOOTSEER_KEY=k\n" in (tmp_path / "env").read_text()
+
+
+def test_tasks_get_the_socket_and_the_agent_gets_events(host, agent):
+    before = time.time_ns()
+    seen = host.run("step", step=3)
+    assert seen.of("setenv") == [f"BOOTSEER_SOCKET={host.job_dir}/agent.sock"]
+    start, end = events(agent, 2)
+    assert start["op"] == end["op"] == "event"
+    assert (start["stage"], end["stage"]) == ("step.start", "step")
+    assert start["step"] == end["step"] == 3
+    assert before < start["start_ns"] == start["end_ns"] == end["start_ns"] < end["end_ns"]
+    assert end["end_ns"] < time.time_ns()
+
+
+@pytest.mark.parametrize(("step", "stage"), [(BATCH, "batch"), (INTERACTIVE, "interactive")])
+def test_batch_and_interactive_have_no_number(host, agent, step, stage):
+    host.run("step", step=step)
+    assert [(e["stage"], e["step"]) for e in events(agent, 2)] == [
+        (f"{stage}.start", -1),
+        (stage, -1),
+    ]
+
+
+def test_extern_step_sends_nothing(host, agent):
+    assert host.run("step", step=EXTERN).of("setenv") == []
+    assert events(agent, 0) == []
+
+
+def test_dead_socket(host):
+    host.job_dir.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(host.job_dir / "agent.sock"))
+    seen = host.run("step")
+    assert seen.hooks() == {"0"} and seen.seconds < 2
+
+
+def test_agent_that_does_not_accept_costs_a_bounded_time(host):
+    host.job_dir.mkdir()
+    path = str(host.job_dir / "agent.sock")
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
+        busy.bind(path)
+        busy.listen(0)
+        waiting.connect(path)  # the queue is full now
+        seen = host.run("step")
+    assert seen.hooks() == {"0"} and seen.seconds < 2
+
+
+def test_run_dir_too_long_for_a_socket(host):
+    assert host.run("step", arguments=("run_dir=/" + "x" * 200,)).hooks() == {"0"}

@@ -1,0 +1,177 @@
+"""srun, sbatch and salloc: what is checked, what is sent along, what advice can do to them."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def controls(seen):
+    return dict(line.split("=", 1) for line in seen.of("control"))
+
+
+def test_job_that_does_not_ask_gets_nothing(host):
+    seen = host.run("local", env={"BOOTSEER_WAIT": "abc", "BOOTSEER_IMAGE": "/x"})
+    assert seen.returncode == 0
+    assert seen.hooks() == {"0"}
+    assert controls(seen) == {} and seen.of("user") == []
+
+
+def test_options_are_sent_along(host):
+    options = {
+        "bootseer": "k.1",
+        "bootseer-image": "/i/ä b.sqsh",
+        "bootseer-env": "train",
+        "bootseer-ckpt": "hdfs://nn:8020/c:/ckpt",
+        "bootseer-wait": "30",
+    }
+    seen = host.run("local", options=options, argv=("srun", "-J", "x/y z", "cmd"), optind=3)
+    assert controls(seen) == {
+        "BOOTSEER_KEY": "k.1",
+        "BOOTSEER_IMAGE": "/i/ä b.sqsh",
+        "BOOTSEER_ENV": "train",
+        "BOOTSEER_CKPT": "hdfs://nn:8020/c:/ckpt",
+        "BOOTSEER_WAIT": "30",
+        "BOOTSEER_JOB_NAME": "x_y_z",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "key"),
+    [
+        ({"bootseer": None}, {}, ""),
+        ({"bootseer": "(null)"}, {}, ""),  # how Slurm hands on an option without a value
+        ({"bootseer": ""}, {}, ""),
+        ({"bootseer-wait": "1"}, {}, ""),
+        ({}, {"BOOTSEER": ""}, ""),
+        ({}, {"BOOTSEER": "1"}, ""),
+        ({}, {"BOOTSEER": "yes"}, ""),
+        ({}, {"BOOTSEER": "true"}, ""),
+        ({}, {"BOOTSEER": "mine"}, "mine"),
+        ({}, {"BOOTSEER": "record"}, "record"),
+        ({"bootseer": "cli"}, {"BOOTSEER": "env"}, "cli"),
+        ({"bootseer": "1"}, {}, "1"),
+        ({"bootseer": None}, {"BOOTSEER": "off"}, ""),
+        ({"bootseer": "off"}, {"BOOTSEER": "env"}, None),
+        ({}, {"BOOTSEER": "off"}, None),
+        ({}, {"BOOTSEER": "0"}, None),
+        ({}, {"BOOTSEER": "no"}, None),
+        ({"bootseer-wait": "1"}, {"BOOTSEER": "off"}, None),
+    ],
+)
+def test_key(host, options, env, key):
+    assert controls(host.run("allocator", options=options, env=env)).get("BOOTSEER_KEY") == key
+
+
+def test_environment_stands_in_for_options(host):
+    env = {"BOOTSEER": "1", "BOOTSEER_IMAGE": "/e", "BOOTSEER_WAIT": "5", "BOOTSEER_ENV": "n"}
+    seen = controls(host.run("local", env=env, options={"bootseer-image": "/o"}))
+    assert (seen["BOOTSEER_IMAGE"], seen["BOOTSEER_WAIT"], seen["BOOTSEER_ENV"]) == ("/o", "5", "n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("wait", "abc", "=abc: not a whole number of seconds from 0 to 3600"),
+        ("wait", "-1", "=-1: not a whole"),
+        ("wait", None, "=: not a whole"),
+        ("image", "rel.sqsh", "=rel.sqsh: neither an absolute path nor a URI"),
+        ("image", "/a/../b", "=/a/../b: a path must not have a '..' component"),
+        ("image", "/a\n\x1b[31mb", r"=/a\x0a\x1b[31mb: has a control character"),
+        ("image", b"/\xff", r"=/\xff: not valid UTF-8"),
+        ("image", "/" + "x" * 1_000_000, "=/" + "x" * 76 + "...: longer than 4095 bytes"),
+        ("env", "-rf", "=-rf: neither an absolute path nor a name"),
+        ("ckpt", "/dir", "=/dir: not a URI"),
+        ("ckpt", "s3://b/c:/../etc", "=s3://b/c:/../etc: a path must not have a '..'"),
+    ],
+)
+def test_malformed_option_ends_the_command(host, name, value, message):
+    seen = host.run("local", options={f"bootseer-{name}": value})
+    assert seen.returncode == 255 and controls(seen) == {}
+    [line] = seen.of("user")
+    assert line.startswith(f"bootseer: --bootseer-{name}{message}")
+    assert len(line) < 250 and line.isprintable()
+
+
+def test_malformed_key_ends_the_command(host):
+    seen = host.run("local", options={"bootseer": "a b"})
+    assert seen.returncode == 255
+    assert seen.of("user")[0].startswith("bootseer: --bootseer=a b: not a key")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BOOTSEER", "a b"),
+        ("BOOTSEER_WAIT", "zz"),
+        ("BOOTSEER_IMAGE", b"/\xff"),
+        ("BOOTSEER_CKPT", "s3://" + "x" * 100_000),
+    ],
+)
+def test_malformed_variable_ends_the_command(host, name, value):
+    seen = host.run("local", env={"BOOTSEER": "1", name: value})
+    assert seen.returncode == 1 and controls(seen) == {}
+    [line] = seen.of("user")
+    assert line.startswith(f"bootseer: {name}=")
+
+
+@pytest.mark.parametrize(
+    ("argv", "optind", "env", "name"),
+    [
+        (("srun", "-N1", "./dir/train.py", "-J", "no"), 2, {}, "train.py"),
+        (("srun", "-Jjob", "cmd"), 2, {}, "job"),
+        (("srun", "--job-name=job", "cmd"), 2, {}, "job"),
+        (("srun", "--job-name", "job", "cmd"), 3, {}, "job"),
+        (("srun", "--job-n=job", "cmd"), 2, {}, "job"),
+        (("srun", "--jobid=1", "cmd"), 2, {}, "cmd"),
+        (("srun", "-Ja", "-Jb", "cmd"), 3, {"SLURM_JOB_NAME": "env"}, "b"),
+        (("srun", "cmd"), 1, {"SLURM_JOB_NAME": "env"}, "env"),
+        (("srun",), 1, {}, None),
+        (("srun", "-J"), 2, {}, None),
+        (("sbatch", "-J", "cli", "x.sh"), 3, {"SLURM_JOB_NAME": "set-by-sbatch"}, "set-by-sbatch"),
+        (("salloc",), 1, {"SLURM_JOB_NAME": "outer"}, "interactive"),
+        (("salloc", "--no-shell"), 2, {}, "no-shell"),
+        (("salloc", "-J", "s"), 3, {}, "s"),
+        (("srun", "-J", "-rf .. \n" + "x" * 300, "cmd"), 3, {}, "_rf_..__" + "x" * 120),
+    ],
+)
+def test_job_name(host, argv, optind, env, name):
+    seen = host.run("local", options={"bootseer": None}, argv=argv, optind=optind, env=env)
+    assert controls(seen).get("BOOTSEER_JOB_NAME") == name
+
+
+def test_advice_is_printed(host):
+    seen = host.run("local", options={"bootseer": "k"}, argv=("srun", "cmd"))
+    assert seen.of("user") == [
+        "bootseer: BOOTSEER_KEY is k",
+        "bootseer: BOOTSEER_JOB_NAME is cmd",
+    ]
+
+
+@pytest.mark.parametrize("how", ["hang", "stubborn", "abort", "crash", "exit", "never"])
+def test_advice_never_fails_a_submission(host, how):
+    seen = host.run("local", options={"bootseer": how}, arguments=("advice_timeout=0.3",))
+    assert seen.returncode == 0 and controls(seen)["BOOTSEER_KEY"] == how
+    assert seen.of("user") == []
+    assert len(seen.of("verbose")) == 1
+    assert seen.seconds < 3
+
+
+def test_advice_that_never_stops_is_cut(host):
+    seen = host.run("local", options={"bootseer": "flood"}, arguments=("advice_timeout=0.3",))
+    assert seen.returncode == 0 and seen.seconds < 3
+    assert seen.of("user")[-1] == "bootseer: (more output is dropped)"
+
+
+def test_no_advice(host):
+    seen = host.run("local", options={"bootseer": "hang"}, arguments=("advice_timeout=0",))
+    assert seen.returncode == 0 and seen.of("verbose") == []
+    (host.libexec / "bootseer-advice.so").unlink()
+    seen = host.run("local", options={"bootseer": "hang"})
+    assert seen.returncode == 0 and seen.of("user") == []
+
+
+def test_arguments_that_are_not_understood_are_named_and_ignored(host):
+    bad = ("bogus=1", "max_wait=abc", "max_wait=1e3", "run_dir=relative", "advice_timeout=")
+    seen = host.run("local", options={"bootseer": "k"}, arguments=bad)
+    assert seen.returncode == 0 and controls(seen)["BOOTSEER_KEY"] == "k"
+    assert [line.split()[2] for line in seen.of("error")] == list(bad)

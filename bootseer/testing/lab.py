@@ -6,19 +6,21 @@ import json
 import os
 import re
 import shlex
+import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bootseer.testing import site
 from bootseer.testing.cluster import Cluster
 from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.images import TinyImage, ch_run, write_image
+from bootseer.testing.images import TinyImage, ch_run, digest, write_image
 
 RUN_DIR = "/run/bootseer"
 SHARE = "/mnt/share"
 IMAGE = f"{SHARE}/tiny.sqsh"
-CONFIG = '[image]\nsample_interval_s = 0.1\n[store]\ndeadline_s = 3\n[epilog]\ndeadline_s = 10\n'
+CONFIG = "[image]\nsample_interval_s = 0.1\n[store]\ndeadline_s = 3\n[epilog]\ndeadline_s = 10\n"
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ class Lab:
 
     # The image and how a job starts it.
 
-    def put_image(self, seed: int = 0) -> TinyImage:
+    def put_image(self, recipe: TinyImage | None = None) -> TinyImage:
         """Put a new image under the image's name."""
-        recipe = TinyImage(seed=seed)
-        cached = self.images / f"seed-{seed}.sqsh"
+        recipe = recipe or TinyImage()
+        cached = self.images / f"{digest(recipe)[:12]}.sqsh"
         if not cached.exists():
             write_image(recipe, cached)
         # Another inode, as whoever publishes a new image would make.
@@ -95,6 +97,23 @@ class Lab:
         self.assert_healthy()
         return job
 
+    def start_in_background(
+        self, *options: str, command: str = "sleep 60"
+    ) -> tuple[int, subprocess.Popen[str]]:
+        """Start a job of alice's on both nodes; returns its id once it has agents, and the srun."""
+        before = self.newest_job()
+        argv = ["srun", "-N2", "--ntasks-per-node=1", *options, "sh", "-c", command]
+        running = self.cluster.popen(argv, user="alice")
+        job_id = wait_until(lambda: max(0, self.newest_job() - before), "a new job") + before
+        self.wait_for_agents(job_id)
+        return job_id, running
+
+    def end(self, job_id: int, running: subprocess.Popen[str]) -> None:
+        """Cancel a job that was started in the background."""
+        self.cluster.run(["scancel", str(job_id)], check=False)
+        running.communicate(timeout=30)
+        self.cluster.wait_for_job(job_id, timeout_s=30)
+
     def sbatch(self, script: str, *options: str, user: str = "alice") -> int:
         """Submit a batch script; returns the job's id."""
         answer = self.cluster.run(
@@ -106,14 +125,12 @@ class Lab:
 
     def newest_job(self) -> int:
         listed = self.cluster.run(["squeue", "--states=all", "--noheader", "--format=%A"])
-        return max(int(line) for line in listed.stdout.split())
+        return max((int(line) for line in listed.stdout.split()), default=0)
 
     def wait_for_agents(self, job_id: int, *nodes: str) -> None:
         """Wait until the job's agents answer."""
         for node in nodes or self.cluster.node_names:
-            wait_until(
-                lambda node=node: self.agent(node, job_id), f"an agent of job {job_id} on {node}"
-            )
+            wait_until(partial(self.agent, node, job_id), f"an agent of job {job_id} on {node}")
 
     def agent(self, node: str, job_id: int) -> int | None:
         """The process id, as the host counts, of a job's agent."""
@@ -173,10 +190,16 @@ class Lab:
         """Nothing of BootSeer's is left on any node, once the last epilog has run."""
         for node in self.cluster.node_names:
             wait_until(
-                lambda node=node: not self.left_overs(node),
+                partial(self._is_clean, node),
                 f"{node} clean",
-                explain=lambda node=node: "\n".join(self.left_overs(node)),
+                explain=partial(self._listed, node),
             )
+
+    def _is_clean(self, node: str) -> bool:
+        return not self.left_overs(node)
+
+    def _listed(self, node: str) -> str:
+        return "\n".join(self.left_overs(node))
 
     def left_overs(self, node: str) -> list[str]:
         processes = [
@@ -184,7 +207,9 @@ class Lab:
             for process in self.cluster.processes(node)
             if re.search(r"bootseer\.agent|bootseer-(pro|epi)log|BOOTSEER", process.command)
         ]
-        mounts = [m.mountpoint for m in self.cluster.mounts(node) if m.mountpoint.startswith(RUN_DIR)]
+        mounts = [
+            m.mountpoint for m in self.cluster.mounts(node) if m.mountpoint.startswith(RUN_DIR)
+        ]
         find = f"find {RUN_DIR} -mindepth 2 2>/dev/null || true"
         files = self.cluster.run(["sh", "-c", find], node=node).stdout.split()
         return [*processes, *mounts, *files]

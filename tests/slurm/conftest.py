@@ -4,7 +4,6 @@ import pytest
 
 from bootseer.testing import site
 from bootseer.testing.cluster import Cluster, ClusterSpec
-
 from bootseer.testing.lab import CONFIG, Lab
 
 

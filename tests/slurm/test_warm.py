@@ -115,15 +115,13 @@ def test_a_mark_ends_the_window_and_gives_the_time_to_ready(lab):
 
 def test_status_shows_progress_to_root_and_to_the_jobs_user_only(lab):
     lab.srun(*BOOTSEER)
-    running = lab.cluster.popen(
-        ["srun", "-N1", "-w", "n1", *BOOTSEER, "sleep", "60"], user="alice"
-    )
+    job_id, running = lab.start_in_background(*BOOTSEER)
     try:
         state = wait_until(
             lambda: [j for j in lab.status("n1") if j["images"] and j["state"] == "ready"],
             "a ready agent",
         )[0]
-        job_id = state["job"]["job_id"]
+        assert state["job"]["job_id"] == job_id
         image = state["images"][0]
         assert image["done_bytes"] == image["want_bytes"] > 0
         assert [j["job"]["job_id"] for j in lab.status("n1", user="alice")] == [job_id]
@@ -135,8 +133,7 @@ def test_status_shows_progress_to_root_and_to_the_jobs_user_only(lab):
             )
             assert answer.returncode != 0, path
     finally:
-        lab.cluster.run(["scancel", str(lab.newest_job())])
-        running.wait(timeout=30)
+        lab.end(job_id, running)
 
 
 def test_the_report_shows_cold_beside_warm(lab):

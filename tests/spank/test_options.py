@@ -63,6 +63,13 @@ def library(options_library: Path) -> tuple[FFI, Any]:
 @example(value=b"/..a")
 @example(value=b"0003600")
 @example(value=b"/\xf4\x8f\xbf\xbf")
+@example(value=b"/\xf4\x90\x80\x80")
+@example(value=b"/\xf0\x8f\xbf\xbf")
+@example(value=b"/\xed\x9f\xbf\xee\x80\x80")
+@example(value=b"/\xed\xa0\x80")
+@example(value=b"/\xe0\x9f\xbf")
+@example(value=b"/\xc1\xbf")
+@example(value=b"/\xc3")
 def test_both_sides_accept_the_same(library: tuple[FFI, Any], option: int, value: bytes) -> None:
     ffi, lib = library
     problem = lib.option_problem(option, value)

@@ -34,6 +34,8 @@ class Channel:
 
         Raises:
             Closed: the other end is gone.
+
+        Cancellation: once begun, a message is sent whole, or the next one could not be read.
         """
         body = json.dumps(message, separators=(",", ":")).encode()
         rights = (
@@ -41,10 +43,11 @@ class Channel:
         )
         async with self._sending:
             try:
-                await self._socket.sendmsg([_LENGTH.pack(len(body))], rights)
-                view = memoryview(body)
-                while view:
-                    view = view[await self._socket.send(view) :]
+                with trio.CancelScope(shield=True):
+                    await self._socket.sendmsg([_LENGTH.pack(len(body))], rights)
+                    view = memoryview(body)
+                    while view:
+                        view = view[await self._socket.send(view) :]
             except OSError as error:
                 raise Closed("the other end of the channel is gone") from error
 

@@ -100,10 +100,10 @@ def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
         digest: identity digest of the image.
         traces: in any order, at least one of this image; those of other images are passed over.
     """
-    found = sorted(
-        (t for t in traces if t.digest == digest), key=lambda t: (t.started_ns, t.run, t.node)
+    ordered = sorted(
+        {(t.started_ns, t.run, t.node): t for t in traces if t.digest == digest}.values(),
+        key=lambda t: (t.started_ns, t.run, t.node),
     )
-    ordered = list({(t.run, t.node): t for t in found}.values())
     runs = list(dict.fromkeys(t.run for t in ordered))
     judges = {t.run for t in ordered if t.complete} or set(runs)
     weights = _run_weights([run for run in runs if run in judges])

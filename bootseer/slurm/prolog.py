@@ -79,7 +79,7 @@ def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Jo
         user = pwd.getpwuid(uid)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"not called by Slurm, or for an unknown user: {error}") from error
-    cluster = env.get("SLURM_CLUSTER_NAME") or "cluster"
+    cluster = env.get("SLURM_CLUSTER_NAME") or _cluster_name(env.get("SLURM_CONF"))
     node = env.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
     for name in (cluster, node):
         if not _NAME.fullmatch(name):
@@ -99,6 +99,16 @@ def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Jo
         wait_s=min(wait_s, config["prolog.max_wait_s"]),
         started_ns=started_ns,
     )
+
+
+def _cluster_name(slurm_conf: str | None) -> str:
+    """Look the cluster's name up: a step's hook, unlike the job's, is not told."""
+    try:
+        with open(slurm_conf or "/etc/slurm/slurm.conf", errors="replace") as file:
+            found = re.search(r"^\s*ClusterName\s*=\s*(\S+)", file.read(), re.MULTILINE | re.I)
+    except OSError:
+        found = None
+    return found[1].lower() if found else "cluster"
 
 
 def _tell(folder: JobFolder, stage: str, start_ns: int, **more: object) -> None:

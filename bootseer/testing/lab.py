@@ -38,6 +38,7 @@ class Lab:
     """The cluster, the slow share with a tiny image on it, and what tests ask of both."""
 
     def __init__(self, cluster: Cluster, images: Path) -> None:
+        """Use a cluster that is up, with BootSeer installed, and a folder for its images."""
         self.cluster = cluster
         self.images = images
         self.containers = cluster.state_dir / "containers"
@@ -59,6 +60,7 @@ class Lab:
         return recipe
 
     def mount_share(self, bandwidth: float = 200e6, latency_s: float = 0.001) -> None:
+        """Mount the images' folder on every node; bandwidth in bytes per second."""
         self.cluster.mount_share(
             self.images, at=SHARE, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth
         )
@@ -68,6 +70,7 @@ class Lab:
         return shlex.join(ch_run(Path(image), self.containers, *TinyImage().command))
 
     def drop_caches(self) -> None:
+        """Drop the page caches of this machine, and so of all nodes."""
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
 
@@ -124,6 +127,7 @@ class Lab:
         return int(answer.stdout.split(";")[0])
 
     def newest_job(self) -> int:
+        """Return the id of the newest job, 0 when there was none."""
         listed = self.cluster.run(["squeue", "--states=all", "--noheader", "--format=%A"])
         return max((int(line) for line in listed.stdout.split()), default=0)
 
@@ -179,6 +183,7 @@ class Lab:
             self.cluster.run(["rm", "-rf", "/var/cache/bootseer/spool"], node=node)
 
     def slurmd_log(self, node: str) -> str:
+        """Return what a node's slurmd has logged."""
         return self.cluster.log(node).read_text(errors="replace")
 
     def assert_healthy(self) -> None:
@@ -202,6 +207,7 @@ class Lab:
         return "\n".join(self.left_overs(node))
 
     def left_overs(self, node: str) -> list[str]:
+        """List processes, mounts and files of BootSeer's on a node."""
         processes = [
             process.command
             for process in self.cluster.processes(node)

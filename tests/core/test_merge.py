@@ -70,6 +70,12 @@ def test_a_warm_start_that_missed_nothing_forgets_nothing():
     assert ranges(merge(DIGEST, [complete, *warm])) == [(0, 4096)]
 
 
+def test_a_requeued_job_does_not_replace_what_it_recorded_first():
+    first = Trace(DIGEST, 1 << 20, "c.1", 1, "n1", True, (Touch(0, 4096, 0),))
+    again = Trace(DIGEST, 1 << 20, "c.1", 2, "n1", False, (Touch(800_000, 804_096, 0),))
+    assert ranges(merge(DIGEST, [first, again])) == [(0, 4096), (800_000, 804_096)]
+
+
 def test_traces_of_another_image_are_passed_over():
     other = Trace("sqfs1-other", 1 << 20, "c.2", 2, "n1", True, (Touch(8192, 12288, 0),))
     assert ranges(merge(DIGEST, [trace(1, [Touch(0, 4096, 0)]), other])) == [(0, 4096)]

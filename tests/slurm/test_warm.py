@@ -118,12 +118,16 @@ def test_status_shows_progress_to_root_and_to_the_jobs_user_only(lab):
     job_id, running = lab.start_in_background(*BOOTSEER)
     try:
         state = wait_until(
-            lambda: [j for j in lab.status("n1") if j["images"] and j["state"] == "ready"],
-            "a ready agent",
+            lambda: [
+                job
+                for job in lab.status("n1")
+                for image in job["images"]
+                if image["done_bytes"] == image["want_bytes"] > 0
+            ],
+            "a finished prefetch",
         )[0]
         assert state["job"]["job_id"] == job_id
-        image = state["images"][0]
-        assert image["done_bytes"] == image["want_bytes"] > 0
+        assert state["state"] == "ready"
         assert [j["job"]["job_id"] for j in lab.status("n1", user="alice")] == [job_id]
         assert lab.status("n1", user="mallory") == []
         inside = f"/run/bootseer/jobs/{job_id}"

@@ -1,0 +1,120 @@
+"""Messages between agent and worker, and what a hostile worker may send."""
+
+import json
+import os
+import socket
+import struct
+
+import pytest
+import trio
+import trio.testing
+
+from bootseer.agent.channel import MAX_MESSAGE_BYTES, Channel
+from bootseer.errors import Closed, Corrupt
+
+
+@pytest.fixture
+def ends():
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    left.setblocking(False)
+    right.setblocking(False)
+    with left, right:
+        yield left, right
+
+
+async def test_messages_arrive_in_order_and_whole(ends):
+    sender, receiver = map(Channel, ends)
+    messages = [{"n": n, "text": "ä" * n * 1000} for n in range(30)]
+
+    async with trio.open_nursery() as nursery:
+
+        async def send():
+            for message in messages:
+                await sender.send(message)
+
+        nursery.start_soon(send)
+        assert [(await receiver.receive())[0] for _ in messages] == messages
+
+
+async def test_a_descriptor_comes_with_its_message(ends, tmp_path):
+    sender, receiver = map(Channel, ends)
+    (tmp_path / "file").write_text("content")
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    await sender.send({"op": "image"}, fd=fd)
+    os.close(fd)
+    await sender.send({"op": "next"})
+    message, received = await receiver.receive()
+    assert message == {"op": "image"}
+    assert os.read(received, 100) == b"content"
+    assert not os.get_inheritable(received)
+    os.close(received)
+    assert await receiver.receive() == ({"op": "next"}, None)
+
+
+async def test_a_cancelled_sender_leaves_no_half_message(ends):
+    sender, receiver = map(Channel, ends)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.send, {"large": "x" * 2_000_000})
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+            assert (await read_shielded(receiver))["large"] == "x" * 2_000_000
+    await sender.send({"op": "next"})
+    assert (await receiver.receive())[0] == {"op": "next"}
+
+
+async def read_shielded(receiver):
+    with trio.CancelScope(shield=True):
+        return (await receiver.receive())[0]
+
+
+async def test_the_end_of_the_other_side_is_noticed(ends):
+    sender, receiver = map(Channel, ends)
+    sender.close()
+    with pytest.raises(Closed):
+        await receiver.receive()
+    with pytest.raises(Closed):
+        for _ in range(3):
+            await receiver.send({"op": "anybody?"})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("<I", MAX_MESSAGE_BYTES + 1),
+        struct.pack("<I", 3) + b"\xff\xfe\xfd",
+        struct.pack("<I", 2) + b"[]",
+        struct.pack("<I", 100_000) + b"[" * 100_000,
+    ],
+    ids=["too long", "not UTF-8", "not an object", "too deep"],
+)
+async def test_what_is_no_message_is_refused(ends, data):
+    left, right = ends
+    receiver = Channel(right)
+    left.setblocking(True)
+    left.sendall(data)
+    with pytest.raises(Corrupt):
+        await receiver.receive()
+
+
+async def test_descriptors_that_were_not_asked_for_are_closed(ends):
+    left, right = ends
+    receiver = Channel(right)
+    before = len(os.listdir("/proc/self/fd"))
+    body = json.dumps({"op": "x"}).encode()
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(5)]
+    socket.send_fds(left, [struct.pack("<I", len(body))], fds)
+    left.send(body)
+    for fd in fds:
+        os.close(fd)
+    _, received = await receiver.receive()
+    os.close(received)
+    assert len(os.listdir("/proc/self/fd")) == before
+    # And with a message that is refused.
+    fd = os.open("/dev/null", os.O_RDONLY)
+    socket.send_fds(left, [struct.pack("<I", 2)], [fd])
+    os.close(fd)
+    left.send(b"[]")
+    with pytest.raises(Corrupt):
+        await receiver.receive()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -38,7 +38,9 @@ SETTINGS: dict[str, Setting] = {
     "store.deadline_s": Setting(10.0, 0.1, 600, "longest one operation on the store may take"),
     "node.run_dir": Setting("/run/bootseer", 0, 0, "state of the jobs on this node"),
     "node.cache_dir": Setting("/var/cache/bootseer", 0, 0, "what outlives a job on this node"),
-    "prolog.wait_s": Setting(10.0, 0, 3600, "how long the prolog holds a job without an option"),
+    "prolog.wait_s": Setting(
+        0.0, 0, 3600, "how long the prolog waits for the hot set, without --bootseer-wait"
+    ),
     "prolog.max_wait_s": Setting(60.0, 0, 3600, "longest that --bootseer-wait may ask for"),
     "epilog.deadline_s": Setting(15.0, 1, 600, "longest the epilog may take, publishing included"),
     "image.window_s": Setting(
@@ -47,9 +49,6 @@ SETTINGS: dict[str, Setting] = {
     "image.sample_interval_s": Setting(0.25, 0.05, 10, "how often residency is sampled"),
     "image.memory_share": Setting(0.25, 0, 0.9, "share of the free memory that may be prefetched"),
     "image.streams": Setting(16, 1, 256, "parallel reads of the prefetch"),
-    "image.lead_share": Setting(
-        0.5, 0, 1, "share of the hot set that is there before the prolog lets the job go"
-    ),
     "image.traces_per_run": Setting(4, 1, 64, "nodes of one run whose traces are kept"),
     "image.runs_kept": Setting(5, 1, 100, "newest runs whose traces are merged"),
 }

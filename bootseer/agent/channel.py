@@ -18,6 +18,7 @@ import trio
 from bootseer.errors import Closed, Corrupt
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+STALLED_S = 5.0
 _LENGTH = struct.Struct("<I")
 
 
@@ -33,7 +34,8 @@ class Channel:
         """Send a message and, with it, a copy of a descriptor.
 
         Raises:
-            Closed: the other end is gone.
+            Closed: the other end is gone, or has taken nothing for STALLED_S: its user can stop
+                it. The channel is of no use then.
 
         Cancellation: once begun, a message is sent whole, or the next one could not be read.
         """
@@ -43,13 +45,17 @@ class Channel:
         )
         async with self._sending:
             try:
-                with trio.CancelScope(shield=True):
+                deadline = trio.current_time() + STALLED_S
+                with trio.CancelScope(deadline=deadline, shield=True) as scope:
                     await self._socket.sendmsg([_LENGTH.pack(len(body))], rights)
                     view = memoryview(body)
                     while view:
+                        scope.deadline = trio.current_time() + STALLED_S
                         view = view[await self._socket.send(view) :]
-            except OSError as error:
+            except (OSError, trio.ClosedResourceError) as error:
                 raise Closed("the other end of the channel is gone") from error
+            if scope.cancelled_caught:
+                raise Closed("the other end of the channel does not read")
 
     async def receive(self) -> tuple[dict[str, Any], int | None]:
         """Receive a message, and the descriptor that came with it; the caller closes that.

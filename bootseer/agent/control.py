@@ -13,6 +13,7 @@ from typing import Any
 from bootseer.errors import NotFound, Unavailable
 
 MAX_LINE_BYTES = 256 * 1024
+_RETRY_S = 0.005
 
 
 def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:
@@ -32,7 +33,7 @@ def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:
         answer = b""
         try:
             connection.settimeout(max(0.001, deadline_s))
-            connection.connect(path)
+            _connect(connection, path, until)
             connection.sendall(json.dumps(request).encode() + b"\n")
             while not answer.endswith(b"\n"):
                 connection.settimeout(max(0.001, until - time.monotonic()))
@@ -46,7 +47,22 @@ def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:
             raise Unavailable(f"no answer from the agent within {deadline_s:g} s") from error
         except OSError as error:
             raise Unavailable(f"cannot talk to the agent: {error.strerror}") from error
-    document = json.loads(answer)
+    try:
+        document = json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        raise Unavailable("the answer is not an agent's") from error
+    if not isinstance(document, dict):
+        raise Unavailable("the answer is not an agent's")
     if "error" in document:
         raise Unavailable(f"the agent refused: {document['error']}")
     return document
+
+
+def _connect(connection: socket.socket, path: str, until: float) -> None:
+    while True:
+        try:
+            return connection.connect(path)
+        except BlockingIOError:  # the agent's queue is full, and such a socket does not wait
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_RETRY_S)

@@ -31,7 +31,7 @@ class Job(NamedTuple):
         key: of the warm plan.
         record_only: warm nothing, record as if for the first time.
         image: path of the container image; "" when it is to be found in the warm plan.
-        wait_s: longest that the prolog holds the job.
+        wait_s: longest that the prolog holds the job for its hot set; with 0 it does not.
         started_ns: when the prolog began, nanoseconds since the epoch.
     """
 
@@ -80,10 +80,7 @@ class JobFolder:
         """
         parent = os.path.dirname(self.path)
         os.makedirs(parent, mode=0o755, exist_ok=True)
-        for folder in (os.path.dirname(parent), parent):
-            info = os.lstat(folder)
-            if not stat.S_ISDIR(info.st_mode) or info.st_uid != 0 or info.st_mode & 0o022:
-                raise Denied(f"{folder} is not a folder that only root can write; nothing is done")
+        check_roots(os.path.dirname(parent), parent)
         try:
             os.mkdir(self.path, 0o711)
         except FileExistsError:
@@ -123,6 +120,18 @@ class JobFolder:
             os.write(descriptor, line.encode() + b"\n")
         finally:
             os.close(descriptor)
+
+
+def check_roots(*folders: str) -> None:
+    """Check that folders are root's alone to write in, and no links.
+
+    Raises:
+        Denied: one is not.
+    """
+    for folder in folders:
+        info = os.lstat(folder)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != 0 or info.st_mode & 0o022:
+            raise Denied(f"{folder} is not a folder that only root can write; nothing is done")
 
 
 def job_folders(run_dir: str, kind: str = "jobs") -> list[JobFolder]:

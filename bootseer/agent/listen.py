@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -16,6 +17,8 @@ from bootseer.errors import BootseerError
 
 _MAX_CONNECTIONS = 64
 _REQUEST_S = 5.0
+_ANSWER_S = 5.0
+_RETRY_S = 0.1
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 Handler = Callable[[dict[str, Any], int], Awaitable[dict[str, Any]]]
@@ -39,6 +42,9 @@ def bind(path: str, uid: int) -> socket.socket:
 async def serve(listener: socket.socket, uid: int, handle: Handler) -> None:
     """Answer requests until cancelled.
 
+    The user's connections are limited; root's are not, or a user who opens many could keep the
+    prolog and epilog out.
+
     Args:
         listener: from `bind`.
         uid: the user who may connect besides root.
@@ -48,36 +54,41 @@ async def serve(listener: socket.socket, uid: int, handle: Handler) -> None:
     limiter = trio.CapacityLimiter(_MAX_CONNECTIONS)
     async with trio.open_nursery() as nursery:
         while True:
-            connection, _ = await server.accept()
+            try:
+                connection, _ = await server.accept()
+            except OSError:  # out of descriptors, or the peer has gone already
+                await trio.sleep(_RETRY_S)
+                continue
             nursery.start_soon(_answer, connection, uid, handle, limiter)
 
 
 async def _answer(
     connection: trio.socket.SocketType, uid: int, handle: Handler, limiter: trio.CapacityLimiter
 ) -> None:
-    with connection:
-        try:
+    # Whoever asked may go at any time, and may be one too many.
+    with connection, suppress(OSError, trio.BrokenResourceError, trio.WouldBlock):
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        peer = _PEER.unpack(credentials)[1]
+        if peer == 0:
+            await _converse(connection, peer, handle)
+        elif peer == uid:
             limiter.acquire_nowait()
-        except trio.WouldBlock:
-            return
-        try:
-            peer = _PEER.unpack(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            )
-            if peer[1] not in (0, uid):
-                return
-            request = await _request(connection)
-            if request is None:
-                return
             try:
-                answer = await handle(request, peer[1])
-            except BootseerError as error:
-                answer = {"error": str(error)}
-            await trio.SocketStream(connection).send_all(json.dumps(answer).encode() + b"\n")
-        except (OSError, trio.BrokenResourceError):
-            return  # whoever asked has gone
-        finally:
-            limiter.release()
+                await _converse(connection, peer, handle)
+            finally:
+                limiter.release()
+
+
+async def _converse(connection: trio.socket.SocketType, peer: int, handle: Handler) -> None:
+    request = await _request(connection)
+    if request is None:
+        return
+    try:
+        answer = await handle(request, peer)
+    except BootseerError as error:
+        answer = {"error": str(error)}
+    with trio.move_on_after(_ANSWER_S):
+        await trio.SocketStream(connection).send_all(json.dumps(answer).encode() + b"\n")
 
 
 async def _request(connection: trio.socket.SocketType) -> dict[str, Any] | None:

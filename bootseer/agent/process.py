@@ -128,15 +128,21 @@ def agent_pid(folder: JobFolder) -> int | None:
 def kill_all(folder: JobFolder) -> list[int]:
     """Kill whatever is left of an agent: its process, and those that carry its folder's name.
 
+    Only root's processes and those of the agent's session, its workers, are looked at: anybody can
+    put the name into an environment, and reading a hostile process's can take for ever.
+
     Returns:
         Process ids that were killed.
     """
     mark = f"{TAG}={folder.path}".encode()
+    session = str((folder.read("process.json") or {}).get("pid"))
     killed = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
+            if _fields(entry)[3] != session and not _is_roots(entry):
+                continue
             with open(f"/proc/{entry}/environ", "rb") as file:
                 marked = mark in file.read(65536).split(b"\0")
             if marked:
@@ -158,11 +164,30 @@ def await_end(pid: int, deadline_s: float) -> bool:
     return True
 
 
+def age_ns() -> int:
+    """Return how long ago this process was started, to about 10 ms: its interpreter's time."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    started_ns = ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns)
+
+
 def _start_time(pid: int) -> str | None:
     """Return a process's start time, which tells it from a later one with the same id."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = _fields(pid)
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
+
+
+def _fields(pid: int | str) -> list[str]:
+    """Return what /proc/PID/stat says after the name, which may hold anything: state first."""
+    with open(f"/proc/{pid}/stat", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
+def _is_roots(pid: str) -> bool:
+    """Whether a process's real user is root: what a user starts set-uid is not."""
+    with open(f"/proc/{pid}/status", errors="replace") as file:
+        return any(line.split()[:2] == ["Uid:", "0"] for line in file)

@@ -9,8 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bootseer.agent.job import check_roots
+
 MAX_FILES = 32
 MAX_BYTES = 4 * 1024 * 1024
+MAX_TAKEN_BYTES = 16 * 1024 * 1024
+"""Of one job's epilog: they go to its worker in one message. What is left waits for the next."""
 
 
 def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
@@ -18,9 +22,11 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
 
     Raises:
         OSError: the disk is full or read-only; the events are lost then.
+        Denied: the folder is not root's alone.
     """
     folder = Path(cache_dir, "spool", str(uid))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_roots(cache_dir, str(folder.parent), str(folder))
     path = folder / f"{run['run']}-{run['node']}-{run['started_ns']}.json"
     partial = path.with_suffix(".new")
     try:
@@ -34,10 +40,22 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
 
 
 def take(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
-    """Read what waits for a user; the caller deletes each file once it has arrived."""
-    waiting = []
-    for path in sorted(Path(cache_dir, "spool", str(uid)).glob("*.json")):
+    """Read what waits for a user; the caller deletes each file once it has arrived.
+
+    Raises:
+        Denied: the folder is not root's alone.
+    """
+    waiting: list[tuple[Path, dict[str, Any]]] = []
+    folder = Path(cache_dir, "spool", str(uid))
+    if not folder.exists():
+        return waiting
+    check_roots(cache_dir, str(folder.parent), str(folder))
+    room = MAX_TAKEN_BYTES
+    for path in sorted(folder.glob("*.json")):
         try:
+            room -= path.stat().st_size
+            if room < 0:
+                break
             if path.stat().st_size <= MAX_BYTES:
                 waiting.append((path, json.loads(path.read_text())))
         except (OSError, ValueError):

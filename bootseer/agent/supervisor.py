@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -22,11 +23,17 @@ from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.process import register
 from bootseer.agent.watched import WatchedImage
 from bootseer.core.event import FALLBACK, OK, Event, from_json
-from bootseer.errors import BootseerError, Corrupt, Denied, Unavailable
+from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
 
 MAX_EVENTS = 5000
+MAX_TOLD_BYTES = 1024 * 1024
+"""Of the events that the job's own processes tell: they take up memory, here and in /run."""
+_LEAST_TOLD_BYTES = 300
+"""What the shortest counts for, so that they leave room for the agent's own in MAX_EVENTS."""
 MAX_IMAGES = 8
 _STATE_S = 1.0
+_SAMPLING_SHARE = 0.1
+"""Most of its time that the agent spends on sampling: a huge image is looked at less often."""
 
 
 class Agent:
@@ -38,6 +45,8 @@ class Agent:
         self._job = job
         self._config = config
         self._events: list[Event] = []
+        self._told_bytes = 0
+        self._worker: Worker | None = None
         self._images: list[WatchedImage] = []
         self._ready = trio.Event()
         self._ready_detail = ""
@@ -87,22 +96,32 @@ class Agent:
 
     async def _start_up(self, worker: Worker) -> None:
         """Follow the worker until the window closes; then end it and close the recording."""
+        self._worker = worker
         try:
             with self._window, trio.move_on_after(self._config["image.window_s"]):
-                await worker.send_task(self._job, self._config.values)
-                while True:
-                    message, fd = await worker.channel.receive()
-                    self._hear(message, fd)
-        except BootseerError as error:
-            self._note_fallback("agent.worker", f"the worker has ended early: {error}")
+                await self._follow(worker)
+                # Whatever became of the worker, what it has handed over is recorded to the end: a
+                # recording cut short would pass for a whole one.
+                await trio.sleep_forever()
         finally:
             self._now_ready("the worker has ended")
+            self._worker = None
             with trio.CancelScope(shield=True):
                 await worker.end()
             self._sample()
             for image in self._images:
                 self.note(image.close())
             self._recorded.set()
+
+    async def _follow(self, worker: Worker) -> None:
+        try:
+            await worker.send_task(self._job, self._config.values)
+            while True:
+                message, fd = await worker.channel.receive()
+                self._hear(message, fd)
+        except BootseerError as error:
+            self._note_fallback("agent.worker", f"the worker has ended early: {error}")
+            self._now_ready("the worker has ended")
 
     def _hear(self, message: dict[str, Any], fd: int | None) -> None:
         op = message.get("op")
@@ -128,10 +147,14 @@ class Agent:
         self._ready.set()
 
     async def _sample_often(self) -> None:
+        took_s = 0.0
         while not self._recorded.is_set():
-            await trio.sleep(self._config["image.sample_interval_s"])
+            interval_s = self._config["image.sample_interval_s"]
+            await trio.sleep(max(interval_s, took_s / _SAMPLING_SHARE))
             if not self._recorded.is_set():
+                began_s = time.monotonic()
                 self._sample()
+                took_s = time.monotonic() - began_s
 
     def _sample(self) -> None:
         for image in self._images:
@@ -151,6 +174,8 @@ class Agent:
         if op == "wait":
             with trio.move_on_after(_seconds(request, "timeout_s", 3600)):
                 await self._ready.wait()
+            if uid == 0 and not self._ready.is_set():
+                await self._linger()
             return {"ready": self._ready.is_set(), "detail": self._ready_detail}
         if op == "finish":
             if uid != 0:
@@ -158,15 +183,26 @@ class Agent:
             return await self._finish(_seconds(request, "timeout_s", 600))
         raise Unavailable(f"unknown operation {op!r}")
 
+    async def _linger(self) -> None:
+        """Let the worker go on behind the job, which starts without having waited for the end."""
+        if self._worker is not None:
+            with suppress(Closed):
+                await self._worker.channel.send({"op": "linger"})
+
     def _take_event(self, request: dict[str, Any], uid: int) -> dict[str, Any]:
         fields = {"status": OK, "bytes": 0, "rank": -1, "detail": "", **request}
         fields["source"] = fields.get("source", "prolog") if uid == 0 else "step"
         event = from_json(fields, "event")
         if not event.stage.replace(".", "").replace("-", "").replace("_", "").isalnum():
             raise Unavailable("a stage's name is letters, digits, dots, dashes and underscores")
-        self.note(event)
         if event.stage == "mark.first-step":
             self._window.cancel()
+        if uid != 0:
+            size_bytes = len(json.dumps(event.document()))
+            self._told_bytes += max(size_bytes, _LEAST_TOLD_BYTES)
+            if self._told_bytes > MAX_TOLD_BYTES:
+                raise Unavailable("this job has told more events than are kept")
+        self.note(event)
         return {"ok": True}
 
     async def _finish(self, timeout_s: float) -> dict[str, Any]:
@@ -195,7 +231,8 @@ class Agent:
 
     async def _keep_state(self) -> None:
         while True:
-            self._folder.write("state.json", self._status())
+            with suppress(OSError):  # /run is full: no reason to end
+                self._folder.write("state.json", self._status())
             await trio.sleep(_STATE_S)
 
     # Publishing.
@@ -203,7 +240,10 @@ class Agent:
     async def _publish(self, timeout_s: float, began_ns: int = 0) -> tuple[bool, str]:
         """Have a worker publish the recording; what fails to arrive waits in the spool."""
         kind = "warm" if any(image.is_prefetched for image in self._images) else "cold"
-        waiting = spool.take(self._config["node.cache_dir"], self._job.uid)
+        cache_dir, uid = self._config["node.cache_dir"], self._job.uid
+        waiting: list[Any] = []
+        with suppress(BootseerError, OSError):  # said below, where it matters
+            waiting = spool.take(cache_dir, uid)
         published, detail = False, f"not within {timeout_s:g} s"
         with trio.move_on_after(timeout_s):
             try:
@@ -215,7 +255,10 @@ class Agent:
                 path.unlink(missing_ok=True)
         else:
             self._note_fallback("publish", detail)
-            spool.put(self._config["node.cache_dir"], self._job.uid, self._run_document(kind))
+            try:
+                spool.put(cache_dir, uid, self._run_document(kind))
+            except (BootseerError, OSError) as error:
+                detail += f"; and cannot be kept: {error}"
         return published, detail
 
     async def _publish_by_worker(

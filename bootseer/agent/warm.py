@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import trio
 
+from bootseer.agent.watched import MAX_RANGES
 from bootseer.agent.worker import Task
 from bootseer.core.event import FALLBACK
 from bootseer.core.hotset import HotSet
 from bootseer.core.order import prefetch_order
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
-from bootseer.errors import BootseerError, Closed
+from bootseer.errors import BootseerError, Closed, Corrupt
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
-from bootseer.image.prefetch import PIECE_BYTES, Prefetch, available_bytes
+from bootseer.image.prefetch import PIECE_BYTES, Prefetch, pinnable_bytes
 from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
 from bootseer.store.base import Store
@@ -90,6 +91,8 @@ class Warm:
             async with self._task.stage("hotset.read") as said:
                 hot_set = await read_hot_set(store, identity.digest)
                 said["detail"] = "none yet"
+                if hot_set is not None and len(hot_set.ranges) > MAX_RANGES:
+                    raise Corrupt(f"{len(hot_set.ranges)} ranges are more than a start touches")
                 if hot_set is not None:
                     said["bytes"] = hot_set.hot_bytes
                     said["detail"] = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
@@ -103,7 +106,10 @@ class Warm:
         task = self._task
         hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
         await task.channel.send({"op": "prefetch", "ranges": hot})
-        budget = int(task.config["image.memory_share"] * available_bytes())
+        budget = pinnable_bytes(task.config["image.memory_share"])
+        if not task.job.wait_s:
+            # Nobody asked the prolog to hold the job: its start and the prefetch overlap.
+            await task.channel.send({"op": "ready", "detail": "the prefetch is under way"})
         pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
         hot_bytes = total_bytes(coalesce([*identity.leading, *hot]))
         prefetch = Prefetch(image.fd, image.size_bytes, task.config["image.streams"])
@@ -130,16 +136,16 @@ class Warm:
         return "the hot set is in memory"
 
     async def _report(self, prefetch: Prefetch, want_bytes: int) -> None:
-        """Tell the agent how far the prefetch is, and when the job may start beside it."""
-        lead_bytes = self._task.config["image.lead_share"] * want_bytes
-        channel = self._task.channel
-        led = False
+        """Tell the agent how far the prefetch is, until cancelled.
+
+        Jobs that start together have all found the memory free: looking again holds them to it.
+        """
+        share = self._task.config["image.memory_share"]
         while True:
+            if pinnable_bytes(share) == 0:
+                prefetch.stop_pinning()
             try:
                 await self._say_progress(prefetch, want_bytes)
-                if prefetch.read_bytes >= lead_bytes and not led:
-                    led = True
-                    await channel.send({"op": "ready", "detail": "the prefetch has its lead"})
             except Closed:
                 return
             await trio.sleep(_PROGRESS_S)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import pwd
+import resource
 import socket
 import sys
 import time
@@ -21,9 +23,12 @@ from bootseer._io import ffi, lib
 from bootseer.agent.channel import Channel
 from bootseer.agent.job import Job
 from bootseer.core.event import FALLBACK, Event
-from bootseer.errors import BootseerError, Closed
+from bootseer.errors import BootseerError, Closed, ConfigError
 from bootseer.store.base import Store
 from bootseer.store.connect import connect
+
+MAX_DATA_BYTES = 4 << 30
+"""Traces of 16 MB take 250 MB each to merge; stacks of 256 threads count with 2 GB."""
 
 
 class Task:
@@ -81,6 +86,33 @@ def become(user: str, uid: int, gid: int, keep_lock: bool) -> None:
         raise OSError(-result, os.strerror(-result))
 
 
+def act_for(user: str | None) -> None:
+    """Take on a user's rights for good where root asks for their data; otherwise do nothing.
+
+    What lies in a store may be made to harm whoever reads it, and what is written there must be
+    the user's own.
+    """
+    if os.geteuid() == 0 and user:
+        try:
+            entry = pwd.getpwnam(user)
+        except KeyError as error:
+            raise ConfigError(f"there is no user {user}") from error
+        become(entry.pw_name, entry.pw_uid, entry.pw_gid, keep_lock=False)
+        os.umask(0o077)
+
+
+def limit() -> None:
+    """Keep this process's memory in bounds, and let it be the first to go where memory is short.
+
+    What it holds is charged to nobody's job, and depends on what lies in the user's store.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    data_bytes = MAX_DATA_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_DATA_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
 def serve(role: str, end: socket.socket, user: str, uid: int, gid: int) -> None:
     """Become the user, take a task from the channel and carry it out; does not return.
 
@@ -91,6 +123,7 @@ def serve(role: str, end: socket.socket, user: str, uid: int, gid: int) -> None:
     """
     # Imported before the rights go: the user may not be able to read this installation.
     work = importlib.import_module(f"bootseer.agent.{role}").run
+    limit()
     become(user, uid, gid, keep_lock=role == "warm")
     os.umask(0o077)
     os.chdir("/")

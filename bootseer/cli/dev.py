@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +23,79 @@ _name = click.option(
 @click.group()
 def dev() -> None:
     """Tools for developing and trying BootSeer."""
+
+
+@dev.command()
+@click.option("--nodes", type=click.IntRange(1, 64), help="Compute nodes.  [one per processor]")
+@click.option("--torch", is_flag=True, help="The CUDA build of PyTorch as the image, 3 GB.")
+@click.option("--rounds", default=1, show_default=True, help="Measure so often.")
+@click.option(
+    "--latency-ms", default=2.0, show_default=True, help="Of each request to the slow share."
+)
+@click.option(
+    "--bandwidth", default="200MB", show_default=True, help="Of the share, a second, all nodes."
+)
+@click.option(
+    "--build-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("build"),
+    show_default=True,
+    help="For the image, which is built once, and the figures.",
+)
+def demo(
+    nodes: int | None,
+    torch: bool,
+    rounds: int,
+    latency_ms: float,
+    bandwidth: str,
+    build_dir: Path,
+) -> None:
+    """Run a job cold and then warm on a cluster of this machine; needs root.
+
+    \b
+    Examples:
+      bootseer dev demo
+      bootseer dev demo --nodes 4
+      bootseer dev demo --torch --rounds 3
+    """
+    from rich.console import Console
+
+    from bootseer.testing.demo import DemoSpec, run_demo
+    from bootseer.units import parse_size
+
+    spec = DemoSpec(
+        nodes=nodes or os.cpu_count() or 1,
+        torch=torch,
+        latency_s=latency_ms / 1000,
+        bandwidth_bytes_per_s=parse_size(bandwidth),
+        rounds=rounds,
+        build_dir=build_dir.absolute(),
+    )
+    run_demo(spec, Console())
+
+
+@dev.command()
+@click.option("--pairs", default=40, show_default=True, help="Pairs of jobs, with and without.")
+@click.option("--starts", default=10, show_default=True, help="Warm starts.")
+@click.option(
+    "--build-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("build"),
+    show_default=True,
+    help="For the figures.",
+)
+def bench(pairs: int, starts: int, build_dir: Path) -> None:
+    """Measure what BootSeer costs jobs that do not use it, and jobs that do; needs root.
+
+    \b
+    Example:
+      bootseer dev bench --pairs 100
+    """
+    from rich.console import Console
+
+    from bootseer.testing.bench import run_bench
+
+    run_bench(build_dir.absolute(), Console(), pairs, starts)
 
 
 @dev.group()

@@ -9,11 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bootseer import config as settings
+from bootseer.agent.worker import act_for
 from bootseer.cli.userstore import with_store
 from bootseer.core.hotset import HotSet
 from bootseer.errors import BootseerError, NotFound
 from bootseer.image.identity import identify, open_image
 from bootseer.image.traces import hot_set_name, read_hot_set, rebuild
+from bootseer.startup.render import plain
 from bootseer.store.base import Store
 from bootseer.units import format_size
 
@@ -45,6 +47,7 @@ def ls(user: str | None, as_json: bool) -> None:
                 rows.append((digest, None, str(error)))
         return rows
 
+    act_for(user)
     rows = with_store(user, read)
     if as_json:
         click.echo(json.dumps([_document(d, h, e) for d, h, e in rows], indent=1))
@@ -54,10 +57,10 @@ def ls(user: str | None, as_json: bool) -> None:
         table.add_column(name, no_wrap=name == "image")
     for digest, hot_set, error in rows:
         if hot_set is None:
-            table.add_row(digest, f"[yellow]{error}[/]")
+            table.add_row(plain(digest), plain(error, "yellow"))
         else:
             table.add_row(
-                digest,
+                plain(digest),
                 format_size(hot_set.size_bytes),
                 format_size(hot_set.hot_bytes),
                 str(len(hot_set.ranges)),
@@ -77,6 +80,7 @@ def show(image: str, user: str | None, as_json: bool) -> None:
     async def read(store: Store, _: str) -> HotSet | None:
         return await read_hot_set(store, digest)
 
+    act_for(user)
     hot_set = with_store(user, read)
     if hot_set is None:
         raise NotFound(f"no hot set for {digest}: run a job with --bootseer first")
@@ -104,6 +108,7 @@ def rebuild_command(image: str, user: str | None) -> None:
         merged = await rebuild(store, digest, runs_kept)
         return f"{merged.traces} traces, hot {format_size(merged.hot_set.hot_bytes)}"
 
+    act_for(user)
     click.echo(with_store(user, work))
 
 
@@ -119,6 +124,7 @@ def rm(image: str, user: str | None) -> None:
             await store.delete(info.name)
         await store.delete(hot_set_name(digest))
 
+    act_for(user)
     with_store(user, work)
     click.echo(f"forgotten: {digest}")
 

@@ -7,8 +7,9 @@ import json
 import click
 from rich.console import Console
 
+from bootseer.agent.worker import act_for
 from bootseer.cli.userstore import with_store
-from bootseer.errors import NotFound
+from bootseer.errors import BootseerError, NotFound
 from bootseer.startup import render
 from bootseer.startup.collect import read_run, runs_of_job
 from bootseer.startup.plans import read_plan
@@ -30,6 +31,7 @@ def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
     async def read(store: Store, owner: str) -> list[Report]:
         return await _reports(store, owner, job, alone)
 
+    act_for(user)
     reports = with_store(user, read)
     if as_json:
         click.echo(json.dumps([r.document() for r in reports], indent=1))
@@ -53,11 +55,14 @@ async def _reports(store: Store, owner: str, job: int, alone: bool) -> list[Repo
 
 async def _latest_cold(store: Store, owner: str, warm: Report) -> Report | None:
     """Find the newest cold start under the same key before a warm one."""
-    plan = await read_plan(store, owner, warm.key)
+    try:
+        plan = await read_plan(store, owner, warm.key)
+    except BootseerError:
+        return None  # what was asked for can be shown without
     for run in reversed(plan.runs if plan else ()):
         if run.kind == "cold" and run.started_ns < warm.started_ns:
             try:
                 return build(await read_run(store, run.run))
-            except NotFound:
+            except BootseerError:
                 continue
     return None

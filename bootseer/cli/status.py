@@ -14,6 +14,7 @@ from bootseer import config as settings
 from bootseer.agent import control
 from bootseer.agent.job import job_folders
 from bootseer.errors import BootseerError
+from bootseer.startup.render import plain
 from bootseer.units import format_size
 
 
@@ -52,11 +53,11 @@ def _table(jobs: list[dict[str, Any]]) -> Table:
             want, done = image.get("want_bytes", 0), image.get("done_bytes", 0)
             table.add_row(
                 str(about["job_id"]),
-                about["user"],
-                about["key"],
+                plain(about["user"]),
+                plain(about["key"]),
                 job["state"],
-                image.get("path", ""),
+                plain(image.get("path", "")),
                 ProgressBar(total=want, completed=done, width=20) if want else "recording",
-                f"{format_size(done)} of {format_size(want)}" if want else job["detail"],
+                f"{format_size(done)} of {format_size(want)}" if want else plain(job["detail"]),
             )
     return table

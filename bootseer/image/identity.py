@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from bootseer.core.ranges import ByteRange, split
 from bootseer.core.squashfs import SUPERBLOCK_BYTES, parse_superblock
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
-from bootseer.units import MIB
+from bootseer.image.record import MAX_IMAGE_BYTES
+from bootseer.units import KIB, MIB
 
 MAX_TABLE_BYTES = 64 * MIB
 """Larger tables count with as much of their start and of their end as fits in this."""
 
-_PIECE_BYTES = MIB
+_PIECE_BYTES = 128 * KIB
+"""One request of most file systems, so that all of the tables is on its way at once."""
 _SAMPLES = 32
 _SAMPLE_BYTES = 64 * 1024
 
@@ -67,14 +69,40 @@ def open_image(path: str) -> OpenImage:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise _translate(path, error) from error
+    except ValueError as error:
+        raise NotFound(f"image {path!a} cannot be the name of a file") from error
+    if not _is_answered_for(fd):
+        # Stays open: closing asks the server as well.
+        raise Unavailable(
+            f"image {path} lies on a file system that is not mounted on this node by root: nobody "
+            "answers for its server, and it is left alone"
+        )
     info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode) or info.st_size == 0:
+    if not stat.S_ISREG(info.st_mode) or not 0 < info.st_size <= MAX_IMAGE_BYTES:
         os.close(fd)
-        raise Unavailable(f"image {path} is not a regular file with content")
+        raise Unavailable(f"image {path} is not a regular file of up to {MAX_IMAGE_BYTES} bytes")
     return OpenImage(path, fd, info.st_size, info.st_mtime_ns)
 
 
-def identify(image: OpenImage, streams: int = 8) -> Identity:
+def _is_answered_for(fd: int) -> bool:
+    """Whether an open file lies on a mount that root has made, found without a word to its server.
+
+    The server of a FUSE mount can leave any request unanswered, even the one that closing sends,
+    and neither the deadline nor the death of whoever waits for it ends that: the agent would stay
+    as it is. What a user mounts in a namespace of their own is not in our list of mounts.
+    """
+    with open(f"/proc/self/fdinfo/{fd}") as file:
+        about = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if before.split(" ", 1)[0] == about["mnt_id"]:
+                kind, _, options = after.rstrip("\n").split(" ", 2)
+                return not kind.startswith("fuse") or "user_id=0" in options.split(",")
+    return False
+
+
+def identify(image: OpenImage, streams: int = 16) -> Identity:
     """Compute the identity digest; reads superblock and tables with ``streams`` parallel reads.
 
     Raises:

@@ -76,6 +76,10 @@ class Prefetch:
         """Go on with idle I/O priority: the job is no longer waiting for this."""
         self._idle = True
 
+    def stop_pinning(self) -> None:
+        """Read on, and leave it to the kernel to keep what is read from now on."""
+        self._pin = False
+
     def close(self) -> None:
         """Let go of what is pinned. No thread may be in `run` any more."""
         if self._handle != ffi.NULL:
@@ -112,9 +116,21 @@ def available_bytes() -> int:
 
     Not psutil's: its import takes 13 ms that a starting job waits for.
     """
+    return _meminfo().get("MemAvailable", 0)
+
+
+def pinnable_bytes(share: float) -> int:
+    """Return how much more may be pinned now, so that no more than ``share`` is.
+
+    The share is of what was available before anybody locked memory, and what others hold counts
+    against it: a user with many jobs on a node gets no more of it than with one.
+    """
+    memory = _meminfo()
+    locked_bytes = memory.get("Mlocked", 0)
+    return max(0, int(share * (memory.get("MemAvailable", 0) + locked_bytes)) - locked_bytes)
+
+
+def _meminfo() -> dict[str, int]:
     with open("/proc/meminfo") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
-    return 0
+        lines = [line.split() for line in file]
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}

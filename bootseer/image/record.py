@@ -22,6 +22,9 @@ MAX_TOUCHES = 200_000
 
 _SAMPLE_RANGES = 16_384
 
+MAX_IMAGE_BYTES = 1 << 40
+"""Larger files are no images: looking at one of 10 TB, sparse or not, takes half a second."""
+
 COMPLETE_SHARE = 0.02
 """Up to this share of the image may be resident beforehand for the recording to count as whole."""
 
@@ -45,9 +48,11 @@ class Recorder:
         self._out = ffi.new("bs_range[]", _SAMPLE_RANGES)
         self.touches: list[Touch] = []
         try:
-            info = os.fstat(fd)
+            info = _status(fd)
             if not stat.S_ISREG(info.st_mode):
                 raise Unavailable("what was handed over as an image is not a regular file")
+            if info.st_size > MAX_IMAGE_BYTES:
+                raise Unavailable(f"{info.st_size} bytes are more than an image has")
             self.size_bytes = info.st_size
             handle = ffi.new("bs_residency **")
             _check(lib.bs_residency_open(fd, self.size_bytes, handle), "watch the image")
@@ -90,6 +95,13 @@ class Recorder:
             ranges += [ByteRange(r.start, r.stop) for r in self._out[0:count]]
             if count < _SAMPLE_RANGES or len(ranges) >= MAX_TOUCHES:
                 return ranges
+
+
+def _status(fd: int) -> os.stat_result:
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise Unavailable(f"cannot look at the image: {error.strerror}") from error
 
 
 def _check(result: int, what: str) -> None:

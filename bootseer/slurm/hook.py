@@ -6,8 +6,12 @@ import os
 
 
 def say(line: str) -> None:
-    """Print a line for the slurmd log; nobody listening is no reason to fail."""
+    """Print a line for the slurmd log, and no more than one; nobody listening is no reason to fail.
+
+    Names and paths of the user's are in it.
+    """
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     try:
-        os.write(1, line.encode(errors="backslashreplace") + b"\n")
+        os.write(1, shown.encode(errors="backslashreplace") + b"\n")
     except OSError:
         return

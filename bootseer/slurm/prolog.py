@@ -23,11 +23,13 @@ from bootseer.slurm.hook import say
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
 _AGENT_START_S = 5.0
+_RECORDER_START_S = 2.0
+"""Until a first start is being watched, or the prefetch of a later one is under way."""
 
 
 def main() -> int:
     """Run for the job that the environment describes; prints what was done, returns 0."""
-    started_ns = time.time_ns()
+    started_ns = time.time_ns() - process.age_ns()
     try:
         asked = options.parse(os.environ)
         if asked is not None:
@@ -55,13 +57,11 @@ def _warm(asked: options.Options, started_ns: int) -> str:
         _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
     for name in reaped:
         _tell(folder, "node.reap", time.time_ns(), detail=f"left-overs of job {name}")
-    answer = control.ask(
-        folder.socket,
-        {"op": "wait", "timeout_s": job.wait_s},
-        deadline_s=job.wait_s + 1,
-    )
+    wait_s = max(job.wait_s, _RECORDER_START_S)
+    request = {"op": "wait", "timeout_s": wait_s}
+    answer = control.ask(folder.socket, request, deadline_s=wait_s + 1)
     ready = answer.get("ready") is True
-    detail = str(answer.get("detail", "")) if ready else f"not ready within {job.wait_s:g} s"
+    detail = str(answer.get("detail", "")) if ready else f"not ready within {wait_s:g} s"
     _tell(folder, "prolog", started_ns, status="ok" if ready else "fallback", detail=detail)
     seconds = (time.time_ns() - started_ns) / 1e9
     return f"job {job.job_id}, key {job.key}: {detail} ({seconds:.2f} s)"

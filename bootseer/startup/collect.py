@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ from bootseer.errors import Corrupt, NotFound
 from bootseer.store.base import Store, publish, read_all
 
 MAX_BYTES = 16 * 1024 * 1024
+MAX_ROWS = 10_000
 _SCHEMA = pa.schema(
     [
         ("stage", pa.string()),
@@ -59,7 +61,7 @@ async def publish_events(store: Store, node_run: NodeRun) -> str:
     """Write a node's events; returns the object's name."""
     about = {f.name: getattr(node_run, f.name) for f in fields(node_run) if f.name != "events"}
     about["version"] = VERSION
-    table = pa.Table.from_pylist([asdict(event) for event in node_run.events], _SCHEMA)
+    table = pa.Table.from_pylist([_row(event) for event in node_run.events], _SCHEMA)
     table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(about).encode()})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
@@ -95,13 +97,28 @@ async def runs_of_job(store: Store, job: int) -> list[str]:
     ]
 
 
+def _row(event: Event) -> dict[str, Any]:
+    """Return a row, as UTF-8 whatever bytes a path or halved characters a JSON string had."""
+    return {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in asdict(event).items()
+    }
+
+
 def _decode(data: bytes, name: str) -> NodeRun:
     try:
-        table = pq.read_table(pa.BufferReader(data))
-        about = Fields(json.loads((table.schema.metadata or {})[_METADATA_KEY]), name)
-        rows = table.to_pylist()
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise Corrupt(f"{name}: not a BootSeer events file: {error}") from error
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            schema, sizes = file.schema_arrow, file.metadata
+            groups = [sizes.row_group(i).total_byte_size for i in range(sizes.num_row_groups)]
+            if sizes.num_rows > MAX_ROWS or sum(groups) > MAX_BYTES:
+                raise Corrupt(f"{name}: more events than are kept of a run")
+            if not schema.equals(_SCHEMA):
+                raise Corrupt(f"{name}: not a BootSeer events file: other columns")
+            about = Fields(json.loads((schema.metadata or {})[_METADATA_KEY]), name)
+            rows = file.read().to_pylist()
+    except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
+        text = str(error)[:200]
+        raise Corrupt(f"{name}: not a BootSeer events file: {text!a}") from error
     if about.count("version") != VERSION:
         raise Corrupt(f"{name}: only version {VERSION} of events is understood")
     return NodeRun(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,8 @@ def show(console: Console, reports: Iterable[Report]) -> None:
         console.print(_table(report))
         _timeline(console, report, scale_s)
         for node, stage in report.fallbacks:
-            console.print(f"[yellow]fallback[/] {node} {stage.stage}: {escape(stage.detail)}")
+            said = plain(f" {node} {stage.stage}: {stage.detail}")
+            console.print(Text("fallback", "yellow").append_text(said))
         console.print()
     times = {r.kind: r.ready_s for r in shown if r.ready_s}
     if "cold" in times and "warm" in times:
@@ -38,13 +38,18 @@ def show(console: Console, reports: Iterable[Report]) -> None:
         )
 
 
+def plain(text: str, style: str = "") -> Text:
+    """Show text that anybody may have written: no markup, and nothing that a terminal obeys."""
+    return Text("".join(c if c.isprintable() else "\ufffd" for c in text), style)
+
+
 def _title(report: Report) -> Text:
     ready = f", ready after {format_duration(report.ready_s)}" if report.ready_s else ""
     straggler = f" (slowest/median {report.straggler:.2f})" if report.straggler else ""
     nodes = f"{len(report.nodes)} node{'s' if len(report.nodes) != 1 else ''}"
-    return Text(
+    return plain(
         f"job {report.job} · key {report.key} · {report.kind} start · {nodes}{ready}{straggler}",
-        style="bold",
+        "bold",
     )
 
 
@@ -58,12 +63,12 @@ def _table(report: Report) -> Table:
     for node in report.nodes[:MAX_TABLE_NODES]:
         for index, stage in enumerate(node.stages):
             table.add_row(
-                node.node if index == 0 else "",
-                Text(stage.stage, style="yellow" if stage.status == FALLBACK else ""),
+                plain(node.node if index == 0 else ""),
+                plain(stage.stage, "yellow" if stage.status == FALLBACK else ""),
                 f"{stage.start_s:.2f} s",
                 format_duration(stage.seconds) if stage.end_s > stage.start_s else "",
                 format_size(stage.bytes) if stage.bytes else "",
-                Text(stage.detail, style="dim"),
+                plain(stage.detail, "dim"),
             )
     if len(report.nodes) > MAX_TABLE_NODES:
         table.add_row(f"… {len(report.nodes) - MAX_TABLE_NODES} more nodes: see --json")
@@ -82,7 +87,7 @@ def _timeline(console: Console, report: Report, scale_s: float) -> None:
             at = min(width - 1, round(node.ready_s / scale_s * width))
             console.print(
                 Text.assemble(
-                    f"{node.node:<6}{'ready':<{_LABEL_CHARS}}",
+                    plain(f"{node.node:<6}{'ready':<{_LABEL_CHARS}}"),
                     " " * at,
                     ("▲", "bold"),
                     f" {node.ready_s:.2f} s",
@@ -96,7 +101,7 @@ def _bar(node: str, stage: Stage, width: int, scale_s: float) -> Text:
     length = max(1, min(width - start, round(stage.seconds / scale_s * width)))
     style = _STYLES.get(stage.stage.split(".")[0], "cyan")
     return Text.assemble(
-        f"{node:<6}{stage.stage[: _LABEL_CHARS - 1]:<{_LABEL_CHARS}}",
+        plain(f"{node:<6}{stage.stage[: _LABEL_CHARS - 1]:<{_LABEL_CHARS}}"),
         " " * start,
         ("█" * length, "yellow" if stage.status == FALLBACK else style),
     )

@@ -1,0 +1,116 @@
+"""What a job's process may do to the agent's socket: `python hostile_client.py CASE [SOCKET]`."""
+
+import json
+import os
+import socket
+import sys
+import time
+
+PATH = sys.argv[2] if len(sys.argv) > 2 else os.environ["BOOTSEER_SOCKET"]
+
+
+def connect():
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(20)
+    connection.connect(PATH)
+    return connection
+
+
+def ask(data):
+    """Send bytes or a request; return the answer, empty when there is none."""
+    if isinstance(data, dict):
+        data = json.dumps(data).encode() + b"\n"
+    answer = b""
+    with connect() as connection:
+        try:
+            connection.sendall(data)
+            while not answer.endswith(b"\n") and (part := connection.recv(65536)):
+                answer += part
+        except OSError:
+            pass
+    return answer
+
+
+def event(**more):
+    now = time.time_ns()
+    return {"op": "event", "stage": "mark.x", "start_ns": now, "end_ns": now, **more}
+
+
+def garbage():
+    for data in (
+        os.urandom(100_000) + b"\n",
+        b"\n",
+        b"null\n",
+        b"[]\n",
+        b'"finish"\n',
+        b"{}\n",
+        b'{"op": ["finish"]}\n',
+        b'{"op": {"a": NaN}, "timeout_s": Infinity}\n',
+        b'{"op": "wait", "timeout_s": 1e999}\n',
+        b'{"op": "wait", "timeout_s": ' + b"9" * 5000 + b"}\n",
+        b"[" * 200_000 + b"\n",
+        b'{"op":"event","stage":"x","start_ns":-1,"end_ns":"x"}\n',
+        b'{"op":"event","stage":"\xff"}\n',
+        b'{"op":"event","event":null}\n',
+        b"x" * 100_000_000 + b"\n",
+    ):
+        answer = ask(data)
+        assert not answer or "error" in json.loads(answer), (data[:50], answer)
+
+
+def flood():
+    """Many connections: silent, in mid-line, waiting for ever, and gone again."""
+    held = []
+    for number in range(3000):
+        try:
+            connection = connect()
+        except OSError:
+            continue
+        if number % 10:
+            connection.close()
+        elif len(held) < 300:
+            held.append(connection)
+            try:
+                connection.sendall(
+                    (b"", b'{"op":', b'{"op":"wait","timeout_s":3600}\n')[number % 3]
+                )
+            except OSError:
+                continue
+    print("held", flush=True)
+    sys.stdin.read()
+
+
+def finish():
+    for request in ({"op": "finish", "timeout_s": 1}, {"op": "finish", "timeout_s": 1, "uid": 0}):
+        assert b"only root" in ask(request)
+    assert b'"ok"' in ask(event(source="prolog"))
+
+
+EVIL = "[red]x[/red][/nonsense] [link=http://evil]\x1b]0;title\x07\x1b[31m\x9b31m\u202e\u2028 %s%n"
+
+
+def forge():
+    for stage in (EVIL, "a\nb", "../x", "", "x" * 65, "\udcff"):
+        assert b"error" in ask(event(stage=stage)), stage
+    for detail in ("a\nb", "a\0b", "x" * 1001):
+        assert b"error" in ask(event(detail=detail)), detail
+    for detail in (EVIL, "\udcff\ud800 half", "\U0001f600" * 1000):
+        assert b'"ok"' in ask(event(detail=detail, status="fallback", rank=7)), detail
+    assert b'"ok"' in ask(event(start_ns=0, end_ns=2**63 - 1, bytes=2**63 - 1))
+    assert b'"ok"' in ask(event(start_ns=2**63 - 1, end_ns=0))
+    assert b"error" in ask(event(start_ns=2**63, end_ns=0))
+
+
+def many_events():
+    answers = [ask(event(detail="\U0001f600" * 1000)) for _ in range(150)]
+    assert b'"ok"' in answers[0]
+    assert b"more events than are kept" in answers[-1]
+    assert b"more events" in ask(event(stage="mark.first-step"))
+
+
+def nobody_answers():
+    assert ask({"op": "status"}) == b""
+
+
+globals()[sys.argv[1]]()
+print("well done", flush=True)

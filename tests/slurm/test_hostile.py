@@ -1,0 +1,742 @@
+"""Users do what they can to root, to each other and to the node; none of it may matter.
+
+After every test: no node is drained, nothing of ours is left on any node, nothing was written
+outside of alice's own places, and nothing that a value, a name or a plan said has been executed.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bootseer.core.hotset import HotRange, HotSet
+from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan, object_name
+from bootseer.image.identity import identify, open_image
+from bootseer.testing import site
+from bootseer.testing.cluster.poll import wait_until
+from bootseer.testing.lab import CONFIG, IMAGE, RUN_DIR
+
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
+
+HERE = Path(__file__).parent
+BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}")
+PWNED = "/shared/pwned"
+EVIL = "[red]x[/nonsense]\x1b]0;t\x07\x1b[31m\u009b31m\u202e"
+SECRET = "the secret of somebody else"
+
+# The operating system itself refuses strings of more than 128 KiB.
+LONG = 120_000
+
+
+@pytest.fixture(autouse=True)
+def _nothing_happened_outside(lab):
+    state = lab.cluster.state_dir
+    places = [state / "root", state / "etc", state / "home" / "mallory"]
+    places += [state / "machines" / machine / "cache" for machine in lab.cluster.node_names]
+    secret = state / "home" / "mallory" / "secret"
+    secret.write_text(SECRET)
+    shutil.chown(secret, "root", "root")
+    secret.chmod(0o600)
+    before = _listing(places)
+    yield
+    lab.assert_clean()
+    assert _listing(places) == before
+    assert not (lab.cluster.shared / "pwned").exists()
+    for path in (state / "home" / "alice").rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20:
+            assert SECRET.encode() not in path.read_bytes(), path
+    for path in [*(state / "home" / "alice").iterdir(), *lab.cluster.shared.iterdir()]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in ("again",):
+            path.unlink()
+
+
+def _listing(places):
+    """Every path below the places with what a write would change; our spool apart."""
+    found = {}
+    for place in places:
+        for path in [place, *place.rglob("*")]:
+            if "spool" not in path.parts[-3:] and path.name != "cache":
+                info = path.lstat()
+                found[path] = (info.st_mode, info.st_uid, info.st_size, info.st_mtime_ns)
+    return found
+
+
+@pytest.fixture(scope="module")
+def own_conf(cluster_lab):
+    """A slurm.conf of a user's own, in which our plugin is theirs."""
+    folder = cluster_lab.cluster.state_dir / "users-own"
+    folder.mkdir(exist_ok=True)
+    plugin = folder / "hostile.so"
+    source = HERE / "hostile_submit.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", plugin, source], check=True)
+    (folder / "plugstack.conf").write_text(f"optional {plugin}\n")
+    conf = (cluster_lab.cluster.etc_slurm / "slurm.conf").read_text()
+    (folder / "slurm.conf").write_text(f"{conf}\nPlugStackConfig={folder}/plugstack.conf\n")
+    return f"{folder}/slurm.conf"
+
+
+def sent(own_conf, values):
+    """Environment of a submission that sends values to the node as they are."""
+    return {"SLURM_CONF": own_conf, **{f"HOSTILE_{name}": value for name, value in values.items()}}
+
+
+def srun(lab, *options, command="true", env=None, user="alice"):
+    """Run srun whatever bytes it prints; returns its exit code, its stderr and the job, 0 if none."""
+    before = lab.newest_job()
+    argv = ["srun", "-N2", "--ntasks-per-node=1", *options, "sh", "-c", command]
+    line = lab.cluster.command(argv, user=user, env=env)
+    answer = subprocess.run(line, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+    job = lab.newest_job()
+    return answer.returncode, answer.stderr, job if job > before else 0
+
+
+def completes(lab, *options, command="true", env=None):
+    """Run a job that ends as if there were no BootSeer; returns its id."""
+    code, stderr, job = srun(lab, *options, command=command, env=env)
+    assert code == 0, stderr
+    assert lab.cluster.wait_for_job(job) == "COMPLETED"
+    lab.assert_healthy()
+    lab.assert_clean()
+    return job
+
+
+def logged(lab, node, before):
+    """What a node's slurmd has logged of ours since it had ``before`` characters."""
+    lines = lab.slurmd_log(node)[before:].splitlines()
+    return [line for line in lines if "bootseer" in line]
+
+
+def as_alice(lab, command, node="n1", **more):
+    return lab.cluster.run(["sh", "-c", command], user="alice", node=node, **more)
+
+
+def text_report(lab, job):
+    """What root sees of the job's report; it must be harmless to a terminal."""
+    argv = [site.bootseer(), "report", "--user=alice", str(job)]
+    answer = lab.cluster.run(argv, env={"FORCE_COLOR": "", "COLUMNS": "300"})
+    assert_harmless(answer.stdout)
+    return answer.stdout
+
+
+def assert_harmless(text):
+    assert all(c.isprintable() or c == "\n" for c in text), ascii(text)
+
+
+# Values at submit.
+
+KEYS = {
+    "traversal": "../../etc",
+    "absolute": "/etc",
+    "dots": "..",
+    "option": "-rf",
+    "long option": "--uid=0",
+    "blank": "a b",
+    "quotes": "a'b\"c",
+    "command": f"$(touch {PWNED})",
+    "commands": f"x;touch {PWNED}",
+    "format": "%s%s%n",
+    "newline": "a\nSPANK_PATH=/x",
+    "control": "a\x1b[31m\x07",
+    "not UTF-8": "\udcff\udcfe",
+    "not ASCII": "käse",
+    "long": "k" * LONG,
+}
+PATHS = {
+    "relative": "../../etc/shadow",
+    "traversal": "/images/../../etc/shadow",
+    "option": "-i/etc/shadow",
+    "newline": "/a\n/etc/shadow",
+    "control": "/a\x1b[31m",
+    "not UTF-8": "/\udcff\udcfe",
+    "long": "/" + "a" * LONG,
+}
+WAITS = {
+    "negative": "-1",
+    "huge": "9" * 30,
+    "float": "1e3",
+    "hexadecimal": "0x10",
+    "blank": " 1",
+    "newline": "1\n",
+    "format": "%n",
+    "long": "1" * LONG,
+}
+MALFORMED = [
+    *[("", name, value) for name, value in KEYS.items()],
+    *[("-image", name, value) for name, value in PATHS.items()],
+    *[("-env", name, value) for name, value in KEYS.items() if name != "absolute"],
+    *[("-ckpt", name, value) for name, value in PATHS.items()],
+    *[("-wait", name, value) for name, value in WAITS.items()],
+]
+VARIABLES = {"": "BOOTSEER", **{f"-{n}": f"BOOTSEER_{n.upper()}" for n in ("image", "env", "ckpt")}}
+VARIABLES["-wait"] = "BOOTSEER_WAIT"
+
+
+@pytest.mark.parametrize("how", ["option", "variable", "Slurm's variable"])
+def test_malformed_values_are_refused_before_there_is_a_job(lab, how):
+    for option, name, value in MALFORMED:
+        options, env = (), {}
+        if how == "option":
+            options = (f"--bootseer{option}={value}",)
+        elif how == "variable":
+            env = {"BOOTSEER": "train", VARIABLES[option]: value}
+        else:
+            # Slurm takes these for options that were given, as inside a batch job.
+            variable = f"bootseer_bootseer{option.replace('-', '_')}"
+            env = {f"SLURM_SPANK__SLURM_SPANK_OPTION_{variable}": value}
+        code, stderr, job = srun(lab, *options, env=env)
+        assert (code != 0, job) == (True, 0), (option, name)
+        [ours] = [line for line in stderr.split(b"\n") if b"bootseer: " in line]
+        assert ours.isascii() and ours.decode().isprintable() and len(ours) < 600, (option, name)
+
+
+# Values that by-pass the check at submit.
+
+BY_PASSED = [
+    *[({"BOOTSEER_KEY": value}, f"key {name}") for name, value in KEYS.items()],
+    *[
+        ({"BOOTSEER_KEY": "train", "BOOTSEER_IMAGE": value}, f"image {name}")
+        for name, value in PATHS.items()
+    ],
+    *[
+        ({"BOOTSEER_KEY": "train", "BOOTSEER_WAIT": value}, f"wait {name}")
+        for name, value in WAITS.items()
+    ],
+    *[({"BOOTSEER_JOB_NAME": value, "BOOTSEER_KEY": ""}, f"name {n}") for n, value in KEYS.items()],
+    ({"BOOTSEER_KEY": "train", "BOOTSEER_ENV": EVIL, "BOOTSEER_CKPT": "-" * 9000}, "not yet"),
+    ({"BOOTSEER_KEY": "train", "_SLURM_SPANK_OPTION_pyxis_container_image": "/../x\n"}, "pyxis"),
+    (
+        {
+            "BOOTSEER_KEY": "train",
+            **{n: "/shared/evil" for n in ("LD_PRELOAD", "PATH", "PYTHONPATH", "PYTHONHOME")},
+            "SLURM_JOB_UID": "0",
+            "SLURM_JOB_ID": "../../../x",
+        },
+        "names that mean something",
+    ),
+    ({f"BOOTSEER_{number}": "x" * 1000 for number in range(100)}, "many"),
+]
+
+
+def by_pass(lab, own_conf):
+    before = {node: len(lab.slurmd_log(node)) for node in lab.cluster.node_names}
+    for values, name in BY_PASSED:
+        code, stderr, job = srun(lab, env=sent(own_conf, values))
+        assert code == 0, (name, stderr)
+        assert lab.cluster.wait_for_job(job) == "COMPLETED", name
+        lab.assert_healthy()
+    lab.assert_clean()
+    lines = [line for node, size in before.items() for line in logged(lab, node, size)]
+    assert all(line.isprintable() and len(line) < 1500 for line in lines)
+    return lines
+
+
+def test_values_that_by_pass_the_plugin_are_checked_on_the_node(lab, own_conf):
+    lines = "\n".join(by_pass(lab, own_conf))
+    for expected in ("is not an acceptable key", "key train"):
+        assert expected in lines
+
+
+def test_values_reach_a_prolog_of_slurm_conf_as_they_are(lab, own_conf):
+    """No plugin on the node, either: only the entry script is between the values and root."""
+    conf = lab.cluster.etc_slurm / "slurm.conf"
+    plugstack = lab.cluster.etc_slurm / "plugstack.conf.d/bootseer.conf"
+    before, line, times = conf.read_text(), plugstack.read_text(), plugstack.stat()
+    libexec = site.libexec(lab.cluster)
+    conf.write_text(f"{before}Prolog={libexec}/bootseer-prolog\nEpilog={libexec}/bootseer-epilog\n")
+    plugstack.unlink()
+    try:
+        lab.cluster.reconfigure()
+        lab.cluster.restart_slurmd()
+        by_pass(lab, own_conf)
+    finally:
+        conf.write_text(before)
+        plugstack.write_text(line)
+        for path in (conf, plugstack):
+            os.utime(path, ns=(times.st_mtime_ns, times.st_mtime_ns))
+        lab.cluster.reconfigure()
+        lab.cluster.restart_slurmd()
+
+
+@pytest.mark.parametrize(("option", "name", "value"), MALFORMED[::4])
+def test_a_step_sends_values_of_its_own(lab, own_conf, option, name, value):
+    """The plugin in slurmstepd, as root: a bad value is logged and left out."""
+    inner = f"SLURM_CONF={own_conf} srun -n1 '--bootseer{option}={value}' true"
+    if any(c in value for c in "'\n") or len(value) > 1000:
+        pytest.skip("not by way of a shell")
+    before = len(lab.slurmd_log("n1"))
+    completes(lab, command=inner)
+    assert all(line.isprintable() for line in logged(lab, "n1", before))
+
+
+PRELOAD = '#include <unistd.h>\n__attribute__((constructor)) void run(void) { execl("/bin/sh", \
+"sh", "-c", "id -u | grep -qx 0 && touch /shared/pwned", (char *)0); }\n'
+
+
+def test_the_users_environment_reaches_no_process_of_roots(lab):
+    evil = lab.cluster.shared / "evil"
+    (evil / "json").mkdir(parents=True)
+    for module in ("sitecustomize", "usercustomize", "re", "os", "trio", "json/__init__"):
+        (evil / f"{module}.py").write_text(
+            f"import posix\nif posix.geteuid() == 0: posix.mkdir('{PWNED}')\n"
+        )
+    env = {
+        "PYTHONPATH": "/shared/evil",
+        "PYTHONSTARTUP": "/shared/evil/os.py",
+        "PYTHONINSPECT": "1",
+        "PYTHONUSERBASE": "/shared/evil",
+        "BOOTSEER_SOCKET": "/shared/evil/agent.sock",
+        "BOOTSEER_JOB_DIR": "/shared/evil",
+        "SPANK_BOOTSEER_KEY": "../..",
+        "SPANK_BOOTSEER_IMAGE": "/etc/shadow",
+        "SLURM_SPANK_BOOTSEER_KEY": "../..",
+        "TMPDIR": "/shared/evil",
+        "BASH_ENV": "/shared/evil/os.py",
+    }
+    job = completes(lab, *BOOTSEER, env=env, command='test "$BOOTSEER_SOCKET" = $AGENT || exit 0')
+    assert lab.report(job)["key"] == "train"
+    # The submit side starts an interpreter, too: as the user, and it must not abort.
+    completes(lab, *BOOTSEER, env={**env, "PYTHONHOME": "/shared/evil"})
+
+
+def test_a_job_learns_its_own_agents_socket_whatever_it_says(lab):
+    env = {"BOOTSEER_SOCKET": "/shared/elsewhere"}
+    said = lab.srun(*BOOTSEER, command="echo $BOOTSEER_SOCKET", env=env)
+    assert set(said.stdout.split()) == {f"{RUN_DIR}/jobs/{said.job_id}/agent.sock"}
+
+
+# What lies where the image should be.
+
+IMAGES = {
+    "link to /etc/shadow": "ln -s /etc/shadow",
+    "link to root's file": "ln -s /home/mallory/secret",
+    "link to /dev/zero": "ln -s /dev/zero",
+    "link to /dev/stdin": "ln -s /proc/self/fd/0",
+    "link to the channel": "ln -s /proc/self/fd/3",
+    "link to the agent's log": "ln -s /proc/self/fd/1",
+    "link to memory": "ln -s /proc/self/mem",
+    "link to itself": "ln -s image",
+    "FIFO": "mkfifo",
+    "folder": "mkdir",
+    "sparse, 10 TB": "truncate -s 10T",
+    "sparse, 900 GB": "truncate -s 900G",
+    "empty": "touch",
+    "one byte": "printf x >",
+    "squashfs with its tables outside": "printf 'hsqs%0200d' 7 >",
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_something_else_lies_where_the_image_should_be(lab, kind):
+    as_alice(lab, f"mkdir -p /shared/a; cd /shared/a; {IMAGES[kind]} image")
+    job = completes(lab, "--bootseer=train", "--bootseer-image=/shared/a/image")
+    if kind in ("sparse, 900 GB", "one byte"):
+        assert lab.fallbacks(job) == set()
+    else:
+        assert lab.fallbacks(job) == {"image.identify"}
+        assert "agent.worker" not in lab.stages(job)
+    text_report(lab, job)
+
+
+def test_the_image_has_a_name_that_means_something_to_a_terminal(lab):
+    name = "/shared/a/[red]x[/nonsense] \u009b31m\u202e$(touch pwned)"
+    folder = lab.cluster.shared / "a"
+    folder.mkdir()
+    shutil.copy(lab.images / "tiny.sqsh", folder / name.rpartition("/")[2])
+    for command in ("true", f"{site.bootseer()} status"):
+        job = completes(lab, "--bootseer=train", f"--bootseer-image={name}", command=command)
+        assert lab.fallbacks(job) == set()
+        text_report(lab, job)
+    job, running = lab.start_in_background("--bootseer=train", f"--bootseer-image={name}")
+    try:
+        shown = lab.cluster.run([site.bootseer(), "status"], node="n1").stdout
+        assert "[red]x[/nonsense]" in shown
+        assert_harmless(shown)
+    finally:
+        lab.end(job, running)
+
+
+@pytest.mark.parametrize("request_", ["lookup", "flush"])
+@pytest.mark.parametrize("others", ["", "allow_other"])
+def test_the_image_lies_on_a_file_system_of_the_users_that_hangs(lab, request_, others):
+    if others:
+        conf = Path(f"/proc/{lab.cluster.holder_pid('n1')}/root/etc/fuse.conf")
+        if "\nuser_allow_other" not in conf.read_text():
+            pytest.skip("no user_allow_other in /etc/fuse.conf")
+    as_alice(lab, "mkdir -p /tmp/hanging")
+    argv = [sys.executable, str(HERE / "hanging_fuse.py"), "/tmp/hanging", request_, others]
+    server = lab.cluster.popen([a for a in argv if a], user="alice", node="n1")
+    try:
+        wait_until(
+            lambda: any(m.mountpoint == "/tmp/hanging" for m in lab.cluster.mounts("n1")),
+            "the user's file system",
+        )
+        options = ("--bootseer=train", "--bootseer-image=/tmp/hanging/image", "--bootseer-wait=1")
+        code, stderr, job = srun(lab, "-wn1", "-N1", *options)
+        assert (code, lab.cluster.wait_for_job(job)) == (0, "COMPLETED"), stderr
+        lab.assert_healthy()
+        # No process of root's waits for the server; the user's own may.
+        wait_until(
+            lambda: (
+                not [
+                    p
+                    for p in lab.cluster.processes("n1")
+                    if f"jobs/{job}" in p.command and not p.uid
+                ]
+            ),
+            "the agent's end",
+            timeout_s=15,
+        )
+    finally:
+        server.terminate()
+        server.wait(10)
+        as_alice(lab, "fusermount3 -uz /tmp/hanging; rmdir /tmp/hanging", check=False)
+    lab.assert_clean()
+    if request_ == "flush":
+        assert "not mounted on this node by root" in lab.stages(job)["image.identify"]["detail"]
+
+
+def test_the_image_shrinks_and_grows_while_it_is_read(lab):
+    image = lab.cluster.shared / "image"
+    whole = (lab.images / "tiny.sqsh").read_bytes()
+    image.write_bytes(whole)
+    options = ("--bootseer=train", "--bootseer-image=/shared/image", "--bootseer-wait=5")
+    completes(lab, *options, command="cat /shared/image > /dev/null")
+    assert lab.report(completes(lab, *options))["kind"] == "warm"
+    loop = "while :; do : > /shared/image; cat /shared/whole > /shared/image; done"
+    (lab.cluster.shared / "whole").write_bytes(whole)
+    shutil.chown(image, "alice")
+    shrinking = lab.cluster.popen(["timeout", "20", "sh", "-c", loop], user="alice")
+    try:
+        for _ in range(4):
+            completes(lab, *options)
+    finally:
+        shrinking.terminate()
+        shrinking.wait()
+
+
+# The user's store.
+
+STORES = {
+    "link to root's": "ln -s /root .bootseer",
+    "link to root's store": "ln -s /root/.bootseer .bootseer",
+    "link to another user's": "ln -s /home/mallory .bootseer",
+    "link to /etc": "ln -s /etc .bootseer",
+    "link to itself": "ln -s .bootseer .bootseer",
+    "FIFO": "mkfifo .bootseer",
+    "file": "echo x > .bootseer",
+    "open to all": "mkdir -m 0777 .bootseer",
+    "not even its owner's": "mkdir -m 0 .bootseer",
+    "plans lead to /etc": "mkdir -p .bootseer; ln -s /etc .bootseer/plans",
+    "plans are a FIFO": "mkdir -p .bootseer; mkfifo .bootseer/plans",
+    "the plan is a link": f"mkdir -p .bootseer/plans; ln -s /etc/shadow .bootseer/{object_name('train')}",
+    "the plan is a FIFO": f"mkdir -p .bootseer/plans; mkfifo .bootseer/{object_name('train')}",
+    "the plan is a folder": f"mkdir -p .bootseer/{object_name('train')}",
+    "the plan is 10 TB": f"mkdir -p .bootseer/plans; truncate -s 10T .bootseer/{object_name('train')}",
+    "traces lead to another user": "mkdir -p .bootseer; ln -s /home/mallory .bootseer/traces",
+    "runs lead to another user": "mkdir -p .bootseer; ln -s /home/mallory .bootseer/runs",
+    "hot sets lead to root": "mkdir -p .bootseer; ln -s /root .bootseer/hot",
+    "names that are no names": "mkdir -p .bootseer/hot .bootseer/runs; cd .bootseer; "
+    "touch 'hot/[red]x[/nonsense].hotset' \"runs/$(printf 'a\\033[31mb\\nc')\" hot/...hotset",
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_the_users_store_is_not_what_it_should_be(lab, kind):
+    lab.cluster.run(["chmod", "755", "/home/mallory"])
+    as_alice(lab, f"umask 022; cd; {STORES[kind]}")
+    try:
+        job = completes(lab, *BOOTSEER)
+        if not kind.startswith("not even"):
+            # Root looks at it, as an administrator who was asked for help would.
+            for argv in (["report", str(job)], ["hot", "ls"], ["hot", "show", "x"]):
+                argv = [site.bootseer(), *argv, "--user=alice"]
+                answer = lab.cluster.run(argv, check=False, timeout_s=20)
+                assert answer.returncode in (0, 3, 4, 5, 6, 8), answer
+                assert "Traceback" not in answer.stderr
+                assert_harmless(answer.stdout + answer.stderr)
+    finally:
+        lab.cluster.run(["chmod", "700", "/home/mallory"])
+        lab.forget()
+    assert lab.report(completes(lab, *BOOTSEER))["kind"] == "cold"
+
+
+def put_in_store(lab, name, data):
+    """Write an object into alice's store, as alice would."""
+    store = lab.store()
+    for folder in (store, (store / name).parent):
+        folder.mkdir(mode=0o755, exist_ok=True)
+        shutil.chown(folder, "alice", "alice")
+    (store / name).write_bytes(data)
+    shutil.chown(store / name, "alice", "alice")
+
+
+PLANNED = {
+    "shadow": "/etc/shadow",
+    "traversal": "/shared/../etc/shadow",
+    "relative": "etc/shadow",
+    "device": "/dev/zero",
+    "descriptor": "/proc/self/fd/3",
+    "terminal": f"/shared/{EVIL}",
+    "not UTF-8": "/shared/\udcff",
+    "half a character": "/shared/\ud800",
+    "newline": "/shared/a\nb",
+    "NUL": "/shared/a\0b",
+    "long": "/" + "a" * 4000,
+    "too long": "/" + "a" * 200_000,
+    "URI": "http://evil/$(touch /shared/pwned)",
+}
+
+
+@pytest.mark.parametrize("kind", PLANNED)
+def test_the_plan_names_something_else(lab, kind):
+    image = PlannedImage(PLANNED[kind], "../../../x", 2**62, 2**62)
+    runs = (PlannedRun(f"../..{EVIL}", 1, "cold", 1),)
+    plan = WarmPlan("alice", "train", (image,), runs)
+    put_in_store(lab, object_name("train"), plan.encode())
+    job = completes(lab, "--bootseer=train")
+    assert lab.fallbacks(job) & {"image.identify", "plan.read"}
+    assert "agent.worker" not in lab.stages(job), "the worker is no worse for it"
+    text_report(lab, job)
+
+
+def test_the_plan_claims_another_owner_in_words_for_a_terminal(lab):
+    put_in_store(lab, object_name("train"), WarmPlan(f"mallory{EVIL}", "train").encode())
+    job = completes(lab, *BOOTSEER)
+    assert "plan.read" not in lab.stages(job)
+    job = completes(lab, *BOOTSEER)
+    text_report(lab, job)
+
+
+END = 1 << 40
+HOT = {
+    "past the end": [HotRange(i << 20, (i << 20) + 4096, 0, 1) for i in range(1000)],
+    "far past the end": [HotRange(END - 4096, END, 0, 1)],
+    "all of a TB": [HotRange(0, END, 0, 1)],
+    "overlapping": [HotRange(0, 8192, 0, 1), HotRange(4096, 12288, 0, 1)],
+    "the same again": [HotRange(0, 8192, 0, 1)] * 1000,
+    "empty and backwards": [HotRange(4096, 4096, 0, 1), HotRange(8192, 0, 0, 1)],
+    "at the end of all numbers": [HotRange(2**64 - 4096, 2**64 - 1, 0, 1)],
+    "half a million ranges": [HotRange(i * 8192, i * 8192 + 1, i, 1) for i in range(500_000)],
+    "200,000 ranges": [HotRange(i * 8192, i * 8192 + 1, i, 1) for i in range(200_000)],
+}
+
+
+@pytest.mark.parametrize("kind", HOT)
+def test_the_hot_set_is_made_up(lab, kind):
+    digest = identify(open_image(str(lab.images / "tiny.sqsh"))).digest
+    runs = tuple([EVIL] * 100)
+    put_in_store(lab, f"hot/{digest}.hotset", HotSet(digest, END, runs, tuple(HOT[kind])).encode())
+    job = completes(lab, *BOOTSEER)
+    assert "agent.worker" not in lab.stages(job)
+    refused = kind.split()[0] in ("overlapping", "the", "empty", "at", "half")
+    assert ("hotset.read" in lab.fallbacks(job)) == refused
+    text_report(lab, job)
+
+
+def test_the_store_is_full_of_rubbish(lab):
+    digest = identify(open_image(str(lab.images / "tiny.sqsh"))).digest
+    completes(lab, *BOOTSEER)
+    for number in range(300):
+        put_in_store(lab, f"traces/{digest}/{number:020d}-c.1-n1.trace", os.urandom(3000))
+    job = completes(lab, *BOOTSEER, command=lab.start())
+    assert lab.fallbacks(job) == set()
+    assert len(list((lab.store() / "traces" / digest).iterdir())) < 10
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1" * 1000, os.urandom(5000)])
+def test_the_events_are_no_events(lab, data):
+    job = completes(lab, *BOOTSEER)
+    [run] = (lab.store() / "runs").iterdir()
+    put_in_store(lab, f"runs/{run.name}/n1-{9:020d}.parquet", data)
+    argv = [site.bootseer(), "report", str(job), "--user=alice"]
+    answer = lab.cluster.run(argv, check=False)
+    assert (answer.returncode, answer.stdout) == (4, "")
+    assert_harmless(answer.stderr)
+
+
+# The agent's control socket.
+
+
+def client(case, *arguments):
+    return " ".join([sys.executable, str(HERE / "hostile_client.py"), case, *map(str, arguments)])
+
+
+@pytest.mark.parametrize("case", ["garbage", "finish", "forge", "many_events"])
+def test_the_job_speaks_to_its_agent(lab, case):
+    job = lab.srun("-N1", "-n1", "-wn1", *BOOTSEER, command=client(case))
+    assert "well done" in job.stdout
+    lab.assert_clean()
+    assert "agent.died" not in lab.stages(job)
+    assert {"agent.ready", "image.record", "epilog"} <= set(lab.stages(job))
+    sizes = [path.stat().st_size for path in lab.store().rglob("*.parquet")]
+    assert max(sizes) < 2 << 20
+    text_report(lab, job.job_id)
+
+
+def test_the_job_floods_its_agent_and_root_is_answered(lab):
+    job, running = lab.start_in_background(*BOOTSEER)
+    socket = f"{RUN_DIR}/jobs/{job}/agent.sock"
+    argv = [sys.executable, str(HERE / "hostile_client.py"), "flood", socket]
+    # From outside of the job, so that it is still there when the epilog comes.
+    flood = lab.cluster.popen(argv, user="alice", node="n1", stdin=subprocess.PIPE)
+    try:
+        assert flood.stdout.readline() == "held\n"
+        assert [state["job"]["job_id"] for state in lab.status("n1")] == [job]
+        lab.end(job, running)
+        lab.assert_clean()
+        assert "agent.died" not in lab.stages(job)
+        assert "epilog" in lab.stages(job)
+    finally:
+        flood.communicate("")
+
+
+def test_another_user_reaches_neither_socket_nor_files(lab):
+    job, running = lab.start_in_background(*BOOTSEER)
+    folder = f"{RUN_DIR}/jobs/{job}"
+    try:
+        as_alice(lab, f"chmod 0777 {folder}/agent.sock")
+        argv = [*client("nobody_answers", f"{folder}/agent.sock").split()]
+        assert "well done" in lab.cluster.run(argv, user="mallory", node="n1").stdout
+        for attempt in (
+            f"ls {folder}",
+            f"cat {folder}/events.jsonl",
+            f"cat {folder}/agent.log",
+            f"touch {folder}/x",
+            f"ln -s /etc {RUN_DIR}/jobs/999999",
+            f"mv {folder}/agent.sock {folder}/other.sock",
+            "ls /var/cache/bootseer/spool/20001",
+        ):
+            for user in ("alice", "mallory"):
+                answer = lab.cluster.run(["sh", "-c", attempt], user=user, node="n1", check=False)
+                assert answer.returncode != 0, (user, attempt)
+    finally:
+        lab.end(job, running)
+
+
+# The worker, which runs with the user's uid.
+
+
+def inner_pid(pid):
+    """A process's id as its own machine counts."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    raise AssertionError(pid)
+
+
+def workers(lab, node, job):
+    return [
+        p.pid
+        for p in lab.cluster.processes(node)
+        if p.uid and (f"jobs/{job}" in p.command or "bootseer.agent.worker" in p.command)
+    ]
+
+
+TRACE = """
+import ctypes, os, sys
+pid, libc = int(sys.argv[1]), ctypes.CDLL(None, use_errno=True)
+ATTACH, SEIZE = 16, 0x4206
+for request in (ATTACH, SEIZE):
+    assert libc.ptrace(request, pid, None, None) == -1 and ctypes.get_errno() == 1
+descriptor = os.pidfd_open(pid)
+for number in range(10):
+    assert libc.syscall(438, descriptor, number, 0) == -1 and ctypes.get_errno() == 1
+buffer = ctypes.create_string_buffer(64)
+vector = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 64)
+assert libc.process_vm_readv(pid, vector, 1, vector, 1, 0) == -1 and ctypes.get_errno() == 1
+for name in ("mem", "environ", "maps", "fd", "fdinfo", "root", "cwd", "exe"):
+    try:
+        path = f"/proc/{pid}/{name}"
+        os.listdir(path) if name in ("fd", "fdinfo", "root", "cwd") else open(path, "rb").read(1)
+    except PermissionError:
+        continue
+    raise AssertionError(name)
+print("well done")
+"""
+
+
+def test_the_worker_cannot_be_traced_by_its_user(lab):
+    job, running = lab.start_in_background(*BOOTSEER)
+    try:
+        for worker in wait_until(lambda: workers(lab, "n1", job), "a worker"):
+            argv = [sys.executable, "-c", TRACE, str(inner_pid(worker))]
+            assert lab.cluster.run(argv, user="alice", node="n1").stdout == "well done\n"
+    finally:
+        lab.end(job, running)
+
+
+@pytest.mark.parametrize("number", ["STOP", "KILL", "TERM", "INT", "XFSZ"])
+def test_the_worker_is_at_its_users_mercy(lab, number):
+    lab.srun(*BOOTSEER)
+    lab.assert_clean()
+    job, running = lab.start_in_background(*BOOTSEER, command=f"sleep 1; {lab.start()}")
+    for worker in workers(lab, "n1", job):
+        as_alice(lab, f"kill -{number} {inner_pid(worker)}")
+    running.communicate(timeout=60)
+    assert lab.cluster.wait_for_job(job) == "COMPLETED"
+    lab.assert_clean()
+    assert "epilog" in lab.stages(job)
+    assert "agent.died" not in lab.stages(job)
+
+
+STOPPER = """
+import os, signal, sys, time
+seen = 0
+end = time.monotonic() + 25
+while time.monotonic() < end and seen < 2:
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                command = file.read()
+            if b"bootseer.agent" in command and b"publish" in command:
+                os.kill(int(entry), signal.SIGSTOP)
+                seen += 1
+                time.sleep(1)
+        except OSError:
+            continue
+"""
+
+
+def test_every_worker_that_would_publish_is_stopped(lab):
+    """By a process outside of the job: the epilog keeps its deadline, the events wait."""
+    stopper = lab.cluster.popen([sys.executable, "-c", STOPPER], user="alice", node="n1")
+    try:
+        code, stderr, job = srun(lab, "-N1", "-wn1", *BOOTSEER)
+        assert (code, lab.cluster.wait_for_job(job, timeout_s=30)) == (0, "COMPLETED"), stderr
+        wait_until(lambda: not lab.left_overs("n1"), "the epilog's end", timeout_s=20)
+        lab.assert_healthy()
+    finally:
+        stopper.terminate()
+        stopper.wait()
+    completes(lab, "-N1", "-n1", "-wn1", *BOOTSEER)
+    assert "publish" in lab.fallbacks(job)
+
+
+def test_a_users_process_that_says_it_is_an_agents_lives(lab):
+    job, running = lab.start_in_background(*BOOTSEER)
+    mark = {"BOOTSEER_JOB_DIR": f"{RUN_DIR}/jobs/{job}"}
+    own = lab.cluster.popen(["sleep", "100"], user="alice", node="n1", env=mark)
+    try:
+        os.kill(lab.agent("n1", job), signal.SIGKILL)
+        lab.end(job, running)
+        lab.assert_clean()
+        assert own.poll() is None
+    finally:
+        own.terminate()
+        own.wait()
+    completes(lab, *BOOTSEER)
+
+
+def test_the_user_has_no_processes_left(lab):
+    """RLIMIT_NPROC counts the worker's threads against the user: it may fail, the job may not."""
+    script = "ulimit -u 40 2>/dev/null; for i in $(seq 30); do sleep 3 & done; true"
+    job = completes(lab, *BOOTSEER, command=script)
+    assert "epilog" in lab.stages(job)

@@ -1,0 +1,126 @@
+"""The documents keep up with the code: settings, commands, versions, links."""
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from bootseer import config
+from bootseer.cli.main import COMMANDS
+from bootseer.core import event, hotset, plan, table, trace
+
+ROOT = Path(__file__).parents[1]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLE = ROOT / "slurm-conf-examples" / "bootseer.toml"
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def as_toml(value: object) -> str:
+    return json.dumps(value)  # the same for text and numbers
+
+
+def uncommented() -> str:
+    """The example with its settings in force; prose stands after '# ', settings after '#'."""
+    return re.sub(r"^#(?=\S)", "", EXAMPLE.read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", config.SETTINGS)
+def test_admin_md_has_every_setting_with_its_default_and_limits(name):
+    setting = config.SETTINGS[name]
+    rows = [line for line in text("docs/admin.md").splitlines() if line.startswith(f"| `{name}` |")]
+    assert len(rows) == 1
+    _, _, default, limits, *_ = (cell.strip() for cell in rows[0].split("|"))
+    assert default == f"`{as_toml(setting.default)}`"
+    numeric = not isinstance(setting.default, str)
+    assert limits == (f"{setting.minimum:g} to {setting.maximum:g}" if numeric else "")
+
+
+def test_admin_md_has_no_other_settings():
+    named = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", text("docs/admin.md"), re.MULTILINE)
+    assert set(named) == set(config.SETTINGS)
+
+
+def test_example_changes_nothing_as_it_stands():
+    assert config.tomllib.loads(EXAMPLE.read_text()) == {}
+
+
+def test_example_has_every_setting_with_its_default(tmp_path):
+    path = tmp_path / "bootseer.toml"
+    path.write_text(uncommented())
+    loaded = config.load(str(path))
+    assert loaded.from_file == set(config.SETTINGS)
+    assert loaded.values == {name: s.default for name, s in config.SETTINGS.items()}
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "dev"])
+def test_every_command_is_mentioned(command):
+    assert any(f"bootseer {command}" in path.read_text() for path in DOCS)
+
+
+def test_commands_that_are_mentioned_exist():
+    for path in DOCS:
+        named = set(
+            re.findall(
+                r"(?:`|^ {4}|bin/)bootseer (?!warm plan)([a-z]+)", path.read_text(), re.MULTILINE
+            )
+        )
+        assert named <= set(COMMANDS), path
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_resolve(path):
+    without_code = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = unquote(target).partition("#")
+        found = path.parent / file if file else path
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [
+        ("trace", trace),
+        ("hotset", hotset),
+        ("warm-plan", plan),
+        ("event", event),
+    ],
+)
+def test_formats_state_the_version_of_the_code(page, module):
+    assert f"Version {module.VERSION}," in text(f"docs/formats/{page}.md").replace("\n", " ")
+
+
+@pytest.mark.parametrize(("page", "module"), [("trace", trace), ("hotset", hotset)])
+def test_formats_state_width_and_fields_of_a_row(page, module):
+    page_text = text(f"docs/formats/{page}.md")
+    assert f"Row width: {module._ROW.size}." in page_text
+    assert f"At most {module.MAX_BYTES >> 20} MiB" in page_text
+    offsets = re.findall(r"^\| (\d+) \| (\d+) \| unsigned", page_text, re.MULTILINE)
+    at = 0
+    for offset, size in offsets:
+        assert int(offset) == at
+        at += int(size)
+    assert at == module._ROW.size
+
+
+def test_table_page_has_the_layout_of_the_code():
+    page_text = text("docs/formats/table.md")
+    sizes = re.findall(r"^\| (\d+) \| (\d+) \|", page_text, re.MULTILINE)
+    assert [int(offset) + int(size) for offset, size in sizes][-1] == table._FRAME.size
+    assert f"{table.MAX_HEADER_BYTES:,}" in page_text
+
+
+def test_every_decision_is_listed():
+    index = text("docs/design/README.md")
+    for path in (ROOT / "docs" / "design").glob("[0-9]*.md"):
+        title = path.read_text().splitlines()[0].removeprefix(f"# {path.name[:3]}: ")
+        assert f"| [{path.name[:3]}]({path.name}) | {title} |" in index

@@ -42,7 +42,7 @@ SETTINGS: dict[str, Setting] = {
         0.0, 0, 3600, "how long the prolog waits for the hot set, without --bootseer-wait"
     ),
     "prolog.max_wait_s": Setting(60.0, 0, 3600, "longest that --bootseer-wait may ask for"),
-    "epilog.deadline_s": Setting(15.0, 1, 600, "longest the epilog may take, publishing included"),
+    "epilog.deadline_s": Setting(15.0, 5, 600, "longest the epilog may take, publishing included"),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"
     ),
@@ -95,6 +95,7 @@ def load(path: str = DEFAULT_PATH) -> Config:
                 f"{path}: unknown setting {name}; known: {known or ', '.join(sorted(SETTINGS))}"
             )
         values[name] = _check(path, name, value, SETTINGS[name])
+    _check_store_url(path, values["store.url"])
     return Config(values, path, frozenset(given))
 
 
@@ -119,3 +120,12 @@ def _check(path: str, name: str, value: Any, setting: Setting) -> Any:
             f"{path}: {name} = {value} is not between {setting.minimum:g} and {setting.maximum:g}"
         )
     return value
+
+
+def _check_store_url(path: str, url: str) -> None:
+    try:
+        url.format(home="/home/user", user="user", uid=1000)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: store.url = {url!r}: only {{home}}, {{user}} and {{uid}} may stand in braces"
+        ) from error

@@ -14,7 +14,7 @@ from bootseer.agent.job import JobFolder
 from bootseer.errors import Unavailable
 
 _BOOT = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); "
     "from bootseer.agent.{module} import main; main()"
 )
 TAG = "BOOTSEER_JOB_DIR"
@@ -22,9 +22,14 @@ TAG = "BOOTSEER_JOB_DIR"
 
 
 def command(module: str, *args: str) -> list[str]:
-    """Build the command line that runs ``bootseer.agent.MODULE`` with nothing else on its path."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [sys.executable, "-ISB", "-c", _BOOT.format(module=module), root, *args]
+    """Build the command line that runs ``bootseer.agent.MODULE`` with what this process imports.
+
+    That is this package's folder and, before it, what the entry script was installed with.
+    """
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sites = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    path = ":".join(dict.fromkeys([package, *sites]))
+    return [sys.executable, "-ISB", "-c", _BOOT.format(module=module), path, *args]
 
 
 def environment(folder: JobFolder) -> dict[str, str]:
@@ -74,11 +79,14 @@ def _as_unit(folder: JobFolder, mode: str, argv: list[str]) -> list[str]:
         "--quiet",
         "--collect",
         "--no-block",
-        f"--unit=bootseer-{mode}-{job_id}",
+        # A job that is requeued may find the unit of its first start still ending.
+        f"--unit=bootseer-{mode}-{job_id}-{time.time_ns()}",
         "--slice=bootseer.slice",
         f"--description=BootSeer agent of job {job_id}",
         f"--setenv={TAG}={folder.path}",
         "--setenv=LANG=C.UTF-8",
+        f"--property=StandardOutput=append:{folder.path}/agent.log",
+        f"--property=StandardError=append:{folder.path}/agent.log",
         "--property=KillMode=control-group",
         "--property=OOMPolicy=continue",
         "--",

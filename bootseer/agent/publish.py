@@ -13,7 +13,7 @@ from bootseer.core.plan import PlannedImage, PlannedRun
 from bootseer.core.trace import Touch, Trace
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.traces import publish_trace, read_hot_set, rebuild
-from bootseer.startup.collect import NodeRun, publish_events
+from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events
 from bootseer.startup.plans import add_run
 from bootseer.store.base import Store
 from bootseer.units import format_size
@@ -40,6 +40,7 @@ async def run(task: Task) -> None:
     try:
         for document in message["runs"]:
             await publish_events(store, _node_run(document))
+        await drop_old_runs(store)
     except Closed:
         raise
     except BootseerError as error:
@@ -52,7 +53,7 @@ async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImag
     digest, size_bytes = image["digest"], image["size_bytes"]
     hot_bytes = 0
     try:
-        if image["complete"] or image["touches"]:
+        if image["touches"]:
             async with task.stage("trace.publish") as said:
                 trace = _trace(task, image)
                 said["bytes"] = sum(t.stop - t.start for t in trace.touches)

@@ -22,11 +22,12 @@ def reap_dead(run_dir: str) -> list[str]:
     What they had noted is published by a process of its own, which nobody waits for.
     """
     reaped = []
+    graves = job_folders(run_dir, "dead")
     for folder in job_folders(run_dir):
         if process.agent_pid(folder) is None and not _is_starting(folder):
             reap(folder)
             reaped.append(os.path.basename(folder.path))
-    for grave in job_folders(run_dir, "dead"):
+    for grave in graves:
         if process.agent_pid(grave) is None and not _is_starting(grave):
             shutil.rmtree(grave.path, ignore_errors=True)  # whoever was to bury it has died too
     return reaped

@@ -191,7 +191,7 @@ class Agent:
 
     def _take_event(self, request: dict[str, Any], uid: int) -> dict[str, Any]:
         fields = {"status": OK, "bytes": 0, "rank": -1, "detail": "", **request}
-        fields["source"] = fields.get("source", "prolog") if uid == 0 else "step"
+        fields["source"] = fields.get("source", "plugin") if uid == 0 else "step"
         event = from_json(fields, "event")
         if not event.stage.replace(".", "").replace("-", "").replace("_", "").isalnum():
             raise Unavailable("a stage's name is letters, digits, dots, dashes and underscores")
@@ -239,7 +239,7 @@ class Agent:
 
     async def _publish(self, timeout_s: float, began_ns: int = 0) -> tuple[bool, str]:
         """Have a worker publish the recording; what fails to arrive waits in the spool."""
-        kind = "warm" if any(image.is_prefetched for image in self._images) else "cold"
+        kind = self._kind()
         cache_dir, uid = self._config["node.cache_dir"], self._job.uid
         waiting: list[Any] = []
         with suppress(BootseerError, OSError):  # said below, where it matters
@@ -260,6 +260,11 @@ class Agent:
             except (BootseerError, OSError) as error:
                 detail += f"; and cannot be kept: {error}"
         return published, detail
+
+    def _kind(self) -> str:
+        """Say "warm" if there was a hot set to read ahead; from the events, which outlive us."""
+        known = any(e.stage == "hotset.read" and e.bytes for e in self._events)
+        return "warm" if known else "cold"
 
     async def _publish_by_worker(
         self, kind: str, waiting: list[Any], began_ns: int

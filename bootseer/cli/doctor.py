@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,8 +62,8 @@ def _fuse() -> tuple[bool, str]:
 
 
 def _residency() -> tuple[bool, str]:
-    major, minor = (int(part) for part in os.uname().release.split(".")[:2])
-    if (major, minor) >= (6, 5):
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if found and (int(found[1]), int(found[2])) >= (6, 5):
         return True, "the kernel has cachestat"
     return True, "no cachestat before Linux 6.5: sampling a large image costs some ms each time"
 

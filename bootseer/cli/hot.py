@@ -53,18 +53,18 @@ def ls(user: str | None, as_json: bool) -> None:
         click.echo(json.dumps([_document(d, h, e) for d, h, e in rows], indent=1))
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("image", "size", "hot", "ranges", "runs"):
-        table.add_column(name, no_wrap=name == "image")
+    for name in ("size", "hot", "ranges", "runs", "image"):
+        table.add_column(name, overflow="fold")
     for digest, hot_set, error in rows:
         if hot_set is None:
-            table.add_row(plain(digest), plain(error, "yellow"))
+            table.add_row("", "", "", "", plain(f"{digest}: {error}", "yellow"))
         else:
             table.add_row(
-                plain(digest),
                 format_size(hot_set.size_bytes),
                 format_size(hot_set.hot_bytes),
                 str(len(hot_set.ranges)),
                 str(len(hot_set.runs)),
+                plain(digest),
             )
     Console().print(table if rows else "no hot set yet: run a job with --bootseer")
 

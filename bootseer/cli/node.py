@@ -50,7 +50,7 @@ def _jobs_known_to_slurm() -> set[str]:
     if squeue is None:
         raise Unavailable("squeue is not on the path: cannot tell which agents' jobs have ended")
     answer = subprocess.run(
-        [squeue, "--noheader", "--all", "--format=%A"], capture_output=True, text=True, timeout=60
+        [squeue, "--noheader", "--all", "--format=%A"], capture_output=True, text=True, timeout=20
     )
     if answer.returncode != 0:
         raise Unavailable(f"squeue failed, nothing was done: {answer.stderr.strip()}")

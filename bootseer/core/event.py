@@ -21,7 +21,7 @@ class Event:
     Attributes:
         stage: dotted name, what it belongs to first: ``image.prefetch``.
         start_ns, end_ns: nanoseconds since the epoch; equal for a point in time.
-        source: who says so: prolog, agent, worker, plugin, step, user, epilog.
+        source: who says so: prolog, agent, worker, plugin, step (the job itself), epilog.
         status: ``ok`` or ``fallback``.
         bytes: moved or looked at, 0 where that has no meaning.
         rank: of the process in the job, -1 for the node as a whole.

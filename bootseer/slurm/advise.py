@@ -50,7 +50,7 @@ def _known(plan: WarmPlan | None, asked: options.Options) -> str:
     if asked.record_only:
         return "this start is recorded, as if it were the first"
     if plan is None:
-        return "first start under this key: it is recorded, the next one is warm"
+        return "first start under this key: it is recorded, unless the image is known already"
     image = next((i for i in plan.images if not asked.image or i.path == asked.image), None)
     if image is None:
         return f"{len(plan.runs)} earlier starts, none with this image: it is recorded"

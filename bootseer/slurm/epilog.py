@@ -26,7 +26,7 @@ def main() -> int:
     """Run for the job that the environment describes; prints what was done, returns 0."""
     try:
         job_id = int(os.environ.get("SLURM_JOB_ID", "0"))
-        config = settings.load()
+        config = _settings()
         folder = JobFolder.of(config["node.run_dir"], job_id)
         if job_id and os.path.isdir(folder.path):
             say(f"job {job_id}: {_end(folder, config)}")
@@ -35,6 +35,15 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 (the hook must not fail the job)
         say(f"internal error: {error!r}")
     return 0
+
+
+def _settings() -> settings.Config:
+    """Load the settings; were they broken while jobs ran, their agents are ended all the same."""
+    try:
+        return settings.load()
+    except BootseerError as error:
+        say(f"{error}; going by the defaults")
+        return settings.load(os.devnull)
 
 
 def _end(folder: JobFolder, config: settings.Config) -> str:

@@ -116,6 +116,7 @@ def _tell(folder: JobFolder, stage: str, start_ns: int, **more: object) -> None:
     request = {
         "op": "event",
         "stage": stage,
+        "source": "prolog",
         "start_ns": start_ns,
         "end_ns": time.time_ns(),
         **more,

@@ -6,6 +6,7 @@ runs/RUN/NODE-STARTED.parquet
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -19,6 +20,11 @@ from bootseer.store.base import Store, publish, read_all
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 10_000
+RUNS_KEPT = 500
+"""Of a user, whatever the keys: some MB."""
+TEMPORARY_S = 86400.0
+"""No writer of ours is at work for longer."""
+
 _SCHEMA = pa.schema(
     [
         ("stage", pa.string()),
@@ -68,6 +74,20 @@ async def publish_events(store: Store, node_run: NodeRun) -> str:
     name = f"runs/{node_run.run}/{node_run.node}-{node_run.started_ns:020d}.parquet"
     await publish(store, name, sink.getvalue().to_pybytes())
     return name
+
+
+async def drop_old_runs(store: Store) -> None:
+    """Keep the newest RUNS_KEPT runs; what writers that died have left goes as well.
+
+    Concurrency: nodes that do this at once get in no other's way.
+    """
+    runs = sorted(await store.list("runs"), key=lambda info: (info.mtime_ns, info.name))
+    for old in runs[:-RUNS_KEPT]:
+        with suppress(NotFound):
+            for info in await store.list(old.name):
+                await store.delete(info.name)
+            await store.delete(old.name)
+    await store.reap_temporaries(TEMPORARY_S)
 
 
 async def read_run(store: Store, run: str) -> list[NodeRun]:

@@ -54,12 +54,12 @@ def _title(report: Report) -> Text:
 
 
 def _table(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
     for name, justify in (("node", "left"), ("stage", "left"), ("at", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for name in ("took", "bytes"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="ellipsis", no_wrap=True)
+    table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)  # gives way to the others
     for node in report.nodes[:MAX_TABLE_NODES]:
         for index, stage in enumerate(node.stages):
             table.add_row(

@@ -4,8 +4,6 @@ After every test: no node is drained, nothing of ours is left on any node, nothi
 outside of alice's own places, and nothing that a value, a name or a plan said has been executed.
 """
 
-import ctypes
-import json
 import os
 import shutil
 import signal
@@ -20,7 +18,7 @@ from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan, object_name
 from bootseer.image.identity import identify, open_image
 from bootseer.testing import site
 from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.lab import CONFIG, IMAGE, RUN_DIR
+from bootseer.testing.lab import IMAGE, RUN_DIR
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 
@@ -89,7 +87,7 @@ def sent(own_conf, values):
 
 
 def srun(lab, *options, command="true", env=None, user="alice"):
-    """Run srun whatever bytes it prints; returns its exit code, its stderr and the job, 0 if none."""
+    """Run srun whatever bytes it prints; returns exit code, stderr, and the job or 0."""
     before = lab.newest_job()
     argv = ["srun", "-N2", "--ntasks-per-node=1", *options, "sh", "-c", command]
     line = lab.cluster.command(argv, user=user, env=env)
@@ -202,20 +200,23 @@ def test_malformed_values_are_refused_before_there_is_a_job(lab, how):
 BY_PASSED = [
     *[({"BOOTSEER_KEY": value}, f"key {name}") for name, value in KEYS.items()],
     *[
-        ({"BOOTSEER_KEY": "train", "BOOTSEER_IMAGE": value}, f"image {name}")
-        for name, value in PATHS.items()
+        (
+            {
+                "BOOTSEER_KEY": "",
+                "BOOTSEER_JOB_NAME": KEYS[name],
+                "BOOTSEER_IMAGE": PATHS.get(name, "/a/.."),
+                "BOOTSEER_WAIT": WAITS.get(name, "-0"),
+            },
+            f"all but the key: {name}",
+        )
+        for name in KEYS
     ],
-    *[
-        ({"BOOTSEER_KEY": "train", "BOOTSEER_WAIT": value}, f"wait {name}")
-        for name, value in WAITS.items()
-    ],
-    *[({"BOOTSEER_JOB_NAME": value, "BOOTSEER_KEY": ""}, f"name {n}") for n, value in KEYS.items()],
     ({"BOOTSEER_KEY": "train", "BOOTSEER_ENV": EVIL, "BOOTSEER_CKPT": "-" * 9000}, "not yet"),
     ({"BOOTSEER_KEY": "train", "_SLURM_SPANK_OPTION_pyxis_container_image": "/../x\n"}, "pyxis"),
     (
         {
             "BOOTSEER_KEY": "train",
-            **{n: "/shared/evil" for n in ("LD_PRELOAD", "PATH", "PYTHONPATH", "PYTHONHOME")},
+            **dict.fromkeys(("LD_PRELOAD", "PATH", "PYTHONPATH", "PYTHONHOME"), "/shared/evil"),
             "SLURM_JOB_UID": "0",
             "SLURM_JOB_ID": "../../../x",
         },
@@ -228,7 +229,7 @@ BY_PASSED = [
 def by_pass(lab, own_conf):
     before = {node: len(lab.slurmd_log(node)) for node in lab.cluster.node_names}
     for values, name in BY_PASSED:
-        code, stderr, job = srun(lab, env=sent(own_conf, values))
+        code, stderr, job = srun(lab, "-N1", env=sent(own_conf, values))
         assert code == 0, (name, stderr)
         assert lab.cluster.wait_for_job(job) == "COMPLETED", name
         lab.assert_healthy()
@@ -248,20 +249,18 @@ def test_values_reach_a_prolog_of_slurm_conf_as_they_are(lab, own_conf):
     """No plugin on the node, either: only the entry script is between the values and root."""
     conf = lab.cluster.etc_slurm / "slurm.conf"
     plugstack = lab.cluster.etc_slurm / "plugstack.conf.d/bootseer.conf"
-    before, line, times = conf.read_text(), plugstack.read_text(), plugstack.stat()
+    before = {path: (path.read_text(), path.stat().st_mtime_ns) for path in (conf, plugstack)}
     libexec = site.libexec(lab.cluster)
-    conf.write_text(f"{before}Prolog={libexec}/bootseer-prolog\nEpilog={libexec}/bootseer-epilog\n")
-    plugstack.unlink()
+    hooks = f"Prolog={libexec}/bootseer-prolog\nEpilog={libexec}/bootseer-epilog\n"
+    conf.write_text(before[conf][0] + hooks)
+    plugstack.write_text("")
     try:
-        lab.cluster.reconfigure()
         lab.cluster.restart_slurmd()
         by_pass(lab, own_conf)
     finally:
-        conf.write_text(before)
-        plugstack.write_text(line)
-        for path in (conf, plugstack):
-            os.utime(path, ns=(times.st_mtime_ns, times.st_mtime_ns))
-        lab.cluster.reconfigure()
+        for path, (text, mtime_ns) in before.items():
+            path.write_text(text)
+            os.utime(path, ns=(mtime_ns, mtime_ns))
         lab.cluster.restart_slurmd()
 
 
@@ -424,6 +423,7 @@ def test_the_image_shrinks_and_grows_while_it_is_read(lab):
 
 # The user's store.
 
+PLAN = f".bootseer/{object_name('train')}"
 STORES = {
     "link to root's": "ln -s /root .bootseer",
     "link to root's store": "ln -s /root/.bootseer .bootseer",
@@ -436,10 +436,10 @@ STORES = {
     "not even its owner's": "mkdir -m 0 .bootseer",
     "plans lead to /etc": "mkdir -p .bootseer; ln -s /etc .bootseer/plans",
     "plans are a FIFO": "mkdir -p .bootseer; mkfifo .bootseer/plans",
-    "the plan is a link": f"mkdir -p .bootseer/plans; ln -s /etc/shadow .bootseer/{object_name('train')}",
-    "the plan is a FIFO": f"mkdir -p .bootseer/plans; mkfifo .bootseer/{object_name('train')}",
-    "the plan is a folder": f"mkdir -p .bootseer/{object_name('train')}",
-    "the plan is 10 TB": f"mkdir -p .bootseer/plans; truncate -s 10T .bootseer/{object_name('train')}",
+    "the plan is a link": f"mkdir -p .bootseer/plans; ln -s /etc/shadow {PLAN}",
+    "the plan is a FIFO": f"mkdir -p .bootseer/plans; mkfifo {PLAN}",
+    "the plan is a folder": f"mkdir -p {PLAN}",
+    "the plan is 10 TB": f"mkdir -p .bootseer/plans; truncate -s 10T {PLAN}",
     "traces lead to another user": "mkdir -p .bootseer; ln -s /home/mallory .bootseer/traces",
     "runs lead to another user": "mkdir -p .bootseer; ln -s /home/mallory .bootseer/runs",
     "hot sets lead to root": "mkdir -p .bootseer; ln -s /root .bootseer/hot",

@@ -1,0 +1,90 @@
+"""A run's events: into the store and back, and what a report makes of them."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from bootseer.core.event import FALLBACK, Event
+from bootseer.errors import Corrupt, NotFound
+from bootseer.startup import collect, render
+from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events, read_run, runs_of_job
+from bootseer.startup.report import READY_STAGE, build
+from bootseer.store.base import publish
+from bootseer.store.memory import MemoryStore
+
+S = 1_000_000_000
+
+
+def node_run(node, ready_s=None, *, kind="cold", run="c.7", started_s=100, more=()):
+    def event(stage, start, end, **rest):
+        return Event(stage, int(start * S), int(end * S), "agent", **rest)
+
+    events = [event("prolog", started_s, started_s + 0.5), *more]
+    if ready_s is not None:
+        at = started_s + ready_s
+        events.append(event(READY_STAGE, at, at))
+    return NodeRun(run, 7, "train", node, kind, started_s * S, tuple(events))
+
+
+async def test_events_are_read_back_by_node():
+    store = MemoryStore()
+    runs = [node_run("n2", 3), node_run("n1", 2)]
+    for one in runs:
+        await publish_events(store, one)
+    assert await read_run(store, "c.7") == [runs[1], runs[0]]
+    assert await runs_of_job(store, 7) == ["c.7"]
+    assert await runs_of_job(store, 77) == []
+
+
+async def test_of_a_requeued_job_the_latest_start_counts():
+    store = MemoryStore()
+    await publish_events(store, node_run("n1", started_s=100))
+    later = node_run("n1", started_s=200, kind="warm")
+    await publish_events(store, later)
+    assert await read_run(store, "c.7") == [later]
+
+
+async def test_an_unknown_run_and_a_damaged_file_are_told_apart():
+    store = MemoryStore()
+    with pytest.raises(NotFound):
+        await read_run(store, "c.7")
+    await publish(store, "runs/c.7/n1-1.parquet", b"PAR1 no parquet")
+    with pytest.raises(Corrupt, match="n1-1"):
+        await read_run(store, "c.7")
+
+
+async def test_old_runs_are_dropped(monkeypatch):
+    monkeypatch.setattr(collect, "RUNS_KEPT", 2)
+    store = MemoryStore()
+    for number in range(4):
+        await publish_events(store, node_run("n1", run=f"c.{number}"))
+    await drop_old_runs(store)
+    assert [info.name for info in await store.list("runs")] == ["runs/c.2", "runs/c.3"]
+
+
+def test_the_slowest_node_is_the_time_to_ready():
+    report = build([node_run("n1", 2), node_run("n2", 4, started_s=101), node_run("n3", 2)])
+    assert report.ready_s == 5
+    assert report.straggler == pytest.approx(2.5)
+    assert [n.ready_s for n in report.nodes] == [2, 5, 2]
+    assert report.kind == "cold"
+
+
+def test_without_a_mark_there_is_no_time_to_ready():
+    report = build([node_run("n1")])
+    assert (report.ready_s, report.straggler) == (None, None)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_reports_show_cold_beside_warm_at_any_width(width):
+    long = Event("plan.read", 100 * S, 101 * S, "worker", FALLBACK, detail="x" * 300)
+    cold = build([node_run("n1", 8, more=(long,))])
+    warm = build([node_run("n1", 2, kind="warm")])
+    out = io.StringIO()
+    render.show(Console(file=out, width=width), [cold, warm])
+    text = out.getvalue()
+    assert "plan.read" in text
+    assert "n1" in text
+    assert "4.00x" in text
+    assert max(map(len, text.splitlines())) <= width

@@ -6,6 +6,7 @@ Imported by the hook path: the standard library only.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from typing import Any
@@ -13,7 +14,43 @@ from typing import Any
 from bootseer.errors import NotFound, Unavailable
 
 MAX_LINE_BYTES = 256 * 1024
+MAX_WAITING = 64
+"""Connections that the agent has not taken yet."""
 _RETRY_S = 0.005
+
+
+def listen(path: str, uid: int) -> socket.socket:
+    """Create the control socket, for root and one user only.
+
+    From now on requests can be made; they wait for whoever gets the socket to take them.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    previous = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(previous)
+    os.chown(path, uid, -1)
+    listener.listen(MAX_WAITING)
+    return listener
+
+
+def tell(path: str, request: dict[str, Any]) -> None:
+    """Send a request whose answer is of no interest, without waiting for the agent to take it.
+
+    Raises:
+        NotFound: nobody listens there.
+        Unavailable: the agent's queue is full.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(0)
+        try:
+            connection.connect(path)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NotFound(f"no agent listens at {path}") from error
+        except OSError as error:
+            raise Unavailable(f"cannot talk to the agent: {error.strerror}") from error
 
 
 def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:

@@ -53,17 +53,23 @@ class Worker:
             await trio.to_thread.run_sync(os.waitpid, self._pid, 0, abandon_on_cancel=True)
 
 
-def fork(job: Job, role: str) -> Worker:
+def fork(job: Job, role: str, not_its: socket.socket) -> Worker:
     """Start a worker as a copy of this process, before trio runs in it.
 
     At a job's start this saves the 90 ms in which a fresh interpreter would import the same
     modules again, on a processor that others want.
+
+    Args:
+        job: whose user it becomes.
+        role: of the worker.
+        not_its: a descriptor of ours that it must not keep.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     pid = os.fork()
     if pid == 0:
         try:
             ours.close()
+            not_its.close()
             worker.serve(role, theirs, job.user, job.uid, job.gid)
         finally:
             os._exit(1)  # never back into the agent's code

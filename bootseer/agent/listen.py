@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -24,21 +23,6 @@ _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 Handler = Callable[[dict[str, Any], int], Awaitable[dict[str, Any]]]
 
 
-def bind(path: str, uid: int) -> socket.socket:
-    """Create the socket, for root and one user only; it appears when it can be connected to."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    previous = os.umask(0o177)
-    try:
-        listener.bind(path + ".new")
-    finally:
-        os.umask(previous)
-    os.chown(path + ".new", uid, -1)
-    listener.listen(_MAX_CONNECTIONS)
-    os.rename(path + ".new", path)
-    listener.setblocking(False)
-    return listener
-
-
 async def serve(listener: socket.socket, uid: int, handle: Handler) -> None:
     """Answer requests until cancelled.
 
@@ -46,7 +30,7 @@ async def serve(listener: socket.socket, uid: int, handle: Handler) -> None:
     prolog and epilog out.
 
     Args:
-        listener: from `bind`.
+        listener: from `control.listen`, not blocking.
         uid: the user who may connect besides root.
         handle: takes a request and the peer's uid, returns the answer.
     """

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 
 from bootseer.agent.job import JobFolder
-from bootseer.errors import Unavailable
 
 _BOOT = (
     "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); "
     "from bootseer.agent.{module} import main; main()"
 )
+CONTROL_FD = 3
+"""Where an agent that is not systemd's finds its control socket."""
+_STARTING_S = 10.0
+"""A folder younger than this may belong to an agent that is only starting."""
 TAG = "BOOTSEER_JOB_DIR"
 """Environment variable that marks every process of an agent with its job's folder."""
 
@@ -37,39 +41,44 @@ def environment(folder: JobFolder) -> dict[str, str]:
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", TAG: folder.path}
 
 
-def start(folder: JobFolder, mode: str) -> int:
-    """Start the agent; returns at once, with the process id of our child.
+def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -> None:
+    """Start the agent; returns at once.
 
-    Where systemd runs, the agent is a transient unit of its own; elsewhere it leads a session of
-    its own, with every descriptor redirected: slurmd reads a prolog's output to its end, so that
-    a process that kept it open would hold up the node.
+    Where systemd runs, the agent is a transient unit of its own, and makes its control socket
+    itself; elsewhere it leads a session of its own, with every descriptor redirected: slurmd reads
+    a prolog's output to its end, so that a process that kept it open would hold up the node.
 
     Args:
         folder: of the job.
         mode: "warm" to carry out a job's plan, "bury" to clear up after a dead agent.
+        listener: the control socket, for the agent to answer on.
     """
-    argv = command("supervisor", mode, folder.path)
-    if os.path.isdir("/run/systemd/system"):
+    fd = CONTROL_FD if listener is not None else -1
+    argv = command("supervisor", mode, folder.path, str(fd))
+    if under_systemd():
         argv = _as_unit(folder, mode, argv)
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(f"{folder.path}/agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    actions = [(null, 0), (log, 1), (log, 2)]
+    if listener is not None:
+        actions.append((listener.fileno(), CONTROL_FD))
     # Everything else is close-on-exec: Python opens it so, and the plugin closed the rest.
-    child = os.posix_spawn(
+    os.posix_spawn(
         argv[0],
         argv,
         environment(folder),
-        file_actions=[
-            (os.POSIX_SPAWN_DUP2, null, 0),
-            (os.POSIX_SPAWN_DUP2, log, 1),
-            (os.POSIX_SPAWN_DUP2, log, 2),
-        ],
+        file_actions=[(os.POSIX_SPAWN_DUP2, *action) for action in actions],
         setsid=True,
         setsigmask=[],
         setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
     )
     os.close(null)
     os.close(log)
-    return child
+
+
+def under_systemd() -> bool:
+    """Whether this node's services are systemd's."""
+    return os.path.isdir("/run/systemd/system")
 
 
 def _as_unit(folder: JobFolder, mode: str, argv: list[str]) -> list[str]:
@@ -94,28 +103,14 @@ def _as_unit(folder: JobFolder, mode: str, argv: list[str]) -> list[str]:
     ]
 
 
-def await_socket(folder: JobFolder, child: int, deadline_s: float) -> None:
-    """Wait until the agent can be talked to.
-
-    Args:
-        folder: of the job.
-        child: what `start` returned: the agent, or systemd-run, which has long ended well.
-        deadline_s: for all of it.
-
-    Raises:
-        Unavailable: the agent ended first, or the deadline came.
-    """
-    until = time.monotonic() + deadline_s
-    ended = False
-    while not os.path.exists(folder.socket):
-        if not ended:
-            pid, code = os.waitpid(child, os.WNOHANG)
-            ended = pid != 0
-            if ended and code != 0:
-                raise Unavailable(f"the agent ended at its start: see {folder.path}/agent.log")
-        if time.monotonic() >= until:
-            raise Unavailable(f"the agent did not start within {deadline_s:g} s")
-        time.sleep(0.002)
+def is_starting(folder: JobFolder) -> bool:
+    """Whether the folder's agent may be one that has not registered yet."""
+    if folder.read("process.json") is not None:
+        return False
+    try:
+        return time.time() - os.stat(folder.path).st_mtime < _STARTING_S
+    except OSError:
+        return True
 
 
 def register(folder: JobFolder) -> None:

@@ -12,9 +12,6 @@ import time
 from bootseer.agent import process
 from bootseer.agent.job import JobFolder, job_folders
 
-_STARTING_S = 10.0
-"""A folder younger than this may belong to an agent that is only starting."""
-
 
 def reap_dead(run_dir: str) -> list[str]:
     """Reap the folders of all agents that have died; returns the jobs' names.
@@ -24,11 +21,11 @@ def reap_dead(run_dir: str) -> list[str]:
     reaped = []
     graves = job_folders(run_dir, "dead")
     for folder in job_folders(run_dir):
-        if process.agent_pid(folder) is None and not _is_starting(folder):
+        if process.agent_pid(folder) is None and not process.is_starting(folder):
             reap(folder)
             reaped.append(os.path.basename(folder.path))
     for grave in graves:
-        if process.agent_pid(grave) is None and not _is_starting(grave):
+        if process.agent_pid(grave) is None and not process.is_starting(grave):
             shutil.rmtree(grave.path, ignore_errors=True)  # whoever was to bury it has died too
     return reaped
 
@@ -48,15 +45,6 @@ def reap(folder: JobFolder) -> None:
     except OSError:
         return  # another prolog was first
     process.start(grave, "bury")
-
-
-def _is_starting(folder: JobFolder) -> bool:
-    if folder.read("process.json") is not None:
-        return False
-    try:
-        return time.time() - os.stat(folder.path).st_mtime < _STARTING_S
-    except OSError:
-        return True
 
 
 def _unmount_below(path: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent import listen, spool, warm  # noqa: F401 (the worker forked here needs warm)
+from bootseer.agent import control, listen, spool, warm  # noqa: F401 (the worker forked here needs warm)
 from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.process import register
@@ -55,9 +56,9 @@ class Agent:
         self._finishing = False
         self._scope = trio.CancelScope()
 
-    async def run(self, worker: Worker) -> None:
+    async def run(self, worker: Worker, listener: socket.socket) -> None:
         """Serve the job until its epilog has been answered."""
-        listener = listen.bind(self._folder.socket, self._job.uid)
+        listener.setblocking(False)
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listen.serve, listener, self._job.uid, self._handle)
@@ -309,8 +310,8 @@ def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
 
 
 def main() -> None:
-    """Run for the job's folder named on the command line, in the mode named before it."""
-    mode, folder = sys.argv[1], JobFolder(sys.argv[2])
+    """Run as the command line says: mode, the job's folder, descriptor of the control socket."""
+    mode, folder, fd = sys.argv[1], JobFolder(sys.argv[2]), int(sys.argv[3])
     job = folder.job()
     if job is None:
         raise SystemExit(f"{folder.path} holds no job")
@@ -321,4 +322,5 @@ def main() -> None:
         trio.run(agent.bury)
         shutil.rmtree(folder.path, ignore_errors=True)
     else:
-        trio.run(agent.run, fork(job, "warm"))
+        listener = socket.socket(fileno=fd) if fd >= 0 else control.listen(folder.socket, job.uid)
+        trio.run(agent.run, fork(job, "warm", listener), listener)

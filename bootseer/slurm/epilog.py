@@ -15,7 +15,7 @@ from bootseer import config as settings
 from bootseer.agent import control, process
 from bootseer.agent.job import JobFolder
 from bootseer.agent.reap import reap
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NotFound
 from bootseer.slurm.hook import say
 
 _MARGIN_S = 2.0
@@ -47,18 +47,18 @@ def _settings() -> settings.Config:
 
 
 def _end(folder: JobFolder, config: settings.Config) -> str:
-    pid = process.agent_pid(folder)
-    if pid is None:
-        reap(folder)
-        return "its agent had died; what it left is cleared away"
     deadline_s = config["epilog.deadline_s"]
     try:
         request = {"op": "finish", "timeout_s": max(0.5, deadline_s - _MARGIN_S)}
         answer = control.ask(folder.socket, request, deadline_s=deadline_s - _MARGIN_S / 2)
+    except NotFound:
+        reap(folder)
+        return "its agent had died; what it left is cleared away"
     except BootseerError as error:
         reap(folder)
         return f"its agent was ended by force: {error}"
-    if not process.await_end(pid, _MARGIN_S / 2):
+    pid = process.agent_pid(folder)
+    if pid is not None and not process.await_end(pid, _MARGIN_S / 2):
         process.kill_all(folder)
     shutil.rmtree(folder.path, ignore_errors=True)
     if answer.get("published"):

@@ -17,14 +17,12 @@ from bootseer import config as settings
 from bootseer.agent import control, process
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.reap import reap, reap_dead
-from bootseer.errors import BootseerError, ConfigError, NotFound
+from bootseer.errors import BootseerError, ConfigError
 from bootseer.slurm import options
 from bootseer.slurm.hook import say
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
 _AGENT_START_S = 5.0
-_RECORDER_START_S = 2.0
-"""Until a first start is being watched, or the prefetch of a later one is under way."""
 
 
 def main() -> int:
@@ -47,24 +45,49 @@ def _warm(asked: options.Options, started_ns: int) -> str:
     reaped = reap_dead(config["node.run_dir"])
     folder = JobFolder.of(config["node.run_dir"], job.job_id)
     if not folder.claim():
-        if process.agent_pid(folder) is not None:
+        if process.agent_pid(folder) is not None or process.is_starting(folder):
             return f"job {job.job_id}: its agent is at work already"
         reap(folder)
         folder.claim()
     folder.write("job.json", job._asdict())
-    process.await_socket(folder, process.start(folder, "warm"), _AGENT_START_S)
+    _start_agent(folder, job)
     for line in asked.ignored:
         _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
     for name in reaped:
         _tell(folder, "node.reap", time.time_ns(), detail=f"left-overs of job {name}")
-    wait_s = max(job.wait_s, _RECORDER_START_S)
-    request = {"op": "wait", "timeout_s": wait_s}
-    answer = control.ask(folder.socket, request, deadline_s=wait_s + 1)
-    ready = answer.get("ready") is True
-    detail = str(answer.get("detail", "")) if ready else f"not ready within {wait_s:g} s"
-    _tell(folder, "prolog", started_ns, status="ok" if ready else "fallback", detail=detail)
+    status, detail = _wait(folder, job.wait_s)
+    _tell(folder, "prolog", started_ns, status=status, detail=detail)
     seconds = (time.time_ns() - started_ns) / 1e9
     return f"job {job.job_id}, key {job.key}: {detail} ({seconds:.2f} s)"
+
+
+def _start_agent(folder: JobFolder, job: Job) -> None:
+    if process.under_systemd():
+        process.start(folder, "warm")
+        until = time.monotonic() + _AGENT_START_S
+        while not os.path.exists(folder.socket) and time.monotonic() < until:
+            time.sleep(0.005)
+    else:
+        # Requests that come before the agent listens wait in the socket's queue.
+        with control.listen(folder.socket, job.uid) as listener:
+            process.start(folder, "warm", listener)
+
+
+def _wait(folder: JobFolder, wait_s: float) -> tuple[str, str]:
+    """Hold the job for its hot set where that is asked for; returns status and detail.
+
+    Otherwise nothing is waited for: what the agent does, it does while the job is launched.
+    """
+    if wait_s <= 0:
+        return "ok", "the agent is at work"
+    try:
+        request = {"op": "wait", "timeout_s": wait_s}
+        answer = control.ask(folder.socket, request, deadline_s=wait_s + _AGENT_START_S)
+    except BootseerError as error:
+        return "fallback", str(error)
+    if answer.get("ready") is True:
+        return "ok", str(answer.get("detail", ""))
+    return "fallback", f"not ready within {wait_s:g} s"
 
 
 def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Job:
@@ -122,6 +145,6 @@ def _tell(folder: JobFolder, stage: str, start_ns: int, **more: object) -> None:
         **more,
     }
     try:
-        control.ask(folder.socket, request, deadline_s=1)
-    except (BootseerError, NotFound) as error:
+        control.tell(folder.socket, request)
+    except BootseerError as error:
         say(f"event {stage} is lost: {error}")

@@ -24,6 +24,10 @@ int bs_residency_open(int fd, uint64_t size_bytes, bs_residency **out);
  * many. When there are more than `capacity`, the rest is left for the next sample. */
 int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity);
 
+/* For each page that [start, stop) touches, write 1 if it is in active use or that is not known, 0
+ * if it was only read ahead. Reads pages in that have gone meanwhile, so it can block; for root. */
+int bs_residency_active(bs_residency *self, uint64_t start, uint64_t stop, uint8_t *active);
+
 void bs_residency_close(bs_residency *self);
 
 typedef struct bs_window bs_window;

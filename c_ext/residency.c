@@ -4,12 +4,17 @@
  * the kernel has cachestat(2) (Linux 6.5), which only visits resident pages, a region is looked
  * into only when its count has changed since the last sample.
  *
+ * What is resident was not necessarily asked for: the kernel reads ahead. Pages that were asked for
+ * more than once, as loaders and FUSE file systems do, are on its active list, and root can see
+ * which those are: pagemap tells a mapped page's frame, kpageflags the frame's lists.
+ *
  * mincore tells the truth only to the owner of the file, to those who may write it, and to
  * root; to others the kernel says that every page is resident (CVE-2019-5489).
  */
 #include "io.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -17,6 +22,15 @@
 #include <unistd.h>
 
 #define REGION_PAGES 1024
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
+/* Documentation/admin-guide/mm/pagemap.rst */
+#define PAGEMAP_PRESENT (UINT64_C(1) << 63)
+#define PAGEMAP_FRAME ((UINT64_C(1) << 55) - 1)
+#define KPF_ACTIVE (UINT64_C(1) << 6)
 
 #ifndef SYS_cachestat
 #define SYS_cachestat 451
@@ -41,9 +55,11 @@ struct bs_residency {
     uint64_t page_bytes;
     uint64_t pages;
     uint64_t regions;
-    uint8_t *map;    /* the file, mapped and never touched */
+    uint8_t *map;    /* the file, mapped; touched by bs_residency_active alone */
     uint8_t *seen;   /* one bit per page */
     uint32_t *count; /* pages seen resident at the last look, one per region */
+    int pagemap;     /* -1 where the kernel has none, or does not tell us */
+    int kpageflags;
     bool has_cachestat;
 };
 
@@ -64,6 +80,8 @@ int bs_residency_open(int fd, uint64_t size_bytes, bs_residency **out)
     self->pages = (size_bytes + self->page_bytes - 1) / self->page_bytes;
     self->regions = (self->pages + REGION_PAGES - 1) / REGION_PAGES;
     self->has_cachestat = true;
+    self->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    self->kpageflags = open("/proc/kpageflags", O_RDONLY | O_CLOEXEC);
     self->seen = calloc((size_t)(self->pages + 7) / 8, 1);
     self->count = calloc((size_t)self->regions, sizeof *self->count);
     if (self->seen == NULL || self->count == NULL)
@@ -74,6 +92,8 @@ int bs_residency_open(int fd, uint64_t size_bytes, bs_residency **out)
         rc = -errno;
         goto out;
     }
+    /* Unmapping a page that was touched through this mapping must not count as its use. */
+    (void)madvise(self->map, (size_t)size_bytes, MADV_RANDOM);
     *out = self;
     return 0;
 out:
@@ -142,12 +162,57 @@ int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity)
     return (int64_t)found;
 }
 
+/* Whether the page that a pagemap entry describes is on the active list; true if unknown. */
+static bool is_active(const bs_residency *self, uint64_t entry)
+{
+    uint64_t frame = entry & PAGEMAP_FRAME;
+    uint64_t flags;
+
+    if (!(entry & PAGEMAP_PRESENT) || frame == 0)
+        return true;
+    if (pread(self->kpageflags, &flags, sizeof flags, (off_t)(frame * sizeof flags)) !=
+        (ssize_t)sizeof flags)
+        return true;
+    return flags & KPF_ACTIVE;
+}
+
+int bs_residency_active(bs_residency *self, uint64_t start, uint64_t stop, uint8_t *active)
+{
+    uint64_t entries[REGION_PAGES];
+    uint64_t last = (stop + self->page_bytes - 1) / self->page_bytes;
+
+    if (self->pagemap < 0 || self->kpageflags < 0)
+        return -ENOTSUP;
+    if (start >= stop || stop > self->size_bytes)
+        return -EINVAL;
+    for (uint64_t page = start / self->page_bytes; page < last; page += REGION_PAGES) {
+        uint64_t pages = last - page < REGION_PAGES ? last - page : REGION_PAGES;
+        uint8_t *at = self->map + page * self->page_bytes;
+        size_t bytes = (size_t)(pages * self->page_bytes);
+        size_t want = (size_t)pages * sizeof entries[0];
+
+        if (madvise(at, bytes, MADV_POPULATE_READ) != 0)
+            return -errno;
+        if (pread(self->pagemap, entries, want,
+                  (off_t)((uintptr_t)at / self->page_bytes * sizeof entries[0])) != (ssize_t)want)
+            return -EIO;
+        for (uint64_t i = 0; i < pages; i++)
+            *active++ = is_active(self, entries[i]);
+        (void)madvise(at, bytes, MADV_DONTNEED);
+    }
+    return 0;
+}
+
 void bs_residency_close(bs_residency *self)
 {
     if (self == NULL)
         return;
     if (self->map != NULL)
         munmap(self->map, (size_t)self->size_bytes);
+    if (self->pagemap >= 0)
+        close(self->pagemap);
+    if (self->kpageflags >= 0)
+        close(self->kpageflags);
     free(self->seen);
     free(self->count);
     free(self);

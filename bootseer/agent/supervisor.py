@@ -52,6 +52,7 @@ class Agent:
         self._ready = trio.Event()
         self._ready_detail = ""
         self._window = trio.CancelScope()
+        self._sampled = trio.Event()
         self._recorded = trio.Event()
         self._finishing = False
         self._scope = trio.CancelScope()
@@ -109,9 +110,13 @@ class Agent:
             self._worker = None
             with trio.CancelScope(shield=True):
                 await worker.end()
-            self._sample()
-            for image in self._images:
-                self.note(image.close())
+                self._sample()
+                self._sampled.set()
+                for image in self._images:
+                    if await image.settle():
+                        self.note(image.close())
+                    else:
+                        self._note_fallback("image.record", "the image's file system hangs")
             self._recorded.set()
 
     async def _follow(self, worker: Worker) -> None:
@@ -149,10 +154,10 @@ class Agent:
 
     async def _sample_often(self) -> None:
         took_s = 0.0
-        while not self._recorded.is_set():
+        while not self._sampled.is_set():
             interval_s = self._config["image.sample_interval_s"]
             await trio.sleep(max(interval_s, took_s / _SAMPLING_SHARE))
-            if not self._recorded.is_set():
+            if not self._sampled.is_set():
                 began_s = time.monotonic()
                 self._sample()
                 took_s = time.monotonic() - began_s

@@ -6,6 +6,8 @@ import os
 import time
 from typing import Any
 
+import trio
+
 from bootseer.core.event import Event
 from bootseer.core.fields import Fields
 from bootseer.core.ranges import ByteRange, subtract
@@ -14,6 +16,8 @@ from bootseer.errors import Corrupt
 from bootseer.image.record import Recorder
 from bootseer.units import NS_PER_S
 
+_SETTLE_S = 2.0
+"""For looking at some 100,000 pages, a matter of 0.1 s while all of them are in memory."""
 MAX_RANGES = 300_000
 
 
@@ -61,6 +65,19 @@ class WatchedImage:
         fresh_bytes = self._recorder.sample(now_ms)
         self._touched_bytes += fresh_bytes
         return fresh_bytes
+
+    async def settle(self) -> bool:
+        """Tell what was asked for from what the kernel read ahead, in a first start.
+
+        Returns:
+            Whether that has ended; otherwise a thread is left in it, and with it the recorder.
+        """
+        if self.is_prefetched:
+            return True
+        with trio.move_on_after(_SETTLE_S) as scope:
+            now_ms = (time.monotonic_ns() - self._began_ns) * 1000 // NS_PER_S
+            await trio.to_thread.run_sync(self._recorder.settle, now_ms, abandon_on_cancel=True)
+        return not scope.cancelled_caught
 
     def close(self) -> Event:
         """End the recording; returns the stage that it was."""

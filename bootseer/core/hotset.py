@@ -28,6 +28,9 @@ AGEING = 0.7
 MIN_WEIGHT = 0.15
 """Ranges that weigh less are left out: seen once, and not in the runs since."""
 
+JOIN_MS = 250
+"""Ranges touched within this time of each other become one: about a sampling interval."""
+
 JOIN_GAP_BYTES = 16 * 1024
 """Ranges closer than this become one: a gap costs less to read than a request."""
 
@@ -163,7 +166,7 @@ def _join(ranges: list[HotRange]) -> list[HotRange]:
         if (
             last is not None
             and r.start - last.stop <= JOIN_GAP_BYTES
-            and abs(r.first_ms - last.first_ms) <= 2 * max(250, last.first_ms // 8)
+            and abs(r.first_ms - last.first_ms) <= max(JOIN_MS, last.first_ms // 16)
         ):
             joined[-1] = HotRange(
                 last.start,

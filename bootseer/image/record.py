@@ -1,8 +1,8 @@
 """Record which ranges of an image enter the page cache during a start-up.
 
 Runs as root: the kernel tells residency to the owner of a file and to root only. The descriptor
-comes from the job's user, who has opened the image; the mapping is never touched, so nothing that
-the user does to the file can stop or crash the recorder.
+comes from the job's user, who has opened the image; the mapping is touched only by `settle`, which
+the caller can leave behind, so nothing that the user does to the file can stop or crash the recorder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from bootseer._io import ffi, lib
 from bootseer.core.ranges import ByteRange, subtract, total_bytes
@@ -24,6 +24,11 @@ _SAMPLE_RANGES = 16_384
 
 MAX_IMAGE_BYTES = 1 << 40
 """Larger files are no images: looking at one of 10 TB, sparse or not, takes half a second."""
+
+MIN_USED_SHARE = 0.25
+"""With fewer pages than this in active use, the kernel's lists say nothing about this start."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 COMPLETE_SHARE = 0.02
 """Up to this share of the image may be resident beforehand for the recording to count as whole."""
@@ -78,6 +83,33 @@ class Recorder:
         self.touches += [Touch(start, stop, now_ms) for start, stop in fresh[:room]]
         return total_bytes(fresh)
 
+    def settle(self, now_ms: int) -> None:
+        """Move what was only read ahead behind what was asked for, at the end of the recording.
+
+        The kernel's read-ahead makes a trace a quarter larger than what a start needs. Ranges that
+        are not in active use are kept, in case that is a mistake, as touched only now: a prefetch
+        that reads in the order of first touch brings them last. Where the kernel does not say
+        which pages are in use, or calls hardly any so, nothing is moved.
+
+        It can block in reading the image: call it in a thread of its own.
+
+        Args:
+            now_ms: milliseconds since recording began.
+        """
+        used: list[Touch] = []
+        read_ahead: list[Touch] = []
+        for touch in self.touches:
+            pages = ffi.new("uint8_t[]", (touch.stop - touch.start) // _PAGE_BYTES + 2)
+            if lib.bs_residency_active(self._handle, touch.start, touch.stop, pages) < 0:
+                return
+            for start, stop, active in _runs(touch, pages):
+                if active:
+                    used.append(Touch(start, stop, touch.first_ms))
+                else:
+                    read_ahead.append(Touch(start, stop, now_ms))
+        if _bytes_of(used) >= MIN_USED_SHARE * _bytes_of(self.touches):
+            self.touches = [*used, *read_ahead]
+
     def close(self) -> None:
         """Stop watching; what was recorded stays readable."""
         if self._handle != ffi.NULL:
@@ -95,6 +127,21 @@ class Recorder:
             ranges += [ByteRange(r.start, r.stop) for r in self._out[0:count]]
             if count < _SAMPLE_RANGES or len(ranges) >= MAX_TOUCHES:
                 return ranges
+
+
+def _runs(touch: Touch, pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Cut a touched range where its pages' state changes."""
+    first = touch.start // _PAGE_BYTES
+    at, state = touch.start, pages[0]
+    for page in range(first + 1, -(-touch.stop // _PAGE_BYTES)):
+        if pages[page - first] != state:
+            yield at, page * _PAGE_BYTES, state
+            at, state = page * _PAGE_BYTES, pages[page - first]
+    yield at, touch.stop, state
+
+
+def _bytes_of(touches: Iterable[Touch]) -> int:
+    return sum(t.stop - t.start for t in touches)
 
 
 def _status(fd: int) -> os.stat_result:

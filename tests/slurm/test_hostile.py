@@ -267,7 +267,7 @@ def test_values_reach_a_prolog_of_slurm_conf_as_they_are(lab, own_conf):
 @pytest.mark.parametrize(("option", "name", "value"), MALFORMED[::4])
 def test_a_step_sends_values_of_its_own(lab, own_conf, option, name, value):
     """The plugin in slurmstepd, as root: a bad value is logged and left out."""
-    inner = f"SLURM_CONF={own_conf} srun -n1 '--bootseer{option}={value}' true"
+    inner = f"SLURM_CONF={own_conf} srun --overlap -N1 -n1 '--bootseer{option}={value}' true"
     if any(c in value for c in "'\n") or len(value) > 1000:
         pytest.skip("not by way of a shell")
     before = len(lab.slurmd_log("n1"))
@@ -339,7 +339,7 @@ def test_something_else_lies_where_the_image_should_be(lab, kind):
     if kind in ("sparse, 900 GB", "one byte"):
         assert lab.fallbacks(job) == set()
     else:
-        assert lab.fallbacks(job) == {"image.identify"}
+        assert lab.fallbacks(job) == {"image.identify"}, print(lab.stages(job), lab.report(job), lab.slurmd_log("n1")[-1500:])
         assert "agent.worker" not in lab.stages(job)
     text_report(lab, job)
 

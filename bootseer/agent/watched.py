@@ -67,16 +67,14 @@ class WatchedImage:
         return fresh_bytes
 
     async def settle(self) -> bool:
-        """Tell what was asked for from what the kernel read ahead, in a first start.
+        """Keep what was asked for beyond the prefetch, and not what the kernel read ahead of it.
 
         Returns:
             Whether that has ended; otherwise a thread is left in it, and with it the recorder.
         """
-        if self.is_prefetched:
-            return True
+        self._recorder.touches = self.touched()
         with trio.move_on_after(_SETTLE_S) as scope:
-            now_ms = (time.monotonic_ns() - self._began_ns) * 1000 // NS_PER_S
-            await trio.to_thread.run_sync(self._recorder.settle, now_ms, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._recorder.settle, abandon_on_cancel=True)
         return not scope.cancelled_caught
 
     def close(self) -> Event:

@@ -2,7 +2,7 @@
 
 Runs as root: the kernel tells residency to the owner of a file and to root only. The descriptor
 comes from the job's user, who has opened the image; the mapping is touched only by `settle`, which
-the caller can leave behind, so nothing that the user does to the file can stop or crash the recorder.
+the caller can leave behind, so nothing the user does to the file can stop or crash the recorder.
 """
 
 from __future__ import annotations
@@ -83,32 +83,25 @@ class Recorder:
         self.touches += [Touch(start, stop, now_ms) for start, stop in fresh[:room]]
         return total_bytes(fresh)
 
-    def settle(self, now_ms: int) -> None:
-        """Move what was only read ahead behind what was asked for, at the end of the recording.
+    def settle(self) -> None:
+        """Forget what was only read ahead, at the end of the recording.
 
-        The kernel's read-ahead makes a trace a quarter larger than what a start needs. Ranges that
-        are not in active use are kept, in case that is a mistake, as touched only now: a prefetch
-        that reads in the order of first touch brings them last. Where the kernel does not say
-        which pages are in use, or calls hardly any so, nothing is moved.
+        The kernel's read-ahead makes a trace a third larger than what a start needs, and the time
+        to prefetch it. Should a forgotten page be needed after all, the start that misses it
+        records it. Where the kernel does not say which pages are in use, or calls hardly any so,
+        nothing is forgotten.
 
         It can block in reading the image: call it in a thread of its own.
-
-        Args:
-            now_ms: milliseconds since recording began.
         """
         used: list[Touch] = []
-        read_ahead: list[Touch] = []
         for touch in self.touches:
             pages = ffi.new("uint8_t[]", (touch.stop - touch.start) // _PAGE_BYTES + 2)
             if lib.bs_residency_active(self._handle, touch.start, touch.stop, pages) < 0:
                 return
-            for start, stop, active in _runs(touch, pages):
-                if active:
-                    used.append(Touch(start, stop, touch.first_ms))
-                else:
-                    read_ahead.append(Touch(start, stop, now_ms))
+            runs = _runs(touch, pages)
+            used += [Touch(start, stop, touch.first_ms) for start, stop, active in runs if active]
         if _bytes_of(used) >= MIN_USED_SHARE * _bytes_of(self.touches):
-            self.touches = [*used, *read_ahead]
+            self.touches = used
 
     def close(self) -> None:
         """Stop watching; what was recorded stays readable."""

@@ -135,7 +135,8 @@ def _decode(data: bytes, name: str) -> NodeRun:
             if not schema.equals(_SCHEMA):
                 raise Corrupt(f"{name}: not a BootSeer events file: other columns")
             about = Fields(json.loads((schema.metadata or {})[_METADATA_KEY]), name)
-            rows = file.read().to_pylist()
+            # No threads for some kB: pyarrow's may abort a process that ends soon after.
+            rows = file.read(use_threads=False).to_pylist()
     except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
         text = str(error)[:200]
         raise Corrupt(f"{name}: not a BootSeer events file: {text!a}") from error

@@ -106,7 +106,7 @@ def test_more_ranges_than_one_sample_holds_are_not_lost(image, monkeypatch):
 
 
 @pytest.mark.root
-def test_what_was_only_read_ahead_comes_last(image):
+def test_what_was_only_read_ahead_is_forgotten(image):
     recorder = Recorder(os.open(image, os.O_RDONLY))
     fd = os.open(image, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 64 * PAGE, os.POSIX_FADV_WILLNEED)
@@ -115,23 +115,21 @@ def test_what_was_only_read_ahead_comes_last(image):
         for page in range(8, 40):
             os.pread(fd, 100, page * PAGE)
     recorder.sample(100)
-    recorder.settle(5000)
+    recorder.settle()
     recorder.close()
     os.close(fd)
-    assert recorder.touches[0] == (8 * PAGE, 40 * PAGE, 100)
-    assert {t.first_ms for t in recorder.touches[1:]} == {5000}
-    assert pages_of(ByteRange(t.start, t.stop) for t in recorder.touches) == set(range(64))
+    assert recorder.touches == [(8 * PAGE, 40 * PAGE, 100)]
 
 
-def test_where_the_kernel_calls_nothing_used_nothing_is_moved(image):
+def test_where_the_kernel_calls_nothing_used_nothing_is_forgotten(image):
     recorder = Recorder(os.open(image, os.O_RDONLY))
     with image.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 64 * PAGE, os.POSIX_FADV_WILLNEED)
         wait_until(lambda: len(resident_pages(image)) >= 64, "the pages read ahead")
     recorder.sample(100)
-    recorder.settle(5000)
+    recorder.settle()
     recorder.close()
-    assert {t.first_ms for t in recorder.touches} == {100}
+    assert recorder.touches == [(0, 64 * PAGE, 100)]
 
 
 def test_what_is_no_file_cannot_be_recorded(tmp_path):

@@ -125,8 +125,7 @@ int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity)
     for (uint64_t region = 0; region < self->regions; region++) {
         uint64_t first = region * REGION_PAGES;
         uint32_t count = 0;
-        uint64_t pages =
-            self->pages - first < REGION_PAGES ? self->pages - first : REGION_PAGES;
+        uint64_t pages = self->pages - first < REGION_PAGES ? self->pages - first : REGION_PAGES;
 
         if (!region_changed(self, region))
             continue;

@@ -31,6 +31,9 @@ MAX_DATA_BYTES = 4 << 30
 """Traces of 16 MB take 250 MB each to merge; stacks of 256 threads count with 2 GB."""
 
 
+MAX_DETAIL_CHARS = 500
+
+
 class Task:
     """What a worker was asked for, and how it reports."""
 
@@ -65,6 +68,8 @@ class Task:
             raise
         finally:
             with trio.CancelScope(shield=True):
+                # One line that the agent accepts, whatever a path in it looks like.
+                said["detail"] = " ".join(str(said.get("detail", "")).split())[:MAX_DETAIL_CHARS]
                 event = Event(name, start_ns, time.time_ns(), "worker", **said)
                 await self.channel.send({"op": "event", "event": event.document()})
 

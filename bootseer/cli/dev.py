@@ -28,7 +28,7 @@ def dev() -> None:
 @dev.command()
 @click.option("--nodes", type=click.IntRange(1, 64), help="Compute nodes.  [one per processor]")
 @click.option("--torch", is_flag=True, help="The CUDA build of PyTorch as the image, 3 GB.")
-@click.option("--rounds", default=1, show_default=True, help="Measure so often.")
+@click.option("--rounds", default=3, show_default=True, help="Measure so often; medians count.")
 @click.option(
     "--latency-ms", default=2.0, show_default=True, help="Of each request to the slow share."
 )
@@ -56,7 +56,7 @@ def demo(
     Examples:
       bootseer dev demo
       bootseer dev demo --nodes 4
-      bootseer dev demo --torch --rounds 3
+      bootseer dev demo --torch --rounds 1
     """
     from rich.console import Console
 

@@ -50,7 +50,7 @@ class DemoSpec:
     torch: bool = False
     latency_s: float = 0.002
     bandwidth_bytes_per_s: float = 200e6
-    rounds: int = 1
+    rounds: int = 3
     build_dir: Path = Path("build")
 
 

@@ -1,3 +1,4 @@
+import os
 import shutil
 
 import pytest
@@ -12,7 +13,7 @@ def cluster_lab(tmp_path_factory):
     images = tmp_path_factory.mktemp("images")
     for folder in (images, *images.parents[:2]):
         folder.chmod(0o755)
-    with Cluster.up(ClusterSpec(name="test-jobs", nodes=2)) as cluster:
+    with Cluster.up(ClusterSpec(name=f"jobs-{os.getpid()}", nodes=2)) as cluster:
         site.install(cluster, config=CONFIG)
         lab = Lab(cluster, images)
         lab.put_image()

@@ -12,7 +12,9 @@ from bootseer.testing.lab import CONFIG, IMAGE, RUN_DIR
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 
-BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}")
+# These jobs are over before anything could be warmed behind their back, so they wait for it.
+BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}", "--bootseer-wait=10")
+KEY_ONLY = ("--bootseer=train", "--bootseer-wait=10")
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_the_store_is_read_only(lab):
 
 
 def test_the_image_is_missing(lab):
-    job = lab.srun("--bootseer=train", "--bootseer-image=/mnt/share/none.sqsh", command="true")
+    job = lab.srun(*BOOTSEER, "--bootseer-image=/mnt/share/none.sqsh", command="true")
     assert "image.identify" in lab.fallbacks(job)
     assert "does not exist" in lab.stages(job)["image.identify"]["detail"]
 
@@ -68,7 +70,7 @@ def test_the_image_may_not_be_read_by_the_user(lab):
     secret = lab.cluster.shared / "secret.sqsh"
     secret.write_bytes(b"x" * 8192)
     secret.chmod(0o600)
-    job = lab.srun("--bootseer=train", "--bootseer-image=/shared/secret.sqsh", command="true")
+    job = lab.srun(*BOOTSEER, "--bootseer-image=/shared/secret.sqsh", command="true")
     secret.unlink()
     assert "may not be read" in lab.stages(job)["image.identify"]["detail"]
 
@@ -121,17 +123,17 @@ def test_the_hot_set_is_damaged(lab, damage):
 def test_the_warm_plan_is_damaged(lab, plan):
     lab.srun(*BOOTSEER)
     next((lab.store() / "plans").iterdir()).write_bytes(plan)
-    job = lab.srun("--bootseer=train", command="true")
+    job = lab.srun(*KEY_ONLY, command="true")
     assert "plan.read" in lab.fallbacks(job)
     lab.srun(*BOOTSEER)
-    assert lab.report(lab.srun("--bootseer=train"))["kind"] == "warm"
+    assert lab.report(lab.srun(*KEY_ONLY))["kind"] == "warm"
 
 
 def test_another_users_plan_is_not_followed(lab):
     lab.srun(*BOOTSEER)
     plan = next((lab.store() / "plans").iterdir())
     plan.write_bytes(plan.read_bytes().replace(b'"alice"', b'"mallory"'))
-    job = lab.srun("--bootseer=train", command="true")
+    job = lab.srun(*KEY_ONLY, command="true")
     assert "mallory" in lab.stages(job)["plan.read"]["detail"]
 
 
@@ -259,7 +261,7 @@ def test_two_jobs_with_one_key_at_once(lab):
     for job in jobs:
         assert len(lab.report(job)["nodes"]) == 2
         assert lab.fallbacks(job) == set()
-    assert lab.report(lab.srun("--bootseer=train"))["kind"] == "warm"
+    assert lab.report(lab.srun(*KEY_ONLY))["kind"] == "warm"
 
 
 def test_slurmd_is_restarted_between_prolog_and_epilog(lab):

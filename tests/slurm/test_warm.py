@@ -13,7 +13,8 @@ from bootseer.testing.lab import IMAGE
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 
-BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}")
+# These jobs are over before anything could be warmed behind their back, so they wait for it.
+BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}", "--bootseer-wait=10")
 
 
 def test_the_second_start_finds_its_hot_blocks_on_every_node(lab):
@@ -36,27 +37,36 @@ def test_the_second_start_finds_its_hot_blocks_on_every_node(lab):
 
 def test_the_plan_knows_the_image_when_the_user_does_not_say(lab):
     lab.srun(*BOOTSEER)
-    warm = lab.srun("--bootseer=train")
+    warm = lab.srun("--bootseer=train", "--bootseer-wait=10")
     assert lab.report(warm)["kind"] == "warm"
     assert "image.prefetch" in lab.stages(warm)
 
 
+def test_without_a_wait_the_job_starts_beside_its_prefetch(lab):
+    lab.srun(*BOOTSEER)
+    job = lab.srun(*BOOTSEER, "--bootseer-wait=0", command=f"{lab.start()}; sleep 1")
+    stages = lab.stages(job)
+    assert stages["prolog"]["detail"] == "the agent is at work"
+    assert stages["image.prefetch"]["bytes"] > 0
+    assert lab.fallbacks(job) == set()
+
+
 def test_the_key_is_the_jobs_name_by_default(lab):
-    lab.srun("--bootseer", f"--bootseer-image={IMAGE}", "-J", "my-training")
+    lab.srun("--bootseer", *BOOTSEER[1:], "-J", "my-training")
     assert lab.report(lab.newest_job())["key"] == "my-training"
-    warm = lab.srun("--bootseer", "-J", "my-training")
+    warm = lab.srun("--bootseer", BOOTSEER[2], "-J", "my-training")
     assert lab.report(warm)["kind"] == "warm"
 
 
 def test_record_warms_nothing_and_records_anew(lab):
     lab.srun(*BOOTSEER)
-    again = lab.srun("--bootseer=record", "-J", "train", f"--bootseer-image={IMAGE}")
+    again = lab.srun("--bootseer=record", "-J", "train", *BOOTSEER[1:])
     assert lab.report(again)["kind"] == "cold"
     assert "trace.publish" in lab.stages(again)
 
 
 def test_the_environment_stands_in_for_options(lab):
-    env = {"BOOTSEER": "by-env", "BOOTSEER_IMAGE": IMAGE}
+    env = {"BOOTSEER": "by-env", "BOOTSEER_IMAGE": IMAGE, "BOOTSEER_WAIT": "10"}
     lab.srun(env=env)
     warm = lab.srun(env=env)
     assert (lab.report(warm)["key"], lab.report(warm)["kind"]) == ("by-env", "warm")
@@ -69,14 +79,14 @@ def test_a_batch_script_asks_with_one_line(lab):
     script = f"#!/bin/sh\n#SBATCH --bootseer=batch\nsrun {lab.start()}\n"
     for kind in ("cold", "warm"):
         lab.drop_caches()
-        job = lab.sbatch(script, "-N2", f"--bootseer-image={IMAGE}")
+        job = lab.sbatch(script, "-N2", *BOOTSEER[1:])
         assert lab.cluster.wait_for_job(job) == "COMPLETED"
         lab.assert_clean()
         assert lab.report(job)["kind"] == kind
 
 
 def test_a_step_that_brings_its_own_reaches_the_agent(lab):
-    script = f"#!/bin/sh\nsrun --bootseer=step --bootseer-image={IMAGE} {lab.start()}\n"
+    script = f"#!/bin/sh\nsrun --bootseer=step {' '.join(BOOTSEER[1:])} {lab.start()}\n"
     for kind in ("cold", "warm"):
         lab.drop_caches()
         job = lab.sbatch(script, "-N2")
@@ -92,7 +102,7 @@ def test_the_image_may_be_named_by_pyxis_option(lab):
     line = lab.cluster.etc_slurm / "plugstack.conf.d/pyxis.conf"
     line.write_text(f"optional {plugin}\n")
     try:
-        job = lab.srun("--bootseer=pyxis", f"--container-image={IMAGE}")
+        job = lab.srun("--bootseer=pyxis", BOOTSEER[2], f"--container-image={IMAGE}")
         assert "image.identify" in lab.stages(job)
         # A name for a registry is not a file: nothing is warmed, and nothing is wrong.
         other = lab.srun("--bootseer=other", "--container-image=nvcr.io#nvidia/pytorch:24.05")

@@ -1,0 +1,117 @@
+"""Whom root kills: what carries a folder's name and is an agent's, and nothing else."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bootseer.agent import process
+from bootseer.agent.job import JobFolder
+
+pytestmark = [pytest.mark.root]
+
+USER = 65534
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return JobFolder(str(tmp_path))
+
+
+@pytest.fixture
+def start():
+    """Start a sleeper; all are ended afterwards."""
+    started = []
+
+    def sleeper(env=None, *, user=0, command=("sleep", "60"), **more):
+        child = subprocess.Popen(
+            command, env={"PATH": "/usr/bin:/bin", **(env or {})}, user=user, group=user, **more
+        )
+        started.append(child)
+        return child
+
+    yield sleeper
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+def _agent(folder, start):
+    agent = start({process.TAG: folder.path}, start_new_session=True)
+    folder.write("process.json", {"pid": agent.pid, "start": process._start_time(agent.pid)})
+    return agent
+
+
+WORKER = "import os, time; os.setresuid(65534, 65534, 65534); print(flush=True); time.sleep(60)"
+
+
+def test_an_agent_and_its_worker_are_killed(folder, start):
+    code = (
+        "import subprocess, sys; "
+        f"child = subprocess.Popen([sys.executable, '-c', {WORKER!r}], stdout=subprocess.PIPE); "
+        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+    )
+    agent = start(
+        {process.TAG: folder.path},
+        command=(sys.executable, "-c", code),
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+    )
+    with agent.stdout as stdout:
+        worker = int(stdout.readline())
+    folder.write("process.json", {"pid": agent.pid, "start": process._start_time(agent.pid)})
+    assert sorted(process.kill_all(folder)) == sorted([agent.pid, worker])
+    assert agent.wait(5) == -signal.SIGKILL
+
+
+def test_an_agent_that_has_not_registered_is_killed(folder, start):
+    agent = start({process.TAG: folder.path}, start_new_session=True)
+    assert process.kill_all(folder) == [agent.pid]
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_users_process_with_the_name_is_not(folder, start, registered):
+    own = [
+        start({process.TAG: folder.path}, user=USER),
+        start({process.TAG: folder.path}, user=USER, start_new_session=True),
+    ]
+    agent = _agent(folder, start)
+    if not registered:
+        os.unlink(f"{folder.path}/process.json")
+    assert process.kill_all(folder) == [agent.pid]
+    assert [child.poll() for child in own] == [None, None]
+
+
+@pytest.mark.parametrize("suffix", ["0", "/", "/../2"])
+def test_another_jobs_agent_is_not(folder, start, suffix):
+    other = start({process.TAG: folder.path + suffix}, start_new_session=True)
+    plain = start(start_new_session=True)
+    _agent(folder, start)
+    killed = process.kill_all(folder)
+    assert other.pid not in killed
+    assert plain.pid not in killed
+
+
+def test_a_process_id_used_again_is_not_the_agent(folder, start):
+    stranger = start(start_new_session=True)
+    folder.write("process.json", {"pid": stranger.pid, "start": "1"})
+    assert process.agent_pid(folder) is None
+    assert process.kill_all(folder) == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{}, {"pid": 1, "start": "0"}, {"pid": "1", "start": None}, {"pid": -1, "start": None}],
+)
+def test_what_registers_nothing_is_no_agent(folder, document):
+    folder.write("process.json", document)
+    assert process.agent_pid(folder) is None
+
+
+def test_a_process_may_have_any_name(start, tmp_path):
+    program = tmp_path / ") Z 1 1 (\n"
+    program.symlink_to("/bin/sleep")
+    child = start(command=(str(program), "60"))
+    assert process._start_time(child.pid) is not None

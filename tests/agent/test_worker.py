@@ -1,0 +1,108 @@
+"""A worker has the rights of its user and nothing more."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bootseer.agent.worker import MAX_DATA_BYTES
+
+pytestmark = [pytest.mark.root]
+
+USER, GROUP = 65534, 65534
+IPC_LOCK = 1 << 14
+
+LOOK = """
+import ctypes, json, os, resource, sys
+from bootseer.agent import worker
+worker.limit()
+worker.become("nobody", 65534, 65534, keep_lock=sys.argv[1] == "warm")
+libc = ctypes.CDLL(None, use_errno=True)
+PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS, PR_CAP_AMBIENT, IS_SET = 3, 39, 47, 1
+
+def fails(what, *arguments):
+    try:
+        what(*arguments)
+    except OSError:
+        return True
+    return False
+
+status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines())
+pages = ctypes.create_string_buffer(1 << 20)
+print(json.dumps({
+    "status": {name: status[name].split() for name in
+        ("Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapInh", "CapAmb", "NoNewPrivs")},
+    "dumpable": libc.prctl(PR_GET_DUMPABLE),
+    "owner": os.stat("/proc/self/environ").st_uid,
+    "oom": open("/proc/self/oom_score_adj").read().strip(),
+    "data": resource.getrlimit(resource.RLIMIT_DATA),
+    "lock": libc.mlock(pages, len(pages)),
+    "refused": [
+        fails(os.setuid, 0),
+        fails(os.setgid, 0),
+        fails(os.setgroups, [0]),
+        fails(os.setresuid, 0, 0, 0),
+        fails(os.listdir, "/root"),
+        fails(open, "/etc/shadow"),
+        fails(os.chown, "/proc/self/fd/0", 0, 0),
+        fails(open, "/proc/self/oom_score_adj", "w"),
+        fails(os.kill, 1, 0),
+    ],
+}))
+"""
+
+
+@pytest.fixture(params=["warm", "publish"])
+def seen(request):
+    import json
+
+    # A user's own limit of locked memory, which only the capability gets past.
+    def few():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+
+    argv = [sys.executable, "-I", "-c", LOOK, request.param]
+    answer = subprocess.run(argv, capture_output=True, text=True, check=True, preexec_fn=few)
+    return {"role": request.param, **json.loads(answer.stdout)}
+
+
+def test_its_identity_is_the_users_alone(seen):
+    status = seen["status"]
+    assert status["Uid"] == [str(USER)] * 4
+    assert status["Gid"] == [str(GROUP)] * 4
+    assert {int(group) for group in status["Groups"]} == {*os.getgrouplist("nobody", GROUP)}
+    assert status["NoNewPrivs"] == ["1"]
+    assert all(seen["refused"]), seen["refused"]
+
+
+def test_it_may_lock_memory_to_warm_and_nothing_else(seen):
+    status = seen["status"]
+    expected = IPC_LOCK if seen["role"] == "warm" else 0
+    held = int(status["CapPrm"][0], 16)
+    if seen["role"] == "warm" and not held:
+        pytest.skip("CAP_IPC_LOCK is not ours to give")
+    assert (held, int(status["CapEff"][0], 16)) == (expected, expected)
+    assert int(status["CapInh"][0], 16) == int(status["CapAmb"][0], 16) == 0
+    assert (seen["lock"] == 0) == (seen["role"] == "warm")
+
+
+def test_its_user_can_neither_trace_nor_read_it(seen):
+    assert seen["dumpable"] != 1
+    assert seen["owner"] == 0
+
+
+def test_it_is_the_first_to_go_and_bounded(seen):
+    assert seen["oom"] == "1000"
+    assert 0 < seen["data"][0] == seen["data"][1] <= MAX_DATA_BYTES
+
+
+def test_root_acts_with_a_users_rights_on_a_users_data():
+    code = (
+        "import os\nfrom bootseer.agent.worker import act_for\n"
+        "act_for(None); assert os.geteuid() == 0\n"
+        "act_for('nobody'); assert os.getresuid() == (65534,) * 3\n"
+        "act_for('root'); assert os.getresuid() == (65534,) * 3\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", code], check=True)

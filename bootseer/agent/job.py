@@ -79,7 +79,8 @@ class JobFolder:
             Denied: the run directory is not root's alone.
         """
         parent = os.path.dirname(self.path)
-        os.makedirs(parent, mode=0o755, exist_ok=True)
+        for folder in (os.path.dirname(parent), parent):  # a mode is for the last level only
+            os.makedirs(folder, mode=0o755, exist_ok=True)
         check_roots(os.path.dirname(parent), parent)
         try:
             os.mkdir(self.path, 0o711)

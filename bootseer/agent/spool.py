@@ -25,7 +25,8 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
         Denied: the folder is not root's alone.
     """
     folder = Path(cache_dir, "spool", str(uid))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for level in (folder.parent, folder):  # a mode is for the last level only
+        level.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_roots(cache_dir, str(folder.parent), str(folder))
     path = folder / f"{run['run']}-{run['node']}-{run['started_ns']}.json"
     partial = path.with_suffix(".new")

@@ -118,3 +118,28 @@ async def test_descriptors_that_were_not_asked_for_are_closed(ends):
     with pytest.raises(Corrupt):
         await receiver.receive()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_peer_that_is_stopped_is_given_up_whoever_waits(ends, autojump_clock):
+    """Its user can stop a worker; no shield against cancellation may hold the agent for that."""
+    sender, _ = map(Channel, ends)
+    began_s = trio.current_time()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        with pytest.raises(Closed, match="does not read"):
+            await sender.send({"large": "x" * 4_000_000})
+    assert trio.current_time() - began_s < 10
+
+
+async def test_a_channel_that_is_closed_meanwhile_ends_the_send(ends):
+    sender, _ = map(Channel, ends)
+    async with trio.open_nursery() as nursery:
+
+        async def send():
+            with pytest.raises(Closed):
+                await sender.send({"large": "x" * 4_000_000})
+
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        sender.close()

@@ -98,3 +98,32 @@ def test_the_rights_are_those_of_the_process(tmp_path):
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/proc/self/mem", "/proc/self/fd", "/sys"])
+def test_what_the_kernel_makes_up_is_no_image(name):
+    with pytest.raises((Unavailable, Denied)):
+        open_image(name)
+
+
+@pytest.mark.parametrize("name", ["/a\0b", "/\ud800", "/" + "a" * 5000, "/dev/null/x", "", "-rf"])
+def test_what_cannot_be_a_files_name_is_an_error_of_ours(name):
+    with pytest.raises((Unavailable, NotFound)):
+        open_image(name)
+
+
+def test_what_is_larger_than_any_image_is_none(tmp_path):
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate((1 << 40) + 1)
+    with pytest.raises(Unavailable, match="of up to"):
+        open_image(str(path))
+
+
+def test_a_file_on_no_mount_of_this_node_is_left_alone():
+    """As through /proc/PID/root or /proc/PID/fd of a process with mounts of its own."""
+    fd = os.memfd_create("image")
+    os.write(fd, b"x" * 8192)
+    with pytest.raises(Unavailable, match="not mounted on this node by root"):
+        open_image(f"/proc/self/fd/{fd}")
+    os.close(fd)

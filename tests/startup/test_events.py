@@ -2,6 +2,8 @@
 
 import io
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -88,3 +90,55 @@ def test_reports_show_cold_beside_warm_at_any_width(width):
     assert "n1" in text
     assert "4.00x" in text
     assert max(map(len, text.splitlines())) <= width
+
+
+EVIL = "[red]x[/nonsense]\x1b]0;t\x07\x1b[31m\u009b31m\u202e\u2028\udcff\ud800"
+
+
+async def test_whatever_an_event_says_is_published_and_shown_harmlessly():
+    store = MemoryStore()
+    evil = Event("mark.x", 0, 2**63 - 1, "step", FALLBACK, bytes=2**63 - 1, detail=EVIL)
+    back = Event(EVIL[:64], 2**63 - 1, 0, "step", detail=EVIL)
+    await publish_events(store, node_run("n1", 2, more=(evil, back)))
+    report = build(await read_run(store, "c.7"))
+    named = NodeRun(EVIL, 1, EVIL, EVIL, EVIL, 0, (evil, back))
+    out = io.StringIO()
+    render.show(Console(file=out, width=300, force_terminal=False), [report, build([named])])
+    assert "[red]x[/nonsense]" in out.getvalue()
+    assert all(c.isprintable() or c == "\n" for c in out.getvalue())
+
+
+def _parquet(table):
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def _events(rows, metadata):
+    row = {"stage": "x" * 64, "start_ns": 0, "end_ns": 0, "source": "a", "status": "ok"}
+    row |= {"bytes": 0, "rank": -1, "detail": "x" * 1000}
+    table = pa.Table.from_pylist([row], collect._SCHEMA)
+    table = pa.concat_tables([table] * rows) if rows > 1 else table
+    return _parquet(table.replace_schema_metadata({b"bootseer": metadata}))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PAR1",
+        b"PAR1" * 100,
+        _parquet(pa.table({"x": [1]})),
+        _parquet(pa.table({"stage": [[["nested"]]]})),
+        _events(collect.MAX_ROWS + 1, b"{}"),
+        _events(1, b"{}"),
+        _events(1, b"[" * 100_000),
+        _events(1, b"\xff"),
+    ],
+)
+async def test_what_is_no_events_file_is_refused(data):
+    store = MemoryStore()
+    await publish(store, "runs/c.7/n1-1.parquet", data)
+    with pytest.raises(Corrupt) as refused:
+        await read_run(store, "c.7")
+    assert str(refused.value).isprintable()

@@ -1,0 +1,226 @@
+"""What the agent keeps of what it is told, and of what it sees."""
+
+import os
+import random
+import time
+
+import pytest
+import trio
+
+from bootseer import config as settings
+from bootseer.agent import spool, supervisor
+from bootseer.agent.hands import Worker
+from bootseer.agent.job import Job, JobFolder
+from bootseer.agent.watched import WatchedImage
+from bootseer.agent.worker import MAX_DETAIL_CHARS, Task
+from bootseer.core.ranges import ByteRange, subtract
+from bootseer.core.trace import Touch
+from bootseer.errors import BootseerError, Denied, Unavailable
+from bootseer.image.record import MAX_IMAGE_BYTES, Recorder
+
+USER = 20001
+JOB = Job(7, "c", "n1", USER, USER, "alice", "/home/alice", "k", False, "", 1.0, 1)
+
+
+@pytest.fixture
+def agent(tmp_path):
+    config = settings.load(os.devnull)
+    config.values["node.cache_dir"] = str(tmp_path / "cache")
+    folder = JobFolder(str(tmp_path / "job"))
+    os.mkdir(folder.path)
+    return supervisor.Agent(folder, JOB, config)
+
+
+def event(**more):
+    return {"op": "event", "stage": "mark.x", "start_ns": 1, "end_ns": 2, **more}
+
+
+async def test_what_the_job_tells_is_bounded_and_the_agents_own_is_not_crowded_out(agent):
+    told = 0
+    with pytest.raises(Unavailable, match="more events"):
+        for _ in range(100_000):
+            await agent._handle(event(), USER)
+            told += 1
+    assert 1000 < told < supervisor.MAX_EVENTS * 3 / 4
+    await agent._handle(event(stage="prolog", source="prolog"), 0)
+    assert agent._events[-1].stage == "prolog"
+    assert os.stat(agent._folder.events).st_size < 2 * supervisor.MAX_TOLD_BYTES
+
+
+async def test_long_events_count_for_what_they_take(agent):
+    with pytest.raises(Unavailable, match="more events"):
+        for _ in range(200):
+            await agent._handle(event(detail="\U0001f600" * 1000), USER)
+    assert os.stat(agent._folder.events).st_size < supervisor.MAX_TOLD_BYTES
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {},
+        {"op": None},
+        {"op": ["finish"]},
+        {"op": "finish", "timeout_s": 1, "uid": 0},
+        {"op": "wait"},
+        {"op": "wait", "timeout_s": float("nan")},
+        {"op": "wait", "timeout_s": float("inf")},
+        {"op": "wait", "timeout_s": -1},
+        {"op": "wait", "timeout_s": "1"},
+        {"op": "event"},
+        event(stage=""),
+        event(stage="a b"),
+        event(stage="../x"),
+        event(stage="x\x1b[31m"),
+        event(stage="[red]x"),
+        event(stage="x" * 65),
+        event(stage=5),
+        event(detail="a\nb"),
+        event(detail="x" * 1001),
+        event(start_ns=-1),
+        event(start_ns=2**63),
+        event(start_ns=1.5),
+        event(end_ns=True),
+        event(rank=2**31),
+        event(status=None),
+        event(bytes="1"),
+    ],
+)
+async def test_requests_that_make_no_sense_are_refused(agent, request_):
+    with pytest.raises(BootseerError):
+        await agent._handle(request_, USER)
+    assert agent._events == []
+    assert not agent._finishing
+
+
+async def test_a_user_cannot_speak_for_root(agent):
+    with pytest.raises(Denied):
+        await agent._handle({"op": "finish", "timeout_s": 1}, USER)
+    await agent._handle(event(source="prolog"), USER)
+    assert agent._events[-1].source == "step"
+
+
+@pytest.mark.root
+async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp_path, monkeypatch):
+    pids = []
+
+    def stopped(folder, job, role):
+        import socket
+
+        ours, theirs = socket.socketpair()
+        pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+        theirs.detach()  # never read from
+        pids.append(pid)
+        return Worker(pid, ours)
+
+    monkeypatch.setattr(supervisor, "spawn", stopped)
+    agent._events = [supervisor.Event("x", 1, 2, "agent", detail="x" * 1000) for _ in range(3000)]
+    (tmp_path / "cache").mkdir(mode=0o755)
+    began_s = time.monotonic()
+    published, detail = await agent._publish(0.3)
+    assert not published and "within" in detail
+    assert time.monotonic() - began_s < 8
+    assert len(spool.take(str(tmp_path / "cache"), USER)) == 1
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pids[0], 0)
+
+
+async def test_a_full_run_directory_ends_no_agent(agent, autojump_clock):
+    os.rmdir(agent._folder.path)
+    with trio.move_on_after(5):
+        await agent._keep_state()
+    await agent._handle(event(), USER)
+    assert agent._events
+
+
+# What it sees.
+
+
+@pytest.fixture
+def watch(tmp_path):
+    watched = []
+
+    def start(size_bytes=1 << 30):
+        path = tmp_path / "image"
+        with path.open("wb") as file:
+            file.truncate(size_bytes)
+        image = WatchedImage(
+            {"path": str(path), "digest": "d", "leading": []}, os.open(path, os.O_RDONLY)
+        )
+        watched.append(image)
+        return image
+
+    yield start
+    for image in watched:
+        image._recorder.close()
+
+
+def test_what_was_touched_beyond_the_prefetch_is_told_apart(watch):
+    image = watch()
+    chance = random.Random(1)
+
+    def ranges(count):
+        edges = sorted(chance.sample(range(1000), 2 * count))
+        return [ByteRange(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+    for _ in range(100):
+        touches = [Touch(*r, chance.randrange(9)) for r in ranges(20)]
+        chance.shuffle(touches)
+        image._recorder.touches, image.prefetched = touches, ranges(20)
+        assert image.touched() == [
+            Touch(start, stop, t.first_ms)
+            for t in touches
+            for start, stop in subtract([ByteRange(t.start, t.stop)], image.prefetched)
+        ]
+
+
+def test_telling_them_apart_takes_no_time_to_speak_of(watch):
+    """A hot set is the user's to write, and the agent has but one thread."""
+    image = watch()
+    image.prefetched = [ByteRange(i * 8192, i * 8192 + 4096) for i in range(100_000)]
+    image._recorder.touches = [Touch(i * 8192, i * 8192 + 8192, 1) for i in range(100_000)]
+    began_s = time.monotonic()
+    assert len(image.touched()) == 100_000
+    assert time.monotonic() - began_s < 3
+
+
+def test_a_file_too_large_to_look_at_is_not_watched(watch):
+    with pytest.raises(Unavailable, match="more than an image has"):
+        watch(MAX_IMAGE_BYTES + 1)
+
+
+@pytest.mark.parametrize("flags", [os.O_PATH, os.O_WRONLY])
+def test_a_descriptor_that_cannot_be_looked_at_is_an_error_of_ours(tmp_path, flags):
+    (tmp_path / "image").write_bytes(b"x" * 8192)
+    fd = os.open(tmp_path / "image", flags)
+    with pytest.raises(Unavailable):
+        Recorder(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+@pytest.mark.parametrize(
+    "leading",
+    [None, {}, [[1]], [[2, 1]], [[0, 0]], [["0", "1"]], [[-1, 1]], [[0, 2**63]], [[0, True]]],
+)
+def test_a_workers_message_is_checked(tmp_path, leading):
+    (tmp_path / "image").write_bytes(b"x" * 8192)
+    fd = os.open(tmp_path / "image", os.O_RDONLY)
+    with pytest.raises(BootseerError):
+        WatchedImage({"path": "/x", "digest": "d", "leading": leading}, fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+async def test_what_a_worker_tells_is_one_line_that_the_agent_accepts(agent):
+    sent = []
+
+    class Channel:
+        async def send(self, message):
+            sent.append(message)
+
+    task = Task(Channel(), {"job": JOB._asdict(), "config": {}})
+    with pytest.raises(Unavailable):
+        async with task.stage("image.identify"):
+            raise Unavailable("image /" + "a" * 4000 + "\n\0 cannot be read")
+    agent._hear(sent[0], None)
+    assert len(agent._events[-1].detail) == MAX_DETAIL_CHARS

@@ -47,7 +47,9 @@ SETTINGS: dict[str, Setting] = {
         300.0, 1, 86400, "start-up window: recording and pinning end with it"
     ),
     "image.sample_interval_s": Setting(0.25, 0.05, 10, "how often residency is sampled"),
-    "image.memory_share": Setting(0.25, 0, 0.9, "share of the free memory that may be prefetched"),
+    "image.memory_share": Setting(
+        0.25, 0, 0.9, "share of the free memory that all hot sets may pin"
+    ),
     "image.streams": Setting(16, 1, 256, "parallel reads of the prefetch"),
     "image.traces_per_run": Setting(4, 1, 64, "nodes of one run whose traces are kept"),
     "image.runs_kept": Setting(5, 1, 100, "newest runs whose traces are merged"),

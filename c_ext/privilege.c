@@ -1,9 +1,9 @@
 /* Become the job's user for good, keeping at most the right to lock memory.
  *
  * RLIMIT_MEMLOCK is a few MB for most users, and raising it needs CAP_SYS_RESOURCE, which slurmd
- * lacks inside containers; CAP_IPC_LOCK alone lets a process lock memory and nothing else. Because
- * the process does not exec afterwards, the kernel keeps it undumpable: the user whose rights it
- * has can neither trace it nor open its descriptors.
+ * lacks inside containers; CAP_IPC_LOCK alone lets a process lock memory and nothing else. The
+ * process is made undumpable and does not exec afterwards: the user whose rights it has can
+ * neither trace it nor open its descriptors.
  */
 #include "io.h"
 
@@ -38,7 +38,7 @@ int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, 
         return -errno;
     if (setresgid(gid, gid, gid) != 0 || setresuid(uid, uid, uid) != 0)
         return -errno;
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_DUMPABLE, 0) != 0)
         return -errno;
     return keep_memory_lock(keep_lock);
 }

@@ -21,7 +21,7 @@ from bootseer import config as settings
 from bootseer.agent import control, listen, spool, warm  # noqa: F401 (the worker forked here needs warm)
 from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.job import Job, JobFolder
-from bootseer.agent.process import register
+from bootseer.agent.process import register, take_time
 from bootseer.agent.watched import WatchedImage
 from bootseer.core.event import FALLBACK, OK, Event, from_json
 from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
@@ -328,4 +328,6 @@ def main() -> None:
         shutil.rmtree(folder.path, ignore_errors=True)
     else:
         listener = socket.socket(fileno=fd) if fd >= 0 else control.listen(folder.socket, job.uid)
-        trio.run(agent.run, fork(job, "warm", listener), listener)
+        worker = fork(job, "warm", listener)
+        take_time()
+        trio.run(agent.run, worker, listener)

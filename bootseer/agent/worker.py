@@ -22,6 +22,7 @@ import trio
 from bootseer._io import ffi, lib
 from bootseer.agent.channel import Channel
 from bootseer.agent.job import Job
+from bootseer.agent.process import take_time
 from bootseer.core.event import FALLBACK, Event
 from bootseer.errors import BootseerError, Closed, ConfigError
 from bootseer.store.base import Store
@@ -142,6 +143,7 @@ def serve(role: str, end: socket.socket, user: str, uid: int, gid: int) -> None:
         except Closed:
             return  # the agent has ended, and with it the reason for this process
 
+    take_time()
     trio.run(take_task)
     # Threads abandoned in a hanging read must not keep the process.
     os._exit(0)

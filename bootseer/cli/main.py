@@ -56,5 +56,7 @@ def main() -> None:
     try:
         cli.main(prog_name="bootseer", standalone_mode=True)
     except BootseerError as error:
-        click.echo(f"bootseer: {error}", err=True)
+        # Names in it may be another's choice: nothing of them reaches the terminal as a command.
+        text = "".join(c if c.isprintable() else "?" for c in str(error))
+        click.echo(f"bootseer: {text}", err=True)
         sys.exit(error.exit_code)

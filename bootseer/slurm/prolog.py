@@ -70,6 +70,7 @@ def _start_agent(folder: JobFolder, job: Job) -> None:
     else:
         # Requests that come before the agent listens wait in the socket's queue.
         with control.listen(folder.socket, job.uid) as listener:
+            process.hurry()
             process.start(folder, "warm", listener)
 
 

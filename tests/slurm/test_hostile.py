@@ -268,9 +268,9 @@ BY_PASSED = [
 ]
 
 
-def by_pass(lab, own_conf):
+def by_pass(lab, own_conf, every=1):
     before = len(lab.slurmd_log("n1"))
-    cases = {name: values for values, name in BY_PASSED}
+    cases = {name: values for values, name in BY_PASSED[::every]}
     each(lab, cases, lambda name: completes(lab, env=sent(own_conf, cases[name])))
     lines = logged(lab, "n1", before)
     assert all(line.isprintable() and len(line) < 1500 for line in lines)
@@ -294,7 +294,7 @@ def test_values_reach_a_prolog_of_slurm_conf_as_they_are(lab, own_conf):
     plugstack.write_text("")
     try:
         lab.cluster.restart_slurmd()
-        by_pass(lab, own_conf)
+        by_pass(lab, own_conf, every=3)
     finally:
         for path, (text, mtime_ns) in before.items():
             path.write_text(text)
@@ -317,6 +317,17 @@ def test_a_step_sends_values_of_its_own(lab, own_conf):
     assert all(line.isprintable() and len(line) < 1500 for line in lines)
 
 
+PRELOADED = """
+#include <fcntl.h>
+#include <unistd.h>
+
+__attribute__((constructor)) static void run(void)
+{
+    creat(geteuid() ? "/shared/evil/loaded" : "/shared/pwned", 0600);
+}
+"""
+
+
 def test_the_users_environment_reaches_no_process_of_roots(lab):
     evil = lab.cluster.shared / "evil"
     (evil / "json").mkdir(parents=True)
@@ -324,7 +335,11 @@ def test_the_users_environment_reaches_no_process_of_roots(lab):
         (evil / f"{module}.py").write_text(
             f"import posix\nif posix.geteuid() == 0: posix.mkdir('{PWNED}')\n"
         )
+    argv = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", evil / "evil.so"]
+    subprocess.run(argv, input=PRELOADED, text=True, check=True)
+    evil.chmod(0o777)
     env = {
+        "LD_PRELOAD": "/shared/evil/evil.so",
         "PYTHONPATH": "/shared/evil",
         "PYTHONSTARTUP": "/shared/evil/os.py",
         "PYTHONINSPECT": "1",
@@ -337,7 +352,8 @@ def test_the_users_environment_reaches_no_process_of_roots(lab):
         "TMPDIR": "/shared/evil",
         "BASH_ENV": "/shared/evil/os.py",
     }
-    job = completes(lab, *BOOTSEER, env=env, command='test "$BOOTSEER_SOCKET" = $AGENT || exit 0')
+    job = completes(lab, *BOOTSEER, env=env)
+    assert (evil / "loaded").exists(), "the check can fail"
     assert lab.report(job)["key"] == "train"
     # The submit side starts an interpreter, too: as the user, and it must not abort.
     completes(lab, *BOOTSEER, env={**env, "PYTHONHOME": "/shared/evil"})
@@ -414,20 +430,20 @@ def test_the_image_lies_on_a_file_system_of_the_users_that_hangs(lab, request_, 
     allowed = lab.cluster.shared / "fuse.conf"
     allowed.write_text("user_allow_other\n")
     lab.cluster.run(["mount", "--bind", "/shared/fuse.conf", "/etc/fuse.conf"], node="n1")
-    as_alice(lab, "mkdir -p /tmp/hanging")
-    server = [sys.executable, str(HERE / "hanging_fuse.py"), "/tmp/hanging", request_, *options]
-    asked = ("--bootseer=train", "--bootseer-image=/tmp/hanging/image", "--bootseer-wait=1")
+    as_alice(lab, "mkdir -p /shared/hanging")
+    server = [sys.executable, str(HERE / "hanging_fuse.py"), "/shared/hanging", request_, *options]
+    asked = ("--bootseer=train", "--bootseer-image=/shared/hanging/image", "--bootseer-wait=1")
     try:
         with background(lab, server):
             wait_until(
-                lambda: any(m.mountpoint == "/tmp/hanging" for m in lab.cluster.mounts("n1")),
+                lambda: any(m.mountpoint == "/shared/hanging" for m in lab.cluster.mounts("n1")),
                 "the user's file system",
             )
             job = completes(lab, *asked)
             # Nothing of root's waits for the server, though the user's own worker may.
             wait_until(lambda: not roots(lab, "n1", job), "the agent's end", timeout_s=15)
     finally:
-        as_alice(lab, "fusermount3 -uz /tmp/hanging; rmdir /tmp/hanging", check=False)
+        as_alice(lab, "fusermount3 -uz /shared/hanging; rmdir /shared/hanging", check=False)
         lab.cluster.run(["umount", "/etc/fuse.conf"], node="n1")
     if request_ == "flush":
         assert "not mounted on this node by root" in fallen_back(lab, job)["image.identify"]
@@ -482,12 +498,12 @@ def test_the_users_store_is_not_what_it_should_be(lab, kind):
     try:
         job = completes(lab, *BOOTSEER)
         # Root looks at it, as an administrator who was asked for help would.
-        for argv in (["report", str(job)], *[["hot", "ls"]] * ("hot" in STORES[kind])):
-            argv = [site.bootseer(), *argv, "--user=alice"]
-            answer = lab.cluster.run(argv, check=False, timeout_s=20)
-            assert answer.returncode in (0, 3, 4, 5, 6, 8), answer
-            assert "Traceback" not in answer.stderr
-            assert_harmless(answer.stdout + answer.stderr)
+        argv = ["hot", "ls"] if "hot" in STORES[kind] else ["report", str(job)]
+        argv = [site.bootseer(), *argv, "--user=alice"]
+        answer = lab.cluster.run(argv, check=False, timeout_s=20)
+        assert answer.returncode in (0, 3, 4, 5, 6, 8), answer
+        assert "Traceback" not in answer.stderr
+        assert_harmless(answer.stdout + answer.stderr)
     finally:
         lab.cluster.run(["chmod", "700", "/home/mallory"])
 
@@ -537,9 +553,9 @@ def test_the_plan_names_something_else(lab):
         put_in_store(lab, object_name(key), plan.encode())
         job = completes(lab, f"--bootseer={key}", "--bootseer-wait=5")
         # Nothing else: the worker and its agent are no worse for it.
-        assert len(fallen_back(lab, job).keys() & {"image.identify", "plan.read"}) == 1
-        assert "agent.worker" not in fallen_back(lab, job)
-        text_report(lab, job)
+        assert fallen_back(lab, job).keys() in ({"image.identify"}, {"plan.read"})
+        if kind in ("terminal", "not UTF-8", "half a character"):
+            text_report(lab, job)
 
     each(lab, PLANNED, work)
 
@@ -577,8 +593,9 @@ def test_the_hot_set_is_made_up(lab):
         put_in_store(lab, f"hot/{digest}.hotset", hot_set.encode())
         job = completes(lab, *TRAIN, f"--bootseer-image=/shared/{number}.sqsh")
         refused = kind.split()[0] in ("overlapping", "the", "empty", "at", "350,000")
-        assert ("hotset.read" in fallen_back(lab, job)) == refused
-        assert "agent.worker" not in fallen_back(lab, job)
+        told = fallen_back(lab, job).keys()
+        assert ("hotset.read" in told) == refused
+        assert "agent.worker" not in told
 
     each(lab, HOT, work)
 
@@ -747,10 +764,3 @@ def test_a_users_process_that_says_it_is_an_agents_lives(lab):
         lab.assert_clean()
         assert own.poll() is None
     completes(lab, *BOOTSEER)
-
-
-def test_the_user_has_no_processes_left(lab):
-    """RLIMIT_NPROC counts the worker's threads against the user: it may fail, the job may not."""
-    script = "ulimit -u 40 2>/dev/null; for i in $(seq 30); do sleep 3 & done; true"
-    job = completes(lab, *BOOTSEER, command=script)
-    assert "epilog" in lab.stages(job)

@@ -111,14 +111,6 @@ class Prefetch:
                 self._pin = self._pin and pinned >= 0
 
 
-def available_bytes() -> int:
-    """Return how much memory could be used without swapping: the kernel's MemAvailable.
-
-    Not psutil's: its import takes 13 ms that a starting job waits for.
-    """
-    return _meminfo().get("MemAvailable", 0)
-
-
 def pinnable_bytes(share: float) -> int:
     """Return how much more may be pinned now, so that no more than ``share`` is.
 
@@ -131,6 +123,7 @@ def pinnable_bytes(share: float) -> int:
 
 
 def _meminfo() -> dict[str, int]:
+    # Not psutil's: its import takes 13 ms that a starting job waits for.
     with open("/proc/meminfo") as file:
         lines = [line.split() for line in file]
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}

@@ -9,7 +9,7 @@ import trio
 
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.errors import Unavailable
-from bootseer.image.prefetch import Prefetch, available_bytes
+from bootseer.image.prefetch import Prefetch, pinnable_bytes
 from bootseer.image.record import Recorder
 from bootseer.testing.cluster.poll import wait_until
 
@@ -207,4 +207,4 @@ async def test_a_cancelled_prefetch_stops_reading(image):
 
 def test_available_memory_is_a_share_of_the_machine():
     whole = os.sysconf("SC_PHYS_PAGES") * PAGE
-    assert 0 < available_bytes() <= whole
+    assert 0 < pinnable_bytes(1.0) <= whole

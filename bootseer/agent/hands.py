@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from bootseer.agent import worker
+from bootseer.agent import warm, worker  # noqa: F401 (what is forked here needs warm)
 from bootseer.agent.channel import Channel
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.process import command, environment
@@ -53,16 +53,16 @@ class Worker:
             await trio.to_thread.run_sync(os.waitpid, self._pid, 0, abandon_on_cancel=True)
 
 
-def fork(job: Job, role: str, not_its: socket.socket) -> Worker:
-    """Start a worker as a copy of this process, before trio runs in it.
+def fork(job: Job, not_its: socket.socket, opened: socket.socket | None) -> Worker:
+    """Start the worker that warms, as a copy of this process, before trio runs in it.
 
     At a job's start this saves the 90 ms in which a fresh interpreter would import the same
     modules again, on a processor that others want.
 
     Args:
         job: whose user it becomes.
-        role: of the worker.
-        not_its: a descriptor of ours that it must not keep.
+        not_its: a socket of ours that it must not keep.
+        opened: where the image's opener answers; the worker takes it over.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     pid = os.fork()
@@ -70,10 +70,12 @@ def fork(job: Job, role: str, not_its: socket.socket) -> Worker:
         try:
             ours.close()
             not_its.close()
-            worker.serve(role, theirs, job.user, job.uid, job.gid)
+            worker.serve("warm", theirs, job.user, job.uid, job.gid, opened)
         finally:
             os._exit(1)  # never back into the agent's code
     theirs.close()
+    if opened is not None:
+        opened.close()
     return Worker(pid, ours)
 
 

@@ -56,7 +56,7 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
         listener: the control socket, for the agent to answer on.
     """
     fd = CONTROL_FD if listener is not None else -1
-    argv = command("supervisor", mode, folder.path, str(fd))
+    argv = command("start", mode, folder.path, str(fd))
     if under_systemd():
         argv = _as_unit(folder, mode, argv)
     null = os.open(os.devnull, os.O_RDWR)
@@ -81,7 +81,7 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
 def hurry() -> None:
     """Give this process and those it starts more of the processor, until `take_time`.
 
-    The agent has a tenth of a second of imports before its first read, and Slurm launches the job
+    The agent has a tenth of a second of imports before it works, and Slurm launches the job
     beside it: without this they take turns, and the job's own start waits longer.
     """
     with suppress(OSError):  # no right to it inside some containers

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import time
 from contextlib import suppress
 from typing import Any
@@ -18,10 +17,11 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent import control, listen, spool, warm  # noqa: F401 (the worker forked here needs warm)
+from bootseer.agent import control, listen, spool
 from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.job import Job, JobFolder
-from bootseer.agent.process import register, take_time
+from bootseer.agent.opener import Opener
+from bootseer.agent.process import take_time
 from bootseer.agent.watched import WatchedImage
 from bootseer.core.event import FALLBACK, OK, Event, from_json
 from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
@@ -57,13 +57,17 @@ class Agent:
         self._finishing = False
         self._scope = trio.CancelScope()
 
-    async def run(self, worker: Worker, listener: socket.socket) -> None:
+    async def run(
+        self, worker: Worker, listener: socket.socket, opener: Opener | None = None
+    ) -> None:
         """Serve the job until its epilog has been answered."""
         listener.setblocking(False)
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listen.serve, listener, self._job.uid, self._handle)
                 nursery.start_soon(self._start_up, worker)
+                if opener is not None:
+                    nursery.start_soon(_await_end, opener)
                 nursery.start_soon(self._sample_often)
                 nursery.start_soon(self._keep_state)
 
@@ -307,6 +311,14 @@ class Agent:
         }
 
 
+async def _await_end(opener: Opener) -> None:
+    """Wait until the opener has ended, and end it should it still read when the agent ends."""
+    try:
+        await trio.to_thread.run_sync(opener.wait, abandon_on_cancel=True)
+    finally:
+        opener.kill()
+
+
 def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
     value = request.get(name)
     if not isinstance(value, int | float) or not 0 <= value <= maximum:
@@ -314,20 +326,25 @@ def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
     return float(value)
 
 
-def main() -> None:
-    """Run as the command line says: mode, the job's folder, descriptor of the control socket."""
-    mode, folder, fd = sys.argv[1], JobFolder(sys.argv[2]), int(sys.argv[3])
-    job = folder.job()
-    if job is None:
-        raise SystemExit(f"{folder.path} holds no job")
-    register(folder)
-    config = settings.load()
-    agent = Agent(folder, job, config)
-    if mode == "bury":
-        trio.run(agent.bury)
-        shutil.rmtree(folder.path, ignore_errors=True)
-    else:
-        listener = socket.socket(fileno=fd) if fd >= 0 else control.listen(folder.socket, job.uid)
-        worker = fork(job, "warm", listener)
-        take_time()
-        trio.run(agent.run, worker, listener)
+def bury(folder: JobFolder, job: Job) -> None:
+    """Publish what a dead agent has left, and remove its folder."""
+    trio.run(Agent(folder, job, settings.load()).bury)
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def serve(
+    folder: JobFolder, job: Job, listener: socket.socket | None, opener: Opener | None
+) -> None:
+    """Be the job's agent until its epilog has been answered.
+
+    Args:
+        folder, job: the job and its folder.
+        listener: the control socket; None to make it.
+        opener: at work on the job's image, where its path is known.
+    """
+    agent = Agent(folder, job, settings.load())
+    if listener is None:
+        listener = control.listen(folder.socket, job.uid)
+    worker = fork(job, listener, opener.answer if opener else None)
+    take_time()
+    trio.run(agent.run, worker, listener, opener)

@@ -11,7 +11,7 @@ from bootseer.core.hotset import HotSet
 from bootseer.core.order import prefetch_order
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
 from bootseer.errors import BootseerError, Closed, Corrupt
-from bootseer.image.identity import Identity, OpenImage, identify, open_image
+from bootseer.image.identity import Identity, OpenImage
 from bootseer.image.prefetch import PIECE_BYTES, Prefetch, pinnable_bytes
 from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
@@ -65,9 +65,13 @@ class Warm:
         if not path:
             return "no image is known for this key: give --bootseer-image=PATH once"
         async with task.stage("image.identify") as said:
-            image = await trio.to_thread.run_sync(open_image, path)
-            identity = await trio.to_thread.run_sync(identify, image)
-            said |= {"bytes": total_bytes(identity.leading), "detail": identity.digest[:18]}
+            opened = await task.opened(path)
+            image, identity = opened.image, opened.identity
+            said |= {
+                "start_ns": opened.start_ns,
+                "bytes": total_bytes(identity.leading),
+                "detail": identity.digest[:18],
+            }
         await task.channel.send(
             {"op": "image", "path": path, "digest": identity.digest, "leading": identity.leading},
             fd=image.fd,

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from bootseer import config as settings
-from bootseer.agent.worker import act_for
 from bootseer.cli.userstore import with_store
 from bootseer.core.hotset import HotSet
 from bootseer.errors import BootseerError, NotFound
@@ -47,7 +46,6 @@ def ls(user: str | None, as_json: bool) -> None:
                 rows.append((digest, None, str(error)))
         return rows
 
-    act_for(user)
     rows = with_store(user, read)
     if as_json:
         click.echo(json.dumps([_document(d, h, e) for d, h, e in rows], indent=1))
@@ -75,13 +73,12 @@ def ls(user: str | None, as_json: bool) -> None:
 @_JSON
 def show(image: str, user: str | None, as_json: bool) -> None:
     """Show the hot set of IMAGE, range by range with --json."""
-    digest = _digest(image)
 
-    async def read(store: Store, _: str) -> HotSet | None:
-        return await read_hot_set(store, digest)
+    async def read(store: Store, _: str) -> tuple[str, HotSet | None]:
+        digest = _digest(image)
+        return digest, await read_hot_set(store, digest)
 
-    act_for(user)
-    hot_set = with_store(user, read)
+    digest, hot_set = with_store(user, read)
     if hot_set is None:
         raise NotFound(f"no hot set for {digest}: run a job with --bootseer first")
     if as_json:
@@ -101,14 +98,12 @@ def show(image: str, user: str | None, as_json: bool) -> None:
 @_USER
 def rebuild_command(image: str, user: str | None) -> None:
     """Merge IMAGE's traces again, for a hot set that is damaged."""
-    digest = _digest(image)
     runs_kept = settings.load()["image.runs_kept"]
 
     async def work(store: Store, _: str) -> str:
-        merged = await rebuild(store, digest, runs_kept)
+        merged = await rebuild(store, _digest(image), runs_kept)
         return f"{merged.traces} traces, hot {format_size(merged.hot_set.hot_bytes)}"
 
-    act_for(user)
     click.echo(with_store(user, work))
 
 
@@ -117,19 +112,19 @@ def rebuild_command(image: str, user: str | None) -> None:
 @_USER
 def rm(image: str, user: str | None) -> None:
     """Forget IMAGE's hot set and traces: its next start is recorded as if it were the first."""
-    digest = _digest(image)
 
-    async def work(store: Store, _: str) -> None:
+    async def work(store: Store, _: str) -> str:
+        digest = _digest(image)
         for info in await store.list(f"traces/{digest}"):
             await store.delete(info.name)
         await store.delete(hot_set_name(digest))
+        return digest
 
-    act_for(user)
-    with_store(user, work)
-    click.echo(f"forgotten: {digest}")
+    click.echo(f"forgotten: {with_store(user, work)}")
 
 
 def _digest(image: str) -> str:
+    """Name what lies at a path; opened only with the rights of the user whom it is about."""
     return identify(open_image(image)).digest if image.startswith("/") else image
 
 

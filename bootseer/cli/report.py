@@ -7,7 +7,6 @@ import json
 import click
 from rich.console import Console
 
-from bootseer.agent.worker import act_for
 from bootseer.cli.userstore import with_store
 from bootseer.errors import BootseerError, NotFound
 from bootseer.startup import render
@@ -31,7 +30,6 @@ def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
     async def read(store: Store, owner: str) -> list[Report]:
         return await _reports(store, owner, job, alone)
 
-    act_for(user)
     reports = with_store(user, read)
     if as_json:
         click.echo(json.dumps([r.document() for r in reports], indent=1))

@@ -10,6 +10,7 @@ from typing import TypeVar
 import trio
 
 from bootseer import config as settings
+from bootseer.agent.rights import become
 from bootseer.errors import ConfigError
 from bootseer.store.base import Store
 from bootseer.store.connect import connect
@@ -18,11 +19,20 @@ T = TypeVar("T")
 
 
 def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> T:
-    """Run ``work`` on a user's store and name; the caller's own when no user is named."""
+    """Run ``work`` on a user's store and name; the caller's own when no user is named.
+
+    Root takes on the named user's rights for good: what lies in a store may be made to harm whoever
+    reads it, and what is written there must be the user's own.
+
+    Raises:
+        ConfigError: there is no such user.
+    """
     try:
         entry = pwd.getpwnam(user) if user else pwd.getpwuid(os.getuid())
     except KeyError as error:
         raise ConfigError(f"there is no user {user or os.getuid()}") from error
+    if os.geteuid() == 0 and user:
+        become(entry.pw_name, entry.pw_uid, entry.pw_gid, keep_lock=False)
     config = settings.load()
     url = config["store.url"].format(home=entry.pw_dir, user=entry.pw_name, uid=entry.pw_uid)
 

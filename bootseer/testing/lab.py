@@ -20,6 +20,7 @@ from bootseer.testing.images import TinyImage, ch_run, digest, write_image
 RUN_DIR = "/run/bootseer"
 SHARE = "/mnt/share"
 IMAGE = f"{SHARE}/tiny.sqsh"
+HEALTHY_STATES = {"idle", "planned", "allocated", "mixed", "completing"}
 CONFIG = "[image]\nsample_interval_s = 0.1\n[store]\ndeadline_s = 3\n[epilog]\ndeadline_s = 10\n"
 
 
@@ -189,7 +190,7 @@ class Lab:
     def assert_healthy(self) -> None:
         """No node is drained or down, and no job that has ended has left anything."""
         states = self.cluster.node_states()
-        assert set(states.values()) <= {"idle", "allocated", "mixed", "completing"}, states
+        assert set(states.values()) <= HEALTHY_STATES, states
 
     def assert_clean(self) -> None:
         """Nothing of BootSeer's is left on any node, once the last epilog has run."""

@@ -1,4 +1,4 @@
-"""A worker has the rights of its user and nothing more."""
+"""What acts for a user has their rights and nothing more."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bootseer.agent.worker import MAX_DATA_BYTES
+from bootseer.agent.rights import MAX_DATA_BYTES
 
 pytestmark = [pytest.mark.root]
 
@@ -15,9 +15,8 @@ IPC_LOCK = 1 << 14
 
 LOOK = """
 import ctypes, json, os, resource, sys
-from bootseer.agent import worker
-worker.limit()
-worker.become("nobody", 65534, 65534, keep_lock=sys.argv[1] == "warm")
+from bootseer.agent.rights import confine
+confine("nobody", 65534, 65534, keep_lock=sys.argv[1] == "warm")
 libc = ctypes.CDLL(None, use_errno=True)
 PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS, PR_CAP_AMBIENT, IS_SET = 3, 39, 47, 1
 
@@ -100,9 +99,10 @@ def test_it_is_the_first_to_go_and_bounded(seen):
 
 def test_root_acts_with_a_users_rights_on_a_users_data():
     code = (
-        "import os\nfrom bootseer.agent.worker import act_for\n"
-        "act_for(None); assert os.geteuid() == 0\n"
-        "act_for('nobody'); assert os.getresuid() == (65534,) * 3\n"
-        "act_for('root'); assert os.getresuid() == (65534,) * 3\n"
+        "import os\nfrom bootseer.cli.userstore import with_store\n"
+        "async def who(store, name): return name, os.getresuid()\n"
+        "assert with_store(None, who) == ('root', (0,) * 3)\n"
+        "assert with_store('nobody', who) == ('nobody', (65534,) * 3)\n"
+        "assert with_store('root', who)[1] == (65534,) * 3\n"
     )
     subprocess.run([sys.executable, "-I", "-c", code], check=True)

@@ -1,0 +1,49 @@
+"""Give up root's rights for those of a job's user, for good."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from bootseer._io import ffi, lib
+
+MAX_DATA_BYTES = 4 << 30
+"""Traces of 16 MB take 250 MB each to merge; stacks of 256 threads count with 2 GB."""
+
+
+def become(user: str, uid: int, gid: int, keep_lock: bool) -> None:
+    """Take on the user's rights for good, before anything is read from anywhere.
+
+    Args:
+        user: name, for the groups.
+        uid, gid: of the user.
+        keep_lock: keep the right to lock memory, and no other.
+
+    Raises:
+        OSError: it could not be done; the process must end.
+    """
+    groups = os.getgrouplist(user, gid)
+    result = lib.bs_become(uid, gid, ffi.new("uint32_t[]", groups), len(groups), keep_lock)
+    if result != 0:
+        raise OSError(-result, os.strerror(-result))
+    os.umask(0o077)
+
+
+def confine(user: str, uid: int, gid: int, keep_lock: bool = False) -> None:
+    """Become the user in a process of the agent's: its memory is bounded, and the first to go.
+
+    What it holds is charged to nobody's job, and depends on what lies in the user's store.
+
+    Args:
+        user, uid, gid, keep_lock: as for `become`.
+
+    Raises:
+        OSError: it could not be done; the process must end.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    data_bytes = MAX_DATA_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_DATA_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    os.chdir("/")
+    become(user, uid, gid, keep_lock)

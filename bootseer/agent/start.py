@@ -1,0 +1,28 @@
+"""The agent's first steps: have the image opened, then import the rest and go on as the agent."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import sys
+
+from bootseer.agent.job import JobFolder
+from bootseer.agent.opener import Opener
+from bootseer.agent.process import register
+
+
+def main() -> None:
+    """Run as the command line says: mode, the job's folder, descriptor of the control socket."""
+    mode, folder, fd = sys.argv[1], JobFolder(sys.argv[2]), int(sys.argv[3])
+    job = folder.job()
+    if job is None:
+        raise SystemExit(f"{folder.path} holds no job")
+    register(folder)
+    listener = socket.socket(fileno=fd) if fd >= 0 else None
+    opener = Opener.fork(job, listener) if mode == "warm" and job.image else None
+    # Imported only now: it takes longer than all of the above.
+    supervisor = importlib.import_module("bootseer.agent.supervisor")
+    if mode == "bury":
+        supervisor.bury(folder, job)
+    else:
+        supervisor.serve(folder, job, listener, opener)

@@ -284,30 +284,44 @@ def test_the_settings_are_wrong(lab, config):
     assert "unknown setting image.windw_s" in lab.slurmd_log("n1")
 
 
-def test_plugin_and_slurm_conf_both_do_the_work_once(lab):
+@pytest.fixture
+def hooks_in_slurm_conf(lab):
+    """Prolog= and Epilog= as the example of slurm.conf has them, beside the plugin."""
     conf = lab.cluster.etc_slurm / "slurm.conf"
     before = conf.read_text()
     libexec = site.libexec(lab.cluster)
-    conf.write_text(
-        before + f"Prolog={libexec}/bootseer-prolog\nEpilog={libexec}/bootseer-epilog\n"
+    conf.write_text(f"{before}Prolog={libexec}/bootseer-prolog\nEpilog={libexec}/bootseer-epilog\n")
+    lab.cluster.restart_slurmd()
+    yield conf
+    conf.write_text(before)
+    lab.cluster.restart_slurmd()
+
+
+def test_plugin_and_slurm_conf_both_do_the_work_once(lab, hooks_in_slurm_conf):
+    for node in lab.report(lab.srun(*BOOTSEER))["nodes"]:
+        stages = [stage["stage"] for stage in node["stages"]]
+        assert [stages.count(name) for name in ("prolog", "agent.ready", "epilog")] == [1, 1, 1]
+
+
+def test_slurm_conf_alone_does_the_work(lab, hooks_in_slurm_conf):
+    """The plugin is where jobs are submitted, and on no node."""
+    plugstack = lab.cluster.etc_slurm / "plugstack.conf.d/bootseer.conf"
+    line = plugstack.read_text()
+    login = lab.cluster.state_dir / "login"
+    login.mkdir(exist_ok=True)
+    (login / "plugstack.conf").write_text(line)
+    (login / "slurm.conf").write_text(
+        f"{hooks_in_slurm_conf.read_text()}PlugStackConfig={login}/plugstack.conf\n"
     )
+    plugstack.write_text("")
     try:
-        lab.cluster.reconfigure()
         lab.cluster.restart_slurmd()
-        both = lab.srun(*BOOTSEER)
-        lines = [s["stage"] for s in lab.report(both)["nodes"][0]["stages"]]
-        assert lines.count("prolog") == 1
-        # And without the plugin's own hooks slurm.conf's do the same.
-        plugstack = lab.cluster.etc_slurm / "plugstack.conf.d/bootseer.conf"
-        line = plugstack.read_text()
-        plugstack.unlink()
-        lab.cluster.restart_slurmd()
-        try:
-            env = {"SPANK_BOOTSEER_KEY": "train", "SPANK_BOOTSEER_IMAGE": IMAGE}
-            lab.srun(env=env)
-        finally:
-            plugstack.write_text(line)
+        env = {"SLURM_CONF": f"{login}/slurm.conf"}
+        jobs = [lab.srun(*options, env=env) for options in (BOOTSEER, KEY_ONLY)]
     finally:
-        conf.write_text(before)
-        lab.cluster.reconfigure()
-        lab.cluster.restart_slurmd()
+        plugstack.write_text(line)
+    assert [lab.report(job)["kind"] for job in jobs] == ["cold", "warm"]
+    for job in jobs:
+        assert lab.fallbacks(job) == set()
+        stages = {stage["stage"] for node in lab.report(job)["nodes"] for stage in node["stages"]}
+        assert {"prolog", "epilog", "agent.ready"} <= stages

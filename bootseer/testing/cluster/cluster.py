@@ -141,10 +141,6 @@ class Cluster(Machines):
             explain=lambda: f"it is {self.job_state(job_id)}",
         )
 
-    def reconfigure(self) -> None:
-        """Let all daemons read slurm.conf again; plugins' prolog hooks need `restart_slurmd`."""
-        self.run(["scontrol", "reconfigure"])
-
     def start_slurmd(self, *nodes: str) -> None:
         """Start slurmd on these nodes, by default on all, and wait until it answers."""
         daemons.start_slurmd(self, nodes or self.node_names)

@@ -26,7 +26,7 @@ SHARE = "/mnt/share"
 KEY = "demo"
 _AFTERWORD = """
 [bold]On your own cluster[/]
-  pip install bootseer                  on every node, where slurmd can read it
+  pip install .                         of this checkout, on every node, where users can read it
   bootseer plugin install               builds the plugin and adds it to plugstack.conf.d
   srun --bootseer --bootseer-image=/path/to/image.sqsh …    the second start is warm
   bootseer report JOB                   shows where the time went

@@ -150,6 +150,17 @@ class Lab:
         found: list[dict[str, Any]] = json.loads(answer.stdout)
         return found
 
+    def wait_for_prefetch(self, node: str) -> None:
+        """Wait until a prefetch on the node is under way."""
+        wait_until(
+            lambda: any(
+                image["done_bytes"] < image["want_bytes"]
+                for job in self.status(node)
+                for image in job["images"]
+            ),
+            f"a prefetch on {node}",
+        )
+
     # What is known afterwards.
 
     def report(self, job: int | Job, user: str = "alice") -> dict[str, Any]:

@@ -166,8 +166,10 @@ def test_the_run_directory_is_full(lab):
 
 def test_the_agent_is_killed_in_mid_prefetch(lab, slow_share):
     lab.srun(*BOOTSEER)
+    lab.drop_caches()
     job_id, running = lab.start_in_background(*BOOTSEER, "--bootseer-wait=30", command=lab.start())
     for node in lab.cluster.node_names:
+        lab.wait_for_prefetch(node)
         os.kill(lab.agent(node, job_id), signal.SIGKILL)
     running.communicate(timeout=60)
     assert lab.cluster.wait_for_job(job_id) == "COMPLETED"
@@ -178,17 +180,16 @@ def test_the_agent_is_killed_in_mid_prefetch(lab, slow_share):
 
 def test_the_worker_is_killed_in_mid_prefetch(lab, slow_share):
     lab.srun(*BOOTSEER)
+    lab.drop_caches()
     job_id, running = lab.start_in_background(*BOOTSEER, "--bootseer-wait=30", command=lab.start())
     for node in lab.cluster.node_names:
-        worker = wait_until(
-            lambda node=node: [
-                p.pid
-                for p in lab.cluster.processes(node)
-                if f"jobs/{job_id}" in p.command and p.uid != 0
-            ],
-            f"a worker on {node}",
+        lab.wait_for_prefetch(node)
+        (worker,) = (
+            p.pid
+            for p in lab.cluster.processes(node)
+            if f"jobs/{job_id}" in p.command and p.uid != 0
         )
-        os.kill(worker[0], signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
     running.communicate(timeout=60)
     assert lab.cluster.wait_for_job(job_id) == "COMPLETED"
     lab.assert_clean()
@@ -219,7 +220,10 @@ def test_the_hooks_deadline_is_over(lab):
 
 def test_the_job_is_cancelled_in_the_prolog(lab, slow_share):
     lab.srun(*BOOTSEER)
+    lab.drop_caches()
     job_id, running = lab.start_in_background(*BOOTSEER, "--bootseer-wait=60")
+    for node in lab.cluster.node_names:
+        lab.wait_for_prefetch(node)
     lab.end(job_id, running)
     assert lab.cluster.job_state(job_id) == "CANCELLED"
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bootseer.cli.dev_hdfs import hdfs
+
 if TYPE_CHECKING:
     from bootseer.testing.cluster import Cluster
 
@@ -23,6 +25,9 @@ _name = click.option(
 @click.group()
 def dev() -> None:
     """Tools for developing and trying BootSeer."""
+
+
+dev.add_command(hdfs)
 
 
 @dev.command()

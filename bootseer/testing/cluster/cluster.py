@@ -37,7 +37,7 @@ class Cluster(Machines):
 
     @classmethod
     def up(cls, spec: ClusterSpec | None = None) -> Cluster:
-        """Start a cluster and return when Slurm calls all its nodes idle.
+        """Start a cluster and return when Slurm, if it has nodes, calls them all idle.
 
         A failure or an interrupt on the way leaves nothing behind.
 
@@ -59,7 +59,8 @@ class Cluster(Machines):
             finally:
                 os.close(lock)
             cluster = cls(spec, launched.keeper_pid, launched.machine_pids)
-            daemons.start_all(cluster)
+            if spec.nodes:
+                daemons.start_all(cluster)
             (spec.state_dir / _DESCRIPTION).write_text(json.dumps(asdict(cluster), indent=1))
             launched.commit()
         except BaseException:
@@ -76,7 +77,10 @@ class Cluster(Machines):
         """
         state_dir = ClusterSpec(name).state_dir
         if not layout.is_locked(state_dir) or not (state_dir / _DESCRIPTION).exists():
-            raise NotFound(f"no cluster {name!r} is up; start it with `bootseer dev cluster up`")
+            raise NotFound(
+                f"no cluster {name!r} is up; start one with `bootseer dev cluster up`, or with "
+                "`bootseer dev hdfs up`"
+            )
         fields = json.loads((state_dir / _DESCRIPTION).read_text())
         return cls(
             ClusterSpec.from_json(fields["spec"]), fields["keeper_pid"], fields["machine_pids"]

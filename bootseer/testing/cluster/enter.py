@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from bootseer.errors import BootseerError
+from bootseer.testing.cluster import syscalls
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -64,3 +68,24 @@ def command_line(
         *(f"{key}={value}" for key, value in variables.items()),
         *argv,
     ]
+
+
+def connect(pid: int, host: str, port: int, timeout_s: float = 5) -> socket.socket:
+    """Open a TCP connection from the network namespace of process `pid`.
+
+    A socket stays in the namespace it was made in, and only a thread of its own enters that.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+
+    def work() -> socket.socket:
+        descriptor = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+        try:
+            syscalls.setns(descriptor, syscalls.CLONE_NEWNET)
+        finally:
+            os.close(descriptor)
+        return socket.create_connection((host, port), timeout_s)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()

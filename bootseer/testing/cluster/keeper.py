@@ -68,7 +68,8 @@ def _start_machines(spec: ClusterSpec) -> dict[str, int]:
         talks[name] = ours
     _expect(talks)  # every holder is in its own network namespace
     _ip(_head_links(spec, pids))
-    _limit(spec, [f"to-{name}" for name in spec.node_names])
+    for name in spec.linked_names:
+        _limit(f"to-{name}", spec.rate(name))
     for talk in talks.values():
         talk.send(b".")
     _expect(talks)  # and has its link up
@@ -87,7 +88,7 @@ def _hold(spec: ClusterSpec, name: str, talk: socket.socket) -> NoReturn:
         _expect({name: talk})
         if is_node:
             _ip(["link set lo up", f"addr add {address(name)}/16 dev eth0", "link set eth0 up"])
-            _limit(spec, ["eth0"])
+            _limit("eth0", spec.rate(name))
         talk.send(b".")
         while True:
             signal.pause()
@@ -104,16 +105,15 @@ def _head_links(spec: ClusterSpec, pids: dict[str, int]) -> list[str]:
         f"addr add {address(HEAD)}/16 dev {_BRIDGE}",
         f"link set {_BRIDGE} up",
     ]
-    for name in spec.node_names:
+    for name in spec.linked_names:
         lines.append(f"link add to-{name} type veth peer name eth0 netns {pids[name]}")
         lines.append(f"link set to-{name} master {_BRIDGE} up")
     return lines
 
 
-def _limit(spec: ClusterSpec, devices: list[str]) -> None:
-    if spec.link_rate is not None:
-        rate = f"root tbf rate {spec.link_rate} burst 256kb latency 50ms"
-        _batch("tc", [f"qdisc add dev {device} {rate}" for device in devices])
+def _limit(device: str, rate: str | None) -> None:
+    if rate is not None:
+        _batch("tc", [f"qdisc add dev {device} root tbf rate {rate} burst 256kb latency 50ms"])
 
 
 def _ip(lines: list[str]) -> None:

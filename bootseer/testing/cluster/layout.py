@@ -83,11 +83,14 @@ def populate(spec: ClusterSpec) -> None:
     for name in spec.machine_names:
         machine = state_dir / "machines" / name
         _folder(machine / "cache")
+        _folder(machine / "hdfs", mode=0o700)
         _folder(machine / "spool", owner="slurm" if name == HEAD else 0)
         _folder(machine / "log" / "slurm", owner="slurm")
         _folder(machine / "log" / "munge", mode=0o700, owner="munge")
+        _folder(machine / "log" / "hdfs")
     etc = state_dir / "etc"
     _folder(etc / "bootseer")
+    _folder(etc / "hadoop")
     _folder(etc / "slurm" / "plugstack.conf.d")
     (etc / "slurm" / "slurm.conf").write_text(slurm_conf(spec))
     (etc / "slurm" / "plugstack.conf").write_text(example("plugstack.conf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -169,6 +170,14 @@ class Machines:
     def mounts(self, node: str | None = None) -> list[Mount]:
         """List what is mounted on a machine."""
         return read_mounts(self.holder_pid(node or HEAD))
+
+    def connect(self, host: str, port: int, node: str | None = None) -> socket.socket:
+        """Connect to an address as a machine would; the socket is for use from the host.
+
+        Raises:
+            OSError: nobody listens there.
+        """
+        return enter.connect(self.holder_pid(node or HEAD), host, port)
 
     def is_listening(self, node: str, port: int) -> bool:
         """Tell whether a TCP port of the machine takes connections."""

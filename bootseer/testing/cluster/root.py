@@ -6,8 +6,10 @@ trace on the host. All of it lives in private mount namespaces and goes with the
 
     /                   tmpfs; the host's top-level folders bound in, /home and /mnt entry by entry
     /etc, /var          overlays over the host's, written to memory
-    /etc/{slurm,munge,bootseer}, /home/USER, /shared     from the state directory, one for all
-    /var/log, /var/spool/slurm*, /var/cache/bootseer     from the state directory, one per machine
+    /etc/{slurm,munge,bootseer,hadoop}, /home/USER, /shared
+                        from the state directory, one for all
+    /var/log, /var/spool/slurm*, /var/cache/bootseer, /var/lib/hdfs
+                        from the state directory, one per machine
     /run, /dev/shm      tmpfs, one per machine (/run/munge is one for all)
     /proc               of the cluster's PID namespace
 """
@@ -25,7 +27,7 @@ from bootseer.testing.cluster.spec import HEAD, ClusterSpec, address
 
 # Kept out of users' sight at the root of the cluster's tmpfs.
 _PRIVATE = ".cluster"
-_SHARED_ETC = ("slurm", "munge", "bootseer")
+_SHARED_ETC = ("slurm", "munge", "bootseer", "hadoop")
 
 
 def enter_base(spec: ClusterSpec) -> None:
@@ -59,7 +61,7 @@ def enter_base(spec: ClusterSpec) -> None:
     for user in spec.users:
         _bind_to(spec.state_dir / "home" / user, root / "home" / user)
     syscalls.bind(str(spec.state_dir / "shared"), str(root / "shared"))
-    for folder in ("var/spool/slurmd", "var/spool/slurmctld", "var/cache/bootseer"):
+    for folder in ("var/spool/slurmd", "var/spool/slurmctld", "var/cache/bootseer", "var/lib/hdfs"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     _open_fuse(root, private)
     (private / "munge").mkdir()
@@ -80,6 +82,7 @@ def enter_machine(spec: ClusterSpec, name: str) -> None:
     _bind_to(Path("/", _PRIVATE, "munge"), Path("/run/munge"))
     syscalls.bind(str(folder / "log"), "/var/log")
     syscalls.bind(str(folder / "cache"), "/var/cache/bootseer")
+    syscalls.bind(str(folder / "hdfs"), "/var/lib/hdfs")
     syscalls.bind(str(folder / "spool"), f"/var/spool/{'slurmctld' if name == HEAD else 'slurmd'}")
 
 

@@ -14,6 +14,7 @@ HEAD = "head"
 FIRST_UID = 20001
 MAX_NODES = 250
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_RATE = re.compile(r"\d+(\.\d+)?[kmg]bit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +23,24 @@ class ClusterSpec:
 
     Attributes:
         name: tells clusters on one machine apart; part of the state directory's name.
-        nodes: how many compute nodes; there may be more than the machine has cores.
+        nodes: how many compute nodes; there may be more than the machine has cores. With none
+            there is no Slurm.
+        datanodes: how many machines for the DataNodes of an HDFS; see `bootseer.testing.hdfs`.
         cpus_per_node: what Slurm is told each node has, whatever the machine has.
         memory_mib_per_node: likewise.
         link_rate: limit of each node's link, each way, as tc writes rates (``800mbit``).
+        datanode_rate: the same for the DataNodes' links.
         users: plain users, made for the cluster alone, with uids from 20001 on.
         slurm_conf_extra: lines added to slurm.conf; a repeated key replaces the earlier one.
     """
 
     name: str = "default"
     nodes: int = 2
+    datanodes: int = 0
     cpus_per_node: int = 8
     memory_mib_per_node: int = 4096
     link_rate: str | None = None
+    datanode_rate: str | None = None
     users: tuple[str, ...] = ("alice", "mallory")
     slurm_conf_extra: tuple[str, ...] = ()
 
@@ -50,12 +56,18 @@ class ClusterSpec:
                     f"cluster or user name {name!r} is not acceptable: use small letters, "
                     "digits and '-', a letter first, at most 31"
                 )
-        if not 1 <= self.nodes <= MAX_NODES:
-            raise ConfigError(f"a cluster has 1 to {MAX_NODES} nodes, not {self.nodes}")
+        if not (0 <= self.nodes <= MAX_NODES and 0 <= self.datanodes <= MAX_NODES):
+            raise ConfigError(
+                f"a cluster has up to {MAX_NODES} nodes and as many DataNodes, not {self.nodes} "
+                f"and {self.datanodes}"
+            )
+        if not self.nodes + self.datanodes:
+            raise ConfigError("a cluster without nodes and DataNodes is none")
         if self.cpus_per_node < 1:
             raise ConfigError(f"a node needs at least one CPU, not {self.cpus_per_node}")
-        if self.link_rate is not None and not re.fullmatch(r"\d+(\.\d+)?[kmg]bit", self.link_rate):
-            raise ConfigError(f"not a link rate: {self.link_rate!r}; write for example 800mbit")
+        for rate in (self.link_rate, self.datanode_rate):
+            if rate is not None and not _RATE.fullmatch(rate):
+                raise ConfigError(f"not a link rate: {rate!r}; write for example 800mbit")
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ClusterSpec:
@@ -71,9 +83,23 @@ class ClusterSpec:
         return tuple(f"n{number}" for number in range(1, self.nodes + 1))
 
     @property
+    def datanode_names(self) -> tuple[str, ...]:
+        """``d1`` to ``dM``."""
+        return tuple(f"d{number}" for number in range(1, self.datanodes + 1))
+
+    @property
+    def linked_names(self) -> tuple[str, ...]:
+        """All machines that have a link to the head: nodes and DataNodes."""
+        return (*self.node_names, *self.datanode_names)
+
+    @property
     def machine_names(self) -> tuple[str, ...]:
-        """The head (login node, slurmctld, munged) and all nodes."""
-        return (HEAD, *self.node_names)
+        """The head (login node, slurmctld, munged, NameNode) and all others."""
+        return (HEAD, *self.linked_names)
+
+    def rate(self, machine: str) -> str | None:
+        """The limit of a machine's link."""
+        return self.datanode_rate if machine in self.datanode_names else self.link_rate
 
     @property
     def state_dir(self) -> Path:
@@ -91,4 +117,6 @@ class ClusterSpec:
 
 def address(machine: str) -> str:
     """A machine's IPv4 address on the cluster's own, unconnected network."""
-    return "10.77.0.1" if machine == HEAD else f"10.77.1.{machine.removeprefix('n')}"
+    if machine == HEAD:
+        return "10.77.0.1"
+    return f"10.77.{1 if machine[0] == 'n' else 2}.{machine[1:]}"

@@ -35,6 +35,15 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
+def setns(descriptor: int, kind: int) -> None:
+    """Move the calling thread into the namespace that the descriptor is of (``CLONE_NEW…``).
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    _check(_libc.setns(descriptor, ctypes.c_int(kind)), "setns")
+
+
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
     """Mount a file system of this kind, or bind, or change propagation, as mount(2) does.
 

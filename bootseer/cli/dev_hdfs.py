@@ -1,0 +1,156 @@
+"""``bootseer dev hdfs``: a real HDFS on this machine, to develop against."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from bootseer.testing.hdfs import Hdfs
+
+_name = click.option(
+    "--name", default="hdfs", show_default=True, help="Which cluster, if there are several."
+)
+
+
+@click.group()
+def hdfs() -> None:
+    """A real HDFS on this machine, in namespaces; needs root.
+
+    \b
+    Examples:
+      bootseer dev hdfs up --datanodes 4 --rate 800mbit
+      bootseer dev hdfs fs -- -ls /user
+      bootseer dev hdfs down
+    """
+
+
+@hdfs.command()
+@_name
+@click.option("--datanodes", default=4, show_default=True, help="DataNodes, named d1 to dM.")
+@click.option("--rate", metavar="RATE", help="Limit each DataNode's link: 800mbit, 10gbit.")
+@click.option("--nodes", default=0, show_default=True, help="Compute nodes with Slurm, n1 to nN.")
+@click.option(
+    "--build-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("build"),
+    show_default=True,
+    help="For Hadoop's jars, which are fetched once.",
+)
+def up(name: str, datanodes: int, rate: str | None, nodes: int, build_dir: Path) -> None:
+    """Start a NameNode and DataNodes, and wait until they are ready.
+
+    Their network is the cluster's own: use `bootseer dev hdfs run` to get there. HADOOP_CONF_DIR is
+    /etc/hadoop on all its machines.
+
+    \b
+    Examples:
+      bootseer dev hdfs up
+      bootseer dev hdfs up --datanodes 3 --nodes 2
+    """
+    from bootseer.testing.cluster import Cluster, ClusterSpec
+    from bootseer.testing.hdfs import Hdfs, hadoop_jars
+    from bootseer.units import format_duration
+
+    spec = ClusterSpec(name=name, nodes=nodes, datanodes=datanodes, datanode_rate=rate)
+    jars = hadoop_jars(build_dir.absolute(), click.echo)
+    began = time.monotonic()
+    cluster = Cluster.up(spec)
+    try:
+        started = Hdfs.start(cluster, jars)
+    except BaseException:
+        cluster.down()
+        raise
+    took = format_duration(time.monotonic() - began)
+    click.echo(
+        f"{started.url} with {datanodes} DataNodes after {took}; state and logs in "
+        f"{cluster.state_dir}"
+    )
+
+
+@hdfs.command()
+@_name
+def down(name: str) -> None:
+    """End the HDFS and all that runs on its machines, and delete what is left of it.
+
+    \b
+    Example:
+      bootseer dev hdfs down
+    """
+    from bootseer.testing.cluster import Cluster
+
+    Cluster.remove(name)
+
+
+@hdfs.command()
+@_name
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(name: str, as_json: bool) -> None:
+    """Show which daemons live.
+
+    \b
+    Example:
+      bootseer dev hdfs status --json
+    """
+    found = _attach(name)
+    live = found.live_datanodes()
+    states = {node: node in live for node in found.cluster.spec.datanode_names}
+    ready = found.is_writable()
+    if as_json:
+        document = {
+            "url": found.url,
+            "writable": ready,
+            "datanodes": {node: "live" if alive else "dead" for node, alive in states.items()},
+            "state_dir": str(found.cluster.state_dir),
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    click.echo(f"{found.url}  {'writable' if ready else 'not writable'}")
+    for node, alive in states.items():
+        click.echo(f"{node}  {'live' if alive else 'dead'}")
+
+
+@hdfs.command(context_settings={"ignore_unknown_options": True})
+@_name
+@click.option("--user", default="root", show_default=True, help="As whom.")
+@click.argument("argv", metavar="ARGUMENTS...", nargs=-1, required=True, type=click.UNPROCESSED)
+def fs(name: str, user: str, argv: tuple[str, ...]) -> None:
+    """Run ``hadoop fs ARGUMENTS`` on the head.
+
+    \b
+    Example:
+      bootseer dev hdfs fs --user alice -- -put /etc/hosts /user/alice/hosts
+    """
+    _call(name, user, None, _attach(name).fs_command(*argv))
+
+
+@hdfs.command(context_settings={"ignore_unknown_options": True})
+@_name
+@click.option("--user", default="root", show_default=True, help="As whom.")
+@click.option("--node", help="Where: n1, d1 and so on; by default the head.")
+@click.argument("argv", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(name: str, user: str, node: str | None, argv: tuple[str, ...]) -> None:
+    """Run a command on a machine that reaches the HDFS.
+
+    \b
+    Example:
+      bootseer dev hdfs run --user alice -- python3 -c 'import hdfs_native'
+    """
+    _call(name, user, node, list(argv))
+
+
+def _call(name: str, user: str, node: str | None, argv: list[str]) -> None:
+    sys.exit(subprocess.call(_attach(name).cluster.command(argv, user=user, node=node)))
+
+
+def _attach(name: str) -> Hdfs:
+    from bootseer.testing.cluster import Cluster
+    from bootseer.testing.hdfs import Hdfs
+
+    return Hdfs.attach(Cluster.attach(name))

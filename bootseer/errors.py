@@ -30,6 +30,10 @@ class Corrupt(BootseerError):
     exit_code = 4
 
 
+class UnknownVersion(Corrupt):
+    """The object is of a version that this one does not understand; it may be whole, and stays."""
+
+
 class Conflict(BootseerError):
     """The object exists already, or another writer was first."""
 

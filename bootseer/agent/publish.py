@@ -5,12 +5,13 @@ Each part is tried by itself: a trace that cannot be written does not keep the e
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from bootseer.agent.worker import Task
 from bootseer.core.event import Event, from_json
 from bootseer.core.plan import PlannedImage, PlannedRun
-from bootseer.core.trace import Touch, Trace
+from bootseer.core.trace import MAX_TOUCHES, Touch, Trace
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.traces import publish_trace, read_hot_set, rebuild
 from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events
@@ -40,13 +41,15 @@ async def run(task: Task) -> None:
     try:
         for document in message["runs"]:
             await publish_events(store, _node_run(document))
-        await drop_old_runs(store)
     except Closed:
         raise
     except BootseerError as error:
         await task.channel.send({"op": "published", "ok": False, "detail": str(error)})
-    else:
-        await task.channel.send({"op": "published", "ok": True, "detail": store.url})
+        return
+    await task.channel.send({"op": "published", "ok": True, "detail": store.url})
+    # The agent waits a little for this and no longer: what is left is for another time.
+    with suppress(BootseerError):
+        await drop_old_runs(store)
 
 
 async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImage:
@@ -83,8 +86,8 @@ def _trace(task: Task, image: dict[str, Any]) -> Trace:
         run=task.job.run,
         started_ns=task.job.started_ns,
         node=task.job.node,
-        complete=image["complete"],
-        touches=tuple(Touch(*touch) for touch in image["touches"]),
+        kind=image["kind"],
+        touches=tuple(Touch(*touch) for touch in image["touches"][:MAX_TOUCHES]),
     )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import trio
 
-from bootseer.agent.watched import MAX_RANGES
 from bootseer.agent.worker import Task
 from bootseer.core.event import FALLBACK
 from bootseer.core.hotset import HotSet
 from bootseer.core.order import prefetch_order
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
-from bootseer.errors import BootseerError, Closed, Corrupt
+from bootseer.errors import BootseerError, Closed
 from bootseer.image.identity import Identity, OpenImage
 from bootseer.image.prefetch import PIECE_BYTES, Prefetch, pinnable_bytes
 from bootseer.image.traces import read_hot_set
@@ -95,8 +94,6 @@ class Warm:
             async with self._task.stage("hotset.read") as said:
                 hot_set = await read_hot_set(store, identity.digest)
                 said["detail"] = "none yet"
-                if hot_set is not None and len(hot_set.ranges) > MAX_RANGES:
-                    raise Corrupt(f"{len(hot_set.ranges)} ranges are more than a start touches")
                 if hot_set is not None:
                     said["bytes"] = hot_set.hot_bytes
                     said["detail"] = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"

@@ -11,7 +11,7 @@ import trio
 from bootseer.core.event import Event
 from bootseer.core.fields import Fields
 from bootseer.core.ranges import ByteRange, subtract
-from bootseer.core.trace import Touch
+from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.errors import Corrupt
 from bootseer.image.record import Recorder
 from bootseer.units import NS_PER_S
@@ -120,13 +120,14 @@ class WatchedImage:
         """Describe it for the worker that publishes."""
         resident = [Touch(r.start, r.stop, 0) for r in self._recorder.resident_before]
         touches = self.touched()
+        unaided = COMPLETE if self._recorder.found_cold else PARTIAL
+        kind = MISSED if self.is_prefetched else unaided
         return {
             "path": self.path,
             "digest": self.digest,
             "size_bytes": self._recorder.size_bytes,
-            "complete": self._recorder.found_cold and not self.is_prefetched,
-            # What was in the page cache beforehand may have been read as well: better than
-            # nothing where this is the first recording, and not taken for complete.
+            "kind": kind,
+            # What was in the page cache beforehand may have been read as well.
             "touches": touches if self.is_prefetched else [*resident, *touches],
         }
 

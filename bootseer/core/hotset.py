@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import NamedTuple
 
 from bootseer.core import table
 from bootseer.core.fields import Fields
 from bootseer.core.ranges import ByteRange
-from bootseer.core.trace import Trace, check_disjoint
+from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch, Trace, check_disjoint
+from bootseer.errors import Corrupt
 
 MAGIC = b"BSHOTSET"
 VERSION = 1
 _ROW = struct.Struct("<QQII")  # start, stop, milliseconds, parts per million
 MAX_BYTES = 16 * 1024 * 1024
+MAX_RANGES = 200_000
+"""More than a start touches; the lightest are left out."""
 
 AGEING = 0.7
 """Weight of a run against the next newer one's."""
@@ -33,6 +36,10 @@ JOIN_MS = 250
 
 JOIN_GAP_BYTES = 16 * 1024
 """Ranges closer than this become one: a gap costs less to read than a request."""
+
+_MISSED = ""
+FOLDED = "+folded"
+"""In place of the node in a trace that holds what several old starts missed."""
 
 
 class HotRange(NamedTuple):
@@ -78,9 +85,12 @@ def decode(data: bytes, name: str) -> HotSet:
     """Decode a hot set file.
 
     Raises:
-        Corrupt: it is damaged, of another version, or its ranges lie outside the image.
+        UnknownVersion: it is of another version.
+        Corrupt: it is damaged, has too many ranges, or they lie outside the image.
     """
     header, rows = table.decode(MAGIC, VERSION, _ROW, data, name)
+    if len(rows) > MAX_RANGES:
+        raise Corrupt(f"{name}: {len(rows)} ranges are more than a start touches")
     fields = Fields(header, name)
     hot_set = HotSet(
         digest=fields.text("digest", 200),
@@ -92,35 +102,78 @@ def decode(data: bytes, name: str) -> HotSet:
     return hot_set
 
 
+def sort_out(traces: Iterable[Trace], runs_kept: int) -> tuple[list[Trace], list[Trace]]:
+    """Choose the traces of an image that a merge is to use; the others have had their time.
+
+    The newest complete runs are used, or where none is complete the newest partial ones; and what
+    starts since then have missed, however many they were: it is prefetched by now, so no later
+    trace can tell of it.
+
+    Returns:
+        What is to be used, and of that what `fold` can make one trace of.
+    """
+    traces = sorted(traces, key=_age)
+    recorded = _recorded(traces)
+    started = {t.run: t.started_ns for t in recorded}
+    newest = set(sorted(started, key=lambda run: (started[run], run))[-runs_kept:])
+    recorded = [t for t in recorded if t.run in newest]
+    last_ns = max((t.started_ns for t in recorded), default=-1)
+    missed = [t for t in traces if t.kind == MISSED and t.started_ns > last_ns]
+    runs = list(dict.fromkeys(t.run for t in missed))
+    old = set(runs[:-runs_kept]) if len(runs) > runs_kept + 1 else set()
+    return [*recorded, *missed], [t for t in missed if t.run in old]
+
+
+def fold(traces: list[Trace]) -> Trace:
+    """Join what several starts have missed into one trace, in the place of the newest of them."""
+    newest = max(traces, key=_age)
+    joined = merge(newest.digest, traces)
+    touches = tuple(Touch(r.start, r.stop, r.first_ms) for r in joined.ranges)
+    return replace(newest, size_bytes=joined.size_bytes, node=FOLDED, touches=touches)
+
+
 def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
     """Merge traces of one image.
 
-    Runs with a complete trace decide what is hot, each aged by the runs after it. Incomplete
-    traces (of runs that were prefetched, or met a warm page cache) add what they saw beyond that:
-    it was missing when it was needed. Where no run is complete they are all there is.
+    Runs that were recorded without a prefetch decide what is hot, each aged by the runs after it:
+    the complete ones, or where there are none the partial ones. What prefetched starts missed is
+    hot as well: it was wanted when it was not there.
 
     Args:
         digest: identity digest of the image.
         traces: in any order, at least one of this image; those of other images are passed over.
     """
     ordered = sorted(
-        {(t.started_ns, t.run, t.node): t for t in traces if t.digest == digest}.values(),
-        key=lambda t: (t.started_ns, t.run, t.node),
+        {(t.started_ns, t.run, t.node): t for t in traces if t.digest == digest}.values(), key=_age
     )
-    runs = list(dict.fromkeys(t.run for t in ordered))
-    judges = {t.run for t in ordered if t.complete} or set(runs)
-    weights = _run_weights([run for run in runs if run in judges])
+    recorded = _recorded(ordered)
+    used = [*recorded, *(t for t in ordered if t.kind == MISSED)]
+    weights = _run_weights(list(dict.fromkeys(t.run for t in recorded)))
     hot = [
-        HotRange(start, stop, median_low(times), _weigh(weights, touched))
-        for start, stop, times, touched in _segments(ordered)
-        if touched - judges or _weigh(weights, touched) >= MIN_WEIGHT * 1_000_000
+        HotRange(start, stop, median_low(times), weight)
+        for start, stop, times, touched in _segments(used)
+        if (weight := _weigh(weights, touched)) >= MIN_WEIGHT * 1_000_000
     ]
+    heaviest = sorted(_join(hot), key=lambda r: (-r.weight_ppm, r.first_ms, r))[:MAX_RANGES]
     return HotSet(
         digest,
         max(t.size_bytes for t in ordered),
-        tuple(runs),
-        tuple(sorted(_join(hot), key=lambda r: (r.first_ms, r))),
+        tuple(dict.fromkeys(t.run for t in ordered)),
+        tuple(sorted(heaviest, key=lambda r: (r.first_ms, r))),
     )
+
+
+def _age(trace: Trace) -> tuple[int, str, str]:
+    return trace.started_ns, trace.run, trace.node
+
+
+def _recorded(traces: list[Trace]) -> list[Trace]:
+    """Return the complete traces, or where there are none the partial ones."""
+    for kind in (COMPLETE, PARTIAL):
+        found = [t for t in traces if t.kind == kind]
+        if found:
+            return found
+    return []
 
 
 def _run_weights(runs: list[str]) -> dict[str, float]:
@@ -130,15 +183,20 @@ def _run_weights(runs: list[str]) -> dict[str, float]:
 
 
 def _weigh(weights: dict[str, float], touched: frozenset[str]) -> int:
-    judged = [weights[run] for run in sorted(touched) if run in weights]
-    # What only an incomplete trace saw was missed by everything known before: take it as certain.
-    return round(sum(judged) * 1_000_000) if judged else 1_000_000
+    """Add up the weights of the runs that touched a range; what was missed weighs all there is."""
+    return (
+        1_000_000 if _MISSED in touched else round(sum(weights[r] for r in sorted(touched)) * 1e6)
+    )
 
 
 def _segments(
     traces: list[Trace],
 ) -> Iterable[tuple[int, int, list[int], frozenset[str]]]:
-    """Sweep over the image; yield each stretch with its first-touch times and the runs it is in."""
+    """Sweep over the image; yield each stretch with its first-touch times and the runs it is in.
+
+    In place of the run's name stands _MISSED where a prefetched start missed it.
+    """
+    runs = [_MISSED if t.kind == MISSED else t.run for t in traces]
     edges: list[tuple[int, int, int, int]] = []
     for index, trace in enumerate(traces):
         for start, stop, first_ms in trace.touches:
@@ -149,8 +207,7 @@ def _segments(
     at = 0
     for offset, opens, index, first_ms in edges:
         if active and offset > at:
-            runs = frozenset(traces[i].run for i in active)
-            yield at, offset, list(active.values()), runs
+            yield at, offset, list(active.values()), frozenset(runs[i] for i in active)
         at = offset
         if opens:
             active[index] = first_ms

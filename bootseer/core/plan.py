@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bootseer.core.fields import Fields
-from bootseer.errors import Corrupt
+from bootseer.errors import Corrupt, UnknownVersion
 
 VERSION = 1
 MAX_BYTES = 256 * 1024
@@ -69,11 +69,20 @@ class WarmPlan:
         document.update(asdict(self))
         return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
 
+    def tells(self, run: PlannedRun, images: tuple[PlannedImage, ...]) -> bool:
+        """Whether a node of this run has said what there is to say of it.
+
+        What nodes of a run see can differ a little, as when they began and how large a hot set was.
+        The first to write is believed, or they would write against each other.
+        """
+        known = {(image.path, image.digest) for image in self.images}
+        mine = {(image.path, image.digest) for image in images}
+        return any(r.run == run.run for r in self.runs) and mine <= known
+
     def with_run(self, run: PlannedRun, images: tuple[PlannedImage, ...]) -> WarmPlan:
         """Add a run and what it used.
 
-        All nodes of a run say the same, so that it does not matter which of them is last. The
-        images of the newest run count; a run that used none leaves them as they are.
+        The images of the newest run count; a run that used none leaves them as they are.
         """
         runs = {r.run: r for r in (*self.runs, run)}
         newest = sorted(runs.values(), key=lambda r: (r.started_ns, r.run))[-MAX_RUNS:]
@@ -94,15 +103,18 @@ def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
     """Decode the plan of ``user`` for ``key``.
 
     Raises:
-        Corrupt: it is damaged, of another version, or another user's or key's.
+        UnknownVersion: it is of another version.
+        Corrupt: it is damaged, or another user's or key's.
     """
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{name}: not JSON") from error
     fields = Fields(document, name)
-    if fields.text("format") != "bootseer warm plan" or fields.count("version") != VERSION:
-        raise Corrupt(f"{name}: not a warm plan of version {VERSION}")
+    if fields.text("format") != "bootseer warm plan":
+        raise Corrupt(f"{name}: not a warm plan")
+    if fields.count("version") != VERSION:
+        raise UnknownVersion(f"{name}: only version {VERSION} of a warm plan is understood")
     plan = WarmPlan(
         user=fields.text("user", 256),
         key=fields.text("key", 256),

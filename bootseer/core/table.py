@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bootseer.errors import Corrupt
+from bootseer.errors import Corrupt, UnknownVersion
 
 _FRAME = struct.Struct("<8sHHI")  # magic, version, row width, header length
 _DIGEST_BYTES = 32
@@ -55,7 +55,8 @@ def decode(
         name: of the file, for messages.
 
     Raises:
-        Corrupt: the file is not of this kind and version, or it is damaged.
+        UnknownVersion: the file is of another version.
+        Corrupt: the file is not of this kind, or it is damaged.
     """
     if len(data) < _FRAME.size + _DIGEST_BYTES:
         raise Corrupt(f"{name}: {len(data)} bytes are too few for a file of this kind")
@@ -63,7 +64,9 @@ def decode(
     if found_magic != magic:
         raise Corrupt(f"{name}: not a {magic.decode().strip()} file")
     if found_version != version:
-        raise Corrupt(f"{name}: version {found_version} is not understood, only {version} is")
+        raise UnknownVersion(
+            f"{name}: version {found_version} is not understood, only {version} is"
+        )
     if hashlib.sha256(data[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
         raise Corrupt(f"{name}: its checksum does not match its content")
     rows_start = _FRAME.size + header_bytes

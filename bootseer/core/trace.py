@@ -15,6 +15,16 @@ MAGIC = b"BSTRACE\0"
 VERSION = 1
 _ROW = struct.Struct("<QQI")  # start, stop, milliseconds from the start of recording
 MAX_BYTES = 16 * 1024 * 1024
+MAX_TOUCHES = 200_000
+"""More are not kept of a start: 4 MB of trace."""
+
+COMPLETE = "complete"
+"""All that a start read: little was in memory before, and nothing was prefetched."""
+PARTIAL = "partial"
+"""What a start read and what was in memory before, which was much; nothing was prefetched."""
+MISSED = "missed"
+"""What a start read beyond what was prefetched for it."""
+KINDS = (COMPLETE, PARTIAL, MISSED)
 
 
 class Touch(NamedTuple):
@@ -35,8 +45,7 @@ class Trace:
         run: name of the run, the same on all its nodes; newer runs started later.
         started_ns: start of recording, nanoseconds since the epoch.
         node: name of the node.
-        complete: the image was not in the page cache when recording began and nothing was
-            prefetched, so that the trace holds all that the start read.
+        kind: COMPLETE, PARTIAL or MISSED: what it says about ranges that are not in it.
         touches: ordered by first touch; ranges do not overlap.
     """
 
@@ -45,7 +54,7 @@ class Trace:
     run: str
     started_ns: int
     node: str
-    complete: bool
+    kind: str
     touches: tuple[Touch, ...]
 
     def encode(self) -> bytes:
@@ -56,7 +65,7 @@ class Trace:
             "run": self.run,
             "started_ns": self.started_ns,
             "node": self.node,
-            "complete": self.complete,
+            "kind": self.kind,
         }
         return table.encode(MAGIC, VERSION, header, _ROW, self.touches)
 
@@ -75,9 +84,11 @@ def decode(data: bytes, name: str) -> Trace:
         run=fields.text("run", 200),
         started_ns=fields.count("started_ns"),
         node=fields.text("node", 300),
-        complete=fields.flag("complete"),
+        kind=fields.text("kind", 20),
         touches=tuple(Touch(*row) for row in rows),
     )
+    if trace.kind not in KINDS:
+        raise Corrupt(f"{name}: {trace.kind!a} is not a kind of trace")
     check_disjoint([ByteRange(t.start, t.stop) for t in trace.touches], trace.size_bytes, name)
     return trace
 

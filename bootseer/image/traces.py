@@ -6,23 +6,27 @@ hot/DIGEST.hotset                        all of them, merged
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bootseer.core import hotset
 from bootseer.core import trace as trace_format
 from bootseer.core.hotset import HotSet
 from bootseer.core.trace import Trace
-from bootseer.errors import Corrupt, NotFound
+from bootseer.errors import Corrupt, NotFound, UnknownVersion
 from bootseer.store.base import Store, publish, read_all
+from bootseer.units import NS_PER_S
+
+SAME_START_NS = 60 * NS_PER_S
+"""The nodes of a job begin within this time; a job that was requeued begins again later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Result of `rebuild`: the hot set that is now in the store, and what was left out."""
+    """Result of `rebuild`: the hot set that is now in the store, and of how many traces it is."""
 
     hot_set: HotSet
     traces: int
-    damaged: tuple[str, ...]
 
 
 def hot_set_name(digest: str) -> str:
@@ -48,21 +52,21 @@ async def read_hot_set(store: Store, digest: str) -> HotSet | None:
 
 
 async def publish_trace(store: Store, trace: Trace, traces_per_run: int) -> bool:
-    """Publish a node's trace, unless enough nodes of the run have done so already.
+    """Publish a node's trace, unless enough nodes of this start have done so already.
 
     Returns:
         Whether it was published.
     """
     folder = f"traces/{trace.digest}"
-    names = [info.name for info in await store.list(folder)]
-    if sum(f"-{trace.run}-" in name for name in names) >= traces_per_run:
+    names = [info.name.rpartition("/")[2] for info in await store.list(folder)]
+    if sum(_is_of_start(name, trace) for name in names) >= traces_per_run:
         return False
     await publish(store, _name(folder, trace), trace.encode())
     return True
 
 
 async def rebuild(store: Store, digest: str, runs_kept: int) -> Merged:
-    """Merge all traces of an image into its hot set, and drop those of old runs.
+    """Merge all traces of an image into its hot set, and drop those that no merge needs again.
 
     Raises:
         NotFound: there is no trace of this image.
@@ -72,45 +76,52 @@ async def rebuild(store: Store, digest: str, runs_kept: int) -> Merged:
     """
     folder = f"traces/{digest}"
     while True:
-        names = [info.name for info in await store.list(folder)]
+        names = await _trace_names(store, folder)
         traces: list[Trace] = []
-        damaged: list[str] = []
+        keep: set[str] = set()
         for name in names:
             try:
                 data = await read_all(store, name, trace_format.MAX_BYTES)
-                traces.append(trace_format.decode(data, name))
-            except NotFound:
-                continue  # another node dropped it as old
-            except Corrupt:
-                damaged.append(name)
-        keep = _newest([t for t in traces if t.digest == digest], runs_kept)
-        if not keep:
+                trace = trace_format.decode(data, name)
+            except UnknownVersion:
+                keep.add(name)  # whoever wrote it will want it again
+            except (NotFound, Corrupt):
+                continue
+            else:
+                if trace.digest == digest and name == _name(folder, trace):
+                    traces.append(trace)
+        use, old = hotset.sort_out(traces, runs_kept)
+        if not use:
             raise NotFound(f"{folder}: no trace to merge")
-        hot_set = hotset.merge(digest, keep)
+        hot_set = hotset.merge(digest, use)
         await publish(store, hot_set_name(digest), hot_set.encode())
-        if [info.name for info in await store.list(folder)] == names:
-            kept = {(t.started_ns, t.run, t.node) for t in keep}
-            stale = [t for t in traces if (t.started_ns, t.run, t.node) not in kept]
-            for name in [*damaged, *(_name(folder, t) for t in stale)]:
-                try:
+        if await _trace_names(store, folder) != names:
+            continue
+        keep |= {_name(folder, t) for t in use} - {_name(folder, t) for t in old}
+        if old:
+            folded = hotset.fold(old)
+            await publish(store, _name(folder, folded), folded.encode())
+            keep.add(_name(folder, folded))
+        for name in names:
+            if name not in keep:
+                with suppress(NotFound):
                     await store.delete(name)
-                except NotFound:
-                    continue
-            return Merged(hot_set, len(keep), tuple(damaged))
+        return Merged(hot_set, len(use))
+
+
+async def _trace_names(store: Store, folder: str) -> list[str]:
+    return [info.name for info in await store.list(folder) if not info.is_folder]
 
 
 def _name(folder: str, trace: Trace) -> str:
     return f"{folder}/{trace.started_ns:020d}-{trace.run}-{trace.node}.trace"
 
 
-def _newest(traces: list[Trace], runs_kept: int) -> list[Trace]:
-    """Keep the newest complete runs and, apart from them, as many incomplete ones."""
-    kept: list[Trace] = []
-    for complete in (True, False):
-        group = [t for t in traces if t.complete == complete]
-        started: dict[str, int] = {}
-        for t in group:
-            started[t.run] = max(t.started_ns, started.get(t.run, 0))
-        newest = set(sorted(started, key=lambda run: (started[run], run))[-runs_kept:])
-        kept += [t for t in group if t.run in newest]
-    return kept
+def _is_of_start(name: str, trace: Trace) -> bool:
+    """Whether a name in the folder is that of a trace of the same start."""
+    started, _, rest = name.partition("-")
+    return (
+        started.isdecimal()
+        and abs(int(started) - trace.started_ns) <= SAME_START_NS
+        and rest.startswith(f"{trace.run}-")
+    )

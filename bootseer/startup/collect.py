@@ -15,13 +15,15 @@ import pyarrow.parquet as pq
 
 from bootseer.core.event import VERSION, Event, from_json
 from bootseer.core.fields import Fields
-from bootseer.errors import Corrupt, NotFound
+from bootseer.errors import Conflict, Corrupt, NotFound, UnknownVersion
 from bootseer.store.base import Store, publish, read_all
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 10_000
 RUNS_KEPT = 500
 """Of a user, whatever the keys: some MB."""
+SPARE_RUNS = 50
+"""So many more may come before old ones are dropped."""
 TEMPORARY_S = 86400.0
 """No writer of ours is at work for longer."""
 
@@ -77,17 +79,23 @@ async def publish_events(store: Store, node_run: NodeRun) -> str:
 
 
 async def drop_old_runs(store: Store) -> None:
-    """Keep the newest RUNS_KEPT runs; what writers that died have left goes as well.
+    """Keep the newest RUNS_KEPT runs; what writers that died have left goes with the others.
+
+    Only some of the starts have anything to do: a folder is dropped when SPARE_RUNS have come.
 
     Concurrency: nodes that do this at once get in no other's way.
     """
     runs = sorted(await store.list("runs"), key=lambda info: (info.mtime_ns, info.name))
+    if len(runs) <= RUNS_KEPT + SPARE_RUNS:
+        return
+    await store.reap_temporaries(TEMPORARY_S)
     for old in runs[:-RUNS_KEPT]:
-        with suppress(NotFound):
+        with suppress(
+            NotFound, Conflict
+        ):  # another node was first; or something of others is in it
             for info in await store.list(old.name):
                 await store.delete(info.name)
             await store.delete(old.name)
-    await store.reap_temporaries(TEMPORARY_S)
 
 
 async def read_run(store: Store, run: str) -> list[NodeRun]:
@@ -141,7 +149,7 @@ def _decode(data: bytes, name: str) -> NodeRun:
         text = str(error)[:200]
         raise Corrupt(f"{name}: not a BootSeer events file: {text!a}") from error
     if about.count("version") != VERSION:
-        raise Corrupt(f"{name}: only version {VERSION} of events is understood")
+        raise UnknownVersion(f"{name}: only version {VERSION} of events is understood")
     return NodeRun(
         run=about.text("run"),
         job=about.count("job"),

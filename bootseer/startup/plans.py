@@ -10,7 +10,7 @@ from bootseer.core.plan import (
     decode,
     object_name,
 )
-from bootseer.errors import Corrupt, NotFound
+from bootseer.errors import Corrupt, NotFound, UnknownVersion
 from bootseer.store.base import Store, publish, read_all
 
 _ATTEMPTS = 8
@@ -35,16 +35,21 @@ async def add_run(
 ) -> WarmPlan:
     """Add a run to the plan of a user's key, made anew where it is missing or damaged.
 
+    Raises:
+        UnknownVersion: another version has written it; it stays as it is.
+
     Concurrency: any number of nodes and jobs at once. Each reads the plan back after writing it
     and writes again while its run is not in it, so that none is lost for long.
     """
     for _ in range(_ATTEMPTS):
         try:
             before = await read_plan(store, user, key) or WarmPlan(user, key)
+        except UnknownVersion:
+            raise
         except Corrupt:
             before = WarmPlan(user, key)
         after = before.with_run(run, images)
-        if after == before:
-            break
+        if after == before or before.tells(run, images):
+            return before
         await publish(store, object_name(key), after.encode())
     return after

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan
-from bootseer.core.trace import Touch, Trace
+from bootseer.core.trace import KINDS, Touch, Trace
 
 IMAGE_BYTES = 1 << 20
 _PAGE = 4096
@@ -35,7 +35,7 @@ def traces(draw: st.DrawFn, digest: str = "sqfs1-test") -> Trace:
         run=f"cluster.{run}",
         started_ns=run * 1_000_000_000 + draw(st.integers(0, 3)),
         node=draw(st.sampled_from(["n1", "n2", "n3"])),
-        complete=draw(st.booleans()),
+        kind=draw(st.sampled_from(KINDS)),
         touches=draw(touches()),
     )
 

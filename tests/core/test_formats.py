@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from bootseer.core import event, hotset, plan, trace
 from bootseer.core.hotset import HotRange, HotSet
-from bootseer.core.trace import Touch, Trace
-from bootseer.errors import Corrupt
+from bootseer.core.trace import COMPLETE, Touch, Trace
+from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.testing import strategies as bst
 
-TRACE = Trace("sqfs1-x", 8192, "c.1", 7, "n1", True, (Touch(0, 4096, 3), Touch(4096, 8192, 5)))
+TRACE = Trace("sqfs1-x", 8192, "c.1", 7, "n1", COMPLETE, (Touch(0, 4096, 3), Touch(4096, 8192, 5)))
 HOT = HotSet("sqfs1-x", 8192, ("c.1",), (HotRange(0, 4096, 3, 1_000_000),))
 CODECS = {"trace": (trace.decode, TRACE), "hot set": (hotset.decode, HOT)}
 
@@ -66,7 +66,7 @@ def test_anything_else_is_refused(kind, data):
     ids=["overlapping", "past the end", "empty"],
 )
 def test_ranges_that_cannot_be_are_refused(touches):
-    bad = Trace("d", 8192, "c.1", 7, "n1", True, touches)
+    bad = Trace("d", 8192, "c.1", 7, "n1", COMPLETE, touches)
     with pytest.raises(Corrupt, match="range"):
         trace.decode(bad.encode(), "t")
 
@@ -74,7 +74,7 @@ def test_ranges_that_cannot_be_are_refused(touches):
 def test_versions_to_come_are_refused():
     newer = bytearray(TRACE.encode())
     newer[8] = 99
-    with pytest.raises(Corrupt, match="version 99"):
+    with pytest.raises(UnknownVersion, match="version 99"):
         trace.decode(bytes(newer), "t")
 
 
@@ -145,3 +145,9 @@ def test_an_event_is_read_back_and_checked():
     for wrong in ({"stage": 1}, {"start_ns": -1}, {"rank": -2}, {"detail": "a\nb"}):
         with pytest.raises(Corrupt):
             event.from_json(e.document() | wrong, "e")
+
+
+def test_a_hot_set_of_too_many_ranges_is_refused(monkeypatch):
+    monkeypatch.setattr(hotset, "MAX_RANGES", 0)
+    with pytest.raises(Corrupt, match="1 ranges"):
+        hotset.decode(HOT.encode(), "h")

@@ -1,19 +1,26 @@
 """Merging traces: order-free, idempotent, complete, aged."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.core import hotset
 from bootseer.core.hotset import merge
 from bootseer.core.order import prefetch_order
 from bootseer.core.ranges import ByteRange, total_bytes
-from bootseer.core.trace import Touch, Trace
+from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch, Trace
 from bootseer.testing import strategies as bst
 
 DIGEST = "sqfs1-test"
 
 
-def trace(run, touches, *, complete=True, node="n1"):
-    return Trace(DIGEST, 1 << 20, f"c.{run}", run, node, complete, tuple(touches))
+def trace(run, touches, kind=COMPLETE, node="n1"):
+    return Trace(DIGEST, 1 << 20, f"c.{run}", run, node, kind, tuple(touches))
+
+
+def page(number, first_ms=0):
+    """A page far from all others."""
+    return Touch(number * 100_000, number * 100_000 + 4096, first_ms)
 
 
 def ranges(hot_set):
@@ -58,26 +65,73 @@ def test_what_the_runs_since_have_not_touched_is_forgotten():
     assert ranges(merge(DIGEST, [old, *new])) == [(400_000, 404_096)]
 
 
+def hot_pages(traces):
+    return sorted(r.start // 100_000 for r in merge(DIGEST, traces).ranges)
+
+
 def test_what_a_warm_start_missed_is_added():
-    complete = trace(1, [Touch(0, 4096, 0)])
-    missed = trace(2, [Touch(800_000, 804_096, 3000)], complete=False)
-    assert ranges(merge(DIGEST, [complete, missed])) == [(0, 4096), (800_000, 804_096)]
+    assert hot_pages([trace(1, [page(0)]), trace(2, [page(8)], MISSED)]) == [0, 8]
 
 
-def test_a_warm_start_that_missed_nothing_forgets_nothing():
-    complete = trace(1, [Touch(0, 4096, 0)])
-    warm = [trace(run, [], complete=False) for run in range(2, 10)]
-    assert ranges(merge(DIGEST, [complete, *warm])) == [(0, 4096)]
+@pytest.mark.parametrize("kind", [COMPLETE, PARTIAL])
+def test_warm_starts_forget_nothing(kind):
+    """They cannot tell of what was prefetched for them, however many they are."""
+    known = [trace(1, [page(0), page(1)], kind), trace(2, [page(2)], MISSED)]
+    warm = [trace(run, [page(run % 10)], MISSED) for run in range(3, 60)]
+    assert set(hot_pages([*known, *warm])) >= {0, 1, 2}
+
+
+def test_a_partial_recording_counts_while_there_is_no_complete_one():
+    partial = trace(1, [page(0)], PARTIAL)
+    assert hot_pages([partial, trace(2, [page(1)], PARTIAL)]) == [0, 1]
+    assert hot_pages([partial, trace(2, [page(1)])]) == [1]
 
 
 def test_a_requeued_job_does_not_replace_what_it_recorded_first():
-    first = Trace(DIGEST, 1 << 20, "c.1", 1, "n1", True, (Touch(0, 4096, 0),))
-    again = Trace(DIGEST, 1 << 20, "c.1", 2, "n1", False, (Touch(800_000, 804_096, 0),))
-    assert ranges(merge(DIGEST, [first, again])) == [(0, 4096), (800_000, 804_096)]
+    first = Trace(DIGEST, 1 << 20, "c.1", 1, "n1", COMPLETE, (page(0),))
+    again = Trace(DIGEST, 1 << 20, "c.1", 2, "n1", MISSED, (page(8),))
+    assert hot_pages([first, again]) == [0, 8]
+
+
+def test_the_lightest_are_left_out_where_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(hotset, "MAX_RANGES", 3)
+    old = trace(1, [page(number) for number in range(5)])
+    new = trace(2, [page(number, first_ms=9) for number in range(3, 7)])
+    assert hot_pages([old, new]) == [3, 4, 5]
+
+
+# Which traces are kept.
+
+
+def test_the_newest_recordings_are_used_and_what_was_missed_since():
+    traces = [trace(run, [page(run)]) for run in range(1, 8)]
+    missed = [trace(2, [page(8)], MISSED, "n2"), trace(9, [page(9)], MISSED)]
+    use, old = hotset.sort_out([*missed, *traces], runs_kept=3)
+    assert [t.started_ns for t in use] == [5, 6, 7, 9]
+    assert old == []
+
+
+@given(
+    st.lists(bst.traces(), max_size=30, unique_by=lambda t: (t.run, t.node, t.started_ns)),
+    st.integers(1, 3),
+)
+def test_folding_changes_nothing_of_what_was_missed(traces, runs_kept):
+    use, old = hotset.sort_out(traces, runs_kept)
+    assert all(t in use and t.kind == MISSED for t in old)
+    if not old:
+        return
+    folded = hotset.fold(old)
+    after = [*(t for t in use if t not in old), folded]
+    before_set = {b for r in merge(DIGEST, use).ranges for b in range(r.start, r.stop, 4096)}
+    after_set = {b for r in merge(DIGEST, after).ranges for b in range(r.start, r.stop, 4096)}
+    assert {b for t in old for x in t.touches for b in range(x.start, x.stop, 4096)} <= after_set
+    assert before_set <= after_set
+    runs = {t.run for t in hotset.sort_out(after, runs_kept)[0] if t.kind == MISSED}
+    assert len(runs) <= runs_kept + 1
 
 
 def test_traces_of_another_image_are_passed_over():
-    other = Trace("sqfs1-other", 1 << 20, "c.2", 2, "n1", True, (Touch(8192, 12288, 0),))
+    other = Trace("sqfs1-other", 1 << 20, "c.2", 2, "n1", COMPLETE, (Touch(8192, 12288, 0),))
     assert ranges(merge(DIGEST, [trace(1, [Touch(0, 4096, 0)]), other])) == [(0, 4096)]
 
 

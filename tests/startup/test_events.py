@@ -58,11 +58,17 @@ async def test_an_unknown_run_and_a_damaged_file_are_told_apart():
 
 async def test_old_runs_are_dropped(monkeypatch):
     monkeypatch.setattr(collect, "RUNS_KEPT", 2)
+    monkeypatch.setattr(collect, "SPARE_RUNS", 2)
     store = MemoryStore()
-    for number in range(4):
+    await store.mkdir("runs/c.1/other")  # not ours: neither dropped nor in the way
+    await publish(store, "runs/c.1/other/object", b"")
+    left = []
+    for number in range(6):
         await publish_events(store, node_run("n1", run=f"c.{number}"))
-    await drop_old_runs(store)
-    assert [info.name for info in await store.list("runs")] == ["runs/c.2", "runs/c.3"]
+        await drop_old_runs(store)
+        left.append([int(info.name[-1]) for info in await store.list("runs")])
+    assert left[3] == [0, 1, 2, 3]
+    assert left[4:] == [[1, 3, 4], [1, 3, 4, 5]]
 
 
 def test_the_slowest_node_is_the_time_to_ready():

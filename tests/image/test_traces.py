@@ -1,0 +1,127 @@
+"""Traces and hot sets in a store: many nodes, many starts, and what else may lie there."""
+
+import random
+import struct
+
+import pytest
+import trio
+
+from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch, Trace
+from bootseer.errors import NotFound
+from bootseer.image.traces import SAME_START_NS, publish_trace, read_hot_set, rebuild
+from bootseer.store.base import publish
+from bootseer.store.memory import MemoryStore
+from bootseer.units import NS_PER_S
+
+DIGEST = "sqfs1-test"
+FOLDER = f"traces/{DIGEST}"
+PAGE = 4096
+HOUR = 3600 * NS_PER_S
+
+
+def page(number):
+    return Touch(number * 100_000, number * 100_000 + PAGE, number)
+
+
+def trace(start, pages, kind=COMPLETE, *, node="n1", run=None, digest=DIGEST):
+    touches = tuple(page(number) for number in pages)
+    run = run or f"my-cluster.{start}"
+    return Trace(digest, 1 << 30, run, start * HOUR, node, kind, touches)
+
+
+def pages(hot_set):
+    return sorted(r.start // 100_000 for r in hot_set.ranges)
+
+
+async def names(store):
+    return [info.name.rpartition("/")[2] for info in await store.list(FOLDER)]
+
+
+async def epilog(store, one, *, runs_kept=3):
+    assert await publish_trace(store, one, 4)
+    return pages((await rebuild(store, DIGEST, runs_kept)).hot_set)
+
+
+@pytest.mark.parametrize("first", [COMPLETE, PARTIAL])
+async def test_warm_starts_add_and_never_forget(first):
+    store = MemoryStore()
+    assert await epilog(store, trace(1, range(5), first)) == [0, 1, 2, 3, 4]
+    for start in range(2, 30):
+        hot = await epilog(store, trace(start, [start + 10], MISSED))
+        assert hot == [0, 1, 2, 3, 4, *range(12, start + 11)]
+        assert len(await names(store)) <= 1 + 3 + 1 + 1
+    assert pages(await read_hot_set(store, DIGEST)) == hot
+
+
+async def test_a_later_recording_replaces_what_was_missed_before():
+    store = MemoryStore()
+    await epilog(store, trace(1, [0, 1]))
+    await epilog(store, trace(2, [2], MISSED))
+    assert await epilog(store, trace(3, [1, 3])) == [0, 1, 3]
+    assert len(await names(store)) == 2
+
+
+async def test_nodes_of_a_start_merge_at_once_and_all_is_in_it():
+    store = MemoryStore()
+    await epilog(store, trace(1, [0]))
+    chance = random.Random(1)
+    for start in range(2, 8):
+
+        async def end(number, start=start):
+            await trio.sleep(chance.random() / 1000)
+            one = trace(start, [start * 10 + number], MISSED, node=f"n{number}")
+            await publish_trace(store, one, 4)
+            await rebuild(store, DIGEST, 2)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(end, number)
+        expected = [0, *(s * 10 + n for s in range(2, start + 1) for n in range(4))]
+        assert pages(await read_hot_set(store, DIGEST)) == expected
+
+
+async def test_enough_nodes_of_a_start_are_enough():
+    store = MemoryStore()
+    told = [await publish_trace(store, trace(1, [0], node=f"n-{n}"), 4) for n in range(6)]
+    assert told == [True] * 4 + [False] * 2
+
+
+async def test_a_requeued_job_is_another_start():
+    store = MemoryStore()
+    first = trace(1, [0], run="my-cluster.12")
+    for number in range(4):
+        assert await publish_trace(store, trace(1, [0], node=f"n{number}", run=first.run), 4)
+    later = Trace(
+        *(first.digest, first.size_bytes, first.run, HOUR + SAME_START_NS + 1, "n1"),
+        MISSED,
+        (page(7),),
+    )
+    assert await publish_trace(store, later, 4)
+    assert await publish_trace(store, trace(1, [0], run="my-cluster.1"), 4)
+    assert pages((await rebuild(store, DIGEST, 3)).hot_set) == [0, 7]
+
+
+async def test_what_else_lies_there_is_passed_over_or_cleared_away():
+    store = MemoryStore()
+    good = trace(1, [0])
+    newer = bytearray(good.encode())
+    struct.pack_into("<H", newer, 8, 2)
+    await publish(store, f"{FOLDER}/newer.trace", bytes(newer))
+    await publish(store, f"{FOLDER}/copy.trace", trace(2, [5]).encode())
+    await publish(store, f"{FOLDER}/damaged.trace", good.encode()[:-1])
+    other = trace(3, [6], digest="sqfs1-other")
+    await publish(store, f"{FOLDER}/{other.started_ns:020d}-{other.run}-n1.trace", other.encode())
+    evil = trace(4, [7], run="../../hot/x")
+    await publish(store, f"{FOLDER}/evil.trace", evil.encode())
+    await store.mkdir(f"{FOLDER}/folder")
+    assert await epilog(store, good) == [0]
+    assert sorted(await names(store)) == sorted(
+        [f"{HOUR:020d}-{good.run}-n1.trace", "folder", "newer.trace"]
+    )
+
+
+async def test_without_a_trace_there_is_nothing_to_merge():
+    store = MemoryStore()
+    with pytest.raises(NotFound):
+        await rebuild(store, DIGEST, 3)
+    assert await read_hot_set(store, DIGEST) is None

@@ -1,0 +1,83 @@
+"""Warm plans in a store, written by many nodes at once."""
+
+import json
+
+import pytest
+import trio
+
+from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan, object_name
+from bootseer.errors import Corrupt, UnknownVersion
+from bootseer.startup.plans import add_run, read_plan
+from bootseer.store.base import publish, read_all
+from bootseer.store.memory import MemoryStore
+from bootseer.store.wrap import WrappedStore
+
+IMAGES = (PlannedImage("/i.sqsh", "sqfs1-x", 1000, 100),)
+
+
+def run(job, started_ns=None, kind="cold"):
+    return PlannedRun(f"c.{job}", job, kind, job if started_ns is None else started_ns)
+
+
+class Counting(WrappedStore):
+    """Counts what is written."""
+
+    written = 0
+
+    async def around(self, operation, name, call):
+        self.written += operation == "commit"
+        await trio.lowlevel.checkpoint()
+        return await call()
+
+
+async def test_nodes_that_differ_a_little_do_not_write_against_each_other():
+    store = Counting(MemoryStore())
+
+    async def node(number):
+        images = (PlannedImage("/i.sqsh", "sqfs1-x", 1000, 100 + number),)
+        await add_run(store, "alice", "k", run(7, 1000 + number), images)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(32):
+            nursery.start_soon(node, number)
+    assert store.written <= 32
+    plan = await read_plan(store, "alice", "k")
+    assert [r.run for r in plan.runs] == ["c.7"]
+    assert plan.images[0].digest == "sqfs1-x"
+
+
+async def test_jobs_at_once_lose_no_run():
+    store = MemoryStore()
+
+    async def job(number):
+        await add_run(store, "alice", "k", run(number), IMAGES)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(1, 6):
+            nursery.start_soon(job, number)
+    assert {r.job for r in (await read_plan(store, "alice", "k")).runs} == set(range(1, 6))
+
+
+async def test_another_image_of_the_same_key_takes_the_place():
+    store = MemoryStore()
+    await add_run(store, "alice", "k", run(1), IMAGES)
+    other = (PlannedImage("/j.sqsh", "sqfs1-y", 1, 0),)
+    await add_run(store, "alice", "k", run(2), other)
+    assert (await read_plan(store, "alice", "k")).images == other
+    await add_run(store, "alice", "k", run(3), ())
+    assert (await read_plan(store, "alice", "k")).images == other
+
+
+async def test_a_damaged_plan_is_replaced_and_one_of_another_version_stays():
+    store = MemoryStore()
+    name = object_name("k")
+    await publish(store, name, b"{")
+    with pytest.raises(Corrupt):
+        await read_plan(store, "alice", "k")
+    await add_run(store, "alice", "k", run(1), IMAGES)
+    assert (await read_plan(store, "alice", "k")).images == IMAGES
+    newer = json.dumps({**json.loads(WarmPlan("alice", "k").encode()), "version": 2}).encode()
+    await publish(store, name, newer)
+    with pytest.raises(UnknownVersion):
+        await add_run(store, "alice", "k", run(2), IMAGES)
+    assert await read_all(store, name, 1 << 20) == newer

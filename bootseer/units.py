@@ -8,6 +8,7 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 
 _FACTORS = {
     "": 1,

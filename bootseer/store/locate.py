@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from bootseer.errors import ConfigError
 from bootseer.store.base import Store
 from bootseer.store.local import LocalStore
 
-SCHEMES = ("file",)
+SCHEMES = ("file", "hdfs")
 """What this version has."""
+
+DEFAULT_HADOOP_CONF_DIR = "/etc/hadoop/conf"
+"""Where Hadoop's own packages have it."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -21,35 +25,51 @@ def open_store(url: str, *, owner_uid: int | None = None) -> Store:
 
     Args:
         url: ``file:///abs/path``, with ``%20`` and the like for what URLs don't allow, or a plain
-            ``/abs/path``.
-        owner_uid: the only user who may own and write the store's directory; see `LocalStore`.
+            ``/abs/path``; ``hdfs://HOST:PORT/path``, or ``hdfs://NAMESERVICE/path`` of the
+            configuration in HADOOP_CONF_DIR, by default /etc/hadoop/conf.
+        owner_uid: the only user who may own and write the store's directory; see `LocalStore`. In
+            HDFS its permissions decide.
 
     Raises:
         ConfigError: there is no such scheme, or the path is relative or contains ``..``.
     """
-    path = url if url.startswith("/") else _path_of(url)
+    if url.startswith("/"):
+        return LocalStore(_root(url, url), owner_uid)
+    try:
+        parsed = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"store {url!r} is not a URL: {error}") from error
+    if parsed.scheme and parsed.scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise ConfigError(f"store {url!r}: this version has {known} and plain absolute paths")
+    if parsed.scheme == "hdfs":
+        return _open_hdfs(url, parsed)
+    if parsed.netloc or parsed.query or parsed.fragment:
+        raise ConfigError(
+            f"store {url!r}: file URLs are file:///abs/path, with three slashes and no '?' or '#'"
+        )
+    return LocalStore(_root(url, unquote(parsed.path) if parsed.scheme else url), owner_uid)
+
+
+def _open_hdfs(url: str, parsed: SplitResult) -> Store:
+    from bootseer.store.hdfs import HdfsOptions, HdfsStore  # 25 ms that other stores do without
+
+    if not parsed.netloc or "@" in parsed.netloc or parsed.query or parsed.fragment:
+        raise ConfigError(
+            f"store {url!r}: HDFS URLs are hdfs://HOST:PORT/path or hdfs://NAMESERVICE/path, with "
+            "no '?' or '#'"
+        )
+    root = _root(url, unquote(parsed.path) or "/")
+    conf_dir = Path(os.environ.get("HADOOP_CONF_DIR") or DEFAULT_HADOOP_CONF_DIR)
+    options = HdfsOptions(conf_dir=str(conf_dir) if conf_dir.is_dir() else "")
+    return HdfsStore(parsed.netloc, root, options)
+
+
+def _root(url: str, path: str) -> Path:
     if not path.startswith("/"):
         raise ConfigError(f"store {url!r}: give an absolute path, such as file:///shared/bootseer")
     if ".." in path.split("/"):
         raise ConfigError(f"store {url!r}: '..' is not allowed in the path")
     if _CONTROL.search(path):
         raise ConfigError(f"store {url!r}: the path contains a control character")
-    return LocalStore(Path("/", *path.split("/")), owner_uid)
-
-
-def _path_of(url: str) -> str:
-    """Return the path of a ``file:`` URL, or a relative path as it is."""
-    try:
-        parsed = urlsplit(url)
-    except ValueError as error:
-        raise ConfigError(f"store {url!r} is not a URL: {error}") from error
-    if not parsed.scheme:
-        return url
-    if parsed.scheme not in SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise ConfigError(f"store {url!r}: this version has {known} and plain absolute paths")
-    if parsed.netloc or parsed.query or parsed.fragment:
-        raise ConfigError(
-            f"store {url!r}: file URLs are file:///abs/path, with three slashes and no '?' or '#'"
-        )
-    return unquote(parsed.path)
+    return Path("/", *path.split("/"))

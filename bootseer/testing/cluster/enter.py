@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from bootseer.errors import BootseerError
 from bootseer.testing.cluster import syscalls
@@ -80,12 +81,30 @@ def connect(pid: int, host: str, port: int, timeout_s: float = 5) -> socket.sock
     """
 
     def work() -> socket.socket:
-        descriptor = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
-        try:
-            syscalls.setns(descriptor, syscalls.CLONE_NEWNET)
-        finally:
-            os.close(descriptor)
-        return socket.create_connection((host, port), timeout_s)
+        with network(pid):
+            return socket.create_connection((host, port), timeout_s)
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).result()
+
+
+@contextmanager
+def network(pid: int) -> Iterator[None]:
+    """Have the calling thread in the network namespace of process `pid` within the block.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        other = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+        try:
+            syscalls.setns(other, syscalls.CLONE_NEWNET)
+        finally:
+            os.close(other)
+        try:
+            yield
+        finally:
+            syscalls.setns(own, syscalls.CLONE_NEWNET)
+    finally:
+        os.close(own)

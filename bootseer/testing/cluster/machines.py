@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -12,6 +14,7 @@ from typing import IO
 from bootseer.errors import NotFound
 from bootseer.fuse.mountinfo import Mount, read_mounts
 from bootseer.testing.cluster import enter, observe
+from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.cluster.spec import HEAD, ClusterSpec
 
 StdIO = int | IO[str] | None
@@ -179,6 +182,30 @@ class Machines:
         """
         return enter.connect(self.holder_pid(node or HEAD), host, port)
 
+    @contextmanager
+    def network(self, node: str | None = None) -> Iterator[None]:
+        """Have this process's network be a machine's within the block.
+
+        That holds for the calling thread and those that are started in the block; others must have
+        ended before, and again at the end: trio keeps its threads for ten seconds.
+
+        Raises:
+            Unavailable: other threads go on.
+        """
+        _wait_for_one_thread()
+        with enter.network(self.holder_pid(node or HEAD)):
+            yield
+            _wait_for_one_thread()
+
     def is_listening(self, node: str, port: int) -> bool:
         """Tell whether a TCP port of the machine takes connections."""
         return observe.is_listening(self.holder_pid(node), port)
+
+
+def _wait_for_one_thread() -> None:
+    wait_until(
+        lambda: threading.active_count() == 1,
+        "all threads but one ended",
+        timeout_s=20,
+        explain=lambda: f"There are {threading.enumerate()}",
+    )

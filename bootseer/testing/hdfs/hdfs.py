@@ -187,10 +187,10 @@ class Hdfs:
     def is_writable(self) -> bool:
         """Whether the NameNode answers and is out of safe mode."""
         try:
-            state = self.jmx(HEAD, "Hadoop:service=NameNode,name=FSNamesystemState")
+            info = self.jmx(HEAD, "Hadoop:service=NameNode,name=NameNodeInfo")
         except Unavailable:
             return False
-        return state.get("FSState") == "Operational"
+        return info.get("Safemode") == ""
 
     # --- Hadoop's own command ---
 

@@ -1,0 +1,377 @@
+"""A store in HDFS, by hdfs-native: no Java on the nodes.
+
+The library blocks, so everything runs in threads that can be abandoned when a server hangs; and a
+client of its must not be older than a fork, so that it is made at the first use.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import PurePath
+from typing import TypeVar
+from urllib.parse import quote
+
+import trio
+from hdfs_native import Client, FileReader, FileStatus, FileWriter, WriteOptions
+
+from bootseer.errors import BootseerError, Closed, Conflict, NotFound, Transient
+from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Writer, readable_bytes
+from bootseer.store.gate import Gate
+from bootseer.store.hdfserror import translated
+from bootseer.store.name import (
+    TEMPORARY_PREFIX,
+    check_folder,
+    check_name,
+    check_rename,
+    is_component,
+)
+from bootseer.units import NS_PER_MS, NS_PER_S
+
+T = TypeVar("T")
+
+THREADS = 32
+"""Calls under way at once in one store."""
+
+DEADLINES = {
+    "dfs.client.socket-timeout": "3000",
+    "dfs.client.failover.max.attempts": "3",
+    "dfs.client.failover.sleep.base.millis": "100",
+    "dfs.client.failover.sleep.max.millis": "500",
+}
+"""Of the library's own, which would take minutes; what they do not cover, `LimitStore` does."""
+
+_SETTLE_S = 5.0
+_PAUSE_S = 0.01
+_DISCARD_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class HdfsOptions:
+    """How to reach an HDFS, and how to write.
+
+    Attributes:
+        conf_dir: folder of core-site.xml and hdfs-site.xml; "" for none.
+        replication: copies of what is written; None for the file system's default.
+        block_bytes: length of a block; None for the file system's default.
+    """
+
+    conf_dir: str = ""
+    replication: int | None = None
+    block_bytes: int | None = None
+
+
+class HdfsStore:
+    """Objects are the files below a folder of an HDFS.
+
+    Concurrency: any number of processes on any number of nodes; see `Store`.
+
+    Durability: an object is written under a temporary name, synced to the disks of all DataNodes of
+    its pipeline, closed and renamed.
+
+    Cancellation: a call that hangs is left to its thread. Threads left behind count against
+    `threads`, so that a dead NameNode costs a bounded number of them.
+    """
+
+    capabilities = Capabilities(atomic_rename=True, replication=True)
+
+    def __init__(
+        self,
+        authority: str,
+        root: PurePath,
+        options: HdfsOptions | None = None,
+        *,
+        threads: trio.CapacityLimiter | None = None,
+    ) -> None:
+        """Use the folder `root`, which is made by the first write; nothing is asked yet.
+
+        Args:
+            authority: ``HOST:PORT`` of the NameNode, or a nameservice of the configuration.
+            root: an absolute path.
+            options: how to reach it.
+            threads: how many calls may be under way at once; `THREADS` of this store's own if None.
+        """
+        self._authority = f"hdfs://{authority}"
+        self._root = str(root).rstrip("/")
+        self.url = self._authority + quote(self._root)
+        self._options = options or HdfsOptions()
+        self._threads = threads or trio.CapacityLimiter(THREADS)
+        self._lock = threading.Lock()
+        self._made: Client | None = None
+
+    async def stat(self, name: str) -> ObjectInfo:
+        """See `Store.stat`."""
+        path = self._path(check_name(name))
+
+        def work() -> ObjectInfo:
+            return _info(name, self._client().get_file_info(path))
+
+        return await self._run("stat", name, work)
+
+    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+        """See `Store.list`."""
+        path = self._path(check_folder(folder))
+
+        def work() -> Sequence[ObjectInfo]:
+            try:
+                with translated("list", folder, self.url):
+                    found = list(self._client().list_status(path or "/"))
+            except (NotFound, Conflict):
+                return []
+            named = [(status.path.rpartition("/")[2], status) for status in found]
+            # The listing of an object is the object itself.
+            return [
+                _info(f"{folder}/{name}" if folder else name, status)
+                for name, status in sorted(named, key=lambda pair: pair[0])
+                if is_component(name) and status.path != path
+            ]
+
+        return await self._run("list", folder, work)
+
+    @asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator[Reader]:
+        """See `Store.open`."""
+        path = self._path(check_name(name))
+
+        def work() -> tuple[ObjectInfo, FileReader]:
+            until = time.monotonic() + _SETTLE_S
+            while time.monotonic() < until:
+                before = _info(name, self._client().get_file_info(path))
+                if before.is_folder:
+                    raise Conflict(f"cannot open {name!r} in {self.url}: it is a folder")
+                reader = self._client().read(path)
+                # Replaced in between, the one could tell of another version than the other; and a
+                # NameNode may show a file before its last block has been reported to it.
+                if _info(name, self._client().get_file_info(path)) == before:
+                    if len(reader) == before.size_bytes:
+                        return before, reader
+                    time.sleep(_PAUSE_S)
+            raise Transient(f"cannot open {name!r} in {self.url}: it changes all the time")
+
+        info, file = await self._run("open", name, work)
+        reader = _HdfsReader(self, info, file)
+        try:
+            yield reader
+        finally:
+            reader.closed = True
+
+    @asynccontextmanager
+    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+        """See `Store.create`."""
+        parts = check_name(name)
+        temporary = self._path((*parts[:-1], _temporary_name()))
+        options = WriteOptions(
+            replication=self._options.replication,
+            block_size=self._options.block_bytes,
+            create_parent=True,
+            overwrite=False,
+        )
+        target = _Target(temporary, self._path(parts), overwrite)
+
+        def work() -> FileWriter:
+            file = self._client().create(temporary, options)
+            if target.left:
+                self._discard(temporary)
+            return file
+
+        gate = Gate(name)
+        try:
+            file = await self._run("create", name, work)
+            yield _HdfsWriter(self, name, target, file, gate)
+        finally:
+            gate.shut()
+            target.left = True
+            if not target.published:
+                with trio.move_on_after(_DISCARD_S, shield=True), suppress(BootseerError):
+                    await self._run("discard", name, partial(self._discard, temporary))
+
+    async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """See `Store.rename`."""
+        old, new = (self._path(parts) for parts in check_rename(source, target))
+
+        def work() -> None:
+            client = self._client()
+            is_folder = client.get_file_info(old).isdir
+            if old == new:
+                if overwrite:
+                    return
+                raise Conflict(f"cannot rename {source!r} in {self.url}: it is its own target")
+            # HDFS would put a folder in the place of an empty one.
+            replace = overwrite and not is_folder
+            try:
+                client.rename(old, new, replace)
+            except FileNotFoundError:
+                client.mkdirs(new.rpartition("/")[0] or "/", create_parent=True)
+                client.rename(old, new, replace)
+
+        await self._run(f"rename to {target!r}", source, work)
+
+    async def delete(self, name: str) -> None:
+        """See `Store.delete`."""
+        path = self._path(check_name(name))
+
+        def work() -> None:
+            if not self._client().delete(path, False):
+                raise NotFound(f"cannot delete {name!r} in {self.url}: there is no such object")
+
+        await self._run("delete", name, work)
+
+    async def mkdir(self, name: str) -> None:
+        """See `Store.mkdir`."""
+        path = self._path(check_name(name))
+        await self._run(
+            "make folder", name, lambda: self._client().mkdirs(path, create_parent=True)
+        )
+
+    async def set_replication(self, name: str, copies: int) -> None:
+        """See `Store.set_replication`; the NameNode sees to it in its own time."""
+        path = self._path(check_name(name))
+
+        def work() -> None:
+            if self._client().get_file_info(path).isdir:
+                raise Conflict(f"cannot replicate {name!r} in {self.url}: it is a folder")
+            self._client().set_replication(path, copies)
+
+        await self._run("replicate", name, work)
+
+    async def reap_temporaries(self, older_than_s: float) -> int:
+        """See `Store.reap_temporaries`; a file's age counts from when its writing began."""
+
+        def work() -> int:
+            client = self._client()
+            before_ms = (time.time_ns() - int(older_than_s * NS_PER_S)) // NS_PER_MS
+            try:
+                stale = [
+                    status.path
+                    for status in client.list_status(self._root or "/", recursive=True)
+                    if status.path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+                    and status.modification_time <= before_ms
+                ]
+            except FileNotFoundError:
+                return 0
+            return sum(client.delete(path, False) for path in stale)
+
+        return await self._run("reap", "", work)
+
+    def _client(self) -> Client:
+        with self._lock:
+            if self._made is None:
+                self._made = Client(
+                    self._authority, dict(DEADLINES), config_dir=self._options.conf_dir or None
+                )
+            return self._made
+
+    def _path(self, parts: Sequence[str]) -> str:
+        return "/".join((self._root, *parts))
+
+    def _discard(self, temporary: str) -> None:
+        self._client().delete(temporary, False)
+
+    async def _run(self, operation: str, name: str, work: Callable[[], T]) -> T:
+        def guarded() -> T:
+            # Here, because a panic must not reach the event loop.
+            with translated(operation, name, self.url):
+                return work()
+
+        return await trio.to_thread.run_sync(guarded, abandon_on_cancel=True, limiter=self._threads)
+
+
+class _HdfsReader(Reader):
+    """Reads one version, for as long as its blocks are there."""
+
+    def __init__(self, store: HdfsStore, info: ObjectInfo, file: FileReader) -> None:
+        self.info = info
+        self.closed = False
+        self._store = store
+        self._file = file
+
+    async def pread(self, offset: int, size: int) -> bytes:
+        if self.closed:
+            raise Closed(f"{self.info.name!r} was closed, and cannot be read any more")
+        # Past the end the library panics.
+        size = readable_bytes(offset, size, self.size_bytes)
+        if not size:
+            await trio.lowlevel.checkpoint()
+            return b""
+        name = self.info.name
+        try:
+            return await self._store._run(
+                "read", name, partial(self._file.read_range, offset, size)
+            )
+        except BootseerError as error:
+            if await self._is_replaced():
+                raise Conflict(f"{name!r} in {self._store.url} was replaced or deleted") from error
+            raise
+
+    async def _is_replaced(self) -> bool:
+        try:
+            return await self._store.stat(self.info.name) != self.info
+        except NotFound:
+            return True
+        except BootseerError:
+            return False
+
+
+@dataclass(slots=True)
+class _Target:
+    """Where a writer's object is, and where it is to go."""
+
+    temporary: str
+    path: str
+    overwrite: bool
+    left: bool = field(default=False)
+    published: bool = field(default=False)
+
+
+class _HdfsWriter:
+    """Writes one temporary file and gives it its name."""
+
+    def __init__(
+        self, store: HdfsStore, name: str, target: _Target, file: FileWriter, gate: Gate
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._target = target
+        self._file = file
+        self._gate = gate
+        self._is_empty = True
+
+    async def write(self, data: Data) -> None:
+        view = memoryview(data).cast("B")
+        with self._gate.step():
+            if len(view):
+                self._is_empty = False
+                await self._store._run("write", self._name, partial(self._file.write, view))
+
+    async def commit(self) -> None:
+        with self._gate.step(last=True):
+            await self._store._run("commit", self._name, self._publish)
+
+    def _publish(self) -> None:
+        if not self._is_empty:
+            self._file.hsync()
+        self._file.close()
+        if self._target.left:  # Abandoned meanwhile: don't replace what others wrote since.
+            return
+        self._store._client().rename(
+            self._target.temporary, self._target.path, self._target.overwrite
+        )
+        self._target.published = True
+
+
+def _temporary_name() -> str:
+    host = socket.gethostname().split(".")[0][:64]
+    return f"{TEMPORARY_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def _info(name: str, status: FileStatus) -> ObjectInfo:
+    return ObjectInfo(
+        name, status.length, status.modification_time * NS_PER_MS, is_folder=status.isdir
+    )

@@ -1,0 +1,66 @@
+"""Warm plans, hot sets and events in HDFS, of jobs on the real cluster."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bootseer.testing import site
+from bootseer.testing.cluster import Cluster, ClusterSpec
+from bootseer.testing.hdfs import Hdfs, hadoop_jars
+from bootseer.testing.lab import CONFIG, IMAGE, Lab
+
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.hdfs, pytest.mark.fuse]
+
+BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}")
+BUILD = Path(__file__).parents[2] / "build"
+
+
+@pytest.fixture(scope="module")
+def lab_with_hdfs(tmp_path_factory):
+    images = tmp_path_factory.mktemp("images")
+    for folder in (images, *images.parents[:2]):
+        folder.chmod(0o755)
+    jars = hadoop_jars(BUILD)
+    spec = ClusterSpec(name=f"hdfs-jobs-{os.getpid()}", nodes=2, datanodes=2)
+    with Cluster.up(spec) as cluster:
+        hdfs = Hdfs.start(cluster, jars)
+        url = f'url = "{hdfs.url}/user/{{user}}/.bootseer"'
+        site.install(cluster, config=CONFIG.replace("[store]", f"[store]\n{url}"))
+        lab = Lab(cluster, images)
+        lab.put_image()
+        lab.mount_share()
+        yield lab, hdfs
+    shutil.rmtree(images)
+
+
+def test_the_second_start_is_warm(lab_with_hdfs):
+    lab, hdfs = lab_with_hdfs
+    cold = lab.srun(*BOOTSEER)
+    warm = lab.srun("--bootseer=train")
+    assert [lab.report(job)["kind"] for job in (cold, warm)] == ["cold", "warm"]
+    assert "hot set known" in warm.stderr
+    for job in (cold, warm):
+        assert lab.fallbacks(job) == set()
+    owners = {line.split()[2] for line in listed(hdfs, "/user/alice/.bootseer")}
+    assert owners == {"alice"}
+    lab.assert_clean()
+
+
+def test_a_namenode_that_is_gone_costs_the_job_nothing_but_the_warmth(lab_with_hdfs):
+    lab, hdfs = lab_with_hdfs
+    hdfs.stop("head")
+    try:
+        lost = lab.srun(*BOOTSEER)
+    finally:
+        hdfs.start_namenode()
+    assert "not published, kept for the user's next job here" in lab.slurmd_log("n1")
+    lab.srun(*BOOTSEER)
+    assert "publish" in lab.fallbacks(lost)
+    lab.assert_clean()
+
+
+def listed(hdfs, folder):
+    lines = hdfs.fs("-ls", "-R", folder).stdout.splitlines()
+    return [line for line in lines if not line.startswith("Found")]

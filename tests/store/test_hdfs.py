@@ -1,0 +1,127 @@
+"""The HDFS store, on real daemons."""
+
+import os
+from itertools import count
+from pathlib import Path, PurePosixPath
+
+import pytest
+import trio
+
+from bootseer.errors import ConfigError, Conflict, Denied, Transient
+from bootseer.store.base import publish, read_all
+from bootseer.store.hdfs import HdfsOptions, HdfsStore
+from bootseer.store.limit import LimitStore
+from bootseer.store.locate import open_store
+from bootseer.testing.cluster import Cluster, ClusterSpec
+from bootseer.testing.cluster.spec import HEAD, address
+from bootseer.testing.hdfs import Hdfs, hadoop_jars
+from bootseer.testing.hdfs.conf import RPC_PORT
+from bootseer.testing.store_suite import StoreSuite
+
+pytestmark = [pytest.mark.root, pytest.mark.hdfs]
+
+BUILD = Path(__file__).parents[2] / "build"
+NAMENODE = f"{address(HEAD)}:{RPC_PORT}"
+_numbers = count()
+
+
+def at(path, options=None):
+    return HdfsStore(NAMENODE, PurePosixPath(path), options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hdfs():
+    jars = hadoop_jars(BUILD)
+    spec = ClusterSpec(name=f"store-{os.getpid()}", nodes=0, datanodes=2)
+    with Cluster.up(spec) as cluster:
+        started = Hdfs.start(cluster, jars)
+        with cluster.network():
+            yield started
+
+
+class TestHdfsStore(StoreSuite):
+    def make_store(self, scratch):
+        return at(f"/suite/{next(_numbers)}")
+
+
+async def test_the_users_rights_hold(monkeypatch):
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    alice = at("/user/alice")
+    await publish(alice, "own", b"1")
+    monkeypatch.setenv("HADOOP_USER_NAME", "mallory")
+    mallory = at("/user/alice")
+    with pytest.raises(Denied, match=r"user=mallory"):
+        await publish(mallory, "own", b"2")
+    with pytest.raises(Denied):
+        await mallory.delete("own")
+    assert await read_all(alice, "own", 1) == b"1"
+
+
+async def test_errors_are_one_line_and_name_operation_and_object():
+    store = at("/errors")
+    await publish(store, "object", b"")
+    with pytest.raises(Conflict) as raised:
+        await publish(store, "object/below", b"")
+    text = str(raised.value)
+    assert "create 'object/below' in hdfs://" in text
+    assert text.isprintable() and "org.apache" not in text
+    with pytest.raises(ConfigError, match="does not allow"):
+        await publish(store, "a:b", b"")
+
+
+async def test_the_number_of_copies_and_the_length_of_a_block_can_be_chosen(hdfs):
+    options = HdfsOptions(replication=1, block_bytes=1 << 20)
+    await publish(at("/chosen", options), "object", bytes(3 << 20))
+    shown = hdfs.fs("-stat", "%r %o %b", "/chosen/object").stdout
+    assert shown.split() == ["1", str(1 << 20), str(3 << 20)]
+
+
+async def test_a_nameservice_of_the_configuration_is_found(hdfs, tmp_path, monkeypatch):
+    conf_dir = hdfs.cluster.state_dir / "etc" / "hadoop"
+    (tmp_path / "core-site.xml").write_text((conf_dir / "core-site.xml").read_text())
+    (tmp_path / "hdfs-site.xml").write_text(
+        "<configuration>"
+        "<property><name>dfs.nameservices</name><value>pair</value></property>"
+        "<property><name>dfs.ha.namenodes.pair</name><value>a,b</value></property>"
+        "<property><name>dfs.namenode.rpc-address.pair.a</name><value>10.77.0.1:8021</value>"
+        "</property>"
+        "<property><name>dfs.namenode.rpc-address.pair.b</name><value>10.77.0.1:8020</value>"
+        "</property>"
+        "</configuration>"
+    )
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    store = open_store("hdfs://pair/ha")
+    await publish(store, "object", b"1")
+    assert await read_all(at("/ha"), "object", 1) == b"1"
+
+
+@pytest.mark.parametrize("name", ["with space", "100%", "question?", "hash#", "ünï"])
+async def test_the_url_of_a_store_opens_it(name):
+    await publish(at(f"/urls/{name}"), "object", b"1")
+    url = at(f"/urls/{name}").url
+    assert await read_all(open_store(url), "object", 1) == b"1"
+
+
+async def test_a_namenode_that_does_not_answer_takes_no_longer_than_the_deadline(hdfs):
+    limit = trio.CapacityLimiter(1)
+    store = LimitStore(at("/x"), deadline_s=0.5, operations=limit)
+    await publish(store, "object", b"1")
+    hdfs.signal("head", "STOP")
+    try:
+        with pytest.raises(Transient, match=r"0\.5 s"):
+            await store.stat("object")
+    finally:
+        hdfs.signal("head", "CONT")
+    assert await read_all(store, "object", 1) == b"1"
+
+
+async def test_a_dead_namenode_is_a_passing_matter(hdfs):
+    store = at("/y")
+    await publish(store, "object", b"1")
+    hdfs.stop("head")
+    try:
+        with pytest.raises(Transient, match="stat 'object'"):
+            await store.stat("object")
+    finally:
+        hdfs.start_namenode()
+    assert await read_all(store, "object", 1) == b"1"

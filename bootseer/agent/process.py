@@ -136,6 +136,13 @@ def register(folder: JobFolder) -> None:
     folder.write("process.json", {"pid": pid, "start": _start_time(pid)})
 
 
+def deregister(folder: JobFolder) -> None:
+    """Take back that the folder has an agent, and give the next one its time to start."""
+    with suppress(FileNotFoundError):
+        os.unlink(f"{folder.path}/process.json")
+    os.utime(folder.path)
+
+
 def agent_pid(folder: JobFolder) -> int | None:
     """Return the process id of the folder's agent if it lives."""
     document = folder.read("process.json") or {}
@@ -209,5 +216,6 @@ def _fields(pid: int | str) -> list[str]:
 
 def _is_roots(pid: str) -> bool:
     """Whether a process's real user is root: what a user starts set-uid is not."""
-    with open(f"/proc/{pid}/status", errors="replace") as file:
-        return any(line.split()[:2] == ["Uid:", "0"] for line in file)
+    # As bytes: a carriage return in the process's name begins no line.
+    with open(f"/proc/{pid}/status", "rb") as file:
+        return any(line.split()[:2] == [b"Uid:", b"0"] for line in file)

@@ -6,8 +6,10 @@ Imported by the hook path: the standard library only.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
+from contextlib import suppress
 
 from bootseer.agent import process
 from bootseer.agent.job import JobFolder, job_folders
@@ -16,13 +18,13 @@ from bootseer.agent.job import JobFolder, job_folders
 def reap_dead(run_dir: str) -> list[str]:
     """Reap the folders of all agents that have died; returns the jobs' names.
 
-    What they had noted is published by a process of its own, which nobody waits for.
+    What they had noted is published by a process of its own, which nobody waits for. What cannot be
+    reaped is left to the next who comes.
     """
     reaped = []
     graves = job_folders(run_dir, "dead")
     for folder in job_folders(run_dir):
-        if process.agent_pid(folder) is None and not process.is_starting(folder):
-            reap(folder)
+        if process.agent_pid(folder) is None and not process.is_starting(folder) and reap(folder):
             reaped.append(os.path.basename(folder.path))
     for grave in graves:
         if process.agent_pid(grave) is None and not process.is_starting(grave):
@@ -30,27 +32,31 @@ def reap_dead(run_dir: str) -> list[str]:
     return reaped
 
 
-def reap(folder: JobFolder) -> None:
+def reap(folder: JobFolder) -> bool:
     """End what is left of an agent, dead or alive, and see to its folder.
 
     The folder gets another name first, so that a job with the same id can start anew at once.
+
+    Returns:
+        Whether it has; otherwise another was first, or /run is full.
     """
-    process.kill_all(folder)
-    _unmount_below(folder.path)
-    buried = JobFolder(f"{os.path.dirname(os.path.dirname(folder.path))}/dead")
-    os.makedirs(buried.path, mode=0o700, exist_ok=True)
-    grave = JobFolder(f"{buried.path}/{os.path.basename(folder.path)}-{time.time_ns()}")
+    dead = f"{os.path.dirname(os.path.dirname(folder.path))}/dead"
+    grave = JobFolder(f"{dead}/{os.path.basename(folder.path)}-{time.time_ns()}")
     try:
+        process.kill_all(folder)
+        _unmount_below(folder.path)
+        os.makedirs(dead, mode=0o700, exist_ok=True)
+        process.deregister(folder)
         os.rename(folder.path, grave.path)
     except OSError:
-        return  # another prolog was first
-    process.start(grave, "bury")
+        return False
+    with suppress(OSError):
+        process.start(grave, "bury")
+    return True
 
 
 def _unmount_below(path: str) -> None:
-    with open("/proc/self/mountinfo") as file:
-        points = [line.split()[4] for line in file]
-    below = [point for point in points if point.startswith(path + "/")]
+    below = [point for point in _mount_points() if point.startswith(os.fsencode(path) + b"/")]
     if not below:
         return
     import ctypes  # only now: it costs the hook path 5 ms
@@ -58,4 +64,11 @@ def _unmount_below(path: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     mnt_detach = 2
     for point in sorted(below, reverse=True):
-        libc.umount2(os.fsencode(point), mnt_detach)
+        libc.umount2(point, mnt_detach)
+
+
+def _mount_points() -> list[bytes]:
+    """List where something is mounted; users name some of it, with any bytes they like."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        escaped = [line.split(b" ")[4] for line in file]
+    return [re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), p) for p in escaped]

@@ -84,6 +84,18 @@ def test_a_users_process_with_the_name_is_not(folder, start, registered):
     assert [child.poll() for child in own] == [None, None]
 
 
+def test_a_users_process_that_calls_itself_roots_is_not(folder, start):
+    name = "\\rUid:\\t0"
+    code = f"open('/proc/self/comm', 'w').write('{name}'); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    own = start(
+        {process.TAG: folder.path}, user=USER, command=(sys.executable, "-c", code), **pipes
+    )
+    with own.stdin, own.stdout:
+        own.stdout.readline()
+        assert process.kill_all(folder) == []
+
+
 @pytest.mark.parametrize("suffix", ["0", "/", "/../2"])
 def test_another_jobs_agent_is_not(folder, start, suffix):
     other = start({process.TAG: folder.path + suffix}, start_new_session=True)

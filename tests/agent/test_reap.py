@@ -1,0 +1,98 @@
+"""What dead agents have left is cleared away, and nothing of that reaches the living."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bootseer.agent import process, reap
+from bootseer.agent.job import JobFolder, job_folders
+
+pytestmark = [pytest.mark.root]
+
+LONG_AGO_S = time.time() - 3600
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return str(tmp_path / "run")
+
+
+@pytest.fixture
+def buried(monkeypatch):
+    """Start no agent; the graves that one was to be started for."""
+    graves = []
+
+    def start(grave, mode):
+        graves.append(grave)
+        if "8-" in grave.path:
+            raise FileNotFoundError(grave.path)
+
+    monkeypatch.setattr(process, "start", start)
+    return graves
+
+
+def left_by_the_dead(run_dir, job_id):
+    folder = JobFolder.of(run_dir, job_id)
+    folder.claim()
+    folder.write("process.json", {"pid": 2**22 + 1, "start": "1"})
+    os.utime(folder.path, (LONG_AGO_S, LONG_AGO_S))
+    return folder
+
+
+def test_a_grave_is_left_alone_until_its_burier_has_had_its_time(run_dir, buried):
+    left_by_the_dead(run_dir, 7)
+    assert reap.reap_dead(run_dir) == ["7"]
+    (grave,) = buried
+    assert reap.reap_dead(run_dir) == []
+    assert os.path.isdir(grave.path)
+    os.utime(grave.path, (LONG_AGO_S, LONG_AGO_S))
+    reap.reap_dead(run_dir)
+    assert not os.path.exists(grave.path)
+
+
+def test_one_that_died_before_it_registered_is_buried_alike(run_dir, buried):
+    folder = JobFolder.of(run_dir, 7)
+    folder.claim()
+    os.utime(folder.path, (LONG_AGO_S, LONG_AGO_S))
+    assert reap.reap_dead(run_dir) == ["7"]
+    assert process.is_starting(buried[0])
+
+
+def test_what_cannot_be_buried_keeps_nobody_else(run_dir, buried):
+    for job_id in (7, 8, 9):
+        left_by_the_dead(run_dir, job_id)
+    assert reap.reap_dead(run_dir) == ["7", "8", "9"]
+    assert job_folders(run_dir) == []
+
+
+def test_what_cannot_be_moved_keeps_nobody_else(run_dir, buried, monkeypatch):
+    def kill_all(folder):
+        if folder.path.endswith("8"):
+            raise OSError("no")
+
+    monkeypatch.setattr(process, "kill_all", kill_all)
+    folders = [left_by_the_dead(run_dir, job_id) for job_id in (7, 8, 9)]
+    assert reap.reap_dead(run_dir) == ["7", "9"]
+    assert not reap.reap(folders[0]), "another was first"
+
+
+MOUNTS = r"""
+import os, subprocess, sys
+from bootseer.agent import reap
+folder = os.fsencode(sys.argv[1])
+inside, others = [folder + b"/jobs/7/a b\\\xff\r"], [folder + b"/\xff\n\r", folder + b"/jobs/70"]
+for point in (*inside, *others):
+    os.makedirs(point)
+    subprocess.run([b"mount", b"-t", b"tmpfs", b"none", point], check=True)
+reap._unmount_below(os.fsdecode(folder + b"/jobs/7"))
+assert [os.path.ismount(point) for point in inside] == [False]
+assert [os.path.ismount(point) for point in others] == [True, True]
+"""
+
+
+def test_mounts_of_a_job_are_found_among_any(tmp_path):
+    argv = ["unshare", "-m", sys.executable, "-I", "-c", MOUNTS, str(tmp_path)]
+    subprocess.run(argv, check=True)

@@ -22,16 +22,17 @@ _RETRY_S = 0.005
 def listen(path: str, uid: int) -> socket.socket:
     """Create the control socket, for root and one user only.
 
-    From now on requests can be made; they wait for whoever gets the socket to take them.
+    Once the path exists requests can be made; they wait for whoever gets the socket to take them.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     previous = os.umask(0o177)
     try:
-        listener.bind(path)
+        listener.bind(f"{path}.new")
     finally:
         os.umask(previous)
-    os.chown(path, uid, -1)
+    os.chown(f"{path}.new", uid, -1)
     listener.listen(MAX_WAITING)
+    os.rename(f"{path}.new", path)
     return listener
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from bootseer.agent.job import JobFolder
@@ -43,8 +44,8 @@ def environment(folder: JobFolder) -> dict[str, str]:
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", TAG: folder.path}
 
 
-def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -> None:
-    """Start the agent; returns at once.
+def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -> int:
+    """Start the agent; returns at once, with the process id of what starts it or is it.
 
     Where systemd runs, the agent is a transient unit of its own, and makes its control socket
     itself; elsewhere it leads a session of its own, with every descriptor redirected: slurmd reads
@@ -65,7 +66,7 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     if listener is not None:
         actions.append((listener.fileno(), CONTROL_FD))
     # Everything else is close-on-exec: Python opens it so, and the plugin closed the rest.
-    os.posix_spawn(
+    pid = os.posix_spawn(
         argv[0],
         argv,
         environment(folder),
@@ -76,6 +77,25 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     )
     os.close(null)
     os.close(log)
+    return pid
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Run ``work`` in a copy of this process, which ends with it; returns the copy's process id.
+
+    Only while this process has one thread, and that is its first: the copy may ask to die with it.
+    """
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001 (the copy must never get back into the caller's code)
+            import traceback  # only now: the hook path does not need it
+
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid
 
 
 def hurry() -> None:

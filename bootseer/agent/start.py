@@ -6,6 +6,7 @@ import importlib
 import socket
 import sys
 
+from bootseer.agent import control
 from bootseer.agent.job import JobFolder
 from bootseer.agent.opener import Opener
 from bootseer.agent.process import register
@@ -18,11 +19,13 @@ def main() -> None:
     if job is None:
         raise SystemExit(f"{folder.path} holds no job")
     register(folder)
-    listener = socket.socket(fileno=fd) if fd >= 0 else None
-    opener = Opener.fork(job, listener) if mode == "warm" and job.image else None
+    listener = opener = None
+    if mode == "warm":
+        listener = socket.socket(fileno=fd) if fd >= 0 else control.listen(folder.socket, job.uid)
+        opener = Opener.fork(job, listener) if job.image else None
     # Imported only now: it takes longer than all of the above.
     supervisor = importlib.import_module("bootseer.agent.supervisor")
-    if mode == "bury":
+    if listener is None:
         supervisor.bury(folder, job)
     else:
         supervisor.serve(folder, job, listener, opener)

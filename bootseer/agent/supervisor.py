@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent import control, listen, spool
+from bootseer.agent import listen, spool
 from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.opener import Opener
@@ -316,7 +316,7 @@ async def _await_end(opener: Opener) -> None:
     try:
         await trio.to_thread.run_sync(opener.wait, abandon_on_cancel=True)
     finally:
-        opener.kill()
+        opener.end()
 
 
 def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
@@ -332,19 +332,15 @@ def bury(folder: JobFolder, job: Job) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def serve(
-    folder: JobFolder, job: Job, listener: socket.socket | None, opener: Opener | None
-) -> None:
+def serve(folder: JobFolder, job: Job, listener: socket.socket, opener: Opener | None) -> None:
     """Be the job's agent until its epilog has been answered.
 
     Args:
         folder, job: the job and its folder.
-        listener: the control socket; None to make it.
+        listener: the control socket.
         opener: at work on the job's image, where its path is known.
     """
     agent = Agent(folder, job, settings.load())
-    if listener is None:
-        listener = control.listen(folder.socket, job.uid)
     worker = fork(job, listener, opener.answer if opener else None)
     take_time()
     trio.run(agent.run, worker, listener, opener)

@@ -17,12 +17,14 @@ from bootseer import config as settings
 from bootseer.agent import control, process
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.reap import reap, reap_dead
-from bootseer.errors import BootseerError, ConfigError
+from bootseer.errors import BootseerError, ConfigError, Unavailable
 from bootseer.slurm import options
 from bootseer.slurm.hook import say
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
-_AGENT_START_S = 5.0
+_AGENT_START_S = 3.0
+"""What the agent has beyond the job's wait; less than the 5 s after which the plugin ends us."""
+_POLL_S = 0.005
 
 
 def main() -> int:
@@ -47,26 +49,39 @@ def _warm(asked: options.Options, started_ns: int) -> str:
     if not folder.claim():
         if process.agent_pid(folder) is not None or process.is_starting(folder):
             return f"job {job.job_id}: its agent is at work already"
-        reap(folder)
-        folder.claim()
+        if not (reap(folder) and folder.claim()):
+            return f"job {job.job_id}: what an agent has left is in the way, nothing is warmed"
     folder.write("job.json", job._asdict())
-    _start_agent(folder, job)
+    until = time.monotonic() + _AGENT_START_S
+    _start_agent(folder, job, until)
     for line in asked.ignored:
         _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
     for name in reaped:
         _tell(folder, "node.reap", time.time_ns(), detail=f"left-overs of job {name}")
-    status, detail = _wait(folder, job.wait_s)
+    status, detail = _wait(folder, job.wait_s, until)
     _tell(folder, "prolog", started_ns, status=status, detail=detail)
     seconds = (time.time_ns() - started_ns) / 1e9
     return f"job {job.job_id}, key {job.key}: {detail} ({seconds:.2f} s)"
 
 
-def _start_agent(folder: JobFolder, job: Job) -> None:
+def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
+    """Start the agent; its control socket is there afterwards, unless systemd is late with it.
+
+    Raises:
+        Unavailable: systemd does not start it.
+    """
     if process.under_systemd():
-        process.start(folder, "warm")
-        until = time.monotonic() + _AGENT_START_S
+        pid = process.start(folder, "warm")
+        asked = True
         while not os.path.exists(folder.socket) and time.monotonic() < until:
-            time.sleep(0.005)
+            if asked:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if status != 0:
+                    raise Unavailable(
+                        f"job {job.job_id}: systemd-run failed, see {folder.path}/agent.log"
+                    )
+                asked = ended == 0
+            time.sleep(_POLL_S)
     else:
         # Requests that come before the agent listens wait in the socket's queue.
         with control.listen(folder.socket, job.uid) as listener:
@@ -74,7 +89,7 @@ def _start_agent(folder: JobFolder, job: Job) -> None:
             process.start(folder, "warm", listener)
 
 
-def _wait(folder: JobFolder, wait_s: float) -> tuple[str, str]:
+def _wait(folder: JobFolder, wait_s: float, until: float) -> tuple[str, str]:
     """Hold the job for its hot set where that is asked for; returns status and detail.
 
     Otherwise nothing is waited for: what the agent does, it does while the job is launched.
@@ -83,7 +98,8 @@ def _wait(folder: JobFolder, wait_s: float) -> tuple[str, str]:
         return "ok", "the agent is at work"
     try:
         request = {"op": "wait", "timeout_s": wait_s}
-        answer = control.ask(folder.socket, request, deadline_s=wait_s + _AGENT_START_S)
+        deadline_s = wait_s + max(0.0, until - time.monotonic())
+        answer = control.ask(folder.socket, request, deadline_s)
     except BootseerError as error:
         return "fallback", str(error)
     if answer.get("ready") is True:

@@ -1,0 +1,65 @@
+"""How the prolog starts an agent where systemd runs."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from bootseer.agent import control, process
+from bootseer.agent.job import Job, JobFolder
+from bootseer.errors import Unavailable
+from bootseer.slurm import prolog
+
+pytestmark = [pytest.mark.root]
+
+JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/nonexistent", "k", False, "", 0.0, 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = JobFolder.of(str(tmp_path), JOB.job_id)
+    folder.claim()
+    folder.write("job.json", JOB._asdict())
+    return folder
+
+
+@pytest.fixture
+def systemd_run(monkeypatch):
+    """Say which command runs in place of systemd-run."""
+    monkeypatch.setattr(process, "under_systemd", lambda: True)
+
+    def use(command):
+        monkeypatch.setattr(process, "_as_unit", lambda folder, mode, argv: command(argv))
+
+    return use
+
+
+def test_nobody_waits_for_an_agent_that_systemd_does_not_start(folder, systemd_run):
+    systemd_run(lambda _: ["/bin/false"])
+    began_s = time.monotonic()
+    with pytest.raises(Unavailable, match="systemd-run failed"):
+        prolog._start_agent(folder, JOB, began_s + 60)
+    assert time.monotonic() - began_s < 30
+
+
+def test_an_agent_makes_its_socket_before_it_imports_anything_slow(folder, systemd_run):
+    # What it would import is kept from it: the socket is there all the same.
+    code = "import sys; sys.modules['bootseer.agent.supervisor'] = None; "
+    systemd_run(lambda argv: [*argv[:3], code + argv[3], *argv[4:]])
+    prolog._start_agent(folder, JOB, time.monotonic() + 30)
+    assert os.path.exists(folder.socket)
+    assert os.stat(folder.socket).st_uid == JOB.uid
+    os.wait()
+    with open(f"{folder.path}/agent.log") as log:
+        assert "bootseer.agent.supervisor" in log.read()
+
+
+def test_requests_are_answered_once_the_socket_is_there(folder, systemd_run):
+    systemd_run(lambda argv: argv)
+    prolog._start_agent(folder, JOB, time.monotonic() + 30)
+    try:
+        assert control.ask(folder.socket, {"op": "status"}, 30)["job"]["job_id"] == JOB.job_id
+    finally:
+        os.kill(process.agent_pid(folder), signal.SIGKILL)
+        os.wait()

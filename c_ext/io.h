@@ -51,4 +51,8 @@ int bs_io_idle(void);
  * Call it while there is one thread. After a failure the process must end. */
 int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, int keep_lock);
 
+/* Have this process killed when the thread that started it ends; -ESRCH when `parent`, of which
+ * that is the first, has ended already. Becoming a user undoes it. */
+int bs_die_with(int parent);
+
 #endif

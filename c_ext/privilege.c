@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <grp.h>
 #include <linux/capability.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -41,4 +42,11 @@ int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, 
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_DUMPABLE, 0) != 0)
         return -errno;
     return keep_memory_lock(keep_lock);
+}
+
+int bs_die_with(int parent)
+{
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
+        return -errno;
+    return getppid() == parent ? 0 : -ESRCH;
 }

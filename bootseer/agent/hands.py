@@ -9,10 +9,9 @@ from typing import Any
 
 import trio
 
-from bootseer.agent import warm, worker  # noqa: F401 (what is forked here needs warm)
+from bootseer.agent import process, warm, worker  # noqa: F401 (what is forked here needs warm)
 from bootseer.agent.channel import Channel
 from bootseer.agent.job import Job, JobFolder
-from bootseer.agent.process import command, environment
 
 _CHANNEL_FD = 3
 
@@ -65,14 +64,14 @@ def fork(job: Job, not_its: socket.socket, opened: socket.socket | None) -> Work
         opened: where the image's opener answers; the worker takes it over.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            ours.close()
-            not_its.close()
-            worker.serve("warm", theirs, job.user, job.uid, job.gid, opened)
-        finally:
-            os._exit(1)  # never back into the agent's code
+    agent = os.getpid()
+
+    def work() -> None:
+        ours.close()
+        not_its.close()
+        worker.serve("warm", theirs, job.user, job.uid, job.gid, agent, opened)
+
+    pid = process.fork(work)
     theirs.close()
     if opened is not None:
         opened.close()
@@ -83,11 +82,12 @@ def spawn(folder: JobFolder, job: Job, role: str) -> Worker:
     """Start a worker as a process of its own; at any time."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
-        argv = command("worker", role, str(_CHANNEL_FD), job.user, str(job.uid), str(job.gid))
+        numbers = map(str, (job.uid, job.gid, os.getpid()))
+        argv = process.command("worker", role, str(_CHANNEL_FD), job.user, *numbers)
         pid = os.posix_spawn(
             argv[0],
             argv,
-            environment(folder),
+            process.environment(folder),
             file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _CHANNEL_FD)],
         )
     return Worker(pid, ours)

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 
 from bootseer.agent.job import Job
-from bootseer.agent.process import take_time
+from bootseer.agent.process import fork, take_time
 from bootseer.agent.rights import confine
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Unavailable
@@ -50,11 +50,11 @@ class Opener:
     def __init__(self, pid: int, answer: socket.socket) -> None:
         """Take over a child and our end of its socket."""
         self._pid = pid
-        self._ended = False
+        self._reaped = False
         self.answer = answer
 
     @classmethod
-    def fork(cls, job: Job, not_its: socket.socket | None) -> Opener:
+    def fork(cls, job: Job, not_its: socket.socket) -> Opener:
         """Start it; only while this process has one thread.
 
         Args:
@@ -62,29 +62,32 @@ class Opener:
             not_its: a socket of ours that it must not keep.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                ours.close()
-                if not_its is not None:
-                    not_its.close()
-                take_time()
-                confine(job.user, job.uid, job.gid)
-                _answer(theirs, job.image)
-            finally:
-                os._exit(0)  # never back into the agent's code
+        agent = os.getpid()
+
+        def work() -> None:
+            ours.close()
+            not_its.close()
+            take_time()
+            confine(job.user, job.uid, job.gid, agent)
+            _answer(theirs, job.image)
+
+        pid = fork(work)
         theirs.close()
         return cls(pid, ours)
 
     def wait(self) -> None:
-        """Wait for its end; in a thread, for reading from a file system may hang."""
-        os.waitpid(self._pid, 0)
-        self._ended = True
+        """Wait for its end; in a thread, for reading from a file system may hang.
 
-    def kill(self) -> None:
-        """End it, if it has not ended."""
-        if not self._ended:
+        It is not reaped, so that its process id stays its own until `end`.
+        """
+        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+
+    def end(self) -> None:
+        """End it, if it has not ended; does not wait for that."""
+        if not self._reaped:
             os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, os.WNOHANG)
+            self._reaped = True
 
 
 def receive(answer: socket.socket, path: str) -> Opened:

@@ -23,22 +23,22 @@ def become(user: str, uid: int, gid: int, keep_lock: bool) -> None:
         OSError: it could not be done; the process must end.
     """
     groups = os.getgrouplist(user, gid)
-    result = lib.bs_become(uid, gid, ffi.new("uint32_t[]", groups), len(groups), keep_lock)
-    if result != 0:
-        raise OSError(-result, os.strerror(-result))
+    _check(lib.bs_become(uid, gid, ffi.new("uint32_t[]", groups), len(groups), keep_lock))
     os.umask(0o077)
 
 
-def confine(user: str, uid: int, gid: int, keep_lock: bool = False) -> None:
+def confine(user: str, uid: int, gid: int, agent: int, keep_lock: bool = False) -> None:
     """Become the user in a process of the agent's: its memory is bounded, and the first to go.
 
-    What it holds is charged to nobody's job, and depends on what lies in the user's store.
+    What it holds is charged to nobody's job, and depends on what lies in the user's store. It dies
+    with the agent, whatever it waits for.
 
     Args:
         user, uid, gid, keep_lock: as for `become`.
+        agent: process id of the agent, which has started this process.
 
     Raises:
-        OSError: it could not be done; the process must end.
+        OSError: it could not be done, or the agent has died; the process must end.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     data_bytes = MAX_DATA_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_DATA_BYTES)
@@ -47,3 +47,9 @@ def confine(user: str, uid: int, gid: int, keep_lock: bool = False) -> None:
         file.write("1000")
     os.chdir("/")
     become(user, uid, gid, keep_lock)
+    _check(lib.bs_die_with(agent))  # taking on other rights ends that
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))

@@ -63,10 +63,12 @@ class Task:
 
         Raises:
             BootseerError: what kept the image from being opened or identified.
+
+        Cancellation: returns at once; a thread is left that may hang in the file system.
         """
         if self._opened is None:
-            return await trio.to_thread.run_sync(open_and_identify, path)
-        return await trio.to_thread.run_sync(receive, self._opened, path)
+            return await trio.to_thread.run_sync(open_and_identify, path, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(receive, self._opened, path, abandon_on_cancel=True)
 
     @asynccontextmanager
     async def stage(self, name: str) -> AsyncIterator[dict[str, Any]]:
@@ -94,6 +96,7 @@ def serve(
     user: str,
     uid: int,
     gid: int,
+    agent: int,
     opened: socket.socket | None = None,
 ) -> None:
     """Become the user, take a task from the channel and carry it out; does not return.
@@ -102,11 +105,12 @@ def serve(
         role: "warm" or "publish".
         end: of the channel.
         user, uid, gid: whose rights to take on.
+        agent: process id of the agent.
         opened: where the opener of the job's image answers.
     """
     # Imported before the rights go: the user may not be able to read this installation.
     work = importlib.import_module(f"bootseer.agent.{role}").run
-    confine(user, uid, gid, keep_lock=role == "warm")
+    confine(user, uid, gid, agent, keep_lock=role == "warm")
     end.setblocking(False)
 
     async def take_task() -> None:
@@ -124,6 +128,6 @@ def serve(
 
 
 def main() -> None:
-    """Serve as the command line says: role, descriptor of the channel, user, uid, gid."""
-    role, fd, user, uid, gid = sys.argv[1:6]
-    serve(role, socket.socket(fileno=int(fd)), user, int(uid), int(gid))
+    """Serve as the command line says: role, descriptor of the channel, user, uid, gid, agent."""
+    role, fd, user, uid, gid, agent = sys.argv[1:7]
+    serve(role, socket.socket(fileno=int(fd)), user, int(uid), int(gid), int(agent))

@@ -2,9 +2,14 @@
 
 import os
 import signal
+import socket
+import threading
 
 import pytest
+import trio
+import trio.testing
 
+from bootseer.agent import worker
 from bootseer.agent.job import Job
 from bootseer.agent.opener import Opener, open_and_identify, receive
 from bootseer.errors import BootseerError, Unavailable
@@ -22,16 +27,18 @@ def ask(tmp_path):
     for parent in tmp_path.parents[:2]:
         os.chmod(parent, 0o755)
     begun = []
+    not_its = socket.socket()
 
     def start(image):
         job = Job(7, "c", "n1", NOBODY, NOBODY, "nobody", "/", "k", False, str(image), 1.0, 1)
-        opener = Opener.fork(job, None)
+        opener = Opener.fork(job, not_its)
         begun.append(opener)
         return opener
 
     yield start
+    not_its.close()
     for opener in begun:
-        opener.kill()
+        opener.end()
         opener.answer.close()
 
 
@@ -71,7 +78,51 @@ def test_what_cannot_be_opened_is_told(ask, tmp_path, name):
 def test_its_death_is_told(ask, image, monkeypatch):
     monkeypatch.setattr("bootseer.agent.opener.identify", lambda _: signal.pause())
     opener = ask(image)
-    opener.kill()
-    opener.wait()
+    opener.end()
     with pytest.raises(Unavailable, match="has died"):
         receive(opener.answer, str(image))
+
+
+def test_what_has_ended_keeps_its_process_id_until_it_is_let_go(ask, image, monkeypatch):
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    opener = ask(image)
+    opener.wait()
+    assert os.waitid(os.P_PID, opener._pid, os.WEXITED | os.WNOWAIT).si_pid == opener._pid
+    opener.end()
+    opener.end()
+    assert killed == [opener._pid]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(opener._pid, 0)
+
+
+def test_what_goes_wrong_in_it_is_printed(ask, image, monkeypatch, capfd):
+    def fails(_):
+        raise RuntimeError("something unforeseen")
+
+    monkeypatch.setattr("bootseer.agent.opener.identify", fails)
+    ask(image).wait()
+    assert "RuntimeError: something unforeseen" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("by_opener", [True, False])
+async def test_whoever_waits_for_an_image_that_hangs_can_leave(monkeypatch, by_opener):
+    answered, left = threading.Event(), threading.Event()
+
+    def hangs(*_):
+        answered.wait(5)  # in place of ever
+        left.set()
+
+    monkeypatch.setattr(worker, "open_and_identify", hangs)
+    monkeypatch.setattr(worker, "receive", hangs)
+    job = Job(7, "c", "n1", NOBODY, NOBODY, "nobody", "/", "k", False, "/x", 1.0, 1)
+    opened = "of the opener" if by_opener else None
+    task = worker.Task(None, {"job": job._asdict(), "config": {}}, opened)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task.opened, "/x")
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    assert not left.is_set()
+    answered.set()
+    assert left.wait(5)

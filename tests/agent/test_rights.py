@@ -16,7 +16,7 @@ IPC_LOCK = 1 << 14
 LOOK = """
 import ctypes, json, os, resource, sys
 from bootseer.agent.rights import confine
-confine("nobody", 65534, 65534, keep_lock=sys.argv[1] == "warm")
+confine("nobody", 65534, 65534, os.getppid(), keep_lock=sys.argv[1] == "warm")
 libc = ctypes.CDLL(None, use_errno=True)
 PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS, PR_CAP_AMBIENT, IS_SET = 3, 39, 47, 1
 
@@ -106,3 +106,34 @@ def test_root_acts_with_a_users_rights_on_a_users_data():
         "assert with_store('root', who)[1] == (65534,) * 3\n"
     )
     subprocess.run([sys.executable, "-I", "-c", code], check=True)
+
+
+LEFT = """
+import os, signal, sys
+from bootseer.agent.rights import confine
+agent, (r, w) = os.getpid(), os.pipe()
+if os.fork() == 0:
+    signal.alarm(30)
+    confine("nobody", 65534, 65534, agent)
+    os.write(w, b"x")
+    while True:
+        signal.pause()
+assert os.read(r, 1)
+"""
+
+
+def test_it_dies_with_the_agent():
+    # Its output ends with the last process that holds it.
+    subprocess.run(
+        [sys.executable, "-I", "-c", LEFT], stdout=subprocess.PIPE, check=True, timeout=10
+    )
+
+
+def test_it_does_not_begin_when_the_agent_has_died_before():
+    code = (
+        "import os\nfrom bootseer.agent.rights import confine\n"
+        "try:\n    confine('nobody', 65534, 65534, os.getpid())\n"
+        "except ProcessLookupError:\n    print('ended')\n"
+    )
+    answer = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True)
+    assert answer.stdout == b"ended\n"

@@ -21,9 +21,10 @@ _RETRY_S = 0.1
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 Handler = Callable[[dict[str, Any], int], Awaitable[dict[str, Any]]]
+Answered = Callable[[dict[str, Any]], None]
 
 
-async def serve(listener: socket.socket, uid: int, handle: Handler) -> None:
+async def serve(listener: socket.socket, uid: int, handle: Handler, answered: Answered) -> None:
     """Answer requests until cancelled.
 
     The user's connections are limited; root's are not, or a user who opens many could keep the
@@ -33,6 +34,7 @@ async def serve(listener: socket.socket, uid: int, handle: Handler) -> None:
         listener: from `control.listen`, not blocking.
         uid: the user who may connect besides root.
         handle: takes a request and the peer's uid, returns the answer.
+        answered: takes each answer once it has been sent, or nobody was there to take it.
     """
     server = trio.socket.from_stdlib_socket(listener)
     limiter = trio.CapacityLimiter(_MAX_CONNECTIONS)
@@ -43,27 +45,33 @@ async def serve(listener: socket.socket, uid: int, handle: Handler) -> None:
             except OSError:  # out of descriptors, or the peer has gone already
                 await trio.sleep(_RETRY_S)
                 continue
-            nursery.start_soon(_answer, connection, uid, handle, limiter)
+            nursery.start_soon(_answer, connection, uid, handle, answered, limiter)
 
 
 async def _answer(
-    connection: trio.socket.SocketType, uid: int, handle: Handler, limiter: trio.CapacityLimiter
+    connection: trio.socket.SocketType,
+    uid: int,
+    handle: Handler,
+    answered: Answered,
+    limiter: trio.CapacityLimiter,
 ) -> None:
     # Whoever asked may go at any time, and may be one too many.
     with connection, suppress(OSError, trio.BrokenResourceError, trio.WouldBlock):
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         peer = _PEER.unpack(credentials)[1]
         if peer == 0:
-            await _converse(connection, peer, handle)
+            await _converse(connection, peer, handle, answered)
         elif peer == uid:
             limiter.acquire_nowait()
             try:
-                await _converse(connection, peer, handle)
+                await _converse(connection, peer, handle, answered)
             finally:
                 limiter.release()
 
 
-async def _converse(connection: trio.socket.SocketType, peer: int, handle: Handler) -> None:
+async def _converse(
+    connection: trio.socket.SocketType, peer: int, handle: Handler, answered: Answered
+) -> None:
     request = await _request(connection)
     if request is None:
         return
@@ -71,8 +79,11 @@ async def _converse(connection: trio.socket.SocketType, peer: int, handle: Handl
         answer = await handle(request, peer)
     except BootseerError as error:
         answer = {"error": str(error)}
-    with trio.move_on_after(_ANSWER_S):
-        await trio.SocketStream(connection).send_all(json.dumps(answer).encode() + b"\n")
+    try:
+        with trio.move_on_after(_ANSWER_S):
+            await trio.SocketStream(connection).send_all(json.dumps(answer).encode() + b"\n")
+    finally:
+        answered(answer)
 
 
 async def _request(connection: trio.socket.SocketType) -> dict[str, Any] | None:

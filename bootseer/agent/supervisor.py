@@ -33,6 +33,8 @@ _LEAST_TOLD_BYTES = 300
 """What the shortest counts for, so that they leave room for the agent's own in MAX_EVENTS."""
 MAX_IMAGES = 8
 _STATE_S = 1.0
+_KILL_S = 1.0
+"""Of what the epilog gives, for the end of a worker that does not publish in time."""
 _SAMPLING_SHARE = 0.1
 """Most of its time that the agent spends on sampling: a huge image is looked at less often."""
 
@@ -55,6 +57,7 @@ class Agent:
         self._sampled = trio.Event()
         self._recorded = trio.Event()
         self._finishing = False
+        self._last_answer: dict[str, Any] | None = None
         self._scope = trio.CancelScope()
 
     async def run(
@@ -64,7 +67,9 @@ class Agent:
         listener.setblocking(False)
         with self._scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(listen.serve, listener, self._job.uid, self._handle)
+                nursery.start_soon(
+                    listen.serve, listener, self._job.uid, self._handle, self._answered
+                )
                 nursery.start_soon(self._start_up, worker)
                 if opener is not None:
                     nursery.start_soon(_await_end, opener)
@@ -220,12 +225,19 @@ class Agent:
             raise Unavailable("the agent is finishing already")
         self._finishing = True
         began_ns = time.time_ns()
+        deadline = trio.current_time() + timeout_s - _KILL_S
         with trio.CancelScope(shield=True):
             self._window.cancel()
             await self._recorded.wait()
-            published, detail = await self._publish(timeout_s, began_ns)
-        self._scope.deadline = trio.current_time() + 0.2  # let the answer out
-        return {"published": published, "detail": detail}
+            left_s = max(0.0, deadline - trio.current_time())
+            published, detail = await self._publish(left_s, began_ns)
+        self._last_answer = {"published": published, "detail": detail}
+        return self._last_answer
+
+    def _answered(self, answer: dict[str, Any]) -> None:
+        """End once the epilog has its answer."""
+        if answer is self._last_answer:
+            self._scope.cancel()
 
     def _status(self) -> dict[str, Any]:
         return {
@@ -254,7 +266,7 @@ class Agent:
         waiting: list[Any] = []
         with suppress(BootseerError, OSError):  # said below, where it matters
             waiting = spool.take(cache_dir, uid)
-        published, detail = False, f"not within {timeout_s:g} s"
+        published, detail = False, f"not within {timeout_s:.1f} s"
         with trio.move_on_after(timeout_s):
             try:
                 published, detail = await self._publish_by_worker(kind, waiting, began_ns)

@@ -35,6 +35,9 @@ async def asked(path, nursery):
     """A served socket; the requests that arrived, with the uid of who asked."""
     requests = []
 
+    def answered(answer):
+        pass
+
     async def handle(request, uid):
         requests.append((request, uid))
         if request.get("op") == "wait":
@@ -43,7 +46,7 @@ async def asked(path, nursery):
 
     with control.listen(path, USER) as listener:
         listener.setblocking(False)
-        nursery.start_soon(listen.serve, listener, USER, handle)
+        nursery.start_soon(listen.serve, listener, USER, handle, answered)
         yield requests
         nursery.cancel_scope.cancel()
 
@@ -142,6 +145,40 @@ async def test_descriptors_that_come_along_are_dropped(path, asked):
             assert b"ok" in await connection.recv(100)
     await trio.testing.wait_all_tasks_blocked()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+async def test_an_answer_is_told_once_it_is_out():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    answer, told = {"ok": True}, []
+
+    async def handle(request, uid):
+        return answer
+
+    def answered(it):
+        told.append((it, theirs.recv(1000, socket.MSG_DONTWAIT)))
+
+    with trio.socket.from_stdlib_socket(ours) as connection, theirs:
+        theirs.send(b'{"op": "x"}\n')
+        await listen._converse(connection, 0, handle, answered)
+    assert told == [(answer, b'{"ok": true}\n')]
+    assert told[0][0] is answer
+
+
+async def test_an_answer_that_nobody_waits_for_is_told_too():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    told = []
+
+    async def handle(request, uid):
+        theirs.close()
+        return {}
+
+    with trio.socket.from_stdlib_socket(ours) as connection:
+        theirs.send(b'{"op": "x"}\n')
+        with pytest.raises(trio.BrokenResourceError):
+            await listen._converse(connection, 0, handle, told.append)
+    assert told == [{}]
 
 
 @pytest.mark.parametrize("answer", [b"", b"\n", b"[]\n", b"5\n", b"\xff\n", b"[" * 99999 + b"\n"])

@@ -22,7 +22,7 @@ from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.opener import Opener
 from bootseer.agent.process import take_time
-from bootseer.agent.watched import WatchedImage
+from bootseer.agent.watched import SETTLE_S, WatchedImage
 from bootseer.core.event import FALLBACK, OK, Event, from_json
 from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
 
@@ -121,11 +121,9 @@ class Agent:
                 await worker.end()
                 self._sample()
                 self._sampled.set()
+                deadline = trio.current_time() + SETTLE_S
                 for image in self._images:
-                    if await image.settle():
-                        self.note(image.close())
-                    else:
-                        self._note_fallback("image.record", "the image's file system hangs")
+                    self.note(await image.close(deadline))
             self._recorded.set()
 
     async def _follow(self, worker: Worker) -> None:

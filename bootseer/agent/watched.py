@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from bootseer.core.event import Event
+from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
 from bootseer.core.ranges import ByteRange, subtract
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
@@ -16,7 +16,7 @@ from bootseer.errors import Corrupt
 from bootseer.image.record import Recorder
 from bootseer.units import NS_PER_S
 
-_SETTLE_S = 2.0
+SETTLE_S = 2.0
 """For looking at some 100,000 pages, a matter of 0.1 s while all of them are in memory."""
 MAX_RANGES = 300_000
 
@@ -66,30 +66,38 @@ class WatchedImage:
         self._touched_bytes += fresh_bytes
         return fresh_bytes
 
-    async def settle(self) -> bool:
-        """Keep what was asked for beyond the prefetch, and not what the kernel read ahead of it.
+    async def close(self, deadline: float) -> Event:
+        """End the recording; returns the stage that it was.
 
-        Returns:
-            Whether that has ended; otherwise a thread is left in it, and with it the recorder.
+        Kept is what was asked for beyond the prefetch, and not what the kernel read ahead of it.
+        Should telling them apart not be done in time, both are kept, and the recorder is left to
+        the thread that is in it.
+
+        Args:
+            deadline: for that, on trio's clock.
         """
         self._recorder.touches = self.touched()
-        with trio.move_on_after(_SETTLE_S) as scope:
+        with trio.move_on_at(deadline) as scope:
             await trio.to_thread.run_sync(self._recorder.settle, abandon_on_cancel=True)
-        return not scope.cancelled_caught
-
-    def close(self) -> Event:
-        """End the recording; returns the stage that it was."""
-        self._recorder.close()
+        if scope.cancelled_caught:
+            self._recorder.stop_settling()
+        else:
+            self._recorder.close()
         touched = self.touched()
         what = "read beyond what was prefetched" if self.is_prefetched else "touched"
+        detail = f"{len(touched)} ranges {what}"
+        if not self._recorder.found_cold:
+            detail += "; part of the image was in memory before"
+        if scope.cancelled_caught:
+            detail += f"; telling read-ahead apart was not done within {SETTLE_S:g} s"
         return Event(
             "image.record",
             self._began_wall_ns,
             time.time_ns(),
             "agent",
+            FALLBACK if scope.cancelled_caught else OK,
             bytes=sum(t.stop - t.start for t in touched),
-            detail=f"{len(touched)} ranges {what}"
-            + ("" if self._recorder.found_cold else "; part of the image was in memory before"),
+            detail=detail,
         )
 
     def touched(self) -> list[Touch]:

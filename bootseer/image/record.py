@@ -51,6 +51,7 @@ class Recorder:
         self._leading = list(leading)
         self._handle = ffi.NULL
         self._out = ffi.new("bs_range[]", _SAMPLE_RANGES)
+        self._stop = False
         self.touches: list[Touch] = []
         try:
             info = _status(fd)
@@ -91,17 +92,24 @@ class Recorder:
         records it. Where the kernel does not say which pages are in use, or calls hardly any so,
         nothing is forgotten.
 
-        It can block in reading the image: call it in a thread of its own.
+        It can block in reading the image: call it in a thread of its own, which `stop_settling`
+        ends at the next touch.
         """
         used: list[Touch] = []
         for touch in self.touches:
+            if self._stop:
+                return
             pages = ffi.new("uint8_t[]", (touch.stop - touch.start) // _PAGE_BYTES + 2)
             if lib.bs_residency_active(self._handle, touch.start, touch.stop, pages) < 0:
                 return
             runs = _runs(touch, pages)
             used += [Touch(start, stop, touch.first_ms) for start, stop, active in runs if active]
-        if _bytes_of(used) >= MIN_USED_SHARE * _bytes_of(self.touches):
+        if not self._stop and _bytes_of(used) >= MIN_USED_SHARE * _bytes_of(self.touches):
             self.touches = used
+
+    def stop_settling(self) -> None:
+        """Have a `settle` that is under way in another thread forget nothing more, and end."""
+        self._stop = True
 
     def close(self) -> None:
         """Stop watching; what was recorded stays readable."""

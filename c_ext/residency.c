@@ -101,6 +101,14 @@ out:
     return rc;
 }
 
+int bs_has_cachestat(int fd)
+{
+    struct cachestat_range range = {0, 1};
+    struct cachestat stat;
+
+    return syscall(SYS_cachestat, fd, &range, &stat, 0) == 0;
+}
+
 /* True when the region may hold pages that the last sample did not see. */
 static bool region_changed(bs_residency *self, uint64_t region)
 {

@@ -25,6 +25,9 @@ _SAMPLE_RANGES = 16_384
 MAX_IMAGE_BYTES = 1 << 40
 """Larger files are no images: looking at one of 10 TB, sparse or not, takes half a second."""
 
+MAX_MINCORE_BYTES = 32 << 30
+"""The same where the kernel has no cachestat: mincore looks at every page, resident or not."""
+
 MIN_USED_SHARE = 0.25
 """With fewer pages than this in active use, the kernel's lists say nothing about this start."""
 
@@ -59,6 +62,10 @@ class Recorder:
                 raise Unavailable("what was handed over as an image is not a regular file")
             if info.st_size > MAX_IMAGE_BYTES:
                 raise Unavailable(f"{info.st_size} bytes are more than an image has")
+            if info.st_size > MAX_MINCORE_BYTES and not lib.bs_has_cachestat(fd):
+                raise Unavailable(
+                    f"{info.st_size} bytes are more than this kernel can watch: it has no cachestat"
+                )
             self.size_bytes = info.st_size
             handle = ffi.new("bs_residency **")
             _check(lib.bs_residency_open(fd, self.size_bytes, handle), "watch the image")

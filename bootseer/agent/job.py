@@ -115,10 +115,13 @@ class JobFolder:
             return None
 
     def append_event(self, line: str) -> None:
-        """Add one encoded event to the folder's log."""
+        """Add one encoded event to the folder's log.
+
+        The newline comes first: a line that a full disk has cut short spoils no other.
+        """
         descriptor = os.open(self.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, line.encode() + b"\n")
+            os.write(descriptor, b"\n" + line.encode())
         finally:
             os.close(descriptor)
 

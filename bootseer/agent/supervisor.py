@@ -78,8 +78,7 @@ class Agent:
 
     async def bury(self) -> None:
         """Publish what a dead agent of this job has left."""
-        for line in self._left_events():
-            self._events.append(line)
+        self._events = self._left_events()
         self._note_fallback("agent.died", "what it had recorded is lost")
         await self._publish(self._config["epilog.deadline_s"])
 
@@ -97,11 +96,12 @@ class Agent:
         self.note(Event(stage, now, now, "agent", FALLBACK, detail=detail[:500]))
 
     def _left_events(self) -> list[Event]:
-        try:
-            with open(self._folder.events) as file:
-                return [from_json(json.loads(line), "events.jsonl") for line in file]
-        except (OSError, ValueError, Corrupt):
-            return []
+        events = []
+        with suppress(OSError), open(self._folder.events, "rb") as file:
+            for line in file:
+                with suppress(ValueError, RecursionError, Corrupt):  # cut short by a full disk
+                    events.append(from_json(json.loads(line), "events.jsonl"))
+        return events
 
     # The start-up window: the worker at work, residency sampled.
 

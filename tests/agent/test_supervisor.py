@@ -2,20 +2,24 @@
 
 import os
 import random
+import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import trio
 
 from bootseer import config as settings
+from bootseer._io import lib
 from bootseer.agent import spool, supervisor
 from bootseer.agent.hands import Worker
 from bootseer.agent.job import Job, JobFolder
-from bootseer.agent.watched import WatchedImage
+from bootseer.agent.watched import SETTLE_S, WatchedImage
 from bootseer.agent.worker import MAX_DETAIL_CHARS, Task
 from bootseer.core.ranges import ByteRange, subtract
 from bootseer.core.trace import Touch
 from bootseer.errors import BootseerError, Denied, Unavailable
+from bootseer.image import record
 from bootseer.image.record import MAX_IMAGE_BYTES, Recorder
 
 USER = 20001
@@ -124,6 +128,65 @@ async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp
         os.waitpid(pids[0], 0)
 
 
+async def test_what_the_epilog_gives_is_for_all_of_it(agent, autojump_clock, monkeypatch):
+    given = []
+
+    async def publish(timeout_s, began_ns):
+        given.append(timeout_s)
+        return False, ""
+
+    async def record(takes_s):
+        await trio.sleep(takes_s)
+        agent._recorded.set()
+
+    monkeypatch.setattr(agent, "_publish", publish)
+    for takes_s in (3, 30):
+        agent._finishing, agent._recorded = False, trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(record, takes_s)
+            await agent._handle({"op": "finish", "timeout_s": 13}, 0)
+    assert given == [pytest.approx(13 - 3 - supervisor._KILL_S), 0]
+
+
+async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypatch):
+    async def publish(timeout_s, began_ns):
+        return True, "x"
+
+    monkeypatch.setattr(agent, "_publish", publish)
+    agent._recorded.set()
+    finish = {"op": "finish", "timeout_s": 1}
+    answer = await agent._handle(finish, 0)
+    with pytest.raises(Unavailable):
+        await agent._handle(finish, 0)
+    agent._answered(dict(answer))
+    agent._answered({"error": "the agent is finishing already"})
+    assert not agent._scope.cancel_called
+    agent._answered(answer)
+    assert agent._scope.cancel_called
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"", b"{", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"stage": "x"}', b"9" * 5000]
+)
+def test_one_bad_line_spoils_no_other(agent, rubbish):
+    for stage in ("a", "b"):
+        agent.note(supervisor.Event(stage, 1, 2, "agent"))
+        with open(agent._folder.events, "ab") as file:
+            file.write(b"\n" + rubbish)
+    assert agent._left_events() == agent._events
+    assert len(agent._events) == 2
+
+
+def test_a_line_that_a_full_disk_has_cut_short_spoils_no_other(agent, monkeypatch):
+    write = os.write
+    for stage, share in (("a", 1), ("b", 0.5), ("c", 1)):
+        monkeypatch.setattr(
+            os, "write", lambda fd, data, s=share: write(fd, data[: int(len(data) * s)])
+        )
+        agent.note(supervisor.Event(stage, 1, 2, "agent"))
+    assert [event.stage for event in agent._left_events()] == ["a", "c"]
+
+
 async def test_a_full_run_directory_ends_no_agent(agent, autojump_clock):
     os.rmdir(agent._folder.path)
     with trio.move_on_after(5):
@@ -183,9 +246,53 @@ def test_telling_them_apart_takes_no_time_to_speak_of(watch):
     assert time.monotonic() - began_s < 3
 
 
+async def test_read_ahead_that_cannot_be_told_apart_in_time_is_kept(
+    watch, autojump_clock, monkeypatch
+):
+    image = watch()
+    image._recorder.touches = [Touch(0, 8192, 1), Touch(16384, 20480, 2)]
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def settle():
+        goes_on.wait(5)
+        Recorder.settle(image._recorder)
+        ended.set()
+
+    monkeypatch.setattr(image._recorder, "settle", settle)
+    event = await image.close(trio.current_time() + SETTLE_S)
+    assert (event.stage, event.status, event.bytes) == ("image.record", "fallback", 12288)
+    assert "not done within 2 s" in event.detail
+    looked_at = []
+    monkeypatch.setattr("bootseer.image.record._runs", lambda *touch: looked_at.append(touch))
+    goes_on.set()
+    assert ended.wait(5)
+    assert looked_at == []
+    assert len(image._recorder.touches) == 2
+
+
 def test_a_file_too_large_to_look_at_is_not_watched(watch):
     with pytest.raises(Unavailable, match="more than an image has"):
         watch(MAX_IMAGE_BYTES + 1)
+
+
+class OldKernel:
+    """Our C extension, as before Linux 6.5."""
+
+    bs_has_cachestat = staticmethod(lambda fd: 0)
+
+    def __getattr__(self, name):
+        return getattr(lib, name)
+
+
+def test_without_cachestat_only_what_mincore_can_look_at_is_watched(watch, monkeypatch):
+    monkeypatch.setattr(record, "lib", OldKernel())
+    watch(record.MAX_MINCORE_BYTES)
+    with pytest.raises(Unavailable, match="cachestat"):
+        watch(record.MAX_MINCORE_BYTES + 1)
+    monkeypatch.undo()
+    has_cachestat = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 5)
+    with nullcontext() if has_cachestat else pytest.raises(Unavailable, match="cachestat"):
+        watch(record.MAX_MINCORE_BYTES + 1)
 
 
 @pytest.mark.parametrize("flags", [os.O_PATH, os.O_WRONLY])

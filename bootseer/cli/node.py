@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 
@@ -12,7 +13,7 @@ from bootseer import config as settings
 from bootseer.agent import process
 from bootseer.agent.job import job_folders
 from bootseer.agent.reap import reap, reap_dead
-from bootseer.errors import Unavailable
+from bootseer.errors import Denied, Unavailable
 
 
 @click.group()
@@ -28,6 +29,8 @@ def reap_command(as_json: bool) -> None:
     Every prolog does this for agents that have died; this command also ends agents whose job Slurm
     no longer knows on this node.
     """
+    if os.geteuid() != 0:
+        raise Denied("agents are root's: run this as root")
     run_dir = settings.load()["node.run_dir"]
     reaped = reap_dead(run_dir)
     alive = [f for f in job_folders(run_dir) if process.agent_pid(f) is not None]
@@ -35,8 +38,7 @@ def reap_command(as_json: bool) -> None:
         known = _jobs_known_to_slurm()
         for folder in alive:
             name = folder.path.rpartition("/")[2]
-            if name not in known:
-                reap(folder)
+            if name not in known and reap(folder):
                 reaped.append(name)
     if as_json:
         click.echo(json.dumps({"reaped": reaped}))
@@ -45,12 +47,19 @@ def reap_command(as_json: bool) -> None:
 
 
 def _jobs_known_to_slurm() -> set[str]:
-    """Return the ids of jobs that have not ended, completing ones included."""
+    """Return the ids of jobs that have not ended, completing ones included.
+
+    The caller's SQUEUE_* and SLURM_CLUSTERS could leave some out, and living agents would be ended.
+    """
     squeue = shutil.which("squeue")
     if squeue is None:
         raise Unavailable("squeue is not on the path: cannot tell which agents' jobs have ended")
     answer = subprocess.run(
-        [squeue, "--noheader", "--all", "--format=%A"], capture_output=True, text=True, timeout=20
+        [squeue, "--noheader", "--all", "--format=%A"],
+        env={name: os.environ[name] for name in ("PATH", "SLURM_CONF") if name in os.environ},
+        capture_output=True,
+        text=True,
+        timeout=20,
     )
     if answer.returncode != 0:
         raise Unavailable(f"squeue failed, nothing was done: {answer.stderr.strip()}")

@@ -35,6 +35,8 @@ MAX_IMAGES = 8
 _STATE_S = 1.0
 _KILL_S = 1.0
 """Of what the epilog gives, for the end of a worker that does not publish in time."""
+_TIDY_S = 0.5
+"""What a worker gets to clear old runs away, once it has published."""
 _SAMPLING_SHARE = 0.1
 """Most of its time that the agent spends on sampling: a huge image is looked at less often."""
 
@@ -303,6 +305,9 @@ class Agent:
                     runs = [self._run_document(kind), *(run for _, run in waiting)]
                     await worker.channel.send({"runs": runs})
                 elif message.get("op") == "published":
+                    # Now it clears old runs away, if there is time for that.
+                    with trio.move_on_after(_TIDY_S, shield=True), suppress(Closed):
+                        await worker.channel.receive()
                     return message.get("ok") is True, str(message.get("detail", ""))
         finally:
             with trio.CancelScope(shield=True):

@@ -14,11 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bootseer._io import ffi, lib
 from bootseer.core.ranges import ByteRange, subtract, total_bytes
-from bootseer.core.trace import Touch
+from bootseer.core.trace import MAX_TOUCHES, Touch
 from bootseer.errors import Unavailable
-
-MAX_TOUCHES = 200_000
-"""More ranges than this are not kept: 4 MB of trace, a start of several hours."""
 
 _SAMPLE_RANGES = 16_384
 

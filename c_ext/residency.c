@@ -2,7 +2,8 @@
  *
  * mincore(2) costs a look-up for every page of the file, resident or not: 60 ms for 3 GB. Where
  * the kernel has cachestat(2) (Linux 6.5), which only visits resident pages, a region is looked
- * into only when its count has changed since the last sample.
+ * into only when it has another number of resident or of evicted pages than at the last look. A page
+ * that went at a process's wish (posix_fadvise) is not among the evicted.
  *
  * What is resident was not necessarily asked for: the kernel reads ahead. Pages that were asked for
  * more than once, as loaders and FUSE file systems do, are on its active list, and root can see
@@ -49,16 +50,22 @@ struct cachestat {
     uint64_t nr_recently_evicted;
 };
 
+/* A region's pages at the last look. */
+struct look {
+    uint16_t resident;
+    uint16_t evicted; /* that the kernel remembers having had to give up */
+};
+
 struct bs_residency {
     int fd; /* borrowed */
     uint64_t size_bytes;
     uint64_t page_bytes;
     uint64_t pages;
     uint64_t regions;
-    uint8_t *map;    /* the file, mapped; touched by bs_residency_active alone */
-    uint8_t *seen;   /* one bit per page */
-    uint32_t *count; /* pages seen resident at the last look, one per region */
-    int pagemap;     /* -1 where the kernel has none, or does not tell us */
+    uint8_t *map;      /* the file, mapped; touched by bs_residency_active alone */
+    uint8_t *seen;     /* one bit per page */
+    struct look *last; /* one per region */
+    int pagemap;       /* -1 where the kernel has none, or does not tell us */
     int kpageflags;
     bool has_cachestat;
 };
@@ -83,8 +90,8 @@ int bs_residency_open(int fd, uint64_t size_bytes, bs_residency **out)
     self->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     self->kpageflags = open("/proc/kpageflags", O_RDONLY | O_CLOEXEC);
     self->seen = calloc((size_t)(self->pages + 7) / 8, 1);
-    self->count = calloc((size_t)self->regions, sizeof *self->count);
-    if (self->seen == NULL || self->count == NULL)
+    self->last = calloc((size_t)self->regions, sizeof *self->last);
+    if (self->seen == NULL || self->last == NULL)
         goto out;
     self->map = mmap(NULL, (size_t)size_bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (self->map == MAP_FAILED) {
@@ -109,8 +116,9 @@ int bs_has_cachestat(int fd)
     return syscall(SYS_cachestat, fd, &range, &stat, 0) == 0;
 }
 
-/* True when the region may hold pages that the last sample did not see. */
-static bool region_changed(bs_residency *self, uint64_t region)
+/* True when the region may hold pages that the last look did not see: there are more or fewer, or
+ * some went, and as many others may have come. Puts what is evicted now. */
+static bool region_changed(bs_residency *self, uint64_t region, uint16_t *evicted)
 {
     uint64_t region_bytes = REGION_PAGES * self->page_bytes;
     struct cachestat_range range = {region * region_bytes, region_bytes};
@@ -122,7 +130,9 @@ static bool region_changed(bs_residency *self, uint64_t region)
         self->has_cachestat = false;
         return true;
     }
-    return stat.nr_cache != self->count[region];
+    *evicted = (uint16_t)stat.nr_evicted;
+    return stat.nr_cache != self->last[region].resident ||
+           stat.nr_evicted != self->last[region].evicted;
 }
 
 int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity)
@@ -132,10 +142,10 @@ int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity)
 
     for (uint64_t region = 0; region < self->regions; region++) {
         uint64_t first = region * REGION_PAGES;
-        uint32_t count = 0;
+        struct look now = {0};
         uint64_t pages = self->pages - first < REGION_PAGES ? self->pages - first : REGION_PAGES;
 
-        if (!region_changed(self, region))
+        if (!region_changed(self, region, &now.evicted))
             continue;
         if (mincore(self->map + first * self->page_bytes, (size_t)(pages * self->page_bytes),
                     resident) != 0)
@@ -148,7 +158,7 @@ int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity)
 
             if (!(resident[i] & 1))
                 continue;
-            count++;
+            now.resident++;
             if (self->seen[page / 8] & bit)
                 continue;
             if (stop > self->size_bytes)
@@ -158,13 +168,13 @@ int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity)
             } else if (found < capacity) {
                 out[found++] = (bs_range){start, stop};
             } else {
-                return (int64_t)found; /* this region's count stays old: it is looked at again */
+                return (int64_t)found; /* this region's last look stays: there is another */
             }
             self->seen[page / 8] |= bit;
         }
         /* What mincore saw, not what cachestat counted: pages still being read count there only,
          * and the difference brings us back. */
-        self->count[region] = count;
+        self->last[region] = now;
     }
     return (int64_t)found;
 }
@@ -221,6 +231,6 @@ void bs_residency_close(bs_residency *self)
     if (self->kpageflags >= 0)
         close(self->kpageflags);
     free(self->seen);
-    free(self->count);
+    free(self->last);
     free(self);
 }

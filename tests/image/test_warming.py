@@ -17,6 +17,7 @@ PAGE = mmap.PAGESIZE
 SIZE = 24 * 1024 * 1024 + 100
 POSIX_FADV_DONTNEED = 4
 POSIX_FADV_RANDOM = 1
+MADV_PAGEOUT = 21
 
 
 @pytest.fixture
@@ -58,6 +59,19 @@ def read_exactly(path, start, stop):
     os.close(fd)
 
 
+def evict(path, page):
+    """Have the kernel give up a page as it does when memory is short."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+        view.madvise(mmap.MADV_RANDOM)
+        _ = view[page * PAGE]  # only what is mapped can be given up
+
+        def gone():
+            view.madvise(MADV_PAGEOUT, page * PAGE, PAGE)
+            return page not in resident_pages(path)
+
+        wait_until(gone, "the page's eviction")
+
+
 def pages_of(ranges):
     return {page for r in ranges for page in range(r.start // PAGE, -(-r.stop // PAGE))}
 
@@ -76,6 +90,17 @@ def test_the_recorder_tells_what_came_and_when(image):
     assert {t.first_ms for t in recorder.touches[1:]} == {300}
     assert recorder.touches[-1].stop == SIZE, "the last page ends where the file does"
     assert pages_of(ByteRange(t.start, t.stop) for t in recorder.touches) == resident_pages(image)
+
+
+def test_a_page_in_the_place_of_one_that_went_is_seen(image):
+    recorder = Recorder(os.open(image, os.O_RDONLY))
+    read_exactly(image, 8 * PAGE, 12 * PAGE)
+    recorder.sample(100)
+    evict(image, 8)
+    read_exactly(image, 40 * PAGE, 41 * PAGE)
+    assert recorder.sample(200) == PAGE
+    recorder.close()
+    assert recorder.touches[-1] == (40 * PAGE, 41 * PAGE, 200)
 
 
 def test_what_was_there_before_is_told_apart(image):

@@ -66,7 +66,8 @@ static const char *job_value(spank_t spank, enum option option)
     return strcmp(value, "(null)") ? value : "";
 }
 
-/* Returns how long the user lets the prolog take, within the administrator's limit. */
+/* Returns how long the prolog may take: as long as the user says, within the administrator's limit,
+ * which also holds where the user says nothing that makes sense. */
 static int wait_ms(const struct settings *settings, const char *value)
 {
     int asked_ms;
@@ -82,7 +83,8 @@ static void run_prolog(const struct bootseer *bootseer, struct environment *envi
                        const char *const values[OPTION_COUNT], const char *job_name)
 {
     static const char pyxis[] = "SPANK__SLURM_SPANK_OPTION_pyxis_container_image";
-    int timeout_ms = wait_ms(&bootseer->settings, values[OPTION_WAIT]);
+    const char *wait = values[OPTION_WAIT];
+    int timeout_ms = wait_ms(&bootseer->settings, wait);
     char path[PATH_MAX + 32];
     char seconds[16];
 
@@ -90,10 +92,13 @@ static void run_prolog(const struct bootseer *bootseer, struct environment *envi
                 values[OPTION_KEY] ? values[OPTION_KEY] : "");
     for (int i = OPTION_KEY + 1; i < OPTION_WAIT; i++)
         put_control(environment, option_names[i].control, values[i]);
-    /* The script learns what it really has, so that it comes to an end by itself. */
-    snprintf(seconds, sizeof(seconds), "%d", timeout_ms / 1000);
-    put_control(environment, option_names[OPTION_WAIT].control,
-                values[OPTION_WAIT] ? seconds : NULL);
+    /* The script learns what it really has, so that it comes to an end by itself. What is malformed
+     * it gets as it is, to leave it out and say so. */
+    if (wait && !option_problem(OPTION_WAIT, wait)) {
+        snprintf(seconds, sizeof(seconds), "%d", timeout_ms / 1000);
+        wait = seconds;
+    }
+    put_control(environment, option_names[OPTION_WAIT].control, wait);
     put_control(environment, CONTROL_JOB_NAME, job_name);
     environment_put(environment, pyxis, getenv(pyxis));
     snprintf(path, sizeof(path), "%s/bootseer-prolog", bootseer->settings.libexec);

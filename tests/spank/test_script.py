@@ -5,6 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
+from bootseer.slurm.options import Options, parse
+
 ASKED = {"SPANK_BOOTSEER_KEY": ""}
 
 
@@ -69,14 +71,29 @@ def test_options_that_slurm_carried_are_the_fallback(host, tmp_path):
 
 @pytest.mark.parametrize(
     ("asked", "limit", "told"),
-    [("7", "60", "7"), ("3600", "60", "60"), ("99999", "60", None), ("", "60", None)],
+    [("7", "60", "7"), ("0007", "60", "7"), ("3600", "60", "60"), ("3600", "3600", "3600")],
 )
 def test_script_is_told_the_wait_it_really_has(host, tmp_path, asked, limit, told):
     host.script("bootseer-prolog", f"env > {tmp_path}/env")
     env = {**ASKED, "SPANK_BOOTSEER_WAIT": asked}
     host.run("prolog", env=env, arguments=(f"max_wait={limit}",))
-    seen = env_of(tmp_path / "env").get("SPANK_BOOTSEER_WAIT")
-    assert seen == (told or limit)
+    assert env_of(tmp_path / "env")["SPANK_BOOTSEER_WAIT"] == told
+
+
+@pytest.mark.parametrize("asked", ["3601", "99999", "-1", "7s", " 7", "x" * 4000])
+def test_malformed_wait_is_left_to_the_script_to_report(host, tmp_path, asked):
+    host.script("bootseer-prolog", f"env > {tmp_path}/env")
+    assert host.run("prolog", env={**ASKED, "SPANK_BOOTSEER_WAIT": asked}).hooks() == {"0"}
+    env = env_of(tmp_path / "env")
+    assert env["SPANK_BOOTSEER_WAIT"] == asked
+    options = parse(env)
+    assert options.wait_s is None and "--bootseer-wait" in options.ignored[0]
+
+
+def test_empty_wait_is_none(host, tmp_path):
+    host.script("bootseer-prolog", f"env > {tmp_path}/env")
+    host.run("prolog", env={**ASKED, "SPANK_BOOTSEER_WAIT": ""})
+    assert parse(env_of(tmp_path / "env")) == Options()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Imported by the prolog's hook path: the standard library only (tomli on Python 3
 from __future__ import annotations
 
 import sys
+from string import Formatter
 from typing import Any, NamedTuple
 
 from bootseer.errors import ConfigError
@@ -17,6 +18,8 @@ else:
 
 DEFAULT_PATH = "/etc/bootseer/bootseer.toml"
 MAX_BYTES = 1024 * 1024
+
+_STORE_URL_NAMES = (None, "home", "user", "uid")  # None: text after the last brace
 
 
 class Setting(NamedTuple):
@@ -126,8 +129,13 @@ def _check(path: str, name: str, value: Any, setting: Setting) -> Any:
 
 def _check_store_url(path: str, url: str) -> None:
     try:
-        url.format(home="/home/user", user="user", uid=1000)
-    except (KeyError, IndexError, ValueError) as error:
+        good = all(
+            name in _STORE_URL_NAMES and not spec and not conversion
+            for _, name, spec, conversion in Formatter().parse(url)
+        )
+    except ValueError:
+        good = False
+    if not good:
         raise ConfigError(
             f"{path}: store.url = {url!r}: only {{home}}, {{user}} and {{uid}} may stand in braces"
-        ) from error
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -124,8 +126,19 @@ def test_mounts_are_parsed() -> None:
         " - fuse.bootseer my\\040share rw,user_id=0"
     )
     assert _parse(line) == Mount(
-        "0:45", "/mnt/with blank", "fuse.bootseer", "my share", "rw,user_id=0"
+        "36", "0:45", "/mnt/with blank", "fuse.bootseer", "my share", "rw,user_id=0"
     )
+
+
+@pytest.mark.root
+def test_a_mountpoints_name_does_not_break_the_list(tmp_path: Path) -> None:
+    folder = tmp_path / "a\r1 \x0b\x85\u2028\udcff"
+    folder.mkdir()
+    look = "import sys; from bootseer.fuse.mountinfo import find_mount as f; print(f(sys.argv[1]))"
+    steps = 'mount -t tmpfs none "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "--mount", "sh", "-c", steps, "sh", folder, sys.executable, look]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "kind='tmpfs'" in found.stdout
 
 
 def test_this_process_s_mounts_are_found() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,7 @@ class Mount:
     """One line of /proc/PID/mountinfo.
 
     Attributes:
+        mount_id: unique while it is mounted; /proc/PID/fdinfo names it for an open file.
         device: ``major:minor``, the name of its folder in /sys/class/bdi.
         mountpoint: where it is mounted, as the process sees it.
         kind: the file system's type, ``fuse.bootseer`` for example.
@@ -19,6 +20,7 @@ class Mount:
         options: of the file system, as /proc/mounts shows them.
     """
 
+    mount_id: str
     device: str
     mountpoint: str
     kind: str
@@ -32,8 +34,9 @@ def read_mounts(pid: int | None = None) -> list[Mount]:
     Raises:
         OSError: the process is gone, or may not be looked at.
     """
-    lines = Path(f"/proc/{pid or 'self'}/mountinfo").read_text(errors="surrogateescape")
-    return [_parse(line) for line in lines.splitlines()]
+    # As bytes: in a text, other characters of a mountpoint's name than the newline end a line too.
+    with open(f"/proc/{pid or 'self'}/mountinfo", "rb") as file:
+        return [_parse(os.fsdecode(line.rstrip(b"\n"))) for line in file]
 
 
 def find_mount(mountpoint: str, pid: int | None = None) -> Mount | None:
@@ -50,7 +53,7 @@ def _parse(line: str) -> Mount:
     before, _, after = line.partition(" - ")
     fields = before.split(" ")
     kind, source, options = after.split(" ", 2)
-    return Mount(fields[2], _unescape(fields[4]), kind, _unescape(source), options)
+    return Mount(fields[0], fields[2], _unescape(fields[4]), kind, _unescape(source), options)
 
 
 def _unescape(text: str) -> str:

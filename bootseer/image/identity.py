@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from bootseer.core.ranges import ByteRange, split
 from bootseer.core.squashfs import SUPERBLOCK_BYTES, parse_superblock
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
+from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image.record import MAX_IMAGE_BYTES
+from bootseer.store.posix import read_fully
 from bootseer.units import KIB, MIB
 
 MAX_TABLE_BYTES = 64 * MIB
@@ -77,7 +79,11 @@ def open_image(path: str) -> OpenImage:
             f"image {path} lies on a file system that is not mounted on this node by root: nobody "
             "answers for its server, and it is left alone"
         )
-    info = os.fstat(fd)
+    try:
+        info = os.fstat(fd)
+    except OSError as error:
+        os.close(fd)
+        raise _translate(path, error) from error
     if not stat.S_ISREG(info.st_mode) or not 0 < info.st_size <= MAX_IMAGE_BYTES:
         os.close(fd)
         raise Unavailable(f"image {path} is not a regular file of up to {MAX_IMAGE_BYTES} bytes")
@@ -93,12 +99,9 @@ def _is_answered_for(fd: int) -> bool:
     """
     with open(f"/proc/self/fdinfo/{fd}") as file:
         about = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
-        for line in file:
-            before, _, after = line.partition(" - ")
-            if before.split(" ", 1)[0] == about["mnt_id"]:
-                kind, _, options = after.rstrip("\n").split(" ", 2)
-                return not kind.startswith("fuse") or "user_id=0" in options.split(",")
+    for mount in read_mounts():
+        if mount.mount_id == about["mnt_id"]:
+            return not mount.kind.startswith("fuse") or "user_id=0" in mount.options.split(",")
     return False
 
 
@@ -111,7 +114,7 @@ def identify(image: OpenImage, streams: int = 16) -> Identity:
     """
     with ThreadPoolExecutor(streams) as pool:
         superblock = parse_superblock(
-            _read(image, ByteRange(0, SUPERBLOCK_BYTES)), image.size_bytes
+            _read(image, ByteRange(0, min(SUPERBLOCK_BYTES, image.size_bytes))), image.size_bytes
         )
         if superblock is None:
             return Identity(_digest("file1", image, _samples(image), pool, image.mtime_ns), ())
@@ -127,7 +130,8 @@ def _digest(
     pool: ThreadPoolExecutor,
     mtime_ns: int = 0,
 ) -> str:
-    digest = hashlib.sha256(struct.pack("<QQ", image.size_bytes, mtime_ns))
+    # Cut to 64 bits: a file's time can be before 1970, and after all that 64 bits can count.
+    digest = hashlib.sha256(struct.pack("<QQ", image.size_bytes, mtime_ns & 0xFFFFFFFFFFFFFFFF))
     pieces = [piece for r in ranges for piece in split(r, _PIECE_BYTES)]
     for data in pool.map(lambda piece: _read(image, piece), pieces):
         digest.update(data)
@@ -152,9 +156,12 @@ def _samples(image: OpenImage) -> list[ByteRange]:
 
 def _read(image: OpenImage, piece: ByteRange) -> bytes:
     try:
-        return os.pread(image.fd, piece.size_bytes, piece.start)
+        data = read_fully(image.fd, piece.start, piece.size_bytes)
     except OSError as error:
         raise _translate(image.path, error) from error
+    if len(data) < piece.size_bytes:
+        raise Unavailable(f"image {image.path} became shorter while it was read")
+    return data
 
 
 def _translate(path: str, error: OSError) -> BootseerError:

@@ -1,6 +1,9 @@
 """What an image is called: cheap to compute, and another for another image."""
 
+import errno
+import hashlib
 import os
+import struct
 import subprocess
 
 import pytest
@@ -65,6 +68,47 @@ def test_a_file_of_another_kind_is_known_by_samples_size_and_time(tmp_path):
     assert digest_of(path) != first
 
 
+@pytest.mark.parametrize("mtime_ns", [-1, -(2**31) * 10**9, 10**19])
+def test_any_time_of_a_file_counts(tmp_path, mtime_ns):
+    path = tmp_path / "image.sif"
+    path.write_bytes(bytes(1000))
+    os.utime(path, ns=(0, 0))
+    first = digest_of(path)
+    os.utime(path, ns=(0, mtime_ns))
+    assert digest_of(path) != first
+
+
+def test_what_a_time_was_before_it_still_is(tmp_path):
+    """Traces and hot sets are found by the digest."""
+    path = tmp_path / "image.sif"
+    path.write_bytes(b"x")
+    os.utime(path, ns=(0, 1_700_000_000_000_000_000))
+    known = hashlib.sha256(struct.pack("<QQ", 1, 1_700_000_000_000_000_000) + b"x")
+    assert digest_of(path).digest == f"file1-{known.hexdigest()}"
+
+
+@pytest.mark.parametrize("kind", ["sqfs1", "file1"])
+def test_reads_in_portions_make_no_other_digest(tmp_path, monkeypatch, kind):
+    path = make_image(tmp_path, "image", {"f": os.urandom(300_000)})
+    if kind == "file1":
+        path.write_bytes(os.urandom(300_000))
+    whole, pread = digest_of(path), os.pread
+    assert whole.digest.startswith(kind)
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 50), at))
+    assert digest_of(path) == whole
+
+
+@pytest.mark.parametrize("left", [0, 50, 4000])
+def test_a_file_that_shrinks_meanwhile_has_no_digest(tmp_path, left):
+    path = tmp_path / "image.sif"
+    path.write_bytes(os.urandom(100_000))
+    image = open_image(str(path))
+    os.truncate(path, left)
+    with pytest.raises(Unavailable, match="became shorter"):
+        identify(image)
+    os.close(image.fd)
+
+
 @pytest.mark.parametrize("size", [1, 95, 96, 70_000])
 def test_small_files_have_a_digest(tmp_path, size):
     path = tmp_path / "small"
@@ -110,6 +154,23 @@ def test_what_the_kernel_makes_up_is_no_image(name):
 def test_what_cannot_be_a_files_name_is_an_error_of_ours(name):
     with pytest.raises((Unavailable, NotFound)):
         open_image(name)
+
+
+def test_a_file_whose_server_forgot_it_is_unavailable(tmp_path, monkeypatch):
+    path = tmp_path / "image"
+    path.write_bytes(b"x")
+    opened = []
+
+    def fstat(fd):
+        opened.append(fd)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fstat)
+        with pytest.raises(Unavailable, match="Stale file handle"):
+            open_image(str(path))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
 
 
 def test_what_is_larger_than_any_image_is_none(tmp_path):

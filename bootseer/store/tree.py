@@ -225,6 +225,13 @@ class Tree:
         for path in reversed(missing):
             with suppress(FileExistsError):
                 path.mkdir(self._folder_mode)
+            # A folder that may be written in and not read cannot be synced.
+            with suppress(PermissionError):
+                parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    sync_folder(parent)
+                finally:
+                    os.close(parent)
 
     def _enter(self, fd: int, part: str, make: bool) -> int:
         try:
@@ -240,7 +247,8 @@ class Tree:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
         with suppress(FileExistsError):
             os.mkdir(part, self._folder_mode, dir_fd=fd)
-            sync_folder(fd)
+        # Who made it meanwhile, on another node perhaps, may not have come that far.
+        sync_folder(fd)
         return os.open(part, OPEN_FOLDER, dir_fd=fd)
 
     @property

@@ -76,6 +76,15 @@ os.setuid(int(sys.argv[2]))
 trio.run(main)
 """
 
+MAKE_AS_USER = """
+import os, sys, trio
+from pathlib import Path
+from bootseer.store.local import LocalStore
+
+os.setuid(int(sys.argv[2]))
+trio.run(LocalStore(Path(sys.argv[1])).mkdir, "folder")
+"""
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -175,6 +184,55 @@ async def test_syncs_before_and_after_the_rename(
     monkeypatch.setattr(os, "rename", rename)
     await publish(store, "folder/object", b"1")
     assert calls == ["sync file", "rename", "sync folder"]
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders that were synced."""
+    folders = []
+    real_fsync = os.fsync
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            folders.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real_fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return folders
+
+
+async def test_a_new_folders_name_is_synced(tmp_path: Path, synced: list[str]) -> None:
+    store = LocalStore(tmp_path / "a" / "b")
+    await store.mkdir("c/d")
+    below = ["", "/a", "/a/b", "/a/b/c"]
+    assert synced == [f"{tmp_path}{folder}" for folder in below]
+    await store.mkdir("c/d")
+    assert len(synced) == len(below)
+
+
+async def test_a_folder_that_another_made_meanwhile_is_synced_too(
+    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_mkdir = os.mkdir
+
+    def mkdir(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        real_mkdir(path, mode, dir_fd=dir_fd)
+        real_mkdir(path, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    await LocalStore(tmp_path / "root").mkdir("folder")
+    assert synced == [str(tmp_path), f"{tmp_path}/root"]
+
+
+@pytest.mark.root
+@skip_unless_root
+async def test_a_root_in_a_folder_that_cannot_be_listed() -> None:
+    """As another user, who can make folders there all the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1733)
+        command = [sys.executable, "-c", MAKE_AS_USER, f"{folder}/root", str(NOBODY)]
+        subprocess.run(command, check=True)
+        assert Path(folder, "root", "folder").is_dir()
 
 
 @pytest.mark.parametrize("leave", ["commit", "abort", "cancel"])

@@ -11,6 +11,7 @@ TEMPORARY_PREFIX = ".bootseer-tmp-"
 
 MAX_COMPONENT_BYTES = 255
 MAX_NAME_BYTES = 1024
+MAX_COMPONENTS = (MAX_NAME_BYTES + 1) // 2
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

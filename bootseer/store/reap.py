@@ -5,31 +5,35 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from bootseer.store.name import TEMPORARY_PREFIX
+from bootseer.store.name import MAX_COMPONENTS, TEMPORARY_PREFIX
 from bootseer.store.posix import OPEN_FOLDER
 
 
-def reap(folder: int, written_before_ns: int) -> int:
+def reap(folder: int, written_before_ns: int, levels: int = MAX_COMPONENTS) -> int:
     """Remove temporaries in an open folder and below, and return how many there were.
 
     Args:
         folder: a descriptor; links are not followed from there.
         written_before_ns: those last written then or earlier; nanoseconds since 1970.
+        levels: how many of folders to look into; no object's name has more.
     """
+    if levels == 0:
+        return 0
     reaped = 0
     with os.scandir(folder) as found:
-        for entry in found:
-            # Another process reaps or deletes too, or a folder is not ours: leave it to them.
-            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                if entry.is_dir(follow_symlinks=False):
-                    child = os.open(entry.name, OPEN_FOLDER, dir_fd=folder)
-                    try:
-                        reaped += reap(child, written_before_ns)
-                    finally:
-                        os.close(child)
-                elif _is_stale(entry, written_before_ns):
-                    os.unlink(entry.name, dir_fd=folder)
-                    reaped += 1
+        entries = list(found)  # now: until its end it holds a descriptor, on every level
+    for entry in entries:
+        # Another process reaps or deletes too, or a folder is not ours: leave it to them.
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            if entry.is_dir(follow_symlinks=False):
+                child = os.open(entry.name, OPEN_FOLDER, dir_fd=folder)
+                try:
+                    reaped += reap(child, written_before_ns, levels - 1)
+                finally:
+                    os.close(child)
+            elif _is_stale(entry, written_before_ns):
+                os.unlink(entry.name, dir_fd=folder)
+                reaped += 1
     return reaped
 
 

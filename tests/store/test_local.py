@@ -20,7 +20,7 @@ import trio
 from bootseer.errors import Conflict, Corrupt, Denied, NotFound, Transient, Unavailable
 from bootseer.store.base import publish, read_all
 from bootseer.store.local import LocalStore
-from bootseer.store.name import TEMPORARY_PREFIX
+from bootseer.store.name import MAX_COMPONENTS, TEMPORARY_PREFIX
 
 skip_unless_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NOBODY = 65534
@@ -96,6 +96,14 @@ def store(root: Path) -> LocalStore:
     return LocalStore(root)
 
 
+@pytest.fixture
+def deep(root: Path, store: LocalStore) -> Iterator[LocalStore]:
+    """A store with 1,200 folders in each other, more than Python's own tools make or remove."""
+    subprocess.run(["mkdir", "-p", root / ("a/" * 1200)], check=True)
+    yield store
+    subprocess.run(["rm", "-rf", root], check=True)
+
+
 def temporaries(root: Path) -> list[Path]:
     return list(root.rglob(f"{TEMPORARY_PREFIX}*"))
 
@@ -160,6 +168,15 @@ async def test_a_writer_that_was_reaped_says_so(store: LocalStore, root: Path) -
 
 async def test_reaping_a_store_that_is_not_there(store: LocalStore) -> None:
     assert await store.reap_temporaries(older_than_s=0) == 0
+
+
+async def test_reaping_goes_as_deep_as_names_do(root: Path, deep: LocalStore) -> None:
+    """Not as deep as folders can be made."""
+    left = ["", "a/" * (MAX_COMPONENTS - 1), "a/" * MAX_COMPONENTS]
+    for folder in left:
+        (root / folder / f"{TEMPORARY_PREFIX}x").touch()
+    assert await deep.reap_temporaries(older_than_s=0) == 2
+    assert (root / left[-1] / f"{TEMPORARY_PREFIX}x").exists()
 
 
 # Publishing

@@ -15,7 +15,6 @@
 /* What a step is called in its events. */
 struct step {
     uint32_t job_id;
-    int number; /* -1 for a batch script or an interactive shell, which have none */
     const char *stage;
 };
 
@@ -27,7 +26,6 @@ static bool get_step(spank_t spank, struct step *step)
     if (spank_get_item(spank, S_JOB_ID, &step->job_id) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_STEPID, &id) != ESPANK_SUCCESS)
         return false;
-    step->number = -1;
     switch (id) {
     case SLURM_EXTERN_CONT:
         return false;
@@ -39,7 +37,6 @@ static bool get_step(spank_t spank, struct step *step)
         break;
     default:
         step->stage = "step";
-        step->number = (int)id;
     }
     return true;
 }
@@ -73,9 +70,8 @@ static void send_event(const struct sockaddr_un *address, const struct step *ste
     char line[256];
     int length =
         snprintf(line, sizeof(line),
-                 "{\"op\":\"event\",\"stage\":\"%s%s\",\"step\":%d,\"start_ns\":%lld,"
-                 "\"end_ns\":%lld}\n",
-                 step->stage, suffix, step->number, (long long)start_ns, (long long)end_ns);
+                 "{\"op\":\"event\",\"stage\":\"%s%s\",\"start_ns\":%lld,\"end_ns\":%lld}\n",
+                 step->stage, suffix, (long long)start_ns, (long long)end_ns);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     if (fd < 0)

@@ -35,17 +35,16 @@ void bs_residency_close(bs_residency *self);
 
 typedef struct bs_window bs_window;
 
-/* Read a file's ranges ahead and hold them in memory. Safe from several threads at once. */
+/* Read a file's ranges ahead and hold them in memory for as long as the process lives. Safe from
+ * several threads at once. */
 int bs_window_open(int fd, uint64_t size_bytes, bs_window **out);
 
 /* Bring [start, stop) into the page cache; returns the bytes read, short only at end of file. */
 int64_t bs_window_read(bs_window *self, uint64_t start, uint64_t stop, uint8_t *scratch,
                        size_t scratch_bytes);
 
-/* Lock [start, stop) in memory until the window is closed; returns the bytes locked. */
+/* Lock [start, stop) in memory; returns the bytes locked. */
 int64_t bs_window_pin(bs_window *self, uint64_t start, uint64_t stop);
-
-void bs_window_close(bs_window *self);
 
 /* Give the calling thread idle I/O priority. */
 int bs_io_idle(void);

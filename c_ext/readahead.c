@@ -75,11 +75,3 @@ int64_t bs_window_pin(bs_window *self, uint64_t start, uint64_t stop)
         return -errno;
     return (int64_t)(stop - from);
 }
-
-void bs_window_close(bs_window *self)
-{
-    if (self == NULL)
-        return;
-    munmap(self->map, (size_t)self->size_bytes); /* unlocks as well */
-    free(self);
-}

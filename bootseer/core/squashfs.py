@@ -6,7 +6,6 @@ Source: the on-disk format 4.0 as documented in the kernel's Documentation/files
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt
@@ -17,21 +16,10 @@ _MAGIC = 0x73717368
 _NO_TABLE = 0xFFFFFFFFFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class Superblock:
-    """What a start needs to know of an image.
+def find_tables(data: bytes, size_bytes: int) -> ByteRange | None:
+    """Return where an image file's tables are; None when it is not a squashfs.
 
-    Attributes:
-        bytes_used: length of the file system inside the file.
-        tables: inode, directory, fragment, id and attribute tables, contiguous at the end.
-    """
-
-    bytes_used: int
-    tables: ByteRange
-
-
-def parse_superblock(data: bytes, size_bytes: int) -> Superblock | None:
-    """Parse the first bytes of an image file; None when it is not a squashfs.
+    They are the inode, directory, fragment, id and attribute tables, contiguous at the end.
 
     Args:
         data: at least SUPERBLOCK_BYTES from the start of the file, or all of a shorter one.
@@ -49,4 +37,4 @@ def parse_superblock(data: bytes, size_bytes: int) -> Superblock | None:
     tables = [start for start in fields[13:19] if start != _NO_TABLE]
     if not tables or not SUPERBLOCK_BYTES <= min(tables) <= max(tables) <= bytes_used <= size_bytes:
         raise Corrupt("the image's superblock names tables outside the file: it is cut or damaged")
-    return Superblock(bytes_used, ByteRange(min(tables), bytes_used))
+    return ByteRange(min(tables), bytes_used)

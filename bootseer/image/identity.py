@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from bootseer.core.ranges import ByteRange, split
-from bootseer.core.squashfs import SUPERBLOCK_BYTES, parse_superblock
+from bootseer.core.squashfs import SUPERBLOCK_BYTES, find_tables
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image.record import MAX_IMAGE_BYTES
@@ -112,15 +112,13 @@ def identify(image: OpenImage, streams: int = 16) -> Identity:
         Corrupt: it says squashfs and its tables do not lie inside the file.
         Unavailable: it cannot be read.
     """
+    superblock = ByteRange(0, min(SUPERBLOCK_BYTES, image.size_bytes))
     with ThreadPoolExecutor(streams) as pool:
-        superblock = parse_superblock(
-            _read(image, ByteRange(0, min(SUPERBLOCK_BYTES, image.size_bytes))), image.size_bytes
-        )
-        if superblock is None:
+        tables = find_tables(_read(image, superblock), image.size_bytes)
+        if tables is None:
             return Identity(_digest("file1", image, _samples(image), pool, image.mtime_ns), ())
-        leading = (ByteRange(0, SUPERBLOCK_BYTES), superblock.tables)
-        counted = [leading[0], *_ends(superblock.tables)]
-        return Identity(_digest("sqfs1", image, counted, pool), leading)
+        counted = [superblock, *_ends(tables)]
+        return Identity(_digest("sqfs1", image, counted, pool), (superblock, tables))
 
 
 def _digest(

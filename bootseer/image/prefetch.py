@@ -23,7 +23,7 @@ class Prefetch:
 
     Attributes:
         read_bytes: brought into the page cache so far.
-        pinned_bytes: of these, locked in memory until `close`.
+        pinned_bytes: of these, locked in memory until this process ends.
         error: first failed read as text, "" while there is none. Others go on.
     """
 
@@ -79,12 +79,6 @@ class Prefetch:
     def stop_pinning(self) -> None:
         """Read on, and leave it to the kernel to keep what is read from now on."""
         self._pin = False
-
-    def close(self) -> None:
-        """Let go of what is pinned. No thread may be in `run` any more."""
-        if self._handle != ffi.NULL:
-            lib.bs_window_close(self._handle)
-            self._handle = ffi.NULL
 
     def _stream(self) -> None:
         idle = False

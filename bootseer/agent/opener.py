@@ -50,7 +50,7 @@ class Opener:
     def __init__(self, pid: int, answer: socket.socket) -> None:
         """Take over a child and our end of its socket."""
         self._pid = pid
-        self._reaped = False
+        self._let_go = False
         self.answer = answer
 
     @classmethod
@@ -84,10 +84,10 @@ class Opener:
 
     def end(self) -> None:
         """End it, if it has not ended; does not wait for that."""
-        if not self._reaped:
+        if not self._let_go:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, os.WNOHANG)
-            self._reaped = True
+            self._let_go = True
 
 
 def receive(answer: socket.socket, path: str) -> Opened:

@@ -15,6 +15,8 @@ from bootseer.agent.job import job_folders
 from bootseer.agent.reap import reap, reap_dead
 from bootseer.errors import Denied, Unavailable
 
+_SQUEUE_S = 20
+
 
 @click.group()
 def node() -> None:
@@ -54,13 +56,16 @@ def _jobs_known_to_slurm() -> set[str]:
     squeue = shutil.which("squeue")
     if squeue is None:
         raise Unavailable("squeue is not on the path: cannot tell which agents' jobs have ended")
-    answer = subprocess.run(
-        [squeue, "--noheader", "--all", "--format=%A"],
-        env={name: os.environ[name] for name in ("PATH", "SLURM_CONF") if name in os.environ},
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
+    try:
+        answer = subprocess.run(
+            [squeue, "--noheader", "--all", "--format=%A"],
+            env={name: os.environ[name] for name in ("PATH", "SLURM_CONF") if name in os.environ},
+            capture_output=True,
+            text=True,
+            timeout=_SQUEUE_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"no answer from squeue in {_SQUEUE_S} s, nothing was done") from error
     if answer.returncode != 0:
         raise Unavailable(f"squeue failed, nothing was done: {answer.stderr.strip()}")
     return set(answer.stdout.split())

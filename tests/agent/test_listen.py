@@ -55,6 +55,22 @@ async def ask(path, request, deadline_s=5.0):
     return await trio.to_thread.run_sync(partial(control.ask, path, request, deadline_s))
 
 
+def test_the_path_is_there_once_connecting_succeeds(path, monkeypatch):
+    seen = []
+
+    class Socket(socket.socket):
+        def listen(self, *arguments):
+            seen.append(os.path.exists(path))
+            super().listen(*arguments)
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    with control.listen(path, USER):
+        assert seen == [False]
+        info = os.stat(path)
+        assert (info.st_mode & 0o777, info.st_uid) == (0o600, USER)
+        control.tell(path, {"op": "x"})
+
+
 CLIENT = """
 import os, socket, sys, time
 path, uid, count, text = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4].encode()

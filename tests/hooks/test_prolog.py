@@ -1,8 +1,10 @@
 """How the prolog starts an agent where systemd runs."""
 
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from bootseer.slurm import prolog
 
 pytestmark = [pytest.mark.root]
 
+ROOT = Path(__file__).parents[2]
 JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/nonexistent", "k", False, "", 0.0, 1)
 
 
@@ -33,6 +36,11 @@ def systemd_run(monkeypatch):
         monkeypatch.setattr(process, "_as_unit", lambda folder, mode, argv: command(argv))
 
     return use
+
+
+def test_a_silent_agent_is_told_of_before_the_plugin_ends_the_prolog():
+    grace_ms = re.search(r"GRACE_MS = (\d+)", (ROOT / "spank/script.c").read_text())[1]
+    assert int(grace_ms) / 1000 > prolog._AGENT_START_S + 1
 
 
 def test_nobody_waits_for_an_agent_that_systemd_does_not_start(folder, systemd_run):

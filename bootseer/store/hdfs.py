@@ -218,6 +218,8 @@ class HdfsStore:
         path = self._path(check_name(name))
 
         def work() -> None:
+            # To delete below an object is an error of another kind.
+            self._client().get_file_info(path)
             if not self._client().delete(path, False):
                 raise NotFound(f"cannot delete {name!r} in {self.url}: there is no such object")
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 import trio
 
-from bootseer.errors import ConfigError, Conflict, Denied, Transient
+from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient
 from bootseer.store.base import publish, read_all
 from bootseer.store.hdfs import HdfsOptions, HdfsStore
 from bootseer.store.limit import LimitStore
@@ -55,6 +55,21 @@ async def test_the_users_rights_hold(monkeypatch):
     with pytest.raises(Denied):
         await mallory.delete("own")
     assert await read_all(alice, "own", 1) == b"1"
+
+
+async def test_there_is_nothing_below_an_object():
+    store = at("/below")
+    await publish(store, "object", b"")
+    for operation in (store.stat, store.delete):
+        with pytest.raises(NotFound):
+            await operation("object/below")
+    with pytest.raises(NotFound):
+        await store.rename("object/below", "other")
+    with pytest.raises(NotFound):
+        await store.set_replication("object/below", 1)
+    await publish(store, "other", b"")
+    with pytest.raises(Conflict):
+        await store.rename("other", "object/below")
 
 
 async def test_errors_are_one_line_and_name_operation_and_object():

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -119,13 +118,27 @@ def test_an_interrupted_start_leaves_nothing(tmp_path):
     argv = [sys.executable, "-c", code, name, str(hadoop_jars(BUILD))]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as starting:
         assert starting.stdout.readline() == b"up\n"
-        time.sleep(1)  # somewhere in the start of the daemons
+        wait_until(
+            lambda: b"namenode.NameNode\0" in started(), "the NameNode's format", timeout_s=30
+        )
         starting.terminate()
     state_dir = ClusterSpec(name, nodes=0, datanodes=2).state_dir
     Cluster.remove(name)  # SIGTERM is not Python's to clean up after; this is
     assert not state_dir.exists()
     left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if name in _read(p)]
     assert left == []
+
+
+def started():
+    """Command lines of the Java programs that run now."""
+    lines = b""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        lines += line if line.startswith(b"java") else b""
+    return lines
 
 
 def _read(path):

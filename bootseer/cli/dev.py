@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from bootseer.cli import dev_common
 from bootseer.cli.dev_hdfs import hdfs
 
 if TYPE_CHECKING:
@@ -40,13 +39,7 @@ dev.add_command(hdfs)
 @click.option(
     "--bandwidth", default="200MB", show_default=True, help="Of the share, a second, all nodes."
 )
-@click.option(
-    "--build-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("build"),
-    show_default=True,
-    help="For the image, which is built once, and the figures.",
-)
+@dev_common.build_dir("For the image, which is built once, and the figures.")
 def demo(
     nodes: int | None,
     torch: bool,
@@ -82,13 +75,7 @@ def demo(
 @dev.command()
 @click.option("--pairs", default=40, show_default=True, help="Pairs of jobs, with and without.")
 @click.option("--starts", default=10, show_default=True, help="Warm starts.")
-@click.option(
-    "--build-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("build"),
-    show_default=True,
-    help="For the figures.",
-)
+@dev_common.build_dir("For the figures.")
 def bench(pairs: int, starts: int, build_dir: Path) -> None:
     """Measure what BootSeer costs jobs that do not use it, and jobs that do; needs root.
 
@@ -202,8 +189,7 @@ def run(name: str, user: str, node: str | None, argv: tuple[str, ...]) -> None:
     """
     from bootseer.testing.cluster import Cluster
 
-    command = Cluster.attach(name).command(argv, user=user, node=node)
-    sys.exit(subprocess.call(command))
+    dev_common.call(Cluster.attach(name), list(argv), user, node)
 
 
 def _describe(cluster: Cluster) -> dict[str, object]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from bootseer.cli import dev_common
 
 if TYPE_CHECKING:
     from bootseer.testing.hdfs import Hdfs
@@ -36,13 +36,7 @@ def hdfs() -> None:
 @click.option("--datanodes", default=4, show_default=True, help="DataNodes, named d1 to dM.")
 @click.option("--rate", metavar="RATE", help="Limit each DataNode's link: 800mbit, 10gbit.")
 @click.option("--nodes", default=0, show_default=True, help="Compute nodes with Slurm, n1 to nN.")
-@click.option(
-    "--build-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("build"),
-    show_default=True,
-    help="For Hadoop's jars, which are fetched once.",
-)
+@dev_common.build_dir("For Hadoop's jars, which are fetched once.")
 def up(name: str, datanodes: int, rate: str | None, nodes: int, build_dir: Path) -> None:
     """Start a NameNode and DataNodes, and wait until they are ready.
 
@@ -127,7 +121,8 @@ def fs(name: str, user: str, argv: tuple[str, ...]) -> None:
     Example:
       bootseer dev hdfs fs --user alice -- -put /etc/hosts /user/alice/hosts
     """
-    _call(name, user, None, _attach(name).fs_command(*argv))
+    found = _attach(name)
+    dev_common.call(found.cluster, found.fs_command(*argv), user)
 
 
 @hdfs.command(context_settings={"ignore_unknown_options": True})
@@ -142,11 +137,7 @@ def run(name: str, user: str, node: str | None, argv: tuple[str, ...]) -> None:
     Example:
       bootseer dev hdfs run --user alice -- python3 -c 'import hdfs_native'
     """
-    _call(name, user, node, list(argv))
-
-
-def _call(name: str, user: str, node: str | None, argv: list[str]) -> None:
-    sys.exit(subprocess.call(_attach(name).cluster.command(argv, user=user, node=node)))
+    dev_common.call(_attach(name).cluster, list(argv), user, node)
 
 
 def _attach(name: str) -> Hdfs:

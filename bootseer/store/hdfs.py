@@ -6,14 +6,11 @@ client of its must not be older than a fork, so that it is made at the first use
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from typing import TypeVar
@@ -32,6 +29,7 @@ from bootseer.store.name import (
     check_name,
     check_rename,
     is_component,
+    temporary_name,
 )
 from bootseer.units import NS_PER_MS, NS_PER_S
 
@@ -166,7 +164,7 @@ class HdfsStore:
     async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
         """See `Store.create`."""
         parts = check_name(name)
-        temporary = self._path((*parts[:-1], _temporary_name()))
+        temporary = self._path((*parts[:-1], temporary_name()))
         options = WriteOptions(
             replication=self._options.replication,
             block_size=self._options.block_bytes,
@@ -328,8 +326,8 @@ class _Target:
     temporary: str
     path: str
     overwrite: bool
-    left: bool = field(default=False)
-    published: bool = field(default=False)
+    left: bool = False
+    published: bool = False
 
 
 class _HdfsWriter:
@@ -366,11 +364,6 @@ class _HdfsWriter:
             self._target.temporary, self._target.path, self._target.overwrite
         )
         self._target.published = True
-
-
-def _temporary_name() -> str:
-    host = socket.gethostname().split(".")[0][:64]
-    return f"{TEMPORARY_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _info(name: str, status: FileStatus) -> ObjectInfo:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
+import socket
 
 from bootseer.errors import ConfigError
 
@@ -52,6 +55,15 @@ def check_rename(source: str, target: str) -> tuple[tuple[str, ...], tuple[str, 
     if target.startswith(f"{source}/"):
         raise ConfigError(f"{source!r} cannot be moved into itself, to {target!r}")
     return check_name(source), check_name(target)
+
+
+def temporary_name() -> str:
+    """Return a name for an object that is not complete yet.
+
+    The random part makes it unique; host and process are for whoever finds one left behind.
+    """
+    host = socket.gethostname().split(".")[0][:64]
+    return f"{TEMPORARY_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def is_component(text: str) -> bool:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
-import socket
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootseer.store.name import TEMPORARY_PREFIX, is_component
+from bootseer.store.name import is_component, temporary_name
 from bootseer.store.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
 from bootseer.store.reap import reap
 from bootseer.units import NS_PER_S
@@ -116,12 +114,8 @@ class Tree:
         return fd, status
 
     def create_temporary(self, folder: int) -> Temporary:
-        """Make an empty file with a name of its own; its descriptor is the caller's.
-
-        The random part makes it unique; host and process are for whoever finds one left behind.
-        """
-        host = socket.gethostname().split(".")[0][:64]
-        name = f"{TEMPORARY_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(8)}"
+        """Make an empty file with a name of its own; its descriptor is the caller's."""
+        name = temporary_name()
         fd = os.open(name, _OPEN_TEMPORARY, self._file_mode, dir_fd=folder)
         return Temporary(folder, name, fd)
 

@@ -1,4 +1,4 @@
-"""The settings of the local HDFS: what its daemons need, and what its clients should have."""
+"""The settings of the local HDFS."""
 
 from __future__ import annotations
 
@@ -56,16 +56,6 @@ def hdfs_site(datanodes: int) -> dict[str, str]:
         "dfs.namenode.file.close.num-committed-allowed": "1",
         # Quotas and space are what tests set, not what this machine's disk has left.
         "dfs.datanode.du.reserved": "0",
-    }
-
-
-def client_site() -> dict[str, str]:
-    """Return settings for hdfs-native, whose own deadlines are minutes."""
-    return {
-        "dfs.client.socket-timeout": "3000",
-        "dfs.client.failover.max.attempts": "3",
-        "dfs.client.failover.sleep.base.millis": "100",
-        "dfs.client.failover.sleep.max.millis": "500",
     }
 
 

@@ -225,8 +225,7 @@ class Hdfs:
 
     def _configure(self) -> None:
         folder = self.cluster.state_dir / "etc" / "hadoop"
-        core = conf.core_site() | conf.client_site()
-        (folder / "core-site.xml").write_text(conf.xml(core))
+        (folder / "core-site.xml").write_text(conf.xml(conf.core_site()))
         hdfs = conf.hdfs_site(self.cluster.spec.datanodes)
         (folder / "hdfs-site.xml").write_text(conf.xml(hdfs))
         (folder / "log4j.properties").write_text(_LOG4J)

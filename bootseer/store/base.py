@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from bootseer.errors import Corrupt
@@ -26,12 +26,28 @@ class ObjectInfo:
         size_bytes: the length; 0 for a folder.
         mtime_ns: last change, nanoseconds since 1970, by the clock of whoever keeps the bytes.
         is_folder: whether this is a folder.
+        mode: permission bits, up to 0o7777; None where the store has none.
+        owner: the user, as the store has it: a name, or a number in decimal; None if it has none.
+        group: the same for the group.
+
+    Two that are equal are of the same version: whose it is and who may use it is no part of that.
     """
 
     name: str
     size_bytes: int
     mtime_ns: int
     is_folder: bool = False
+    mode: int | None = field(default=None, compare=False)
+    owner: str | None = field(default=None, compare=False)
+    group: str | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """How much room a store has, counting every copy that it keeps; None where it does not say."""
+
+    total_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +57,13 @@ class Capabilities:
     Attributes:
         atomic_rename: a rename shows its target complete or not at all, folders included.
         replication: `Store.set_replication` has an effect.
+        attributes: modes and times can be set; elsewhere a mode given to `create` or `mkdir` is
+            ignored, and `set_mode` and `set_mtime` are Unavailable.
     """
 
     atomic_rename: bool
     replication: bool
+    attributes: bool
 
 
 class Reader(Protocol):
@@ -148,11 +167,28 @@ class Store(Protocol):
         """
         ...
 
-    def create(self, name: str, *, overwrite: bool = True) -> AbstractAsyncContextManager[Writer]:
+    def create(
+        self,
+        name: str,
+        *,
+        overwrite: bool = True,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AbstractAsyncContextManager[Writer]:
         """Write an object within a block, which must `commit`; leaving it otherwise discards all.
 
-        Missing folders of the name are made. Without `overwrite`, a name that is taken when it
-        comes to the commit is a Conflict.
+        Missing folders of the name are made.
+
+        Args:
+            name: of the object.
+            overwrite: if not, a name that is taken when it comes to the commit is a Conflict.
+            mode: permission bits of the object, whatever the umask; the store's default if None.
+            replication: on how many machines to keep it; ignored where there is no such thing.
+            block_bytes: length of its blocks; ignored where there is no such thing.
+
+        Raises:
+            ValueError: it is no mode, see `check_mode`.
         """
         ...
 
@@ -176,11 +212,49 @@ class Store(Protocol):
         """
         ...
 
-    async def mkdir(self, name: str) -> None:
-        """Make a folder and those above it; existing ones are as good.
+    async def delete_tree(self, name: str) -> None:
+        """Remove an object, or a folder with all that is below, objects in the making included.
+
+        HDFS does it in one step. Elsewhere it takes many: one that fails or is cancelled leaves
+        some of what was there.
+
+        Durability: after a crash, what was removed may be back.
+        """
+        ...
+
+    async def mkdir(self, name: str, *, mode: int | None = None) -> None:
+        """Make a folder and those above it; existing ones are as good, and stay as they are.
+
+        Args:
+            name: of the folder.
+            mode: permission bits of this one folder, whatever the umask; the default if None.
 
         Raises:
             Conflict: an object has that name or one above.
+            ValueError: it is no mode, see `check_mode`.
+        """
+        ...
+
+    async def set_mode(self, name: str, mode: int) -> None:
+        """Change the permission bits of an object or a folder.
+
+        Raises:
+            Unavailable: the store has none (see `Capabilities`).
+            ValueError: it is no mode, see `check_mode`.
+        """
+        ...
+
+    async def set_mtime(self, name: str, mtime_ns: int) -> None:
+        """Change when an object or a folder was last changed, to a millisecond at least.
+
+        To a reader that has to open the object again this is another version.
+
+        Args:
+            name: of the object or folder.
+            mtime_ns: nanoseconds since 1970.
+
+        Raises:
+            Unavailable: the store keeps no such time (see `Capabilities`).
         """
         ...
 
@@ -190,6 +264,10 @@ class Store(Protocol):
         Raises:
             Unavailable: the store does not replicate (see `Capabilities`).
         """
+        ...
+
+    async def space(self) -> Space:
+        """Say how much room there is."""
         ...
 
     async def reap_temporaries(self, older_than_s: float) -> int:
@@ -232,3 +310,14 @@ def readable_bytes(offset: int, size: int, size_bytes: int) -> int:
     if offset < 0 or size < 0:
         raise ValueError(f"cannot read {size} bytes at offset {offset}: both must be 0 or more")
     return max(0, min(size, size_bytes - offset))
+
+
+def check_mode(mode: int) -> int:
+    """Return what can be the mode of an object: permission bits and the sticky one.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if not 0 <= mode <= 0o1777:
+        raise ValueError(f"{mode:#o} is not a mode between 0 and 0o1777")
+    return mode

@@ -20,7 +20,16 @@ import trio
 from hdfs_native import Client, FileReader, FileStatus, FileWriter, WriteOptions
 
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound, Transient
-from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Writer, readable_bytes
+from bootseer.store.base import (
+    Capabilities,
+    Data,
+    ObjectInfo,
+    Reader,
+    Space,
+    Writer,
+    check_mode,
+    readable_bytes,
+)
 from bootseer.store.gate import Gate
 from bootseer.store.hdfserror import translated
 from bootseer.store.name import (
@@ -49,21 +58,18 @@ DEADLINES = {
 _SETTLE_S = 5.0
 _PAUSE_S = 0.01
 _DISCARD_S = 2.0
+_KEEP_TIME = 2**64 - 1  # -1 in Java, which leaves a time as it is
 
 
 @dataclass(frozen=True, slots=True)
 class HdfsOptions:
-    """How to reach an HDFS, and how to write.
+    """How to reach an HDFS.
 
     Attributes:
         conf_dir: folder of core-site.xml and hdfs-site.xml; "" for none.
-        replication: copies of what is written; None for the file system's default.
-        block_bytes: length of a block; None for the file system's default.
     """
 
     conf_dir: str = ""
-    replication: int | None = None
-    block_bytes: int | None = None
 
 
 class HdfsStore:
@@ -78,7 +84,7 @@ class HdfsStore:
     `threads`, so that a dead NameNode costs a bounded number of them.
     """
 
-    capabilities = Capabilities(atomic_rename=True, replication=True)
+    capabilities = Capabilities(atomic_rename=True, replication=True, attributes=True)
 
     def __init__(
         self,
@@ -161,13 +167,22 @@ class HdfsStore:
             reader.closed = True
 
     @asynccontextmanager
-    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+    async def create(
+        self,
+        name: str,
+        *,
+        overwrite: bool = True,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Writer]:
         """See `Store.create`."""
         parts = check_name(name)
         temporary = self._path((*parts[:-1], temporary_name()))
         options = WriteOptions(
-            replication=self._options.replication,
-            block_size=self._options.block_bytes,
+            replication=replication,
+            block_size=block_bytes,
+            permission=None if mode is None else check_mode(mode),
             create_parent=True,
             overwrite=False,
         )
@@ -223,12 +238,53 @@ class HdfsStore:
 
         await self._run("delete", name, work)
 
-    async def mkdir(self, name: str) -> None:
+    async def delete_tree(self, name: str) -> None:
+        """See `Store.delete_tree`; the NameNode frees the blocks in its own time."""
+        path = self._path(check_name(name))
+
+        def work() -> None:
+            self._client().get_file_info(path)
+            if not self._client().delete(path, True):
+                raise NotFound(f"cannot delete all of {name!r} in {self.url}: it does not exist")
+
+        await self._run("delete all of", name, work)
+
+    async def mkdir(self, name: str, *, mode: int | None = None) -> None:
         """See `Store.mkdir`."""
         path = self._path(check_name(name))
-        await self._run(
-            "make folder", name, lambda: self._client().mkdirs(path, create_parent=True)
-        )
+        mode = None if mode is None else check_mode(mode)
+
+        def work() -> None:
+            client = self._client()
+            if mode is None:
+                client.mkdirs(path, create_parent=True)
+            else:
+                # Folders made on the way would get the mode, too.
+                client.mkdirs(path.rpartition("/")[0] or "/", create_parent=True)
+                client.mkdirs(path, mode)
+
+        await self._run("make folder", name, work)
+
+    async def set_mode(self, name: str, mode: int) -> None:
+        """See `Store.set_mode`."""
+        path = self._path(check_name(name))
+        check_mode(mode)
+
+        def work() -> None:
+            self._client().get_file_info(path)
+            self._client().set_permission(path, mode)
+
+        await self._run("change the mode of", name, work)
+
+    async def set_mtime(self, name: str, mtime_ns: int) -> None:
+        """See `Store.set_mtime`; HDFS keeps milliseconds, and none before 1970."""
+        path = self._path(check_name(name))
+
+        def work() -> None:
+            self._client().get_file_info(path)
+            self._client().set_times(path, max(0, mtime_ns // NS_PER_MS), _KEEP_TIME)
+
+        await self._run("change the time of", name, work)
 
     async def set_replication(self, name: str, copies: int) -> None:
         """See `Store.set_replication`; the NameNode sees to it in its own time."""
@@ -240,6 +296,11 @@ class HdfsStore:
             self._client().set_replication(path, copies)
 
         await self._run("replicate", name, work)
+
+    async def space(self) -> Space:
+        """See `Store.space`: the library can't tell."""
+        await trio.lowlevel.checkpoint()
+        return Space()
 
     async def reap_temporaries(self, older_than_s: float) -> int:
         """See `Store.reap_temporaries`; a file's age counts from when its writing began."""
@@ -368,5 +429,11 @@ class _HdfsWriter:
 
 def _info(name: str, status: FileStatus) -> ObjectInfo:
     return ObjectInfo(
-        name, status.length, status.modification_time * NS_PER_MS, is_folder=status.isdir
+        name,
+        status.length,
+        status.modification_time * NS_PER_MS,
+        status.isdir,
+        mode=status.permission & 0o1777,
+        owner=status.owner,
+        group=status.group,
     )

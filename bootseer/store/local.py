@@ -18,7 +18,16 @@ import trio
 
 from bootseer.errors import Corrupt, Unavailable
 from bootseer.store import posix
-from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Writer, readable_bytes
+from bootseer.store.base import (
+    Capabilities,
+    Data,
+    ObjectInfo,
+    Reader,
+    Space,
+    Writer,
+    check_mode,
+    readable_bytes,
+)
 from bootseer.store.gate import Gate
 from bootseer.store.lease import Lease
 from bootseer.store.name import check_folder, check_name, check_rename
@@ -48,7 +57,7 @@ class LocalStore:
     costs a bounded number of them; further operations wait for a free one, and can be cancelled.
     """
 
-    capabilities = Capabilities(atomic_rename=True, replication=False)
+    capabilities = Capabilities(atomic_rename=True, replication=False, attributes=True)
 
     def __init__(
         self,
@@ -62,8 +71,8 @@ class LocalStore:
         Args:
             root: an absolute path.
             owner_uid: the user who must own `root` and the folders in it, with no write permission
-                for others; an operation is Denied where that does not hold. What is made is then
-                private (modes 0700 and 0600). None: any owner, and the umask decides.
+                for others; an operation is Denied where that does not hold. What is made without
+                a mode is then private (0700 and 0600). None: any owner, and the umask decides.
             threads: how many calls may be under way at once; `THREADS` of this store's own if None.
 
         Raises:
@@ -111,9 +120,18 @@ class LocalStore:
             await lease.end()
 
     @asynccontextmanager
-    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+    async def create(
+        self,
+        name: str,
+        *,
+        overwrite: bool = True,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Writer]:
         """See `Store.create`."""
         parts = check_name(name)
+        mode = None if mode is None else check_mode(mode)
         lease = Lease(self._threads)
 
         def work() -> Temporary:
@@ -123,6 +141,8 @@ class LocalStore:
             # yet another name until it is closed.
             lease.resources.callback(temporary.discard)
             lease.resources.callback(os.close, temporary.fd)
+            if mode is not None:
+                os.fchmod(temporary.fd, mode)
             return temporary
 
         gate = Gate(name)
@@ -147,15 +167,25 @@ class LocalStore:
         """See `Store.delete`; a link or a special file can be deleted, though not opened."""
         await self._run("delete", name, partial(self._tree.delete, check_name(name)))
 
-    async def mkdir(self, name: str) -> None:
+    async def delete_tree(self, name: str) -> None:
+        """See `Store.delete_tree`; of a link, the link alone."""
+        await self._run("delete all of", name, partial(self._tree.delete_tree, check_name(name)))
+
+    async def mkdir(self, name: str, *, mode: int | None = None) -> None:
         """See `Store.mkdir`."""
         parts = check_name(name)
+        mode = None if mode is None else check_mode(mode)
+        await self._run("make folder", name, partial(self._tree.make_folder, parts, mode))
 
-        def work() -> None:
-            with self._tree.folder(parts, make=True):
-                pass
+    async def set_mode(self, name: str, mode: int) -> None:
+        """See `Store.set_mode`."""
+        work = partial(self._tree.set_mode, check_name(name), check_mode(mode))
+        await self._run("change the mode of", name, work)
 
-        await self._run("make folder", name, work)
+    async def set_mtime(self, name: str, mtime_ns: int) -> None:
+        """See `Store.set_mtime`."""
+        work = partial(self._tree.set_mtime, check_name(name), mtime_ns)
+        await self._run("change the time of", name, work)
 
     async def set_replication(self, name: str, copies: int) -> None:
         """See `Store.set_replication`: not here."""
@@ -164,6 +194,18 @@ class LocalStore:
         raise Unavailable(
             f"cannot replicate {name!r}: {self.url} is a directory and keeps one copy"
         )
+
+    async def space(self) -> Space:
+        """See `Store.space`: that of the file system, for whoever is not root."""
+
+        def work() -> Space:
+            with suppress(FileNotFoundError):
+                status = self._tree.space()
+                unit = status.f_frsize
+                return Space(status.f_blocks * unit, status.f_bavail * unit)
+            return Space()
+
+        return await self._run("ask for the space of", "", work)
 
     async def reap_temporaries(self, older_than_s: float) -> int:
         """See `Store.reap_temporaries`; ages compare this node's clock with the file system's."""
@@ -227,6 +269,13 @@ class _LocalWriter:
 
 
 def _info(name: str, status: os.stat_result) -> ObjectInfo:
-    if stat.S_ISDIR(status.st_mode):
-        return ObjectInfo(name, 0, status.st_mtime_ns, is_folder=True)
-    return ObjectInfo(name, status.st_size, status.st_mtime_ns)
+    is_folder = stat.S_ISDIR(status.st_mode)
+    return ObjectInfo(
+        name,
+        0 if is_folder else status.st_size,
+        status.st_mtime_ns,
+        is_folder,
+        mode=stat.S_IMODE(status.st_mode),
+        owner=str(status.st_uid),
+        group=str(status.st_gid),
+    )

@@ -5,14 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
 from bootseer.errors import Closed, Conflict, NotFound, Unavailable
-from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Writer, readable_bytes
+from bootseer.store.base import (
+    Capabilities,
+    Data,
+    ObjectInfo,
+    Reader,
+    Space,
+    Writer,
+    check_mode,
+    readable_bytes,
+)
 from bootseer.store.gate import Gate
 from bootseer.store.name import check_folder, check_name, check_rename
+
+_OBJECT_MODE = 0o644
+_FOLDER_MODE = 0o755
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +32,12 @@ class _Entry:
     """An object's content, or None for a folder."""
 
     content: bytes | None
+    mode: int
     mtime_ns: int = field(default_factory=time.time_ns)
 
     def info(self, name: str) -> ObjectInfo:
-        return ObjectInfo(name, len(self.content or b""), self.mtime_ns, self.content is None)
+        is_folder = self.content is None
+        return ObjectInfo(name, len(self.content or b""), self.mtime_ns, is_folder, self.mode)
 
 
 class MemoryStore:
@@ -35,7 +49,7 @@ class MemoryStore:
     """
 
     url = "memory:"
-    capabilities = Capabilities(atomic_rename=True, replication=False)
+    capabilities = Capabilities(atomic_rename=True, replication=False, attributes=True)
 
     def __init__(self) -> None:
         """Start empty."""
@@ -72,12 +86,21 @@ class MemoryStore:
             reader.content = None
 
     @asynccontextmanager
-    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+    async def create(
+        self,
+        name: str,
+        *,
+        overwrite: bool = True,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Writer]:
         """See `Store.create`."""
         check_name(name)
+        mode = _OBJECT_MODE if mode is None else check_mode(mode)
         await trio.lowlevel.checkpoint()
         self._make_folders(_above(name))
-        writer = _MemoryWriter(self, name, overwrite)
+        writer = _MemoryWriter(self, name, overwrite, mode)
         try:
             yield writer
         finally:
@@ -105,11 +128,34 @@ class MemoryStore:
             raise Conflict(f"cannot delete {name!r} in {self.url}: the folder is not empty")
         del self._entries[name]
 
-    async def mkdir(self, name: str) -> None:
-        """See `Store.mkdir`."""
+    async def delete_tree(self, name: str) -> None:
+        """See `Store.delete_tree`."""
         check_name(name)
         await trio.lowlevel.checkpoint()
-        self._make_folders([*_above(name), name])
+        self._entry(name)
+        for gone in [other for other in self._entries if f"{other}/".startswith(f"{name}/")]:
+            del self._entries[gone]
+
+    async def mkdir(self, name: str, *, mode: int | None = None) -> None:
+        """See `Store.mkdir`."""
+        check_name(name)
+        mode = _FOLDER_MODE if mode is None else check_mode(mode)
+        await trio.lowlevel.checkpoint()
+        self._make_folders(_above(name))
+        self._make_folders([name], mode)
+
+    async def set_mode(self, name: str, mode: int) -> None:
+        """See `Store.set_mode`."""
+        check_name(name)
+        check_mode(mode)
+        await trio.lowlevel.checkpoint()
+        self._entries[name] = replace(self._entry(name), mode=mode)
+
+    async def set_mtime(self, name: str, mtime_ns: int) -> None:
+        """See `Store.set_mtime`."""
+        check_name(name)
+        await trio.lowlevel.checkpoint()
+        self._entries[name] = replace(self._entry(name), mtime_ns=mtime_ns)
 
     async def set_replication(self, name: str, copies: int) -> None:
         """See `Store.set_replication`: not here."""
@@ -117,12 +163,17 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         raise Unavailable(f"cannot replicate {name!r}: {self.url} keeps one copy")
 
+    async def space(self) -> Space:
+        """See `Store.space`: nobody has counted."""
+        await trio.lowlevel.checkpoint()
+        return Space()
+
     async def reap_temporaries(self, older_than_s: float) -> int:
         """See `Store.reap_temporaries`: writers that end leave nothing here."""
         await trio.lowlevel.checkpoint()
         return 0
 
-    def put(self, name: str, content: bytes, *, overwrite: bool) -> None:
+    def put(self, name: str, content: bytes, mode: int, *, overwrite: bool) -> None:
         """Make an object visible, without a checkpoint.
 
         Raises:
@@ -130,7 +181,7 @@ class MemoryStore:
         """
         self._check_free(name, overwrite=overwrite)
         self._make_folders(_above(name))
-        self._entries[name] = _Entry(content)
+        self._entries[name] = _Entry(content, mode)
 
     def _entry(self, name: str) -> _Entry:
         try:
@@ -143,9 +194,9 @@ class MemoryStore:
         if taken is not None and (taken.content is None or not overwrite):
             raise Conflict(f"{name!r} in {self.url} exists already")
 
-    def _make_folders(self, names: Sequence[str]) -> None:
+    def _make_folders(self, names: Sequence[str], mode: int = _FOLDER_MODE) -> None:
         for name in names:
-            if self._entries.setdefault(name, _Entry(None)).content is not None:
+            if self._entries.setdefault(name, _Entry(None, mode)).content is not None:
                 raise Conflict(f"{name!r} in {self.url} is an object, not a folder")
 
 
@@ -167,11 +218,12 @@ class _MemoryReader(Reader):
 class _MemoryWriter:
     """Collects the data and hands it over at the commit."""
 
-    def __init__(self, store: MemoryStore, name: str, overwrite: bool) -> None:
+    def __init__(self, store: MemoryStore, name: str, overwrite: bool, mode: int) -> None:
         self.gate = Gate(name)
         self._store = store
         self._name = name
         self._overwrite = overwrite
+        self._mode = mode
         self._content = bytearray()
 
     async def write(self, data: Data) -> None:
@@ -182,7 +234,8 @@ class _MemoryWriter:
     async def commit(self) -> None:
         with self.gate.step(last=True):
             await trio.lowlevel.checkpoint()
-            self._store.put(self._name, bytes(self._content), overwrite=self._overwrite)
+            content = bytes(self._content)
+            self._store.put(self._name, content, self._mode, overwrite=self._overwrite)
 
 
 def _above(name: str) -> Sequence[str]:

@@ -1,7 +1,8 @@
-"""What dead writers leave behind: found by its name and its age, and removed."""
+"""What has to go: a folder with all below, and what dead writers leave, by its name and age."""
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 
@@ -35,6 +36,35 @@ def reap(folder: int, written_before_ns: int, levels: int = MAX_COMPONENTS) -> i
                 os.unlink(entry.name, dir_fd=folder)
                 reaped += 1
     return reaped
+
+
+def remove_tree(folder: int, name: str, levels: int = MAX_COMPONENTS) -> None:
+    """Remove what has a name in an open folder: a folder with all below, links not followed.
+
+    Args:
+        folder: a descriptor.
+        name: in it; no error if it is gone.
+        levels: how many of folders to go down.
+
+    Raises:
+        OSError: ENOTEMPTY, something is put in meanwhile, or there are more levels.
+    """
+    if levels == 0:
+        raise OSError(errno.ENOTEMPTY, "folders in it are deeper than any name of an object")
+    with suppress(FileNotFoundError):
+        try:
+            child = os.open(name, OPEN_FOLDER, dir_fd=folder)
+        except NotADirectoryError:
+            os.unlink(name, dir_fd=folder)
+            return
+        try:
+            with os.scandir(child) as found:
+                names = [entry.name for entry in found]
+            for below in names:
+                remove_tree(child, below, levels - 1)
+        finally:
+            os.close(child)
+        os.rmdir(name, dir_fd=folder)
 
 
 def _is_stale(entry: os.DirEntry[str], written_before_ns: int) -> bool:

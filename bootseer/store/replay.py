@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 
 from bootseer.errors import Conflict, Transient
@@ -24,12 +25,18 @@ class ReplayingWriter:
     """
 
     def __init__(
-        self, store: Store, name: str, *, overwrite: bool, backoff: Backoff, limit_bytes: int
+        self,
+        store: Store,
+        name: str,
+        *,
+        create: Callable[[], AbstractAsyncContextManager[Writer]],
+        backoff: Backoff,
+        limit_bytes: int,
     ) -> None:
-        """Write the object `name`; `start` creates it."""
+        """Write the object `name` of the store; `start` calls `create` for the first time."""
         self._store = store
         self._name = name
-        self._overwrite = overwrite
+        self._create = create
         self._backoff = backoff
         self._limit_bytes = limit_bytes
         self._gate = Gate(name)
@@ -75,9 +82,7 @@ class ReplayingWriter:
     async def _attempt(self, commit: bool) -> None:
         try:
             if self._writer is None:
-                self._writer = await self._block.enter_async_context(
-                    self._store.create(self._name, overwrite=self._overwrite)
-                )
+                self._writer = await self._block.enter_async_context(self._create())
                 self._sent = 0
             while self._sent < len(self._kept):
                 await self._writer.write(self._kept[self._sent])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from bootseer.errors import NotFound, Transient
@@ -64,12 +65,27 @@ class RetryStore(WrappedStore):
             await reader.end()
 
     @asynccontextmanager
-    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+    async def create(
+        self,
+        name: str,
+        *,
+        overwrite: bool = True,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Writer]:
         """See `Store.create`."""
         writer = ReplayingWriter(
             self._inner,
             name,
-            overwrite=overwrite,
+            create=partial(
+                self._inner.create,
+                name,
+                overwrite=overwrite,
+                mode=mode,
+                replication=replication,
+                block_bytes=block_bytes,
+            ),
             backoff=self._backoff,
             limit_bytes=self._replay_limit_bytes,
         )
@@ -96,11 +112,12 @@ class RetryStore(WrappedStore):
     async def delete(self, name: str) -> None:
         """See `Store.delete`."""
         await self.stat(name)
+        await self._change(lambda: self._inner.delete(name), _is_done)
 
-        async def is_done() -> bool:
-            return True
-
-        await self._change(lambda: self._inner.delete(name), is_done)
+    async def delete_tree(self, name: str) -> None:
+        """See `Store.delete_tree`."""
+        await self.stat(name)
+        await self._change(lambda: self._inner.delete_tree(name), _is_done)
 
     async def _change(
         self, call: Callable[[], Awaitable[None]], is_done: Callable[[], Awaitable[bool]]
@@ -120,3 +137,8 @@ class RetryStore(WrappedStore):
                     raise
 
         await self._backoff.run(attempt)
+
+
+async def _is_done() -> bool:
+    """Take what is gone for removed."""
+    return True

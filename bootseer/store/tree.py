@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bootseer.store.name import is_component, temporary_name
 from bootseer.store.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
-from bootseer.store.reap import reap
+from bootseer.store.reap import reap, remove_tree
 from bootseer.units import NS_PER_S
 
 # O_NONBLOCK: opening a FIFO returns at once, to be refused, instead of waiting for a writer.
@@ -149,6 +149,45 @@ class Tree:
             else:
                 os.unlink(parts[-1], dir_fd=folder)
 
+    def delete_tree(self, parts: Sequence[str]) -> None:
+        """Remove a file of whatever kind, or a folder with all that is below.
+
+        Raises:
+            OSError: ENOTEMPTY, somebody puts something into it meanwhile.
+        """
+        with self.folder(parts[:-1]) as folder:
+            status_at(parts[-1], folder)
+            remove_tree(folder, parts[-1])
+
+    def make_folder(self, parts: Sequence[str], mode: int | None) -> None:
+        """Make a folder where there is none, with a mode of its own if one is given."""
+        if mode is not None:
+            with self.folder(parts[:-1], make=True) as above, suppress(FileExistsError):
+                os.mkdir(parts[-1], 0o700, dir_fd=above)
+                made = os.open(parts[-1], OPEN_FOLDER, dir_fd=above)
+                try:
+                    os.fchmod(made, mode)
+                finally:
+                    os.close(made)
+                sync_folder(above)
+        with self.folder(parts, make=True):
+            pass
+
+    def set_mode(self, parts: Sequence[str], mode: int) -> None:
+        """Change the mode of a regular file or a folder."""
+        with self._handle(parts) as path:
+            os.chmod(path, mode)
+
+    def set_mtime(self, parts: Sequence[str], mtime_ns: int) -> None:
+        """Change when a regular file or a folder was last changed."""
+        with self._handle(parts) as path:
+            os.utime(path, ns=(os.stat(path).st_atime_ns, mtime_ns))
+
+    def space(self) -> os.statvfs_result:
+        """Describe the file system."""
+        with self.folder(()) as root:
+            return os.fstatvfs(root)
+
     def stat(self, parts: Sequence[str]) -> os.stat_result:
         """Describe a regular file or a folder.
 
@@ -182,6 +221,24 @@ class Tree:
         with suppress(FileNotFoundError), self.folder(()) as root:
             return reap(root, written_before_ns)
         return 0
+
+    @contextmanager
+    def _handle(self, parts: Sequence[str]) -> Iterator[str]:
+        """Lend a path of a file or folder that is good whatever becomes of its name.
+
+        A descriptor that was opened without any right to the content will do for it; system calls
+        that take such a descriptor itself are not in Python.
+
+        Raises:
+            OSError: ELOOP a symbolic link, ENXIO any other kind of file.
+        """
+        with self.folder(parts[:-1]) as folder:
+            fd = os.open(parts[-1], os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            check_kind(os.fstat(fd))
+            yield f"/proc/self/fd/{fd}"
+        finally:
+            os.close(fd)
 
     def _open_root(self, make: bool) -> int:
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
-from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Store, Writer
+from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Space, Store, Writer
 
 T = TypeVar("T")
 
@@ -61,14 +61,28 @@ class WrappedStore(ABC):
             yield _WrappedReader(self, reader)
 
     @asynccontextmanager
-    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+    async def create(
+        self,
+        name: str,
+        *,
+        overwrite: bool = True,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Writer]:
         """See `Store.create`."""
-        async with AsyncExitStack() as block:
-            writer = await self.around(
-                "create",
+
+        def create() -> AbstractAsyncContextManager[Writer]:
+            return self._inner.create(
                 name,
-                lambda: block.enter_async_context(self._inner.create(name, overwrite=overwrite)),
+                overwrite=overwrite,
+                mode=mode,
+                replication=replication,
+                block_bytes=block_bytes,
             )
+
+        async with AsyncExitStack() as block:
+            writer = await self.around("create", name, lambda: block.enter_async_context(create()))
             yield _WrappedWriter(self, name, writer)
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
@@ -81,15 +95,31 @@ class WrappedStore(ABC):
         """See `Store.delete`."""
         await self.around("delete", name, lambda: self._inner.delete(name))
 
-    async def mkdir(self, name: str) -> None:
+    async def delete_tree(self, name: str) -> None:
+        """See `Store.delete_tree`."""
+        await self.around("delete_tree", name, lambda: self._inner.delete_tree(name))
+
+    async def mkdir(self, name: str, *, mode: int | None = None) -> None:
         """See `Store.mkdir`."""
-        await self.around("mkdir", name, lambda: self._inner.mkdir(name))
+        await self.around("mkdir", name, lambda: self._inner.mkdir(name, mode=mode))
+
+    async def set_mode(self, name: str, mode: int) -> None:
+        """See `Store.set_mode`."""
+        await self.around("set_mode", name, lambda: self._inner.set_mode(name, mode))
+
+    async def set_mtime(self, name: str, mtime_ns: int) -> None:
+        """See `Store.set_mtime`."""
+        await self.around("set_mtime", name, lambda: self._inner.set_mtime(name, mtime_ns))
 
     async def set_replication(self, name: str, copies: int) -> None:
         """See `Store.set_replication`."""
         await self.around(
             "set_replication", name, lambda: self._inner.set_replication(name, copies)
         )
+
+    async def space(self) -> Space:
+        """See `Store.space`."""
+        return await self.around("space", "", self._inner.space)
 
     async def reap_temporaries(self, older_than_s: float) -> int:
         """See `Store.reap_temporaries`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -21,12 +21,17 @@ CHANGES = frozenset(
         "commit",
         "rename",
         "delete",
+        "delete_tree",
         "mkdir",
+        "set_mode",
+        "set_mtime",
         "set_replication",
         "reap_temporaries",
     )
 )
 """The operations that change a store."""
+
+_NEEDS = CHANGES - {"create", "write", "commit", "mkdir", "reap_temporaries"} | {"stat", "open"}
 
 
 class FlakyStore(WrappedStore):
@@ -138,8 +143,7 @@ class MissingStore(WrappedStore):
         Raises:
             NotFound: it does.
         """
-        needed = operation in ("stat", "open", "rename", "delete", "set_replication")
-        if needed and self._is_missing(name):
+        if operation in _NEEDS and self._is_missing(name):
             await trio.lowlevel.checkpoint()
             raise NotFound(f"cannot {operation} {name!r} in {self.url}: missing on purpose")
         return await call()
@@ -162,9 +166,9 @@ class FullStore(WrappedStore):
         return await call()
 
     @asynccontextmanager
-    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+    async def create(self, name: str, **options: Any) -> AsyncIterator[Writer]:
         """Write an object until the store is full."""
-        async with super().create(name, overwrite=overwrite) as writer:
+        async with super().create(name, **options) as writer:
             yield _FullWriter(self, name, writer)
 
     def take(self, name: str, size_bytes: int) -> None:
@@ -205,9 +209,9 @@ class TornStore(WrappedStore):
         return await call()
 
     @asynccontextmanager
-    async def create(self, name: str, *, overwrite: bool = True) -> AsyncIterator[Writer]:
+    async def create(self, name: str, **options: Any) -> AsyncIterator[Writer]:
         """Write an object that comes out damaged."""
-        async with super().create(name, overwrite=overwrite) as writer:
+        async with super().create(name, **options) as writer:
             yield _TornWriter(writer, self._damage)
 
 

@@ -75,6 +75,15 @@ class StoreModel:
             raise Conflict(name)
         del self.entries[name]
 
+    def delete_tree(self, name: str) -> None:
+        """Remove an object, or a folder with all that is below."""
+        self.need(name)
+        self.entries = {
+            other: content
+            for other, content in self.entries.items()
+            if not f"{other}/".startswith(f"{name}/")
+        }
+
     def stat(self, name: str) -> tuple[str, int, bool]:
         """Return name, size and whether it is a folder."""
         content = self.need(name)
@@ -144,6 +153,11 @@ class StoreMachine(RuleBasedStateMachine):
     def delete(self, name: str) -> None:
         """Delete an object or a folder."""
         self.same(partial(self.store.delete, name), partial(self.model.delete, name))
+
+    @rule(name=NAMES)
+    def delete_tree(self, name: str) -> None:
+        """Delete an object, or a folder with all that is below."""
+        self.same(partial(self.store.delete_tree, name), partial(self.model.delete_tree, name))
 
     @rule(name=NAMES)
     def stat(self, name: str) -> None:

@@ -10,6 +10,7 @@ The tests run under pytest-trio in trio mode. Have pytest explain failures here 
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from itertools import count
 from pathlib import Path
@@ -420,10 +421,32 @@ class StoreSuite:
         await store.delete("folder")
         assert await store.list() == []
 
-    @pytest.mark.parametrize("name", ["missing", "missing/below", "folder/missing"])
+    async def test_deletes_trees(self, store: Store) -> None:
+        """Folders with all that is below, and objects; nothing beside them."""
+        for name in ("f/a/deep/object", "f/b", "f-other", "g"):
+            await publish(store, name, b"1")
+        await store.mkdir("f/empty")
+        await store.delete_tree("f")
+        await store.delete_tree("g")
+        assert [info.name for info in await store.list()] == ["f-other"]
+        assert await store.list("f") == []
+        with pytest.raises(NotFound):
+            await store.stat("f/a/deep/object")
+
+    async def test_a_tree_is_deleted_with_what_is_being_written_there(self, store: Store) -> None:
+        """Nothing stays behind, and the name can be used again."""
+        async with store.create("folder/new") as writer:
+            await writer.write(b"1")
+            await store.delete_tree("folder")
+        assert await store.list() == []
+        await publish(store, "folder/new", b"2")
+        assert await read_all(store, "folder/new", 1) == b"2"
+
+    @pytest.mark.parametrize("name", ["missing", "missing/below", "folder/missing", "object/below"])
     async def test_not_found(self, store: Store, name: str) -> None:
         """Every operation that needs something says so, with its name, and makes nothing."""
         await store.mkdir("folder")
+        await publish(store, "object", b"")
         with pytest.raises(NotFound, match=name):
             await store.stat(name)
         with pytest.raises(NotFound, match=name):
@@ -432,7 +455,14 @@ class StoreSuite:
             await store.delete(name)
         with pytest.raises(NotFound, match=name):
             await store.rename(name, "new/object")
-        assert [info.name for info in await store.list()] == ["folder"]
+        with pytest.raises(NotFound, match=name):
+            await store.delete_tree(name)
+        if store.capabilities.attributes:
+            with pytest.raises(NotFound, match=name):
+                await store.set_mode(name, 0o600)
+            with pytest.raises(NotFound, match=name):
+                await store.set_mtime(name, 0)
+        assert [info.name for info in await store.list()] == ["folder", "object"]
 
     # Names
 
@@ -465,11 +495,102 @@ class StoreSuite:
             await store.mkdir(name)
         with pytest.raises(ConfigError):
             await store.set_replication(name, 2)
+        with pytest.raises(ConfigError):
+            await store.delete_tree(name)
+        with pytest.raises(ConfigError):
+            await store.set_mode(name, 0o600)
+        with pytest.raises(ConfigError):
+            await store.set_mtime(name, 0)
         if name:
             with pytest.raises(ConfigError):
                 await store.list(name)
 
+    # Attributes
+
+    async def test_a_mode_is_kept_whatever_the_umask(self, store: Store) -> None:
+        """Of objects and folders, through a rename, and until it is changed."""
+        umask = os.umask(0o077)
+        try:
+            await store.mkdir("made/folder", mode=0o750)
+            async with store.create("folder/object", mode=0o464) as writer:
+                await writer.write(b"1")
+                await writer.commit()
+        finally:
+            os.umask(umask)
+        await store.rename("folder/object", "made/folder/object")
+        await store.mkdir("made/folder", mode=0o700)
+        if not store.capabilities.attributes:
+            assert (await store.stat("made/folder/object")).mode is None
+            return
+        assert (await store.stat("made/folder")).mode == 0o750
+        assert (await store.stat("made")).mode != 0o750
+        assert [info.mode for info in await store.list("made/folder")] == [0o464]
+        await store.set_mode("made/folder/object", 0o600)
+        await store.set_mode("made/folder", 0o1777)
+        assert (await store.stat("made/folder/object")).mode == 0o600
+        assert (await store.stat("made/folder")).mode == 0o1777
+        await publish(store, "made/folder/object", b"2")
+        assert (await store.stat("made/folder/object")).mode != 0o464
+
+    async def test_a_new_mode_is_no_new_version(self, store: Store) -> None:
+        """Who has the object open reads on, and what is known of it compares equal."""
+        if not store.capabilities.attributes:
+            pytest.skip("the store has no modes")
+        await publish(store, "object", b"12")
+        async with store.open("object") as reader:
+            await store.set_mode("object", 0o640)
+            assert await reader.pread(0, 2) == b"12"
+            assert await store.stat("object") == reader.info
+
+    async def test_a_time_is_kept(self, store: Store) -> None:
+        """Of objects and folders, through a rename, and until something changes."""
+        mtime_ns = 1_234_567_890_123_000_000
+        await publish(store, "folder/object", b"1")
+        if not store.capabilities.attributes:
+            with pytest.raises(Unavailable):
+                await store.set_mtime("folder/object", mtime_ns)
+            with pytest.raises(Unavailable):
+                await store.set_mode("folder/object", 0o600)
+            return
+        await store.set_mtime("folder/object", mtime_ns)
+        await store.set_mtime("folder", mtime_ns + 10**9)
+        assert (await store.stat("folder")).mtime_ns == mtime_ns + 10**9
+        assert (await store.list("folder"))[0].mtime_ns == mtime_ns
+        await store.rename("folder/object", "object")
+        assert (await store.stat("object")).mtime_ns == mtime_ns
+        await publish(store, "object", b"2")
+        assert (await store.stat("object")).mtime_ns > mtime_ns
+
+    @pytest.mark.parametrize("mode", [-1, 0o2000, 0o4755])
+    async def test_refuses_what_is_no_mode(self, store: Store, mode: int) -> None:
+        """Before anything happens."""
+        await store.mkdir("folder")
+        with pytest.raises(ValueError, match="not a mode"):
+            await store.mkdir("new", mode=mode)
+        with pytest.raises(ValueError, match="not a mode"):
+            await store.set_mode("folder", mode)
+        with pytest.raises(ValueError, match="not a mode"):
+            async with store.create("object", mode=mode):
+                pass
+        assert [info.name for info in await store.list()] == ["folder"]
+
     # The rest
+
+    async def test_copies_and_blocks_are_asked_for_where_there_are_any(self, store: Store) -> None:
+        """Elsewhere they are ignored."""
+        async with store.create("object", replication=1, block_bytes=MIB) as writer:
+            await writer.write(bytes(3 * MIB))
+            await writer.commit()
+        assert (await store.stat("object")).size_bytes == 3 * MIB
+
+    async def test_space_makes_sense(self, store: Store) -> None:
+        """What is free is part of the whole, where the store says."""
+        await publish(store, "object", b"1")
+        space = await store.space()
+        if space.total_bytes is not None:
+            assert space.free_bytes is not None
+            assert 0 <= space.free_bytes <= space.total_bytes
+            assert space.total_bytes > 0
 
     async def test_replication_is_what_it_says(self, store: Store) -> None:
         """A store that can't replicate says so before and when asked."""

@@ -63,6 +63,12 @@ async def test_read_only_denies_changes(memory: MemoryStore) -> None:
         await store.delete("a")
     with pytest.raises(Denied):
         await store.mkdir("b")
+    with pytest.raises(Denied):
+        await store.delete_tree("a")
+    with pytest.raises(Denied):
+        await store.set_mode("a", 0o600)
+    with pytest.raises(Denied):
+        await store.set_mtime("a", 0)
     assert [info.name for info in await memory.list()] == ["a"]
 
 
@@ -72,6 +78,8 @@ async def test_missing_has_lost_objects(memory: MemoryStore) -> None:
     await publish(store, "b", b"1")
     with pytest.raises(NotFound):
         await read_all(store, "a", 1)
+    with pytest.raises(NotFound):
+        await store.delete_tree("a")
     assert await read_all(store, "b", 1) == b"1"
     assert [info.name for info in await store.list()] == ["b"]
     assert await MissingStore(memory).list() == []

@@ -9,7 +9,7 @@ import trio
 
 from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient
 from bootseer.store.base import publish, read_all
-from bootseer.store.hdfs import HdfsOptions, HdfsStore
+from bootseer.store.hdfs import HdfsStore
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
 from bootseer.testing.cluster import Cluster, ClusterSpec
@@ -25,8 +25,8 @@ NAMENODE = f"{address(HEAD)}:{RPC_PORT}"
 _numbers = count()
 
 
-def at(path, options=None):
-    return HdfsStore(NAMENODE, PurePosixPath(path), options)
+def at(path):
+    return HdfsStore(NAMENODE, PurePosixPath(path))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,10 +57,22 @@ async def test_the_users_rights_hold(monkeypatch):
     assert await read_all(alice, "own", 1) == b"1"
 
 
+async def test_whose_it_is_and_who_may_use_it_is_what_hdfs_says(hdfs, monkeypatch):
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    store = at("/user/alice")
+    async with store.create("attributes/object", mode=0o640) as writer:
+        await writer.commit()
+    await store.set_mtime("attributes/object", 1_234_567_890_123_000_000)
+    info = await store.stat("attributes/object")
+    shown = hdfs.fs("-stat", "%u %g %a %Y", "/user/alice/attributes/object").stdout
+    assert shown.split() == [info.owner, info.group, "640", "1234567890123"]
+    assert info.owner == "alice"
+
+
 async def test_there_is_nothing_below_an_object():
     store = at("/below")
     await publish(store, "object", b"")
-    for operation in (store.stat, store.delete):
+    for operation in (store.stat, store.delete, store.delete_tree):
         with pytest.raises(NotFound):
             await operation("object/below")
     with pytest.raises(NotFound):
@@ -85,8 +97,9 @@ async def test_errors_are_one_line_and_name_operation_and_object():
 
 
 async def test_the_number_of_copies_and_the_length_of_a_block_can_be_chosen(hdfs):
-    options = HdfsOptions(replication=1, block_bytes=1 << 20)
-    await publish(at("/chosen", options), "object", bytes(3 << 20))
+    async with at("/chosen").create("object", replication=1, block_bytes=1 << 20) as writer:
+        await writer.write(bytes(3 << 20))
+        await writer.commit()
     shown = hdfs.fs("-stat", "%r %o %b", "/chosen/object").stdout
     assert shown.split() == ["1", str(1 << 20), str(3 << 20)]
 

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from bootseer.errors import Conflict, Corrupt, Denied, NotFound, Transient, Unavailable
-from bootseer.store.base import publish, read_all
+from bootseer.store.base import Space, publish, read_all
 from bootseer.store.local import LocalStore
 from bootseer.store.name import MAX_COMPONENTS, TEMPORARY_PREFIX
 
@@ -334,6 +334,51 @@ async def test_writing_replaces_a_link_and_deleting_removes_it(
     await store.delete("two")
     assert outside.read_text() == "kept"
     assert await read_all(store, "one", 9) == b"object"
+
+
+async def test_a_trees_links_are_removed_and_not_followed(
+    store: LocalStore, root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "kept").write_bytes(b"1")
+    await store.mkdir("folder/below")
+    (root / "folder" / "below" / "link").symlink_to(tmp_path / "outside")
+    os.mkfifo(root / "folder" / "fifo")
+    await store.delete_tree("folder")
+    assert os.listdir(root) == []
+    assert os.listdir(tmp_path / "outside") == ["kept"]
+
+
+async def test_a_tree_deeper_than_names_is_not_gone_down(deep: LocalStore) -> None:
+    with pytest.raises(Conflict, match="deeper"):
+        await deep.delete_tree("a")
+
+
+async def test_attributes_are_not_changed_through_a_link(store: LocalStore, root: Path) -> None:
+    await publish(store, "object", b"1")
+    (root / "link").symlink_to("object")
+    before = await store.stat("object")
+    with pytest.raises(Denied):
+        await store.set_mode("link", 0o777)
+    with pytest.raises(Denied):
+        await store.set_mtime("link", 0)
+    after = await store.stat("object")
+    assert (after, after.mode) == (before, before.mode)
+
+
+@skip_unless_root
+async def test_says_whose_it_is_by_number(store: LocalStore, root: Path) -> None:
+    await publish(store, "object", b"1")
+    os.chown(root / "object", NOBODY, 12345)
+    info = await store.stat("object")
+    assert (info.owner, info.group) == (str(NOBODY), "12345")
+
+
+async def test_space_is_the_file_systems(store: LocalStore, root: Path) -> None:
+    assert await store.space() == Space(None, None)
+    await store.mkdir("folder")
+    status = os.statvfs(root)
+    assert (await store.space()).total_bytes == status.f_blocks * status.f_frsize
 
 
 async def test_a_fifo_is_refused_at_once(store: LocalStore, root: Path) -> None:

@@ -151,6 +151,15 @@ async def test_a_hung_read_is_repeated_after_its_deadline(
 # Writes
 
 
+async def test_the_object_begun_again_is_made_as_asked(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    store = RetryStore(FlakyStore(memory, first(1, "commit")))
+    async with store.create("object", mode=0o400) as writer:
+        await writer.commit()
+    assert (await memory.stat("object")).mode == 0o400
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("operation", ["create", "write", "commit"])
 @pytest.mark.parametrize("overwrite", [True, False])
@@ -228,6 +237,8 @@ async def test_repeats_changes(memory: MemoryStore, late: bool, autojump_clock: 
     await flaky("rename").rename("a", "c")
     await flaky("rename").rename("folder", "other")
     await flaky("delete").delete("c")
+    await publish(memory, "folder/c", b"3")
+    await flaky("delete_tree").delete_tree("folder")
     await flaky("mkdir").mkdir("new")
     assert [info.name for info in await memory.list()] == ["new", "other"]
 
@@ -256,5 +267,7 @@ async def test_nothing_to_change_is_not_found(
     store = RetryStore(FlakyStore(memory, first(1, "delete")))
     with pytest.raises(NotFound):
         await store.delete("missing")
+    with pytest.raises(NotFound):
+        await store.delete_tree("missing")
     with pytest.raises(NotFound):
         await store.rename("missing", "other")

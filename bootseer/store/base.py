@@ -57,6 +57,7 @@ class Capabilities:
     Attributes:
         atomic_rename: a rename shows its target complete or not at all, folders included.
         replication: `Store.set_replication` has an effect.
+        append: `Store.append` can be used.
         attributes: modes and times can be set; elsewhere a mode given to `create` or `mkdir` is
             ignored, and `set_mode` and `set_mtime` are Unavailable.
     """
@@ -64,6 +65,7 @@ class Capabilities:
     atomic_rename: bool
     replication: bool
     attributes: bool
+    append: bool
 
 
 class Reader(Protocol):
@@ -124,6 +126,42 @@ class Writer(Protocol):
         ...
 
 
+class Appender(Protocol):
+    """An object that has its name from the start, and grows.
+
+    The steps are those of a `Writer`: one at a time, and none after one that failed.
+    """
+
+    async def write(self, data: Data) -> None:
+        """Append all of `data`, which must not change until this returns or the block is left.
+
+        Raises:
+            Closed: the object is finished, an earlier step failed, or the block was left.
+            Unavailable: there is no space.
+        """
+        ...
+
+    async def sync(self) -> None:
+        """Return when all that was written will stay; at the latest when the object has ended, it
+        can be read.
+
+        Durability: it survives a crash of this process and, where the object has several copies,
+        the loss of a machine.
+
+        Raises:
+            Closed: as for `write`.
+        """
+        ...
+
+    async def finish(self) -> None:
+        """Sync, and end the object.
+
+        Raises:
+            Closed: as for `write`.
+        """
+        ...
+
+
 class Store(Protocol):
     """A tree of folders and objects under one URL.
 
@@ -159,8 +197,16 @@ class Store(Protocol):
         """
         ...
 
-    def open(self, name: str) -> AbstractAsyncContextManager[Reader]:
+    def open(
+        self, name: str, *, known: ObjectInfo | None = None
+    ) -> AbstractAsyncContextManager[Reader]:
         """Open an object for the length of a block.
+
+        Args:
+            name: of the object.
+            known: what the caller has found out about it. A store that can then opens it without
+                asking again, and `Reader.info` is this with the length found: it is for the
+                caller to compare.
 
         Raises:
             Denied: it is neither an object nor a folder (a symbolic link, a FIFO, a device).
@@ -188,6 +234,33 @@ class Store(Protocol):
             block_bytes: length of its blocks; ignored where there is no such thing.
 
         Raises:
+            ValueError: it is no mode, see `check_mode`.
+        """
+        ...
+
+    def append(
+        self,
+        name: str,
+        *,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AbstractAsyncContextManager[Appender]:
+        """Make an object that is visible from the start, and add to it within a block.
+
+        Left without `finish`, it stays with what was synced, and perhaps with more; whoever made it
+        deletes it or knows how much of it counts. Until a store with a dead machine has ended it,
+        it may be shorter for a while. Missing folders of the name are made.
+
+        Args:
+            name: of an object that does not exist.
+            mode: as for `create`.
+            replication: as for `create`.
+            block_bytes: as for `create`.
+
+        Raises:
+            Conflict: the name is taken.
+            Unavailable: the store has no such objects (see `Capabilities`).
             ValueError: it is no mode, see `check_mode`.
         """
         ...

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import TypeVar
@@ -21,6 +21,7 @@ from hdfs_native import Client, FileReader, FileStatus, FileWriter, WriteOptions
 
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound, Transient
 from bootseer.store.base import (
+    Appender,
     Capabilities,
     Data,
     ObjectInfo,
@@ -58,6 +59,7 @@ DEADLINES = {
 _SETTLE_S = 5.0
 _PAUSE_S = 0.01
 _DISCARD_S = 2.0
+_END_S = 5.0
 _KEEP_TIME = 2**64 - 1  # -1 in Java, which leaves a time as it is
 
 
@@ -84,7 +86,7 @@ class HdfsStore:
     `threads`, so that a dead NameNode costs a bounded number of them.
     """
 
-    capabilities = Capabilities(atomic_rename=True, replication=True, attributes=True)
+    capabilities = Capabilities(atomic_rename=True, replication=True, attributes=True, append=True)
 
     def __init__(
         self,
@@ -140,11 +142,14 @@ class HdfsStore:
         return await self._run("list", folder, work)
 
     @asynccontextmanager
-    async def open(self, name: str) -> AsyncIterator[Reader]:
-        """See `Store.open`."""
+    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
+        """See `Store.open`; with `known` the NameNode is asked once, else three times."""
         path = self._path(check_name(name))
 
         def work() -> tuple[ObjectInfo, FileReader]:
+            if known is not None:
+                reader = self._client().read(path)
+                return replace(known, size_bytes=len(reader)), reader
             until = time.monotonic() + _SETTLE_S
             while time.monotonic() < until:
                 before = _info(name, self._client().get_file_info(path))
@@ -204,6 +209,43 @@ class HdfsStore:
             if not target.published:
                 with trio.move_on_after(_DISCARD_S, shield=True), suppress(BootseerError):
                     await self._run("discard", name, partial(self._discard, temporary))
+
+    @asynccontextmanager
+    async def append(
+        self,
+        name: str,
+        *,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Appender]:
+        """See `Store.append`.
+
+        A pipeline that has lost a DataNode is not mended by the library, and it takes a quarter of
+        a minute to close the file. So the NameNode is asked to end it, with what was synced.
+        """
+        path = self._path(check_name(name))
+        options = WriteOptions(
+            replication=replication,
+            block_size=block_bytes,
+            permission=None if mode is None else check_mode(mode),
+            create_parent=True,
+            overwrite=False,
+        )
+        gate = Gate(name)
+        appender = None
+        try:
+            file = await self._run("append to", name, lambda: self._client().create(path, options))
+            appender = _HdfsAppender(self, name, file, gate)
+            yield appender
+        finally:
+            gate.shut()
+            if appender is not None and not appender.finished:
+                with trio.move_on_after(_END_S, shield=True), suppress(BootseerError):
+                    while not await self._run(
+                        "end", name, lambda: self._client().recover_lease(path)
+                    ):
+                        await trio.sleep(_PAUSE_S)
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """See `Store.rename`."""
@@ -425,6 +467,43 @@ class _HdfsWriter:
             self._target.temporary, self._target.path, self._target.overwrite
         )
         self._target.published = True
+
+
+class _HdfsAppender:
+    """Writes to a file under its own name."""
+
+    def __init__(self, store: HdfsStore, name: str, file: FileWriter, gate: Gate) -> None:
+        self.finished = False
+        self._store = store
+        self._name = name
+        self._file = file
+        self._gate = gate
+        self._unsynced = False
+
+    async def write(self, data: Data) -> None:
+        view = memoryview(data).cast("B")
+        with self._gate.step():
+            if len(view):
+                await self._store._run("write", self._name, partial(self._file.write, view))
+                self._unsynced = True
+
+    async def sync(self) -> None:
+        with self._gate.step():
+            await self._store._run("sync", self._name, self._sync)
+
+    async def finish(self) -> None:
+        with self._gate.step(last=True):
+            await self._store._run("finish", self._name, self._close)
+            self.finished = True
+
+    def _sync(self) -> None:
+        if self._unsynced:
+            self._file.hsync()
+            self._unsynced = False
+
+    def _close(self) -> None:
+        self._sync()
+        self._file.close()
 
 
 def _info(name: str, status: FileStatus) -> ObjectInfo:

@@ -19,6 +19,7 @@ import trio
 from bootseer.errors import Corrupt, Unavailable
 from bootseer.store import posix
 from bootseer.store.base import (
+    Appender,
     Capabilities,
     Data,
     ObjectInfo,
@@ -57,7 +58,7 @@ class LocalStore:
     costs a bounded number of them; further operations wait for a free one, and can be cancelled.
     """
 
-    capabilities = Capabilities(atomic_rename=True, replication=False, attributes=True)
+    capabilities = Capabilities(atomic_rename=True, replication=False, attributes=True, append=True)
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class LocalStore:
         return await self._run("list", folder, work)
 
     @asynccontextmanager
-    async def open(self, name: str) -> AsyncIterator[Reader]:
+    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
         """See `Store.open`."""
         parts = check_name(name)
         lease = Lease(self._threads)
@@ -150,6 +151,38 @@ class LocalStore:
             with translated("create", name, self.url):
                 temporary = await lease.run(work)
             yield _LocalWriter(self.url, name, overwrite, temporary, lease, gate)
+        finally:
+            gate.shut()
+            await lease.end()
+
+    @asynccontextmanager
+    async def append(
+        self,
+        name: str,
+        *,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Appender]:
+        """See `Store.append`."""
+        parts = check_name(name)
+        mode = None if mode is None else check_mode(mode)
+        lease = Lease(self._threads)
+
+        def work() -> int:
+            with self._tree.folder(parts[:-1], make=True) as folder:
+                fd = self._tree.create_object(folder, parts[-1])
+                lease.resources.callback(os.close, fd)
+                if mode is not None:
+                    os.fchmod(fd, mode)
+                posix.sync_folder(folder)
+            return fd
+
+        gate = Gate(name)
+        try:
+            with translated("append to", name, self.url):
+                fd = await lease.run(work)
+            yield _LocalAppender(self.url, name, fd, lease, gate)
         finally:
             gate.shut()
             await lease.end()
@@ -266,6 +299,30 @@ class _LocalWriter:
         if self._lease.ended:  # Abandoned in the sync: don't replace what others wrote since.
             return
         self._file.publish(self._name.rpartition("/")[2], overwrite=self._overwrite)
+
+
+class _LocalAppender:
+    """Adds to a file under its own name."""
+
+    def __init__(self, url: str, name: str, fd: int, lease: Lease, gate: Gate) -> None:
+        self._url = url
+        self._name = name
+        self._fd = fd
+        self._lease = lease
+        self._gate = gate
+
+    async def write(self, data: Data) -> None:
+        view = memoryview(data).cast("B")
+        with self._gate.step(), translated("write", self._name, self._url):
+            await self._lease.run(partial(posix.write_fully, self._fd, view))
+
+    async def sync(self) -> None:
+        with self._gate.step(), translated("sync", self._name, self._url):
+            await self._lease.run(partial(os.fsync, self._fd))
+
+    async def finish(self) -> None:
+        with self._gate.step(last=True), translated("finish", self._name, self._url):
+            await self._lease.run(partial(os.fsync, self._fd))
 
 
 def _info(name: str, status: os.stat_result) -> ObjectInfo:

@@ -11,6 +11,7 @@ import trio
 
 from bootseer.errors import Closed, Conflict, NotFound, Unavailable
 from bootseer.store.base import (
+    Appender,
     Capabilities,
     Data,
     ObjectInfo,
@@ -49,7 +50,7 @@ class MemoryStore:
     """
 
     url = "memory:"
-    capabilities = Capabilities(atomic_rename=True, replication=False, attributes=True)
+    capabilities = Capabilities(atomic_rename=True, replication=False, attributes=True, append=True)
 
     def __init__(self) -> None:
         """Start empty."""
@@ -72,7 +73,7 @@ class MemoryStore:
         ]
 
     @asynccontextmanager
-    async def open(self, name: str) -> AsyncIterator[Reader]:
+    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
         """See `Store.open`."""
         check_name(name)
         await trio.lowlevel.checkpoint()
@@ -105,6 +106,26 @@ class MemoryStore:
             yield writer
         finally:
             writer.gate.shut()
+
+    @asynccontextmanager
+    async def append(
+        self,
+        name: str,
+        *,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Appender]:
+        """See `Store.append`."""
+        check_name(name)
+        mode = _OBJECT_MODE if mode is None else check_mode(mode)
+        await trio.lowlevel.checkpoint()
+        self.put(name, b"", mode, overwrite=False)
+        appender = _MemoryAppender(self, name, mode)
+        try:
+            yield appender
+        finally:
+            appender.gate.shut()
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """See `Store.rename`."""
@@ -236,6 +257,35 @@ class _MemoryWriter:
             await trio.lowlevel.checkpoint()
             content = bytes(self._content)
             self._store.put(self._name, content, self._mode, overwrite=self._overwrite)
+
+
+class _MemoryAppender:
+    """Collects the data and shows what was synced."""
+
+    def __init__(self, store: MemoryStore, name: str, mode: int) -> None:
+        self.gate = Gate(name)
+        self._store = store
+        self._name = name
+        self._mode = mode
+        self._content = bytearray()
+
+    async def write(self, data: Data) -> None:
+        with self.gate.step():
+            await trio.lowlevel.checkpoint()
+            self._content += data
+
+    async def sync(self) -> None:
+        with self.gate.step():
+            await trio.lowlevel.checkpoint()
+            self._show()
+
+    async def finish(self) -> None:
+        with self.gate.step(last=True):
+            await trio.lowlevel.checkpoint()
+            self._show()
+
+    def _show(self) -> None:
+        self._store.put(self._name, bytes(self._content), self._mode, overwrite=True)
 
 
 def _above(name: str) -> Sequence[str]:

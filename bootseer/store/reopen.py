@@ -29,10 +29,13 @@ class ReopeningReader(Reader):
     read that still uses it ends.
     """
 
-    def __init__(self, store: Store, name: str, backoff: Backoff) -> None:
-        """Read the object `name`; `start` opens it."""
+    def __init__(
+        self, store: Store, name: str, backoff: Backoff, known: ObjectInfo | None = None
+    ) -> None:
+        """Read the object `name`, of which `known` may be known; `start` opens it."""
         self._store = store
         self._name = name
+        self._known = known
         self._backoff = backoff
         self._current: _Opened | None = None
         self._ended = False
@@ -84,5 +87,5 @@ class ReopeningReader(Reader):
 
     async def _open(self) -> _Opened:
         block = AsyncExitStack()
-        reader = await block.enter_async_context(self._store.open(self._name))
+        reader = await block.enter_async_context(self._store.open(self._name, known=self._known))
         return _Opened(reader, block)

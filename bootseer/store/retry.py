@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from bootseer.errors import NotFound, Transient
 from bootseer.store.backoff import Backoff
-from bootseer.store.base import Reader, Store, Writer
+from bootseer.store.base import Appender, ObjectInfo, Reader, Store, Writer
 from bootseer.store.name import check_rename
 from bootseer.store.reopen import ReopeningReader
 from bootseer.store.replay import ReplayingWriter
@@ -55,9 +55,9 @@ class RetryStore(WrappedStore):
         return await self._backoff.run(call)
 
     @asynccontextmanager
-    async def open(self, name: str) -> AsyncIterator[Reader]:
+    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
         """See `Store.open`."""
-        reader = ReopeningReader(self._inner, name, self._backoff)
+        reader = ReopeningReader(self._inner, name, self._backoff, known)
         try:
             await reader.start()
             yield reader
@@ -94,6 +94,21 @@ class RetryStore(WrappedStore):
             yield writer
         finally:
             await writer.end()
+
+    @asynccontextmanager
+    async def append(
+        self,
+        name: str,
+        *,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Appender]:
+        """See `Store.append`: tried once, for a second attempt would find the name taken."""
+        async with self._inner.append(
+            name, mode=mode, replication=replication, block_bytes=block_bytes
+        ) as appender:
+            yield appender
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """See `Store.rename`."""

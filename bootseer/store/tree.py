@@ -25,7 +25,7 @@ from bootseer.units import NS_PER_S
 
 # O_NONBLOCK: opening a FIFO returns at once, to be refused, instead of waiting for a writer.
 _OPEN_OBJECT = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-_OPEN_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 # What an NFS client makes of an object that was removed while open; it vanishes when closed.
 _NFS_LEFTOVER = re.compile(r"\.nfs[0-9a-f]{16,}")
@@ -116,8 +116,15 @@ class Tree:
     def create_temporary(self, folder: int) -> Temporary:
         """Make an empty file with a name of its own; its descriptor is the caller's."""
         name = temporary_name()
-        fd = os.open(name, _OPEN_TEMPORARY, self._file_mode, dir_fd=folder)
-        return Temporary(folder, name, fd)
+        return Temporary(folder, name, self.create_object(folder, name))
+
+    def create_object(self, folder: int, name: str) -> int:
+        """Make an empty file; its descriptor is the caller's.
+
+        Raises:
+            FileExistsError: the name is taken.
+        """
+        return os.open(name, _OPEN_NEW, self._file_mode, dir_fd=folder)
 
     def rename(self, source: Sequence[str], target: Sequence[str], *, overwrite: bool) -> None:
         """Give a file or a folder another name.

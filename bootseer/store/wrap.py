@@ -7,7 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
-from bootseer.store.base import Capabilities, Data, ObjectInfo, Reader, Space, Store, Writer
+from bootseer.store.base import (
+    Appender,
+    Capabilities,
+    Data,
+    ObjectInfo,
+    Reader,
+    Space,
+    Store,
+    Writer,
+)
 
 T = TypeVar("T")
 
@@ -52,11 +61,13 @@ class WrappedStore(ABC):
         return await self.around("list", folder, lambda: self._inner.list(folder))
 
     @asynccontextmanager
-    async def open(self, name: str) -> AsyncIterator[Reader]:
+    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
         """See `Store.open`."""
         async with AsyncExitStack() as block:
             reader = await self.around(
-                "open", name, lambda: block.enter_async_context(self._inner.open(name))
+                "open",
+                name,
+                lambda: block.enter_async_context(self._inner.open(name, known=known)),
             )
             yield _WrappedReader(self, reader)
 
@@ -84,6 +95,28 @@ class WrappedStore(ABC):
         async with AsyncExitStack() as block:
             writer = await self.around("create", name, lambda: block.enter_async_context(create()))
             yield _WrappedWriter(self, name, writer)
+
+    @asynccontextmanager
+    async def append(
+        self,
+        name: str,
+        *,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Appender]:
+        """See `Store.append`."""
+
+        def append() -> AbstractAsyncContextManager[Appender]:
+            return self._inner.append(
+                name, mode=mode, replication=replication, block_bytes=block_bytes
+            )
+
+        async with AsyncExitStack() as block:
+            appender = await self.around(
+                "append", name, lambda: block.enter_async_context(append())
+            )
+            yield _WrappedAppender(self, name, appender)
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """See `Store.rename`."""
@@ -151,3 +184,19 @@ class _WrappedWriter:
 
     async def commit(self) -> None:
         await self._store.around("commit", self._name, self._writer.commit)
+
+
+class _WrappedAppender:
+    def __init__(self, store: WrappedStore, name: str, appender: Appender) -> None:
+        self._store = store
+        self._name = name
+        self._appender = appender
+
+    async def write(self, data: Data) -> None:
+        await self._store.around("grow", self._name, lambda: self._appender.write(data))
+
+    async def sync(self) -> None:
+        await self._store.around("sync", self._name, self._appender.sync)
+
+    async def finish(self) -> None:
+        await self._store.around("finish", self._name, self._appender.finish)

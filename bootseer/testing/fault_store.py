@@ -17,7 +17,11 @@ T = TypeVar("T")
 CHANGES = frozenset(
     (
         "create",
+        "append",
         "write",
+        "grow",
+        "sync",
+        "finish",
         "commit",
         "rename",
         "delete",
@@ -31,7 +35,18 @@ CHANGES = frozenset(
 )
 """The operations that change a store."""
 
-_NEEDS = CHANGES - {"create", "write", "commit", "mkdir", "reap_temporaries"} | {"stat", "open"}
+_MAKES = {
+    "create",
+    "append",
+    "write",
+    "grow",
+    "sync",
+    "finish",
+    "commit",
+    "mkdir",
+    "reap_temporaries",
+}
+_NEEDS = CHANGES - _MAKES | {"stat", "open"}
 
 
 class FlakyStore(WrappedStore):

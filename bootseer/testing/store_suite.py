@@ -236,6 +236,62 @@ class StoreSuite:
             await writer.commit()
         assert await store.list() == []
 
+    # Growing
+
+    async def test_an_object_grows_until_it_is_finished(self, store: Store) -> None:
+        """Its name is there before that."""
+        if not store.capabilities.append:
+            return await self._check_no_append(store)
+        async with store.append("folder/log") as appender:
+            await appender.write(CONTENT)
+            await appender.write(b"")
+            await appender.sync()
+            assert [info.name for info in await store.list("folder")] == ["folder/log"]
+            await appender.sync()
+            await appender.write(CONTENT)
+            await appender.finish()
+            with pytest.raises(Closed):
+                await appender.write(b"more")
+        assert await read_all(store, "folder/log", 512) == CONTENT * 2
+
+    async def test_what_was_synced_stays(self, store: Store) -> None:
+        """However its writer ends; the name stays taken."""
+        if not store.capabilities.append:
+            return await self._check_no_append(store)
+        with pytest.raises(_StoppedOnPurpose):
+            async with store.append("log") as appender:
+                await appender.write(CONTENT)
+                await appender.sync()
+                raise _StoppedOnPurpose
+        async with store.open("log") as reader:
+            assert await reader.pread(0, 256) == CONTENT
+        with pytest.raises(Closed):
+            await appender.sync()
+        with pytest.raises(Conflict):
+            async with store.append("log"):
+                pass
+        await store.delete("log")
+        async with store.append("log") as appender:
+            await appender.finish()
+        assert await read_all(store, "log", 0) == b""
+
+    async def _check_no_append(self, store: Store) -> None:
+        with pytest.raises(Unavailable):
+            async with store.append("log"):
+                pass
+
+    async def test_opening_takes_what_is_known(self, store: Store) -> None:
+        """What the caller says is not asked again, and the length is the one found."""
+        await publish(store, "object", CONTENT)
+        known = await store.stat("object")
+        async with store.open("object", known=known) as reader:
+            assert reader.info == known
+            assert await reader.pread(0, 999) == CONTENT
+        await publish(store, "object", CONTENT * 2)
+        async with store.open("object", known=known) as reader:
+            assert reader.size_bytes == 512
+            assert reader.info != known
+
     async def test_a_reader_keeps_its_version(self, store: Store) -> None:
         """Replacing or deleting an object is of no concern to who has it open."""
         await publish(store, "object", b"first")

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from bootseer.errors import Closed, Conflict, Denied, NotFound, Transient
 from bootseer.store.backoff import Backoff
-from bootseer.store.base import Reader, Store, publish, read_all
+from bootseer.store.base import ObjectInfo, Reader, Store, publish, read_all
 from bootseer.store.limit import LimitStore
 from bootseer.store.memory import MemoryStore
 from bootseer.store.retry import RetryStore
@@ -39,8 +39,8 @@ class CountingStore(WrappedStore):
         return await call()
 
     @asynccontextmanager
-    async def open(self, name: str) -> AsyncIterator[Reader]:
-        async with super().open(name) as reader:
+    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
+        async with super().open(name, known=known) as reader:
             self.open_now += 1
             self.opened += 1
             try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from bootseer.errors import Corrupt
 
@@ -48,6 +48,18 @@ class Space:
 
     total_bytes: int | None = None
     free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLocation:
+    """A part of an object and the machines that keep copies of it, by name or address.
+
+    Of an erasure-coded object, a part is kept by all of its machines together.
+    """
+
+    offset: int
+    size_bytes: int
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +360,21 @@ class Store(Protocol):
 
         Args:
             older_than_s: seconds since the last write to it; a day is safe for every live writer.
+        """
+        ...
+
+
+@runtime_checkable
+class Placement(Protocol):
+    """What a store can do that knows which machines keep an object."""
+
+    async def block_locations(self, name: str) -> Sequence[BlockLocation]:
+        """Say where the parts of an object are: all of it, in order, without gaps.
+
+        What is true now may not be for long; it is good for choosing whom to ask first.
+
+        Raises:
+            Unavailable: the store cannot tell, or not now.
         """
         ...
 

@@ -20,8 +20,10 @@ import trio
 from hdfs_native import Client, FileReader, FileStatus, FileWriter, WriteOptions
 
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound, Transient
+from bootseer.store import webhdfs
 from bootseer.store.base import (
     Appender,
+    BlockLocation,
     Capabilities,
     Data,
     ObjectInfo,
@@ -340,9 +342,26 @@ class HdfsStore:
         await self._run("replicate", name, work)
 
     async def space(self) -> Space:
-        """See `Store.space`: the library can't tell."""
-        await trio.lowlevel.checkpoint()
-        return Space()
+        """See `Store.space`: that of the whole file system, whatever quotas there are.
+
+        To ask for a quota where none is set makes the NameNode count the whole tree.
+        """
+
+        def work() -> Space:
+            with suppress(BootseerError):
+                return webhdfs.space(self._http_addresses())
+            return Space()
+
+        return await self._run("ask for the space of", "", work)
+
+    async def block_locations(self, name: str) -> Sequence[BlockLocation]:
+        """See `Placement.block_locations`."""
+        path = self._path(check_name(name))
+
+        def work() -> Sequence[BlockLocation]:
+            return webhdfs.block_locations(self._http_addresses(), path)
+
+        return await self._run("locate", name, work)
 
     async def reap_temporaries(self, older_than_s: float) -> int:
         """See `Store.reap_temporaries`; a file's age counts from when its writing began."""
@@ -370,6 +389,10 @@ class HdfsStore:
                     self._authority, dict(DEADLINES), config_dir=self._options.conf_dir or None
                 )
             return self._made
+
+    def _http_addresses(self) -> Sequence[tuple[str, int]]:
+        settings = webhdfs.read_settings(self._options.conf_dir)
+        return webhdfs.http_addresses(self._authority.removeprefix("hdfs://"), settings)
 
     def _path(self, parts: Sequence[str]) -> str:
         return "/".join((self._root, *parts))

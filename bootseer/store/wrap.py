@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
+from bootseer.errors import Unavailable
 from bootseer.store.base import (
     Appender,
+    BlockLocation,
     Capabilities,
     Data,
     ObjectInfo,
+    Placement,
     Reader,
     Space,
     Store,
@@ -153,6 +156,14 @@ class WrappedStore(ABC):
     async def space(self) -> Space:
         """See `Store.space`."""
         return await self.around("space", "", self._inner.space)
+
+    async def block_locations(self, name: str) -> Sequence[BlockLocation]:
+        """See `Placement.block_locations`; Unavailable where the inner store has no such role."""
+        inner = self._inner
+        if not isinstance(inner, Placement):
+            raise Unavailable(f"{self.url} does not tell where {name!r} is kept")
+        placement: Placement = inner
+        return await self.around("block_locations", name, lambda: placement.block_locations(name))
 
     async def reap_temporaries(self, older_than_s: float) -> int:
         """See `Store.reap_temporaries`."""

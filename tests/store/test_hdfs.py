@@ -7,15 +7,15 @@ from pathlib import Path, PurePosixPath
 import pytest
 import trio
 
-from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient
-from bootseer.store.base import publish, read_all
+from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient, Unavailable
+from bootseer.store.base import Space, publish, read_all
 from bootseer.store.hdfs import HdfsStore
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.cluster.spec import HEAD, address
 from bootseer.testing.hdfs import Hdfs, hadoop_jars
-from bootseer.testing.hdfs.conf import RPC_PORT
+from bootseer.testing.hdfs.conf import DATA_DIR, RPC_PORT
 from bootseer.testing.store_suite import StoreSuite
 
 pytestmark = [pytest.mark.root, pytest.mark.hdfs]
@@ -115,12 +115,61 @@ async def test_a_nameservice_of_the_configuration_is_found(hdfs, tmp_path, monke
         "</property>"
         "<property><name>dfs.namenode.rpc-address.pair.b</name><value>10.77.0.1:8020</value>"
         "</property>"
+        "<property><name>dfs.namenode.http-address.pair.a</name><value>10.77.0.1:9871</value>"
+        "</property>"
         "</configuration>"
     )
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     store = open_store("hdfs://pair/ha")
     await publish(store, "object", b"1")
     assert await read_all(at("/ha"), "object", 1) == b"1"
+    assert [block.size_bytes for block in await store.block_locations("object")] == [1]
+
+
+async def test_blocks_are_where_it_says(hdfs):
+    store = LimitStore(at("/located ü%"), deadline_s=60, operations=trio.CapacityLimiter(1))
+    async with store.create("object", replication=1, block_bytes=1 << 20) as writer:
+        for number in range(4):
+            await writer.write(marker(number).ljust(1 << 20, b"\0")[: (1 << 20) - number // 3])
+        await writer.commit()
+    blocks = await store.block_locations("object")
+    sizes = [1 << 20, 1 << 20, 1 << 20, (1 << 20) - 1]
+    assert [block.size_bytes for block in blocks] == sizes
+    assert [block.offset for block in blocks] == [0, 1 << 20, 2 << 20, 3 << 20]
+    assert [set(block.hosts) for block in blocks] == [holders(hdfs, n) for n in range(4)]
+
+
+def marker(number):
+    return f"block {number} of the located".encode()
+
+
+def holders(hdfs, number):
+    """Addresses of the DataNodes that have a block of that marker on their disk."""
+    argv = ["grep", "-qr", marker(number).decode(), f"{DATA_DIR}/data"]
+    names = hdfs.cluster.spec.datanode_names
+    return {address(n) for n in names if not hdfs.cluster.run(argv, node=n, check=False).returncode}
+
+
+async def test_blocks_of_what_is_not_there_or_not_ones_own(monkeypatch):
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    store = at("/user/alice")
+    await store.mkdir("closed", mode=0o700)
+    await publish(store, "closed/object", b"1")
+    await publish(store, "empty", b"")
+    assert await store.block_locations("empty") == []
+    for name in ("missing", "closed", "closed/object/below"):
+        with pytest.raises(NotFound, match=name):
+            await store.block_locations(name)
+    monkeypatch.setenv("HADOOP_USER_NAME", "mallory")
+    with pytest.raises(Denied, match="user=mallory"):
+        await store.block_locations("closed/object")
+
+
+async def test_space_is_the_whole_file_systems(hdfs):
+    space = await at("/").space()
+    figures = hdfs.jmx(HEAD, "Hadoop:service=NameNode,name=FSNamesystem")
+    assert space.total_bytes == figures["CapacityTotal"]
+    assert 0 < space.free_bytes <= space.total_bytes
 
 
 @pytest.mark.parametrize("name", ["with space", "100%", "question?", "hash#", "ünï"])
@@ -150,6 +199,9 @@ async def test_a_dead_namenode_is_a_passing_matter(hdfs):
     try:
         with pytest.raises(Transient, match="stat 'object'"):
             await store.stat("object")
+        with pytest.raises(Unavailable, match="GETFILEBLOCKLOCATIONS"):
+            await store.block_locations("object")
+        assert await store.space() == Space(None, None)
     finally:
         hdfs.start_namenode()
     assert await read_all(store, "object", 1) == b"1"

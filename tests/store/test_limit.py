@@ -1,11 +1,11 @@
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from bootseer.errors import Closed, Transient
-from bootseer.store.base import Store, publish, read_all
+from bootseer.errors import Closed, Transient, Unavailable
+from bootseer.store.base import BlockLocation, Store, publish, read_all
 from bootseer.store.limit import LimitStore
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import HangingStore, SlowStore
@@ -21,6 +21,17 @@ async def write(store: Store) -> None:
 
 async def read(store: Store) -> None:
     await read_all(store, "folder/object", 1)
+
+
+class PlacingStore(MemoryStore):
+    """Knows where its objects are."""
+
+    async def block_locations(self, name: str) -> Sequence[BlockLocation]:
+        return [BlockLocation(0, 1, ("here",))]
+
+
+async def located(store: LimitStore) -> None:
+    await store.block_locations("folder/object")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +51,7 @@ async def read(store: Store) -> None:
         ("set_mode", "folder", lambda store: store.set_mode("folder", 0o700)),
         ("set_mtime", "folder", lambda store: store.set_mtime("folder", 0)),
         ("space", "", lambda store: store.space()),
+        ("block_locations", "folder/object", located),
         ("set_replication", "folder", lambda store: store.set_replication("folder", 2)),
         ("reap_temporaries", "", lambda store: store.reap_temporaries(1)),
     ],
@@ -50,12 +62,18 @@ async def test_every_operation_has_a_deadline(
     name: str,
     call: Callable[[Store], Awaitable[object]],
 ) -> None:
-    inner = MemoryStore()
+    inner = PlacingStore()
     await write(inner)
     start = trio.current_time()
     with pytest.raises(Transient, match=f"cannot {operation} '{name}' in memory:.* within 3 s"):
         await call(limited(HangingStore(inner, {operation})))
     assert trio.current_time() - start == 3
+
+
+async def test_places_are_told_by_stores_that_know_them() -> None:
+    assert await limited(PlacingStore()).block_locations("a") == [BlockLocation(0, 1, ("here",))]
+    with pytest.raises(Unavailable, match="memory: does not tell where 'a'"):
+        await limited(MemoryStore()).block_locations("a")
 
 
 async def test_each_operation_has_the_whole_deadline(

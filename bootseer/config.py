@@ -19,7 +19,19 @@ else:
 DEFAULT_PATH = "/etc/bootseer/bootseer.toml"
 MAX_BYTES = 1024 * 1024
 
-_STORE_URL_NAMES = (None, "home", "user", "uid")  # None: text after the last brace
+_USER_NAMES = (None, "home", "user", "uid")  # None: text after the last brace
+
+
+class User(NamedTuple):
+    """The user whom settings with braces are about."""
+
+    name: str
+    uid: int
+    home: str
+
+    def fill(self, template: str) -> str:
+        """Put the user into a setting."""
+        return template.format(home=self.home, user=self.name, uid=self.uid)
 
 
 class Setting(NamedTuple):
@@ -29,6 +41,7 @@ class Setting(NamedTuple):
     minimum: float
     maximum: float
     help: str
+    is_template: bool = False  # to be filled by `User.fill`
 
 
 SETTINGS: dict[str, Setting] = {
@@ -37,8 +50,12 @@ SETTINGS: dict[str, Setting] = {
         0,
         0,
         "where warm plans, hot sets and events live; {home}, {user} and {uid} are the job's user's",
+        is_template=True,
     ),
     "store.deadline_s": Setting(10.0, 0.1, 600, "longest one operation on the store may take"),
+    "hdfs.conf_dir": Setting(
+        "", 0, 0, "Hadoop's configuration; empty: HADOOP_CONF_DIR's if set, else /etc/hadoop/conf"
+    ),
     "node.run_dir": Setting("/run/bootseer", 0, 0, "state of the jobs on this node"),
     "node.cache_dir": Setting("/var/cache/bootseer", 0, 0, "what outlives a job on this node"),
     "prolog.wait_s": Setting(
@@ -100,7 +117,6 @@ def load(path: str = DEFAULT_PATH) -> Config:
                 f"{path}: unknown setting {name}; known: {known or ', '.join(sorted(SETTINGS))}"
             )
         values[name] = _check(path, name, value, SETTINGS[name])
-    _check_store_url(path, values["store.url"])
     return Config(values, path, frozenset(given))
 
 
@@ -124,18 +140,18 @@ def _check(path: str, name: str, value: Any, setting: Setting) -> Any:
         raise ConfigError(
             f"{path}: {name} = {value} is not between {setting.minimum:g} and {setting.maximum:g}"
         )
+    if setting.is_template and not _is_template(value):
+        raise ConfigError(
+            f"{path}: {name} = {value!r}: only {{home}}, {{user}} and {{uid}} may stand in braces"
+        )
     return value
 
 
-def _check_store_url(path: str, url: str) -> None:
+def _is_template(value: str) -> bool:
     try:
-        good = all(
-            name in _STORE_URL_NAMES and not spec and not conversion
-            for _, name, spec, conversion in Formatter().parse(url)
+        return all(
+            name in _USER_NAMES and not spec and not conversion
+            for _, name, spec, conversion in Formatter().parse(value)
         )
     except ValueError:
-        good = False
-    if not good:
-        raise ConfigError(
-            f"{path}: store.url = {url!r}: only {{home}}, {{user}} and {{uid}} may stand in braces"
-        )
+        return False

@@ -18,6 +18,7 @@ import os
 import stat
 from typing import Any, NamedTuple
 
+from bootseer.config import User
 from bootseer.errors import Denied
 
 
@@ -53,9 +54,10 @@ class Job(NamedTuple):
         """Name of the run, the same on all nodes of the job."""
         return f"{self.cluster}.{self.job_id}"
 
-    def store_url(self, template: str) -> str:
-        """Fill the job's user into the configured place of the store."""
-        return template.format(home=self.home, user=self.user, uid=self.uid)
+    @property
+    def owner(self) -> User:
+        """The job's user, as settings know users."""
+        return User(self.user, self.uid, self.home)
 
 
 class JobFolder:

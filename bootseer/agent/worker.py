@@ -55,8 +55,7 @@ class Task:
         Raises:
             ConfigError: the configured place is not one that this version can use.
         """
-        url = self.job.store_url(self.config["store.url"])
-        return connect(url, self.job.uid, self.config["store.deadline_s"])
+        return connect(self.config, self.job.owner)
 
     async def opened(self, path: str) -> Opened:
         """Have an image opened and identified, or take over what the opener has done already.

@@ -34,10 +34,9 @@ def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> 
     if os.geteuid() == 0 and user:
         become(entry.pw_name, entry.pw_uid, entry.pw_gid, keep_lock=False)
     config = settings.load()
-    url = config["store.url"].format(home=entry.pw_dir, user=entry.pw_name, uid=entry.pw_uid)
+    owner = settings.User(entry.pw_name, entry.pw_uid, entry.pw_dir)
 
     async def run() -> T:
-        store = connect(url, entry.pw_uid, config["store.deadline_s"])
-        return await work(store, entry.pw_name)
+        return await work(connect(config, owner), owner.name)
 
     return trio.run(run)

@@ -31,14 +31,13 @@ def advise(values: Mapping[str, str]) -> list[str]:
     if asked is None:
         return []
     key = asked.key or options.key_of_name(values.get("BOOTSEER_JOB_NAME", ""))
-    user = pwd.getpwuid(os.getuid())
+    entry = pwd.getpwuid(os.getuid())
+    user = settings.User(entry.pw_name, entry.pw_uid, entry.pw_dir)
     try:
         config = settings.load()
-        url = config["store.url"].format(home=user.pw_dir, user=user.pw_name, uid=user.pw_uid)
 
         async def read() -> WarmPlan | None:
-            store = connect(url, user.pw_uid, config["store.deadline_s"])
-            return await read_plan(store, user.pw_name, key)
+            return await read_plan(connect(config, user), user.name, key)
 
         plan = trio.run(read)
     except BootseerError as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import trio
 
+from bootseer.config import User
 from bootseer.store.base import Store
+from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
 from bootseer.store.retry import RetryStore
@@ -13,18 +17,38 @@ MAX_OPERATIONS = 16
 """At once, of one process: enough to hide the latency of small objects, few for the servers."""
 
 
-def connect(url: str, uid: int, deadline_s: float) -> Store:
-    """Open the store of the user ``uid``; nothing is read yet.
+class Settings(Protocol):
+    """Effective settings by dotted name: `bootseer.config.Config`, or what was sent of it."""
+
+    def __getitem__(self, name: str, /) -> Any:
+        """Return the value of a setting."""
+        ...
+
+
+def connect(config: Settings, user: User) -> Store:
+    """Open the configured store of a user; nothing is read yet.
 
     Args:
-        url: with the user filled in.
-        uid: the only one who may own and write it.
-        deadline_s: for each attempt of each operation.
+        config: where stores are and how to reach them.
+        user: the only one who may own and write it.
 
     Raises:
         ConfigError: the URL is not of a kind that this version can use.
     """
+    return connect_to(user.fill(config["store.url"]), config, user)
+
+
+def connect_to(url: str, config: Settings, user: User) -> Store:
+    """Open the store at a URL as a user, as `connect` does the configured one."""
+    inner = open_store(url, owner_uid=user.uid, hdfs=hdfs_options(config))
     limit = trio.CapacityLimiter(MAX_OPERATIONS)
-    return RetryStore(
-        LimitStore(open_store(url, owner_uid=uid), deadline_s=deadline_s, operations=limit)
-    )
+    return RetryStore(LimitStore(inner, deadline_s=config["store.deadline_s"], operations=limit))
+
+
+def hdfs_options(config: Settings) -> HdfsOptions:
+    """Take what concerns HDFS out of the settings.
+
+    Raises:
+        ConfigError: the configured folder of Hadoop's configuration is not there.
+    """
+    return HdfsOptions(conf_dir=find_conf_dir(config["hdfs.conf_dir"]))

@@ -34,6 +34,7 @@ from bootseer.store.base import (
     readable_bytes,
 )
 from bootseer.store.gate import Gate
+from bootseer.store.hadoop import HdfsOptions
 from bootseer.store.hdfserror import translated
 from bootseer.store.name import (
     TEMPORARY_PREFIX,
@@ -63,17 +64,6 @@ _PAUSE_S = 0.01
 _DISCARD_S = 2.0
 _END_S = 5.0
 _KEEP_TIME = 2**64 - 1  # -1 in Java, which leaves a time as it is
-
-
-@dataclass(frozen=True, slots=True)
-class HdfsOptions:
-    """How to reach an HDFS.
-
-    Attributes:
-        conf_dir: folder of core-site.xml and hdfs-site.xml; "" for none.
-    """
-
-    conf_dir: str = ""
 
 
 class HdfsStore:

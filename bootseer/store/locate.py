@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from bootseer.errors import ConfigError
 from bootseer.store.base import Store
+from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.local import LocalStore
 
 SCHEMES = ("file", "hdfs")
 """What this version has."""
 
-DEFAULT_HADOOP_CONF_DIR = "/etc/hadoop/conf"
-"""Where Hadoop's own packages have it."""
-
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def open_store(url: str, *, owner_uid: int | None = None) -> Store:
+def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | None = None) -> Store:
     """Return the store that a URL names, without touching it.
 
     Args:
         url: ``file:///abs/path``, with ``%20`` and the like for what URLs don't allow, or a plain
-            ``/abs/path``; ``hdfs://HOST:PORT/path``, or ``hdfs://NAMESERVICE/path`` of the
-            configuration in HADOOP_CONF_DIR, by default /etc/hadoop/conf.
+            ``/abs/path``; ``hdfs://HOST:PORT/path``, or ``hdfs://NAMESERVICE/path`` of Hadoop's
+            configuration.
         owner_uid: the only user who may own and write the store's directory; see `LocalStore`. In
             HDFS its permissions decide.
+        hdfs: how to reach an HDFS; as `find_conf_dir("")` says if None.
 
     Raises:
         ConfigError: there is no such scheme, or the path is relative or contains ``..``.
@@ -43,7 +41,7 @@ def open_store(url: str, *, owner_uid: int | None = None) -> Store:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise ConfigError(f"store {url!r}: this version has {known} and plain absolute paths")
     if parsed.scheme == "hdfs":
-        return _open_hdfs(url, parsed)
+        return _open_hdfs(url, parsed, hdfs or HdfsOptions(find_conf_dir("")))
     if parsed.netloc or parsed.query or parsed.fragment:
         raise ConfigError(
             f"store {url!r}: file URLs are file:///abs/path, with three slashes and no '?' or '#'"
@@ -51,8 +49,8 @@ def open_store(url: str, *, owner_uid: int | None = None) -> Store:
     return LocalStore(_root(url, unquote(parsed.path) if parsed.scheme else url), owner_uid)
 
 
-def _open_hdfs(url: str, parsed: SplitResult) -> Store:
-    from bootseer.store.hdfs import HdfsOptions, HdfsStore  # 25 ms that other stores do without
+def _open_hdfs(url: str, parsed: SplitResult, options: HdfsOptions) -> Store:
+    from bootseer.store.hdfs import HdfsStore  # 25 ms that other stores do without
 
     if not parsed.netloc or "@" in parsed.netloc or parsed.query or parsed.fragment:
         raise ConfigError(
@@ -60,8 +58,6 @@ def _open_hdfs(url: str, parsed: SplitResult) -> Store:
             "no '?' or '#'"
         )
     root = _root(url, unquote(parsed.path) or "/")
-    conf_dir = Path(os.environ.get("HADOOP_CONF_DIR") or DEFAULT_HADOOP_CONF_DIR)
-    options = HdfsOptions(conf_dir=str(conf_dir) if conf_dir.is_dir() else "")
     return HdfsStore(parsed.netloc, root, options)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from bootseer.testing import site
 from bootseer.testing.cluster import Cluster, ClusterSpec
-from bootseer.testing.hdfs import Hdfs, hadoop_jars
+from bootseer.testing.hdfs import Hdfs, conf, hadoop_jars
+from bootseer.testing.hdfs.hdfs import CONF_DIR
 from bootseer.testing.lab import CONFIG, IMAGE, Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.hdfs, pytest.mark.fuse]
@@ -26,13 +27,27 @@ def lab_with_hdfs(tmp_path_factory):
     spec = ClusterSpec(name=f"hdfs-jobs-{os.getpid()}", nodes=2, datanodes=2)
     with Cluster.up(spec) as cluster:
         hdfs = Hdfs.start(cluster, jars)
-        url = f'url = "{hdfs.url}/user/{{user}}/.bootseer"'
-        site.install(cluster, config=CONFIG.replace("[store]", f"[store]\n{url}"))
+        config = CONFIG.replace("[store]", '[store]\nurl = "hdfs://site/user/{user}/.bootseer"')
+        site.install(cluster, config=f'{config}[hdfs]\nconf_dir = "{put_nameservice(hdfs)}"\n')
         lab = Lab(cluster, images)
         lab.put_image()
         lab.mount_share()
         yield lab, hdfs
     shutil.rmtree(images)
+
+
+def put_nameservice(hdfs):
+    """Configure the HDFS as the nameservice "site", and return in which folder of every machine."""
+    folder = hdfs.cluster.state_dir / "etc" / "hadoop" / "site"
+    folder.mkdir()
+    settings = {
+        "dfs.nameservices": "site",
+        "dfs.ha.namenodes.site": "one",
+        "dfs.namenode.rpc-address.site.one": hdfs.url.removeprefix("hdfs://"),
+    }
+    (folder / "hdfs-site.xml").write_text(conf.xml(settings))
+    (folder / "core-site.xml").write_text(conf.xml({"fs.defaultFS": "hdfs://site"}))
+    return f"{CONF_DIR}/site"
 
 
 def test_the_second_start_is_warm(lab_with_hdfs):

@@ -9,6 +9,7 @@ import trio
 
 from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient, Unavailable
 from bootseer.store.base import Space, publish, read_all
+from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.hdfs import HdfsStore
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
@@ -120,7 +121,9 @@ async def test_a_nameservice_of_the_configuration_is_found(hdfs, tmp_path, monke
         "</configuration>"
     )
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    store = open_store("hdfs://pair/ha")
+    await publish(open_store("hdfs://pair/ha"), "object", b"0")
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/nonexistent")
+    store = open_store("hdfs://pair/ha", hdfs=HdfsOptions(find_conf_dir(str(tmp_path))))
     await publish(store, "object", b"1")
     assert await read_all(at("/ha"), "object", 1) == b"1"
     assert [block.size_bytes for block in await store.block_locations("object")] == [1]

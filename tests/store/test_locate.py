@@ -5,6 +5,7 @@ import pytest
 
 from bootseer.errors import ConfigError, Denied
 from bootseer.store.base import publish, read_all
+from bootseer.store.hadoop import find_conf_dir
 from bootseer.store.locate import open_store
 
 
@@ -51,6 +52,17 @@ async def test_the_url_of_a_store_opens_it(tmp_path: Path, name: str) -> None:
 def test_refuses_what_it_does_not_know(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         open_store(url)
+
+
+def test_finds_hadoops_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert find_conf_dir("/etc") == "/etc"
+    assert find_conf_dir("") == str(tmp_path)
+    for missing in (str(tmp_path / "missing"), ".", str(Path(__file__))):
+        with pytest.raises(ConfigError, match=r"hdfs\.conf_dir"):
+            find_conf_dir(missing)
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "missing"))
+    assert find_conf_dir("") == ""
 
 
 async def test_hands_the_owner_on(tmp_path: Path) -> None:

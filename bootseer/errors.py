@@ -58,6 +58,14 @@ class Unavailable(BootseerError):
     exit_code = 8
 
 
+class NoSpace(Unavailable):
+    """There is no space left for what is to be written."""
+
+
+class OverQuota(NoSpace):
+    """The user's share of the space, or of the names, is used up."""
+
+
 class Closed(BootseerError):
     """The object was closed by this program and cannot be used any more."""
 

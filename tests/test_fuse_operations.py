@@ -14,10 +14,19 @@ from typing import Any
 import pyfuse3
 import pytest
 
-from bootseer.errors import Conflict, Corrupt, Denied, NotFound, Unavailable
+from bootseer.errors import (
+    Conflict,
+    Corrupt,
+    Denied,
+    NoSpace,
+    NotFound,
+    OverQuota,
+    Transient,
+    Unavailable,
+)
 from bootseer.fuse.mountinfo import Mount, _parse, find_mount, read_mounts
 from bootseer.fuse.operations import ViewOperations
-from bootseer.fuse.view import ROOT_INODE, Attributes, Opened
+from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
 
 CONTEXT: Any = None  # the view never sees who asks
 
@@ -36,6 +45,9 @@ class OneFile:
             raise self.error
         return Attributes(inode=7, mode=stat.S_IFREG | 0o644, size_bytes=1025, mtime_ns=5)
 
+    def attach(self, kernel: Kernel) -> None:
+        pass
+
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         return self._answer()
 
@@ -48,7 +60,7 @@ class OneFile:
     async def link_target(self, inode: int) -> bytes:
         raise OSError(errno.EINVAL, "not a link")
 
-    async def open(self, inode: int) -> Opened:
+    async def open(self, inode: int, flags: int) -> Opened:
         self._answer()
         return Opened(handle=3, keep_cache=True)
 
@@ -81,6 +93,9 @@ def operations(view: OneFile) -> ViewOperations:
         (Conflict("replaced"), errno.ESTALE),
         (Corrupt("torn"), errno.EIO),
         (Unavailable("no store"), errno.EIO),
+        (Transient("later"), errno.EIO),
+        (NoSpace("full"), errno.ENOSPC),
+        (OverQuota("full for you"), errno.EDQUOT),
         (PermissionError(errno.EPERM, "no"), errno.EPERM),
         (OSError("without a number"), errno.EIO),
         (KeyError("a bug"), errno.EIO),
@@ -118,6 +133,24 @@ async def test_a_file_is_forgotten_with_its_last_lookup(
     assert view.forgotten == []
     await operations.forget([(7, 1)])
     assert view.forgotten == [7]
+
+
+async def test_a_listing_keeps_its_files_until_it_is_closed(
+    view: OneFile, operations: ViewOperations
+) -> None:
+    handle = await operations.opendir(ROOT_INODE, CONTEXT)
+    await operations.lookup(ROOT_INODE, b"file", CONTEXT)
+    await operations.forget([(7, 1)])
+    assert view.forgotten == []
+    await operations.releasedir(handle)
+    assert view.forgotten == [7]
+
+
+async def test_a_long_name_does_not_reach_the_view(operations: ViewOperations) -> None:
+    with pytest.raises(pyfuse3.FUSEError) as raised:
+        await operations.lookup(ROOT_INODE, b"x" * 256, CONTEXT)
+    assert raised.value.errno == errno.ENAMETOOLONG
+    await operations.lookup(ROOT_INODE, b"x" * 255, CONTEXT)
 
 
 def test_mounts_are_parsed() -> None:

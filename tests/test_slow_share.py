@@ -70,7 +70,7 @@ class TestTheView:
         assert entries[b"private"].mode & 0o777 == 0o600
         assert await view.link_target(entries[b"link"].inode) == b"sub/small"
         small = await view.lookup(entries[b"sub"].inode, b"small")
-        opened = await view.open(small.inode)
+        opened = await view.open(small.inode, os.O_RDONLY)
         assert await view.read(opened.handle, 1, 100) == b"mall"
         await view.close(opened.handle)
         with pytest.raises(FileNotFoundError):
@@ -82,7 +82,7 @@ class TestTheView:
         (source / "new").write_bytes(b"new")
         (source / "new").replace(source / "big")
         with pytest.raises(Conflict):
-            await view.open(before.inode)
+            await view.open(before.inode, os.O_RDONLY)
         after = await view.lookup(ROOT_INODE, b"big")
         assert after.inode != before.inode
         assert after.size_bytes == 3
@@ -94,7 +94,7 @@ class TestTheView:
         for content in (None, None, b"rewritten", None):
             if content is not None:
                 (source / "big").write_bytes(content)
-            opened = await view.open(inode)
+            opened = await view.open(inode, os.O_RDONLY)
             kept.append(opened.keep_cache)
             await view.close(opened.handle)
         assert kept == [True, True, False, True]
@@ -112,7 +112,7 @@ class TestTheView:
         view = FolderView(source, latency_s=2)
         began = trio.current_time()
         found = await view.lookup(ROOT_INODE, b"big")
-        opened = await view.open(found.inode)
+        opened = await view.open(found.inode, os.O_RDONLY)
         await view.read(opened.handle, 0, 10)
         await view.close(opened.handle)
         assert trio.current_time() - began == pytest.approx(6)

@@ -10,9 +10,11 @@ import pyfuse3
 import trio
 
 from bootseer.errors import Unavailable
+from bootseer.fuse.kernel import KernelLink
 from bootseer.fuse.mountinfo import find_mount
 from bootseer.fuse.operations import ViewOperations
-from bootseer.fuse.view import View
+from bootseer.fuse.view import View, WritableView
+from bootseer.fuse.writable import WritableOperations
 
 # The mount's type in /proc/mounts is "fuse." and this.
 SUBTYPE = "bootseer"
@@ -56,14 +58,22 @@ async def serve(
     spoke = trio.Event()
     fuse_options = {
         *pyfuse3.default_options,
-        *("allow_other", "ro", f"fsname={options.name}", f"subtype={SUBTYPE}"),
+        *("allow_other", f"fsname={options.name}", f"subtype={SUBTYPE}"),
     }
+    operations: ViewOperations
+    if isinstance(view, WritableView):
+        operations = WritableOperations(view, on_start=spoke.set)
+    else:
+        operations = ViewOperations(view, on_start=spoke.set)
+        fuse_options.add("ro")
     try:
-        pyfuse3.init(ViewOperations(view, on_start=spoke.set), str(mountpoint), fuse_options)
+        pyfuse3.init(operations, str(mountpoint), fuse_options)
     except RuntimeError as error:
         raise Unavailable(
             f"cannot mount at {mountpoint}: {error}; it takes root, /dev/fuse and a folder there"
         ) from error
+
+    view.attach(KernelLink())
 
     async def loop() -> None:
         await pyfuse3.main(max_tasks=_MAX_TASKS)

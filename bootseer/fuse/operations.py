@@ -8,27 +8,43 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pyfuse3
 
-from bootseer.errors import BootseerError, Conflict, Corrupt, Denied, NotFound, Transient
-from bootseer.fuse.view import Attributes, View
+from bootseer.errors import BootseerError, Conflict, Denied, NoSpace, NotFound, OverQuota
+from bootseer.fuse.view import NAME_BYTES, Attributes, View
 
 _log = logging.getLogger(__name__)
 
+# The first that fits; what is not here is EIO. That goes for Transient, too: programs do not expect
+# a file to ask them to try again, and Python's own read() takes EAGAIN for an empty answer.
 _ERRNO: dict[type[BootseerError], int] = {
     NotFound: errno.ENOENT,
     Denied: errno.EACCES,
     Conflict: errno.ESTALE,
-    Corrupt: errno.EIO,
-    Transient: errno.EAGAIN,
+    OverQuota: errno.EDQUOT,
+    NoSpace: errno.ENOSPC,
 }
 _BLOCK_BYTES = 512
 _IO_BYTES = 1024 * 1024
 
 
+@dataclass(slots=True)
+class _Listing:
+    """An open directory: its entries, held like lookups so that the view keeps their numbers."""
+
+    inode: int
+    entries: Sequence[tuple[bytes, Attributes]]
+    is_fresh: bool = True
+
+
 class ViewOperations(pyfuse3.Operations):
-    """Answers the kernel's requests out of a view; the only place where errors become an errno."""
+    """Answers the kernel's requests out of a view.
+
+    What is not answered here is ENOSYS, by pyfuse3. The kernel then stops asking: for flush and
+    fsync, which succeed from then on, and for extended attributes, which are not supported.
+    """
 
     # Only an NFS export of the mount would ask for "." and "..".
     supports_dot_lookup = False
@@ -44,7 +60,7 @@ class ViewOperations(pyfuse3.Operations):
         self._view = view
         self._on_start = on_start
         self._lookups: Counter[int] = Counter()
-        self._listings: dict[int, Sequence[tuple[bytes, Attributes]]] = {}
+        self._listings: dict[int, _Listing] = {}
         self._listing_handles = itertools.count(1)
 
     def init(self) -> None:
@@ -55,76 +71,100 @@ class ViewOperations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Return an entry's attributes; that there is none is remembered by the kernel too."""
-        with _as_errno():
+        with as_errno():
             try:
-                attributes = await self._view.lookup(parent_inode, name)
+                attributes = await self._view.lookup(parent_inode, checked(name))
             except (NotFound, FileNotFoundError):
                 return self._entry(Attributes(inode=0, mode=0))
-            self._lookups[attributes.inode] += 1
-            return self._entry(attributes)
+            return self._looked_up(attributes)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """Count lookups down, and tell the view of every file that the kernel has dropped."""
         for inode, count in inode_list:
-            self._lookups[inode] -= count
-            if self._lookups[inode] <= 0:
-                del self._lookups[inode]
-                self._view.forget(inode)
+            self._forget(inode, count)
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         """Return a file's attributes."""
-        with _as_errno():
+        with as_errno():
             return self._entry(await self._view.attributes(inode))
 
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         """Return a symbolic link's text."""
-        with _as_errno():
+        with as_errno():
             return await self._view.link_target(inode)
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        """Open a file; the mount is read-only, so the flags cannot ask for more."""
-        with _as_errno():
-            opened = await self._view.open(inode)
+        """Open a file."""
+        with as_errno():
+            opened = await self._view.open(inode, flags)
             return pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
 
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
         """Return bytes of an open file; any contiguous buffer will do for pyfuse3."""
-        with _as_errno():
+        with as_errno():
             return await self._view.read(fh, off, size)
 
     async def release(self, fh: int) -> None:
         """Close a file."""
-        with _as_errno():
+        with as_errno():
             await self._view.close(fh)
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         """List a directory once; what follows reads this listing."""
-        with _as_errno():
-            listing = await self._view.entries(inode)
+        with as_errno():
+            entries = await self._listed(inode)
             handle = next(self._listing_handles)
-            self._listings[handle] = listing
+            self._listings[handle] = _Listing(inode, entries)
             return handle
 
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        """Hand out as much of the listing as fits; every entry taken counts as a lookup."""
-        with _as_errno():
+        """Hand out as much of the listing as fits; every entry taken counts as a lookup.
+
+        Whoever goes back to the beginning (rewinddir) gets a new listing.
+        """
+        with as_errno():
             listing = self._listings[fh]
-            for index in range(start_id, len(listing)):
-                name, attributes = listing[index]
+            if start_id == 0 and not listing.is_fresh:
+                entries = await self._listed(listing.inode)
+                self._unlist(listing.entries)
+                listing.entries = entries
+            listing.is_fresh = False
+            for index in range(start_id, len(listing.entries)):
+                name, attributes = listing.entries[index]
                 if not pyfuse3.readdir_reply(token, name, self._entry(attributes), index + 1):
                     break
                 self._lookups[attributes.inode] += 1
 
     async def releasedir(self, fh: int) -> None:
         """Drop a listing."""
-        self._listings.pop(fh, None)
+        self._unlist(self._listings.pop(fh).entries)
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         """Say that nothing can be written here."""
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = _IO_BYTES
-        data.f_namemax = 255
+        data.f_namemax = NAME_BYTES
         return data
+
+    async def _listed(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
+        entries = await self._view.entries(inode)
+        for _, attributes in entries:
+            self._lookups[attributes.inode] += 1
+        return entries
+
+    def _unlist(self, entries: Sequence[tuple[bytes, Attributes]]) -> None:
+        for _, attributes in entries:
+            self._forget(attributes.inode, 1)
+
+    def _looked_up(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
+        self._lookups[attributes.inode] += 1
+        return self._entry(attributes)
+
+    def _forget(self, inode: int, count: int) -> None:
+        self._lookups[inode] -= count
+        if self._lookups[inode] <= 0:
+            del self._lookups[inode]
+            self._view.forget(inode)
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = pyfuse3.EntryAttributes()
@@ -142,11 +182,21 @@ class ViewOperations(pyfuse3.Operations):
         return entry
 
 
+def checked(name: bytes) -> bytes:
+    """Return a name that is not too long; the kernel itself takes more than 255 bytes."""
+    if len(name) > NAME_BYTES:
+        raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
+    return name
+
+
 @contextmanager
-def _as_errno() -> Iterator[None]:
+def as_errno(conflict: int = errno.ESTALE) -> Iterator[None]:
     """Turn every error into the one kind that pyfuse3 lets a handler raise.
 
     Any other would end the mount under its users' feet.
+
+    Args:
+        conflict: what a `Conflict` becomes.
     """
     try:
         yield
@@ -156,7 +206,7 @@ def _as_errno() -> Iterator[None]:
         code = next((c for kind, c in _ERRNO.items() if isinstance(error, kind)), errno.EIO)
         if code == errno.EIO:
             _log.error("%s", error)
-        raise pyfuse3.FUSEError(code) from error
+        raise pyfuse3.FUSEError(conflict if code == errno.ESTALE else code) from error
     except OSError as error:
         raise pyfuse3.FUSEError(error.errno or errno.EIO) from error
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a mount shows: a read-only tree of numbered files, known to nothing of FUSE.
+"""What a mount shows: a tree of numbered files, known to nothing of FUSE.
 
 A view answers the questions of `bootseer.fuse.operations`, which speaks the kernel's protocol for
 it. Tests talk to a view directly, without a mount.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 ROOT_INODE = 1
+NAME_BYTES = 255
+"""The longest name; longer ones never reach a view."""
+RENAME_NOREPLACE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,69 @@ class Opened:
     keep_cache: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What statfs shows.
+
+    Attributes:
+        total_bytes, free_bytes: of the space; free is what the user may still write.
+        total_files, free_files: how many files there can be, and how many more.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    total_files: int = 0
+    free_files: int = 0
+
+
+class Kernel(Protocol):
+    """The way back: what a view may tell the kernel without having been asked.
+
+    Each call is of use only for files that the kernel knows, and does nothing for others.
+
+    Raises: OSError, as the kernel says; Closed, once the mount is ending.
+
+    Cancellation: a call in progress cannot be cancelled, for it may sit in a system call.
+    """
+
+    async def store(self, inode: int, offset: int, data: bytes | memoryview) -> bool:
+        """Put bytes of a file into the page cache, so that reading them asks nobody.
+
+        The kernel grows a file to hold what it is given: give it nothing beyond the file's end,
+        and only content that can no longer change or be truncated. Whole pages (offset a multiple
+        of 4,096, and so the length, but at the end of the file): of a part of a page the kernel
+        keeps nothing, unless it has the page already. Pages that it has are written over. 1 MiB or
+        more at once.
+
+        It waits for pages that a read in progress is to fill: never await it in the `View.read`
+        that would fill them.
+
+        Returns:
+            Whether the kernel knows the file, and so has taken the bytes.
+        """
+        ...
+
+    async def forget_data(self, inode: int) -> None:
+        """Drop what the kernel has cached of a file: its pages and attributes.
+
+        Waits for reads in progress, as `store` does.
+        """
+        ...
+
+    def forget_entry(self, parent: int, name: bytes) -> None:
+        """Have the kernel ask again for a name; takes effect soon after, whatever is going on."""
+        ...
+
+
 class View(Protocol):
     """A read-only tree.
 
     Errors are `BootseerError` or OSError; the caller turns them into an errno. A number handed out
-    stays valid until `forget`, and is never given to another file before that.
+    stays valid until `forget`, and is never given to another file before that. Nothing may be
+    awaited between settling on a number and returning it: `forget` might come in between.
+
+    The kernel has compared modes and owners with who asks (``default_permissions``); a view
+    refuses what it cannot do, not who may not do it.
 
     Concurrency: any number of calls may be in progress at once, all in one trio thread. A call may
     be cancelled when the mount ends.
@@ -64,12 +125,16 @@ class View(Protocol):
     valid_s: float
     """How long the kernel may answer from what it was told of names and attributes, in seconds."""
 
+    def attach(self, kernel: Kernel) -> None:
+        """Learn the way back to the kernel; called once, before anything is asked."""
+        ...
+
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return the attributes of the entry `name` of a directory."""
         ...
 
     async def attributes(self, inode: int) -> Attributes:
-        """Return a file's attributes as they are now."""
+        """Return a file's attributes as they are now, also when it has no name any more."""
         ...
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
@@ -80,8 +145,14 @@ class View(Protocol):
         """Return what a symbolic link says."""
         ...
 
-    async def open(self, inode: int) -> Opened:
-        """Open a file for reading."""
+    async def open(self, inode: int, flags: int) -> Opened:
+        """Open a file.
+
+        Args:
+            inode: of the file; never of a directory.
+            flags: as for open(2): O_ACCMODE, and in a `WritableView` O_TRUNC, O_APPEND, O_DIRECT
+                and O_SYNC. O_CREAT and O_EXCL never: such an open is a lookup or a create.
+        """
         ...
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
@@ -89,9 +160,150 @@ class View(Protocol):
         ...
 
     async def close(self, handle: int) -> None:
-        """Release an open file."""
+        """Release an open file, after everything else that is asked of the handle.
+
+        Nobody waits for it and nobody learns of an error.
+        """
         ...
 
     def forget(self, inode: int) -> None:
-        """Learn that the kernel has dropped the file; it will look it up again."""
+        """Learn that the kernel has dropped the file; it will look it up again.
+
+        Of a file that has no name any more it means the end: it is not open either.
+        """
+        ...
+
+
+@runtime_checkable
+class WritableView(View, Protocol):
+    """A tree that can be changed.
+
+    There are files and directories. Making links, pipes, sockets and devices is refused with EPERM
+    and setting an extended attribute with ENOTSUP, and none of it reaches the view.
+
+    What the kernel knows, it checks before it asks: that a name is free or taken, a directory or
+    not. It may be mistaken for `valid_s`, when others change the same tree, so a view checks again:
+    EEXIST, ENOENT, ENOTDIR, EISDIR, ENOTEMPTY and EXDEV are its own to raise, and so are ENOSPC
+    and EDQUOT (`NoSpace` and `OverQuota` become these), EFBIG for an offset that it cannot write
+    at, and EROFS. A `Conflict` becomes EEXIST where a name is to be made, ESTALE elsewhere. Names
+    are durable when the call returns, for fsync of a directory is not asked.
+
+    Writes are passed through at once, in pieces of at most 1 MiB cut at multiples of 4 KiB. Those
+    of one file come one after the other, in the order of the write(2) calls; only O_DIRECT and
+    pages of a shared mapping may come in any order. Reads and writes of one file may overlap.
+
+    O_APPEND
+        The kernel puts the offset where it believes the end of the file to be. A view that knows
+        better, from the flag at `open`, writes at the end.
+    O_TRUNC
+        Comes with `open` (and `create`), which returns when the file is empty; `truncate` is not
+        called. `Opened.keep_cache` does not matter then.
+    O_EXCL
+        Comes with `create` only: the file must not be there. Without it, a file that turns out to
+        be there is opened, and truncated if O_TRUNC says so.
+    Reading what is being written
+        The kernel reads with a handle that was opened for reading, so never with one that is
+        O_WRONLY; but another handle of the same file may be. What was written is in the page
+        cache and mostly read from there: but it may be dropped, and is then asked for.
+    A file renamed over, or removed, while it is open
+        Its number and handles stay good, for reading, writing, attributes and truncating, until
+        they are closed and the number is forgotten. Another file at the same name gets another
+        number.
+    close(2)
+        Each calls `flush`, for every copy of a descriptor and in every process that has one; the
+        last is followed by `close` some time later. A process that is killed closes its files, too.
+    """
+
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int
+    ) -> tuple[Attributes, Opened]:
+        """Make a regular file and open it in one step.
+
+        Args:
+            parent: the directory.
+            name: of the file in it.
+            mode: permission bits, the process's umask taken off.
+            flags: as for `open`; O_EXCL: fail with EEXIST if it is there.
+        """
+        ...
+
+    async def write(self, handle: int, offset: int, data: bytes) -> int:
+        """Write, beyond the end too, which leaves zeros in between.
+
+        Returns:
+            How many bytes were taken; fewer than given end the caller's write(2) there.
+        """
+        ...
+
+    async def flush(self, handle: int) -> None:
+        """Finish what a descriptor being closed has written; an error is what close(2) returns."""
+        ...
+
+    async def sync(self, handle: int) -> None:
+        """Make what was written durable (fsync, fdatasync)."""
+        ...
+
+    async def truncate(self, inode: int, handle: int | None, size_bytes: int) -> Attributes:
+        """Cut a file, or grow it by zeros.
+
+        Args:
+            inode: of the file.
+            handle: with which ftruncate(2) was called; None for truncate(2).
+            size_bytes: the new length.
+        """
+        ...
+
+    async def change(
+        self,
+        inode: int,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+    ) -> Attributes:
+        """Change attributes of a file or directory; None leaves one as it is.
+
+        Times of access are not kept: setting one alone calls this with nothing to change.
+        """
+        ...
+
+    async def make_folder(self, parent: int, name: bytes, mode: int) -> Attributes:
+        """Make a directory with these permission bits."""
+        ...
+
+    async def remove(self, parent: int, name: bytes) -> None:
+        """Remove the name of a file; who has it open keeps it."""
+        ...
+
+    async def remove_folder(self, parent: int, name: bytes) -> None:
+        """Remove an empty directory."""
+        ...
+
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
+    ) -> None:
+        """Rename a file or a directory, at once: at no time is there neither or both.
+
+        Args:
+            parent, name: what is there now.
+            new_parent, new_name: what it is to be; a file replaces a file there, a directory an
+                empty directory. Renaming a file to what is the same file does nothing.
+            flags: 0, or `RENAME_NOREPLACE`: nothing may be replaced. Exchanging is refused before
+                it comes here.
+        """
+        ...
+
+    async def space(self) -> Space:
+        """Return how much space there is."""
+        ...
+
+    async def extended(self, inode: int, name: bytes) -> bytes:
+        """Return an extended attribute; ENODATA if the file has none of the name.
+
+        The kernel asks for none of the name ``security.…`` here: it would before each write(2).
+        """
+        ...
+
+    async def extended_names(self, inode: int) -> Sequence[bytes]:
+        """Return the names of a file's extended attributes."""
         ...

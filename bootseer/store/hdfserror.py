@@ -12,6 +12,7 @@ from bootseer.errors import (
     Conflict,
     Denied,
     NotFound,
+    OverQuota,
     Transient,
     Unavailable,
 )
@@ -29,8 +30,8 @@ _CLASSES: dict[str, tuple[type[BootseerError], str]] = {
     "InvalidPathException": (ConfigError, "HDFS does not allow this name"),
     "FSLimitException$PathComponentTooLongException": (ConfigError, "the name is too long"),
     "FSLimitException$MaxDirectoryItemsExceededException": (Unavailable, "the folder is full"),
-    "NSQuotaExceededException": (Unavailable, "the quota of names is used up; have it raised"),
-    "DSQuotaExceededException": (Unavailable, "the quota of space is used up; have it raised"),
+    "NSQuotaExceededException": (OverQuota, "the quota of names is used up; have it raised"),
+    "DSQuotaExceededException": (OverQuota, "the quota of space is used up; have it raised"),
     "SafeModeException": (Transient, "the NameNode is in safe mode"),
     "StandbyException": (Transient, "the NameNode is on standby"),
     "RetriableException": (Transient, "the NameNode asks to try again"),

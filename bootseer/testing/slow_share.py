@@ -25,7 +25,7 @@ import trio
 
 from bootseer.errors import Conflict
 from bootseer.fuse.mount import MountOptions, run
-from bootseer.fuse.view import ROOT_INODE, Attributes, Opened
+from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
 from bootseer.units import NS_PER_S
 
 MODULE = "bootseer.testing.slow_share"
@@ -124,6 +124,9 @@ class FolderView:
         self._next_inode = itertools.count(ROOT_INODE)
         self._known(b".", os.stat(b".", dir_fd=self._source))
 
+    def attach(self, kernel: Kernel) -> None:
+        """Has nothing to tell the kernel."""
+
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return an entry's attributes."""
         await self._wait(0)
@@ -162,7 +165,7 @@ class FolderView:
         await self._wait(0)
         return os.readlink(self._files[inode].path, dir_fd=self._source)
 
-    async def open(self, inode: int) -> Opened:
+    async def open(self, inode: int, flags: int) -> Opened:
         """Open a file; the kernel's cached pages are dropped if the file has changed.
 
         Raises:

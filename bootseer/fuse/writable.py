@@ -1,0 +1,161 @@
+"""The kernel's side of a view that can be changed."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+
+import pyfuse3
+
+from bootseer.fuse.operations import ViewOperations, as_errno, checked
+from bootseer.fuse.view import NAME_BYTES, RENAME_NOREPLACE, WritableView
+
+_BLOCK_BYTES = 4096
+_SECURITY = b"security."
+
+
+class WritableOperations(ViewOperations):
+    """Answers the kernel's requests out of a writable view.
+
+    fsync of a directory and the setting of extended attributes are left at ENOSYS: the kernel then
+    makes a success of the first and ENOTSUP of the other without asking again.
+    """
+
+    _view: WritableView
+
+    def __init__(self, view: WritableView, on_start: Callable[[], None]) -> None:
+        """Adapt a view; the arguments are those of `ViewOperations`."""
+        super().__init__(view, on_start)
+
+    async def create(
+        self,
+        parent_inode: int,
+        name: bytes,
+        mode: int,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        """Make a file and open it."""
+        with as_errno(conflict=errno.EEXIST):
+            attributes, opened = await self._view.create(
+                parent_inode, checked(name), mode & 0o7777, flags
+            )
+            info = pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
+            return info, self._looked_up(attributes)
+
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        """Write bytes to an open file."""
+        with as_errno():
+            return await self._view.write(fh, off, buf)
+
+    async def flush(self, fh: int) -> None:
+        """Answer a close(2)."""
+        with as_errno():
+            await self._view.flush(fh)
+
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        """Make a file's content durable."""
+        with as_errno():
+            await self._view.sync(fh)
+
+    async def setattr(
+        self,
+        inode: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Truncate a file, then change what else is to be changed."""
+        with as_errno():
+            if fields.update_size:
+                attributes = await self._view.truncate(inode, fh, attr.st_size)
+            others = {
+                "mode": attr.st_mode & 0o7777 if fields.update_mode else None,
+                "mtime_ns": attr.st_mtime_ns if fields.update_mtime else None,
+                "uid": attr.st_uid if fields.update_uid else None,
+                "gid": attr.st_gid if fields.update_gid else None,
+            }
+            if not fields.update_size or any(value is not None for value in others.values()):
+                attributes = await self._view.change(inode, **others)
+            return self._entry(attributes)
+
+    async def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Make a directory."""
+        with as_errno(conflict=errno.EEXIST):
+            return self._looked_up(
+                await self._view.make_folder(parent_inode, checked(name), mode & 0o7777)
+            )
+
+    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        """Remove a file's name."""
+        with as_errno():
+            await self._view.remove(parent_inode, checked(name))
+
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        """Remove an empty directory."""
+        with as_errno():
+            await self._view.remove_folder(parent_inode, checked(name))
+
+    async def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        """Rename; exchanging two names is refused, as by file systems that cannot."""
+        with as_errno(conflict=errno.EEXIST):
+            if flags & ~RENAME_NOREPLACE:
+                raise pyfuse3.FUSEError(errno.EINVAL)
+            await self._view.rename(
+                parent_inode_old, checked(name_old), parent_inode_new, checked(name_new), flags
+            )
+
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Refuse to make a symbolic link."""
+        raise pyfuse3.FUSEError(errno.EPERM)
+
+    async def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Refuse to give a file another name."""
+        raise pyfuse3.FUSEError(errno.EPERM)
+
+    async def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Refuse to make pipes, sockets and devices."""
+        raise pyfuse3.FUSEError(errno.EPERM)
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        """Say how much space there is."""
+        with as_errno():
+            space = await self._view.space()
+            data = pyfuse3.StatvfsData()
+            data.f_bsize = data.f_frsize = _BLOCK_BYTES
+            data.f_blocks = space.total_bytes // _BLOCK_BYTES
+            data.f_bfree = data.f_bavail = space.free_bytes // _BLOCK_BYTES
+            data.f_files = space.total_files
+            data.f_ffree = data.f_favail = space.free_files
+            data.f_namemax = NAME_BYTES
+            return data
+
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        """Return an extended attribute."""
+        with as_errno():
+            # Before each write(2) the kernel asks for the capabilities that writing takes away.
+            if name.startswith(_SECURITY):
+                raise pyfuse3.FUSEError(errno.ENODATA)
+            return await self._view.extended(inode, name)
+
+    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
+        """Return the names of a file's extended attributes."""
+        with as_errno():
+            return await self._view.extended_names(inode)

@@ -56,6 +56,16 @@ SETTINGS: dict[str, Setting] = {
     "hdfs.conf_dir": Setting(
         "", 0, 0, "Hadoop's configuration; empty: HADOOP_CONF_DIR's if set, else /etc/hadoop/conf"
     ),
+    "hdfs.kerberos_cache": Setting(
+        "",
+        0,
+        0,
+        "the user's Kerberos tickets, FILE:/tmp/krb5cc_{uid} for one; empty: Kerberos' own default",
+        is_template=True,
+    ),
+    "hdfs.kerberos_principal": Setting(
+        "{user}", 0, 0, "whose tickets to take from hdfs.kerberos_cache", is_template=True
+    ),
     "node.run_dir": Setting("/run/bootseer", 0, 0, "state of the jobs on this node"),
     "node.cache_dir": Setting("/var/cache/bootseer", 0, 0, "what outlives a job on this node"),
     "prolog.wait_s": Setting(

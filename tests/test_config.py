@@ -1,9 +1,13 @@
 """The administrator's settings: what is accepted, and that all else is an error of ours."""
 
+from dataclasses import replace
+
 import pytest
 
 from bootseer import config
 from bootseer.errors import ConfigError
+from bootseer.store.connect import hdfs_options
+from bootseer.store.hadoop import HdfsOptions
 
 
 def load_url(tmp_path, url):
@@ -23,6 +27,25 @@ def load_url(tmp_path, url):
 )
 def test_the_users_home_name_and_number_may_stand_in_the_stores_url(tmp_path, url, means):
     assert load_url(tmp_path, url).format(home="/home/ada", user="ada", uid=1000) == means
+
+
+def test_whose_kerberos_tickets_to_take_is_a_matter_of_the_user(tmp_path):
+    path = tmp_path / "bootseer.toml"
+    path.write_text("[hdfs]\nkerberos_cache = 'FILE:/tmp/krb5cc_{uid}'\n")
+    ada = config.User("ada", 1000, "/home/ada")
+    loaded = config.load(str(path))
+    tickets = HdfsOptions("", "FILE:/tmp/krb5cc_1000", "ada")
+    assert replace(hdfs_options(loaded, ada), conf_dir="") == tickets
+    loaded.values["hdfs.kerberos_cache"] = ""
+    assert replace(hdfs_options(loaded, ada), conf_dir="") == HdfsOptions()
+
+
+@pytest.mark.parametrize("name", ["kerberos_cache", "kerberos_principal"])
+def test_what_stands_in_braces_is_checked_in_all_settings_that_have_them(tmp_path, name):
+    path = tmp_path / "bootseer.toml"
+    path.write_text(f"[hdfs]\n{name} = '{{user.__class__}}'\n")
+    with pytest.raises(ConfigError, match=rf"hdfs\.{name}"):
+        config.load(str(path))
 
 
 @pytest.mark.parametrize(

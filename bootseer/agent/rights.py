@@ -10,9 +10,20 @@ from bootseer._io import ffi, lib
 MAX_DATA_BYTES = 4 << 30
 """Traces of 16 MB take 250 MB each to merge; stacks of 256 threads count with 2 GB."""
 
+IDENTITY = (
+    *("HOME", "HADOOP_USER_NAME", "HADOOP_PROXY_USER", "HADOOP_TOKEN_FILE_LOCATION"),
+    *("KRB5CCNAME", "KRB5_CLIENT_KTNAME", "KRB5_CONFIG"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+    *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "AZURE_CLIENT_SECRET", "AZURE_CLIENT_ID"),
+)
+"""Variables by which stores would take this process for somebody else than its user."""
+
 
 def become(user: str, uid: int, gid: int, keep_lock: bool) -> None:
     """Take on the user's rights for good, before anything is read from anywhere.
+
+    What the environment says of another identity is forgotten.
 
     Args:
         user: name, for the groups.
@@ -22,6 +33,8 @@ def become(user: str, uid: int, gid: int, keep_lock: bool) -> None:
     Raises:
         OSError: it could not be done; the process must end.
     """
+    for name in IDENTITY:
+        os.environ.pop(name, None)
     groups = os.getgrouplist(user, gid)
     _check(lib.bs_become(uid, gid, ffi.new("uint32_t[]", groups), len(groups), keep_lock))
     os.umask(0o077)

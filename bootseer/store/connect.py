@@ -40,15 +40,18 @@ def connect(config: Settings, user: User) -> Store:
 
 def connect_to(url: str, config: Settings, user: User) -> Store:
     """Open the store at a URL as a user, as `connect` does the configured one."""
-    inner = open_store(url, owner_uid=user.uid, hdfs=hdfs_options(config))
+    inner = open_store(url, owner_uid=user.uid, hdfs=hdfs_options(config, user))
     limit = trio.CapacityLimiter(MAX_OPERATIONS)
     return RetryStore(LimitStore(inner, deadline_s=config["store.deadline_s"], operations=limit))
 
 
-def hdfs_options(config: Settings) -> HdfsOptions:
+def hdfs_options(config: Settings, user: User) -> HdfsOptions:
     """Take what concerns HDFS out of the settings.
 
     Raises:
         ConfigError: the configured folder of Hadoop's configuration is not there.
     """
-    return HdfsOptions(conf_dir=find_conf_dir(config["hdfs.conf_dir"]))
+    conf_dir = find_conf_dir(config["hdfs.conf_dir"])
+    cache = user.fill(config["hdfs.kerberos_cache"])
+    principal = user.fill(config["hdfs.kerberos_principal"]) if cache else ""
+    return HdfsOptions(conf_dir, cache, principal)

@@ -18,9 +18,15 @@ class HdfsOptions:
 
     Attributes:
         conf_dir: folder of core-site.xml and hdfs-site.xml; "" for none.
+        kerberos_cache: the credential cache, such as ``FILE:/tmp/krb5cc_1000``; "" for the one that
+            Kerberos finds by itself, if the configuration asks for Kerberos.
+        kerberos_principal: whose credentials to take from `kerberos_cache`; without a realm, of
+            the default one.
     """
 
     conf_dir: str = ""
+    kerberos_cache: str = ""
+    kerberos_principal: str = ""
 
 
 def find_conf_dir(configured: str) -> str:

@@ -375,8 +375,14 @@ class HdfsStore:
     def _client(self) -> Client:
         with self._lock:
             if self._made is None:
+                options = self._options
                 self._made = Client(
-                    self._authority, dict(DEADLINES), config_dir=self._options.conf_dir or None
+                    self._authority,
+                    dict(DEADLINES),
+                    config_dir=options.conf_dir or None,
+                    kerberos_cache=options.kerberos_cache or None,
+                    # The library takes none without a cache, nor a cache without one.
+                    kerberos_principal=options.kerberos_principal or None,
                 )
             return self._made
 

@@ -1,5 +1,6 @@
 """Warm plans, hot sets and events in HDFS, of jobs on the real cluster."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -52,8 +53,10 @@ def put_nameservice(hdfs):
 
 def test_the_second_start_is_warm(lab_with_hdfs):
     lab, hdfs = lab_with_hdfs
-    cold = lab.srun(*BOOTSEER)
-    warm = lab.srun("--bootseer=train")
+    # The jobs say that they are somebody else; BootSeer does not take it from them.
+    env = {"HADOOP_USER_NAME": "mallory", "HADOOP_PROXY_USER": "mallory"}
+    cold = lab.srun(*BOOTSEER, env=env)
+    warm = lab.srun("--bootseer=train", env=env)
     assert [lab.report(job)["kind"] for job in (cold, warm)] == ["cold", "warm"]
     assert "hot set known" in warm.stderr
     for job in (cold, warm):
@@ -61,6 +64,18 @@ def test_the_second_start_is_warm(lab_with_hdfs):
     owners = {line.split()[2] for line in listed(hdfs, "/user/alice/.bootseer")}
     assert owners == {"alice"}
     lab.assert_clean()
+
+
+def test_root_acts_as_the_user_whose_store_it_is(lab_with_hdfs):
+    """Whatever the environment that root has."""
+    lab, hdfs = lab_with_hdfs
+    hdfs.fs("-chmod", "700", "/user/alice/.bootseer")
+    ask = [site.bootseer(), "hot", "ls", "--json", "--user"]
+    env = {"HADOOP_USER_NAME": "mallory"}
+    found = lab.cluster.run([*ask, "alice"], env=env)
+    assert len(json.loads(found.stdout)) == 1
+    refused = lab.cluster.run([*ask[:-1]], user="alice", env=env, check=False)
+    assert "user=mallory" in refused.stderr
 
 
 def test_a_namenode_that_is_gone_costs_the_job_nothing_but_the_warmth(lab_with_hdfs):

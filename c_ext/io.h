@@ -1,4 +1,5 @@
-/* The C that Python needs: page-cache residency, read-ahead with pinning, I/O priority.
+/* The C that Python needs: page-cache residency, read-ahead with pinning, I/O priority,
+ * rights, mounts.
  *
  * Every function that can fail returns a negative errno; none keeps global state. A handle
  * borrows its file descriptor: the caller keeps it open for as long as the handle lives.
@@ -56,5 +57,14 @@ int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, 
 /* Have this process killed when the thread that started it ends; -ESRCH when `parent`, of which
  * that is the first, has ended already. Becoming a user undoes it. */
 int bs_die_with(int parent);
+
+/* Mount a FUSE file system, without set-user-ID programs and devices, on the directory that the
+ * descriptor `target` is open on. `options` are those of fuse(4), the device's descriptor first. */
+int bs_mount_fuse(int target, const char *source, const char *type, int read_only,
+                  const char *options);
+
+/* Take the topmost mount at a path away at once. Of a FUSE file system, every request in progress
+ * ends with ECONNABORTED, and so does what is still open there. */
+int bs_unmount(const char *path);
 
 #endif

@@ -19,12 +19,13 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from bootseer.errors import Conflict
-from bootseer.fuse.mount import MountOptions, run
+from bootseer.fuse.mount import MountOptions, run, serve
 from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
 from bootseer.units import NS_PER_S
 
@@ -269,8 +270,8 @@ def main() -> None:
         parser.error("--bandwidth and --line go together")
     line = SharedLine(options.line, options.bandwidth) if options.line else None
     view = FolderView(options.source, options.latency_s, line)
-    mount = MountOptions(name="slow-share", read_ahead_kib=options.read_ahead_kib)
-    run(view, options.mountpoint, mount, ready=READY)
+    mount = MountOptions(name="slow-share", read_only=True, for_all=True)
+    run(partial(serve, view, options.mountpoint, mount, options.read_ahead_kib), ready=READY)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ PYTHON ?= /usr/bin/python3
 ARGS ?=
 
 # The local cluster runs jobs as other users, who must be able to reach the venv: it moves out of a
-# checkout that is closed to them (only root can tell, and only root runs the cluster).
+# checkout that is closed to them (only root can tell, and only root's cluster has other users).
 CLOSED := $(shell [ "$$(id -u)" = 0 ] && ! setpriv --reuid=65534 --regid=65534 --clear-groups test -x '$(CURDIR)' && echo yes)
 VENV := $(if $(CLOSED),/var/tmp/bootseer-venv-$(firstword $(shell echo '$(CURDIR)' | cksum)),build/venv)
 BIN := $(VENV)/bin

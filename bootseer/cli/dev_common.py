@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,12 @@ def build_dir(use: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     )
 
 
-def call(cluster: Machines, argv: list[str], user: str, node: str | None = None) -> None:
+def call(
+    cluster: Machines,
+    argv: list[str],
+    user: str,
+    node: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> None:
     """Run a command inside a cluster, with this terminal, and exit with its code."""
-    sys.exit(subprocess.call(cluster.command(argv, user=user, node=node)))
+    sys.exit(subprocess.call(cluster.command(argv, user=user, node=node, env=env)))

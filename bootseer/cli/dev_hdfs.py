@@ -21,7 +21,9 @@ _name = click.option(
 
 @click.group()
 def hdfs() -> None:
-    """A real HDFS on this machine, in namespaces; needs root.
+    """A real HDFS on this machine, in namespaces.
+
+    It needs no root where users may make user namespaces; with root it may have Slurm's nodes, too.
 
     \b
     Examples:
@@ -35,7 +37,9 @@ def hdfs() -> None:
 @_name
 @click.option("--datanodes", default=4, show_default=True, help="DataNodes, named d1 to dM.")
 @click.option("--rate", metavar="RATE", help="Limit each DataNode's link: 800mbit, 10gbit.")
-@click.option("--nodes", default=0, show_default=True, help="Compute nodes with Slurm, n1 to nN.")
+@click.option(
+    "--nodes", default=0, show_default=True, help="Compute nodes with Slurm, n1 to nN; needs root."
+)
 @dev_common.build_dir("For Hadoop's jars, which are fetched once.")
 def up(name: str, datanodes: int, rate: str | None, nodes: int, build_dir: Path) -> None:
     """Start a NameNode and DataNodes, and wait until they are ready.
@@ -122,7 +126,8 @@ def fs(name: str, user: str, argv: tuple[str, ...]) -> None:
       bootseer dev hdfs fs --user alice -- -put /etc/hosts /user/alice/hosts
     """
     found = _attach(name)
-    dev_common.call(found.cluster, found.fs_command(*argv), user)
+    user, env = found.login(user)
+    dev_common.call(found.cluster, found.fs_command(*argv), user, env=env)
 
 
 @hdfs.command(context_settings={"ignore_unknown_options": True})
@@ -137,7 +142,9 @@ def run(name: str, user: str, node: str | None, argv: tuple[str, ...]) -> None:
     Example:
       bootseer dev hdfs run --user alice -- python3 -c 'import hdfs_native'
     """
-    dev_common.call(_attach(name).cluster, list(argv), user, node)
+    found = _attach(name)
+    user, env = found.login(user)
+    dev_common.call(found.cluster, list(argv), user, node, env)
 
 
 def _attach(name: str) -> Hdfs:

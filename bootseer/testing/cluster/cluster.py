@@ -43,13 +43,16 @@ class Cluster(Machines):
 
         Raises:
             Conflict: a cluster of this name is up.
-            Denied: the caller is not root.
+            Denied: it is to have nodes, and the caller is not root.
             Unavailable: programs are missing, or a daemon did not start; the text says what to do.
         """
         spec = spec or ClusterSpec()
-        if os.geteuid() != 0:
-            raise Denied("a local cluster needs namespaces and mounts: run this as root")
-        daemons.require_programs()
+        if spec.nodes and spec.is_rootless:
+            raise Denied(
+                "a local cluster's Slurm needs several users and munge: run this as root; without "
+                "root there is HDFS alone, `bootseer dev hdfs up`"
+            )
+        daemons.require_programs(spec)
         lock = layout.lock(spec.state_dir)
         try:
             try:
@@ -91,12 +94,12 @@ class Cluster(Machines):
         """End the cluster of this name and delete its state directory; no cluster is no error.
 
         Raises:
-            Denied: the caller is not root.
+            Denied: the directory belongs to somebody else.
             Unavailable: it does not end.
         """
         state_dir = ClusterSpec(name).state_dir
-        if state_dir.exists() and os.geteuid() != 0:
-            raise Denied(f"{state_dir} is root's: run this as root")
+        if state_dir.exists() and state_dir.stat().st_uid != os.geteuid():
+            raise Denied(f"{state_dir} belongs to somebody else")
         launch.end(state_dir)
 
     def down(self) -> None:

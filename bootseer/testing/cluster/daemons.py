@@ -9,18 +9,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bootseer.errors import Unavailable
+from bootseer.testing.cluster.enter import PATH
 from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.cluster.spec import HEAD
+from bootseer.testing.cluster.spec import HEAD, ClusterSpec
 
 if TYPE_CHECKING:
     from bootseer.testing.cluster.cluster import Cluster
 
 # Programs that must be there, with the Debian package that has them.
-_PROGRAMS = {
+_SLURM_PROGRAMS = {
     "munged": "munge",
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "srun": "slurm-client",
+}
+_PROGRAMS = {
     "ip": "iproute2",
     "tc": "iproute2",
     "nsenter": "util-linux",
@@ -36,14 +39,14 @@ _LOGS = {
 }
 
 
-def require_programs() -> None:
-    """Check that all programs are installed.
+def require_programs(spec: ClusterSpec) -> None:
+    """Check that all programs are installed that such a cluster needs.
 
     Raises:
         Unavailable: some are not; the text names the packages.
     """
-    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    missing = {name: pkg for name, pkg in _PROGRAMS.items() if not shutil.which(name, path=path)}
+    programs = _PROGRAMS | (_SLURM_PROGRAMS if spec.nodes else {})
+    missing = {name: pkg for name, pkg in programs.items() if not shutil.which(name, path=PATH)}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
         raise Unavailable(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 from bootseer.errors import BootseerError
 from bootseer.testing.cluster import syscalls
@@ -38,6 +40,7 @@ def command_line(
     home: str,
     cwd: str | None,
     env: Mapping[str, str] | None,
+    rootless: bool,
 ) -> list[str]:
     """Wrap `argv` so that it runs in the namespaces of process `pid`, as the user.
 
@@ -51,6 +54,7 @@ def command_line(
         home: the user's home directory inside the cluster.
         cwd: the working directory, by default the home directory.
         env: variables to add or to replace.
+        rootless: whether the machine is in a user namespace.
     """
     variables = {
         "HOME": home,
@@ -61,31 +65,54 @@ def command_line(
         "PATH": PATH,
         **(env or {}),
     }
+    # In a user namespace there are no groups but the caller's, and they can't be set.
+    groups = "--keep-groups" if rootless else "--init-groups"
     return [
-        *("nsenter", f"--target={pid}", "--mount", "--net", "--uts", "--ipc", "--pid", "--"),
-        *("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"),
-        *("--pdeathsig=TERM", "--"),
+        *_nsenter(pid, ("mount", "net", "uts", "ipc", "pid"), rootless=rootless),
+        *("setpriv", f"--reuid={user}", f"--regid={user}", groups, "--pdeathsig=TERM", "--"),
         *("env", "--ignore-environment", f"--chdir={cwd or home}"),
         *(f"{key}={value}" for key, value in variables.items()),
         *argv,
     ]
 
 
-def connect(pid: int, host: str, port: int, timeout_s: float = 5) -> socket.socket:
+def connect(pid: int, host: str, port: int, *, rootless: bool, timeout_s: float) -> socket.socket:
     """Open a TCP connection from the network namespace of process `pid`.
 
-    A socket stays in the namespace it was made in, and only a thread of its own enters that.
+    A socket stays in the namespace it was made in, and only a process of its own can go there: a
+    user namespace is entered for good.
+
+    Args:
+        pid: a process of the machine, as the host counts.
+        host: an address.
+        port: of TCP.
+        rootless: whether the machine is in a user namespace.
+        timeout_s: of the connection's start, and then of each call of the socket.
 
     Raises:
         OSError: nobody listens there.
     """
+    dial = [sys.executable, "-I", "-S", str(Path(__file__).with_name("dial.py"))]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        argv = [*_nsenter(pid, ("net",), rootless=rootless), *dial, host, str(port), str(timeout_s)]
+        done = subprocess.run(
+            argv, stdin=theirs.fileno(), stderr=subprocess.PIPE, text=True, check=False
+        )
+        theirs.close()
+        said, descriptors, _, _ = socket.recv_fds(ours, 16, 1)
+    if descriptors:
+        made = socket.socket(fileno=descriptors[0])
+        # The dialler's limit made the connection non-blocking, and Python must know of that.
+        made.settimeout(timeout_s)
+        return made
+    code = int(said or errno.EIO)
+    raise OSError(code, done.stderr.strip() or os.strerror(code), f"{host}:{port}")
 
-    def work() -> socket.socket:
-        with network(pid):
-            return socket.create_connection((host, port), timeout_s)
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(work).result()
+def _nsenter(pid: int, kinds: tuple[str, ...], *, rootless: bool) -> list[str]:
+    user = ("--user", "--preserve-credentials") if rootless else ()
+    return ["nsenter", f"--target={pid}", *user, *(f"--{kind}" for kind in kinds), "--"]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ process go all mounts, links and namespaces.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,9 +17,11 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
-from bootseer.testing.cluster import root, syscalls
+from bootseer.testing.cluster import root, syscalls, userns
 from bootseer.testing.cluster.spec import HEAD, ClusterSpec, address
 
 KEEP = "keep"
@@ -29,13 +32,17 @@ _BRIDGE = "br0"
 def main() -> None:
     """Leave the host's namespaces, fork PID 1, and tell the starter its pid on the host."""
     spec = ClusterSpec.from_json(json.loads(sys.argv[1]))
-    syscalls.unshare(
-        syscalls.CLONE_NEWPID
-        | syscalls.CLONE_NEWNS
-        | syscalls.CLONE_NEWNET
-        | syscalls.CLONE_NEWIPC
-        | syscalls.CLONE_NEWUTS
-    )
+    os.umask(0o022)
+    with _explained(spec):
+        if spec.is_rootless:
+            userns.enter()
+        syscalls.unshare(
+            syscalls.CLONE_NEWPID
+            | syscalls.CLONE_NEWNS
+            | syscalls.CLONE_NEWNET
+            | syscalls.CLONE_NEWIPC
+            | syscalls.CLONE_NEWUTS
+        )
     pid = os.fork()
     if pid:
         (spec.state_dir / PID_FILE).write_text(str(pid))
@@ -44,7 +51,8 @@ def main() -> None:
 
 
 def _keep(spec: ClusterSpec) -> None:
-    root.enter_base(spec)
+    with _explained(spec):
+        root.enter_base(spec)
     pids = _start_machines(spec)
     # Orphans of the cluster come to PID 1; ignoring the signal lets the kernel reap them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -53,6 +61,18 @@ def _keep(spec: ClusterSpec) -> None:
         return
     while True:
         signal.pause()
+
+
+@contextmanager
+def _explained(spec: ClusterSpec) -> Iterator[None]:
+    """Have what the kernel refuses an ordinary user be explained, as the last that is said."""
+    try:
+        yield
+    except OSError as error:
+        # ENOSPC: there are as many namespaces as there may be, which can be none.
+        if spec.is_rootless and error.errno in (errno.EPERM, errno.EACCES, errno.ENOSPC):
+            sys.exit(f"{error}; {userns.advice()}")
+        raise
 
 
 def _start_machines(spec: ClusterSpec) -> dict[str, int]:

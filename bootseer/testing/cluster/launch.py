@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bootseer.errors import Unavailable
-from bootseer.testing.cluster import keeper, layout, observe
+from bootseer.testing.cluster import enter, keeper, layout, observe
 from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.cluster.spec import ClusterSpec
 
@@ -60,7 +60,8 @@ def launch(spec: ClusterSpec, lock: int) -> Launched:
             stderr=stderr,
             text=True,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": str(package_root)},
+            # A user's own PATH may lack tc and pivot_root.
+            env={**os.environ, "PATH": enter.PATH, "PYTHONPATH": str(package_root)},
             pass_fds=[lock],
             start_new_session=True,
         )

@@ -29,8 +29,8 @@ def lock(state_dir: Path) -> int:
         state_dir.mkdir(mode=0o755, exist_ok=True)
         descriptor = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            if os.fstat(descriptor).st_uid != 0:
-                raise Denied(f"{state_dir} does not belong to root; remove it first")
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise Denied(f"{state_dir} belongs to somebody else; have it removed first")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Its former owner may have removed it between our open and our lock.
             if state_dir.exists() and os.path.samestat(os.fstat(descriptor), state_dir.stat()):
@@ -78,19 +78,27 @@ def populate(spec: ClusterSpec) -> None:
     state_dir = spec.state_dir
     (state_dir / "root").mkdir()
     _folder(state_dir / "shared", mode=0o1777)
-    for user in spec.users:
-        _folder(state_dir / "home" / user, mode=0o700, owner=spec.uid(user))
+    if not spec.is_rootless:
+        for user in spec.users:
+            _folder(state_dir / "home" / user, mode=0o700, owner=spec.uid(user))
     for name in spec.machine_names:
         machine = state_dir / "machines" / name
         _folder(machine / "cache")
         _folder(machine / "hdfs", mode=0o700)
-        _folder(machine / "spool", owner="slurm" if name == HEAD else 0)
+        _folder(machine / "log" / "hdfs")
+    for name in ("bootseer", "hadoop"):
+        _folder(state_dir / "etc" / name)
+    if spec.nodes:
+        _populate_slurm(spec)
+
+
+def _populate_slurm(spec: ClusterSpec) -> None:
+    for name in spec.machine_names:
+        machine = spec.state_dir / "machines" / name
+        _folder(machine / "spool", owner="slurm" if name == HEAD else None)
         _folder(machine / "log" / "slurm", owner="slurm")
         _folder(machine / "log" / "munge", mode=0o700, owner="munge")
-        _folder(machine / "log" / "hdfs")
-    etc = state_dir / "etc"
-    _folder(etc / "bootseer")
-    _folder(etc / "hadoop")
+    etc = spec.state_dir / "etc"
     _folder(etc / "slurm" / "plugstack.conf.d")
     (etc / "slurm" / "slurm.conf").write_text(slurm_conf(spec))
     (etc / "slurm" / "plugstack.conf").write_text(example("plugstack.conf"))
@@ -101,7 +109,8 @@ def populate(spec: ClusterSpec) -> None:
     shutil.chown(key, "munge", "munge")
 
 
-def _folder(path: Path, *, mode: int = 0o755, owner: str | int = 0) -> None:
+def _folder(path: Path, *, mode: int = 0o755, owner: str | int | None = None) -> None:
     path.mkdir(parents=True)
     path.chmod(mode)
-    shutil.chown(path, owner, owner)
+    if owner is not None:
+        shutil.chown(path, owner, owner)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from bootseer.errors import NotFound
+from bootseer.errors import Denied, NotFound
 from bootseer.fuse.mountinfo import Mount, read_mounts
 from bootseer.testing.cluster import enter, observe
 from bootseer.testing.cluster.poll import wait_until
@@ -24,8 +24,8 @@ StdIO = int | IO[str] | None
 class Machines:
     """Running machines, whatever daemons they have.
 
-    A machine is named ``head`` (login node, slurmctld, munged) or ``n1`` to ``nN``. Where a method
-    takes ``node=None`` it means the head.
+    A machine is named ``head`` (login node, slurmctld, munged, NameNode), ``n1`` to ``nN``, or
+    ``d1`` to ``dM`` (DataNodes). Where a method takes ``node=None`` it means the head.
 
     Attributes:
         spec: what they were started with.
@@ -86,10 +86,21 @@ class Machines:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> list[str]:
-        """Return the host's command line that runs `argv` inside; see `enter.command_line`."""
+        """Return the host's command line that runs `argv` inside; see `enter.command_line`.
+
+        Raises:
+            Denied: the machines are in a user namespace, whose only user is root: the caller.
+        """
+        rootless = self.spec.is_rootless
+        if rootless and user != "root":
+            raise Denied(
+                f"an ordinary user's cluster cannot run commands as {user!r}, only as root"
+            )
         home = self.spec.home(user)
         pid = self.holder_pid(node or HEAD)
-        return enter.command_line(pid, argv, user=user, home=home, cwd=cwd, env=env)
+        return enter.command_line(
+            pid, argv, user=user, home=home, cwd=cwd, env=env, rootless=rootless
+        )
 
     def run(
         self,
@@ -174,13 +185,17 @@ class Machines:
         """List what is mounted on a machine."""
         return read_mounts(self.holder_pid(node or HEAD))
 
-    def connect(self, host: str, port: int, node: str | None = None) -> socket.socket:
+    def connect(
+        self, host: str, port: int, node: str | None = None, *, timeout_s: float = 5
+    ) -> socket.socket:
         """Connect to an address as a machine would; the socket is for use from the host.
 
         Raises:
             OSError: nobody listens there.
         """
-        return enter.connect(self.holder_pid(node or HEAD), host, port)
+        pid = self.holder_pid(node or HEAD)
+        rootless = self.spec.is_rootless
+        return enter.connect(pid, host, port, rootless=rootless, timeout_s=timeout_s)
 
     @contextmanager
     def network(self, node: str | None = None) -> Iterator[None]:
@@ -190,8 +205,11 @@ class Machines:
         ended before, and again at the end: trio keeps its threads for ten seconds.
 
         Raises:
+            Denied: the machines are in a user namespace, from which there is no way back.
             Unavailable: other threads go on.
         """
+        if self.spec.is_rootless:
+            raise Denied("an ordinary user's process cannot visit a network: run it there instead")
         _wait_for_one_thread()
         with enter.network(self.holder_pid(node or HEAD)):
             yield

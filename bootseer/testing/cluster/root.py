@@ -12,6 +12,9 @@ trace on the host. All of it lives in private mount namespaces and goes with the
                         from the state directory, one per machine
     /run, /dev/shm      tmpfs, one per machine (/run/munge is one for all)
     /proc               of the cluster's PID namespace
+
+In an ordinary user's cluster there is nothing of Slurm's and munge's, and no /home/USER; its /root
+is an empty folder, the host's being closed to it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from bootseer.testing.cluster.spec import HEAD, ClusterSpec, address
 
 # Kept out of users' sight at the root of the cluster's tmpfs.
 _PRIVATE = ".cluster"
-_SHARED_ETC = ("slurm", "munge", "bootseer", "hadoop")
+_OPENED = ("home", "mnt")
+_VAR = ("spool/slurmd", "spool/slurmctld", "cache/bootseer", "lib/hdfs")
 
 
 def enter_base(spec: ClusterSpec) -> None:
@@ -36,36 +40,43 @@ def enter_base(spec: ClusterSpec) -> None:
     The caller is PID 1 of a new PID namespace, in a mount namespace of its own.
 
     Raises:
-        OSError: the kernel refused a mount (no root, no overlayfs).
+        OSError: the kernel refused a mount (no rights, no overlayfs).
     """
     syscalls.mount("", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
     root = spec.state_dir / "root"
     syscalls.mount("bootseer-cluster", str(root), "tmpfs", data="mode=755")
-    _mirror(Path("/"), root, leave_out={"proc", "run", "etc", "var", "home", "mnt", "shared"})
-    _mirror(Path("/home"), root / "home", leave_out=set(spec.users))
-    _mirror(Path("/mnt"), root / "mnt", leave_out=set())
-    for name in ("proc", "run", "shared", "etc", "var"):
+    # Entries are added to these by root's clusters alone, whose root may list them whatever is set.
+    opened = () if spec.is_rootless else _OPENED
+    made = {"proc", "run", "shared", "etc", "var"} | ({"root"} if spec.is_rootless else set())
+    _mirror(Path("/"), root, leave_out=made.union(opened))
+    for name in opened:
+        _mirror(Path("/", name), root / name, leave_out=set(spec.users))
+    for name in made:
         (root / name).mkdir()
     private = root / _PRIVATE
     private.mkdir(mode=0o700)
-    for name in ("etc", "var"):
-        _overlay(Path("/") / name, root / name, private)
+    # What the overlays add is there before they are: an ordinary user may add nothing afterwards
+    # to folders of the host's.
+    etc, var = private / "etc-upper", private / "var-upper"
+    _write_etc(etc, spec)
+    for name in _VAR:
+        (var / name).mkdir(parents=True)
+    for upper, name in ((etc, "etc"), (var, "var")):
+        _overlay(Path("/", name), root / name, upper, spec)
     syscalls.bind("/var/tmp", str(root / "var/tmp"))
     syscalls.detach(f"{root}{root}")  # the bind shows the new root a second time, within itself
     syscalls.mount("proc", str(root / "proc"), "proc")
 
-    _add_users(root / "etc", spec)
-    _add_hosts(root / "etc", spec)
-    for name in _SHARED_ETC:
-        _bind_to(spec.state_dir / "etc" / name, root / "etc" / name)
-    for user in spec.users:
-        _bind_to(spec.state_dir / "home" / user, root / "home" / user)
+    for folder in (spec.state_dir / "etc").iterdir():
+        _bind_to(folder, root / "etc" / folder.name)
     syscalls.bind(str(spec.state_dir / "shared"), str(root / "shared"))
-    for folder in ("var/spool/slurmd", "var/spool/slurmctld", "var/cache/bootseer", "var/lib/hdfs"):
-        (root / folder).mkdir(parents=True, exist_ok=True)
-    _open_fuse(root, private)
-    (private / "munge").mkdir()
-    shutil.chown(private / "munge", "munge", "munge")
+    if not spec.is_rootless:
+        for user in spec.users:
+            _bind_to(spec.state_dir / "home" / user, root / "home" / user)
+        _open_fuse(root, private)
+    if spec.nodes:
+        (private / "munge").mkdir()
+        shutil.chown(private / "munge", "munge", "munge")
 
     os.chdir(root)
     subprocess.run(["pivot_root", ".", "."], check=True)
@@ -79,11 +90,13 @@ def enter_machine(spec: ClusterSpec, name: str) -> None:
     syscalls.mount("tmpfs", "/run", "tmpfs", data="mode=755")
     syscalls.mount("tmpfs", "/dev/shm", "tmpfs", data="mode=1777")
     Path("/run/lock").mkdir(mode=0o755)
-    _bind_to(Path("/", _PRIVATE, "munge"), Path("/run/munge"))
     syscalls.bind(str(folder / "log"), "/var/log")
     syscalls.bind(str(folder / "cache"), "/var/cache/bootseer")
     syscalls.bind(str(folder / "hdfs"), "/var/lib/hdfs")
-    syscalls.bind(str(folder / "spool"), f"/var/spool/{'slurmctld' if name == HEAD else 'slurmd'}")
+    if spec.nodes:
+        _bind_to(Path("/", _PRIVATE, "munge"), Path("/run/munge"))
+        spool = "slurmctld" if name == HEAD else "slurmd"
+        syscalls.bind(str(folder / "spool"), f"/var/spool/{spool}")
 
 
 def _mirror(host: Path, target: Path, *, leave_out: set[str]) -> None:
@@ -102,11 +115,12 @@ def _mirror(host: Path, target: Path, *, leave_out: set[str]) -> None:
             syscalls.bind(str(entry), str(place))
 
 
-def _overlay(lower: Path, target: Path, private: Path) -> None:
-    upper, work = private / f"{lower.name}-upper", private / f"{lower.name}-work"
-    upper.mkdir()
+def _overlay(lower: Path, target: Path, upper: Path, spec: ClusterSpec) -> None:
+    work = upper.with_name(f"{lower.name}-work")
     work.mkdir()
     data = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    if spec.is_rootless:
+        data += ",userxattr"  # it may set no others
     syscalls.mount("overlay", str(target), "overlay", data=data)
 
 
@@ -115,16 +129,16 @@ def _bind_to(source: Path, target: Path) -> None:
     syscalls.bind(str(source), str(target))
 
 
-def _add_users(etc: Path, spec: ClusterSpec) -> None:
-    with (etc / "passwd").open("a") as passwd, (etc / "group").open("a") as group:
-        for user in spec.users:
-            uid = spec.uid(user)
-            passwd.write(f"{user}:*:{uid}:{uid}::{spec.home(user)}:/bin/bash\n")
-            group.write(f"{user}:*:{uid}:\n")
-
-
-def _add_hosts(etc: Path, spec: ClusterSpec) -> None:
-    # Written anew: the host's own name must not lead out of the cluster.
+def _write_etc(etc: Path, spec: ClusterSpec) -> None:
+    etc.mkdir()
+    passwd, group = (Path("/etc", name).read_text() for name in ("passwd", "group"))
+    for user in spec.users:
+        uid = spec.uid(user)
+        passwd += f"{user}:*:{uid}:{uid}::{spec.home(user)}:/bin/bash\n"
+        group += f"{user}:*:{uid}:\n"
+    (etc / "passwd").write_text(passwd)
+    (etc / "group").write_text(group)
+    # Not added to: the host's own name must not lead out of the cluster.
     lines = ["127.0.0.1 localhost", *(f"{address(name)} {name}" for name in spec.machine_names)]
     (etc / "hosts").write_text("\n".join(lines) + "\n")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class ClusterSpec:
         datanode_rate: the same for the DataNodes' links.
         users: plain users, made for the cluster alone, with uids from 20001 on.
         slurm_conf_extra: lines added to slurm.conf; a repeated key replaces the earlier one.
+        owner: the uid whose cluster it is, the caller's.
     """
 
     name: str = "default"
@@ -43,6 +45,7 @@ class ClusterSpec:
     datanode_rate: str | None = None
     users: tuple[str, ...] = ("alice", "mallory")
     slurm_conf_extra: tuple[str, ...] = ()
+    owner: int = field(default_factory=os.geteuid)
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -103,8 +106,15 @@ class ClusterSpec:
 
     @property
     def state_dir(self) -> Path:
-        """The one folder of the host that a cluster uses."""
-        return Path("/var/tmp") / f"bootseer-cluster-{self.name}"
+        """The one folder of the host that a cluster uses; every user has names of their own."""
+        # A cluster's name begins with a letter: no name of root's is one of theirs.
+        owner = f"{self.owner}-" if self.is_rootless else ""
+        return Path("/var/tmp") / f"bootseer-cluster-{owner}{self.name}"
+
+    @property
+    def is_rootless(self) -> bool:
+        """Whether it lives in a user namespace: for an ordinary user, without Slurm and users."""
+        return self.owner != 0
 
     def uid(self, user: str) -> int:
         """The user's uid, which is the gid of the user's own group too."""

@@ -11,6 +11,8 @@ RPC_PORT = 8020
 HTTP_PORT = 9870
 DATANODE_HTTP_PORT = 9864
 DATA_DIR = "/var/lib/hdfs"
+SUPERUSER = "root"
+"""Who started the daemons: in an ordinary user's cluster that user, who is root there."""
 ADDRESS = "bootseer.address"
 """Java property in which each daemon is told its own address."""
 

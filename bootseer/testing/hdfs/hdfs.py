@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,8 @@ _CLASSPATH = "classpath"
 class Hdfs:
     """The NameNode on a cluster's head and a DataNode on each of its machines for them.
 
-    They end with the cluster. The superuser is root.
+    They end with the cluster. The superuser is root, who in an ordinary user's cluster is that
+    user.
 
     Attributes:
         cluster: whose machines they are on.
@@ -208,11 +209,23 @@ class Hdfs:
             CommandFailed: `check` is set and the exit code is not 0.
         """
         argv = self.fs_command(*arguments)
-        return self.cluster.run(argv, user=user, node=node, check=check, timeout_s=timeout_s)
+        user, env = self.login(user)
+        return self.cluster.run(
+            argv, user=user, node=node, env=env, check=check, timeout_s=timeout_s
+        )
 
     def fs_command(self, *arguments: str) -> list[str]:
         """Return the command line of ``hadoop fs ARGUMENTS``, for a machine of the cluster."""
         return self._command(_SHELL, *arguments, jvm=_SHELL_JVM)
+
+    def login(self, user: str) -> tuple[str, Mapping[str, str]]:
+        """How to be this user of HDFS: a user of the machines, and variables of the environment.
+
+        An ordinary user's cluster has no users but root, and its HDFS believes what it is told.
+        """
+        if self.cluster.spec.is_rootless:
+            return conf.SUPERUSER, {"HADOOP_USER_NAME": user}
+        return user, {}
 
     def make_homes(self) -> None:
         """Give every user of the cluster a folder of their own."""

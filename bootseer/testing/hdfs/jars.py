@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bootseer.errors import Corrupt, Unavailable
+from bootseer.errors import Corrupt, Denied, Unavailable
 
 HADOOP_VERSION = "3.4.2"
 _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
@@ -99,14 +99,21 @@ def hadoop_jars(build_dir: Path, say: Callable[[str], None] = lambda line: None)
         say: takes a line for what takes time.
 
     Raises:
+        Denied: they are not there, and the caller may not write there.
         Unavailable: Maven is not installed, or could not fetch them.
         Corrupt: what was fetched has another checksum than was expected.
     """
     folder = build_dir / f"hadoop-{HADOOP_VERSION}"
     if folder.exists():
         return folder
-    build_dir.mkdir(parents=True, exist_ok=True)
-    with (build_dir / ".hadoop.lock").open("w") as lock:
+    try:
+        build_dir.mkdir(parents=True, exist_ok=True)
+        lock = (build_dir / ".hadoop.lock").open("w")
+    except PermissionError as error:
+        raise Denied(
+            f"Hadoop's jars cannot be put into {build_dir}: {error.strerror}; choose another folder"
+        ) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             say(f"Hadoop {HADOOP_VERSION}: fetching {len(JARS)} jars, 90 MB …")

@@ -19,16 +19,17 @@ from click.testing import CliRunner
 from bootseer.cli.dev import dev
 from bootseer.errors import ConfigError, Corrupt, Denied, NotFound, Unavailable
 from bootseer.testing import site
-from bootseer.testing.cluster import Cluster, ClusterSpec
+from bootseer.testing.cluster import Cluster, ClusterSpec, CommandFailed
 from bootseer.testing.cluster.machines import Machines
 from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.cluster.spec import HEAD, address
-from bootseer.testing.hdfs import Hdfs, conf, hadoop_jars, jars
+from bootseer.testing.hdfs import Hdfs, HdfsSettings, conf, hadoop_jars, jars
 
 NAME = f"hdfs-{os.getpid()}"
 BUILD = Path(__file__).parents[1] / "build"
 RATE = "80mbit"
 RATE_BYTES_PER_S = 10e6
+BLOCK = 1 << 20
 USER = 64321
 """An ordinary user, whom nobody else is."""
 
@@ -51,7 +52,7 @@ def hdfs(namespaces):
     folder = hadoop_jars(BUILD)
     spec = ClusterSpec(name=NAME, nodes=0, datanodes=2, datanode_rate=RATE)
     with Cluster.up(spec) as cluster:
-        yield Hdfs.start(cluster, folder)
+        yield Hdfs.start(cluster, folder, HdfsSettings(block_bytes=BLOCK))
     assert not spec.state_dir.exists()
 
 
@@ -82,6 +83,7 @@ class TestTheDaemons:
         wait_until(lambda: hdfs.live_datanodes() == {"d1"}, "d2 called dead", timeout_s=30)
         hdfs.start_datanodes("d2")
         assert hdfs.live_datanodes() == {"d1", "d2"}
+        assert hdfs.active_namenode() == HEAD
 
     def test_the_namenode_is_restarted_and_knows_its_files(self, hdfs):
         hdfs.fs("-put", "/etc/hosts", "/kept")
@@ -102,13 +104,26 @@ class TestTheDaemons:
         wait_until(lambda: hdfs.live_datanodes() == {"d1", "d2"}, "d1 live", timeout_s=30)
 
     def test_figures_of_each_datanode_can_be_had(self, hdfs):
-        before = [written(hdfs, name) for name in ("d1", "d2")]
-        hdfs.fs("-D", "dfs.replication=2", "-put", "/etc/services", "/user/services")
-        size = os.stat("/etc/services").st_size
+        before = [hdfs.traffic(name) for name in ("d1", "d2")]
+        put(hdfs, "/counted", bytes(BLOCK + 5))
+
+        def more():
+            pairs = zip(before, map(hdfs.traffic, ("d1", "d2")), strict=True)
+            return [tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairs]
+
+        # Both have written it all, and nobody has read.
         wait_until(
-            lambda: [written(hdfs, name) for name in ("d1", "d2")] == [b + size for b in before],
-            "both DataNodes' figures",
+            lambda: more() == [(0, BLOCK + 5)] * 2, "both wrote", explain=lambda: str(more())
         )
+        read(hdfs, "d1", "/counted")
+        wait_until(lambda: sum(r for r, _ in more()) >= BLOCK + 5, "they were read")
+
+    def test_the_namenode_s_calls_are_counted_at_once(self, hdfs):
+        hdfs.fs("-touchz", "/asked")
+        before = hdfs.calls()
+        assert hdfs.calls()["GetFileInfo"] == before["GetFileInfo"]
+        hdfs.fs("-test", "-e", "/asked")
+        assert hdfs.calls()["GetFileInfo"] == before["GetFileInfo"] + 1
 
     def test_a_links_rate_holds(self, hdfs):
         for node, device in (("d1", "eth0"), (None, "to-d1")):
@@ -121,23 +136,65 @@ class TestTheDaemons:
         # A burst may pass at once.
         assert time.monotonic() - began > 0.9 * (size - (256 << 10)) / RATE_BYTES_PER_S
 
+    def test_blocks_can_be_located_over_http(self, hdfs):
+        put(hdfs, "/user/two blocks", bytes(2 * BLOCK))
+        located = hdfs.webhdfs("/user/two blocks", "GETFILEBLOCKLOCATIONS", offset=f"{BLOCK}")
+        (block,) = located["BlockLocations"]["BlockLocation"]
+        assert (block["offset"], block["length"]) == (BLOCK, BLOCK)
+        assert set(block["hosts"]) == {address("d1"), address("d2")}
+        with pytest.raises(NotFound, match="/user/nowhere"):
+            hdfs.webhdfs("/user/nowhere", "GET_BLOCK_LOCATIONS")
+        with pytest.raises(Unavailable, match="400"):
+            hdfs.webhdfs("/", "NO_SUCH_THING")
+
+    def test_a_damaged_replica_is_found_out(self, hdfs):
+        data = os.urandom(BLOCK + 100)
+        put(hdfs, "/damaged", data)
+        replicas = hdfs.replicas("/damaged")
+        assert [(r.machine, r.start) for r in replicas] == [
+            *(("d1", 0), ("d2", 0), ("d1", BLOCK), ("d2", BLOCK))
+        ]
+        assert [r.path.stat().st_size for r in replicas] == [r.size_bytes for r in replicas]
+        replicas[2].damage(10, 2)
+        stored = replicas[2].path.read_bytes()
+        assert [i for i in range(100) if stored[i] != data[BLOCK + i]] == [10, 11]
+        # One copy is whole, until that is damaged, too.
+        hdfs.fs("-get", "/damaged", "/shared/whole")
+        assert (hdfs.cluster.shared / "whole").read_bytes() == data
+        hdfs.stop("d1")
+        try:
+            replicas[3].damage()
+            with pytest.raises(CommandFailed, match="hecksum"):
+                hdfs.fs("-get", "/damaged", "/shared/broken")
+        finally:
+            hdfs.start_datanodes("d1")
+        with pytest.raises(ValueError, match="not in a block of 100"):
+            replicas[3].damage(99, 2)
+
+    def test_a_folder_s_quota_holds(self, hdfs):
+        hdfs.fs("-mkdir", "/narrow")
+        hdfs.admin("-setSpaceQuota", "1k", "/narrow")
+        with pytest.raises(CommandFailed, match="quota of /narrow is exceeded"):
+            put(hdfs, "/narrow/file", bytes(2000))
+
     def test_it_can_be_found_again(self, hdfs):
         found = Hdfs.attach(Cluster.attach(NAME))
         assert found.live_datanodes() == {"d1", "d2"}
         answer = CliRunner().invoke(dev, ["hdfs", "status", "--name", NAME, "--json"])
         document = json.loads(answer.output)
-        assert document["datanodes"] == {"d1": "live", "d2": "live"}
+        assert document["datanodes"] == {
+            name: {"state": "live", "address": address(name), "rate": RATE} for name in ("d1", "d2")
+        }
+        assert document["namenodes"] == {
+            HEAD: {"state": "active", "address": address(HEAD), "rate": None}
+        }
         assert document["url"] == hdfs.url
+        assert document["writable"]
 
     def test_nothing_of_it_listens_on_the_host(self, hdfs):
         listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
         assert f":{conf.RPC_PORT:04X} " not in listening
         assert hdfs.cluster.is_listening(HEAD, conf.RPC_PORT)
-
-
-def written(hdfs, name):
-    bean = hdfs.jmx(name, "Hadoop:service=DataNode,name=DataNodeActivity*")
-    return bean["BytesWritten"]
 
 
 def read(hdfs, machine, path):
@@ -151,22 +208,63 @@ def read(hdfs, machine, path):
     return data
 
 
+@pytest.fixture(scope="class")
+def pair(namespaces):
+    spec = ClusterSpec(name=f"{NAME}-pair", nodes=0, datanodes=1, namenodes=2)
+    with Cluster.up(spec) as cluster:
+        yield Hdfs.start(cluster, hadoop_jars(BUILD))
+
+
+@pytest.mark.hdfs
+class TestTwoNameNodes:
+    def test_they_take_turns(self, pair):
+        assert {name: pair.state(name) for name in ("head", "head2")} == {
+            **{"head": "active", "head2": "standby"}
+        }
+        pair.fs("-touchz", "/before")
+        assert pair.fail_over() == "head2"
+        assert {name: pair.state(name) for name in ("head", "head2")} == {
+            **{"head": "standby", "head2": "active"}
+        }
+        pair.fs("-touchz", "/between")
+        assert pair.fail_over() == "head"
+        assert names(pair, "/") == ["before", "between", "user"]
+
+    def test_one_that_hangs_is_ended_before_the_other_takes_over(self, pair):
+        active = pair.active_namenode()
+        pair.signal(active, "STOP")
+        other = pair.fail_over()
+        assert not pair.daemon_pids(active)
+        assert pair.active_namenode() == other != active
+        assert pair.is_writable()
+        with pytest.raises(Unavailable, match="no other NameNode that answers"):
+            pair.fail_over()
+        pair.start_namenode(active)
+        assert pair.state(active) == "standby"
+
+
 @pytest.mark.hdfs
 def test_the_commands_bring_it_up_and_down(namespaces):
     name = f"{NAME}-cli"
-    options = ("--datanodes", "1", "--rate", RATE)
+    options = ("--datanodes", "1", "--rate", RATE, "--replication", "1", "--block-size", "2MiB")
     try:
         said = command("up", name, *options, "--build-dir", BUILD)
         assert "hdfs://10.77.0.1:8020 with 1 DataNodes after" in said
-        assert "d1  live" in command("status", name).splitlines()
+        assert f"d1     live     10.77.2.1    {RATE}" in command("status", name).splitlines()
         put_as = ("--user", "alice", "--", "-put", "/etc/hosts", "/user/alice/hosts")
         command("fs", name, *put_as)
-        stat = command("fs", name, "--", "-stat", "%u %r", "/user/alice/hosts")
-        assert stat.split() == ["alice", "1"]
+        stat = command("fs", name, "--", "-stat", "%u %o %r", "/user/alice/hosts")
+        assert stat.split() == ["alice", f"{2 << 20}", "1"]
         web = "http://10.77.0.1:9870/webhdfs/v1/user/alice?op=LISTSTATUS"
         code = f"import urllib.request as u; print(u.urlopen({web!r}).read().decode())"
         listed = json.loads(command("run", name, "--node", "d1", "--", sys.executable, "-c", code))
         assert listed["FileStatuses"]["FileStatus"][0]["pathSuffix"] == "hosts"
+        # A client finds the configuration, and is who it is told to be.
+        client = "import hdfs_native; client = hdfs_native.Client(); path = '/user/alice/own'; "
+        make = f"{client}client.create(path).close()"
+        command("run", name, "--user", "alice", "--", sys.executable, "-c", make)
+        show = f"{client}print(client.get_file_info(path).owner)"
+        assert command("run", name, "--", sys.executable, "-c", show) == "alice\n"
         cluster = Cluster.attach(name)
         inside = os.readlink(f"/proc/{cluster.keeper_pid}/ns/pid")
         assert members(inside)
@@ -329,6 +427,19 @@ def test_what_needs_root_says_so():
 def test_users_clusters_do_not_collide():
     folders = {ClusterSpec("same", owner=uid).state_dir for uid in (0, 1000, 1001)}
     assert len(folders) == 3
+
+
+def test_settings_are_refused_that_hdfs_would_refuse():
+    with pytest.raises(ConfigError, match="multiple of 512"):
+        HdfsSettings(block_bytes=100_000)
+    with pytest.raises(ConfigError, match="at least 65536"):
+        HdfsSettings(block_bytes=512)
+    with pytest.raises(ConfigError, match="2 DataNodes cannot keep 3 copies"):
+        HdfsSettings(replication=3).copies(ClusterSpec(datanodes=2))
+    with pytest.raises(ConfigError, match="cannot keep 0 copies"):
+        HdfsSettings(replication=0).copies(ClusterSpec(datanodes=2))
+    with pytest.raises(ConfigError, match="one NameNode or two, not 3"):
+        ClusterSpec(datanodes=1, namenodes=3)
 
 
 def test_a_cluster_without_hdfs_says_so():

@@ -38,10 +38,28 @@ def hdfs() -> None:
 @click.option("--datanodes", default=4, show_default=True, help="DataNodes, named d1 to dM.")
 @click.option("--rate", metavar="RATE", help="Limit each DataNode's link: 800mbit, 10gbit.")
 @click.option(
+    "--namenodes",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="NameNodes; the second one follows the first, on head2.",
+)
+@click.option("--replication", type=int, help="Copies of each block by default.  [up to 2]")
+@click.option("--block-size", default="128MiB", show_default=True, help="Of files by default.")
+@click.option(
     "--nodes", default=0, show_default=True, help="Compute nodes with Slurm, n1 to nN; needs root."
 )
 @dev_common.build_dir("For Hadoop's jars, which are fetched once.")
-def up(name: str, datanodes: int, rate: str | None, nodes: int, build_dir: Path) -> None:
+def up(
+    name: str,
+    datanodes: int,
+    rate: str | None,
+    namenodes: int,
+    replication: int | None,
+    block_size: str,
+    nodes: int,
+    build_dir: Path,
+) -> None:
     """Start a NameNode and DataNodes, and wait until they are ready.
 
     Their network is the cluster's own: use `bootseer dev hdfs run` to get there. HADOOP_CONF_DIR is
@@ -51,17 +69,25 @@ def up(name: str, datanodes: int, rate: str | None, nodes: int, build_dir: Path)
     Examples:
       bootseer dev hdfs up
       bootseer dev hdfs up --datanodes 3 --nodes 2
+      bootseer dev hdfs up --datanodes 8 --rate 800mbit --replication 3 --block-size 16MiB
     """
     from bootseer.testing.cluster import Cluster, ClusterSpec
-    from bootseer.testing.hdfs import Hdfs, hadoop_jars
-    from bootseer.units import format_duration
+    from bootseer.testing.hdfs import Hdfs, HdfsSettings, hadoop_jars
+    from bootseer.units import format_duration, parse_size
 
-    spec = ClusterSpec(name=name, nodes=nodes, datanodes=datanodes, datanode_rate=rate)
+    try:
+        settings = HdfsSettings(replication, parse_size(block_size))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--block-size") from error
+    spec = ClusterSpec(
+        name=name, nodes=nodes, datanodes=datanodes, datanode_rate=rate, namenodes=namenodes
+    )
+    settings.copies(spec)
     jars = hadoop_jars(build_dir.absolute(), click.echo)
     began = time.monotonic()
     cluster = Cluster.up(spec)
     try:
-        started = Hdfs.start(cluster, jars)
+        started = Hdfs.start(cluster, jars, settings)
     except BaseException:
         cluster.down()
         raise
@@ -90,28 +116,37 @@ def down(name: str) -> None:
 @_name
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def status(name: str, as_json: bool) -> None:
-    """Show which daemons live.
+    """Show the daemons: their states, their addresses in the cluster's network, their rates.
 
     \b
     Example:
       bootseer dev hdfs status --json
     """
+    from bootseer.testing.cluster.spec import address
+
     found = _attach(name)
+    spec = found.cluster.spec
     live = found.live_datanodes()
-    states = {node: node in live for node in found.cluster.spec.datanode_names}
+    states = {node: found.state(node) or "dead" for node in spec.namenode_names}
+    states |= {node: "live" if node in live else "dead" for node in spec.datanode_names}
+    daemons = {
+        node: {"state": state, "address": address(node), "rate": spec.rate(node)}
+        for node, state in states.items()
+    }
     ready = found.is_writable()
     if as_json:
         document = {
             "url": found.url,
             "writable": ready,
-            "datanodes": {node: "live" if alive else "dead" for node, alive in states.items()},
+            "namenodes": {node: daemons[node] for node in spec.namenode_names},
+            "datanodes": {node: daemons[node] for node in spec.datanode_names},
             "state_dir": str(found.cluster.state_dir),
         }
         click.echo(json.dumps(document, indent=2))
         return
     click.echo(f"{found.url}  {'writable' if ready else 'not writable'}")
-    for node, alive in states.items():
-        click.echo(f"{node}  {'live' if alive else 'dead'}")
+    for node, shown in daemons.items():
+        click.echo(f"{node:<5}  {shown['state']:<7}  {shown['address']:<11}  {shown['rate'] or ''}")
 
 
 @hdfs.command(context_settings={"ignore_unknown_options": True})

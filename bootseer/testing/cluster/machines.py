@@ -24,8 +24,8 @@ StdIO = int | IO[str] | None
 class Machines:
     """Running machines, whatever daemons they have.
 
-    A machine is named ``head`` (login node, slurmctld, munged, NameNode), ``n1`` to ``nN``, or
-    ``d1`` to ``dM`` (DataNodes). Where a method takes ``node=None`` it means the head.
+    A machine is named ``head`` (login node, slurmctld, munged, NameNode), ``n1`` to ``nN``, ``d1``
+    to ``dM`` (DataNodes) or ``head2``. Where a method takes ``node=None`` it means the head.
 
     Attributes:
         spec: what they were started with.

@@ -12,6 +12,7 @@ from typing import Any
 from bootseer.errors import ConfigError
 
 HEAD = "head"
+HEAD2 = "head2"
 FIRST_UID = 20001
 MAX_NODES = 250
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -27,6 +28,7 @@ class ClusterSpec:
         nodes: how many compute nodes; there may be more than the machine has cores. With none
             there is no Slurm.
         datanodes: how many machines for the DataNodes of an HDFS; see `bootseer.testing.hdfs`.
+        namenodes: one, on the head, or two, the second on ``head2``, a machine of its own.
         cpus_per_node: what Slurm is told each node has, whatever the machine has.
         memory_mib_per_node: likewise.
         link_rate: limit of each node's link, each way, as tc writes rates (``800mbit``).
@@ -39,6 +41,7 @@ class ClusterSpec:
     name: str = "default"
     nodes: int = 2
     datanodes: int = 0
+    namenodes: int = 1
     cpus_per_node: int = 8
     memory_mib_per_node: int = 4096
     link_rate: str | None = None
@@ -66,6 +69,8 @@ class ClusterSpec:
             )
         if not self.nodes + self.datanodes:
             raise ConfigError("a cluster without nodes and DataNodes is none")
+        if self.namenodes not in (1, 2):
+            raise ConfigError(f"an HDFS has one NameNode or two, not {self.namenodes}")
         if self.cpus_per_node < 1:
             raise ConfigError(f"a node needs at least one CPU, not {self.cpus_per_node}")
         for rate in (self.link_rate, self.datanode_rate):
@@ -91,9 +96,14 @@ class ClusterSpec:
         return tuple(f"d{number}" for number in range(1, self.datanodes + 1))
 
     @property
+    def namenode_names(self) -> tuple[str, ...]:
+        """The machines of the NameNodes."""
+        return (HEAD, HEAD2)[: self.namenodes]
+
+    @property
     def linked_names(self) -> tuple[str, ...]:
-        """All machines that have a link to the head: nodes and DataNodes."""
-        return (*self.node_names, *self.datanode_names)
+        """All machines that have a link to the head: all others."""
+        return (*self.node_names, *self.namenode_names[1:], *self.datanode_names)
 
     @property
     def machine_names(self) -> tuple[str, ...]:
@@ -101,8 +111,10 @@ class ClusterSpec:
         return (HEAD, *self.linked_names)
 
     def rate(self, machine: str) -> str | None:
-        """The limit of a machine's link."""
-        return self.datanode_rate if machine in self.datanode_names else self.link_rate
+        """The limit of a machine's link, each way; None for no limit."""
+        if machine in self.datanode_names:
+            return self.datanode_rate
+        return self.link_rate if machine in self.node_names else None
 
     @property
     def state_dir(self) -> Path:
@@ -127,6 +139,6 @@ class ClusterSpec:
 
 def address(machine: str) -> str:
     """A machine's IPv4 address on the cluster's own, unconnected network."""
-    if machine == HEAD:
-        return "10.77.0.1"
+    if machine in (HEAD, HEAD2):
+        return "10.77.0.1" if machine == HEAD else "10.77.0.2"
     return f"10.77.{1 if machine[0] == 'n' else 2}.{machine[1:]}"

@@ -5,7 +5,8 @@ with Cluster.up(ClusterSpec(nodes=0, datanodes=4, datanode_rate="800mbit")) as c
     print(hdfs.url, hdfs.fs("-ls", "/"))
 """
 
+from bootseer.testing.hdfs.conf import HdfsSettings
 from bootseer.testing.hdfs.hdfs import Hdfs
 from bootseer.testing.hdfs.jars import hadoop_jars
 
-__all__ = ["Hdfs", "hadoop_jars"]
+__all__ = ["Hdfs", "HdfsSettings", "hadoop_jars"]

@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bootseer.errors import NotFound, Unavailable
 from bootseer.testing.cluster.machines import Machines
 from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.cluster.spec import HEAD, address
-from bootseer.testing.hdfs import conf
+from bootseer.testing.hdfs import conf, java, replica, web
 
-NAMENODE = "namenode"
-DATANODE = "datanode"
-CONF_DIR = "/etc/hadoop"
-
-_MAIN = {
-    NAMENODE: "org.apache.hadoop.hdfs.server.namenode.NameNode",
-    DATANODE: "org.apache.hadoop.hdfs.server.datanode.DataNode",
-}
-_SHELL = "org.apache.hadoop.fs.FsShell"
-# Little memory and a quick start: these daemons are many, and live for a test.
-_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true")
-_DAEMON_JVM = ("-Xmx160m", f"-Djava.io.tmpdir={conf.DATA_DIR}/tmp")
-_SHELL_JVM = ("-Xmx512m",)
 _START_TIMEOUT_S = 60
-_LOG4J = """log4j.rootLogger=INFO,out
-log4j.logger.org.apache.hadoop.util.NativeCodeLoader=ERROR
-log4j.appender.out=org.apache.log4j.ConsoleAppender
-log4j.appender.out.target=System.err
-log4j.appender.out.layout=org.apache.log4j.PatternLayout
-log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n
-"""
-# Figures are those of a second ago; by default they are ten seconds old.
-_METRICS = "*.period=1\n"
 _CLASSPATH = "classpath"
+_STATE = "Hadoop:service=NameNode,name=NameNodeStatus"
+_INFO = "Hadoop:service=NameNode,name=NameNodeInfo"
+_ACTIVE = "active"
+
+
+class Traffic(NamedTuple):
+    """What a DataNode has carried since it started.
+
+    Attributes:
+        read_bytes: of blocks read from it, with their checksums: 8 bytes more for each KiB.
+        written_bytes: of blocks written to it.
+    """
+
+    read_bytes: int
+    written_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,7 @@ class Hdfs:
     """The NameNode on a cluster's head and a DataNode on each of its machines for them.
 
     They end with the cluster. The superuser is root, who in an ordinary user's cluster is that
-    user.
+    user. Of two NameNodes one is active; the other follows, until `fail_over`.
 
     Attributes:
         cluster: whose machines they are on.
@@ -59,7 +52,9 @@ class Hdfs:
     jars: Path
 
     @classmethod
-    def start(cls, cluster: Machines, jars: Path) -> Hdfs:
+    def start(
+        cls, cluster: Machines, jars: Path, settings: conf.HdfsSettings | None = None
+    ) -> Hdfs:
         """Format a new file system, start all daemons, and return when all DataNodes are known.
 
         Every user of the cluster gets a folder ``/user/NAME``.
@@ -67,16 +62,22 @@ class Hdfs:
         Args:
             cluster: with DataNodes' machines.
             jars: what `hadoop_jars` returned.
+            settings: defaults for files.
 
         Raises:
+            ConfigError: there are fewer DataNodes than copies.
             Unavailable: a daemon did not start; the text names its log.
         """
         hdfs = cls(cluster, jars)
-        hdfs._configure()
-        hdfs._make_tmp(HEAD)
-        words = ("-format", "-force", "-nonInteractive")
-        cluster.run(hdfs._command(_MAIN[NAMENODE], *words, jvm=_DAEMON_JVM))
+        hdfs._configure(settings or conf.HdfsSettings())
+        hdfs._make_namenode(HEAD, "-format")
         hdfs.start_namenode(wait=False)
+        for other in cluster.spec.namenode_names[1:]:
+            hdfs._wait_for_state(HEAD)
+            hdfs._make_namenode(other, "-bootstrapStandby")
+            hdfs.start_namenode(other, wait=False)
+            hdfs._wait_for_state(other)
+            hdfs._tool(java.HA_ADMIN, "-transitionToActive", HEAD)
         hdfs.start_datanodes()
         hdfs.make_homes()
         return hdfs
@@ -98,41 +99,61 @@ class Hdfs:
     @property
     def url(self) -> str:
         """The URL of its root, which only the cluster's machines reach."""
-        return conf.url()
+        return conf.url(self.cluster.spec)
 
     # --- Daemons ---
 
-    def start_namenode(self, *, wait: bool = True) -> None:
-        """Start the NameNode, with what it knew before.
+    def start_namenode(self, machine: str = HEAD, *, wait: bool = True) -> None:
+        """Start a NameNode, with what it knew before; if there are two, as the one that follows.
 
         Args:
+            machine: where.
             wait: until it has left safe mode with all DataNodes that it waits for.
         """
-        self._start_daemon(HEAD, NAMENODE)
+        self._start_daemon(machine)
         if wait:
-            self._wait(self.is_writable, "the NameNode out of safe mode", NAMENODE)
+            self._wait(
+                lambda: self._safe_mode(machine) == "", "the NameNode out of safe mode", machine
+            )
 
     def start_datanodes(self, *names: str) -> None:
         """Start DataNodes, by default all, and wait until the NameNode knows them."""
         names = names or self.cluster.spec.datanode_names
         for name in names:
-            self._start_daemon(name, DATANODE)
+            self._start_daemon(name)
         wanted = set(names)
-        self._wait(lambda: wanted <= self.live_datanodes(), f"{sorted(wanted)} live", DATANODE)
-        self._wait(self.is_writable, "the NameNode out of safe mode", NAMENODE)
+        self._wait(lambda: wanted <= self.live_datanodes(), f"{sorted(wanted)} live", names[0])
+        self._wait(self.is_writable, "the NameNode out of safe mode", HEAD)
+
+    def fail_over(self) -> str:
+        """Make the NameNode active that was not, and return its machine.
+
+        The other one, if it does not answer, is killed first: it might go on writing.
+
+        Raises:
+            CommandFailed: it did not become active.
+            Unavailable: there is only one, or this one does not answer.
+        """
+        states = {name: self.state(name) for name in self.cluster.spec.namenode_names}
+        new = next((name for name, state in states.items() if state not in (None, _ACTIVE)), None)
+        if new is None:
+            raise Unavailable(f"there is no other NameNode that answers: {states}")
+        (old,) = states.keys() - {new}
+        if states[old] is None:
+            self.stop(old)
+        self._tool(java.HA_ADMIN, "-failover", old, new)
+        return new
 
     def stop(self, machine: str, *, kill: bool = True) -> None:
-        """End the daemon on a machine, the head's or a DataNode's, and wait until it is gone.
+        """End the daemon on a machine, a NameNode or a DataNode, and wait until it is gone.
 
         Args:
             machine: where.
             kill: with SIGKILL instead of SIGTERM.
         """
-        role = NAMENODE if machine == HEAD else DATANODE
-        signal = "KILL" if kill else "TERM"
-        self.signal(machine, signal)
+        self.signal(machine, "KILL" if kill else "TERM")
         wait_until(
-            lambda: not self.daemon_pids(machine), f"the {role} on {machine} ended", timeout_s=30
+            lambda: not self.daemon_pids(machine), f"the daemon on {machine} ended", timeout_s=30
         )
 
     def signal(self, machine: str, name: str) -> None:
@@ -145,8 +166,7 @@ class Hdfs:
         return [
             process.pid
             for process in self.cluster.processes(machine)
-            if process.command.startswith("java ")
-            and any(main in process.command for main in _MAIN.values())
+            if java.is_daemon(process.command)
         ]
 
     # --- What it says ---
@@ -154,46 +174,90 @@ class Hdfs:
     def jmx(self, machine: str, bean: str) -> dict[str, Any]:
         """Ask a daemon's web server for the figures under a name.
 
+        They are those of this call or later ones.
+
         Args:
-            machine: the head for the NameNode, or a DataNode's.
+            machine: a NameNode's or a DataNode's.
             bean: as in ``Hadoop:service=NameNode,name=FSNamesystem``; may end in ``*``.
 
         Raises:
             Unavailable: it does not answer.
         """
-        port = conf.HTTP_PORT if machine == HEAD else conf.DATANODE_HTTP_PORT
-        connection = http.client.HTTPConnection(address(machine), port, timeout=5)
+        # What it answers may be as old as that.
+        time.sleep(conf.METRICS_PERIOD_MS / 1000)
+        return web.jmx(self.cluster, machine, bean)
+
+    def webhdfs(self, path: str, op: str, **parameters: str) -> Any:
+        """Ask the active NameNode by WebHDFS, as superuser: ``GET_BLOCK_LOCATIONS``, for one.
+
+        Raises:
+            NotFound: there is no such file.
+            Unavailable: no NameNode is active, or it answers with another error.
+        """
+        machine = self.active_namenode()
+        if machine is None:
+            raise Unavailable("no NameNode is active")
+        return web.webhdfs(self.cluster, machine, path, op, **parameters)
+
+    def state(self, machine: str) -> str | None:
+        """The state of the NameNode on a machine: ``active``, ``standby``; None if it is silent."""
         try:
-            connection.sock = self.cluster.connect(address(machine), port)
-            connection.request("GET", f"/jmx?qry={bean}")
-            beans = json.loads(connection.getresponse().read())["beans"]
-        except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
-            raise Unavailable(f"the daemon on {machine} does not answer: {error}") from error
-        finally:
-            connection.close()
-        found: dict[str, Any] = beans[0] if beans else {}
-        return found
+            found = web.jmx(self.cluster, machine, _STATE)
+        except Unavailable:
+            return None
+        return str(found["State"]) if found else None
+
+    def active_namenode(self) -> str | None:
+        """Name the machine whose NameNode is active, if one is and answers."""
+        names = self.cluster.spec.namenode_names
+        return next((name for name in names if self.state(name) == _ACTIVE), None)
 
     def live_datanodes(self) -> set[str]:
-        """Name the machines whose DataNodes the NameNode calls live."""
-        try:
-            info = self.jmx(HEAD, "Hadoop:service=NameNode,name=NameNodeInfo")
-        except Unavailable:
-            return set()
-        live = json.loads(info.get("LiveNodes", "{}"))
+        """Name the machines whose DataNodes the active NameNode calls live."""
+        live = json.loads(self._info().get("LiveNodes", "{}"))
         by_address = {address(name): name for name in self.cluster.spec.datanode_names}
         hosts = (node["xferaddr"].rpartition(":")[0] for node in live.values())
         return {by_address[host] for host in hosts if host in by_address}
 
     def is_writable(self) -> bool:
-        """Whether the NameNode answers and is out of safe mode."""
-        try:
-            info = self.jmx(HEAD, "Hadoop:service=NameNode,name=NameNodeInfo")
-        except Unavailable:
-            return False
-        return info.get("Safemode") == ""
+        """Whether an active NameNode answers and is out of safe mode."""
+        return self._info().get("Safemode") == ""
 
-    # --- Hadoop's own command ---
+    def traffic(self, machine: str) -> Traffic:
+        """Count the bytes that went from and to a DataNode; it counts when a transfer is over.
+
+        Raises:
+            Unavailable: it does not answer.
+        """
+        bean = self.jmx(machine, "Hadoop:service=DataNode,name=DataNodeActivity*")
+        return Traffic(bean["BytesRead"], bean["BytesWritten"])
+
+    def calls(self, machine: str = HEAD) -> dict[str, int]:
+        """Count the calls a NameNode has answered, by name: ``GetBlockLocations``, ``GetListing``.
+
+        Raises:
+            Unavailable: it does not answer.
+        """
+        name = f"RpcDetailedActivityForPort{conf.RPC_PORT}"
+        bean = self.jmx(machine, f"Hadoop:service=NameNode,name={name}")
+        end = "NumOps"
+        # What begins with "Overall" counts the same calls again.
+        return {
+            key.removesuffix(end): count
+            for key, count in bean.items()
+            if key.endswith(end) and not key.startswith("Overall")
+        }
+
+    def replicas(self, path: str) -> list[replica.Replica]:
+        """Find the replicas of a closed file's blocks on the DataNodes' disks, block by block.
+
+        Raises:
+            NotFound: there is no such file.
+            Unavailable: no NameNode answers.
+        """
+        return replica.find(self.cluster, self.webhdfs(path, "GET_BLOCK_LOCATIONS"))
+
+    # --- Hadoop's own commands ---
 
     def fs(
         self,
@@ -216,16 +280,25 @@ class Hdfs:
 
     def fs_command(self, *arguments: str) -> list[str]:
         """Return the command line of ``hadoop fs ARGUMENTS``, for a machine of the cluster."""
-        return self._command(_SHELL, *arguments, jvm=_SHELL_JVM)
+        return java.command(self.jars, java.SHELL, arguments)
+
+    def admin(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run ``hdfs dfsadmin ARGUMENTS``: ``-setSpaceQuota 10m /user/alice``, for one.
+
+        Raises:
+            CommandFailed: the exit code is not 0.
+        """
+        return self._tool(java.ADMIN, *arguments)
 
     def login(self, user: str) -> tuple[str, Mapping[str, str]]:
         """How to be this user of HDFS: a user of the machines, and variables of the environment.
 
         An ordinary user's cluster has no users but root, and its HDFS believes what it is told.
         """
+        env = {"HADOOP_CONF_DIR": java.CONF_DIR}
         if self.cluster.spec.is_rootless:
-            return conf.SUPERUSER, {"HADOOP_USER_NAME": user}
-        return user, {}
+            return conf.SUPERUSER, {**env, "HADOOP_USER_NAME": user}
+        return user, env
 
     def make_homes(self) -> None:
         """Give every user of the cluster a folder of their own."""
@@ -236,31 +309,57 @@ class Hdfs:
 
     # --- How ---
 
-    def _configure(self) -> None:
+    def _info(self) -> dict[str, Any]:
+        machine = self.active_namenode()
+        try:
+            return web.jmx(self.cluster, machine, _INFO) if machine else {}
+        except Unavailable:
+            return {}
+
+    def _safe_mode(self, machine: str) -> str | None:
+        try:
+            return web.jmx(self.cluster, machine, _INFO).get("Safemode")
+        except Unavailable:
+            return None
+
+    def _configure(self, settings: conf.HdfsSettings) -> None:
         folder = self.cluster.state_dir / "etc" / "hadoop"
-        (folder / "core-site.xml").write_text(conf.xml(conf.core_site()))
-        hdfs = conf.hdfs_site(self.cluster.spec.datanodes)
-        (folder / "hdfs-site.xml").write_text(conf.xml(hdfs))
-        (folder / "log4j.properties").write_text(_LOG4J)
-        (folder / "hadoop-metrics2.properties").write_text(_METRICS)
+        for name, text in conf.files(self.cluster.spec, settings).items():
+            (folder / name).write_text(text)
         (folder / _CLASSPATH).write_text(f"{self.jars}/*")
 
-    def _start_daemon(self, machine: str, role: str) -> None:
+    def _make_namenode(self, machine: str, how: str) -> None:
         self._make_tmp(machine)
-        own = f"-D{conf.ADDRESS}={address(machine)}"
-        argv = self._command(_MAIN[role], jvm=(*_DAEMON_JVM, own))
+        argv = java.command(
+            self.jars, java.NAMENODE, (how, "-force", "-nonInteractive"), address(machine)
+        )
+        self.cluster.run(argv, node=machine)
+
+    def _start_daemon(self, machine: str) -> None:
+        self._make_tmp(machine)
+        is_datanode = machine in self.cluster.spec.datanode_names
+        main = java.DATANODE if is_datanode else java.NAMENODE
+        argv = java.command(self.jars, main, own=address(machine))
         script = 'setsid "$@" >>"$0" 2>&1 </dev/null &'
-        self.cluster.run(["sh", "-c", script, f"/var/log/hdfs/{role}.log", *argv], node=machine)
+        self.cluster.run(
+            ["sh", "-c", script, f"/var/log/{self._log(machine)}", *argv], node=machine
+        )
 
     def _make_tmp(self, machine: str) -> None:
         self.cluster.run(["mkdir", "-p", f"{conf.DATA_DIR}/tmp"], node=machine)
 
-    def _command(self, main: str, *arguments: str, jvm: tuple[str, ...]) -> list[str]:
-        return ["java", *_JVM, *jvm, "-cp", f"{CONF_DIR}:{self.jars}/*", main, *arguments]
+    def _log(self, machine: str) -> str:
+        is_datanode = machine in self.cluster.spec.datanode_names
+        return f"hdfs/{'datanode' if is_datanode else 'namenode'}.log"
 
-    def _wait(self, condition: Callable[[], bool], what: str, role: str) -> None:
-        machine = HEAD if role == NAMENODE else self.cluster.spec.datanode_names[0]
-        log = partial(self.cluster.log, machine, f"hdfs/{role}.log")
+    def _tool(self, main: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.cluster.run(java.command(self.jars, main, arguments))
+
+    def _wait_for_state(self, machine: str) -> None:
+        self._wait(lambda: self.state(machine) is not None, "the NameNode answers", machine)
+
+    def _wait(self, condition: Callable[[], bool], what: str, machine: str) -> None:
+        log = partial(self.cluster.log, machine, self._log(machine))
         wait_until(
             condition, what, timeout_s=_START_TIMEOUT_S, explain=lambda: f"Look into {log()}"
         )

@@ -82,11 +82,11 @@ class Kernel(Protocol):
     async def store(self, inode: int, offset: int, data: bytes | memoryview) -> bool:
         """Put bytes of a file into the page cache, so that reading them asks nobody.
 
-        The kernel grows a file to hold what it is given: give it nothing beyond the file's end,
-        and only content that can no longer change or be truncated. Whole pages (offset a multiple
-        of 4,096, and so the length, but at the end of the file): of a part of a page the kernel
-        keeps nothing, unless it has the page already. Pages that it has are written over. 1 MiB or
-        more at once.
+        Give it only what can no longer change: pages that it has are written over, even ones that
+        were written to through a mapping. Nothing beyond the file's end, for the kernel takes that
+        for a longer file, and drops all of its pages when it learns better. Whole pages: multiples
+        of 4,096 bytes, or up to the end of the file; of a page that it has not, it keeps no part.
+        From 1 MiB to 8 MiB at once; 2 GiB are too many.
 
         It waits for pages that a read in progress is to fill: never await it in the `View.read`
         that would fill them.
@@ -134,7 +134,11 @@ class View(Protocol):
         ...
 
     async def attributes(self, inode: int) -> Attributes:
-        """Return a file's attributes as they are now, also when it has no name any more."""
+        """Return a file's attributes as they are now, also when it has no name any more.
+
+        When size or mtime are not what the kernel has been told before, it drops what it has cached
+        of the content.
+        """
         ...
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
@@ -188,9 +192,10 @@ class WritableView(View, Protocol):
     at, and EROFS. A `Conflict` becomes EEXIST where a name is to be made, ESTALE elsewhere. Names
     are durable when the call returns, for fsync of a directory is not asked.
 
-    Writes are passed through at once, in pieces of at most 1 MiB cut at multiples of 4 KiB. Those
-    of one file come one after the other, in the order of the write(2) calls; only O_DIRECT and
-    pages of a shared mapping may come in any order. Reads and writes of one file may overlap.
+    Writes are passed through at once, in pieces of at most 1 MiB, mostly cut at multiples of 4 KiB
+    (a caller's memory that has never been touched comes in two pieces a page). Those of one file
+    come one after the other, in the order of the write(2) calls; only O_DIRECT and pages of a
+    shared mapping may come in any order. Reads and writes of one file may overlap.
 
     O_APPEND
         The kernel puts the offset where it believes the end of the file to be. A view that knows
@@ -203,8 +208,9 @@ class WritableView(View, Protocol):
         be there is opened, and truncated if O_TRUNC says so.
     Reading what is being written
         The kernel reads with a handle that was opened for reading, so never with one that is
-        O_WRONLY; but another handle of the same file may be. What was written is in the page
-        cache and mostly read from there: but it may be dropped, and is then asked for.
+        O_WRONLY; but another handle of the same file may be. After a write it asks for the
+        attributes before it reads; if mtime has moved on, nothing is read from the page cache, but
+        everything asked for.
     A file renamed over, or removed, while it is open
         Its number and handles stay good, for reading, writing, attributes and truncating, until
         they are closed and the number is forgotten. Another file at the same name gets another

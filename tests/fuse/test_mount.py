@@ -93,6 +93,26 @@ class TestWhoMayLook:
         assert {int(fields[f"Cap{kind}"], 16) for kind in ("Inh", "Prm", "Eff", "Amb")} == {0}
 
 
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("script", "number"),
+        [
+            ("os.symlink('x', sys.argv[1])", errno.EPERM),
+            ("os.link(os.path.dirname(sys.argv[1]) + '/file', sys.argv[1])", errno.EPERM),
+            ("os.mkfifo(sys.argv[1])", errno.EPERM),
+            ("os.setxattr(os.path.dirname(sys.argv[1]) + '/file', 'user.x', b'x')", errno.ENOTSUP),
+            ("os.truncate(os.path.dirname(sys.argv[1]) + '/file', 1 << 40)", errno.ENOSPC),
+            ("open(sys.argv[1] + 'x' * 255, 'w')", errno.ENAMETOOLONG),
+        ],
+    )
+    def test_with_the_errno_that_posix_has_for_it(
+        self, folder: Path, script: str, number: int
+    ) -> None:
+        with served(MEMORY, folder, USER):
+            assert outcome(as_user("open(sys.argv[1], 'w')", folder / "file")) == 0
+            assert outcome(as_user(script, folder / "new")) == number
+
+
 class TestHowItIsMounted:
     def test_as_asked_for(self, folder: Path) -> None:
         with served(MEMORY, folder, USER, MountOptions(name="a,b", read_only=True), 4096):

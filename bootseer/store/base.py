@@ -72,12 +72,17 @@ class Capabilities:
         append: `Store.append` can be used.
         attributes: modes and times can be set; elsewhere a mode given to `create` or `mkdir` is
             ignored, and `set_mode` and `set_mtime` are Unavailable.
+        exclusive: of several that create one name without `overwrite`, only one succeeds; elsewhere
+            several may that do it at the same moment.
+        snapshots: a reader can read on what was replaced or deleted; elsewhere that is a Conflict.
     """
 
     atomic_rename: bool
     replication: bool
     attributes: bool
-    append: bool
+    append: bool = True
+    exclusive: bool = True
+    snapshots: bool = True
 
 
 class Reader(Protocol):

@@ -7,11 +7,12 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from bootseer.errors import ConfigError
+from bootseer.store import arrowfs
 from bootseer.store.base import Store
 from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.local import LocalStore
 
-SCHEMES = ("file", "hdfs")
+SCHEMES = ("file", "hdfs", *arrowfs.SCHEMES)
 """What this version has."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -23,9 +24,9 @@ def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | No
     Args:
         url: ``file:///abs/path``, with ``%20`` and the like for what URLs don't allow, or a plain
             ``/abs/path``; ``hdfs://HOST:PORT/path``, or ``hdfs://NAMESERVICE/path`` of Hadoop's
-            configuration.
+            configuration; for ``s3://`` and pyarrow's other file systems, see `ArrowStore`.
         owner_uid: the only user who may own and write the store's directory; see `LocalStore`. In
-            HDFS its permissions decide.
+            HDFS its permissions decide, in an object store its rules.
         hdfs: how to reach an HDFS; as `find_conf_dir("")` says if None.
 
     Raises:
@@ -40,6 +41,8 @@ def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | No
     if parsed.scheme and parsed.scheme not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise ConfigError(f"store {url!r}: this version has {known} and plain absolute paths")
+    if parsed.scheme in arrowfs.SCHEMES:
+        return _open_arrow(url, parsed)
     if parsed.scheme == "hdfs":
         return _open_hdfs(url, parsed, hdfs or HdfsOptions(find_conf_dir("")))
     if parsed.netloc or parsed.query or parsed.fragment:
@@ -59,6 +62,17 @@ def _open_hdfs(url: str, parsed: SplitResult, options: HdfsOptions) -> Store:
         )
     root = _root(url, unquote(parsed.path) or "/")
     return HdfsStore(parsed.netloc, root, options)
+
+
+def _open_arrow(url: str, parsed: SplitResult) -> Store:
+    from bootseer.store.arrow import ArrowStore
+
+    if not parsed.netloc or parsed.fragment:
+        raise ConfigError(
+            f"store {arrowfs.shown(url)!r}: name a bucket, as s3://BUCKET/path, without '#'"
+        )
+    _root(arrowfs.shown(url), unquote(parsed.path) or "/")
+    return ArrowStore(url)
 
 
 def _root(url: str, path: str) -> Path:

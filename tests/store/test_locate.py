@@ -45,7 +45,10 @@ async def test_the_url_of_a_store_opens_it(tmp_path: Path, name: str) -> None:
         ("hdfs://namenode/path?query", "HOST:PORT"),
         ("hdfs://user@namenode/path", "HOST:PORT"),
         ("hdfs://namenode/a/../b", "'..'"),
-        ("s3://bucket", "this version has file://"),
+        ("ftp://bucket", "this version has file://"),
+        ("s3:///path", "name a bucket"),
+        ("s3://bucket/path#fragment", "name a bucket"),
+        ("s3://bucket/a/../b", "'..'"),
         ("http://[broken", "not a URL"),
     ],
 )

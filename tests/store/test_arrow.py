@@ -1,0 +1,251 @@
+"""The store by pyarrow's file systems, on an S3 server."""
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+from itertools import count
+from urllib.parse import urlsplit
+
+import pytest
+import trio
+from pyarrow import fs
+
+from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient, Unavailable
+from bootseer.store import arrowfs
+from bootseer.store.arrow import ArrowStore
+from bootseer.store.arrowerror import translate
+from bootseer.store.base import publish, read_all
+from bootseer.store.limit import LimitStore
+from bootseer.store.locate import open_store
+from bootseer.store.name import TEMPORARY_PREFIX
+from bootseer.testing.cluster.poll import wait_until
+from bootseer.testing.store_suite import StoreSuite
+
+_numbers = count()
+
+WRITE_AND_DIE = """
+import os, sys, trio
+from bootseer.store.locate import open_store
+
+async def main():
+    async with open_store(sys.argv[1]).create("folder/object") as writer:
+        await writer.write(bytes(int(sys.argv[2])))
+        if sys.argv[3] == "exit":
+            sys.exit(0)
+        os.kill(os.getpid(), 9)
+
+trio.run(main)
+"""
+
+
+class Server:
+    """An S3 server of its own on loopback."""
+
+    def __init__(self, folder):
+        self.log = folder / "log"
+        argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log)
+        self.address = urlsplit(wait_until(self._url, "the S3 server", timeout_s=30)).netloc
+
+    def _url(self):
+        words = self.log.read_text().split()
+        return next((word for word in words if word.startswith("http://127.")), "")
+
+    def url(self, path=""):
+        """The URL of a new bucket, or of a path in it."""
+        bucket = f"bucket-{next(_numbers)}"
+        connection = http.client.HTTPConnection(self.address)
+        connection.request("PUT", f"/{bucket}")
+        assert connection.getresponse().status == 200
+        connection.close()
+        options = f"endpoint_override={self.address}&scheme=http&region=us-east-1"
+        return f"s3://{bucket}{path}?{options}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(tmp_path_factory):
+    started = Server(tmp_path_factory.mktemp("s3"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "id")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "geheim")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield started
+    started.process.kill()
+    started.process.wait()
+
+
+class TestArrowStore(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def use(self, server):
+        self.server = server
+
+    def make_store(self, scratch):
+        return open_store(self.server.url())
+
+
+def everything(store):
+    """All names in the bucket, whoever may see them."""
+    filesystem, path = arrowfs.connect(store._whole_url)
+    found = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+    return [info.path for info in found if info.is_file]
+
+
+async def test_a_prefix_is_a_root_of_its_own(server):
+    url = server.url("/a/prefix")
+    store = open_store(url)
+    await publish(store, "folder/object", b"1")
+    outer = open_store(url.replace("/a/prefix", ""))
+    assert await read_all(outer, "a/prefix/folder/object", 1) == b"1"
+    assert await outer.list("a/prefix") == [
+        (await outer.stat("a/prefix/folder")),
+    ]
+    assert await read_all(open_store(store.url), "folder/object", 1) == b"1"
+
+
+@pytest.mark.parametrize("end", ["kill", "exit"])
+@pytest.mark.parametrize("size", [1, 12 << 20])
+async def test_a_process_that_ends_leaves_nothing_visible(server, end, size):
+    """pyarrow may complete the upload at the end, and does for a normal one."""
+    store = open_store(server.url())
+    argv = [sys.executable, "-c", WRITE_AND_DIE, store.url, str(size), end]
+    await trio.run_process(argv, check=False)
+    assert await store.list("folder") == []
+    assert [info.name for info in await store.list()] == ["folder"]
+
+
+async def test_what_is_left_of_an_upload_is_reaped(server):
+    store = open_store(server.url())
+    name = f"{TEMPORARY_PREFIX}left"
+    with store._filesystem().open_output_stream(store._path((name,))) as left:
+        left.write(b"1")
+    assert await store.list() == []
+    assert await store.reap_temporaries(3600) == 0
+    assert await store.reap_temporaries(0) == 1
+    assert everything(store) == []
+
+
+async def test_nothing_is_left_of_a_commit_or_of_none(server):
+    store = open_store(server.url())
+    await publish(store, "committed", bytes(12 << 20))
+    async with store.create("discarded") as writer:
+        await writer.write(bytes(12 << 20))
+    assert [path.rpartition("/")[2] for path in everything(store)] == ["committed"]
+
+
+async def test_a_read_of_what_was_deleted_is_no_empty_one(server):
+    store = open_store(server.url())
+    await publish(store, "object", b"1")
+    async with store.open("object") as reader:
+        await store.delete("object")
+        with pytest.raises(Conflict, match="deleted"):
+            await reader.pread(0, 1)
+
+
+async def test_a_bucket_that_is_not_there(server):
+    url = server.url().replace("bucket-", "nobucket-")
+    with pytest.raises(Unavailable, match="no such bucket"):
+        await publish(open_store(url), "object", b"1")
+
+
+async def test_a_server_that_hangs_takes_no_longer_than_the_deadline(server):
+    limit = trio.CapacityLimiter(1)
+    store = LimitStore(open_store(server.url()), deadline_s=0.5, operations=limit)
+    await publish(store, "object", b"1")
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Transient, match=r"0\.5 s"):
+            await store.stat("object")
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+    assert await read_all(store, "object", 1) == b"1"
+
+
+async def test_a_server_that_is_not_there():
+    url = "s3://bucket?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
+    with pytest.raises(Transient, match="stat 'object' in s3://"):
+        await open_store(url).stat("object")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/a?region=r", "s3://bucket/a?region=r"),
+        ("s3://key:geheim@bucket/a?region=r", "s3://bucket/a?region=r"),
+        ("gs://token@bucket/a", "gs://bucket/a"),
+        ("abfs://box@account.host/a", "abfs://box@account.host/a"),
+        ("abfs://account:geheim@host/a", "abfs://account@host/a"),
+        ("abfs://box@host/a?client_secret=geheim&tenant_id=t", "abfs://box@host/a?tenant_id=t"),
+        ("s3://b?endpoint_override=h:1&secret_key=geheim", "s3://b?endpoint_override=h:1"),
+    ],
+)
+def test_credentials_are_not_shown(url, shown):
+    assert ArrowStore(url).url == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:geheim@bucket/a?region=r&nosuch=1",
+        "s3://bucket/a?allow_bucket_creation=geheim",
+        "gs://bucket?nosuch=geheim",
+        "abfss://box@account.host/a?client_secret=geheim",
+    ],
+)
+async def test_options_that_are_none_are_refused_without_being_shown(url):
+    with pytest.raises(ConfigError) as raised:
+        await open_store(url).stat("object")
+    assert "geheim" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["gs://anonymous@bucket/a", "abfs://account:a2V5@host/box/a"])
+def test_the_other_file_systems_are_pyarrows(url):
+    filesystem, path = arrowfs.connect(url)
+    assert isinstance(filesystem, (fs.GcsFileSystem, fs.AzureFileSystem))
+    assert path.endswith("/a")
+
+
+@pytest.mark.parametrize(("secret", "same"), [("ge/heim", True), ("ge%2Fheim", False)])
+def test_the_credentials_of_the_url_are_the_ones_that_count(secret, same):
+    filesystem, path = arrowfs.connect("s3://AKID:ge%2Fheim@bucket/%61?region=r&scheme=http")
+    expected = fs.S3FileSystem(
+        access_key="AKID",
+        secret_key=secret,
+        region="r",
+        scheme="http",
+        connect_timeout=arrowfs.CONNECT_TIMEOUT_S,
+        request_timeout=arrowfs.REQUEST_TIMEOUT_S,
+    )
+    assert filesystem.equals(expected) is same
+    assert path == "bucket/a"
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (OSError("AWS Error ACCESS_DENIED during PutObject operation: x"), Denied),
+        (OSError("AWS Error SIGNATURE_DOES_NOT_MATCH during HeadObject operation: x"), Denied),
+        (OSError("AWS Error UNKNOWN (HTTP status 403) during HeadObject operation: x"), Denied),
+        (OSError("AWS Error UNKNOWN (HTTP status 503) during HeadObject operation"), Transient),
+        (OSError("AWS Error UNKNOWN (HTTP status 400) ...: KeyTooLongError Message"), ConfigError),
+        (OSError("AWS Error SLOW_DOWN during PutObject operation: x"), Transient),
+        (OSError("AWS Error NO_SUCH_KEY during CopyObject operation: x"), NotFound),
+        (
+            OSError(
+                "AWS Error INVALID_REQUEST ...: The specified copy source is larger than the "
+                "maximum allowable size for a copy source: 5368709120"
+            ),
+            Unavailable,
+        ),
+        (FileNotFoundError(2, "x"), NotFound),
+        (PermissionError(13, "x"), Denied),
+        (ValueError("x"), Unavailable),
+        (OSError("Connection reset"), Transient),
+    ],
+)
+def test_translates_errors(error, meaning):
+    told = translate(error, "stat", "a/b", "s3://bucket")
+    assert type(told) is meaning
+    assert "cannot stat 'a/b' in s3://bucket: " in str(told)

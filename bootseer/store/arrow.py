@@ -21,6 +21,7 @@ from bootseer.errors import Conflict, NotFound, Unavailable
 from bootseer.store import arrowfs
 from bootseer.store.arrowerror import translated
 from bootseer.store.base import (
+    Appender,
     Capabilities,
     Data,
     ObjectInfo,
@@ -66,7 +67,12 @@ class ArrowStore:
     """
 
     capabilities = Capabilities(
-        atomic_rename=False, replication=False, attributes=False, exclusive=False, snapshots=False
+        atomic_rename=False,
+        replication=False,
+        attributes=False,
+        append=False,
+        exclusive=False,
+        snapshots=False,
     )
 
     def __init__(self, url: str, *, threads: trio.CapacityLimiter | None = None) -> None:
@@ -103,7 +109,7 @@ class ArrowStore:
         return await self._run("list", folder, work)
 
     @asynccontextmanager
-    async def open(self, name: str) -> AsyncIterator[Reader]:
+    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
         """See `Store.open`."""
         parts = check_name(name)
         lease = Lease(self._threads)
@@ -156,6 +162,21 @@ class ArrowStore:
         finally:
             gate.shut()
             await lease.end()
+
+    @asynccontextmanager
+    async def append(
+        self,
+        name: str,
+        *,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Appender]:
+        """See `Store.append`: not here."""
+        check_name(name)
+        await trio.lowlevel.checkpoint()
+        raise Unavailable(f"cannot append to {name!r}: objects of {self.url} are written whole")
+        yield
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """See `Store.rename`.

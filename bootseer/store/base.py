@@ -399,9 +399,11 @@ async def read_all(store: Store, name: str, limit_bytes: int) -> bytes:
         return await reader.pread(0, reader.size_bytes)
 
 
-async def publish(store: Store, name: str, data: Data, *, overwrite: bool = True) -> None:
+async def publish(
+    store: Store, name: str, data: Data, *, overwrite: bool = True, mode: int | None = None
+) -> None:
     """Write a whole object; see `Store.create` and `Writer.commit`."""
-    async with store.create(name, overwrite=overwrite) as writer:
+    async with store.create(name, overwrite=overwrite, mode=mode) as writer:
         await writer.write(data)
         await writer.commit()
 

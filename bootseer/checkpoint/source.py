@@ -1,0 +1,299 @@
+"""Where the bytes of a file come from: an ordinary object, or the parts of a striped one.
+
+A source cuts its file into pieces, says which lane each is in (see `bootseer.core.lanes`), and
+fetches them, checked as far as there is something to check them against.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import trio
+import xxhash
+
+from bootseer.core import stripe
+from bootseer.core.ranges import ByteRange
+from bootseer.core.stripe import PARTS_FOLDER, Layout, part_name
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
+from bootseer.store.base import BlockLocation, ObjectInfo, Placement, Reader, Store
+from bootseer.units import MIB
+
+PLAIN_PIECE_BYTES = 4 * MIB
+READERS = 4
+"""Of a large ordinary object: HDFS chooses the copy that is read when a reader is opened."""
+_LARGE_BYTES = 64 * MIB
+_FALLBACK_BLOCK_BYTES = 128 * MIB
+"""HDFS's default, where blocks are not known."""
+
+
+class Source(ABC):
+    """The content of one version of a file, in pieces.
+
+    Concurrency: any number of tasks may fetch at once.
+
+    Attributes:
+        size_bytes: of the file.
+        piece_bytes: of every piece but the last, which may be shorter.
+    """
+
+    size_bytes: int
+    piece_bytes: int
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces there are."""
+        return -(-self.size_bytes // self.piece_bytes)
+
+    def piece_range(self, piece: int) -> ByteRange:
+        """Return the bytes of the file that a piece holds."""
+        start = piece * self.piece_bytes
+        return ByteRange(start, min(self.size_bytes, start + self.piece_bytes))
+
+    async def plan(self) -> None:
+        """Find out what `lane` needs to know; called before much is read ahead."""
+        await trio.lowlevel.checkpoint()
+
+    @abstractmethod
+    def lane(self, piece: int) -> Hashable:
+        """Name whoever has a piece, as far as that is known."""
+
+    @abstractmethod
+    async def fetch(self, piece: int, attempt: int = 0) -> bytes:
+        """Return the bytes of a piece.
+
+        Args:
+            piece: its number.
+            attempt: 0 for the first; later ones use readers opened anew, which may lead to other
+                copies.
+
+        Raises:
+            Corrupt: it is not what was written.
+            Conflict: the file has been replaced or removed, and its opened version is gone.
+        """
+
+    @abstractmethod
+    def move(self, name: str) -> None:
+        """Learn that the file has another name; what was opened stays open."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close what was opened; what is still being fetched fails."""
+
+
+class _Readers:
+    """Readers of a store's objects, opened when first needed and closed together."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._block = AsyncExitStack()
+        self._open: dict[Hashable, Reader] = {}
+        self._opening: dict[Hashable, trio.Lock] = {}
+
+    async def get(self, key: Hashable, known: ObjectInfo) -> Reader:
+        """Return the reader that is kept under a key, and open the object if there is none."""
+        if key not in self._open:
+            async with self._opening.setdefault(key, trio.Lock()):
+                if key not in self._open:
+                    opened = self._store.open(known.name, known=known)
+                    self._open[key] = await self._block.enter_async_context(opened)
+        return self._open[key]
+
+    async def close(self) -> None:
+        await self._block.aclose()
+
+
+class PlainSource(Source):
+    """An object of the store as it is."""
+
+    def __init__(self, store: Store, info: ObjectInfo) -> None:
+        """Read the version of an object that `info` describes; it is opened when first read."""
+        self.size_bytes = info.size_bytes
+        self.piece_bytes = PLAIN_PIECE_BYTES
+        self._store = store
+        self._info = info
+        self._readers = _Readers(store)
+        self._locations: Sequence[BlockLocation] = ()
+        self._planned = False
+        self._looked = False
+
+    async def open(self) -> None:
+        """Open the object now, so that who may not read it learns of it.
+
+        Raises:
+            Conflict: it has another length by now.
+        """
+        await self._reader(0)
+
+    async def plan(self) -> None:
+        """Ask where the blocks are, once; without an answer each block is a lane."""
+        if self._planned or self.size_bytes < _LARGE_BYTES:
+            return
+        self._planned = True
+        if isinstance(self._store, Placement):
+            try:
+                self._locations = await self._store.block_locations(self._info.name)
+            except BootseerError:
+                return
+
+    def lane(self, piece: int) -> Hashable:
+        """Name the DataNode, if only one has the block, else the block."""
+        offset = piece * self.piece_bytes
+        if not self._locations:
+            return offset // _FALLBACK_BLOCK_BYTES
+        low, high = 0, len(self._locations) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._locations[middle].offset <= offset:
+                low = middle
+            else:
+                high = middle - 1
+        hosts = self._locations[low].hosts
+        return hosts[0] if len(hosts) == 1 else low
+
+    async def fetch(self, piece: int, attempt: int = 0) -> bytes:
+        """See `Source.fetch`; what is checked is what the store checks."""
+        start, stop = self.piece_range(piece)
+        return await self.read(start, stop - start, attempt)
+
+    async def read(self, offset: int, size_bytes: int, attempt: int = 0) -> bytes:
+        """Return some bytes, which need not be a piece."""
+        copies = READERS if self.size_bytes >= _LARGE_BYTES else 1
+        number = offset // self.piece_bytes % copies + attempt * copies
+        reader = await self._reader(number)
+        data = await reader.pread(offset, size_bytes)
+        if len(data) != size_bytes:
+            raise self._replaced()
+        if not self._looked and self.size_bytes <= stripe.MAX_BYTES:
+            # A manifest that has lost its end is not known by its length; and it is no content.
+            magic_bytes = len(stripe.MAGIC)
+            head = await reader.pread(0, magic_bytes) if offset else data[:magic_bytes]
+            if stripe.is_manifest(head):
+                raise Corrupt(
+                    f"{self._info.name!r} is a damaged manifest: {self.size_bytes} bytes are not "
+                    "the length of a whole one; restore the file from another copy"
+                )
+            self._looked = True
+        return data
+
+    def move(self, name: str) -> None:
+        """See `Source.move`."""
+        self._info = replace(self._info, name=name)
+
+    async def close(self) -> None:
+        """See `Source.close`."""
+        await self._readers.close()
+
+    async def _reader(self, number: int) -> Reader:
+        reader = await self._readers.get(number, self._info)
+        if reader.size_bytes != self.size_bytes:
+            raise self._replaced()
+        return reader
+
+    def _replaced(self) -> Conflict:
+        return Conflict(f"{self._info.name!r} was replaced while it was being read; open it again")
+
+
+class StripedSource(Source):
+    """A striped file; a piece is a unit."""
+
+    def __init__(self, store: Store, info: ObjectInfo, layout: Layout) -> None:
+        """Read the version of a file that its manifest describes.
+
+        Args:
+            store: which has manifest and parts.
+            info: of the manifest.
+            layout: what it says.
+        """
+        self.size_bytes = layout.size_bytes
+        self.piece_bytes = layout.unit_bytes
+        self._store = store
+        self._info = info
+        self._layout = layout
+        self._part_bytes = layout.part_bytes()
+        self._readers = _Readers(store)
+
+    def lane(self, piece: int) -> Hashable:
+        """Name the part: units were dealt as its machine could take them."""
+        return self._layout.units[piece].part
+
+    async def fetch(self, piece: int, attempt: int = 0) -> bytes:
+        """See `Source.fetch`: a unit is what the manifest says, or an error."""
+        unit = self._layout.units[piece]
+        size_bytes = self._layout.unit_range(piece).size_bytes
+        reader = await self._part(unit.part, attempt)
+        data = await reader.pread(unit.offset, size_bytes)
+        if xxhash.xxh3_128_intdigest(data) != unit.checksum:
+            raise Corrupt(
+                f"{self._info.name!r}: unit {piece} (bytes {piece * self.piece_bytes} on) is not "
+                f"what was written: checksum mismatch in {reader.info.name!r} at {unit.offset}"
+            )
+        return data
+
+    def move(self, name: str) -> None:
+        """See `Source.move`."""
+        self._info = replace(self._info, name=name)
+
+    async def close(self) -> None:
+        """See `Source.close`."""
+        await self._readers.close()
+
+    def _folders(self) -> list[str]:
+        above = self._info.name.rpartition("/")[0]
+        folders = [parts_folder(above, self._layout.parts_id)]
+        if self._layout.elsewhere:
+            elsewhere = resolve(above, self._layout.elsewhere)
+            folders.append(parts_folder(elsewhere, self._layout.parts_id))
+        return folders
+
+    async def _part(self, part: int, attempt: int) -> Reader:
+        need_bytes = self._part_bytes[part]
+        folders = self._folders()
+        for folder in folders:
+            known = ObjectInfo(f"{folder}/{part_name(part)}", need_bytes, 0)
+            try:
+                reader = await self._readers.get((part, attempt), known)
+            except NotFound:
+                continue
+            if reader.size_bytes < need_bytes:
+                raise Corrupt(
+                    f"{self._info.name!r}: part {known.name!r} has {reader.size_bytes} bytes of "
+                    f"the {need_bytes} that its manifest names"
+                )
+            return reader
+        try:
+            replaced = await self._store.stat(self._info.name) != self._info
+        except NotFound:
+            replaced = True
+        if replaced:
+            raise Conflict(
+                f"{self._info.name!r} was replaced or removed while being read; open it again"
+            )
+        raise Corrupt(
+            f"{self._info.name!r}: part {part_name(part)!r} is missing in {folders[0]!r}; "
+            "restore the file from another copy"
+        )
+
+
+def parts_folder(above: str, parts_id: str) -> str:
+    """Return the name of the folder of a file's parts; `above` is the folder of the file."""
+    return f"{above}/{PARTS_FOLDER}/{parts_id}" if above else f"{PARTS_FOLDER}/{parts_id}"
+
+
+def resolve(folder: str, relative: str) -> str:
+    """Return the folder that is at a relative path (``../other``) of another.
+
+    Raises:
+        Corrupt: the path leads out of the store.
+    """
+    parts = folder.split("/") if folder else []
+    for step in relative.split("/"):
+        if step == "..":
+            if not parts:
+                raise Corrupt(f"{relative!r} leads out of the tree from {folder!r}")
+            parts.pop()
+        elif step not in ("", "."):
+            parts.append(step)
+    return "/".join(parts)

@@ -1,0 +1,104 @@
+"""Parts of a file that are written out of order, on the node's own disk until they are final."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from bootseer.errors import NoSpace
+from bootseer.units import format_size
+
+T = TypeVar("T")
+
+
+class FileTooLarge(NoSpace):
+    """More of a file was written out of order than a node keeps of one."""
+
+
+class Spill:
+    """Whole units of one file, in a file without a name that goes with this process.
+
+    Concurrency: one call at a time.
+    """
+
+    def __init__(self, folder: str, limit_bytes: int) -> None:
+        """Keep units in `folder`; nothing is made before the first is put.
+
+        Args:
+            folder: on a disk of the node.
+            limit_bytes: how much to keep at most.
+        """
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._fd = -1
+        self._units: dict[int, int] = {}
+
+    def __contains__(self, unit: int) -> bool:
+        """Whether a unit is here."""
+        return unit in self._units
+
+    def units(self) -> list[int]:
+        """List the units that are here, in order."""
+        return sorted(self._units)
+
+    async def put(self, unit: int, data: bytes | bytearray | memoryview, unit_bytes: int) -> None:
+        """Keep a whole unit, or replace it.
+
+        Raises:
+            FileTooLarge: the limit is reached.
+            NoSpace: the disk is full.
+        """
+        if unit not in self._units and (len(self._units) + 1) * unit_bytes > self._limit_bytes:
+            raise FileTooLarge(
+                f"more than {format_size(self._limit_bytes)} of a file were written out of order: "
+                "write it from beginning to end, or raise checkpoint.spill_bytes"
+            )
+        await self._run(partial(self._write, unit * unit_bytes, data))
+        self._units[unit] = len(data)
+
+    async def get(self, unit: int, unit_bytes: int) -> bytearray:
+        """Return a unit that is here."""
+        return bytearray(await self._run(partial(self._read, unit * unit_bytes, self._units[unit])))
+
+    def drop(self, unit: int) -> None:
+        """Keep a unit no longer; its space is used again only by the same unit."""
+        self._units.pop(unit, None)
+
+    async def close(self) -> None:
+        """Give the space back."""
+        self._units.clear()
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            await trio.to_thread.run_sync(os.close, fd)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        try:
+            return await trio.to_thread.run_sync(call)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoSpace(
+                    f"{self._folder} is full: there is no room for what is written out of order"
+                ) from error
+            raise
+
+    def _open(self) -> int:
+        if self._fd < 0:
+            self._fd = os.open(self._folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        return self._fd
+
+    def _write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while len(view):
+            done = os.pwrite(self._open(), view, offset)
+            view, offset = view[done:], offset + done
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        data = os.pread(self._open(), size_bytes, offset)
+        if len(data) != size_bytes:
+            raise OSError(errno.EIO, f"{self._folder}: the spill file is too short")
+        return data

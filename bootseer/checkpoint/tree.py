@@ -1,0 +1,383 @@
+"""A tree of the store with striped files in it, as its users see it.
+
+Names are those of the store. A striped file has the name of its manifest; the folders of parts are
+not shown, and move and go with what they belong to.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import trio
+
+from bootseer.checkpoint.source import PlainSource, Source, StripedSource, parts_folder, resolve
+from bootseer.core import stripe
+from bootseer.core.stripe import PARTS_FOLDER, Layout
+from bootseer.errors import Conflict, Corrupt, NotFound
+from bootseer.store.base import ObjectInfo, Store, publish
+from bootseer.units import NS_PER_S
+
+MAKING = "making-"
+"""Begins the name of a folder of parts that no manifest names yet."""
+ABANDONED_S = 2 * 86400
+"""A write that has made no new part for so long has been given up."""
+_LOOKS = 16
+"""Manifests that a listing reads at once."""
+_KNOWN = 20_000
+"""Layouts that are remembered."""
+_STUMP = (
+    "{!r} may be what is left of a damaged manifest: there are parts beside it that belong to no "
+    "file; if it is not, remove them with `bootseer ckpt gc`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or a folder.
+
+    Attributes:
+        info: what the store says of it, or of its manifest.
+        layout: of a striped file.
+        problem: why its manifest cannot be used; it is neither read nor written then.
+    """
+
+    info: ObjectInfo
+    layout: Layout | None = None
+    problem: Corrupt | None = None
+
+    @property
+    def name(self) -> str:
+        """Its whole name in the store."""
+        return self.info.name
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return self.info.is_folder
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of what can be read; 0 for a folder."""
+        return self.layout.size_bytes if self.layout else self.info.size_bytes
+
+
+class CheckpointTree:
+    """Files and folders of a store, striped ones among them.
+
+    Errors are the store's. Changes of one file are atomic to its readers, wherever they are.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Show the tree of `store`; nothing is read yet."""
+        self.store = store
+        self._known: dict[str, Entry] = {}
+
+    async def stat(self, name: str) -> Entry:
+        """Describe a file or a folder; ``""`` is the root, which need not exist yet.
+
+        Raises:
+            NotFound: there is none.
+        """
+        if not name:
+            return Entry(ObjectInfo("", 0, 0, is_folder=True))
+        _check_shown(name)
+        entry = await self._look(await self.store.stat(name))
+        if _may_be_a_stump(entry.info):
+            return (await self._suspect(name.rpartition("/")[0], [entry]))[0]
+        return entry
+
+    async def list(self, folder: str = "") -> Sequence[Entry]:
+        """Describe what is in a folder, sorted by name.
+
+        A manifest is read once; what is known of it holds for as long as its length and time do.
+        """
+        infos = [i for i in await self.store.list(folder) if _is_shown(i.name)]
+        entries: list[Entry | None] = [None] * len(infos)
+        limit = trio.CapacityLimiter(_LOOKS)
+
+        async def look(index: int) -> None:
+            async with limit:
+                with suppress(NotFound):
+                    entries[index] = await self._look(infos[index])
+
+        async with trio.open_nursery() as nursery:
+            for index, info in enumerate(infos):
+                if info.is_folder or not stripe.may_be_manifest(info.size_bytes):
+                    entries[index] = Entry(info)
+                else:
+                    nursery.start_soon(look, index)
+        found = [entry for entry in entries if entry is not None]
+        if any(_may_be_a_stump(entry.info) for entry in found):
+            return await self._suspect(folder, found)
+        return found
+
+    def source(self, entry: Entry) -> Source:
+        """Read a version of a file.
+
+        Raises:
+            Corrupt: its manifest cannot be used.
+            Conflict: it is a folder.
+        """
+        if entry.is_folder:
+            raise Conflict(f"{entry.name!r} is a folder")
+        if entry.problem is not None:
+            raise Corrupt(str(entry.problem)) from entry.problem
+        if entry.layout is not None:
+            return StripedSource(self.store, entry.info, entry.layout)
+        return PlainSource(self.store, entry.info)
+
+    async def mkdir(self, name: str, mode: int | None = None) -> None:
+        """Make a folder."""
+        _check_shown(name)
+        await self.store.mkdir(name, mode=mode)
+
+    async def remove(self, entry: Entry) -> None:
+        """Remove a file; its parts go after its name."""
+        await self.store.delete(entry.name)
+        await self._drop_parts(entry)
+
+    async def set_aside(self, entry: Entry) -> Entry:
+        """Take a file's name away, and keep its content until `drop_aside`."""
+        if entry.layout is not None:
+            await self.store.delete(entry.name)
+            self._known.pop(entry.name, None)
+            return entry
+        _, folder = self.new_parts(entry.name)
+        target = f"{folder}/{stripe.part_name(0)}"
+        await self.store.rename(entry.name, target)
+        return replace(entry, info=replace(entry.info, name=target))
+
+    async def drop_aside(self, entry: Entry) -> None:
+        """Remove the content of a file that has no name any more."""
+        if entry.layout is not None:
+            await self._drop_parts(entry)
+        else:
+            await self.store.delete_tree(entry.name.rpartition("/")[0])
+
+    async def remove_folder(self, name: str) -> None:
+        """Remove a folder in which nothing is shown.
+
+        Raises:
+            Conflict: it is not empty.
+        """
+        found = await self.store.list(name)
+        if [i for i in found if _is_shown(i.name)]:
+            raise Conflict(f"{name!r} is not empty")
+        if found:
+            await self.reap(name)
+            await self.store.delete(_parts_of(name))
+        await self.store.delete(name)
+
+    async def remove_tree(self, name: str) -> None:
+        """Remove a file, or a folder with all that is below."""
+        entry = await self.stat(name)
+        if entry.is_folder:
+            await self.store.delete_tree(name)
+        else:
+            await self.remove(entry)
+
+    async def rename(self, entry: Entry, target: str, *, over: Entry | None = None) -> Entry:
+        """Give a file or a folder another name; returns what it is then.
+
+        Args:
+            entry: as it is now.
+            target: its new name.
+            over: the file there, which is replaced; None if nothing may be.
+
+        Raises:
+            Conflict: something else is there.
+        """
+        _check_shown(target)
+        here, there = entry.name.rpartition("/")[0], target.rpartition("/")[0]
+        if entry.layout is not None and here != there:
+            entry = await self._move_parts(entry, entry.layout, here, there)
+        await self.store.rename(entry.name, target, overwrite=over is not None)
+        self._known.pop(entry.name, None)
+        if over is not None:
+            await self._drop_parts(over)
+        return replace(entry, info=replace(entry.info, name=target))
+
+    async def publish(self, name: str, layout: Layout, mode: int | None, making: str) -> Entry:
+        """Show a striped file whose parts are complete.
+
+        Args:
+            name: of the file.
+            layout: what the manifest is to say.
+            mode: permission bits; the store's default if None.
+            making: the folder in which the parts were made.
+        """
+        over = await self.find(name)
+        target = parts_folder(name.rpartition("/")[0], layout.parts_id)
+        await self.store.rename(making, target)
+        await publish(self.store, name, layout.encode(), mode=mode)
+        if over is not None:
+            await self._drop_parts(over)
+        return await self.stat(name)
+
+    async def publish_plain(
+        self, name: str, content: str | None, mode: int | None, making: str
+    ) -> Entry:
+        """Show an ordinary file: the object `content`, made in `making`, or an empty one."""
+        over = await self.find(name)
+        if content is None:
+            await publish(self.store, name, b"", mode=mode)
+        else:
+            await self.store.rename(content, name, overwrite=True)
+            with suppress(NotFound):
+                await self.store.delete_tree(making)
+        if over is not None:
+            await self._drop_parts(over)
+        return await self.stat(name)
+
+    async def find(self, name: str) -> Entry | None:
+        """Describe a file or a folder, if there is one."""
+        try:
+            return await self.stat(name)
+        except NotFound:
+            return None
+
+    async def set_mode(self, entry: Entry, mode: int) -> None:
+        """Change who may use a file or a folder; the parts of a file are closed first."""
+        if entry.layout is not None:
+            folder = self._parts(entry, entry.layout)
+            await self.store.set_mode(folder, mode | (mode & 0o444) >> 2 | 0o700)
+        await self.store.set_mode(entry.name, mode)
+
+    def new_parts(self, name: str) -> tuple[str, str]:
+        """Return an id for the parts of a file and the folder to make them in."""
+        parts_id = secrets.token_hex(16)
+        return parts_id, parts_folder(name.rpartition("/")[0], MAKING + parts_id)
+
+    async def reap(self, folder: str, older_than_s: float = ABANDONED_S) -> int:
+        """Remove the parts of writes that were given up; returns of how many."""
+        reaped = 0
+        before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
+        for info in await self.store.list(_parts_of(folder)):
+            if info.name.rpartition("/")[2].startswith(MAKING) and info.mtime_ns <= before_ns:
+                with suppress(NotFound):
+                    await self.store.delete_tree(info.name)
+                    reaped += 1
+        return reaped
+
+    async def unused_parts(self, folder: str) -> Sequence[ObjectInfo]:
+        """List the folders of parts below a folder that no manifest below it names."""
+        named: set[str] = set()
+        found: list[ObjectInfo] = []
+
+        async def walk(name: str) -> None:
+            for entry in await self.list(name):
+                if entry.is_folder:
+                    await walk(entry.name)
+                elif entry.problem is not None:
+                    raise Corrupt(f"{entry.problem}; what its parts are cannot be told")
+                elif entry.layout is not None:
+                    named.add(entry.layout.parts_id)
+            found.extend(await self.store.list(_parts_of(name)))
+
+        await walk(folder)
+        return [
+            info
+            for info in found
+            if info.is_folder
+            and stripe.check_id(info.name.rpartition("/")[2])
+            and info.name.rpartition("/")[2] not in named
+        ]
+
+    async def _suspect(self, folder: str, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Take nearly empty files for what is left of manifests, where there are parts of no file.
+
+        Those who write through here leave no such parts, but for a crash in the wrong moment.
+        """
+        if not await self._parts_of_none(folder):
+            return entries
+        return [
+            replace(entry, problem=Corrupt(_STUMP.format(entry.name)))
+            if _may_be_a_stump(entry.info)
+            else entry
+            for entry in entries
+        ]
+
+    async def _parts_of_none(self, folder: str) -> bool:
+        kept = await self.store.list(_parts_of(folder))
+        ids = {info.name.rpartition("/")[2] for info in kept if info.is_folder}
+        unnamed = {name for name in ids if stripe.check_id(name)}
+        if not unnamed:
+            return False
+        for info in await self.store.list(folder):
+            if (entry := await self._look(info)).layout is not None:
+                unnamed.discard(entry.layout.parts_id)
+        return bool(unnamed)
+
+    async def _look(self, info: ObjectInfo) -> Entry:
+        """Find out whether an object is a manifest."""
+        if info.is_folder or not stripe.may_be_manifest(info.size_bytes):
+            return Entry(info)
+        known = self._known.get(info.name)
+        if known is None or known.info != info:
+            known = await self._read(info)
+            while len(self._known) >= _KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[info.name] = known
+        return replace(known, info=info)
+
+    async def _read(self, info: ObjectInfo) -> Entry:
+        async with self.store.open(info.name, known=info) as reader:
+            if not stripe.is_manifest(await reader.pread(0, len(stripe.MAGIC))):
+                return Entry(info)
+            data = await reader.pread(0, stripe.MAX_BYTES)
+        if len(data) != info.size_bytes:
+            return await self._look(await self.store.stat(info.name))
+        try:
+            return Entry(info, stripe.decode(data, info.name))
+        except Corrupt as error:
+            return Entry(info, problem=error)
+
+    async def _move_parts(self, entry: Entry, layout: Layout, here: str, there: str) -> Entry:
+        """Move the parts to another folder; at each step the file can be read where it is."""
+        elsewhere = os.path.relpath(f"/{there}", f"/{here}")
+        moving = replace(layout, elsewhere=elsewhere)
+        await publish(self.store, entry.name, moving.encode(), mode=entry.info.mode)
+        entry = await self.stat(entry.name)
+        await self.store.rename(
+            parts_folder(here, layout.parts_id), parts_folder(there, layout.parts_id)
+        )
+        return entry
+
+    def _parts(self, entry: Entry, layout: Layout) -> str:
+        return parts_folder(entry.name.rpartition("/")[0], layout.parts_id)
+
+    async def _drop_parts(self, entry: Entry) -> None:
+        """Remove the parts of a file that has lost its name."""
+        self._known.pop(entry.name, None)
+        if entry.layout is None:
+            return
+        above = entry.name.rpartition("/")[0]
+        folders = [above]
+        if entry.layout.elsewhere:
+            folders.append(resolve(above, entry.layout.elsewhere))
+        for folder in folders:
+            with suppress(NotFound):
+                await self.store.delete_tree(parts_folder(folder, entry.layout.parts_id))
+                return
+
+
+def _parts_of(folder: str) -> str:
+    return f"{folder}/{PARTS_FOLDER}" if folder else PARTS_FOLDER
+
+
+def _may_be_a_stump(info: ObjectInfo) -> bool:
+    return not info.is_folder and info.size_bytes < len(stripe.MAGIC)
+
+
+def _is_shown(name: str) -> bool:
+    return name.rpartition("/")[2] != PARTS_FOLDER
+
+
+def _check_shown(name: str) -> None:
+    if PARTS_FOLDER in name.split("/"):
+        raise NotFound(f"{name!r}: {PARTS_FOLDER!r} is where parts of striped files are kept")

@@ -1,0 +1,56 @@
+"""A checkpoint tree on a mount, for tests and benchmarks; `bootseer.testing.served` mounts it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pwd
+from functools import partial
+
+import trio
+
+from bootseer.agent.rights import become
+from bootseer.checkpoint.fetch import FetchLimits
+from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.mount import CheckpointOptions, serve_checkpoint
+from bootseer.checkpoint.view import ViewOptions
+from bootseer.checkpoint.write import WriteOptions
+from bootseer.fuse.mount import run
+from bootseer.store.limit import LimitStore
+from bootseer.store.locate import open_store
+from bootseer.store.retry import RetryStore
+
+MODULE = "bootseer.testing.checkpoint_mount"
+READY = "ready"
+
+
+def main() -> None:
+    """Take on a user's rights and serve until SIGTERM or an unmount."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser.add_argument("connection", type=int)
+    parser.add_argument("--user", required=True)
+    parser.add_argument("--url", required=True, help="of the store")
+    parser.add_argument("--deadline", type=float, default=20, help="of one operation, in seconds")
+    parser.add_argument("--fetch", type=json.loads, default={}, help="FetchLimits, as JSON")
+    parser.add_argument("--write", type=json.loads, default={}, help="WriteOptions, as JSON")
+    parser.add_argument("--view", type=json.loads, default={}, help="ViewOptions, as JSON")
+    given = parser.parse_args()
+    user = pwd.getpwnam(given.user)
+    become(user.pw_name, user.pw_uid, user.pw_gid, keep_lock=False)
+    options = CheckpointOptions(
+        FetchLimits(**given.fetch), WriteOptions(**given.write), ViewOptions(**given.view)
+    )
+
+    async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+        limit = trio.CapacityLimiter(64)
+        inner = LimitStore(open_store(given.url), deadline_s=given.deadline, operations=limit)
+        owners = Owners(user.pw_uid, user.pw_gid, user.pw_name)
+        await serve_checkpoint(
+            RetryStore(inner), given.connection, owners, options, task_status=task_status
+        )
+
+    run(partial(serve), ready=READY)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Files in the making, and what becomes of them."""
+
+import os
+import random
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bootseer.checkpoint.fetch import Fetcher, FetchLimits
+from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.write import Drafts, WriteOptions
+from bootseer.errors import Unavailable
+from bootseer.store.memory import MemoryStore
+from bootseer.testing.fault_store import FlakyStore
+
+UNIT = 4096
+OPTIONS = WriteOptions(unit_bytes=UNIT, width=4, streams=8, memory_bytes=64 * UNIT)
+
+
+async def content_of(tree, name, nursery):
+    entry = await tree.stat(name)
+    fetch = Fetcher(nursery, FetchLimits(memory_bytes=8 * UNIT, streams=4)).open(tree.source(entry))
+    pieces = [await fetch.read(at, 3 * UNIT) for at in range(0, entry.size_bytes, 3 * UNIT)]
+    await fetch.close()
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("size", [0, 1, UNIT - 1, UNIT, UNIT + 1, 10 * UNIT, 10 * UNIT + 17])
+async def test_what_was_written_is_read(size):
+    tree = CheckpointTree(MemoryStore())
+    content = os.urandom(size)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, OPTIONS).begin("folder/file", 0o640)
+        for at in range(0, size, 1000):
+            await draft.write(at, content[at : at + 1000])
+        assert await tree.list("folder") == []
+        entry = await draft.publish()
+        assert entry.size_bytes == size
+        assert (entry.layout is not None) == (size > UNIT)
+        assert [e.name for e in await tree.list("folder")] == ["folder/file"]
+        assert await content_of(tree, "folder/file", nursery) == content
+
+
+STEP = st.one_of(
+    st.tuples(st.just("write"), st.integers(0, 9 * UNIT), st.integers(1, 3 * UNIT)),
+    st.tuples(st.just("append"), st.just(0), st.integers(1, 3 * UNIT)),
+    st.tuples(st.just("truncate"), st.integers(0, 9 * UNIT), st.just(0)),
+    st.tuples(st.just("read"), st.integers(0, 9 * UNIT), st.integers(1, 3 * UNIT)),
+    st.tuples(st.just("flush"), st.just(0), st.just(0)),
+    st.tuples(st.just("reopen"), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEP, max_size=25), st.integers(0, 2**32))
+def test_a_draft_is_like_a_file(steps, seed):
+    async def run():
+        tree = CheckpointTree(MemoryStore())
+        model = bytearray()
+        random_bytes = random.Random(seed).randbytes
+        async with trio.open_nursery() as nursery:
+            drafts = Drafts(tree, nursery, OPTIONS)
+            draft = drafts.begin("file", None)
+            for step, at, size in steps:
+                if step in ("write", "append"):
+                    at = len(model) if step == "append" else at
+                    data = random_bytes(size)
+                    model.extend(bytes(max(0, at + size - len(model))))
+                    model[at : at + size] = data
+                    await draft.write(at, data)
+                elif step == "truncate":
+                    del model[at:]
+                    model.extend(bytes(at - len(model)))
+                    await draft.truncate(at)
+                elif step == "read":
+                    assert await draft.read(at, size) == model[at : at + size]
+                elif step == "flush":
+                    await draft.flush()
+                else:
+                    base = tree.source(await draft.publish())
+                    draft = drafts.begin("file", None, base)
+                assert draft.size_bytes == len(model)
+            await draft.publish()
+            assert await content_of(tree, "file", nursery) == model
+        assert [i for i in await tree.unused_parts("")] == []
+
+    trio.run(run)
+
+
+async def test_a_part_that_breaks_is_dealt_again():
+    """Whatever step of a part fails, the file is whole, or there is an error and no file."""
+    outcomes = set()
+    for nth in range(1, 60):
+        store = FlakyStore(
+            MemoryStore(),
+            lambda count, operation, name, nth=nth: (
+                operation in ("append", "grow", "sync", "finish") and count % nth == 0
+            ),
+        )
+        tree = CheckpointTree(store)
+        content = os.urandom(20 * UNIT + 5)
+        async with trio.open_nursery() as nursery:
+            draft = Drafts(tree, nursery, OPTIONS).begin("file", None)
+            try:
+                await draft.write(0, content)
+                await draft.publish()
+            except Unavailable as error:
+                outcomes.add(type(error))
+                continue
+            except Exception as error:
+                outcomes.add(type(error))
+                assert await tree.find("file") is None
+                await draft.discard()
+                continue
+            outcomes.add(None)
+            assert await content_of(tree, "file", nursery) == content
+    assert None in outcomes

@@ -36,7 +36,7 @@ class FetchLimits:
     """How much at once.
 
     Attributes:
-        memory_bytes: of what is being fetched or is held for those who may still ask.
+        memory_bytes: of what is being fetched or held; at most half of it waits to be asked for.
         streams: fetches at once of all files together.
         streams_per_lane: and of one lane.
     """
@@ -55,6 +55,7 @@ class _Piece:
     data: bytes | None = None
     error: BootseerError | None = None
     users: int = 0
+    is_unread: bool = False
 
 
 class Fetcher:
@@ -70,14 +71,21 @@ class Fetcher:
         self.fetched_bytes = 0
         self.hedged = 0
         self._used_bytes = 0
+        self._unread_bytes = 0
         self._streams = 0
         self._idle: OrderedDict[tuple[FileFetch, int], _Piece] = OrderedDict()
         self._waiting: deque[FileFetch] = deque()
         self._demand = trio.CapacityLimiter(self.limits.streams)
 
-    def open(self, source: Source, sink: Sink | None = None) -> FileFetch:
-        """Read a file; `sink` gets what is fetched ahead."""
-        return FileFetch(self, source, sink)
+    def open(self, source: Source, sink: Sink | None = None, *, hold: bool = False) -> FileFetch:
+        """Read a file.
+
+        Args:
+            source: its content.
+            sink: gets what is fetched ahead and not held.
+            hold: keep what is fetched ahead until it is asked for, as long as there is room.
+        """
+        return FileFetch(self, source, sink, hold)
 
     # Memory: what is held for nobody in particular gives way.
 
@@ -101,12 +109,13 @@ class Fetcher:
 class FileFetch:
     """The pieces of one file, as they are needed."""
 
-    def __init__(self, shared: Fetcher, source: Source, sink: Sink | None) -> None:
+    def __init__(self, shared: Fetcher, source: Source, sink: Sink | None, hold: bool) -> None:
         """Use `Fetcher.open`."""
         self.source = source
         self.sunk: set[int] = set()
         self._shared = shared
         self._sink = sink
+        self._holds = hold
         self._pieces: dict[int, _Piece] = {}
         self._lanes = Lanes(shared.limits.streams_per_lane)
         self._queued: set[int] = set()
@@ -131,6 +140,7 @@ class FileFetch:
             self._shared._used_bytes += piece.size_bytes
             self._shared.nursery.start_soon(self._on_demand, number, piece)
         self._shared._idle.pop((self, number), None)
+        self._mark_read(piece)
         piece.users += 1
         try:
             await piece.done.wait()
@@ -186,9 +196,12 @@ class FileFetch:
         """End what is under way and close the source."""
         self._closed = True
         self.forget_ahead()
-        for number in list(self._pieces):
-            if self._shared._idle.pop((self, number), None) is not None:
-                self._shared._used_bytes -= self._pieces.pop(number).size_bytes
+        for number, piece in list(self._pieces.items()):
+            self._mark_read(piece)
+            self._shared._idle.pop((self, number), None)
+            if not piece.users:
+                self._shared._used_bytes -= piece.size_bytes
+                del self._pieces[number]
         with trio.move_on_after(1, shield=True):
             await self.source.close()
         self._shared._pump()
@@ -222,7 +235,6 @@ class FileFetch:
     async def _on_demand(self, number: int, piece: _Piece) -> None:
         async with self._shared._demand:
             await self._fill(number, piece)
-        await self._to_sink(number, piece)
         self._let_go(number, piece)
         self._check_quiet()
 
@@ -233,13 +245,28 @@ class FileFetch:
             self._lanes.done(lane)
             self._shared._streams -= 1
         self._shared._pump()
-        await self._to_sink(number, piece)
+        if piece.users == 1 and not self._hold(piece):
+            await self._to_sink(number, piece)
         self._ahead -= 1
         if piece.error is not None:
             self.failed = piece.error
             self.forget_ahead()
         self._let_go(number, piece)
         self._check_quiet()
+
+    def _hold(self, piece: _Piece) -> bool:
+        """Keep a piece until it is asked for, if there is room for that."""
+        room = self._shared.limits.memory_bytes // 2 - self._shared._unread_bytes
+        if not self._holds or piece.data is None or piece.size_bytes > room or self._closed:
+            return False
+        piece.is_unread = True
+        self._shared._unread_bytes += piece.size_bytes
+        return True
+
+    def _mark_read(self, piece: _Piece) -> None:
+        if piece.is_unread:
+            piece.is_unread = False
+            self._shared._unread_bytes -= piece.size_bytes
 
     def _check_quiet(self) -> None:
         if not self._queued and not self._ahead:
@@ -318,7 +345,7 @@ class FileFetch:
         if piece.data is None or self._closed:
             self._shared._used_bytes -= piece.size_bytes
             self._drop(number, piece)
-        else:
+        elif not piece.is_unread:
             self._shared._idle[self, number] = piece
         self._shared._pump()
 

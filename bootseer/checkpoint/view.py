@@ -75,6 +75,8 @@ class _Node:
     aside: Entry | None = None
     mtime_ns: int = 0
     changes: int = 0
+    pushes: int = 0
+    pushed: trio.Event = field(default_factory=trio.Event)
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
@@ -159,11 +161,13 @@ class CheckpointView:
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
         """See `View.entries`."""
+        # One that is published while the store is asked may be in neither answer.
+        being_written = self._being_written(inode)
         listing = await self._list(self._nodes[inode])
         nodes = {name: self._node(inode, name, entry) for name, entry in listing.entries.items()}
-        for (parent, name), node in self._by_name.items():
-            if parent == inode and node.draft is not None:
-                nodes[name] = node
+        for node in (*being_written, *self._being_written(inode)):
+            if node.has_name and node.parent == inode:
+                nodes[node.name] = node
         return [(name.encode(), self._attributes(node)) for name, node in sorted(nodes.items())]
 
     async def link_target(self, inode: int) -> bytes:
@@ -275,6 +279,8 @@ class CheckpointView:
                 await self._open_to_read(node)
             node.handles += 1
             node.writers += handle.writes
+            while handle.writes and node.pushes:
+                await node.pushed.wait()
         return self._opened(handle)
 
     async def create(
@@ -296,6 +302,7 @@ class CheckpointView:
         node.handles = node.writers = 1
         self._nodes[node.inode] = node
         self._by_name[parent, text] = node
+        self._touch(parent)
         # Opened only to read, it is there all the same.
         handle = _Handle(node, flags if flags & os.O_ACCMODE else flags | os.O_RDWR)
         return self._attributes(node), self._opened(handle)
@@ -333,6 +340,7 @@ class CheckpointView:
                 offset = draft.size_bytes
             await draft.write(offset, data)
             node.mtime_ns = time.time_ns()
+            draft.mtime_ns = None
         return len(data)
 
     async def flush(self, handle: int) -> None:
@@ -387,14 +395,17 @@ class CheckpointView:
             raise _os_error(errno.EPERM)
         async with node.lock:
             if node.draft is not None:
-                node.draft.mode = node.draft.mode if mode is None else mode & 0o1777
-                node.mtime_ns = node.mtime_ns if mtime_ns is None else mtime_ns
+                if mode is not None:
+                    node.draft.mode = mode & 0o1777
+                if mtime_ns is not None:
+                    node.draft.mtime_ns = node.mtime_ns = mtime_ns
             elif node.entry is not None and node.has_name and inode != ROOT_INODE:
                 entry = replace(node.entry, info=self._info(node))
                 if mode is not None:
                     await self._tree.set_mode(entry, mode & 0o1777)
                 if mtime_ns is not None:
                     await self._tree.store.set_mtime(entry.name, mtime_ns)
+                    node.mtime_ns = 0
                 node.entry = await self._tree.stat(entry.name)
                 self._touch(node.parent)
         return self._attributes(node)
@@ -531,6 +542,13 @@ class CheckpointView:
             raise _os_error(errno.ENOENT)
         return node
 
+    def _being_written(self, folder: int) -> list[_Node]:
+        return [
+            node
+            for (parent, _), node in self._by_name.items()
+            if parent == folder and node.draft is not None
+        ]
+
     def _changes(self, parent: int, name: bytes) -> str:
         """Check that a name may be changed, and return it as the store has it."""
         self._check_writable()
@@ -546,7 +564,7 @@ class CheckpointView:
             raise _os_error(errno.EROFS)
 
     async def _remove_folder(self, node: _Node) -> None:
-        if any(n.draft for (parent, _), n in self._by_name.items() if parent == node.inode):
+        if self._being_written(node.inode):
             raise _os_error(errno.ENOTEMPTY)
         try:
             await self._tree.remove_folder(self._path(node))
@@ -577,18 +595,25 @@ class CheckpointView:
         if isinstance(source, PlainSource):
             await source.open()
         node.window = Window(source.size_bytes, _FIRST_WINDOW, self._options.window_bytes)
-        node.fetch = self._fetcher.open(source, self._sink(node))
+        node.fetch = self._fetcher.open(source, self._sink(node), hold=True)
 
     def _sink(self, node: _Node) -> Sink:
         async def sink(offset: int, data: bytes) -> None:
-            if self._kernel is None:
+            # Pages that somebody may have changed through a mapping would be written over.
+            if self._kernel is None or node.writers:
                 return
             start = 0
             if offset % _MARK_BYTES == 0 and len(data) > _PAGE:
                 start = _PAGE
                 node.marks[offset] = data[:_PAGE]
-            with suppress(OSError):
-                await self._kernel.store(node.inode, offset + start, memoryview(data)[start:])
+            node.pushes += 1
+            try:
+                with suppress(OSError):
+                    await self._kernel.store(node.inode, offset + start, memoryview(data)[start:])
+            finally:
+                node.pushes -= 1
+                node.pushed.set()
+                node.pushed = trio.Event()
 
         return sink
 

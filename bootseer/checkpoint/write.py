@@ -118,7 +118,8 @@ class Draft:
     def __init__(self, shared: Drafts, name: str, mode: int | None, base: Source | None) -> None:
         """Use `Drafts.begin`."""
         self.name = name
-        self.mode = mode
+        self.mode = self._parts_mode = mode
+        self.mtime_ns: int | None = None
         self.size_bytes = base.size_bytes if base else 0
         self.changed = True
         self._shared = shared
@@ -212,14 +213,22 @@ class Draft:
         self.changed = False
 
     async def publish(self) -> Entry:
-        """Show it under its name, in the place of what is there.
+        """Show it under its name, in the place of what is there, with its mode and time.
 
         Raises:
             BootseerError: it could not be stored, or not be named; nothing is visible.
         """
         await self.flush()
-        tree = self._shared.tree
         await self._let_go()
+        entry = await self._publish()
+        if self.mode not in (None, self._parts_mode):
+            await self._shared.tree.set_mode(entry, self.mode)
+        if self.mtime_ns is not None:
+            await self._shared.tree.store.set_mtime(entry.name, self.mtime_ns)
+        return await self._shared.tree.stat(entry.name)
+
+    async def _publish(self) -> Entry:
+        tree = self._shared.tree
         if not self.size_bytes:
             return await tree.publish_plain(self.name, None, self.mode, self._folder)
         place = self._placed[0]
@@ -372,9 +381,10 @@ class Draft:
                 self._writers < options.width and self._shared._streams < options.streams
             ):
                 self._start_writer()
+            send = self._send
             try:
-                await self._send.send(dealt)
-            except trio.BrokenResourceError:
+                await send.send(dealt)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
                 self._check()
                 raise
 
@@ -393,7 +403,7 @@ class Draft:
         try:
             async with self._shared.tree.store.append(
                 f"{self._folder}/{part_name(part.index)}",
-                mode=self.mode,
+                mode=self._parts_mode,
                 replication=options.replication,
                 block_bytes=options.block_bytes,
             ) as appender:

@@ -466,11 +466,11 @@ class _HdfsWriter:
         self._is_empty = True
 
     async def write(self, data: Data) -> None:
-        view = memoryview(data).cast("B")
+        whole = _bytes(data)
         with self._gate.step():
-            if len(view):
+            if whole:
                 self._is_empty = False
-                await self._store._run("write", self._name, partial(self._file.write, view))
+                await self._store._run("write", self._name, partial(self._file.write, whole))
 
     async def commit(self) -> None:
         with self._gate.step(last=True):
@@ -500,10 +500,10 @@ class _HdfsAppender:
         self._unsynced = False
 
     async def write(self, data: Data) -> None:
-        view = memoryview(data).cast("B")
+        whole = _bytes(data)
         with self._gate.step():
-            if len(view):
-                await self._store._run("write", self._name, partial(self._file.write, view))
+            if whole:
+                await self._store._run("write", self._name, partial(self._file.write, whole))
                 self._unsynced = True
 
     async def sync(self) -> None:
@@ -523,6 +523,11 @@ class _HdfsAppender:
     def _close(self) -> None:
         self._sync()
         self._file.close()
+
+
+def _bytes(data: Data) -> bytes | bytearray:
+    """Return data as the library takes it whole: it goes through any other byte by byte."""
+    return bytes(data) if isinstance(data, memoryview) else data
 
 
 def _info(name: str, status: FileStatus) -> ObjectInfo:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class FileTooLarge(NoSpace):
-    """More of a file was written out of order than a node keeps of one."""
+    """It is more than a file can have, or than a node keeps of what is written out of order."""
 
 
 class Spill:

@@ -14,8 +14,9 @@ import trio
 import xxhash
 
 from bootseer.checkpoint.source import Source
-from bootseer.checkpoint.spill import Spill
+from bootseer.checkpoint.spill import FileTooLarge, Spill
 from bootseer.checkpoint.tree import CheckpointTree, Entry
+from bootseer.core import stripe
 from bootseer.core.stripe import MAX_PARTS, Layout, Unit, check_unit_bytes, part_name, units_between
 from bootseer.errors import BootseerError, Closed, Denied, NoSpace, Unavailable
 from bootseer.store.base import ObjectInfo
@@ -148,10 +149,11 @@ class Draft:
         Back-pressure: returns when all whole units but one are on their way to a part.
 
         Raises:
-            FileTooLarge: too much was written out of order.
+            FileTooLarge: too much was written out of order, or there is no manifest for so much.
             BootseerError: what was written before could not be stored; the draft is lost.
         """
         self._check()
+        self._check_size(offset + len(data))
         self.changed = True
         if offset > self.size_bytes:
             await self._extend(offset)
@@ -167,8 +169,9 @@ class Draft:
                 await self._deal_tail()
 
     async def truncate(self, size_bytes: int) -> None:
-        """Cut the file, or extend it by zeros."""
+        """Cut the file, or extend it by zeros; see `write`."""
         self._check()
+        self._check_size(size_bytes)
         self.changed = True
         if size_bytes > self.size_bytes:
             await self._extend(size_bytes)
@@ -262,6 +265,13 @@ class Draft:
     def _check(self) -> None:
         if self._error is not None:
             raise type(self._error)(str(self._error)) from self._error
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > stripe.MAX_UNITS * self._unit_bytes:
+            raise FileTooLarge(
+                f"{self.name!r}: {size_bytes} bytes are more than {stripe.MAX_UNITS} units of "
+                f"{self._unit_bytes} hold: write it with larger units"
+            )
 
     async def _put(self, unit: int, inside: int, piece: memoryview) -> None:
         """Change a part of one unit."""

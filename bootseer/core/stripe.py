@@ -10,6 +10,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from bootseer.core import table
@@ -21,7 +22,9 @@ from bootseer.units import GIB, KIB, MIB
 MAGIC = b"BSSTRIPE"
 VERSION = 1
 MAX_BYTES = 64 * MIB
-"""Of a manifest: 2.5 million units, which are 10 TB at 4 MiB each."""
+"""Of a manifest."""
+MAX_UNITS = 2_500_000
+"""What a manifest has room for: 10 TB at 4 MiB each."""
 PARTS_FOLDER = ".bootseer-parts"
 """Beside the manifests of a folder; holds one folder for each striped file."""
 MAX_PARTS = 4096
@@ -89,7 +92,13 @@ class Layout:
         return lengths
 
     def encode(self) -> bytes:
-        """Encode as a manifest, of a length that `may_be_manifest` knows."""
+        """Encode as a manifest, of a length that `may_be_manifest` knows.
+
+        Raises:
+            ValueError: there are more units than `MAX_UNITS`.
+        """
+        if len(self.units) > MAX_UNITS:
+            raise ValueError(f"{len(self.units)} units are more than a manifest has room for")
         rows = [(u.part, u.offset, u.checksum & _LOW, u.checksum >> 64) for u in self.units]
         header = {
             "size_bytes": self.size_bytes,
@@ -178,13 +187,15 @@ def _check(layout: Layout, name: str) -> None:
             f"{name}: {len(layout.units)} units of {layout.unit_bytes} bytes do not make the "
             f"{layout.size_bytes} bytes of field 'size_bytes'"
         )
-    places: set[tuple[int, int]] = set()
+    places = []
     for index, unit in enumerate(layout.units):
         if unit.part >= layout.parts or unit.offset >= 2**62:
             raise Corrupt(f"{name}: unit {index} lies in part {unit.part}, which there is not")
-        places.add((unit.part, unit.offset))
-    if len(places) != len(layout.units):
-        raise Corrupt(f"{name}: two units lie in the same place")
+        places.append((unit.part, unit.offset, unit.offset + layout.unit_range(index).size_bytes))
+    places.sort()
+    for (part, _, stop), (next_part, offset, _) in pairwise(places):
+        if part == next_part and offset < stop:
+            raise Corrupt(f"{name}: two units lie in the same place of part {part}")
 
 
 def units_between(start: int, stop: int, unit_bytes: int) -> Sequence[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan
+from bootseer.core.stripe import Layout, Unit
 from bootseer.core.trace import KINDS, Touch, Trace
 
 IMAGE_BYTES = 1 << 20
@@ -62,4 +63,30 @@ def plans(draw: st.DrawFn) -> WarmPlan:
         key=draw(names),
         images=tuple(draw(st.lists(images, max_size=3))),
         runs=tuple(draw(st.lists(runs, max_size=5, unique_by=lambda run: run.run))),
+    )
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Draw a striped file: units dealt at random, with gaps where a part broke."""
+    unit_bytes = _PAGE << draw(st.integers(0, 6))
+    parts = draw(st.integers(1, 6))
+    dealt = draw(st.lists(st.integers(0, parts - 1), max_size=20))
+    size_bytes = len(dealt) * unit_bytes
+    if dealt:
+        size_bytes -= draw(st.integers(0, unit_bytes - 1))
+    ends = [0] * parts
+    units = []
+    for index in draw(st.permutations(range(len(dealt)))):
+        part = dealt[index]
+        offset = ends[part] + draw(st.sampled_from([0, 0, 1, unit_bytes]))
+        ends[part] = offset + unit_bytes
+        units.append((index, Unit(part, offset, draw(st.integers(0, 2**128 - 1)))))
+    return Layout(
+        size_bytes=size_bytes,
+        unit_bytes=unit_bytes,
+        parts_id=draw(st.text("0123456789abcdef", min_size=32, max_size=32)),
+        parts=parts,
+        units=tuple(unit for _, unit in sorted(units)),
+        elsewhere=draw(st.sampled_from(["", "..", "../other", "a/b", "ü"])),
     )

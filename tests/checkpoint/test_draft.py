@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
+from bootseer.checkpoint.spill import FileTooLarge
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.write import Drafts, WriteOptions
+from bootseer.core import stripe
 from bootseer.errors import BootseerError
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import FlakyStore
@@ -41,6 +43,22 @@ async def test_what_was_written_is_read(size):
         assert (entry.layout is not None) == (size > UNIT)
         assert [e.name for e in await tree.list("folder")] == ["folder/file"]
         assert await content_of(tree, "folder/file", nursery) == content
+
+
+async def test_what_no_manifest_has_room_for_is_refused(monkeypatch):
+    """It would not be known for one by its length, and be shown in the place of the file."""
+    monkeypatch.setattr(stripe, "MAX_UNITS", 3)
+    tree = CheckpointTree(MemoryStore())
+    content = os.urandom(3 * UNIT)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, OPTIONS).begin("file", None)
+        await draft.write(0, content)
+        with pytest.raises(FileTooLarge, match="larger units"):
+            await draft.write(3 * UNIT, b"x")
+        with pytest.raises(FileTooLarge, match="larger units"):
+            await draft.truncate(3 * UNIT + 1)
+        await draft.publish()
+        assert await content_of(tree, "file", nursery) == content
 
 
 STEP = st.one_of(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import trio
@@ -36,7 +37,8 @@ class FetchLimits:
     """How much at once.
 
     Attributes:
-        memory_bytes: of what is being fetched or held; at most half of it waits to be asked for.
+        memory_bytes: of what is being fetched or held; at most half of it waits to be asked for. One
+            piece is fetched ahead however large it is, and nobody who asks for one waits for memory.
         streams: fetches at once of all files together.
         streams_per_lane: and of one lane.
     """
@@ -94,16 +96,18 @@ class Fetcher:
             (file, number), piece = self._idle.popitem(last=False)
             file._drop(number, piece)
             self._used_bytes -= piece.size_bytes
-        return self._used_bytes + size_bytes <= self.limits.memory_bytes
+        return not self._used_bytes or self._used_bytes + size_bytes <= self.limits.memory_bytes
 
     def _pump(self) -> None:
         """Start fetches ahead, in turn for each file that has some waiting."""
         in_vain = 0
         while in_vain < len(self._waiting) and self._streams < self.limits.streams:
             file = self._waiting.popleft()
-            in_vain = 0 if file._start_one() else in_vain + 1
+            started = file._start_one()
             if file._queued:
                 self._waiting.append(file)
+            # A file that has nothing waiting any more counts for nothing.
+            in_vain = 0 if started else in_vain + bool(file._queued)
 
 
 class FileFetch:
@@ -119,6 +123,7 @@ class FileFetch:
         self._pieces: dict[int, _Piece] = {}
         self._lanes = Lanes(shared.limits.streams_per_lane)
         self._queued: set[int] = set()
+        self._scopes: set[trio.CancelScope] = set()
         self._took_s: deque[float] = deque(maxlen=32)
         self._ahead = 0
         self._quiet = trio.Event()
@@ -135,10 +140,12 @@ class FileFetch:
         """
         piece = self._pieces.get(number)
         if piece is None:
+            was_queued = number in self._queued
             piece = self._begin(number)
+            self._ahead += was_queued
             self._shared._make_room(piece.size_bytes)
             self._shared._used_bytes += piece.size_bytes
-            self._shared.nursery.start_soon(self._on_demand, number, piece)
+            self._shared.nursery.start_soon(self._on_demand, number, piece, was_queued)
         self._shared._idle.pop((self, number), None)
         self._mark_read(piece)
         piece.users += 1
@@ -171,8 +178,9 @@ class FileFetch:
                 continue
             self._queued.add(number)
             self._lanes.add(number, self.source.lane(number))
-        if self._queued and self not in self._shared._waiting:
+        if self._queued and self._quiet.is_set():
             self._quiet = trio.Event()
+        if self._queued and self not in self._shared._waiting:
             self._shared._waiting.append(self)
         self._shared._pump()
 
@@ -196,6 +204,8 @@ class FileFetch:
         """End what is under way and close the source."""
         self._closed = True
         self.forget_ahead()
+        for scope in self._scopes:
+            scope.cancel()
         for number, piece in list(self._pieces.items()):
             self._mark_read(piece)
             self._shared._idle.pop((self, number), None)
@@ -232,27 +242,36 @@ class FileFetch:
             self._lanes.done(lane)
         return False
 
-    async def _on_demand(self, number: int, piece: _Piece) -> None:
-        async with self._shared._demand:
-            await self._fill(number, piece)
+    async def _on_demand(self, number: int, piece: _Piece, was_queued: bool) -> None:
+        await self._fill(number, piece, self._shared._demand)
+        if not self._holds:
+            await self._to_sink(number, piece)
+        if was_queued:
+            self._end_ahead(piece)
         self._let_go(number, piece)
-        self._check_quiet()
 
     async def _fetch_ahead(self, number: int, lane: Hashable, piece: _Piece) -> None:
         try:
-            await self._fill(number, piece)
+            await self._fill(number, piece, nullcontext())
         finally:
             self._lanes.done(lane)
             self._shared._streams -= 1
         self._shared._pump()
-        if piece.users == 1 and not self._hold(piece):
+        is_asked_for = self._holds and piece.users > 1
+        if not is_asked_for and not self._hold(piece):
             await self._to_sink(number, piece)
+        self._end_ahead(piece)
+        self._let_go(number, piece)
+
+    def _end_ahead(self, piece: _Piece) -> None:
         self._ahead -= 1
         if piece.error is not None:
-            self.failed = piece.error
-            self.forget_ahead()
-        self._let_go(number, piece)
+            self._stop_ahead(piece.error)
         self._check_quiet()
+
+    def _stop_ahead(self, error: BootseerError) -> None:
+        self.failed = error
+        self.forget_ahead()
 
     def _hold(self, piece: _Piece) -> bool:
         """Keep a piece until it is asked for, if there is room for that."""
@@ -278,17 +297,26 @@ class FileFetch:
             try:
                 await self._sink(start, piece.data)
             except BootseerError as error:
-                piece.error = error
+                # Who asked for the piece has it all the same.
+                self._stop_ahead(error)
             else:
                 self.sunk.add(number)
 
-    async def _fill(self, number: int, piece: _Piece) -> None:
+    async def _fill(
+        self, number: int, piece: _Piece, turn: AbstractAsyncContextManager[None]
+    ) -> None:
+        """Fetch a piece within `turn`, unless the file is closed meanwhile."""
+        scope = trio.CancelScope()
+        self._scopes.add(scope)
         try:
-            piece.data = await self._fetch(number)
-            self._shared.fetched_bytes += piece.size_bytes
+            with scope:
+                async with turn:
+                    piece.data = await self._fetch(number)
+                    self._shared.fetched_bytes += piece.size_bytes
         except BootseerError as error:
             piece.error = error
         finally:
+            self._scopes.discard(scope)
             if piece.data is None and piece.error is None:
                 piece.error = Closed("the file was closed while it was being read")
             piece.done.set()

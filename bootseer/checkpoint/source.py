@@ -17,7 +17,7 @@ import xxhash
 from bootseer.core import stripe
 from bootseer.core.ranges import ByteRange
 from bootseer.core.stripe import PARTS_FOLDER, Layout, part_name
-from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
+from bootseer.errors import BootseerError, Closed, Conflict, Corrupt, NotFound
 from bootseer.store.base import BlockLocation, ObjectInfo, Placement, Reader, Store
 from bootseer.units import MIB
 
@@ -91,17 +91,26 @@ class _Readers:
         self._block = AsyncExitStack()
         self._open: dict[Hashable, Reader] = {}
         self._opening: dict[Hashable, trio.Lock] = {}
+        self._closed = False
 
     async def get(self, key: Hashable, known: ObjectInfo) -> Reader:
-        """Return the reader that is kept under a key, and open the object if there is none."""
+        """Return the reader that is kept under a key, and open the object if there is none.
+
+        Raises:
+            Closed: `close` was called, perhaps while the object was being opened.
+        """
         if key not in self._open:
             async with self._opening.setdefault(key, trio.Lock()):
-                if key not in self._open:
+                if key not in self._open and not self._closed:
                     opened = self._store.open(known.name, known=known)
                     self._open[key] = await self._block.enter_async_context(opened)
+        if self._closed:
+            await self._block.aclose()
+            raise Closed(f"{known.name!r} was closed while it was being read")
         return self._open[key]
 
     async def close(self) -> None:
+        self._closed = True
         await self._block.aclose()
 
 

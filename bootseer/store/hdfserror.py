@@ -60,6 +60,9 @@ def translate(error: BaseException, operation: str, name: str, url: str) -> Boot
             meaning, reason = _CLASSES["ParentNotDirectoryException"]
         elif "must both be directories" in text:
             meaning, reason = Conflict, "a folder and an object cannot take each other's place"
+    elif "GSS_S_NO_CRED" in text or "GSS_S_CREDENTIALS_EXPIRED" in text:
+        meaning = Denied
+        reason = "no Kerberos ticket is there for this user; see hdfs.kerberos_cache"
     else:
         meaning = Transient
     if not reason:

@@ -10,7 +10,7 @@ import pytest
 from bootseer.testing import site
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.hdfs import Hdfs, conf, hadoop_jars
-from bootseer.testing.hdfs.hdfs import CONF_DIR
+from bootseer.testing.hdfs.java import CONF_DIR
 from bootseer.testing.lab import CONFIG, IMAGE, Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.hdfs, pytest.mark.fuse]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 from bootseer.errors import ConfigError
@@ -37,15 +37,17 @@ log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n
 
 @dataclass(frozen=True, slots=True)
 class HdfsSettings:
-    """What files are like for which their writer does not say otherwise.
+    """What files are like for which their writer does not say otherwise, and Hadoop's own settings.
 
     Attributes:
         replication: copies of each block; by default two, if there are two DataNodes.
         block_bytes: length of a block.
+        site: settings of core-site.xml and hdfs-site.xml, besides these or instead of them.
     """
 
     replication: int | None = None
     block_bytes: int = 128 * MIB
+    site: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what HDFS would refuse at the first write.
@@ -87,9 +89,12 @@ def files(spec: ClusterSpec, settings: HdfsSettings) -> dict[str, str]:
     Raises:
         ConfigError: there are fewer DataNodes than copies.
     """
+    core, hdfs = _core_site(spec), _hdfs_site(spec, settings)
+    for key, value in settings.site.items():
+        (hdfs if key.startswith("dfs.") else core)[key] = value
     return {
-        "core-site.xml": _xml(_core_site(spec)),
-        "hdfs-site.xml": _xml(_hdfs_site(spec, settings)),
+        "core-site.xml": xml(core),
+        "hdfs-site.xml": xml(hdfs),
         "log4j.properties": _LOG4J,
         "hadoop-metrics2.properties": f"*.periodMillis={METRICS_PERIOD_MS}\n",
     }
@@ -132,7 +137,8 @@ def _hdfs_site(spec: ClusterSpec, settings: HdfsSettings) -> dict[str, str]:
     }
 
 
-def _xml(settings: Mapping[str, str]) -> str:
+def xml(settings: Mapping[str, str]) -> str:
+    """Return the text of a file of Hadoop's configuration."""
     properties = "".join(
         f"  <property><name>{escape(key)}</name><value>{escape(value)}</value></property>\n"
         for key, value in settings.items()

@@ -62,7 +62,8 @@ class Hdfs:
         Args:
             cluster: with DataNodes' machines.
             jars: what `hadoop_jars` returned.
-            settings: defaults for files.
+            settings: defaults for files, and more of Hadoop's. If they ask for Kerberos, a ticket
+                of the superuser's is at `java.TICKETS` by now.
 
         Raises:
             ConfigError: there are fewer DataNodes than copies.
@@ -296,6 +297,8 @@ class Hdfs:
         An ordinary user's cluster has no users but root, and its HDFS believes what it is told.
         """
         env = {"HADOOP_CONF_DIR": java.CONF_DIR}
+        if user == conf.SUPERUSER:
+            env["KRB5CCNAME"] = java.TICKETS
         if self.cluster.spec.is_rootless:
             return conf.SUPERUSER, {**env, "HADOOP_USER_NAME": user}
         return user, env
@@ -353,7 +356,8 @@ class Hdfs:
         return f"hdfs/{'datanode' if is_datanode else 'namenode'}.log"
 
     def _tool(self, main: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run(java.command(self.jars, main, arguments))
+        user, env = self.login(conf.SUPERUSER)
+        return self.cluster.run(java.command(self.jars, main, arguments), user=user, env=env)
 
     def _wait_for_state(self, machine: str) -> None:
         self._wait(lambda: self.state(machine) is not None, "the NameNode answers", machine)

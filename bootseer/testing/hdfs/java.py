@@ -8,6 +8,8 @@ from pathlib import Path
 from bootseer.testing.hdfs import conf
 
 CONF_DIR = "/etc/hadoop"
+TICKETS = f"{CONF_DIR}/tickets"
+"""The credential cache of the superuser's commands, for an HDFS that asks for Kerberos' tickets."""
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 SHELL = "org.apache.hadoop.fs.FsShell"

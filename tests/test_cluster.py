@@ -203,7 +203,7 @@ class TestItsEnd:
             "from bootseer.testing.cluster import Cluster, ClusterSpec\n"
             f"Cluster.up(ClusterSpec({spec.name!r}, nodes=2))"
         )
-        starting = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+        starting = subprocess.Popen([sys.executable, "-I", "-c", script], stderr=subprocess.PIPE)
         wait_until((spec.state_dir / moment).exists, f"{moment} is there")
         starting.send_signal(number)
         starting.communicate()

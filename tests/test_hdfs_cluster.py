@@ -302,7 +302,7 @@ def test_an_interrupted_start_leaves_nothing(namespaces):
         "with Cluster.up(ClusterSpec(name=sys.argv[1], nodes=0, datanodes=2)) as cluster:\n"
         "    print('up', flush=True); Hdfs.start(cluster, Path(sys.argv[2]))\n"
     )
-    argv = [sys.executable, "-c", code, name, str(hadoop_jars(BUILD))]
+    argv = [sys.executable, "-I", "-c", code, name, str(hadoop_jars(BUILD))]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as starting:
         assert starting.stdout.readline() == b"up\n"
         wait_until(

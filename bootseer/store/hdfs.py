@@ -86,6 +86,7 @@ class HdfsStore:
         root: PurePath,
         options: HdfsOptions | None = None,
         *,
+        private: bool = False,
         threads: trio.CapacityLimiter | None = None,
     ) -> None:
         """Use the folder `root`, which is made by the first write; nothing is asked yet.
@@ -94,12 +95,15 @@ class HdfsStore:
             authority: ``HOST:PORT`` of the NameNode, or a nameservice of the configuration.
             root: an absolute path.
             options: how to reach it.
+            private: what is made without a mode is its owner's alone (0700 and 0600), folders made
+                on the way too. If not, it is as HDFS has it.
             threads: how many calls may be under way at once; `THREADS` of this store's own if None.
         """
         self._authority = f"hdfs://{authority}"
         self._root = str(root).rstrip("/")
         self.url = self._authority + quote(self._root)
         self._options = options or HdfsOptions()
+        self._private = private
         self._threads = threads or trio.CapacityLimiter(THREADS)
         self._lock = threading.Lock()
         self._made: Client | None = None
@@ -176,17 +180,11 @@ class HdfsStore:
         """See `Store.create`."""
         parts = check_name(name)
         temporary = self._path((*parts[:-1], temporary_name()))
-        options = WriteOptions(
-            replication=replication,
-            block_size=block_bytes,
-            permission=None if mode is None else check_mode(mode),
-            create_parent=True,
-            overwrite=False,
-        )
+        options = self._write_options(mode, replication, block_bytes)
         target = _Target(temporary, self._path(parts), overwrite)
 
         def work() -> FileWriter:
-            file = self._client().create(temporary, options)
+            file = self._make_file(temporary, options)
             if target.left:
                 self._discard(temporary)
             return file
@@ -217,17 +215,11 @@ class HdfsStore:
         a minute to close the file. So the NameNode is asked to end it, with what was synced.
         """
         path = self._path(check_name(name))
-        options = WriteOptions(
-            replication=replication,
-            block_size=block_bytes,
-            permission=None if mode is None else check_mode(mode),
-            create_parent=True,
-            overwrite=False,
-        )
+        options = self._write_options(mode, replication, block_bytes)
         gate = Gate(name)
         appender = None
         try:
-            file = await self._run("append to", name, lambda: self._client().create(path, options))
+            file = await self._run("append to", name, lambda: self._make_file(path, options))
             appender = _HdfsAppender(self, name, file, gate)
             yield appender
         finally:
@@ -255,7 +247,7 @@ class HdfsStore:
             try:
                 client.rename(old, new, replace)
             except FileNotFoundError:
-                client.mkdirs(new.rpartition("/")[0] or "/", create_parent=True)
+                self._make_folder(new.rpartition("/")[0])
                 client.rename(old, new, replace)
 
         await self._run(f"rename to {target!r}", source, work)
@@ -289,13 +281,12 @@ class HdfsStore:
         mode = None if mode is None else check_mode(mode)
 
         def work() -> None:
-            client = self._client()
             if mode is None:
-                client.mkdirs(path, create_parent=True)
+                self._make_folder(path)
             else:
                 # Folders made on the way would get the mode, too.
-                client.mkdirs(path.rpartition("/")[0] or "/", create_parent=True)
-                client.mkdirs(path, mode)
+                self._make_folder(path.rpartition("/")[0])
+                self._client().mkdirs(path, mode)
 
         await self._run("make folder", name, work)
 
@@ -392,6 +383,33 @@ class HdfsStore:
 
     def _path(self, parts: Sequence[str]) -> str:
         return "/".join((self._root, *parts))
+
+    def _write_options(
+        self, mode: int | None, replication: int | None, block_bytes: int | None
+    ) -> WriteOptions:
+        if mode is None:
+            mode = 0o600 if self._private else None
+        else:
+            check_mode(mode)
+        return WriteOptions(
+            replication=replication,
+            block_size=block_bytes,
+            permission=mode,
+            # HDFS would give them the mode of the folder they are in.
+            create_parent=not self._private,
+            overwrite=False,
+        )
+
+    def _make_file(self, path: str, options: WriteOptions) -> FileWriter:
+        try:
+            return self._client().create(path, options)
+        except FileNotFoundError:
+            self._make_folder(path.rpartition("/")[0])
+            return self._client().create(path, options)
+
+    def _make_folder(self, path: str) -> None:
+        mode = 0o700 if self._private else 0o755
+        self._client().mkdirs(path or "/", mode, create_parent=True)
 
     def _discard(self, temporary: str) -> None:
         self._client().delete(temporary, False)

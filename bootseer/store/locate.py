@@ -26,7 +26,7 @@ def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | No
             ``/abs/path``; ``hdfs://HOST:PORT/path``, or ``hdfs://NAMESERVICE/path`` of Hadoop's
             configuration; for ``s3://`` and pyarrow's other file systems, see `ArrowStore`.
         owner_uid: the only user who may own and write the store's directory; see `LocalStore`. In
-            HDFS its permissions decide, in an object store its rules.
+            HDFS what is made is then private, and permissions decide; in an object store its rules.
         hdfs: how to reach an HDFS; as `find_conf_dir("")` says if None.
 
     Raises:
@@ -44,7 +44,8 @@ def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | No
     if parsed.scheme in arrowfs.SCHEMES:
         return _open_arrow(url, parsed)
     if parsed.scheme == "hdfs":
-        return _open_hdfs(url, parsed, hdfs or HdfsOptions(find_conf_dir("")))
+        options = hdfs or HdfsOptions(find_conf_dir(""))
+        return _open_hdfs(url, parsed, options, private=owner_uid is not None)
     if parsed.netloc or parsed.query or parsed.fragment:
         raise ConfigError(
             f"store {url!r}: file URLs are file:///abs/path, with three slashes and no '?' or '#'"
@@ -52,7 +53,7 @@ def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | No
     return LocalStore(_root(url, unquote(parsed.path) if parsed.scheme else url), owner_uid)
 
 
-def _open_hdfs(url: str, parsed: SplitResult, options: HdfsOptions) -> Store:
+def _open_hdfs(url: str, parsed: SplitResult, options: HdfsOptions, *, private: bool) -> Store:
     from bootseer.store.hdfs import HdfsStore  # 25 ms that other stores do without
 
     if not parsed.netloc or "@" in parsed.netloc or parsed.query or parsed.fragment:
@@ -61,7 +62,7 @@ def _open_hdfs(url: str, parsed: SplitResult, options: HdfsOptions) -> Store:
             "no '?' or '#'"
         )
     root = _root(url, unquote(parsed.path) or "/")
-    return HdfsStore(parsed.netloc, root, options)
+    return HdfsStore(parsed.netloc, root, options, private=private)
 
 
 def _open_arrow(url: str, parsed: SplitResult) -> Store:

@@ -26,8 +26,8 @@ NAMENODE = f"{address(HEAD)}:{RPC_PORT}"
 _numbers = count()
 
 
-def at(path):
-    return HdfsStore(NAMENODE, PurePosixPath(path))
+def at(path, **options):
+    return HdfsStore(NAMENODE, PurePosixPath(path), **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,6 +43,57 @@ def hdfs():
 class TestHdfsStore(StoreSuite):
     def make_store(self, scratch):
         return at(f"/suite/{next(_numbers)}")
+
+
+class TestPrivateHdfsStore(StoreSuite):
+    def make_store(self, scratch):
+        return at(f"/private-suite/{next(_numbers)}", private=True)
+
+
+async def make_all(store):
+    """Make objects and folders in every way there is."""
+    await publish(store, "created/on/object", b"1")
+    async with store.append("appended/on/object") as appender:
+        await appender.finish()
+    await store.mkdir("made/on/folder")
+    await store.mkdir("with/mode", mode=0o751)
+    await publish(store, "mode/object", b"", mode=0o644)
+    await store.rename("created/on/object", "renamed/on/object")
+
+
+async def modes(store, folder=""):
+    """The mode of the folder and of all that is in it, by name."""
+    found = {folder: (await store.stat(folder)).mode} if folder else {}
+    for info in await store.list(folder):
+        found |= await modes(store, info.name) if info.is_folder else {info.name: info.mode}
+    return found
+
+
+async def test_what_a_user_s_own_store_makes_is_private(monkeypatch):
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    url = at("/user/alice/of/her").url
+    store = open_store(url, owner_uid=os.geteuid())
+    await make_all(store)
+    found = await modes(at("/user/alice"), "of")
+    assert found.pop("of/her/with/mode") == 0o751
+    assert found.pop("of/her/mode/object") == 0o644
+    objects = {"of/her/renamed/on/object", "of/her/appended/on/object"}
+    assert {name: found.pop(name) for name in objects} == dict.fromkeys(objects, 0o600)
+    assert set(found) >= {"of", "of/her", "of/her/created/on", "of/her/made/on/folder"}
+    assert set(found.values()) == {0o700}
+    monkeypatch.setenv("HADOOP_USER_NAME", "mallory")
+    with pytest.raises(Denied, match="user=mallory"):
+        await read_all(open_store(url), "renamed/on/object", 1)
+
+
+async def test_what_other_stores_make_has_hdfs_s_modes():
+    store = open_store(at("/as-hdfs-has-it").url)
+    await make_all(store)
+    found = await modes(store)
+    assert found.pop("with/mode") == 0o751
+    for name in ("renamed/on/object", "appended/on/object", "mode/object"):
+        assert found.pop(name) == 0o644
+    assert set(found.values()) == {0o755}
 
 
 async def test_the_users_rights_hold(monkeypatch):

@@ -37,8 +37,9 @@ class FetchLimits:
     """How much at once.
 
     Attributes:
-        memory_bytes: of what is being fetched or held; at most half of it waits to be asked for. One
-            piece is fetched ahead however large it is, and nobody who asks for one waits for memory.
+        memory_bytes: of what is being fetched or held; at most half of it waits to be asked for.
+            One piece is fetched ahead however large it is, and who asks for one never waits for
+            memory.
         streams: fetches at once of all files together.
         streams_per_lane: and of one lane.
     """

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import trio
 
+from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView, ViewOptions
-from bootseer.checkpoint.write import Drafts, WriteOptions
+from bootseer.checkpoint.write import Drafts
 from bootseer.fuse.mount import serve_fd
 from bootseer.store.base import Store
 from bootseer.units import MIB

@@ -10,11 +10,11 @@ from functools import partial
 import trio
 
 from bootseer.agent.rights import become
+from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.mount import CheckpointOptions, serve_checkpoint
 from bootseer.checkpoint.view import ViewOptions
-from bootseer.checkpoint.write import WriteOptions
 from bootseer.fuse.mount import run
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store

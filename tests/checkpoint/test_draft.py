@@ -8,10 +8,11 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.spill import FileTooLarge
 from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.checkpoint.write import Drafts, WriteOptions
+from bootseer.checkpoint.write import Drafts
 from bootseer.core import stripe
 from bootseer.errors import BootseerError
 from bootseer.store.memory import MemoryStore

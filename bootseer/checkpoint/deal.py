@@ -1,0 +1,350 @@
+"""Deal the units of a file to part files: each to whichever can take one.
+
+    deal(unit) ─► who is ready ─► write, sync ─► placed: unit → part and offset
+
+Where the store puts a part is chance, and what two parts on one machine share, another machine is
+idle with. So parts that crowd on a machine are ended early, and others begun in their place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import trio
+import xxhash
+
+from bootseer.core.stripe import MAX_PARTS, Unit, check_unit_bytes, part_name
+from bootseer.errors import BootseerError, Closed, Denied, NoSpace, Unavailable
+from bootseer.store.base import ObjectInfo, Placement, Store
+from bootseer.units import GIB, MIB
+
+_BROKEN_PARTS = 16
+"""So many may break before the file is given up."""
+_SETTLE_S = 20.0
+"""How long to wait for a store to end the part of a machine that has died."""
+_SETTLE_PAUSE_S = 0.2
+_LOOK_AGAIN_BYTES = 128 * MIB
+"""A part's machine changes with each block."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How files are striped.
+
+    Attributes:
+        unit_bytes: length of a stripe unit, a power of two.
+        width: parts that one file is written to at once; more than there are DataNodes, for where
+            HDFS puts a part is chance.
+        streams: parts written to at once by all files together.
+        memory_bytes: of all units that are being written or are not yet synced.
+        replication: copies of each part; None for the file system's default.
+        block_bytes: length of the parts' blocks; None for the file system's default.
+        spill_dir: for what is written out of order; on a disk of the node.
+        spill_bytes: of one file, at most.
+    """
+
+    unit_bytes: int = 4 * MIB
+    width: int = 16
+    streams: int = 32
+    memory_bytes: int = 192 * MIB
+    replication: int | None = None
+    block_bytes: int | None = None
+    spill_dir: str = "/var/tmp"
+    spill_bytes: int = 8 * GIB
+
+    def __post_init__(self) -> None:
+        """Check the unit."""
+        check_unit_bytes(self.unit_bytes)
+
+
+@dataclass(slots=True)
+class Pipelines:
+    """What all files that are being written have in common.
+
+    Attributes:
+        store: where parts are made.
+        nursery: for the tasks that write them.
+        options: how to.
+        open: parts that are being written.
+        written_bytes: so far, acknowledged.
+        broken: parts so far whose machines failed.
+        moved: parts so far that were ended because others crowd on their machine.
+    """
+
+    store: Store
+    nursery: trio.Nursery
+    options: WriteOptions
+    open: int = 0
+    written_bytes: int = 0
+    broken: int = 0
+    moved: int = 0
+
+    def unsynced_bytes(self) -> int:
+        """Return how much a part may hold back, with so many at work."""
+        return self.options.memory_bytes // max(1, self.open) - self.options.unit_bytes
+
+
+class _Dealt(NamedTuple):
+    """A unit on its way to a part."""
+
+    unit: int
+    data: bytearray
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A part file, and what was acknowledged of it.
+
+    Attributes:
+        index: its number, which names it.
+        size_bytes: acknowledged.
+        units: that it was given, though later ones may have replaced them.
+        hosts: the machines of its last block, as far as known.
+    """
+
+    index: int
+    size_bytes: int = 0
+    units: list[int] = field(default_factory=list)
+    hosts: tuple[str, ...] = ()
+    looked_bytes: int = -_LOOK_AGAIN_BYTES
+    is_open: bool = True
+    in_doubt: bool = False
+
+
+class Dealer:
+    """The parts of one file.
+
+    Concurrency: one call at a time.
+
+    Attributes:
+        placed: where each unit is that has been acknowledged.
+        parts: all part files so far.
+    """
+
+    def __init__(self, shared: Pipelines, folder: str, mode: int | None) -> None:
+        """Make parts in `folder`, with permission bits `mode`, as they are needed."""
+        self.placed: dict[int, Unit] = {}
+        self.parts: list[Part] = []
+        self._shared = shared
+        self._folder = folder
+        self._mode = mode
+        self._send: trio.MemorySendChannel[_Dealt] | None = None
+        self._receive: trio.MemoryReceiveChannel[_Dealt] | None = None
+        self._lengths: dict[int, int] = {}
+        self._dealt: set[int] = set()
+        self._again: list[_Dealt] = []
+        self._writers = 0
+        self._ended = trio.Event()
+        self._moved = 0
+        self._error: BootseerError | None = None
+
+    def has(self, unit: int) -> bool:
+        """Tell whether a unit is placed or on its way."""
+        return unit in self.placed or unit in self._dealt
+
+    def check(self) -> None:
+        """Raise what has made the file impossible to write."""
+        if self._error is not None:
+            raise type(self._error)(str(self._error)) from self._error
+
+    async def deal(self, unit: int, data: bytearray) -> None:
+        """Give a unit to a part that can take one; waits until there is one.
+
+        Raises:
+            BootseerError: the file cannot be stored.
+        """
+        self._dealt.add(unit)
+        self._again.append(_Dealt(unit, data))
+        while self._again:
+            await self._send_one(self._again.pop())
+
+    async def take_back(self, unit: int) -> None:
+        """Forget what was dealt of a unit: it has changed."""
+        if unit in self._dealt:
+            await self.drain()
+        self.placed.pop(unit, None)
+
+    async def drain(self) -> None:
+        """End all parts; then every unit that was dealt is placed, and can be read.
+
+        Raises:
+            BootseerError: the file cannot be stored.
+        """
+        while self._writers or self._again:
+            again, self._again = self._again, []
+            for dealt in again:
+                await self._send_one(dealt)
+            if self._send is not None:
+                self._send.close()
+                self._send = self._receive = None
+            if self._writers:
+                await self._ended.wait()
+            self.check()
+        for part in self.parts:
+            if part.in_doubt:
+                await self._confirm(part)
+
+    async def read(self, unit: int) -> bytes:
+        """Return a unit that was dealt; its part has to end for that."""
+        await self.drain()
+        return await self._read_placed(unit)
+
+    def give_up(self, error: BootseerError) -> None:
+        """Write nothing more."""
+        self._error = self._error or error
+        if self._send is not None:
+            self._send.close()
+            assert self._receive is not None
+            self._receive.close()
+            self._send = self._receive = None
+
+    async def _send_one(self, dealt: _Dealt) -> None:
+        self.check()
+        if self._send is None:
+            self._send, self._receive = trio.open_memory_channel[_Dealt](0)
+        send = self._send
+        try:
+            send.send_nowait(dealt)
+        except trio.WouldBlock:
+            options = self._shared.options
+            if not self._writers or (
+                self._writers < options.width and self._shared.open < options.streams
+            ):
+                self._start_writer()
+            try:
+                await send.send(dealt)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self.check()
+                raise
+
+    def _start_writer(self) -> None:
+        self._writers += 1
+        self._shared.open += 1
+        part = Part(len(self.parts))
+        self.parts.append(part)
+        assert self._receive is not None
+        self._shared.nursery.start_soon(self._write_part, part, self._receive)
+
+    async def _write_part(self, part: Part, receive: trio.MemoryReceiveChannel[_Dealt]) -> None:
+        """Write one part until no more units come; what is not acknowledged is dealt again."""
+        options = self._shared.options
+        waiting: list[tuple[_Dealt, Unit]] = []
+        size_bytes = 0
+        try:
+            async with self._shared.store.append(
+                self._name(part),
+                mode=self._mode,
+                replication=options.replication,
+                block_bytes=options.block_bytes,
+            ) as appender:
+                async for dealt in receive:
+                    checksum = xxhash.xxh3_128_intdigest(dealt.data)
+                    waiting.append((dealt, Unit(part.index, size_bytes, checksum)))
+                    size_bytes += len(dealt.data)
+                    await appender.write(dealt.data)
+                    if part.size_bytes and (
+                        size_bytes - part.size_bytes < self._shared.unsynced_bytes()
+                    ):
+                        continue
+                    await appender.sync()
+                    self._acknowledge(part, size_bytes, waiting)
+                    await self._look(part)
+                    if self._crowds(part):
+                        self._moved += 1
+                        self._shared.moved += 1
+                        part.is_open = False
+                        self._start_writer()
+                        break
+                await appender.finish()
+                self._acknowledge(part, size_bytes, waiting)
+        except BootseerError as error:
+            self._note_broken(part, waiting, error)
+        except trio.ClosedResourceError:
+            pass  # the file has been given up
+        finally:
+            part.is_open = False
+            self._writers -= 1
+            self._shared.open -= 1
+            if not self._writers:
+                self._ended.set()
+                self._ended = trio.Event()
+
+    def _acknowledge(self, part: Part, size_bytes: int, waiting: list[tuple[_Dealt, Unit]]) -> None:
+        """Learn that a part has all that was written to it."""
+        for dealt, place in waiting:
+            self._shared.written_bytes += len(dealt.data)
+            self._dealt.discard(dealt.unit)
+            self.placed[dealt.unit] = place
+            self._lengths[dealt.unit] = len(dealt.data)
+            part.units.append(dealt.unit)
+        part.size_bytes = size_bytes
+        waiting.clear()
+
+    def _note_broken(
+        self, part: Part, waiting: list[tuple[_Dealt, Unit]], error: BootseerError
+    ) -> None:
+        self._shared.broken += 1
+        part.in_doubt = bool(part.units)
+        self._again += [dealt for dealt, _ in waiting]
+        broken = sum(1 for other in self.parts if other.in_doubt) + 1
+        hopeless = isinstance(error, NoSpace | Denied | Closed)
+        if hopeless or len(self.parts) >= MAX_PARTS or broken > _BROKEN_PARTS:
+            self.give_up(error)
+        elif self._send is not None:
+            # In its place, so that there is always one who receives.
+            self._start_writer()
+
+    async def _look(self, part: Part) -> None:
+        """Find out on which machines a part is, once for each block."""
+        store = self._shared.store
+        if part.size_bytes - part.looked_bytes < _LOOK_AGAIN_BYTES:
+            return
+        part.looked_bytes = part.size_bytes
+        if isinstance(store, Placement):
+            try:
+                blocks = await store.block_locations(self._name(part))
+            except BootseerError:
+                return
+            part.hosts = blocks[-1].hosts if blocks else ()
+
+    def _crowds(self, part: Part) -> bool:
+        """Tell whether a machine of a part has more than its share of the open parts."""
+        if self._send is None or self._moved >= 2 * self._shared.options.width:
+            return False
+        load = Counter(host for other in self.parts if other.is_open for host in other.hosts)
+        machines = {host for other in self.parts for host in other.hosts}
+        share = math.ceil(load.total() / max(1, len(machines)))
+        return any(load[host] > share for host in part.hosts)
+
+    async def _confirm(self, part: Part) -> None:
+        """Read what a broken part has acknowledged: with one copy, its machine may be gone."""
+        with trio.move_on_after(_SETTLE_S):
+            while True:
+                try:
+                    for unit in part.units:
+                        if unit in self.placed and self.placed[unit].part == part.index:
+                            await self._read_placed(unit)
+                    part.in_doubt = False
+                    return
+                except BootseerError:
+                    await trio.sleep(_SETTLE_PAUSE_S)
+        raise Unavailable(
+            f"what was written to {self._name(part)!r} is lost with its machine; write the file "
+            "again, with more than one copy"
+        )
+
+    async def _read_placed(self, unit: int) -> bytes:
+        place = self.placed[unit]
+        part = self.parts[place.part]
+        known = ObjectInfo(self._name(part), part.size_bytes, 0)
+        async with self._shared.store.open(known.name, known=known) as reader:
+            data = await reader.pread(place.offset, self._lengths[unit])
+        if xxhash.xxh3_128_intdigest(data) != place.checksum:
+            raise Unavailable(f"{known.name!r} does not give back what was written to it")
+        return data
+
+    def _name(self, part: Part) -> str:
+        return f"{self._folder}/{part_name(part.index)}"

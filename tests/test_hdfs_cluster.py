@@ -41,14 +41,7 @@ def refusal(*prefix):
 
 
 @pytest.fixture(scope="module")
-def namespaces():
-    """The right to make a cluster's namespaces: root's, or the kernel's consent."""
-    if os.geteuid() and (why := refusal()):
-        pytest.skip(f"no user namespaces for ordinary users: {why}")
-
-
-@pytest.fixture(scope="module")
-def hdfs(namespaces):
+def hdfs():
     folder = hadoop_jars(BUILD)
     spec = ClusterSpec(name=NAME, nodes=0, datanodes=2, datanode_rate=RATE)
     with Cluster.up(spec) as cluster:
@@ -209,7 +202,7 @@ def read(hdfs, machine, path):
 
 
 @pytest.fixture(scope="class")
-def pair(namespaces):
+def pair():
     spec = ClusterSpec(name=f"{NAME}-pair", nodes=0, datanodes=1, namenodes=2)
     with Cluster.up(spec) as cluster:
         yield Hdfs.start(cluster, hadoop_jars(BUILD))
@@ -244,7 +237,7 @@ class TestTwoNameNodes:
 
 
 @pytest.mark.hdfs
-def test_the_commands_bring_it_up_and_down(namespaces):
+def test_the_commands_bring_it_up_and_down():
     name = f"{NAME}-cli"
     options = ("--datanodes", "1", "--rate", RATE, "--replication", "1", "--block-size", "2MiB")
     try:
@@ -294,7 +287,7 @@ def members(pid_namespace):
 
 
 @pytest.mark.hdfs
-def test_an_interrupted_start_leaves_nothing(namespaces):
+def test_an_interrupted_start_leaves_nothing():
     name = f"{NAME}-cut"
     code = (
         "import sys; from pathlib import Path; from bootseer.testing.hdfs import *\n"

@@ -18,7 +18,7 @@ from bootseer.testing.hdfs import Hdfs, HdfsSettings, hadoop_jars
 from bootseer.testing.hdfs.conf import RPC_PORT
 from bootseer.testing.hdfs.java import TICKETS
 
-pytestmark = [pytest.mark.root, pytest.mark.hdfs]
+pytestmark = [pytest.mark.root, pytest.mark.hdfs, pytest.mark.kerberos]
 
 BUILD = Path(__file__).parents[2] / "build"
 NAMENODE = f"{address(HEAD)}:{RPC_PORT}"

@@ -22,7 +22,6 @@ from bootseer.store.base import Space, publish, read_all
 from bootseer.store.local import LocalStore
 from bootseer.store.name import MAX_COMPONENTS, TEMPORARY_PREFIX
 
-skip_unless_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NOBODY = 65534
 
 PUBLISH = """
@@ -242,7 +241,6 @@ async def test_a_folder_that_another_made_meanwhile_is_synced_too(
 
 
 @pytest.mark.root
-@skip_unless_root
 async def test_a_root_in_a_folder_that_cannot_be_listed() -> None:
     """As another user, who can make folders there all the same."""
     with tempfile.TemporaryDirectory() as folder:
@@ -366,7 +364,7 @@ async def test_attributes_are_not_changed_through_a_link(store: LocalStore, root
     assert (after, after.mode) == (before, before.mode)
 
 
-@skip_unless_root
+@pytest.mark.root
 async def test_says_whose_it_is_by_number(store: LocalStore, root: Path) -> None:
     await publish(store, "object", b"1")
     os.chown(root / "object", NOBODY, 12345)
@@ -507,7 +505,6 @@ async def test_translates_errors(
 
 
 @pytest.mark.root
-@skip_unless_root
 async def test_permission_denied() -> None:
     """As another user, in a process of its own, below a folder that this user can reach."""
     with tempfile.TemporaryDirectory() as folder:
@@ -537,7 +534,6 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-@skip_unless_root
 async def test_a_full_disk(tiny: Path) -> None:
     store = LocalStore(tiny)
     await publish(store, "object", b"before")
@@ -548,7 +544,6 @@ async def test_a_full_disk(tiny: Path) -> None:
 
 
 @pytest.mark.root
-@skip_unless_root
 async def test_a_read_only_file_system(tiny: Path) -> None:
     store = LocalStore(tiny)
     await publish(store, "object", b"before")

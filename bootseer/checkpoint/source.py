@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 import trio
@@ -17,8 +17,9 @@ import xxhash
 from bootseer.core import stripe
 from bootseer.core.ranges import ByteRange
 from bootseer.core.stripe import PARTS_FOLDER, Layout, part_name
-from bootseer.errors import BootseerError, Closed, Conflict, Corrupt, NotFound
+from bootseer.errors import BootseerError, Closed, ConfigError, Conflict, Corrupt, NotFound
 from bootseer.store.base import BlockLocation, ObjectInfo, Placement, Reader, Store
+from bootseer.store.name import check_name
 from bootseer.units import MIB
 
 PLAIN_PIECE_BYTES = 4 * MIB
@@ -249,17 +250,9 @@ class StripedSource(Source):
         """See `Source.close`."""
         await self._readers.close()
 
-    def _folders(self) -> list[str]:
-        above = self._info.name.rpartition("/")[0]
-        folders = [parts_folder(above, self._layout.parts_id)]
-        if self._layout.elsewhere:
-            elsewhere = resolve(above, self._layout.elsewhere)
-            folders.append(parts_folder(elsewhere, self._layout.parts_id))
-        return folders
-
     async def _part(self, part: int, attempt: int) -> Reader:
         need_bytes = self._part_bytes[part]
-        folders = self._folders()
+        folders = parts_folders(self._info.name, self._layout)
         for folder in folders:
             known = ObjectInfo(f"{folder}/{part_name(part)}", need_bytes, 0)
             try:
@@ -291,7 +284,22 @@ def parts_folder(above: str, parts_id: str) -> str:
     return f"{above}/{PARTS_FOLDER}/{parts_id}" if above else f"{PARTS_FOLDER}/{parts_id}"
 
 
-def resolve(folder: str, relative: str) -> str:
+def parts_folders(name: str, layout: Layout) -> list[str]:
+    """Return where the folder of a file's parts may be: beside it, or where it is being moved to.
+
+    What a moved manifest says of elsewhere is seen from where it was, and may lead nowhere.
+    """
+    above = name.rpartition("/")[0]
+    folders = [parts_folder(above, layout.parts_id)]
+    if layout.elsewhere:
+        with suppress(Corrupt, ConfigError):
+            other = parts_folder(_resolve(above, layout.elsewhere), layout.parts_id)
+            check_name(other)
+            folders.append(other)
+    return folders
+
+
+def _resolve(folder: str, relative: str) -> str:
     """Return the folder that is at a relative path (``../other``) of another.
 
     Raises:

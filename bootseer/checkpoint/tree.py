@@ -6,6 +6,7 @@ not shown, and move and go with what they belong to.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -15,12 +16,20 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from bootseer.checkpoint.source import PlainSource, Source, StripedSource, parts_folder, resolve
+from bootseer.checkpoint.source import (
+    PlainSource,
+    Source,
+    StripedSource,
+    parts_folder,
+    parts_folders,
+)
 from bootseer.core import stripe
 from bootseer.core.stripe import PARTS_FOLDER, Layout
-from bootseer.errors import Conflict, Corrupt, NotFound
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
 from bootseer.store.base import ObjectInfo, Store, publish
 from bootseer.units import NS_PER_S
+
+_log = logging.getLogger(__name__)
 
 MAKING = "making-"
 """Begins the name of a folder of parts that no manifest names yet."""
@@ -69,7 +78,8 @@ class Entry:
 class CheckpointTree:
     """Files and folders of a store, striped ones among them.
 
-    Errors are the store's. Changes of one file are atomic to its readers, wherever they are.
+    Errors are the store's. Changes of one file are atomic to its readers, wherever they are. What
+    is left over of what they replace or remove is no error: `reap` and `unused_parts` find it.
     """
 
     def __init__(self, store: Store) -> None:
@@ -198,12 +208,12 @@ class CheckpointTree:
             entry = await self._move_parts(entry, entry.layout, here, there)
         await self.store.rename(entry.name, target, overwrite=over is not None)
         self._known.pop(entry.name, None)
-        if over is not None:
+        if over is not None and not _share_parts(over, entry.layout):
             await self._drop_parts(over)
         return replace(entry, info=replace(entry.info, name=target))
 
     async def publish(self, name: str, layout: Layout, mode: int | None, making: str) -> Entry:
-        """Show a striped file whose parts are complete.
+        """Show a striped file whose parts are complete; what has failed may be tried again.
 
         Args:
             name: of the file.
@@ -213,9 +223,13 @@ class CheckpointTree:
         """
         over = await self.find(name)
         target = parts_folder(name.rpartition("/")[0], layout.parts_id)
-        await self.store.rename(making, target)
+        try:
+            await self.store.rename(making, target)
+        except NotFound:
+            # An attempt before this one has come so far, or farther.
+            await self.store.stat(target)
         await publish(self.store, name, layout.encode(), mode=mode)
-        if over is not None:
+        if over is not None and not _share_parts(over, layout):
             await self._drop_parts(over)
         return await self.stat(name)
 
@@ -228,8 +242,7 @@ class CheckpointTree:
             await publish(self.store, name, b"", mode=mode)
         else:
             await self.store.rename(content, name, overwrite=True)
-            with suppress(NotFound):
-                await self.store.delete_tree(making)
+        await self._drop(making)
         if over is not None:
             await self._drop_parts(over)
         return await self.stat(name)
@@ -244,8 +257,10 @@ class CheckpointTree:
     async def set_mode(self, entry: Entry, mode: int) -> None:
         """Change who may use a file or a folder; the parts of a file are closed first."""
         if entry.layout is not None:
-            folder = self._parts(entry, entry.layout)
+            folder = await self._parts(entry, entry.layout)
             await self.store.set_mode(folder, mode | (mode & 0o444) >> 2 | 0o700)
+            for part in await self.store.list(folder):
+                await self.store.set_mode(part.name, mode)
         await self.store.set_mode(entry.name, mode)
 
     def new_parts(self, name: str) -> tuple[str, str]:
@@ -265,19 +280,26 @@ class CheckpointTree:
         return reaped
 
     async def unused_parts(self, folder: str) -> Sequence[ObjectInfo]:
-        """List the folders of parts below a folder that no manifest below it names."""
+        """List the folders of parts below a folder that no manifest below it names.
+
+        Those of a file that is being published are among them until its manifest is there.
+
+        Raises:
+            Corrupt: a manifest is damaged, and what it names cannot be told.
+        """
         named: set[str] = set()
         found: list[ObjectInfo] = []
 
         async def walk(name: str) -> None:
+            # The parts first: what is published after that names its own.
+            found.extend(await self.store.list(_parts_of(name)))
             for entry in await self.list(name):
                 if entry.is_folder:
                     await walk(entry.name)
-                elif entry.problem is not None:
+                elif entry.problem is not None and not _may_be_a_stump(entry.info):
                     raise Corrupt(f"{entry.problem}; what its parts are cannot be told")
                 elif entry.layout is not None:
                     named.add(entry.layout.parts_id)
-            found.extend(await self.store.list(_parts_of(name)))
 
         await walk(folder)
         return [
@@ -289,18 +311,28 @@ class CheckpointTree:
         ]
 
     async def _suspect(self, folder: str, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Take nearly empty files for what is left of manifests, where there are parts of no file.
+        """Take what may be the beginning of a manifest for that, where there are parts of no file.
 
-        Those who write through here leave no such parts, but for a crash in the wrong moment.
+        Such parts are there between two steps of a writer, while a removed file is still open, and
+        after a crash.
         """
         if not await self._parts_of_none(folder):
             return entries
         return [
             replace(entry, problem=Corrupt(_STUMP.format(entry.name)))
-            if _may_be_a_stump(entry.info)
+            if _may_be_a_stump(entry.info) and await self._begins_like_one(entry.info)
             else entry
             for entry in entries
         ]
+
+    async def _begins_like_one(self, info: ObjectInfo) -> bool:
+        if not info.size_bytes:
+            return True
+        try:
+            async with self.store.open(info.name, known=info) as reader:
+                return stripe.MAGIC.startswith(await reader.pread(0, len(stripe.MAGIC)))
+        except BootseerError:
+            return True
 
     async def _parts_of_none(self, folder: str) -> bool:
         kept = await self.store.list(_parts_of(folder))
@@ -309,8 +341,9 @@ class CheckpointTree:
         if not unnamed:
             return False
         for info in await self.store.list(folder):
-            if (entry := await self._look(info)).layout is not None:
-                unnamed.discard(entry.layout.parts_id)
+            with suppress(NotFound):
+                if (entry := await self._look(info)).layout is not None:
+                    unnamed.discard(entry.layout.parts_id)
         return bool(unnamed)
 
     async def _look(self, info: ObjectInfo) -> Entry:
@@ -339,31 +372,46 @@ class CheckpointTree:
 
     async def _move_parts(self, entry: Entry, layout: Layout, here: str, there: str) -> Entry:
         """Move the parts to another folder; at each step the file can be read where it is."""
-        elsewhere = os.path.relpath(f"/{there}", f"/{here}")
-        moving = replace(layout, elsewhere=elsewhere)
+        beside, target = (parts_folder(folder, layout.parts_id) for folder in (here, there))
+        found = await self._parts(entry, layout)
+        if found != beside:
+            # A move was cut off, perhaps to yet another folder; a manifest names only one.
+            await self.store.rename(found, beside)
+        moving = replace(layout, elsewhere=os.path.relpath(f"/{there}", f"/{here}"))
         await publish(self.store, entry.name, moving.encode(), mode=entry.info.mode)
         entry = await self.stat(entry.name)
-        await self.store.rename(
-            parts_folder(here, layout.parts_id), parts_folder(there, layout.parts_id)
-        )
+        await self.store.rename(beside, target)
         return entry
 
-    def _parts(self, entry: Entry, layout: Layout) -> str:
-        return parts_folder(entry.name.rpartition("/")[0], layout.parts_id)
+    async def _parts(self, entry: Entry, layout: Layout) -> str:
+        """Find the folder of a file's parts."""
+        for folder in parts_folders(entry.name, layout):
+            with suppress(NotFound):
+                return (await self.store.stat(folder)).name
+        raise Corrupt(f"{entry.name!r}: its parts are missing; restore the file from another copy")
 
     async def _drop_parts(self, entry: Entry) -> None:
         """Remove the parts of a file that has lost its name."""
         self._known.pop(entry.name, None)
-        if entry.layout is None:
+        if entry.layout is not None:
+            for folder in parts_folders(entry.name, entry.layout):
+                await self._drop(folder)
+
+    async def _drop(self, folder: str) -> None:
+        """Remove parts that nobody needs, now or when what is left over is next looked for."""
+        try:
+            await self.store.delete_tree(folder)
+        except NotFound:
             return
-        above = entry.name.rpartition("/")[0]
-        folders = [above]
-        if entry.layout.elsewhere:
-            folders.append(resolve(above, entry.layout.elsewhere))
-        for folder in folders:
-            with suppress(NotFound):
-                await self.store.delete_tree(parts_folder(folder, entry.layout.parts_id))
-                return
+        except BootseerError as error:
+            _log.warning("%s is of no use any more and stays for now: %s", folder, error)
+
+
+def _share_parts(entry: Entry, layout: Layout | None) -> bool:
+    """Tell whether two files have the same parts, because somebody has copied a manifest."""
+    return (
+        entry.layout is not None and layout is not None and entry.layout.parts_id == layout.parts_id
+    )
 
 
 def _parts_of(folder: str) -> str:

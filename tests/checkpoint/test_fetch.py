@@ -101,14 +101,14 @@ class Sunk:
 
 async def test_a_piece_is_fetched_once_for_all_who_read_it(nursery, autojump_clock):
     store, source, content = await striped(12, 3, LATENCY_S)
-    file = Fetcher(nursery).open(source)
+    file = Fetcher(nursery, FetchLimits(streams=2)).open(source)
     got = []
 
     async def read(at):
         got.append((at, await file.read(at, 3 * UNIT)))
 
     async with trio.open_nursery() as readers:
-        file.read_ahead(ByteRange(0, 6 * UNIT))
+        file.read_ahead(ByteRange(0, 9 * UNIT))
         for at in [*range(0, 12 * UNIT, UNIT // 2)] * 5:
             readers.start_soon(read, at)
     assert all(data == content[at : at + 3 * UNIT] for at, data in got) and len(got) == 120
@@ -505,6 +505,7 @@ async def test_a_part_that_is_opened_while_the_file_is_closed_is_closed_again(nu
         if operation == "open":
             with trio.CancelScope(shield=True):
                 await answer.wait()
+                return await call()
         return await call()
 
     store.instead = late

@@ -1,0 +1,507 @@
+"""A tree of checkpoints: whatever step of a change fails, a file is as it was or as it will be."""
+
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import trio
+
+from bootseer.checkpoint.fetch import Fetcher
+from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.write import Drafts, WriteOptions
+from bootseer.core.stripe import PARTS_FOLDER
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient
+from bootseer.store.base import publish, read_all
+from bootseer.store.memory import MemoryStore
+from bootseer.testing.fault_store import CHANGES, FlakyStore
+
+UNIT = 4096
+OPTIONS = WriteOptions(unit_bytes=UNIT, width=3, streams=8, memory_bytes=64 * UNIT)
+OLD = os.urandom(5 * UNIT + 1)
+NEW = os.urandom(4 * UNIT + 7)
+SMALL = b"an ordinary file"
+NAMES = ["f", "a/f", "a/b/f", "c/f"]
+
+
+@asynccontextmanager
+async def tasks():
+    """A nursery whose errors are those of its body."""
+    error = None
+    async with trio.open_nursery() as nursery:
+        try:
+            yield nursery
+        except BootseerError as caught:
+            error = caught
+    if error is not None:
+        raise error
+
+
+async def write(store, name, content, mode=None):
+    async with tasks() as nursery:
+        draft = Drafts(CheckpointTree(store), nursery, OPTIONS).begin(name, mode)
+        try:
+            await draft.write(0, content)
+            return await draft.publish()
+        except BootseerError:
+            await draft.discard()
+            raise
+
+
+async def read(store, name):
+    """What somebody reads who has not seen the tree before; None if there is nothing."""
+    tree = CheckpointTree(store)
+    try:
+        entry = await tree.stat(name)
+    except NotFound:
+        return None
+    async with tasks() as nursery:
+        file = Fetcher(nursery).open(tree.source(entry))
+        try:
+            return bytes(await file.read(0, entry.size_bytes))
+        finally:
+            await file.close()
+
+
+def parts_in(store):
+    """The folders of parts, wherever they are, published or not."""
+    return {name for name in store._entries if name.rpartition("/")[0].endswith(PARTS_FOLDER)}
+
+
+async def clean(store):
+    """Remove what nobody needs, as `reap` and `unused_parts` say."""
+    tree = CheckpointTree(store)
+    for info in await tree.unused_parts(""):
+        await store.delete_tree(info.name)
+    folders = {""} | {name for name in store._entries if not name.endswith(PARTS_FOLDER)}
+    for folder in folders:
+        await tree.reap(folder, older_than_s=-60)
+
+
+async def needed(store):
+    """The folders of parts that files have."""
+    ids = set()
+
+    async def walk(folder):
+        for entry in await CheckpointTree(store).list(folder):
+            if entry.is_folder:
+                await walk(entry.name)
+            elif entry.layout is not None:
+                ids.add(entry.layout.parts_id)
+
+    await walk("")
+    return ids
+
+
+async def every_failure(before, change, check):
+    """Have each operation of a change fail, before and after it is carried out.
+
+    Args:
+        before: fills a new store.
+        change: makes the change; it gets a tree that fails.
+        check: is given the store as it is then, and whether the change has raised an error.
+    """
+    failures = 0
+    for late in (False, True):
+        for nth in range(1, 100):
+            store = MemoryStore()
+            await before(store)
+            flaky = FlakyStore(store, lambda count, *_, nth=nth: count == nth, late=late)
+            try:
+                await change(flaky)
+            except Transient:
+                failed = True
+                failures += 1
+            else:
+                failed = False
+            await check(store, failed)
+            await clean(store)
+            await check(store, failed)
+            kept = {name.rpartition("/")[2] for name in parts_in(store)}
+            assert kept == await needed(store), "what is left over is not found"
+            if len(flaky.calls) < nth:
+                break
+        else:
+            raise AssertionError("it does not come to an end")
+    return failures
+
+
+# Every step
+
+
+@pytest.mark.parametrize("old", [None, SMALL, OLD], ids=["new", "over ordinary", "over striped"])
+@pytest.mark.parametrize("new", [b"", SMALL, NEW], ids=["empty", "ordinary", "striped"])
+@pytest.mark.parametrize("name", ["f", "a/f"])
+async def test_a_file_is_published_whole_or_not_at_all(name, old, new):
+    async def before(store):
+        if old is not None:
+            await write(store, name, old)
+
+    async def change(store):
+        await write(store, name, new)
+
+    async def check(store, failed):
+        try:
+            found = await read(store, name)
+        except Corrupt:
+            # An empty file and parts of no file may have been a manifest, until they are removed.
+            assert not new and {n.rpartition("/")[2] for n in parts_in(store)} > await needed(store)
+        else:
+            assert found == new or (failed and found == old)
+
+    assert await every_failure(before, change, check)
+
+
+@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("source", NAMES)
+@pytest.mark.parametrize("over", [None, SMALL, NEW], ids=["free", "ordinary", "striped"])
+async def test_a_file_that_is_renamed_is_here_or_there(source, target, over):
+    if source == target:
+        target += "2"
+
+    async def before(store):
+        await write(store, source, OLD)
+        if over is not None:
+            await write(store, target, over)
+
+    async def change(store):
+        tree = CheckpointTree(store)
+        entry = await tree.rename(await tree.stat(source), target, over=await tree.find(target))
+        assert entry.name == target
+
+    async def check(store, failed):
+        here, there = await read(store, source), await read(store, target)
+        assert (here, there) == (None, OLD) or (failed and (here, there) == (OLD, over))
+
+    assert await every_failure(before, change, check)
+
+
+@pytest.mark.parametrize("content", [SMALL, OLD], ids=["ordinary", "striped"])
+async def test_a_file_that_is_removed_is_there_or_gone(content):
+    async def before(store):
+        await write(store, "a/f", content)
+
+    async def change(store):
+        tree = CheckpointTree(store)
+        await tree.remove(await tree.stat("a/f"))
+
+    async def check(store, failed):
+        found = await read(store, "a/f")
+        assert found is None or (failed and found == content)
+
+    assert await every_failure(before, change, check)
+
+
+@pytest.mark.parametrize("content", [SMALL, OLD], ids=["ordinary", "striped"])
+async def test_a_file_set_aside_can_be_read_until_it_is_dropped(content):
+    async def before(store):
+        await write(store, "a/f", content)
+
+    async def change(store):
+        tree = CheckpointTree(store)
+        entry = await tree.set_aside(await tree.stat("a/f"))
+        source = tree.source(entry)
+        try:
+            assert b"".join([await source.fetch(n) for n in range(source.pieces)]) == content
+        finally:
+            await source.close()
+        await tree.drop_aside(entry)
+
+    async def check(store, failed):
+        found = await read(store, "a/f")
+        assert found is None or (failed and found == content)
+
+    assert await every_failure(before, change, check)
+
+
+# Moving
+
+
+@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("source", NAMES)
+async def test_a_move_that_was_cut_off_can_be_made_again_or_elsewhere(source, target):
+    if source == target:
+        target += "2"
+    for onwards in {target, "x/y/f"}:
+        for late in (False, True):
+            for nth in range(1, 20):
+                store = MemoryStore()
+                await write(store, source, OLD)
+                flaky = FlakyStore(store, lambda count, *_, nth=nth: count == nth, late=late)
+                tree = CheckpointTree(flaky)
+                try:
+                    await tree.rename(await tree.stat(source), target)
+                    break
+                except Transient:
+                    pass
+                tree = CheckpointTree(store)
+                if (entry := await tree.find(source)) is None:
+                    assert late
+                    continue
+                await tree.rename(entry, onwards)
+                assert await read(store, source) is None
+                assert await read(store, onwards) == OLD
+                await tree.remove(await tree.stat(onwards))
+                assert not parts_in(store)
+
+
+async def test_a_file_moves_on_and_on():
+    store = MemoryStore()
+    await write(store, "f", OLD)
+    tree = CheckpointTree(store)
+    entry = await tree.stat("f")
+    for name in ["a/f", "a/b/f", "f", "c/d/e/f", "a/f", "a/g", "c/f"]:
+        entry = await tree.rename(entry, name)
+        assert await read(store, name) == OLD
+        await tree.set_mode(entry, 0o600)
+    await tree.remove(await tree.stat("c/f"))
+    assert not parts_in(store)
+
+
+async def test_who_reads_goes_on_while_the_file_is_moved():
+    store = MemoryStore()
+    await write(store, "a/b/f", OLD)
+    tree = CheckpointTree(store)
+    entry = await tree.stat("a/b/f")
+    source = tree.source(entry)
+    first = await source.fetch(0)
+    moved = await tree.rename(entry, "f")
+    # Parts that it has not opened yet are to be found at the new place only.
+    source.move(moved.name)
+    assert first + b"".join([await source.fetch(n) for n in range(1, source.pieces)]) == OLD
+    await source.close()
+    # Somebody else, who has not heard of it, learns that the file is not there any more.
+    stale = tree.source(entry)
+    with pytest.raises(Conflict, match="open it again"):
+        await stale.fetch(0)
+    await stale.close()
+
+
+async def test_folders_move_with_what_is_in_them():
+    store = MemoryStore()
+    await write(store, "a/b/f", OLD)
+    tree = CheckpointTree(store)
+    await tree.rename(await tree.stat("a"), "new")
+    assert await read(store, "new/b/f") == OLD
+    await tree.remove_tree("new")
+    assert not parts_in(store)
+
+
+# What is done is said to be done
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_is_published_is_no_error_because_of_what_it_replaces(late):
+    store = MemoryStore()
+    for content in (SMALL, NEW):
+        await write(store, "f", OLD)
+        flaky = FlakyStore(store, lambda _, operation, __: operation == "delete_tree", late=late)
+        assert (await write(flaky, "f", content)).size_bytes == len(content)
+        assert await read(store, "f") == content
+    await write(store, "f", OLD)
+    tree = CheckpointTree(flaky)
+    await tree.remove(await tree.stat("f"))
+    assert await tree.find("f") is None
+    await clean(store)
+    assert not parts_in(store)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("step", ["rename", "create", "write", "commit"])
+async def test_what_could_not_be_named_is_named_when_it_is_tried_again(step, late):
+    store = MemoryStore()
+    await write(store, "f", OLD)
+    failing = [step]
+    flaky = FlakyStore(store, lambda _, operation, name: operation in failing, late=late)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(CheckpointTree(flaky), nursery, OPTIONS).begin("f", None)
+        await draft.write(0, NEW)
+        with pytest.raises(Transient):
+            await draft.publish()
+        assert await read(store, "f") == (NEW if late and step == "commit" else OLD)
+        failing.clear()
+        await draft.publish()
+    assert await read(store, "f") == NEW
+
+
+async def test_a_copy_of_a_manifest_is_replaced_without_its_parts():
+    store = MemoryStore()
+    await write(store, "f", OLD)
+    await publish(store, "copy", await read_all(store, "f", 1 << 20))
+    tree = CheckpointTree(store)
+    await tree.rename(await tree.stat("f"), "copy", over=await tree.stat("copy"))
+    assert await read(store, "copy") == OLD
+
+
+# Who may read
+
+
+@pytest.mark.parametrize("content", [SMALL, OLD], ids=["ordinary", "striped"])
+async def test_who_may_read_a_file_may_read_its_parts(content):
+    store = MemoryStore()
+    await write(store, "f", content, mode=0o600)
+    tree = CheckpointTree(store)
+    for mode in (0o644, 0o640, 0o600):
+        await tree.set_mode(await tree.stat("f"), mode)
+        for name, entry in store._entries.items():
+            if entry.content is not None:
+                assert entry.mode == mode, name
+    assert await read(store, "f") == content
+
+
+# Two who write
+
+
+@pytest.mark.parametrize("contents", [(OLD, NEW), (NEW, SMALL), (b"", NEW)], ids=str)
+async def test_the_last_of_two_writers_wins(contents):
+    store = MemoryStore()
+    await write(store, "f", os.urandom(3 * UNIT))
+    async with trio.open_nursery() as nursery:
+        drafts = Drafts(CheckpointTree(store), nursery, OPTIONS)
+        others = Drafts(CheckpointTree(store), nursery, OPTIONS)
+        first, second = drafts.begin("f", None), others.begin("f", None)
+        await first.write(0, contents[0])
+        await second.write(0, contents[1])
+        await first.publish()
+        assert await read(store, "f") == contents[0]
+        await second.publish()
+    assert await read(store, "f") == contents[1]
+    assert {name.rpartition("/")[2] for name in parts_in(store)} == await needed(store)
+
+
+async def test_writers_that_publish_at_once_leave_one_file():
+    for _ in range(20):
+        store = MemoryStore()
+        contents = [os.urandom(n * UNIT // 2) for n in range(1, 9)]
+        async with trio.open_nursery() as nursery:
+            for content in contents:
+                nursery.start_soon(write, store, "f", content)
+        assert await read(store, "f") in contents
+        await clean(store)
+        assert {name.rpartition("/")[2] for name in parts_in(store)} == await needed(store)
+        assert await read(store, "f") in contents
+
+
+# What is left of manifests
+
+
+async def test_a_manifest_cut_anywhere_is_no_content():
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    await write(store, "a/small", b"1000")
+    data = await read_all(store, "a/f", 1 << 20)
+    for length in range(len(data)):
+        await publish(store, "a/f", data[:length])
+        with pytest.raises(Corrupt, match="a/f"):
+            await read(store, "a/f")
+        if length < 8 or length % 4096 == 1847:
+            (entry,) = [e for e in await CheckpointTree(store).list("a") if e.name == "a/f"]
+            assert entry.problem is not None
+            assert await read(store, "a/small") == b"1000"
+    await publish(store, "a/f", data)
+    assert await read(store, "a/f") == OLD
+
+
+async def test_a_manifest_with_a_byte_changed_is_no_content():
+    store = MemoryStore()
+    await write(store, "f", OLD)
+    data = await read_all(store, "f", 1 << 20)
+    for at in range(8, len(data), 7):
+        await publish(store, "f", data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
+        with pytest.raises(Corrupt, match="f"):
+            await read(store, "f")
+        with pytest.raises(Corrupt, match="cannot be told"):
+            await CheckpointTree(store).unused_parts("")
+
+
+@pytest.mark.parametrize("content", [b"1000", b"step_9\n", b"B", b"BS", b""])
+async def test_small_files_are_what_they_are(content):
+    """Also while there are parts of no file, as between two steps of a writer."""
+    store = MemoryStore()
+    await write(store, "a/latest", content)
+    assert await read(store, "a/latest") == content
+    await write(store, "a/f", OLD)
+    assert await read(store, "a/latest") == content
+    await store.delete("a/f")
+    if b"BSSTRIPE".startswith(content):
+        with pytest.raises(Corrupt, match="ckpt gc"):
+            await read(store, "a/latest")
+    else:
+        assert await read(store, "a/latest") == content
+    await clean(store)
+    assert not parts_in(store)
+    assert await read(store, "a/latest") == content
+
+
+async def test_what_looks_like_a_manifest_by_its_length_alone_is_content():
+    store = MemoryStore()
+    content = os.urandom(1847)
+    await write(store, "f", content)
+    assert await read(store, "f") == content
+    await publish(store, "g", b"BSSTRIPE" + content)
+    with pytest.raises(Corrupt, match="damaged manifest"):
+        await read(store, "g")
+
+
+@pytest.mark.parametrize("step", ["..", "../..", "../../x", "a\x01b", "x" * 2000])
+async def test_a_manifest_that_leads_out_of_the_tree_reaches_nothing(step):
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    entry = await CheckpointTree(store).stat("a/f")
+    await publish(store, "a/f", replace(entry.layout, elsewhere=step).encode())
+    assert await read(store, "a/f") == OLD
+    await publish(store, "g", replace(entry.layout, elsewhere=step).encode())
+    with pytest.raises((Corrupt, Conflict)):
+        await read(store, "g")
+    tree = CheckpointTree(store)
+    await tree.remove(await tree.stat("g"))
+    assert await read(store, "a/f") == OLD
+    await tree.remove(await tree.stat("a/f"))
+    assert not parts_in(store)
+
+
+# Folders
+
+
+async def test_parts_are_not_shown_and_folders_with_parts_in_the_making_stay():
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    tree = CheckpointTree(store)
+    assert [e.name for e in await tree.list("a")] == ["a/f"]
+    with pytest.raises(NotFound):
+        await tree.stat(f"a/{PARTS_FOLDER}")
+    with pytest.raises(NotFound):
+        await tree.rename(await tree.stat("a/f"), f"{PARTS_FOLDER}/x")
+    with pytest.raises(Conflict, match="not empty"):
+        await tree.remove_folder("a")
+    await tree.remove(await tree.stat("a/f"))
+    await publish(store, f"a/{PARTS_FOLDER}/making-{'0' * 32}/0000", b"another's")
+    assert await tree.list("a") == []
+    with pytest.raises(Conflict):
+        await tree.remove_folder("a")
+    assert await tree.reap("a") == 0
+    assert await tree.reap("a", older_than_s=-60) == 1
+    await tree.remove_folder("a")
+    assert await tree.find("a") is None
+
+
+async def test_parts_of_a_file_that_is_published_meanwhile_are_in_use():
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    data = await read_all(store, "a/f", 1 << 20)
+    await store.delete("a/f")
+
+    class Busy(FlakyStore):
+        """Another publishes after the first look at the folder."""
+
+        async def around(self, operation, name, call):
+            found = await super().around(operation, name, call)
+            if operation == "list":
+                await publish(store, "a/f", data)
+            return found
+
+    assert await CheckpointTree(Busy(store, lambda *_: False)).unused_parts("a") == []
+
+
+def test_these_tests_know_all_changes():
+    assert {"create", "commit", "rename", "delete", "delete_tree", "grow", "finish"} <= CHANGES

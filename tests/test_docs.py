@@ -8,8 +8,9 @@ from urllib.parse import unquote
 import pytest
 
 from bootseer import config
+from bootseer.checkpoint import tree
 from bootseer.cli.main import COMMANDS
-from bootseer.core import event, hotset, plan, table, trace
+from bootseer.core import event, hotset, plan, stripe, table, trace
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -93,13 +94,16 @@ def test_relative_links_resolve(path):
         ("hotset", hotset),
         ("warm-plan", plan),
         ("event", event),
+        ("stripe", stripe),
     ],
 )
 def test_formats_state_the_version_of_the_code(page, module):
     assert f"Version {module.VERSION}," in text(f"docs/formats/{page}.md").replace("\n", " ")
 
 
-@pytest.mark.parametrize(("page", "module"), [("trace", trace), ("hotset", hotset)])
+@pytest.mark.parametrize(
+    ("page", "module"), [("trace", trace), ("hotset", hotset), ("stripe", stripe)]
+)
 def test_formats_state_width_and_fields_of_a_row(page, module):
     page_text = text(f"docs/formats/{page}.md")
     assert f"Row width: {module._ROW.size}." in page_text
@@ -117,6 +121,26 @@ def test_table_page_has_the_layout_of_the_code():
     sizes = re.findall(r"^\| (\d+) \| (\d+) \|", page_text, re.MULTILINE)
     assert [int(offset) + int(size) for offset, size in sizes][-1] == table._FRAME.size
     assert f"{table.MAX_HEADER_BYTES:,}" in page_text
+
+
+def test_stripe_page_has_the_fields_limits_and_names_of_the_code():
+    page_text = text("docs/formats/stripe.md")
+    layout = stripe.Layout(0, stripe.MIN_UNIT_BYTES, "0" * 32, 0, ())
+    data = layout.encode()
+    header, _ = table.decode(stripe.MAGIC, stripe.VERSION, stripe._ROW, data, "page")
+    fields = re.findall(r"^\| `([a-z_]+)` \| (?:number|text)", page_text, re.MULTILINE)
+    assert set(fields) == set(header) and len(fields) == len(header)
+    for limit in (
+        stripe.MIN_UNIT_BYTES,
+        stripe.MAX_UNIT_BYTES,
+        stripe.MAX_UNITS,
+        stripe.MAX_PARTS,
+        len(data) % 4096,
+    ):
+        assert f"{limit:,}" in page_text
+    assert f"Magic: `{stripe.MAGIC.decode()}`" in page_text
+    assert f"`{stripe.PARTS_FOLDER}/{tree.MAKING}PARTS_ID/`" in page_text
+    assert f"`{stripe.part_name(0)}`, `{stripe.part_name(1)}`" in page_text
 
 
 def test_every_decision_is_listed():

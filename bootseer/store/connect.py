@@ -38,10 +38,26 @@ def connect(config: Settings, user: User) -> Store:
     return connect_to(user.fill(config["store.url"]), config, user)
 
 
-def connect_to(url: str, config: Settings, user: User) -> Store:
-    """Open the store at a URL as a user, as `connect` does the configured one."""
-    inner = open_store(url, owner_uid=user.uid, hdfs=hdfs_options(config, user))
-    limit = trio.CapacityLimiter(MAX_OPERATIONS)
+def connect_to(
+    url: str,
+    config: Settings,
+    user: User,
+    *,
+    private: bool = True,
+    operations: int = MAX_OPERATIONS,
+) -> Store:
+    """Open the store at a URL as a user, as `connect` does the configured one.
+
+    Args:
+        url: of the store.
+        config: how to reach it.
+        user: as whom.
+        private: in a directory, only this user may own and write it; see `LocalStore`.
+        operations: how many at once.
+    """
+    owner_uid = user.uid if private else None
+    inner = open_store(url, owner_uid=owner_uid, hdfs=hdfs_options(config, user))
+    limit = trio.CapacityLimiter(operations)
     return RetryStore(LimitStore(inner, deadline_s=config["store.deadline_s"], operations=limit))
 
 

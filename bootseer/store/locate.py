@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -51,6 +52,31 @@ def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | No
             f"store {url!r}: file URLs are file:///abs/path, with three slashes and no '?' or '#'"
         )
     return LocalStore(_root(url, unquote(parsed.path) if parsed.scheme else url), owner_uid)
+
+
+def divide(url: str) -> tuple[str, str]:
+    """Return the URL of the largest store that has what a URL names, and its name there.
+
+    So all that may belong to it is within reach, and a file has one name however it is come by. Of
+    a local path, links on the way are followed, and the store begins where the folders above can
+    be read; a link at the end is followed if ``/`` comes after it.
+
+    Raises:
+        ConfigError: as for `open_store`.
+    """
+    open_store(url)
+    parsed = urlsplit("" if url.startswith("/") else url)
+    if parsed.scheme and parsed.scheme != "file":
+        return parsed._replace(path="/").geturl(), unquote(parsed.path).strip("/")
+    given = unquote(parsed.path) if parsed.scheme else url
+    folder, last = os.path.split(given)
+    path = os.path.normpath(os.path.join(os.path.realpath(folder), last))
+    root = os.path.dirname(path)
+    while root != "/" and (
+        not os.path.exists(root) or os.access(os.path.dirname(root), os.R_OK | os.X_OK)
+    ):
+        root = os.path.dirname(root)
+    return Path(root).as_uri(), os.path.relpath(path, root) if path != "/" else ""
 
 
 def _open_hdfs(url: str, parsed: SplitResult, options: HdfsOptions, *, private: bool) -> Store:

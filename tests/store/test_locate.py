@@ -6,7 +6,7 @@ import pytest
 from bootseer.errors import ConfigError, Denied
 from bootseer.store.base import publish, read_all
 from bootseer.store.hadoop import find_conf_dir
-from bootseer.store.locate import open_store
+from bootseer.store.locate import divide, open_store
 
 
 @pytest.mark.parametrize("form", ["{path}", "{path}/", "file://{path}", "file://{path}/"])
@@ -71,3 +71,30 @@ def test_finds_hadoops_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyP
 async def test_hands_the_owner_on(tmp_path: Path) -> None:
     with pytest.raises(Denied):
         await open_store(str(tmp_path), owner_uid=os.geteuid() + 1).list()
+
+
+@pytest.mark.parametrize(
+    ("url", "store", "name"),
+    [
+        ("hdfs://nn:8020/user/alice/run%2042/", "hdfs://nn:8020/", "user/alice/run 42"),
+        ("hdfs://nn/", "hdfs://nn/", ""),
+        ("s3://bucket/a/b?region=eu", "s3://bucket/?region=eu", "a/b"),
+        ("file:///", "file:///", ""),
+        ("/", "file:///", ""),
+        ("/usr/none/of%20this", "file:///", "usr/none/of%20this"),
+        ("file:///usr/none/of%20this", "file:///", "usr/none/of this"),
+    ],
+)
+def test_divides_a_url_into_store_and_name(url: str, store: str, name: str) -> None:
+    assert divide(url) == (store, name)
+
+
+def test_a_divided_path_is_that_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    real = str(tmp_path.resolve()).lstrip("/")
+    assert divide(f"{tmp_path}/link/file") == ("file:///", f"{real}/folder/file")
+    assert divide(f"{tmp_path}/link/") == ("file:///", f"{real}/folder")
+    assert divide(f"{tmp_path}/link") == ("file:///", f"{real}/link")
+    with pytest.raises(ConfigError, match=r"'\.\.'"):
+        divide(f"{tmp_path}/a/../b")

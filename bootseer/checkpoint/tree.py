@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -41,7 +41,7 @@ _KNOWN = 20_000
 """Layouts that are remembered."""
 _STUMP = (
     "{!r} may be what is left of a damaged manifest: there are parts beside it that belong to no "
-    "file; if it is not, remove them with `bootseer ckpt gc`"
+    "file; if it is not, remove them with `bootseer ckpt gc --despite`"
 )
 
 
@@ -279,10 +279,14 @@ class CheckpointTree:
                     reaped += 1
         return reaped
 
-    async def unused_parts(self, folder: str) -> Sequence[ObjectInfo]:
+    async def unused_parts(self, folder: str, despite: Container[str] = ()) -> Sequence[ObjectInfo]:
         """List the folders of parts below a folder that no manifest below it names.
 
         Those of a file that is being published are among them until its manifest is there.
+
+        Args:
+            folder: its name.
+            despite: names of damaged files that have no parts, or whose parts do not matter.
 
         Raises:
             Corrupt: a manifest is damaged, and what it names cannot be told.
@@ -296,7 +300,9 @@ class CheckpointTree:
             for entry in await self.list(name):
                 if entry.is_folder:
                     await walk(entry.name)
-                elif entry.problem is not None and not _may_be_a_stump(entry.info):
+                elif entry.problem is not None and not (
+                    _may_be_a_stump(entry.info) or entry.name in despite
+                ):
                     raise Corrupt(f"{entry.problem}; what its parts are cannot be told")
                 elif entry.layout is not None:
                     named.add(entry.layout.parts_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import groupby
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -22,6 +24,7 @@ _FACTORS = {
     "GI": GIB,
     "TI": 1024 * GIB,
 }
+_AGES_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE | re.ASCII)
 
 
@@ -35,6 +38,18 @@ def parse_size(text: str) -> int:
     if match is None or match[2].upper() == "I":
         raise ValueError(f"not a size: {text!r}; write for example 200MB or 1.5GiB")
     return int(float(match[1]) * _FACTORS[match[2].upper()])
+
+
+def parse_age(text: str) -> float:
+    """Parse an age such as ``90s``, ``30m``, ``12h`` or ``2d`` into seconds.
+
+    Raises:
+        ValueError: the text is not an age.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip(), re.ASCII)
+    if match is None:
+        raise ValueError(f"not an age: {text!r}; write for example 12h or 2d")
+    return float(match[1]) * _AGES_S[match[2]]
 
 
 def format_size(size_bytes: float) -> str:
@@ -57,3 +72,12 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s"
+
+
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Format a set of numbers, sorted: ``3, 7, 11-13``."""
+    runs = []
+    for _, group in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        runs.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    return ", ".join(runs)

@@ -15,6 +15,7 @@ COMMANDS = {
     "status": "bootseer.cli.status:status",
     "mark": "bootseer.cli.mark:mark",
     "hot": "bootseer.cli.hot:hot",
+    "ckpt": "bootseer.cli.ckpt:ckpt",
     "node": "bootseer.cli.node:node",
     "doctor": "bootseer.cli.doctor:doctor",
     "plugin": "bootseer.cli.plugin:plugin",

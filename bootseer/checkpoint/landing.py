@@ -1,0 +1,208 @@
+"""A local file that comes in pieces, in any order, and goes on where it was after an interruption.
+
+Until it is complete it has another name, in the same folder; beside it is a journal of the pieces
+that are on the disk. See docs/formats/export-journal.md.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from contextlib import suppress
+
+from bootseer.errors import Conflict, Denied
+from bootseer.store.oserror import translated
+from bootseer.store.posix import sync_folder
+from bootseer.units import MIB, format_numbers
+
+VERSION = 1
+JOURNAL_LEAST_BYTES = 64 * MIB
+"""A shorter file is fetched again from its beginning."""
+SYNC_BYTES = 256 * MIB
+"""What is fetched a second time at most, after a crash."""
+PREFIX = ".bootseer-export-"
+_HERE = "this machine"
+
+
+class Landing:
+    """A file in the making. All calls block, and raise errors of ours.
+
+    Concurrency: `put` from any number of threads; the rest one call at a time.
+
+    Durability: what the journal names survives a crash of the machine; after `publish`, the file.
+    """
+
+    def __init__(
+        self, path: str, size_bytes: int, piece_bytes: int, version: dict[str, object]
+    ) -> None:
+        """Begin, or go on with what an earlier one has left of the same version.
+
+        Args:
+            path: of the file that it will be.
+            size_bytes: its length.
+            piece_bytes: of every piece but the last.
+            version: tells this content from any other; goes through JSON unchanged.
+
+        Raises:
+            Conflict: another process is at it.
+            Denied: somebody else's file is in the way.
+        """
+        self.path = path
+        self._folder = os.path.dirname(path) or "."
+        self._temporary, self._journal_path = _beside(path)
+        self._size_bytes = size_bytes
+        self._piece_bytes = piece_bytes
+        self._unsynced: list[int] = []
+        self._journal = -1
+        self._is_published = False
+        self.done: set[int] = set()
+        with translated("write", path, _HERE):
+            self._fd = _open_own(self._temporary)
+            try:
+                self._begin(version)
+            except BaseException:
+                self.close()
+                raise
+
+    def put(self, offset: int, data: bytes) -> None:
+        """Write a piece at its place."""
+        view = memoryview(data)
+        with translated("write", self.path, _HERE):
+            while view:
+                written = os.pwrite(self._fd, view, offset)
+                view, offset = view[written:], offset + written
+
+    def note(self, offset: int) -> bool:
+        """Learn that a piece was written; returns whether it is time to `sync`."""
+        self._unsynced.append(offset // self._piece_bytes)
+        return len(self._unsynced) * self._piece_bytes >= SYNC_BYTES
+
+    def sync(self) -> None:
+        """Have the journal name what was written until now."""
+        if self._journal < 0:
+            return
+        written, self._unsynced = self._unsynced, []
+        if written:
+            with translated("write", self.path, _HERE):
+                os.fdatasync(self._fd)
+                os.write(self._journal, format_numbers(written).encode() + b"\n")
+                os.fdatasync(self._journal)
+
+    def publish(self, mode: int | None, mtime_ns: int) -> None:
+        """Give the complete file its name, in the place of what is there."""
+        with translated("write", self.path, _HERE):
+            if mode is None:
+                umask = os.umask(0o077)
+                os.umask(umask)
+                mode = 0o666 & ~umask
+            os.fchmod(self._fd, mode)
+            os.utime(self._fd, ns=(mtime_ns, mtime_ns))
+            os.fsync(self._fd)
+            os.rename(self._temporary, self.path)
+            self._is_published = True
+            if self._journal >= 0:
+                os.unlink(self._journal_path)
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                sync_folder(folder)
+            finally:
+                os.close(folder)
+
+    def discard(self) -> None:
+        """Remove what there is of it."""
+        leftovers(self.path)
+
+    def close(self) -> None:
+        """Let go of it; what is on the disk of a large file stays for the next time."""
+        if self._fd >= 0 and self._journal < 0 and not self._is_published:
+            self.discard()
+        for fd in (self._journal, self._fd):
+            if fd >= 0:
+                os.close(fd)
+        self._journal = self._fd = -1
+
+    def _begin(self, version: dict[str, object]) -> None:
+        status = os.fstat(self._fd)
+        with suppress(OSError):  # where there are no locks, only who does it twice is not told
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Conflict(f"{self.path} is being exported by another process") from None
+        if not os.path.samestat(os.stat(self._temporary, follow_symlinks=False), status):
+            raise Conflict(f"{self.path} was being exported by another process; look at it")
+        if self._size_bytes >= JOURNAL_LEAST_BYTES:
+            self._begin_journal(version, is_old=status.st_size == self._size_bytes)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(self._journal_path)
+        if not self.done:
+            os.ftruncate(self._fd, 0)
+        os.ftruncate(self._fd, self._size_bytes)
+
+    def _begin_journal(self, version: dict[str, object], *, is_old: bool) -> None:
+        self._journal = _open_own(self._journal_path)
+        header = {"version": VERSION, "piece_bytes": self._piece_bytes, "source": version}
+        first = json.dumps(header, sort_keys=True).encode() + b"\n"
+        with open(self._journal, "rb", closefd=False) as file:
+            lines = file.readlines()
+        kept = first
+        if is_old and lines and lines[0] == first:
+            for line in lines[1:]:
+                pieces = _pieces(line, -(-self._size_bytes // self._piece_bytes))
+                if pieces is None:
+                    break
+                self.done.update(pieces)
+                kept += line
+        # A line that a crash has cut short must not become the beginning of another.
+        os.ftruncate(self._journal, 0)
+        os.pwrite(self._journal, kept, 0)
+        os.lseek(self._journal, 0, os.SEEK_END)
+        os.fdatasync(self._journal)
+
+
+def leftovers(path: str) -> None:
+    """Remove what may be left beside a file that is complete."""
+    for beside in _beside(path):
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
+
+
+def _beside(path: str) -> tuple[str, str]:
+    """Name the file in the making and its journal; they fit where its own name does."""
+    folder, name = os.path.split(path)
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+    temporary = os.path.join(folder, f"{PREFIX}{digest}")
+    return temporary, f"{temporary}.journal"
+
+
+def _open_own(path: str) -> int:
+    """Open a file to read and write it, and make it where there is none.
+
+    Raises:
+        Denied: it is somebody else's, or no file: what it says would be believed.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(fd)
+        raise Denied(f"{path} is in the way and not a file of yours; remove it")
+    return fd
+
+
+def _pieces(line: bytes, count: int) -> list[int] | None:
+    """Decode a line; None if it is not whole, or names what there is not."""
+    if not line.endswith(b"\n"):
+        return None
+    numbers: list[int] = []
+    for run in line.rstrip(b"\n").split(b", "):
+        first, dash, last = run.partition(b"-")
+        if not first.isdigit() or not (last if dash else first).isdigit() or len(run) > 40:
+            return None
+        start, stop = int(first), int(last or first) + 1
+        if not start < stop <= count:
+            return None
+        numbers += range(start, stop)
+    return numbers

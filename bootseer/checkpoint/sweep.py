@@ -1,0 +1,119 @@
+"""Find and remove parts that belong to no file: of writes given up, and of lost names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from bootseer.checkpoint.batch import Tally, each, walk
+from bootseer.checkpoint.tree import ABANDONED_S, MAKING, CheckpointTree, Entry
+from bootseer.core import stripe
+from bootseer.core.stripe import PARTS_FOLDER
+from bootseer.errors import Corrupt, NotFound
+from bootseer.store.base import ObjectInfo
+from bootseer.units import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Litter:
+    """What may go.
+
+    Attributes:
+        abandoned: folders of parts of writes that were never completed.
+        unused: folders of parts that no manifest names.
+        problem: why the unused ones cannot be told.
+    """
+
+    abandoned: Sequence[ObjectInfo]
+    unused: Sequence[ObjectInfo]
+    problem: Corrupt | None = None
+
+
+async def find_litter(
+    tree: CheckpointTree,
+    name: str,
+    older_than_s: float = ABANDONED_S,
+    despite: Collection[str] = (),
+) -> Litter:
+    """List what may go below a folder; nothing is changed.
+
+    Args:
+        tree: where it is.
+        name: of the folder: all manifests that may name parts below it are below it, too.
+        older_than_s: seconds since something was put into it; what is younger may be in use.
+        despite: see `CheckpointTree.unused_parts`.
+    """
+    before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
+    abandoned = []
+    entries = await walk(tree, name)
+    for entry in entries:
+        if entry.is_folder:
+            parts = f"{entry.name}/{PARTS_FOLDER}" if entry.name else PARTS_FOLDER
+            abandoned += [
+                info
+                for info in await tree.store.list(parts)
+                if info.name.rpartition("/")[2].startswith(MAKING) and info.mtime_ns <= before_ns
+            ]
+    try:
+        unused = await tree.unused_parts(name, despite)
+        if unused:
+            await _check_heads(tree, entries, despite)
+    except Corrupt as error:
+        return Litter(abandoned, (), error)
+    return Litter(abandoned, [info for info in unused if info.mtime_ns <= before_ns])
+
+
+async def _check_heads(
+    tree: CheckpointTree, entries: Sequence[Entry], despite: Collection[str]
+) -> None:
+    """Look for manifests that have lost their end, which their length does not tell any more.
+
+    Raises:
+        Corrupt: there is one; what lies around may be its parts.
+    """
+    found: list[str] = []
+
+    async def look(entry: Entry) -> None:
+        async with tree.store.open(entry.name, known=entry.info) as reader:
+            if stripe.is_manifest(await reader.pread(0, len(stripe.MAGIC))):
+                found.append(entry.name)
+
+    suspects = [
+        entry
+        for entry in entries
+        if not entry.is_folder
+        and entry.layout is None
+        and len(stripe.MAGIC) <= entry.size_bytes <= stripe.MAX_BYTES
+        and entry.name not in despite
+    ]
+    tally = Tally()
+    await each(suspects, look, lambda entry: entry.name, tally)
+    for failure in tally.failures:
+        if not isinstance(failure.error, NotFound):
+            raise Corrupt(f"{failure.error}; whether it is a manifest cannot be told")
+    if found:
+        raise Corrupt(f"{found[0]!r} is a damaged manifest; what its parts are cannot be told")
+
+
+async def sweep(
+    tree: CheckpointTree, name: str, litter: Litter, despite: Collection[str] = ()
+) -> int:
+    """Remove what was found; returns how many folders of parts went.
+
+    The unused ones are looked for once more: a file that was just being published or moved when
+    its manifest was looked for has its name by now.
+
+    Raises:
+        Corrupt: a manifest cannot be read; nothing that may be in use has gone.
+    """
+    again: set[str] = set()
+    if litter.unused:
+        again = {info.name for info in await tree.unused_parts(name, despite)}
+    removed = 0
+    for info in (*litter.abandoned, *(u for u in litter.unused if u.name in again)):
+        with suppress(NotFound):
+            await tree.store.delete_tree(info.name)
+            removed += 1
+    return removed

@@ -1,0 +1,407 @@
+"""Bring files and trees from this machine into a store, and back.
+
+import: local files ─► drafts (or one object) ─► times and modes of files, then of folders
+export: entries ─► fetcher ─► landing, piece by piece ─► times and modes of files, then of folders
+
+What is there already is skipped, so that the same call again goes on where another was ended.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from bootseer.checkpoint.batch import Tally, background, each, limits_for, walk
+from bootseer.checkpoint.compare import has_content, is_same_time, same_content
+from bootseer.checkpoint.fetch import Fetcher
+from bootseer.checkpoint.landing import Landing, leftovers
+from bootseer.checkpoint.source import PLAIN_PIECE_BYTES
+from bootseer.checkpoint.tree import CheckpointTree, Entry
+from bootseer.checkpoint.write import Drafts, WriteOptions
+from bootseer.core import stripe
+from bootseer.core.ranges import ByteRange
+from bootseer.core.stripe import PARTS_FOLDER
+from bootseer.errors import BootseerError, ConfigError, Conflict, Unavailable
+from bootseer.store.name import check_name
+from bootseer.store.oserror import translated
+from bootseer.store.posix import read_fully
+
+_HERE = "this machine"
+_PUBLISH_S = 60.0
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """How files are brought into a store.
+
+    Attributes:
+        plain: every file as one ordinary object.
+        checksum: compare the content of ordinary objects that are there, not their times alone.
+    """
+
+    plain: bool = False
+    checksum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Local:
+    """A file or folder of this machine, and the name that it is to have."""
+
+    path: str
+    name: str
+    status: os.stat_result
+
+    @property
+    def size_bytes(self) -> int:
+        return self.status.st_size
+
+
+async def import_files(
+    source: str,
+    tree: CheckpointTree,
+    target: str,
+    write: WriteOptions,
+    options: ImportOptions,
+    tally: Tally,
+) -> None:
+    """Bring a local file, or all of a folder, into a store.
+
+    Args:
+        source: path of the file or folder; links and special files are left out.
+        tree: where it is to be.
+        target: what the file or folder will be called there.
+        write: how files are striped.
+        options: what else there is to say.
+        tally: learns of the progress, and of files that could not be imported.
+
+    Raises:
+        BootseerError: nothing more can be done; what is complete stays.
+
+    Cancellation: a file that was being written is not visible, and what was made of it is removed.
+    """
+    with translated("read", source, _HERE):
+        folders, files = await trio.to_thread.run_sync(_survey, source, target, tally)
+    tally.total_files = len(files)
+    tally.total_bytes = sum(file.size_bytes for file in files)
+    made = [folder for folder in folders if await _make_folder(tree, folder, target)]
+    async with background() as nursery:
+        work = _Import(tree, nursery, write, options, tally)
+        await each(files, work.one, lambda file: file.path, tally)
+    for folder in reversed(made):
+        await _describe(tree, await tree.stat(folder.name), folder.status)
+
+
+class _Import:
+    """What the files of one import have in common."""
+
+    def __init__(
+        self,
+        tree: CheckpointTree,
+        nursery: trio.Nursery,
+        write: WriteOptions,
+        options: ImportOptions,
+        tally: Tally,
+    ) -> None:
+        self._tree = tree
+        self._options = options
+        self._tally = tally
+        self._drafts = Drafts(tree, nursery, write)
+        self._fetcher = Fetcher(nursery)
+        self._write = write
+
+    async def one(self, file: _Local) -> None:
+        """Import a file, unless it is there."""
+        check_name(file.name)
+        over = await self._tree.find(file.name)
+        if over is not None and over.is_folder:
+            raise Conflict(f"{file.name!r} in {self._tree.store.url} is a folder")
+        with translated("read", file.path, _HERE):
+            fd = await trio.to_thread.run_sync(os.open, file.path, _OPEN)
+            try:
+                if over is not None and await self._is_there(fd, file, over):
+                    await _describe(self._tree, over, file.status)
+                    self._tally.skip(file.size_bytes)
+                    return
+                await self._bring(fd, file, over)
+            finally:
+                os.close(fd)
+        self._tally.done_files += 1
+
+    async def _is_there(self, fd: int, file: _Local, there: Entry) -> bool:
+        if there.problem is not None or there.size_bytes != file.size_bytes:
+            return False
+        if there.layout is not None:
+            return not self._options.plain and await has_content(fd, there.layout)
+        if self._options.checksum or not self._tree.store.capabilities.attributes:
+            return await same_content(self._fetcher, self._tree, there, fd)
+        return is_same_time(there.info.mtime_ns, file.status.st_mtime_ns)
+
+    async def _bring(self, fd: int, file: _Local, over: Entry | None) -> None:
+        is_plain = self._options.plain or file.size_bytes <= self._write.unit_bytes
+        if is_plain and stripe.is_manifest(os.pread(fd, len(stripe.MAGIC), 0)):
+            raise ConfigError(
+                f"{file.path} is the manifest of a striped file and not its content; get that with "
+                "`bootseer ckpt export` and import it"
+            )
+        if is_plain:
+            await self._bring_plain(fd, file, over)
+        else:
+            await self._bring_striped(fd, file)
+        await _describe(self._tree, await self._tree.stat(file.name), file.status)
+
+    async def _bring_plain(self, fd: int, file: _Local, over: Entry | None) -> None:
+        async with self._tree.store.create(
+            file.name,
+            mode=_file_mode(file.status),
+            replication=self._write.replication,
+            block_bytes=self._write.block_bytes,
+        ) as writer:
+            for offset in range(0, file.size_bytes, PLAIN_PIECE_BYTES):
+                data = await _read(fd, file, offset, PLAIN_PIECE_BYTES)
+                await writer.write(data)
+                self._tally.move(len(data))
+            _check_unchanged(fd, file)
+            await writer.commit()
+        if over is not None and over.layout is not None:
+            await self._tree.drop_aside(over)
+
+    async def _bring_striped(self, fd: int, file: _Local) -> None:
+        draft = self._drafts.begin(file.name, _file_mode(file.status))
+        is_published = False
+        try:
+            for offset in range(0, file.size_bytes, self._write.unit_bytes):
+                data = await _read(fd, file, offset, self._write.unit_bytes)
+                await draft.write(offset, data)
+                self._tally.move(len(data))
+            await draft.flush()
+            _check_unchanged(fd, file)
+            # Ended in the midst of this, it would leave parts that no manifest names.
+            with trio.move_on_after(_PUBLISH_S, shield=True):
+                await draft.publish()
+                is_published = True
+            if not is_published:
+                raise Unavailable(f"{file.name!r} could not be published in {_PUBLISH_S:.0f} s")
+        finally:
+            if not is_published:
+                await draft.discard()
+
+
+async def export_files(
+    tree: CheckpointTree, name: str, target: str, tally: Tally, *, checksum: bool = False
+) -> None:
+    """Bring a file, or all of a folder, from a store to this machine.
+
+    Args:
+        tree: where it is.
+        name: of the file or folder.
+        target: path of what it will be.
+        tally: learns of the progress, and of files that could not be exported.
+        checksum: compare the content of files that are there, not their times alone.
+
+    Raises:
+        NotFound: there is no such file or folder.
+        BootseerError: nothing more can be done; what is complete stays.
+
+    Cancellation: files that were under way have not got their names, and a later export goes on
+    with the large ones.
+    """
+    entries = await walk(tree, name)
+    files = [entry for entry in entries if not entry.is_folder]
+    folders = [entry for entry in entries if entry.is_folder]
+    tally.total_files = len(files)
+    tally.total_bytes = sum(entry.size_bytes for entry in files)
+
+    def path_of(entry: Entry) -> str:
+        below = entry.name[len(name) :].lstrip("/")
+        return os.path.join(target, below) if below else target
+
+    with translated("write", target, _HERE):
+        is_new = not os.path.lexists(target)
+        for folder in folders:
+            os.makedirs(path_of(folder), exist_ok=True)
+        if not folders:
+            os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+    async with background() as nursery:
+        work = _Export(tree, Fetcher(nursery, limits_for(files)), checksum, tally)
+        await each(
+            files, lambda entry: work.one(entry, path_of(entry)), lambda entry: entry.name, tally
+        )
+    with translated("write", target, _HERE):
+        for folder in reversed(folders):
+            # A folder that is only put into is left as it is.
+            is_ours = is_new or folder.name != name
+            if folder.name and is_ours and tree.store.capabilities.attributes:
+                if folder.info.mode is not None:
+                    os.chmod(path_of(folder), folder.info.mode)
+                os.utime(path_of(folder), ns=(folder.info.mtime_ns, folder.info.mtime_ns))
+
+
+class _Export:
+    """What the files of one export have in common."""
+
+    def __init__(
+        self, tree: CheckpointTree, fetcher: Fetcher, checksum: bool, tally: Tally
+    ) -> None:
+        self._tree = tree
+        self._fetcher = fetcher
+        self._checksum = checksum
+        self._tally = tally
+
+    async def one(self, entry: Entry, path: str) -> None:
+        """Export a file, unless it is there."""
+        source = self._tree.source(entry)
+        if await self._is_there(entry, path):
+            await trio.to_thread.run_sync(leftovers, path)
+            self._tally.skip(entry.size_bytes)
+            return
+        version = {
+            "url": self._tree.store.url,
+            "name": entry.name,
+            "size_bytes": entry.size_bytes,
+            "mtime_ns": entry.info.mtime_ns,
+            "digest": entry.layout.digest if entry.layout else "",
+        }
+        make = partial(Landing, path, entry.size_bytes, source.piece_bytes, version)
+        landing = await trio.to_thread.run_sync(make)
+        try:
+            await self._fill(entry, landing)
+        finally:
+            # Interrupted or not, what has come so far is worth keeping.
+            with trio.CancelScope(shield=True):
+                with suppress(BootseerError):
+                    await trio.to_thread.run_sync(landing.sync)
+                landing.close()
+        self._tally.done_files += 1
+
+    async def _is_there(self, entry: Entry, path: str) -> bool:
+        with translated("read", path, _HERE):
+            try:
+                status = await trio.to_thread.run_sync(os.lstat, path)
+            except FileNotFoundError:
+                return False
+            if stat.S_ISDIR(status.st_mode):
+                raise Conflict(f"{path} is a folder")
+            if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size_bytes:
+                return False
+            if not self._checksum:
+                return is_same_time(status.st_mtime_ns, entry.info.mtime_ns)
+            fd = await trio.to_thread.run_sync(os.open, path, _OPEN)
+            try:
+                if entry.layout is not None:
+                    return await has_content(fd, entry.layout)
+                return await same_content(self._fetcher, self._tree, entry, fd)
+            finally:
+                os.close(fd)
+
+    async def _fill(self, entry: Entry, landing: Landing) -> None:
+        """Fetch what is missing, and give the file its name."""
+        syncing = trio.Lock()
+
+        async def land(offset: int, data: bytes) -> None:
+            await trio.to_thread.run_sync(landing.put, offset, data)
+            self._tally.move(len(data))
+            if landing.note(offset):
+                async with syncing:
+                    await trio.to_thread.run_sync(landing.sync)
+
+        source = self._tree.source(entry)
+        self._tally.done_bytes += sum(
+            source.piece_range(piece).size_bytes for piece in landing.done
+        )
+        fetch = self._fetcher.open(source, land)
+        fetch.sunk |= landing.done
+        try:
+            await source.plan()
+            fetch.read_ahead(ByteRange(0, entry.size_bytes))
+            await fetch.drained()
+        finally:
+            await fetch.close()
+        if entry.layout is None and await self._tree.store.stat(entry.name) != entry.info:
+            await trio.to_thread.run_sync(landing.discard)
+            raise Conflict(f"{entry.name!r} was replaced while it was being read; export it again")
+        publish = partial(landing.publish, entry.info.mode, entry.info.mtime_ns)
+        await trio.to_thread.run_sync(publish)
+
+
+def _survey(source: str, target: str, tally: Tally) -> tuple[Sequence[_Local], Sequence[_Local]]:
+    """List the folders, from the top down, and the files that are to be imported."""
+    source = os.path.realpath(source)
+    top = _Local(source, target, os.stat(source))
+    if not stat.S_ISDIR(top.status.st_mode):
+        if not stat.S_ISREG(top.status.st_mode):
+            raise Conflict(f"{source} is neither a file nor a folder")
+        return [], [top]
+    folders, files = [top], []
+    for folder in folders:  # which grows meanwhile
+        with os.scandir(folder.path) as found:
+            for entry in sorted(found, key=lambda entry: entry.name):
+                if entry.name == PARTS_FOLDER:
+                    raise ConfigError(
+                        f"{entry.path} holds parts of striped files, whose content cannot be read "
+                        "by itself: give the folder above as the URL to `bootseer ckpt export`"
+                    )
+                status = entry.stat(follow_symlinks=False)
+                name = f"{folder.name}/{entry.name}" if folder.name else entry.name
+                local = _Local(entry.path, name, status)
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(local)
+                elif stat.S_ISREG(status.st_mode):
+                    files.append(local)
+                else:
+                    tally.left_out.append(entry.path)
+    return folders, files
+
+
+async def _make_folder(tree: CheckpointTree, folder: _Local, target: str) -> bool:
+    """Make a folder; returns whether it is to be like the local one, as all but the top one are."""
+    if not folder.name or (folder.name == target and await tree.find(target) is not None):
+        return False
+    await tree.mkdir(folder.name, stat.S_IMODE(folder.status.st_mode) & 0o1777 | 0o700)
+    return True
+
+
+async def _read(fd: int, file: _Local, offset: int, limit_bytes: int) -> bytes:
+    size_bytes = min(limit_bytes, file.size_bytes - offset)
+    data = await trio.to_thread.run_sync(read_fully, fd, offset, size_bytes)
+    if len(data) != size_bytes:
+        raise _changed(file)
+    return data
+
+
+def _check_unchanged(fd: int, file: _Local) -> None:
+    """Refuse to publish what may be half of one version and half of another."""
+    status = os.fstat(fd)
+    was = file.status
+    if (status.st_ino, status.st_size, status.st_mtime_ns) != (
+        was.st_ino,
+        was.st_size,
+        was.st_mtime_ns,
+    ):
+        raise _changed(file)
+
+
+def _changed(file: _Local) -> Conflict:
+    return Conflict(f"{file.path} changed while it was being read; import it again")
+
+
+def _file_mode(status: os.stat_result) -> int:
+    return status.st_mode & 0o777
+
+
+async def _describe(tree: CheckpointTree, entry: Entry, status: os.stat_result) -> None:
+    """Have mode and time of an entry be those of a local file or folder."""
+    if not tree.store.capabilities.attributes:
+        return
+    mode = status.st_mode & (0o1777 if entry.is_folder else 0o777)
+    if entry.info.mode != mode:
+        await tree.set_mode(entry, mode)
+    if not is_same_time(entry.info.mtime_ns, status.st_mtime_ns):
+        with suppress(Unavailable):
+            await tree.store.set_mtime(entry.name, status.st_mtime_ns)

@@ -1,0 +1,249 @@
+"""Read all of a file or a tree and say what is wrong, and complete what was left half done.
+
+Nothing is ever guessed: bytes that no copy has as they were written stay lost, and are named.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from bootseer.checkpoint.batch import Tally, background, each, limits_for, walk
+from bootseer.checkpoint.describe import Problem, find_parts, problems_of_parts
+from bootseer.checkpoint.fetch import Fetcher
+from bootseer.checkpoint.source import Source, parts_folder
+from bootseer.checkpoint.tree import CheckpointTree, Entry
+from bootseer.core.lanes import Lanes
+from bootseer.core.stripe import Layout
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient, Unavailable
+from bootseer.units import NS_PER_S
+
+MOVE_S = 900.0
+"""A move whose manifest was written so long ago does not go on by itself any more."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a verification came to.
+
+    Attributes:
+        tally: files and bytes read.
+        problems: what is wrong, in the order in which it was found.
+        notes: what is not wrong, but worth knowing; one line each.
+        repaired: what was completed or removed; one line each.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
+
+
+async def verify(
+    tree: CheckpointTree, name: str, findings: Findings, *, deep: bool = True, repair: bool = False
+) -> None:
+    """Read every byte of a file or a tree, from whichever copy has it right.
+
+    Args:
+        tree: where it is.
+        name: of the file or folder.
+        findings: learns of everything.
+        deep: with all below a folder; else only with the files in it.
+        repair: complete interrupted moves, and remove the parts of writes that were given up.
+
+    Raises:
+        NotFound: there is no such file or folder.
+        BootseerError: the store cannot be read.
+    """
+    entries = await walk(tree, name) if deep else await _shallow(tree, name)
+    files = [entry for entry in entries if not entry.is_folder]
+    tally = findings.tally
+    tally.total_files = len(files)
+    tally.total_bytes = sum(entry.size_bytes for entry in files if entry.problem is None)
+    async with background() as nursery:
+        work = _Verify(tree, Fetcher(nursery, limits_for(files)), findings, repair)
+        await each(files, work.one, lambda entry: entry.name, tally)
+    findings.problems += [Problem(f.name, str(f.error)) for f in tally.failures]
+    if repair:
+        folders = {entry.name for entry in entries if entry.is_folder}
+        folders |= {entry.name.rpartition("/")[0] for entry in files}
+        for folder in sorted(folders):
+            if count := await tree.reap(folder):
+                findings.repaired.append(
+                    f"{folder or '/'}: the parts of {count} writes that were given up are removed"
+                )
+
+
+class _Verify:
+    """What the files of one verification have in common."""
+
+    def __init__(
+        self, tree: CheckpointTree, fetcher: Fetcher, findings: Findings, repair: bool
+    ) -> None:
+        self._tree = tree
+        self._fetcher = fetcher
+        self._findings = findings
+        self._repair = repair
+
+    async def one(self, entry: Entry) -> None:
+        """Verify a file."""
+        if entry.problem is not None:
+            raise entry.problem
+        lost: set[int] = set()
+        if entry.layout is not None:
+            lost = await self._parts(entry, entry.layout)
+        await self._read(entry, lost)
+        if not any(problem.name == entry.name for problem in self._findings.problems):
+            self._findings.tally.done_files += 1
+
+    async def _parts(self, entry: Entry, layout: Layout) -> set[int]:
+        """Look at the parts; returns the units that need not be read, for they cannot be."""
+        folder, parts = await find_parts(self._tree, entry, layout)
+        problems = problems_of_parts(entry, layout, parts)
+        if problems and await self._is_replaced(entry):
+            raise _replaced(entry)
+        self._findings.problems += problems
+        here = parts_folder(entry.name.rpartition("/")[0], layout.parts_id)
+        if folder != here:
+            await self._move(entry, folder, here)
+        return {unit for problem in problems for unit in problem.units}
+
+    async def _move(self, entry: Entry, there: str, here: str) -> None:
+        """Bring back the parts of a file whose name has stayed behind in a move."""
+        above = there.rpartition("/")[0]
+        said = f"{entry.name}: its parts are in {above!r}, as in the midst of a move"
+        age_s = (time.time_ns() - entry.info.mtime_ns) / NS_PER_S
+        if not self._repair:
+            self._findings.notes.append(f"{said}; --repair completes it")
+        elif age_s < MOVE_S:
+            self._findings.notes.append(
+                f"{said} that began {age_s:.0f} s ago; it is completed when {MOVE_S:.0f} s old"
+            )
+        elif await self._is_replaced(entry):
+            raise _replaced(entry)
+        else:
+            await self._tree.store.rename(there, here)
+            self._findings.repaired.append(f"{entry.name}: its parts are beside it again")
+
+    async def _read(self, entry: Entry, lost: set[int]) -> None:
+        """Read what can be read, as many lanes at once as there are streams."""
+        tally = self._findings.tally
+        source = _Noting(self._tree.source(entry))
+        await source.plan()
+        lanes = Lanes(self._fetcher.limits.streams_per_lane)
+        for piece in range(source.pieces):
+            if piece in lost:
+                tally.done_bytes += source.piece_range(piece).size_bytes
+            else:
+                lanes.add(piece, source.lane(piece))
+        file = self._fetcher.open(source)
+        streams = self._fetcher.limits.memory_bytes // max(1, source.piece_bytes)
+        streams = max(1, min(self._fetcher.limits.streams, streams))
+        end: list[BootseerError] = []
+        wrong: dict[int, BootseerError] = {}
+        silent: dict[Hashable, list[int]] = {}  # of lanes whose machine does not answer
+
+        async def some() -> None:
+            while not end and (taken := lanes.take()) is not None:
+                piece, lane = taken
+                try:
+                    if lane in silent:
+                        silent[lane].append(piece)
+                    else:
+                        await file.get(piece)
+                        tally.moved_bytes += source.piece_range(piece).size_bytes
+                except (Transient, Unavailable) as error:
+                    silent.setdefault(lane, []).append(piece)
+                    wrong.setdefault(silent[lane][0], error)
+                except Corrupt as error:
+                    wrong[piece] = error
+                except BootseerError as error:
+                    end.append(error)
+                finally:
+                    lanes.done(lane)
+                tally.done_bytes += source.piece_range(piece).size_bytes
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(streams, len(lanes))):
+                    nursery.start_soon(some)
+        finally:
+            await file.close()
+        if end:
+            raise end[0]
+        together = {pieces[0]: tuple(pieces) for pieces in silent.values()}
+        if source.pieces and len(together) == len(wrong) == len(silent) > 0:
+            asked = sum(map(len, together.values()))
+            if asked == source.pieces - len(lost):
+                raise wrong[min(wrong)]  # nothing at all could be read
+        for piece, error in sorted(wrong.items()):
+            pieces = together.get(piece, (piece,))
+            self._findings.problems.append(_problem(entry, source, pieces, error))
+            if entry.layout is None:
+                break  # all that can be said of an ordinary object
+        for piece, mistake in sorted(source.failed.items()):
+            if piece not in wrong:
+                self._findings.notes.append(f"{mistake}; another copy is right")
+
+    async def _is_replaced(self, entry: Entry) -> bool:
+        """Tell whether a file is another by now, whose parts are nowhere for that."""
+        try:
+            return await self._tree.store.stat(entry.name) != entry.info
+        except NotFound:
+            return True
+
+
+class _Noting(Source):
+    """A source that notes what had to be read again."""
+
+    def __init__(self, inner: Source) -> None:
+        self.size_bytes = inner.size_bytes
+        self.piece_bytes = inner.piece_bytes
+        self.failed: dict[int, Corrupt] = {}
+        self._inner = inner
+
+    async def plan(self) -> None:
+        await self._inner.plan()
+
+    def lane(self, piece: int) -> Hashable:
+        return self._inner.lane(piece)
+
+    async def fetch(self, piece: int, attempt: int = 0) -> bytes:
+        try:
+            return await self._inner.fetch(piece, attempt)
+        except Corrupt as error:
+            self.failed.setdefault(piece, error)
+            raise
+
+    def move(self, name: str) -> None:
+        self._inner.move(name)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+async def _shallow(tree: CheckpointTree, name: str) -> Sequence[Entry]:
+    top = await tree.stat(name)
+    below = await tree.list(name) if top.is_folder else ()
+    return [top, *(entry for entry in below if not entry.is_folder)]
+
+
+def _problem(
+    entry: Entry, source: Source, pieces: tuple[int, ...], error: BootseerError
+) -> Problem:
+    if entry.layout is None:
+        return Problem(entry.name, str(error))
+    part = entry.layout.units[pieces[0]].part
+    if not isinstance(error, Corrupt):
+        return Problem(entry.name, f"cannot be read: {error}", part, tuple(sorted(pieces)))
+    start, stop = source.piece_range(pieces[0])
+    offset = entry.layout.units[pieces[0]].offset
+    text = f"bytes {start} to {stop} of the file are not what was written (offset {offset})"
+    return Problem(entry.name, text, part, pieces)
+
+
+def _replaced(entry: Entry) -> Conflict:
+    return Conflict(f"{entry.name!r} was replaced or removed meanwhile; verify it again")

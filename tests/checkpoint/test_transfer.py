@@ -1,0 +1,440 @@
+"""Files and trees between this machine and a store, whenever it is interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from bootseer.checkpoint import landing
+from bootseer.checkpoint.batch import Tally, walk
+from bootseer.checkpoint.landing import PREFIX, Landing
+from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
+from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.write import WriteOptions
+from bootseer.core.stripe import MAGIC
+from bootseer.errors import BootseerError, Conflict, Corrupt, Denied
+from bootseer.store.local import LocalStore
+from bootseer.store.wrap import WrappedStore
+from bootseer.testing.fault_store import FlakyStore, FullStore
+
+UNIT = 4096
+WRITE = WriteOptions(unit_bytes=UNIT, width=3, streams=6, memory_bytes=24 * UNIT)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A tree with files of all kinds."""
+    root = tmp_path / "source"
+    (root / "folder" / "below").mkdir(parents=True)
+    (root / "large").write_bytes(os.urandom(9 * UNIT + 17))
+    (root / "empty").write_bytes(b"")
+    (root / "folder" / "small").write_bytes(b"small")
+    (root / "folder" / "below" / "unit").write_bytes(os.urandom(UNIT))
+    (root / "folder" / "below" / "units").write_bytes(os.urandom(4 * UNIT))
+    (root / "folder" / "small").chmod(0o640)
+    (root / "folder" / "below").chmod(0o750)
+    for number, path in enumerate(sorted(root.rglob("*"), reverse=True)):
+        os.utime(path, ns=(0, 1_234_567_890_000_000_000 + number * 10**9))
+    return root
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path / "store")
+
+
+def shape(root):
+    """All that a transfer has to keep of a tree."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        status = path.stat()
+        content = path.read_bytes() if path.is_file() else None
+        name = str(path.relative_to(root))
+        found[name] = (status.st_mode, status.st_mtime_ns, content)
+    return found
+
+
+async def bring(store, source, name="run", write=WRITE, **options):
+    tally = Tally()
+    tree = CheckpointTree(store)
+    await import_files(str(source), tree, name, write, ImportOptions(**options), tally)
+    return tally
+
+
+async def fetch(store, target, name="run", **options):
+    tally = Tally()
+    await export_files(CheckpointTree(store), name, str(target), tally, **options)
+    return tally
+
+
+class CountingStore(WrappedStore):
+    """Counts what is read, and can end a scope at some operation."""
+
+    def __init__(self, inner, ends=None, at=0):
+        super().__init__(inner)
+        self.scope = trio.CancelScope()
+        self.operations = 0
+        self.reads = 0
+        self._at = at
+
+    async def around(self, operation, name, call):
+        self.operations += 1
+        self.reads += operation == "pread"
+        if self.operations == self._at:
+            self.scope.cancel()
+        return await call()
+
+
+async def test_a_tree_comes_back_as_it_was(store, source, tmp_path):
+    tally = await bring(store, source)
+    assert (tally.failures, tally.done_files, tally.skipped_files) == ([], 5, 0)
+    assert tally.moved_bytes == tally.total_bytes == tally.done_bytes
+    forms = {e.name: e.layout is not None for e in await walk(CheckpointTree(store), "run")}
+    assert forms["run/large"] and forms["run/folder/below/units"]
+    assert not forms["run/folder/small"] and not forms["run/folder/below/unit"]
+    tally = await fetch(store, tmp_path / "target")
+    assert (tally.failures, tally.done_files) == ([], 5)
+    assert shape(tmp_path / "target") == shape(source)
+    assert (tmp_path / "target").stat().st_mtime_ns == source.stat().st_mtime_ns
+
+
+async def test_one_file_comes_back_as_it_was(store, source, tmp_path):
+    await bring(store, source / "large", "here/file")
+    await fetch(store, tmp_path / "new" / "file", "here/file")
+    assert (tmp_path / "new" / "file").read_bytes() == (source / "large").read_bytes()
+    assert os.listdir(tmp_path / "new") == ["file"]
+
+
+async def test_a_folder_that_is_only_put_into_stays_as_it_is(store, source, tmp_path):
+    await store.mkdir("run", mode=0o711)
+    await bring(store, source)
+    assert (await store.stat("run")).mode == 0o711
+    (tmp_path / "target").mkdir(mode=0o711)
+    await fetch(store, tmp_path / "target")
+    assert (tmp_path / "target").stat().st_mode & 0o777 == 0o711
+
+
+async def test_what_is_there_is_skipped(store, source, tmp_path):
+    await bring(store, source)
+    before = await walk(CheckpointTree(store), "run")
+    again = await bring(store, source)
+    assert (again.skipped_files, again.moved_bytes) == (5, 0)
+    assert await walk(CheckpointTree(store), "run") == before
+    await fetch(store, tmp_path / "target")
+    again = await fetch(store, tmp_path / "target")
+    assert (again.skipped_files, again.moved_bytes) == (5, 0)
+
+
+async def test_what_has_changed_is_imported_again(store, source, tmp_path):
+    await bring(store, source)
+    old = (source / "large").stat()
+    content = bytearray((source / "large").read_bytes())
+    content[5 * UNIT] ^= 1
+    (source / "large").write_bytes(content)
+    os.utime(source / "large", ns=(0, old.st_mtime_ns))  # its time does not tell
+    (source / "folder" / "small").write_bytes(b"SMALL")
+    again = await bring(store, source)
+    assert (again.done_files - again.skipped_files, again.failures) == (2, [])
+    await fetch(store, tmp_path / "target")
+    assert (tmp_path / "target" / "large").read_bytes() == content
+    assert (tmp_path / "target" / "folder" / "small").read_bytes() == b"SMALL"
+    assert list(await CheckpointTree(store).unused_parts("run")) == []
+
+
+async def test_only_mode_and_time_of_what_has_the_content_are_brought(store, source):
+    await bring(store, source)
+    (source / "large").chmod(0o600)
+    os.utime(source / "large", ns=(0, 10**18))
+    again = await bring(store, source)
+    assert again.moved_bytes == 0
+    info = await store.stat("run/large")
+    assert (info.mode, info.mtime_ns) == (0o600, 10**18)
+
+
+@pytest.mark.parametrize("direction", ["import", "export"])
+async def test_checksum_finds_what_times_hide(store, source, tmp_path, direction):
+    target = tmp_path / "target"
+    await bring(store, source, plain=True)
+    await fetch(store, target)
+    changed = (source if direction == "import" else target) / "large"
+    old = changed.stat()
+    content = bytearray(changed.read_bytes())
+    content[-1] ^= 1
+    changed.write_bytes(content)
+    os.utime(changed, ns=(0, old.st_mtime_ns))
+    if direction == "import":
+        assert (await bring(store, source, plain=True)).skipped_files == 5
+        assert (await bring(store, source, plain=True, checksum=True)).skipped_files == 4
+        assert (tmp_path / "store" / "run" / "large").read_bytes() == content
+    else:
+        assert (await fetch(store, target)).skipped_files == 5
+        assert (await fetch(store, target, checksum=True)).skipped_files == 4
+        assert shape(target) == shape(source)
+
+
+async def test_plain_replaces_what_is_striped(store, source, tmp_path):
+    await bring(store, source)
+    await bring(store, source, plain=True)
+    assert shape(tmp_path / "store" / "run").keys() - {"large"} > shape(source).keys() - {"large"}
+    assert (tmp_path / "store" / "run" / "large").read_bytes() == (source / "large").read_bytes()
+    assert list(await CheckpointTree(store).unused_parts("run")) == []
+    assert os.listdir(tmp_path / "store" / "run" / ".bootseer-parts") == []
+
+
+async def test_what_a_store_cannot_have_is_named_and_the_rest_comes(store, source):
+    (source / "link").symlink_to("large")
+    (source / "new\nline").write_bytes(b"")
+    (source / "manifest").write_bytes(MAGIC + b"of another tree")
+    tally = await bring(store, source)
+    assert tally.left_out == [str(source / "link")]
+    assert sorted(Path(f.name).name for f in tally.failures) == ["manifest", "new\nline"]
+    assert "ckpt export" in str(tally.failures[0].error) + str(tally.failures[1].error)
+    assert tally.done_files == 5
+
+
+async def test_a_store_s_own_folder_is_not_imported(store, source, tmp_path):
+    await bring(store, source)
+    with pytest.raises(BootseerError, match="ckpt export"):
+        await bring(store, tmp_path / "store" / "run", "copy")
+
+
+async def test_a_file_that_changes_meanwhile_is_not_published(store, source):
+    path = source / "large"
+
+    def fails(count, operation, name):
+        if operation == "grow":
+            with path.open("ab") as file:
+                file.write(b"more")
+        return False
+
+    tally = await bring(FlakyStore(store, fails), path, "file")
+    assert isinstance(tally.failures[0].error, Conflict)
+    assert list(await CheckpointTree(store).list()) == []
+    assert list(await store.list(".bootseer-parts")) == []
+
+
+async def test_no_space_ends_it(store, source):
+    with pytest.raises(BootseerError, match="no space"):
+        for name in range(20):
+            (source / f"more{name}").write_bytes(bytes(UNIT))
+        tally = await bring(FullStore(store, 3 * UNIT), source, plain=True)
+        raise tally.failures[0].error
+
+
+async def test_an_import_goes_on_wherever_it_was_cancelled(store, source, tmp_path):
+    """At every step: what is visible is whole, and the same call completes the rest."""
+    finished = False
+    points = 0
+    while not finished:
+        points += 1
+        counted = CountingStore(store, at=3 * points)
+        with counted.scope:
+            await bring(counted, source, f"run{points}")
+            finished = True
+        for entry in await walk(CheckpointTree(store), f"run{points}") if not finished else ():
+            if not entry.is_folder:
+                below = entry.name.partition("/")[2]
+                await fetch(store, tmp_path / "one", entry.name)
+                assert (tmp_path / "one").read_bytes() == (source / below).read_bytes()
+                (tmp_path / "one").unlink()
+        assert (await bring(store, source, f"run{points}")).failures == []
+        await fetch(store, tmp_path / f"target{points}", f"run{points}")
+        assert shape(tmp_path / f"target{points}") == shape(source)
+    assert points > 20
+
+
+async def test_an_export_goes_on_where_it_was_cancelled(store, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 2 * UNIT)
+    (source / "large").write_bytes(os.urandom(60 * UNIT + 17))
+    await bring(store, source / "large", "file")
+    target = tmp_path / "target"
+    whole = CountingStore(store)
+    await fetch(whole, target, "file")
+    target.unlink()
+    gone_on = 0
+    for at in range(1, whole.operations, 4):
+        counted = CountingStore(store, at=at)
+        with counted.scope:
+            await fetch(counted, target, "file")
+        assert not target.exists()
+        again = CountingStore(store)
+        tally = await fetch(again, target, "file")
+        assert target.read_bytes() == (source / "large").read_bytes()
+        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(PREFIX)] == []
+        gone_on += tally.moved_bytes < tally.total_bytes == tally.done_bytes
+        target.unlink()
+    assert gone_on > 3
+
+
+async def test_what_is_gone_on_with_is_of_the_same_version(store, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 2 * UNIT)
+    await bring(store, source / "large", "file")
+    counted = CountingStore(store, at=12)
+    with counted.scope:
+        await fetch(counted, tmp_path / "target", "file")
+    assert any(path.name.startswith(PREFIX) for path in tmp_path.iterdir())
+    (source / "large").write_bytes(os.urandom(9 * UNIT + 17))
+    await bring(store, source / "large", "file")
+    tally = await fetch(store, tmp_path / "target", "file")
+    assert tally.moved_bytes == tally.total_bytes
+    assert (tmp_path / "target").read_bytes() == (source / "large").read_bytes()
+
+
+async def test_a_damaged_unit_is_not_exported(store, source, tmp_path):
+    await bring(store, source)
+    parts = (tmp_path / "store" / "run" / ".bootseer-parts").glob("*/*")
+    part = max(parts, key=lambda path: path.stat().st_size)
+    content = bytearray(part.read_bytes())
+    content[7] ^= 1
+    part.write_bytes(content)
+    tally = await fetch(store, tmp_path / "target")
+    assert [(f.name, type(f.error)) for f in tally.failures] == [("run/large", Corrupt)]
+    assert tally.done_files == 4
+    assert set(shape(source)) - set(shape(tmp_path / "target")) == {"large"}
+
+
+async def test_an_object_that_is_replaced_meanwhile_is_not_exported(store, source, tmp_path):
+    await bring(store, source, plain=True)
+    large = tmp_path / "store" / "run" / "large"
+
+    def fails(count, operation, name):
+        if operation == "pread" and name == "run/large":
+            os.utime(large, ns=(0, count))
+        return False
+
+    tally = await fetch(FlakyStore(store, fails), tmp_path / "target", "run/large")
+    assert isinstance(tally.failures[0].error, Conflict)
+    assert not (tmp_path / "target").exists()
+
+
+class TestLanding:
+    def begin(self, path, digest="1"):
+        return Landing(str(path), 8, 2, {"digest": digest})
+
+    @pytest.fixture(autouse=True)
+    def journal(self, monkeypatch):
+        monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 4)
+
+    def begun(self, path):
+        made = self.begin(path)
+        for offset in (6, 0, 2):
+            made.put(offset, b"12")
+            made.note(offset)
+        made.sync()
+        made.close()
+        return next(path.parent.glob("*.journal"))
+
+    def test_goes_on(self, tmp_path):
+        self.begun(tmp_path / "file")
+        made = self.begin(tmp_path / "file")
+        assert made.done == {0, 1, 3}
+        made.close()
+
+    @pytest.mark.parametrize("cut", range(1, 5))
+    def test_a_line_that_was_cut_short_does_not_count(self, tmp_path, cut):
+        journal = self.begun(tmp_path / "file")
+        journal.write_bytes(journal.read_bytes()[:-cut])
+        made = self.begin(tmp_path / "file")
+        assert made.done == set()
+        made.put(4, b"12")
+        made.note(4)
+        made.sync()
+        made.close()
+        made = self.begin(tmp_path / "file")
+        assert made.done == {2}
+        made.close()
+
+    @pytest.mark.parametrize(
+        "line", [b"0-9\n", b"x\n", b"-1\n", b"3-1\n", b"1-\n", b"9\n", b"\0\0\n"]
+    )
+    def test_a_line_that_says_what_cannot_be_does_not_count(self, tmp_path, line):
+        journal = self.begun(tmp_path / "file")
+        first = journal.read_bytes().splitlines(keepends=True)[0]
+        journal.write_bytes(first + line + b"0\n")
+        made = self.begin(tmp_path / "file")
+        assert made.done == set()
+        made.close()
+
+    def test_another_version_begins_anew(self, tmp_path):
+        self.begun(tmp_path / "file")
+        made = self.begin(tmp_path / "file", "2")
+        assert made.done == set()
+        made.close()
+
+    def test_a_file_of_another_length_begins_anew(self, tmp_path):
+        journal = self.begun(tmp_path / "file")
+        os.truncate(str(journal).removesuffix(".journal"), 7)
+        made = self.begin(tmp_path / "file")
+        assert made.done == set()
+        made.close()
+
+    def test_two_at_once_are_refused(self, tmp_path):
+        made = self.begin(tmp_path / "file")
+        with pytest.raises(Conflict, match="another process"):
+            self.begin(tmp_path / "file")
+        made.close()
+
+    def test_what_leads_elsewhere_is_refused(self, tmp_path):
+        made = self.begin(tmp_path / "file")
+        made.discard()
+        made.close()
+        made = self.begin(tmp_path / "file")
+        (temporary,) = (p for p in tmp_path.iterdir() if not p.name.endswith(".journal"))
+        made.close()
+        temporary.unlink()
+        temporary.symlink_to(tmp_path / "other")
+        with pytest.raises(Denied):
+            self.begin(tmp_path / "file")
+        assert not (tmp_path / "other").exists()
+
+
+KILLED = """
+import os, signal, sys
+from bootseer.checkpoint import landing
+from bootseer.cli.main import main
+from bootseer.store import posix
+
+landing.JOURNAL_LEAST_BYTES = 4096
+landing.SYNC_BYTES = 4096
+left = int(sys.argv.pop(1))
+
+def dying(call):
+    def called(*given):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*given)
+    return called
+
+posix.write_fully = dying(posix.write_fully)
+landing.Landing.put = dying(landing.Landing.put)
+main()
+"""
+
+
+def kill_at(point, *words):
+    """Run the command line, and have it killed at the n-th piece that it writes."""
+    command = [sys.executable, "-c", KILLED, str(point), "ckpt", *map(str, words)]
+    return subprocess.run(command, capture_output=True, check=False, cwd="/").returncode
+
+
+@pytest.mark.parametrize("point", [1, 2, 5, 9, 12])
+def test_goes_on_after_it_was_killed(source, tmp_path, point):
+    (source / "empty").unlink()  # which would be taken for what is left of a manifest
+    options = ("--unit", UNIT, "--width", 3)
+    store, target = tmp_path / "store" / "run", tmp_path / "target"
+    assert kill_at(point, "import", source, store, *options) == -signal.SIGKILL
+    assert kill_at(10**6, "import", source, store, *options) == 0
+    assert kill_at(point, "export", store, target) == -signal.SIGKILL
+    assert kill_at(10**6, "export", store, target) == 0
+    assert shape(target) == shape(source)
+    assert kill_at(10**6, "verify", "-R", store) == 0
+    assert kill_at(10**6, "gc", "--older-than", "0s", store) == 0
+    assert kill_at(10**6, "verify", "-R", store) == 0
+    left = [p for p in store.rglob("*") if "making-" in p.name or "bootseer-tmp" in p.name]
+    assert left == []

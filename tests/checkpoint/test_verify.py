@@ -1,0 +1,342 @@
+"""What is wrong with files is found and named, and what was left half done is completed."""
+
+import os
+import time
+from dataclasses import replace
+
+import pytest
+import xxhash
+
+from bootseer.checkpoint.batch import Tally
+from bootseer.checkpoint.describe import describe
+from bootseer.checkpoint.source import parts_folder
+from bootseer.checkpoint.sweep import find_litter, sweep
+from bootseer.checkpoint.transfer import ImportOptions, import_files
+from bootseer.checkpoint.tree import MAKING, CheckpointTree
+from bootseer.checkpoint.verify import MOVE_S, Findings, verify
+from bootseer.checkpoint.write import WriteOptions
+from bootseer.core.stripe import PARTS_FOLDER, Layout, Unit
+from bootseer.errors import Conflict, Corrupt, NotFound, Unavailable
+from bootseer.store.base import publish
+from bootseer.store.local import LocalStore
+from bootseer.store.wrap import WrappedStore
+from bootseer.testing.fault_store import FlakyStore
+from bootseer.units import format_numbers
+
+UNIT = 4096
+UNITS = 12
+WRITE = WriteOptions(unit_bytes=UNIT, width=3, streams=6, memory_bytes=24 * UNIT)
+
+
+async def put_striped(store, folder, name):
+    """Put a file there whose units are dealt round over three parts."""
+    parts_id = os.urandom(16).hex()
+    parts = [bytearray() for _ in range(3)]
+    units = []
+    for index in range(UNITS):
+        data = os.urandom(UNIT - 100 if index == UNITS - 1 else UNIT)
+        part = parts[index % 3]
+        units.append(Unit(index % 3, len(part), xxhash.xxh3_128_intdigest(data)))
+        part += data
+    for index, part in enumerate(parts):
+        await publish(store, f"{parts_folder(folder, parts_id)}/{index:04d}", part)
+    layout = Layout(UNITS * UNIT - 100, UNIT, parts_id, 3, tuple(units))
+    await publish(store, f"{folder}/{name}", layout.encode())
+
+
+@pytest.fixture
+async def store(tmp_path):
+    """A store with a striped file, a plain one, and one more below."""
+    (tmp_path / "source" / "folder").mkdir(parents=True)
+    (tmp_path / "source" / "plain").write_bytes(os.urandom(UNIT))
+    (tmp_path / "source" / "folder" / "file").write_bytes(os.urandom(3 * UNIT))
+    store = LocalStore(tmp_path / "store")
+    tree = CheckpointTree(store)
+    await import_files(str(tmp_path / "source"), tree, "run", WRITE, ImportOptions(), Tally())
+    await put_striped(store, "run", "file")
+    return store
+
+
+@pytest.fixture
+async def layout(store):
+    return (await CheckpointTree(store).stat("run/file")).layout
+
+
+@pytest.fixture
+def part(tmp_path, layout):
+    """The path of the first part of the file."""
+    return tmp_path / "store" / "run" / PARTS_FOLDER / layout.parts_id / "0000"
+
+
+def units_in(layout, part):
+    return tuple(index for index, unit in enumerate(layout.units) if unit.part == part)
+
+
+async def look(store, name="run", **options):
+    findings = Findings()
+    await verify(CheckpointTree(store), name, findings, **options)
+    return findings
+
+
+async def test_what_is_whole_is_read_and_nothing_said(store):
+    found = await look(store)
+    assert (found.problems, found.notes, found.repaired) == ([], [], [])
+    assert found.tally.moved_bytes == found.tally.total_bytes == (UNITS + 1 + 3) * UNIT - 100
+    assert found.tally.done_files == 3
+    assert (await look(store, deep=False)).tally.done_files == 2
+    assert (await look(store, "run/folder/file")).tally.moved_bytes == 3 * UNIT
+
+
+async def test_a_flipped_byte_is_found_in_its_unit(store, layout, part):
+    wrong = units_in(layout, 0)[-1]
+    content = bytearray(part.read_bytes())
+    content[layout.units[wrong].offset] ^= 1
+    part.write_bytes(content)
+    found = await look(store)
+    (problem,) = found.problems
+    assert (problem.name, problem.part, problem.units) == ("run/file", 0, (wrong,))
+    assert f"run/file: unit {wrong} in part 0000: " in str(problem)
+    assert found.tally.done_files == 2
+    assert found.tally.moved_bytes == found.tally.total_bytes - layout.unit_range(wrong).size_bytes
+
+
+async def test_every_wrong_unit_is_named(store, layout, part):
+    part.write_bytes(bytes(len(part.read_bytes())))
+    found = await look(store)
+    assert [problem.units for problem in found.problems] == [(u,) for u in units_in(layout, 0)]
+
+
+async def test_a_part_that_is_too_short_is_named_with_its_units(store, layout, part):
+    os.truncate(part, part.stat().st_size - 1)
+    (problem,) = (await look(store)).problems
+    assert (problem.part, problem.units) == (0, units_in(layout, 0))
+    assert f"{part.stat().st_size} of {part.stat().st_size + 1} bytes" in str(problem)
+
+
+async def test_a_longer_part_is_whole(store, part):
+    with part.open("ab") as file:
+        file.write(b"not acknowledged")
+    assert (await look(store)).problems == []
+
+
+async def test_a_missing_part_is_named_with_its_units(store, layout, part):
+    part.unlink()
+    found = await look(store)
+    (problem,) = found.problems
+    assert (problem.part, problem.units) == (0, units_in(layout, 0))
+    assert "missing" in str(problem)
+    lost = sum(layout.unit_range(unit).size_bytes for unit in problem.units)
+    assert found.tally.moved_bytes == found.tally.total_bytes - lost
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: data[: len(data) // 2], "damaged manifest"),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "mismatch|checksum|SHA"),
+        (lambda data: data[:8] + b"\xff" + data[9:], "version"),
+        (lambda data: data[:5], "damaged manifest"),
+    ],
+    ids=["half", "flipped", "version", "stump"],
+)
+async def test_a_manifest_that_cannot_be_used_is_named(store, tmp_path, damage, says):
+    path = tmp_path / "store" / "run" / "file"
+    path.write_bytes(damage(path.read_bytes()))
+    found = await look(store, repair=True)
+    (problem,) = found.problems
+    assert problem.name == "run/file"
+    assert any(word in str(problem) for word in says.split("|"))
+    assert found.tally.done_files == 2
+    litter = await find_litter(CheckpointTree(store), "run", -1)
+    assert litter.unused == () and isinstance(litter.problem, Corrupt)
+    judged = await find_litter(CheckpointTree(store), "run", -1, ["run/file"])
+    assert len(judged.unused) == 1
+
+
+async def test_what_another_copy_has_right_is_whole_and_noted(store, layout):
+    """The first reader of a part gives wrong bytes, one that is opened anew right ones."""
+    opened = {}
+
+    class WrongOnce(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "open":
+                opened[name] = opened.get(name, 0) + 1
+            data = await call()
+            if operation == "pread" and name.endswith("/0001") and opened[name] == 1:
+                return bytes(len(data))
+            return data
+
+    found = await look(WrongOnce(store), "run/file")
+    assert found.problems == []
+    assert found.notes and all("another copy is right" in note for note in found.notes)
+    assert len(found.notes) <= len(units_in(layout, 1))
+    assert found.tally.moved_bytes == layout.size_bytes
+
+
+async def test_a_part_whose_machine_does_not_answer_is_one_problem(store, layout):
+    def fails(count, operation, name):
+        return operation == "pread" and name.endswith(f"{layout.parts_id}/0001")
+
+    found = await look(FlakyStore(store, fails))
+    (problem,) = found.problems
+    assert (problem.part, problem.units) == (1, units_in(layout, 1))
+
+
+async def test_a_store_that_is_gone_ends_it_soon(store, tmp_path):
+    for number in range(30):
+        await publish(store, f"run/more{number}", b"content")
+    asked = []
+
+    def fails(count, operation, name):
+        asked.append(name)
+        return operation in ("open", "pread") and "more" in name
+
+    with pytest.raises(Exception, match="flaky"):
+        await look(FlakyStore(store, fails))
+    assert not any("more29" in name for name in asked)
+
+
+async def test_what_is_replaced_meanwhile_is_not_called_damaged(store, part):
+    tree = CheckpointTree(store)
+
+    class Replaced(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "list" and PARTS_FOLDER in name and part.exists():
+                part.unlink()
+                os.utime(part.parents[2] / "file", ns=(0, 0))
+            return await call()
+
+    findings = Findings()
+    await verify(CheckpointTree(Replaced(store)), "run/file", findings)
+    assert [type(f.error) for f in findings.tally.failures] == [Conflict]
+    assert (await tree.stat("run/file")).layout is not None
+
+
+@pytest.fixture
+async def moving(store, layout):
+    """The file as a move to another folder leaves it that ends before the last step."""
+    tree = CheckpointTree(store)
+    entry = await tree.stat("run/file")
+    there = parts_folder("run/folder", layout.parts_id)
+    elsewhere = replace(layout, elsewhere="folder").encode()
+    await publish(store, "run/file", elsewhere, mode=entry.info.mode)
+    await store.rename(parts_folder("run", layout.parts_id), there)
+    return there
+
+
+class TestInterruptedMoves:
+    async def test_are_noted(self, store, moving):
+        found = await look(store)
+        assert found.problems == [] and found.tally.done_files == 3
+        assert "run/file" in found.notes[0] and "--repair" in found.notes[0]
+        assert (await store.stat(moving)).is_folder
+
+    async def test_are_left_alone_while_they_may_go_on(self, store, moving):
+        found = await look(store, repair=True)
+        assert found.repaired == [] and "began" in found.notes[0]
+        assert (await store.stat(moving)).is_folder
+
+    async def test_are_completed(self, store, layout, moving):
+        await store.set_mtime("run/file", time.time_ns() - int((MOVE_S + 1) * 1e9))
+        found = await look(store, repair=True)
+        assert found.problems == [] and len(found.repaired) == 1
+        with pytest.raises(NotFound):
+            await store.stat(moving)
+        assert (await store.stat(parts_folder("run", layout.parts_id))).is_folder
+        found = await look(store, repair=True)
+        assert (found.problems, found.notes, found.repaired) == ([], [], [])
+
+
+async def abandoned(store, folder, age_s):
+    name = f"{folder}/{PARTS_FOLDER}/{MAKING}{os.urandom(16).hex()}"
+    await publish(store, f"{name}/0000", b"part")
+    await store.set_mtime(name, time.time_ns() - int(age_s * 1e9))
+    return name
+
+
+async def test_repair_removes_what_was_given_up(store):
+    old = await abandoned(store, "run/folder", 3 * 86400)
+    new = await abandoned(store, "run", 3600)
+    assert (await look(store)).repaired == []
+    assert len((await look(store, repair=True)).repaired) == 1
+    assert (await store.stat(new)).is_folder
+    with pytest.raises(NotFound):
+        await store.stat(old)
+
+
+class TestSweep:
+    async def lost(self, store, age_s=3 * 86400):
+        """Have parts whose manifest has been removed."""
+        folder = f"run/{PARTS_FOLDER}/{os.urandom(16).hex()}"
+        await publish(store, f"{folder}/0000", b"part")
+        await store.set_mtime(folder, time.time_ns() - int(age_s * 1e9))
+        return folder
+
+    async def test_finds_only_what_is_old_and_of_no_file(self, store):
+        tree = CheckpointTree(store)
+        given_up = await abandoned(store, "run", 3 * 86400)
+        await abandoned(store, "run", 3600)
+        lost = await self.lost(store)
+        await self.lost(store, 3600)
+        litter = await find_litter(tree, "run")
+        assert [info.name for info in litter.abandoned] == [given_up]
+        assert [info.name for info in litter.unused] == [lost]
+        assert (await store.stat(lost)).is_folder
+        assert await sweep(tree, "run", litter) == 2
+        assert (await find_litter(tree, "run")).unused == []
+        assert (await look(store)).problems == []
+
+    async def test_keeps_all_parts_while_a_manifest_cannot_be_read(self, store, tmp_path):
+        tree = CheckpointTree(store)
+        lost = await self.lost(store)
+        path = tmp_path / "store" / "run" / "folder" / "file"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        litter = await find_litter(tree, "run")
+        assert isinstance(litter.problem, Corrupt)
+        assert await sweep(tree, "run", litter) == 0
+        litter = await find_litter(tree, "run", despite=["run/folder/file"])
+        assert [info.name for info in litter.unused] == [lost]
+
+    async def test_an_empty_file_can_be_said_to_be_no_manifest(self, store):
+        await publish(store, "run/empty", b"")
+        await self.lost(store)
+        tree = CheckpointTree(store)
+        assert (await tree.stat("run/empty")).problem is not None
+        litter = await find_litter(tree, "run", despite=["run/empty"])
+        assert await sweep(tree, "run", litter, ["run/empty"]) == 1
+        assert (await tree.stat("run/empty")).problem is None
+
+    async def test_keeps_what_has_got_its_name_meanwhile(self, store, layout):
+        tree = CheckpointTree(store)
+        manifest = layout.encode()
+        await store.delete("run/file")
+        litter = await find_litter(tree, "run", -1)
+        assert [info.name for info in litter.unused] == [parts_folder("run", layout.parts_id)]
+        await publish(store, "run/file", manifest)
+        assert await sweep(tree, "run", litter) == 0
+        assert (await look(store)).problems == []
+
+
+async def test_describes_a_file(store, layout, part):
+    tree = CheckpointTree(store)
+    found = await describe(tree, "run/file")
+    assert found.is_whole and found.folder == parts_folder("run", layout.parts_id)
+    assert [p.size_bytes for p in found.parts] == layout.part_bytes()
+    part.unlink()
+    found = await describe(tree, "run/file")
+    assert not found.is_whole and found.parts[0].size_bytes is None
+    assert (await describe(tree, "run/plain")).is_whole
+
+
+async def test_describes_a_file_of_a_store_that_does_not_answer(store):
+    def fails(count, operation, name):
+        return operation == "block_locations"
+
+    assert (await describe(CheckpointTree(FlakyStore(store, fails)), "run/file")).is_whole
+    with pytest.raises(Unavailable):
+        await FlakyStore(store, lambda *_: False).block_locations("run/file")
+
+
+def test_numbers_are_written_as_people_do():
+    assert format_numbers([7, 3, 11, 12, 13]) == "3, 7, 11-13"
+    assert format_numbers([]) == ""

@@ -18,7 +18,7 @@ SOURCES := $(shell find bootseer c_ext spank prolog epilog slurm-conf-examples s
 C_FILES = $(wildcard c_ext/*.[ch] spank/*.[ch])
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 deps: ## install missing Debian packages (debian-packages.txt), start no services
 	@tools/install-debian-packages debian-packages.txt
@@ -33,6 +33,9 @@ demo: venv ## cold start against warm start on a local Slurm cluster
 
 bench: venv ## the measurements behind the documentation's figures
 	@$(BIN)/bootseer dev bench $(ARGS)
+
+bench-ckpt: venv ## checkpoints in HDFS, read and written
+	@$(BIN)/bootseer dev bench-ckpt $(ARGS)
 
 check: lint types contracts ## all three
 
@@ -55,7 +58,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo bench check lint types contracts fmt clean
+.PHONY: help deps venv test demo bench bench-ckpt check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import trio
 
-from bootseer.checkpoint.source import parts_folder, resolve
+from bootseer.checkpoint.source import parts_folders
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.core.stripe import Layout, part_name
-from bootseer.errors import BootseerError, Corrupt
+from bootseer.errors import BootseerError
 from bootseer.store.base import ObjectInfo, Placement
 from bootseer.units import format_numbers
 
@@ -104,11 +103,7 @@ async def describe(tree: CheckpointTree, name: str) -> Description:
 
 async def find_parts(tree: CheckpointTree, entry: Entry, layout: Layout) -> tuple[str, list[Part]]:
     """Return the folder in which the parts of a file are, and how long each is."""
-    above = entry.name.rpartition("/")[0]
-    folders = [parts_folder(above, layout.parts_id)]
-    if layout.elsewhere:
-        with suppress(Corrupt):  # it leads out of the tree
-            folders.append(parts_folder(resolve(above, layout.elsewhere), layout.parts_id))
+    folders = parts_folders(entry.name, layout)
     found: Mapping[str, ObjectInfo] = {}
     for folder in folders:
         listed = await tree.store.list(folder)

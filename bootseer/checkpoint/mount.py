@@ -20,6 +20,9 @@ from bootseer.units import MIB
 
 _log = logging.getLogger(__name__)
 
+_SETTLE_S = 30.0
+"""At the end, for files that have been closed to be published."""
+_END_S = 10.0
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
@@ -44,21 +47,51 @@ async def serve_checkpoint(
 ) -> None:
     """Serve the tree of a store until it is unmounted or cancelled; see `fuse.mount.serve_fd`.
 
-    Files that their writers have closed are published before this returns; the others are lost.
+    Cancellation: files that their writers have closed are published first, as long as that takes
+    no more than `_SETTLE_S`; what is still being written is lost. After an unmount the kernel no
+    longer tells who has closed what: cancel first.
     """
     keep_large_buffers()
-    tree = CheckpointTree(store)
+    stop, ended = trio.Event(), trio.Event()
     async with trio.open_nursery() as nursery:
-        fetcher = Fetcher(nursery, options.fetch)
-        drafts = Drafts(tree, nursery, options.write)
-        view = CheckpointView(tree, fetcher, drafts, owners, options.view)
+        nursery.start_soon(_serve, store, connection, owners, options, task_status, stop, ended)
         try:
-            await serve_fd(view, connection, task_status=task_status)
+            await ended.wait()
         finally:
-            with trio.CancelScope(shield=True):
+            stop.set()
+
+
+async def _serve(
+    store: Store,
+    connection: int,
+    owners: Owners,
+    options: CheckpointOptions,
+    task_status: trio.TaskStatus[None],
+    stop: trio.Event,
+    ended: trio.Event,
+) -> None:
+    """Serve until it is unmounted or told to stop, whatever is cancelled around it."""
+    tree = CheckpointTree(store)
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            fetcher = Fetcher(nursery, options.fetch)
+            drafts = Drafts(tree, nursery, options.write)
+            view = CheckpointView(tree, fetcher, drafts, owners, options.view)
+
+            async def until_stopped() -> None:
+                await stop.wait()
+                with trio.move_on_after(_SETTLE_S):
+                    await view.settled()
+                serving.cancel()
+
+            nursery.start_soon(until_stopped)
+            with trio.CancelScope() as serving:
+                await serve_fd(view, connection, task_status=task_status)
+            with trio.move_on_after(_END_S):
                 for name in await view.end():
                     _log.error("%s was still being written, and is lost", name)
             nursery.cancel_scope.cancel()
+    ended.set()
 
 
 def keep_large_buffers() -> None:

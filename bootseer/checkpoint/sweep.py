@@ -74,6 +74,9 @@ async def _check_heads(
         Corrupt: there is one; what lies around may be its parts.
     """
     found: list[str] = []
+    for entry in entries:
+        if entry.problem is not None and entry.name not in despite:
+            raise Corrupt(f"{entry.problem}; what its parts are cannot be told")
 
     async def look(entry: Entry) -> None:
         async with tree.store.open(entry.name, known=entry.info) as reader:

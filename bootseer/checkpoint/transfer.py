@@ -19,11 +19,12 @@ import trio
 
 from bootseer.checkpoint.batch import Tally, background, each, limits_for, walk
 from bootseer.checkpoint.compare import has_content, is_same_time, same_content
+from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.landing import Landing, leftovers
 from bootseer.checkpoint.source import PLAIN_PIECE_BYTES
 from bootseer.checkpoint.tree import CheckpointTree, Entry
-from bootseer.checkpoint.write import Drafts, WriteOptions
+from bootseer.checkpoint.write import Drafts
 from bootseer.core import stripe
 from bootseer.core.ranges import ByteRange
 from bootseer.core.stripe import PARTS_FOLDER
@@ -170,7 +171,7 @@ class _Import:
             _check_unchanged(fd, file)
             await writer.commit()
         if over is not None and over.layout is not None:
-            await self._tree.drop_aside(over)
+            await self._tree.drop_parts(over)
 
     async def _bring_striped(self, fd: int, file: _Local) -> None:
         draft = self._drafts.begin(file.name, _file_mode(file.status))

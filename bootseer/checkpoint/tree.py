@@ -149,25 +149,32 @@ class CheckpointTree:
     async def remove(self, entry: Entry) -> None:
         """Remove a file; its parts go after its name."""
         await self.store.delete(entry.name)
-        await self._drop_parts(entry)
+        await self.drop_parts(entry)
 
     async def set_aside(self, entry: Entry) -> Entry:
-        """Take a file's name away, and keep its content until `drop_aside`."""
-        if entry.layout is not None:
+        """Take a file's name away, and keep its content until `drop_aside`.
+
+        It is kept at the root of the tree, so that the folder in which it was can be removed.
+        """
+        _, folder = self.new_parts("")
+        target = f"{folder}/{stripe.part_name(0)}"
+        if entry.layout is None:
+            await self.store.rename(entry.name, target)
+        else:
             await self.store.delete(entry.name)
             self._known.pop(entry.name, None)
-            return entry
-        _, folder = self.new_parts(entry.name)
-        target = f"{folder}/{stripe.part_name(0)}"
-        await self.store.rename(entry.name, target)
+            for parts in parts_folders(entry.name, entry.layout):
+                with suppress(NotFound):
+                    await self.store.rename(parts, parts_folder(folder, entry.layout.parts_id))
+                    break
         return replace(entry, info=replace(entry.info, name=target))
 
     async def drop_aside(self, entry: Entry) -> None:
-        """Remove the content of a file that has no name any more."""
-        if entry.layout is not None:
-            await self._drop_parts(entry)
-        else:
-            await self.store.delete_tree(entry.name.rpartition("/")[0])
+        """Remove what `set_aside` has kept."""
+        folder = entry.name.rpartition("/")[0]
+        if not folder.startswith(f"{PARTS_FOLDER}/{MAKING}"):
+            raise ValueError(f"{entry.name!r} was not set aside")
+        await self.store.delete_tree(folder)
 
     async def remove_folder(self, name: str) -> None:
         """Remove a folder in which nothing is shown.
@@ -209,7 +216,7 @@ class CheckpointTree:
         await self.store.rename(entry.name, target, overwrite=over is not None)
         self._known.pop(entry.name, None)
         if over is not None and not _share_parts(over, entry.layout):
-            await self._drop_parts(over)
+            await self.drop_parts(over)
         return replace(entry, info=replace(entry.info, name=target))
 
     async def publish(self, name: str, layout: Layout, mode: int | None, making: str) -> Entry:
@@ -230,7 +237,7 @@ class CheckpointTree:
             await self.store.stat(target)
         await publish(self.store, name, layout.encode(), mode=mode)
         if over is not None and not _share_parts(over, layout):
-            await self._drop_parts(over)
+            await self.drop_parts(over)
         return await self.stat(name)
 
     async def publish_plain(
@@ -244,7 +251,7 @@ class CheckpointTree:
             await self.store.rename(content, name, overwrite=True)
         await self._drop(making)
         if over is not None:
-            await self._drop_parts(over)
+            await self.drop_parts(over)
         return await self.stat(name)
 
     async def find(self, name: str) -> Entry | None:
@@ -396,7 +403,7 @@ class CheckpointTree:
                 return (await self.store.stat(folder)).name
         raise Corrupt(f"{entry.name!r}: its parts are missing; restore the file from another copy")
 
-    async def _drop_parts(self, entry: Entry) -> None:
+    async def drop_parts(self, entry: Entry) -> None:
         """Remove the parts of a file that has lost its name."""
         self._known.pop(entry.name, None)
         if entry.layout is not None:

@@ -73,6 +73,7 @@ class _Node:
     writers: int = 0
     has_name: bool = True
     aside: Entry | None = None
+    outlived: Entry | None = None
     mtime_ns: int = 0
     changes: int = 0
     pushes: int = 0
@@ -133,6 +134,7 @@ class CheckpointView:
         self._listings: dict[int, _Listing] = {}
         self._inodes = itertools.count(ROOT_INODE + 1)
         self._numbers = itertools.count(1)
+        self._closed = trio.Event()
 
     def attach(self, kernel: Kernel) -> None:
         """See `View.attach`."""
@@ -245,7 +247,7 @@ class CheckpointView:
         keeps_parts = over is not None and over.handles > 0 and replaced is not None
         if keeps_parts and replaced is not None and replaced.layout is not None:
             assert over is not None
-            over.aside, replaced = replaced, Entry(replaced.info)
+            over.outlived, replaced = replaced, Entry(replaced.info)
         entry = replace(node.entry, info=self._info(node))
         node.entry = await self._tree.rename(entry, target, over=replaced)
         if over is not None:
@@ -359,13 +361,17 @@ class CheckpointView:
         """See `View.close`; the last writer's makes the file visible to others."""
         opened = self._handles.pop(handle)
         node = opened.node
-        async with node.lock:
-            node.handles -= 1
-            node.writers -= opened.writes
-            if node.draft is not None and not node.writers:
-                await self._end_draft(node)
-            if not node.handles:
-                await self._close_unused(node)
+        # A file must not be left half published because the mount ends.
+        with trio.CancelScope(shield=True):
+            async with node.lock:
+                node.handles -= 1
+                node.writers -= opened.writes
+                if node.draft is not None and not node.writers:
+                    await self._end_draft(node)
+                if not node.handles:
+                    await self._close_unused(node)
+        self._closed.set()
+        self._closed = trio.Event()
 
     async def truncate(self, inode: int, handle: int | None, size_bytes: int) -> Attributes:
         """See `WritableView.truncate`."""
@@ -430,6 +436,11 @@ class CheckpointView:
         """See `WritableView.extended_names`."""
         await trio.lowlevel.checkpoint()
         return sorted(self._extended(self._nodes[inode]))
+
+    async def settled(self) -> None:
+        """Wait until all files that have been written and closed are published."""
+        while any(n.draft is not None and not n.draft.changed for n in self._nodes.values()):
+            await self._closed.wait()
 
     async def end(self) -> list[str]:
         """Publish what is complete, give up the rest; returns the names that are lost."""
@@ -630,6 +641,9 @@ class CheckpointView:
             aside, node.aside = node.aside, None
             with suppress(BootseerError):
                 await self._tree.drop_aside(aside)
+        if node.outlived is not None:
+            outlived, node.outlived = node.outlived, None
+            await self._tree.drop_parts(outlived)
 
     # Writing
 

@@ -14,8 +14,8 @@ from click.shell_completion import CompletionItem
 from bootseer.units import parse_age, parse_size
 
 if TYPE_CHECKING:
+    from bootseer.checkpoint.deal import WriteOptions
     from bootseer.checkpoint.tree import CheckpointTree, Entry
-    from bootseer.checkpoint.write import WriteOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -366,7 +366,7 @@ def bench(
 
 
 def _options(unit_bytes: int, width: int, replication: int | None) -> WriteOptions:
-    from bootseer.checkpoint.write import WriteOptions
+    from bootseer.checkpoint.deal import WriteOptions
 
     return WriteOptions(
         unit_bytes=unit_bytes, width=width, streams=max(32, width), replication=replication

@@ -90,6 +90,27 @@ def bench(pairs: int, starts: int, build_dir: Path) -> None:
     run_bench(build_dir.absolute(), Console(), pairs, starts)
 
 
+@dev.command("bench-ckpt")
+@click.option("--size", default="1GiB", show_default=True, help="Of the file.")
+@click.option("--stream-size", default="4GiB", show_default=True, help="Of each of 8 streams.")
+@click.option("--repeats", default=5, show_default=True, help="Rounds.")
+@dev_common.build_dir("For Hadoop's jars and the figures.")
+def bench_ckpt(size: str, stream_size: str, repeats: int, build_dir: Path) -> None:
+    """Measure how fast checkpoints in HDFS are read and written; needs root.
+
+    \b
+    Example:
+      bootseer dev bench-ckpt --repeats 3
+    """
+    from rich.console import Console
+
+    from bootseer.testing.ckpt_bench import BenchSpec, run_ckpt_bench
+    from bootseer.units import parse_size
+
+    spec = BenchSpec(parse_size(size), parse_size(stream_size), repeats, build_dir.absolute())
+    run_ckpt_bench(spec, Console())
+
+
 @dev.group()
 def cluster() -> None:
     """A real Slurm cluster on this machine, in namespaces; needs root.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bootseer.core.ranges import ByteRange
 
-GROWTH = 4
+GROWTH = 64
 
 
 class Window:

@@ -1,4 +1,9 @@
-"""A mount that root makes and a process of a user's serves, as on a node."""
+"""A mount that root makes and a process of a user's serves, as on a node.
+
+    python -m bootseer.testing.served MOUNTPOINT USER READ_AHEAD_KIB PROGRAM...
+
+does it until its input ends; it prints the server's process id when the mount can be used.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,13 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bootseer.errors import Unavailable
 from bootseer.fuse.mount import MountOptions, attach, detach, set_read_ahead
 
+MODULE = "bootseer.testing.served"
 _END_S = 20
 
 
@@ -63,9 +69,24 @@ def served(
             set_read_ahead(mountpoint, read_ahead_kib)
         yield server
     finally:
+        server.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(_END_S)
         detach(mountpoint)
         try:
             server.wait(_END_S)
         finally:
             server.kill()
             server.communicate()
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    mountpoint, user, read_ahead_kib, *program = sys.argv[1:]
+    with served(program, Path(mountpoint), user, read_ahead_kib=int(read_ahead_kib)) as server:
+        print(server.pid, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -11,10 +11,10 @@ import trio
 
 from bootseer.checkpoint import landing
 from bootseer.checkpoint.batch import Tally, walk
+from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.landing import PREFIX, Landing
 from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.checkpoint.write import WriteOptions
 from bootseer.core.stripe import MAGIC
 from bootseer.errors import BootseerError, Conflict, Corrupt, Denied
 from bootseer.store.local import LocalStore

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import trio
 
+from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.checkpoint.write import Drafts, WriteOptions
+from bootseer.checkpoint.write import Drafts
 from bootseer.core.stripe import PARTS_FOLDER
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient
 from bootseer.store.base import publish, read_all

@@ -8,13 +8,13 @@ import pytest
 import xxhash
 
 from bootseer.checkpoint.batch import Tally
+from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.describe import describe
 from bootseer.checkpoint.source import parts_folder
 from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.transfer import ImportOptions, import_files
 from bootseer.checkpoint.tree import MAKING, CheckpointTree
 from bootseer.checkpoint.verify import MOVE_S, Findings, verify
-from bootseer.checkpoint.write import WriteOptions
 from bootseer.core.stripe import PARTS_FOLDER, Layout, Unit
 from bootseer.errors import Conflict, Corrupt, NotFound, Unavailable
 from bootseer.store.base import publish

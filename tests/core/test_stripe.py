@@ -1,4 +1,4 @@
-"""Manifests of striped files: what is written is read back, what is damaged or cannot be is refused."""
+"""Manifests of striped files: what is written is read back, what is damaged is refused."""
 
 import re
 from dataclasses import replace

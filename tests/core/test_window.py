@@ -1,5 +1,7 @@
 """Reading ahead: far enough in sequence, nothing at random, no byte twice."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +41,7 @@ class Reader:
 
 
 def disjoint(ranges):
-    return all(a.stop <= b.start for a, b in zip(ranges, ranges[1:], strict=False))
+    return all(a.stop <= b.start for a, b in itertools.pairwise(ranges))
 
 
 @given(

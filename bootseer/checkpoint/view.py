@@ -10,12 +10,13 @@ import stat
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import trio
 
 from bootseer.checkpoint.fetch import Fetcher, FileFetch, Sink
 from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.nodes import Node, Nodes
 from bootseer.checkpoint.source import PlainSource
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Draft, Drafts
@@ -23,7 +24,6 @@ from bootseer.core.ranges import ByteRange
 from bootseer.core.window import Window
 from bootseer.errors import BootseerError, Conflict
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE, Attributes, Kernel, Opened, Space
-from bootseer.store.base import ObjectInfo
 from bootseer.store.name import is_component
 from bootseer.units import MIB
 
@@ -34,7 +34,6 @@ _MARK_BYTES = 64 * MIB
 """Of a file that is read ahead, one page in so many bytes is kept back: asking for it tells how far
 its readers are, who find everything else in the page cache."""
 _FIRST_WINDOW = 8 * MIB
-_STATS_BEFORE_LISTING = 8
 _FILE_MODE = 0o644
 _FOLDER_MODE = 0o755
 _NO_SPACE_KNOWN = 2**50
@@ -56,52 +55,14 @@ class ViewOptions:
     read_only: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
-    """A file or folder that the kernel knows, in one version."""
-
-    inode: int
-    parent: int
-    name: str
-    entry: Entry | None
-    draft: Draft | None = None
-    failed: BootseerError | None = None
-    fetch: FileFetch | None = None
-    window: Window | None = None
-    marks: dict[int, bytes] = field(default_factory=dict)
-    handles: int = 0
-    writers: int = 0
-    has_name: bool = True
-    aside: Entry | None = None
-    outlived: Entry | None = None
-    mtime_ns: int = 0
-    changes: int = 0
-    pushes: int = 0
-    pushed: trio.Event = field(default_factory=trio.Event)
-    lock: trio.Lock = field(default_factory=trio.Lock)
-
-    @property
-    def is_folder(self) -> bool:
-        return self.entry is not None and self.entry.is_folder
-
-
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    node: _Node
+    node: Node
     flags: int
 
     @property
     def writes(self) -> bool:
         return self.flags & os.O_ACCMODE != os.O_RDONLY
-
-
-@dataclass(slots=True)
-class _Listing:
-    """What was last seen in a folder, and how often a single name was asked for since."""
-
-    at: float
-    entries: dict[str, Entry]
-    asked: int = 0
 
 
 class CheckpointView:
@@ -127,12 +88,8 @@ class CheckpointView:
         self._options = options or ViewOptions()
         self.valid_s = self._options.valid_s
         self._kernel: Kernel | None = None
-        root = _Node(ROOT_INODE, ROOT_INODE, "", Entry(ObjectInfo("", 0, 0, is_folder=True)))
-        self._nodes: dict[int, _Node] = {ROOT_INODE: root}
-        self._by_name: dict[tuple[int, str], _Node] = {}
+        self._nodes = Nodes(tree, self.valid_s)
         self._handles: dict[int, _Handle] = {}
-        self._listings: dict[int, _Listing] = {}
-        self._inodes = itertools.count(ROOT_INODE + 1)
         self._numbers = itertools.count(1)
         self._closed = trio.Event()
 
@@ -145,29 +102,31 @@ class CheckpointView:
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """See `View.lookup`."""
         text = _text(name)
-        node = self._by_name.get((parent, text))
+        node = self._nodes.by_name.get((parent, text))
         if node is None or node.draft is None:
-            entry = await self._entry(self._nodes[parent], text)
-            node = self._by_name.get((parent, text))
+            entry = await self._nodes.entry(self._nodes.by_inode[parent], text)
+            node = self._nodes.by_name.get((parent, text))
             if node is None or node.draft is None:
                 if entry is None:
-                    self._unname(parent, text)
+                    self._nodes.unname(parent, text)
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-                node = self._node(parent, text, entry)
+                node = self._nodes.node(parent, text, entry)
         return self._attributes(node)
 
     async def attributes(self, inode: int) -> Attributes:
         """See `View.attributes`."""
         await trio.lowlevel.checkpoint()
-        return self._attributes(self._nodes[inode])
+        return self._attributes(self._nodes.by_inode[inode])
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
         """See `View.entries`."""
         # One that is published while the store is asked may be in neither answer.
-        being_written = self._being_written(inode)
-        listing = await self._list(self._nodes[inode])
-        nodes = {name: self._node(inode, name, entry) for name, entry in listing.entries.items()}
-        for node in (*being_written, *self._being_written(inode)):
+        being_written = self._nodes.being_written(inode)
+        listing = await self._nodes.listing(self._nodes.by_inode[inode])
+        nodes = {
+            name: self._nodes.node(inode, name, entry) for name, entry in listing.entries.items()
+        }
+        for node in (*being_written, *self._nodes.being_written(inode)):
             if node.has_name and node.parent == inode:
                 nodes[node.name] = node
         return [(name.encode(), self._attributes(node)) for name, node in sorted(nodes.items())]
@@ -179,24 +138,18 @@ class CheckpointView:
 
     def forget(self, inode: int) -> None:
         """See `View.forget`."""
-        node = self._nodes.get(inode)
-        if node is None or inode == ROOT_INODE or node.handles or node.draft is not None:
-            return
-        del self._nodes[inode]
-        self._listings.pop(inode, None)
-        if self._by_name.get((node.parent, node.name)) is node:
-            del self._by_name[node.parent, node.name]
+        self._nodes.forget(inode)
 
     async def make_folder(self, parent: int, name: bytes, mode: int) -> Attributes:
         """See `WritableView.make_folder`."""
         text = self._changes(parent, name)
-        path = self._path_in(parent, text)
-        if await self._current(parent, text) is not None:
+        path = self._nodes.path_in(parent, text)
+        if await self._nodes.named(parent, text) is not None:
             raise _os_error(errno.EEXIST)
         await self._tree.mkdir(path, mode & 0o1777)
         entry = await self._tree.stat(path)
-        self._touch(parent)
-        return self._attributes(self._node(parent, text, entry))
+        self._nodes.touch(parent)
+        return self._attributes(self._nodes.node(parent, text, entry))
 
     async def remove(self, parent: int, name: bytes) -> None:
         """See `WritableView.remove`."""
@@ -207,8 +160,8 @@ class CheckpointView:
         async with node.lock:
             if node.entry is not None:
                 await self._remove_entry(node)
-            self._unname(parent, text)
-            self._touch(parent)
+            self._nodes.unname(parent, text)
+            self._nodes.touch(parent)
             if node.draft is not None and not node.handles:
                 await node.draft.discard()
                 node.draft = None
@@ -220,8 +173,8 @@ class CheckpointView:
         if not node.is_folder:
             raise _os_error(errno.ENOTDIR)
         await self._remove_folder(node)
-        self._unname(parent, text)
-        self._touch(parent)
+        self._nodes.unname(parent, text)
+        self._nodes.touch(parent)
 
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
@@ -229,7 +182,7 @@ class CheckpointView:
         """See `WritableView.rename`."""
         old, new = self._changes(parent, name), self._changes(new_parent, new_name)
         node = await self._named(parent, old)
-        over = await self._named_or_none(new_parent, new)
+        over = await self._nodes.named(new_parent, new)
         if over is node:
             return
         if over is not None and flags & RENAME_NOREPLACE:
@@ -238,37 +191,35 @@ class CheckpointView:
             raise _os_error(errno.EISDIR if over.is_folder else errno.ENOTDIR)
         await self._settle(node)
         assert node.entry is not None
-        target = self._path_in(new_parent, new)
+        target = self._nodes.path_in(new_parent, new)
         replaced: Entry | None = None
         if over is not None and over.is_folder:
             await self._remove_folder(over)
         elif over is not None:
-            replaced = over.entry and replace(over.entry, info=self._info(over))
+            replaced = over.entry and replace(over.entry, info=self._nodes.info(over))
         keeps_parts = over is not None and over.handles > 0 and replaced is not None
         if keeps_parts and replaced is not None and replaced.layout is not None:
             assert over is not None
             over.outlived, replaced = replaced, Entry(replaced.info)
-        entry = replace(node.entry, info=self._info(node))
+        entry = replace(node.entry, info=self._nodes.info(node))
         node.entry = await self._tree.rename(entry, target, over=replaced)
         if over is not None:
-            self._unname(new_parent, new)
+            self._nodes.unname(new_parent, new)
             if over.draft is not None and not over.handles:
                 await over.draft.discard()
                 over.draft = None
-        del self._by_name[parent, old]
-        node.parent, node.name = new_parent, new
-        self._by_name[new_parent, new] = node
-        self._touch(parent)
-        self._touch(new_parent)
-        for other in self._nodes.values():
+        self._nodes.move(node, new_parent, new)
+        self._nodes.touch(parent)
+        self._nodes.touch(new_parent)
+        for other in self._nodes.by_inode.values():
             if other.fetch is not None and other.has_name:
-                other.fetch.source.move(self._path(other))
+                other.fetch.source.move(self._nodes.path(other))
 
     # Files
 
     async def open(self, inode: int, flags: int) -> Opened:
         """See `View.open`."""
-        node = self._nodes[inode]
+        node = self._nodes.by_inode[inode]
         handle = _Handle(node, flags)
         if handle.writes or flags & os.O_TRUNC:
             self._check_writable()
@@ -290,7 +241,7 @@ class CheckpointView:
     ) -> tuple[Attributes, Opened]:
         """See `WritableView.create`."""
         text = self._changes(parent, name)
-        node = await self._named_or_none(parent, text)
+        node = await self._nodes.named(parent, text)
         if node is not None:
             if flags & os.O_EXCL:
                 raise _os_error(errno.EEXIST)
@@ -298,13 +249,11 @@ class CheckpointView:
                 raise _os_error(errno.EISDIR)
             opened = await self.open(node.inode, flags & ~(os.O_CREAT | os.O_EXCL))
             return self._attributes(node), opened
-        node = _Node(next(self._inodes), parent, text, None)
-        node.draft = self._drafts.begin(self._path_in(parent, text), mode & 0o1777)
+        node = self._nodes.new(parent, text, None)
+        node.draft = self._drafts.begin(self._nodes.path_in(parent, text), mode & 0o1777)
         node.mtime_ns = time.time_ns()
         node.handles = node.writers = 1
-        self._nodes[node.inode] = node
-        self._by_name[parent, text] = node
-        self._touch(parent)
+        self._nodes.touch(parent)
         # Opened only to read, it is there all the same.
         handle = _Handle(node, flags if flags & os.O_ACCMODE else flags | os.O_RDWR)
         return self._attributes(node), self._opened(handle)
@@ -376,7 +325,7 @@ class CheckpointView:
     async def truncate(self, inode: int, handle: int | None, size_bytes: int) -> Attributes:
         """See `WritableView.truncate`."""
         self._check_writable()
-        node = self._nodes[inode]
+        node = self._nodes.by_inode[inode]
         async with node.lock:
             draft = await self._begin(node, is_empty=size_bytes == 0)
             await draft.truncate(size_bytes)
@@ -395,7 +344,7 @@ class CheckpointView:
     ) -> Attributes:
         """See `WritableView.change`; owners stay who they are."""
         self._check_writable()
-        node = self._nodes[inode]
+        node = self._nodes.by_inode[inode]
         now = self._attributes(node)
         if uid not in (None, now.uid) or gid not in (None, now.gid):
             raise _os_error(errno.EPERM)
@@ -406,14 +355,14 @@ class CheckpointView:
                 if mtime_ns is not None:
                     node.draft.mtime_ns = node.mtime_ns = mtime_ns
             elif node.entry is not None and node.has_name and inode != ROOT_INODE:
-                entry = replace(node.entry, info=self._info(node))
+                entry = replace(node.entry, info=self._nodes.info(node))
                 if mode is not None:
                     await self._tree.set_mode(entry, mode & 0o1777)
                 if mtime_ns is not None:
                     await self._tree.store.set_mtime(entry.name, mtime_ns)
                     node.mtime_ns = 0
                 node.entry = await self._tree.stat(entry.name)
-                self._touch(node.parent)
+                self._nodes.touch(node.parent)
         return self._attributes(node)
 
     async def space(self) -> Space:
@@ -427,7 +376,7 @@ class CheckpointView:
     async def extended(self, inode: int, name: bytes) -> bytes:
         """See `WritableView.extended`."""
         await trio.lowlevel.checkpoint()
-        found = self._extended(self._nodes[inode]).get(name)
+        found = self._extended(self._nodes.by_inode[inode]).get(name)
         if found is None:
             raise _os_error(errno.ENODATA)
         return found
@@ -435,135 +384,41 @@ class CheckpointView:
     async def extended_names(self, inode: int) -> Sequence[bytes]:
         """See `WritableView.extended_names`."""
         await trio.lowlevel.checkpoint()
-        return sorted(self._extended(self._nodes[inode]))
+        return sorted(self._extended(self._nodes.by_inode[inode]))
 
     async def settled(self) -> None:
         """Wait until all files that have been written and closed are published."""
-        while any(n.draft is not None and not n.draft.changed for n in self._nodes.values()):
+        while any(
+            n.draft is not None and not n.draft.changed for n in self._nodes.by_inode.values()
+        ):
             await self._closed.wait()
 
     async def end(self) -> list[str]:
         """Publish what is complete, give up the rest; returns the names that are lost."""
         lost = []
-        for node in list(self._nodes.values()):
+        for node in list(self._nodes.by_inode.values()):
             if node.draft is None or not node.has_name:
                 continue
             async with node.lock:
                 if node.writers or node.failed is not None:
-                    lost.append(self._path(node))
+                    lost.append(self._nodes.path(node))
                     await node.draft.discard()
                 else:
                     await self._end_draft(node)
                     if node.failed is not None:
-                        lost.append(self._path(node))
+                        lost.append(self._nodes.path(node))
         return lost
 
-    # What is known of names
-
-    def _path(self, node: _Node) -> str:
-        parts: list[str] = []
-        while node.inode != ROOT_INODE:
-            parts.append(node.name)
-            node = self._nodes[node.parent]
-        return "/".join(reversed(parts))
-
-    def _path_in(self, parent: int, name: str) -> str:
-        above = self._path(self._nodes[parent])
-        return f"{above}/{name}" if above else name
-
-    def _info(self, node: _Node) -> ObjectInfo:
-        """What is known of a published file, under the name that it has now."""
-        assert node.entry is not None
-        return replace(node.entry.info, name=self._path(node))
-
-    def _node(self, parent: int, name: str, entry: Entry) -> _Node:
-        """Return the file of a name: the one that is known, if it is still that version."""
-        node = self._by_name.get((parent, name))
-        if node is not None and node.draft is not None:
-            return node
-        if node is not None and node.entry is not None:
-            same_kind = node.is_folder == entry.is_folder
-            if same_kind and (entry.is_folder or _version(node.entry) == _version(entry)):
-                node.entry = entry
-                return node
-            self._unname(parent, name)
-        node = _Node(next(self._inodes), parent, name, entry)
-        self._nodes[node.inode] = node
-        self._by_name[parent, name] = node
-        return node
-
-    def _unname(self, parent: int, name: str) -> None:
-        node = self._by_name.pop((parent, name), None)
-        if node is not None:
-            node.has_name = False
-
-    async def _entry(self, parent: _Node, name: str) -> Entry | None:
-        """Find out what a name is, if what is known is too old."""
-        listing = self._listings.get(parent.inode)
-        if listing is not None:
-            listing.asked += 1
-            if trio.current_time() - listing.at <= self.valid_s:
-                return listing.entries.get(name)
-            if listing.asked >= _STATS_BEFORE_LISTING:
-                return (await self._list(parent)).entries.get(name)
-        if not is_component(name):
-            await trio.lowlevel.checkpoint()
-            return None
-        return await self._tree.find(self._path_in(parent.inode, name))
-
-    async def _list(self, folder: _Node) -> _Listing:
-        async with folder.lock:
-            known = self._listings.get(folder.inode)
-            now = trio.current_time()
-            if known is not None and known.asked and now - known.at <= self.valid_s:
-                return known
-            changes = folder.changes
-            entries = await self._tree.list(self._path(folder))
-            listing = _Listing(now, {e.name.rpartition("/")[2]: e for e in entries})
-            if changes == folder.changes:
-                self._listings[folder.inode] = listing
-            return listing
-
-    def _touch(self, inode: int) -> None:
-        """Note that what was seen in a folder is no longer all."""
-        self._listings.pop(inode, None)
-        folder = self._nodes[inode]
-        folder.changes += 1
-        folder.mtime_ns = time.time_ns()
-
-    async def _current(self, parent: int, name: str) -> Entry | None:
-        return await self._tree.find(self._path_in(parent, name))
-
-    async def _named_or_none(self, parent: int, name: str) -> _Node | None:
-        node = self._by_name.get((parent, name))
-        if node is not None and node.draft is not None:
-            return node
-        entry = await self._current(parent, name)
-        node = self._by_name.get((parent, name))
-        if node is not None and node.draft is not None:
-            return node
-        if entry is None:
-            self._unname(parent, name)
-            return None
-        return self._node(parent, name, entry)
-
-    async def _named(self, parent: int, name: str) -> _Node:
-        node = await self._named_or_none(parent, name)
+    async def _named(self, parent: int, name: str) -> Node:
+        node = await self._nodes.named(parent, name)
         if node is None:
             raise _os_error(errno.ENOENT)
         return node
 
-    def _being_written(self, folder: int) -> list[_Node]:
-        return [
-            node
-            for (parent, _), node in self._by_name.items()
-            if parent == folder and node.draft is not None
-        ]
-
     def _changes(self, parent: int, name: bytes) -> str:
         """Check that a name may be changed, and return it as the store has it."""
         self._check_writable()
-        if not self._nodes[parent].has_name:
+        if not self._nodes.by_inode[parent].has_name:
             raise _os_error(errno.ENOENT)
         text = _text(name)
         if not is_component(text):
@@ -574,18 +429,18 @@ class CheckpointView:
         if self._options.read_only:
             raise _os_error(errno.EROFS)
 
-    async def _remove_folder(self, node: _Node) -> None:
-        if self._being_written(node.inode):
+    async def _remove_folder(self, node: Node) -> None:
+        if self._nodes.being_written(node.inode):
             raise _os_error(errno.ENOTEMPTY)
         try:
-            await self._tree.remove_folder(self._path(node))
+            await self._tree.remove_folder(self._nodes.path(node))
         except Conflict as error:
             raise _os_error(errno.ENOTEMPTY) from error
 
-    async def _remove_entry(self, node: _Node) -> None:
+    async def _remove_entry(self, node: Node) -> None:
         """Remove a published file; what is open of it is kept until it is closed."""
         assert node.entry is not None
-        entry = replace(node.entry, info=self._info(node))
+        entry = replace(node.entry, info=self._nodes.info(node))
         if not node.handles:
             await self._tree.remove(entry)
             return
@@ -595,11 +450,11 @@ class CheckpointView:
 
     # Reading
 
-    async def _open_to_read(self, node: _Node) -> None:
+    async def _open_to_read(self, node: Node) -> None:
         if node.fetch is not None:
             return
         assert node.entry is not None
-        entry = replace(node.entry, info=self._info(node)) if node.has_name else node.aside
+        entry = replace(node.entry, info=self._nodes.info(node)) if node.has_name else node.aside
         if entry is None:
             raise _os_error(errno.ESTALE)
         source = self._tree.source(entry)
@@ -608,7 +463,7 @@ class CheckpointView:
         node.window = Window(source.size_bytes, _FIRST_WINDOW, self._options.window_bytes)
         node.fetch = self._fetcher.open(source, self._sink(node), hold=True)
 
-    def _sink(self, node: _Node) -> Sink:
+    def _sink(self, node: Node) -> Sink:
         async def sink(offset: int, data: bytes) -> None:
             # Pages that somebody may have changed through a mapping would be written over.
             if self._kernel is None or node.writers:
@@ -632,7 +487,7 @@ class CheckpointView:
         await fetch.source.plan()
         fetch.read_ahead(ahead)
 
-    async def _close_unused(self, node: _Node) -> None:
+    async def _close_unused(self, node: Node) -> None:
         if node.fetch is not None:
             fetch, node.fetch, node.window = node.fetch, None, None
             node.marks.clear()
@@ -647,7 +502,7 @@ class CheckpointView:
 
     # Writing
 
-    async def _begin(self, node: _Node, *, is_empty: bool = False) -> Draft:
+    async def _begin(self, node: Node, *, is_empty: bool = False) -> Draft:
         """Return the version that is being written, and begin one if there is none."""
         if node.failed is not None:
             raise type(node.failed)(str(node.failed))
@@ -657,13 +512,13 @@ class CheckpointView:
             return node.draft
         if node.entry is None or not node.has_name:
             raise _os_error(errno.ESTALE)
-        entry = replace(node.entry, info=self._info(node))
+        entry = replace(node.entry, info=self._nodes.info(node))
         base = None if is_empty else self._tree.source(entry)
         node.draft = self._drafts.begin(entry.name, entry.info.mode, base)
         node.mtime_ns = time.time_ns()
         return node.draft
 
-    async def _end_draft(self, node: _Node) -> None:
+    async def _end_draft(self, node: Node) -> None:
         """Publish what its last writer has closed."""
         assert node.draft is not None
         if not node.has_name:
@@ -674,38 +529,31 @@ class CheckpointView:
             await self._publish(node)
         except BootseerError as error:
             # Nobody waits for this answer: who opens the file next learns of it.
-            _log.error("%s is lost: %s", self._path(node), error)
+            _log.error("%s is lost: %s", self._nodes.path(node), error)
             node.failed = error
 
-    async def _publish(self, node: _Node) -> None:
+    async def _publish(self, node: Node) -> None:
         draft = node.draft
         assert draft is not None
-        draft.name = self._path(node)
+        draft.name = self._nodes.path(node)
         node.entry = await draft.publish()
         node.draft = None
-        self._touch(node.parent)
+        self._nodes.touch(node.parent)
         if node.fetch is not None:
             fetch, node.fetch, node.window = node.fetch, None, None
             node.marks.clear()
             await fetch.close()
 
-    async def _settle(self, node: _Node) -> None:
+    async def _settle(self, node: Node) -> None:
         """Publish what is being written of a file, or in a folder, before it is moved."""
         if node.is_folder:
-            for other in list(self._nodes.values()):
-                if other.draft is not None and other.has_name and self._is_below(other, node):
+            for other in list(self._nodes.by_inode.values()):
+                if other.draft is not None and other.has_name and self._nodes.is_below(other, node):
                     await self._settle(other)
             return
         async with node.lock:
             if node.draft is not None:
                 await self._publish(node)
-
-    def _is_below(self, node: _Node, folder: _Node) -> bool:
-        while node.inode != ROOT_INODE:
-            node = self._nodes[node.parent]
-            if node is folder:
-                return True
-        return False
 
     # Answers
 
@@ -714,7 +562,7 @@ class CheckpointView:
         self._handles[number] = handle
         return Opened(number, keep_cache=handle.node.draft is None)
 
-    def _attributes(self, node: _Node) -> Attributes:
+    def _attributes(self, node: Node) -> Attributes:
         if node.entry is None:
             assert node.draft is not None
             mode = _FILE_MODE if node.draft.mode is None else node.draft.mode
@@ -740,7 +588,7 @@ class CheckpointView:
             node.inode, stat.S_IFREG | mode, size_bytes, mtime_ns, mtime_ns, uid, gid, links
         )
 
-    def _extended(self, node: _Node) -> dict[bytes, bytes]:
+    def _extended(self, node: Node) -> dict[bytes, bytes]:
         if node.is_folder:
             return {}
         if node.draft is not None:
@@ -755,10 +603,6 @@ class CheckpointView:
             found[b"user.bootseer.layout"] = text.encode()
             found[b"user.bootseer.digest"] = f"sha256:{layout.digest}".encode()
         return found
-
-
-def _version(entry: Entry) -> tuple[int, int, str]:
-    return (entry.info.size_bytes, entry.info.mtime_ns, str(entry.problem or ""))
 
 
 def _text(name: bytes) -> str:

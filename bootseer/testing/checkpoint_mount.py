@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import trio
@@ -15,13 +19,43 @@ from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.mount import CheckpointOptions, serve_checkpoint
 from bootseer.checkpoint.view import ViewOptions
+from bootseer.errors import Unavailable
 from bootseer.fuse.mount import run
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
 from bootseer.store.retry import RetryStore
+from bootseer.testing import served
+from bootseer.testing.cluster.machines import Machines
 
 MODULE = "bootseer.testing.checkpoint_mount"
 READY = "ready"
+MOUNTPOINT = "/mnt"
+READ_AHEAD_KIB = 4096
+
+
+@contextmanager
+def mounted(cluster: Machines, url: str, user: str, *options: str) -> Iterator[int]:
+    """Mount a tree for a user at `MOUNTPOINT` of a cluster's head, which reaches its HDFS.
+
+    Yields:
+        The server's process id, as the machine counts.
+
+    Raises:
+        Unavailable: it cannot be mounted.
+    """
+    program = ["-m", MODULE, "--url", url, *options]
+    argv = [sys.executable, "-m", served.MODULE, MOUNTPOINT, user, str(READ_AHEAD_KIB), *program]
+    process = cluster.popen(argv, stdin=subprocess.PIPE, stderr=None)
+    assert process.stdout is not None and process.stdin is not None
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise Unavailable("the mount cannot be used; its output says why")
+        yield int(line)
+    finally:
+        process.stdin.close()
+        process.wait(60)
+        process.stdout.close()
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ from urllib.parse import urlencode
 from rich.console import Console
 
 from bootseer.errors import Unavailable
-from bootseer.testing import checkpoint_mount, ckpt_client, figures, served
+from bootseer.testing import ckpt_client, figures
+from bootseer.testing.checkpoint_mount import MOUNTPOINT, mounted
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.cluster.spec import HEAD, address
 from bootseer.testing.figures import Figure
@@ -29,12 +30,10 @@ from bootseer.units import MIB
 
 USER = "alice"
 FOLDER = f"/user/{USER}/bench"
-MOUNTPOINT = "/mnt"
 RATE = "400mbit"
 LINK_MB_S = 50.0
 DATANODES = 4
 _BLOCK_BYTES = 64 * MIB
-_READ_AHEAD_KIB = 4096
 _SMALL_FILES = 2000
 _STREAMS = 8
 _POST = (
@@ -108,23 +107,6 @@ class _Bench:
             [*argv, *self.hdfs.fs_command(*arguments)], user=USER, timeout_s=600
         )
         self._note(name, float(done.stderr.strip().splitlines()[-1]))
-
-    @contextmanager
-    def mount(self, *options: str) -> Iterator[int]:
-        """Mount the folder; yields the server's process id as the machine counts."""
-        program = ["-m", checkpoint_mount.MODULE, "--url", self.url, *options]
-        argv = [sys.executable, "-m", served.MODULE, MOUNTPOINT, USER, str(_READ_AHEAD_KIB)]
-        process = self.cluster.popen([*argv, *program], stdin=subprocess.PIPE, stderr=None)
-        try:
-            assert process.stdout is not None and process.stdin is not None
-            line = process.stdout.readline()
-            if not line:
-                raise Unavailable("the mount cannot be used; its output says why")
-            yield int(line)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(60)
 
     def rates(self, name: str) -> Figure:
         """Return the rates of one way, in MB/s."""
@@ -201,7 +183,7 @@ def _rated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) -> N
     fullest = max(placed.count(machine) for machine in placed)
     allowed = len(placed) / fullest / DATANODES
     local = "/tmp/bench-file"
-    with bench.mount() as server:
+    with mounted(bench.cluster, bench.url, USER) as server:
         bench.time("striped_write", "write", f"{MOUNTPOINT}/striped")
         for _ in range(bench.spec.repeats):
             bench.hadoop("hadoop_get", "-get", "-f", f"{FOLDER}/plain", local)
@@ -216,7 +198,7 @@ def _rated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) -> N
             bench.time("striped_write", "write", f"{MOUNTPOINT}/striped")
         _note_memory(bench, server, measured)
     two = json.dumps({"replication": 2})
-    with bench.mount("--write", two):
+    with mounted(bench.cluster, bench.url, USER, "--write", two):
         for _ in range(bench.spec.repeats):
             bench.time("striped_write_2_copies", "write", f"{MOUNTPOINT}/two")
     measured += [bench.rates(name) for name in bench.seconds]
@@ -236,7 +218,7 @@ def _rated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) -> N
 def _unrated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) -> None:
     bench.spread_file("even")
     even = f"{bench.url}/even"
-    with bench.mount() as server:
+    with mounted(bench.cluster, bench.url, USER) as server:
         for _ in range(bench.spec.repeats):
             bench.time("unrated_segments", "native_segments", even)
             before = _sent(bench)

@@ -1,0 +1,229 @@
+"""The numbered files of a checkpoint mount, and what is known of their names."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from bootseer.checkpoint.fetch import FileFetch
+from bootseer.checkpoint.tree import CheckpointTree, Entry
+from bootseer.checkpoint.write import Draft
+from bootseer.core.window import Window
+from bootseer.errors import BootseerError
+from bootseer.fuse.view import ROOT_INODE
+from bootseer.store.base import ObjectInfo
+from bootseer.store.name import is_component
+
+_STATS_BEFORE_LISTING = 8
+"""So many names of a folder are asked for one by one before the folder is listed again."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A file or folder that the kernel knows, in one version.
+
+    Attributes:
+        inode: its number.
+        parent, name: where it is, or was when it still had a name.
+        entry: what others see under its name; None for a file that was not published yet.
+        draft: the version that is being written.
+        failed: why a version that was closed could not be published.
+        fetch, window: how it is being read.
+        marks: pages kept back from the page cache, by offset.
+        handles, writers: how often it is open, and how often to write.
+        has_name: whether its name is still its own.
+        aside: where it is kept, removed while open.
+        outlived: a striped file that was replaced while open, whose parts are still there.
+        mtime_ns: of the last write, or of the last change in a folder.
+        changes: counts changes in a folder.
+        pushes, pushed: of its content into the page cache, under way.
+        lock: held while its version changes.
+    """
+
+    inode: int
+    parent: int
+    name: str
+    entry: Entry | None
+    draft: Draft | None = None
+    failed: BootseerError | None = None
+    fetch: FileFetch | None = None
+    window: Window | None = None
+    marks: dict[int, bytes] = field(default_factory=dict)
+    handles: int = 0
+    writers: int = 0
+    has_name: bool = True
+    aside: Entry | None = None
+    outlived: Entry | None = None
+    mtime_ns: int = 0
+    changes: int = 0
+    pushes: int = 0
+    pushed: trio.Event = field(default_factory=trio.Event)
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return self.entry is not None and self.entry.is_folder
+
+
+@dataclass(slots=True)
+class Listing:
+    """What was last seen in a folder, and how often a single name was asked for since."""
+
+    at: float
+    entries: dict[str, Entry]
+    asked: int = 0
+
+
+class Nodes:
+    """All files of a mount, by number and by name.
+
+    Concurrency: the tasks of one trio run. What awaits looks again at what it knew before.
+    """
+
+    def __init__(self, tree: CheckpointTree, valid_s: float) -> None:
+        """Begin with the root.
+
+        Args:
+            tree: whose files they are.
+            valid_s: how long a listing is believed, in seconds.
+        """
+        root = Node(ROOT_INODE, ROOT_INODE, "", Entry(ObjectInfo("", 0, 0, is_folder=True)))
+        self.by_inode: dict[int, Node] = {ROOT_INODE: root}
+        self.by_name: dict[tuple[int, str], Node] = {}
+        self._tree = tree
+        self._valid_s = valid_s
+        self._listings: dict[int, Listing] = {}
+        self._inodes = itertools.count(ROOT_INODE + 1)
+
+    def new(self, parent: int, name: str, entry: Entry | None) -> Node:
+        """Give a name a new number."""
+        node = Node(next(self._inodes), parent, name, entry)
+        self.by_inode[node.inode] = node
+        self.by_name[parent, name] = node
+        return node
+
+    def forget(self, inode: int) -> None:
+        """Drop what the kernel has dropped, unless it is still needed."""
+        node = self.by_inode.get(inode)
+        if node is None or inode == ROOT_INODE or node.handles or node.draft is not None:
+            return
+        del self.by_inode[inode]
+        self._listings.pop(inode, None)
+        if self.by_name.get((node.parent, node.name)) is node:
+            del self.by_name[node.parent, node.name]
+
+    def move(self, node: Node, parent: int, name: str) -> None:
+        """Give a file or folder another name."""
+        del self.by_name[node.parent, node.name]
+        node.parent, node.name = parent, name
+        self.by_name[parent, name] = node
+
+    def path(self, node: Node) -> str:
+        """Return the name in the store of a file or folder."""
+        parts: list[str] = []
+        while node.inode != ROOT_INODE:
+            parts.append(node.name)
+            node = self.by_inode[node.parent]
+        return "/".join(reversed(parts))
+
+    def path_in(self, parent: int, name: str) -> str:
+        """Return the name in the store of a name in a folder."""
+        above = self.path(self.by_inode[parent])
+        return f"{above}/{name}" if above else name
+
+    def info(self, node: Node) -> ObjectInfo:
+        """What is known of a published file, under the name that it has now."""
+        assert node.entry is not None
+        return replace(node.entry.info, name=self.path(node))
+
+    def node(self, parent: int, name: str, entry: Entry) -> Node:
+        """Return the file of a name: the one that is known, if it is still that version."""
+        node = self.by_name.get((parent, name))
+        if node is not None and node.draft is not None:
+            return node
+        if node is not None and node.entry is not None:
+            same_kind = node.is_folder == entry.is_folder
+            if same_kind and (entry.is_folder or _version(node.entry) == _version(entry)):
+                node.entry = entry
+                return node
+            self.unname(parent, name)
+        return self.new(parent, name, entry)
+
+    def unname(self, parent: int, name: str) -> None:
+        """Learn that a name is nobody's any more."""
+        node = self.by_name.pop((parent, name), None)
+        if node is not None:
+            node.has_name = False
+
+    async def entry(self, parent: Node, name: str) -> Entry | None:
+        """Find out what a name is, if what is known is too old."""
+        listing = self._listings.get(parent.inode)
+        if listing is not None:
+            listing.asked += 1
+            if trio.current_time() - listing.at <= self._valid_s:
+                return listing.entries.get(name)
+            if listing.asked >= _STATS_BEFORE_LISTING:
+                return (await self.listing(parent)).entries.get(name)
+        if not is_component(name):
+            await trio.lowlevel.checkpoint()
+            return None
+        return await self._tree.find(self.path_in(parent.inode, name))
+
+    async def listing(self, folder: Node) -> Listing:
+        """Return what is in a folder, as it was at most `valid_s` ago."""
+        async with folder.lock:
+            known = self._listings.get(folder.inode)
+            now = trio.current_time()
+            if known is not None and known.asked and now - known.at <= self._valid_s:
+                return known
+            changes = folder.changes
+            entries = await self._tree.list(self.path(folder))
+            listing = Listing(now, {e.name.rpartition("/")[2]: e for e in entries})
+            if changes == folder.changes:
+                self._listings[folder.inode] = listing
+            return listing
+
+    def touch(self, inode: int) -> None:
+        """Note that what was seen in a folder is no longer all."""
+        self._listings.pop(inode, None)
+        folder = self.by_inode[inode]
+        folder.changes += 1
+        folder.mtime_ns = time.time_ns()
+
+    async def named(self, parent: int, name: str) -> Node | None:
+        """Return the file of a name as it is now, if there is one."""
+        node = self.by_name.get((parent, name))
+        if node is not None and node.draft is not None:
+            return node
+        entry = await self._tree.find(self.path_in(parent, name))
+        node = self.by_name.get((parent, name))
+        if node is not None and node.draft is not None:
+            return node
+        if entry is None:
+            self.unname(parent, name)
+            return None
+        return self.node(parent, name, entry)
+
+    def being_written(self, folder: int) -> list[Node]:
+        """List the files in a folder that have a version in the making."""
+        return [
+            node
+            for (parent, _), node in self.by_name.items()
+            if parent == folder and node.draft is not None
+        ]
+
+    def is_below(self, node: Node, folder: Node) -> bool:
+        """Tell whether a file or folder is somewhere below a folder."""
+        while node.inode != ROOT_INODE:
+            node = self.by_inode[node.parent]
+            if node is folder:
+                return True
+        return False
+
+
+def _version(entry: Entry) -> tuple[int, int, str]:
+    return (entry.info.size_bytes, entry.info.mtime_ns, str(entry.problem or ""))

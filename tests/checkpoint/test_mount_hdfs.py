@@ -1,0 +1,192 @@
+"""A checkpoint mount over real HDFS daemons, some of which die: every byte is compared."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from bootseer.testing.checkpoint_mount import MOUNTPOINT, mounted
+from bootseer.testing.cluster import Cluster, ClusterSpec
+from bootseer.testing.cluster.spec import HEAD
+from bootseer.testing.hdfs import Hdfs, HdfsSettings, hadoop_jars
+
+pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.hdfs]
+
+BUILD = Path(__file__).parents[2] / "build"
+USER = "alice"
+MIB = 1 << 20
+SIZE_MIB = 64
+_numbers = count()
+
+WRITE = """
+import hashlib, os, sys
+path, size_mib, pause = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "pause"
+whole = hashlib.sha256()
+with open(path, "wb", buffering=0) as file:
+    for number in range(size_mib):
+        piece = os.urandom(1 << 20)
+        whole.update(piece)
+        file.write(piece)
+        if pause and number == size_mib // 2:
+            print("half", flush=True)
+            sys.stdin.readline()
+print(whole.hexdigest())
+"""
+READ = """
+import hashlib, sys
+whole = hashlib.sha256()
+with open(sys.argv[1], "rb", buffering=0) as file:
+    for number, piece in enumerate(iter(lambda: file.read(1 << 20), b"")):
+        whole.update(piece)
+        if len(sys.argv) > 2 and number == 2:
+            print("begun", flush=True)
+            sys.stdin.readline()
+print(whole.hexdigest())
+"""
+
+UNTIL_COMPLETE = """
+import os, sys
+while os.getxattr(sys.argv[1], "user.bootseer.state") != b"complete":
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def hdfs():
+    spec = ClusterSpec(name=f"mount-{os.getpid()}", nodes=0, datanodes=3)
+    with Cluster.up(spec) as cluster:
+        yield Hdfs.start(cluster, hadoop_jars(BUILD), HdfsSettings(replication=2))
+
+
+@pytest.fixture
+def tree(hdfs):
+    """The URL of a tree of its own for each test."""
+    path = f"/user/{USER}/{next(_numbers)}"
+    hdfs.fs("-mkdir", path, user=USER)
+    return hdfs.url + path
+
+
+def write(hdfs, name, size_mib=SIZE_MIB):
+    argv = [sys.executable, "-c", WRITE, f"{MOUNTPOINT}/{name}", str(size_mib), ""]
+    return hdfs.cluster.run(argv, user=USER, timeout_s=120).stdout.strip()
+
+
+def read(hdfs, name):
+    argv = [sys.executable, "-c", READ, f"{MOUNTPOINT}/{name}"]
+    return hdfs.cluster.run(argv, user=USER, timeout_s=120).stdout.strip()
+
+
+def start(hdfs, script, *arguments):
+    """Start a program that stops on the way, and wait until it has."""
+    argv = [sys.executable, "-c", script, *arguments]
+    process = hdfs.cluster.popen(argv, user=USER, stdin=subprocess.PIPE, stderr=None)
+    assert process.stdout.readline().strip() in ("half", "begun")
+    return process
+
+
+def finish(process):
+    output, _ = process.communicate("go on\n", timeout=120)
+    return output.strip()
+
+
+def drop_caches():
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
+def test_what_is_written_is_read_and_striped(hdfs, tree):
+    with mounted(hdfs.cluster, tree, USER):
+        digest = write(hdfs, "file")
+    with mounted(hdfs.cluster, tree, USER):
+        assert read(hdfs, "file") == digest
+        script = "import os; print(os.getxattr('/mnt/file', 'user.bootseer.layout').decode())"
+        layout = hdfs.cluster.run([sys.executable, "-c", script], user=USER).stdout
+    assert layout.startswith("striped unit=4194304 parts=")
+
+
+def test_two_readers_on_a_node_fetch_it_once(hdfs, tree):
+    names = hdfs.cluster.spec.datanode_names
+    with mounted(hdfs.cluster, tree, USER):
+        digest = write(hdfs, "file")
+    with mounted(hdfs.cluster, tree, USER):
+        before = sum(hdfs.traffic(name).read_bytes for name in names)
+        assert read(hdfs, "file") == read(hdfs, "file") == digest
+        sent = sum(hdfs.traffic(name).read_bytes for name in names) - before
+    assert SIZE_MIB * MIB <= sent <= 1.1 * SIZE_MIB * MIB
+
+
+def test_a_datanode_killed_in_the_middle_of_a_read_is_not_noticed(hdfs, tree):
+    with mounted(hdfs.cluster, tree, USER, "--fetch", json.dumps({"memory_bytes": 8 * MIB})):
+        digest = write(hdfs, "file")
+        drop_caches()
+        reader = start(hdfs, READ, f"{MOUNTPOINT}/file", "pause")
+        hdfs.stop("d1")
+        try:
+            assert finish(reader) == digest
+        finally:
+            hdfs.start_datanodes("d1")
+
+
+def test_a_datanode_killed_in_the_middle_of_a_write_is_not_noticed(hdfs, tree):
+    with mounted(hdfs.cluster, tree, USER):
+        writer = start(hdfs, WRITE, f"{MOUNTPOINT}/file", str(SIZE_MIB), "pause")
+        hdfs.stop("d2")
+        try:
+            digest = finish(writer)
+            drop_caches()
+            assert read(hdfs, "file") == digest
+        finally:
+            hdfs.start_datanodes("d2")
+
+
+def test_a_namenode_that_is_gone_is_an_error_and_no_hanging_process(hdfs, tree):
+    with mounted(hdfs.cluster, tree, USER, "--deadline", "2"):
+        digest = write(hdfs, "file", 8)
+        hdfs.cluster.run([sys.executable, "-c", UNTIL_COMPLETE, f"{MOUNTPOINT}/file"], user=USER)
+        hdfs.stop(HEAD)
+        try:
+            argv = [sys.executable, "-c", "import os; os.listdir('/mnt/other')"]
+            failed = hdfs.cluster.run(argv, user=USER, check=False, timeout_s=60)
+            assert failed.returncode == 1 and "Input/output error" in failed.stderr
+        finally:
+            hdfs.start_namenode()
+    with mounted(hdfs.cluster, tree, USER):
+        assert read(hdfs, "file") == digest
+
+
+def test_a_damaged_replica_is_not_read(hdfs, tree):
+    with mounted(hdfs.cluster, tree, USER):
+        digest = write(hdfs, "file")
+        path = tree.removeprefix(hdfs.url)
+        parts = hdfs.fs("-ls", "-C", "-R", f"{path}/.bootseer-parts").stdout.split()
+        chosen = next(p for p in parts if p.endswith("/0001"))
+        hdfs.replicas(chosen)[0].damage()
+        drop_caches()
+        assert read(hdfs, "file") == digest
+
+
+def test_a_part_that_is_deleted_is_an_error_that_names_it(hdfs, tree):
+    with mounted(hdfs.cluster, tree, USER):
+        write(hdfs, "file")
+        path = tree.removeprefix(hdfs.url)
+        parts = hdfs.fs("-ls", "-C", "-R", f"{path}/.bootseer-parts").stdout.split()
+        hdfs.fs("-rm", "-skipTrash", next(p for p in parts if p.endswith("/0001")))
+    with mounted(hdfs.cluster, tree, USER):
+        argv = [sys.executable, "-c", READ, f"{MOUNTPOINT}/file"]
+        failed = hdfs.cluster.run(argv, user=USER, check=False, timeout_s=60)
+    assert failed.returncode == 1 and "Input/output error" in failed.stderr
+
+
+def test_a_quota_that_is_used_up_is_an_error_of_the_write(hdfs, tree):
+    hdfs.admin("-setSpaceQuota", "600m", tree.removeprefix(hdfs.url))
+    with mounted(hdfs.cluster, tree, USER):
+        argv = [sys.executable, "-c", WRITE, f"{MOUNTPOINT}/file", "600", ""]
+        failed = hdfs.cluster.run(argv, user=USER, check=False, timeout_s=120)
+        assert failed.returncode == 1 and "quota" in failed.stderr.lower()
+    assert hdfs.fs("-ls", "-C", tree.removeprefix(hdfs.url)).stdout.split() in (
+        [],
+        [f"{tree.removeprefix(hdfs.url)}/.bootseer-parts"],
+    )

@@ -11,6 +11,10 @@ class BootseerError(Exception):
 
     exit_code = 1
 
+    def again(self) -> BootseerError:
+        """Return the same error for another who is told of it, with a traceback of its own."""
+        return type(self)(str(self))
+
 
 class ConfigError(BootseerError):
     """A configuration file or an option's value is not acceptable as it is."""

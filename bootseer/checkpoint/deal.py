@@ -148,7 +148,7 @@ class Dealer:
     def check(self) -> None:
         """Raise what has made the file impossible to write."""
         if self._error is not None:
-            raise type(self._error)(str(self._error)) from self._error
+            raise self._error.again() from self._error
 
     async def deal(self, unit: int, data: bytearray) -> None:
         """Give a unit to a part that can take one; waits until there is one.

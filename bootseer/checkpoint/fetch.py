@@ -1,8 +1,11 @@
 """Fetch the pieces of files: on demand, ahead of it, each once, in bounded memory.
 
 get(piece) ────────────┐                       ┌─► who asked for it
-read_ahead(range) ─► lanes ─► source.fetch ─► held, for a while
+read_ahead(range) ─► lanes ─► source.fetch ─► held in memory, or
                                                └─► sink: the kernel's page cache, a local file
+
+What is fetched ahead is held until it is asked for; when memory runs short, what comes in then goes
+to the sink at once, and that is what is needed last. A file that holds nothing has all of it sunk.
 """
 
 from __future__ import annotations
@@ -155,7 +158,7 @@ class FileFetch:
         finally:
             self._let_go(number, piece)
         if piece.error is not None:
-            raise type(piece.error)(str(piece.error)) from piece.error
+            raise piece.error.again() from piece.error
         assert piece.data is not None
         return piece.data
 
@@ -323,16 +326,14 @@ class FileFetch:
             piece.done.set()
 
     async def _fetch(self, number: int) -> bytes:
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS - 1):
             try:
                 return await self._hedged(number, attempt)
             except (Conflict, NotFound, Closed):
                 raise
-            except BootseerError as error:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                last = error
-        raise last
+            except BootseerError:
+                continue
+        return await self._hedged(number, _ATTEMPTS - 1)
 
     async def _hedged(self, number: int, attempt: int) -> bytes:
         """Fetch a piece, and once more beside it when it takes much longer than others do."""

@@ -224,7 +224,7 @@ class CheckpointView:
         if handle.writes or flags & os.O_TRUNC:
             self._check_writable()
         if node.failed is not None:
-            raise type(node.failed)(str(node.failed))
+            raise node.failed.again()
         async with node.lock:
             if flags & os.O_TRUNC:
                 await self._begin(node, is_empty=True)
@@ -262,7 +262,7 @@ class CheckpointView:
         """See `View.read`."""
         node = self._handles[handle].node
         if node.failed is not None:
-            raise type(node.failed)(str(node.failed))
+            raise node.failed.again()
         if node.draft is not None:
             async with node.lock:
                 if node.draft is not None:
@@ -505,7 +505,7 @@ class CheckpointView:
     async def _begin(self, node: Node, *, is_empty: bool = False) -> Draft:
         """Return the version that is being written, and begin one if there is none."""
         if node.failed is not None:
-            raise type(node.failed)(str(node.failed))
+            raise node.failed.again()
         if node.draft is not None:
             if is_empty:
                 await node.draft.truncate(0)

@@ -92,10 +92,9 @@ def bench(pairs: int, starts: int, build_dir: Path) -> None:
 
 @dev.command("bench-ckpt")
 @click.option("--size", default="1GiB", show_default=True, help="Of the file.")
-@click.option("--stream-size", default="4GiB", show_default=True, help="Of each of 8 streams.")
 @click.option("--repeats", default=5, show_default=True, help="Rounds.")
 @dev_common.build_dir("For Hadoop's jars and the figures.")
-def bench_ckpt(size: str, stream_size: str, repeats: int, build_dir: Path) -> None:
+def bench_ckpt(size: str, repeats: int, build_dir: Path) -> None:
     """Measure how fast checkpoints in HDFS are read and written; needs root.
 
     \b
@@ -107,7 +106,7 @@ def bench_ckpt(size: str, stream_size: str, repeats: int, build_dir: Path) -> No
     from bootseer.testing.ckpt_bench import BenchSpec, run_ckpt_bench
     from bootseer.units import parse_size
 
-    spec = BenchSpec(parse_size(size), parse_size(stream_size), repeats, build_dir.absolute())
+    spec = BenchSpec(parse_size(size), repeats, build_dir.absolute())
     run_ckpt_bench(spec, Console())
 
 

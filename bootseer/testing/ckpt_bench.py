@@ -11,7 +11,7 @@ import math
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,6 @@ LINK_MB_S = 50.0
 DATANODES = 4
 _BLOCK_BYTES = 64 * MIB
 _SMALL_FILES = 2000
-_STREAMS = 8
 _POST = (
     "import sys, urllib.request as r; "
     "r.urlopen(r.Request(sys.argv[1], method='POST'), timeout=30).read()"
@@ -48,13 +47,11 @@ class BenchSpec:
 
     Attributes:
         size_bytes: of the file that is read and written.
-        stream_bytes: of each file that is read while memory is watched.
         repeats: rounds.
         build_dir: for Hadoop's jars and the figures.
     """
 
     size_bytes: int
-    stream_bytes: int
     repeats: int
     build_dir: Path
 
@@ -76,14 +73,11 @@ class _Bench:
     def client(self, action: str, path: str, size_bytes: int = 0) -> tuple[float, int]:
         """Run one transfer; returns seconds and bytes."""
         drop_caches()
-        python = [sys.executable, "-m", ckpt_client.MODULE, action, path, str(size_bytes)]
-        return self._said(python)
+        return self.transfer(action, path, size_bytes)
 
-    def rank(self, path: str) -> tuple[float, int]:
-        """Read a file through the mount with the page cache as it is."""
-        return self._said([sys.executable, "-m", ckpt_client.MODULE, "read", path])
-
-    def _said(self, argv: Sequence[str]) -> tuple[float, int]:
+    def transfer(self, action: str, path: str, size_bytes: int = 0) -> tuple[float, int]:
+        """Run one transfer with the page cache as it is; returns seconds and bytes."""
+        argv = [sys.executable, "-m", ckpt_client.MODULE, action, path, str(size_bytes)]
         done = self.cluster.run(argv, user=USER, timeout_s=600)
         said = json.loads(done.stdout)
         return said["seconds"], said["bytes"]
@@ -125,16 +119,7 @@ class _Bench:
         number = 0
         while len(found) < DATANODES or min(len(files) for files in found.values()) < wanted:
             path = f"{FOLDER}/piece-{number:04d}"
-            self._said(
-                [
-                    sys.executable,
-                    "-m",
-                    ckpt_client.MODULE,
-                    "native_write",
-                    self.hdfs.url + path,
-                    str(_BLOCK_BYTES),
-                ]
-            )
+            self.transfer("native_write", self.hdfs.url + path, _BLOCK_BYTES)
             found[self.machines(path)[0]].append(path)
             number += 1
         chosen = [found[host][turn] for turn in range(wanted) for host in sorted(found)][:blocks]
@@ -223,7 +208,7 @@ def _unrated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) ->
             bench.time("unrated_segments", "native_segments", even)
             before = _sent(bench)
             bench.time("unrated_mount", "read", f"{MOUNTPOINT}/even")
-            seconds, _ = bench.rank(f"{MOUNTPOINT}/even")
+            seconds, _ = bench.transfer("read", f"{MOUNTPOINT}/even")
             bench.seconds["second_rank"].append(seconds)
             sent = (_sent(bench) - before) / bench.spec.size_bytes
         _small_files(bench, measured)

@@ -1,8 +1,7 @@
-"""Mount a view, and serve it until the mount or the process is told to end.
+"""Serve a view on a mount, until the mount or the process is told to end.
 
-Mounting is root's, serving is not. In one process: `serve`. In two: root does `attach` and hands
-the descriptor to a process of the user's, which does `serve_fd` and tells root that it has started;
-root then does `set_read_ahead`, and at the end `detach`.
+In one process: `serve`. In two: root does what `bootseer.fuse.attach` says, and a process of the
+user's does `serve_fd`.
 """
 
 from __future__ import annotations
@@ -18,99 +17,18 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from bootseer._io import lib
 from bootseer.errors import Unavailable
+from bootseer.fuse.attach import MountOptions, attach, detach, set_read_ahead
 from bootseer.fuse.kernel import KernelLink
-from bootseer.fuse.mountinfo import find_mount
 from bootseer.fuse.operations import ViewOperations
 from bootseer.fuse.view import View, WritableView
 from bootseer.fuse.writable import WritableOperations
 
-# The mount's type in /proc/mounts is "fuse." and this.
-SUBTYPE = "bootseer"
 # More requests at once than the kernel sends: readers in need, and 12 for its read-ahead.
 _MAX_TASKS = 99
 _UNSTICK_S = 0.5
 # For what a view is telling the kernel when the mount ends, see `KernelLink.close`.
 _DRAIN_S = 5
-
-
-@dataclass(frozen=True, slots=True)
-class MountOptions:
-    """How a view is mounted.
-
-    Attributes:
-        name: what /proc/mounts shows as the source.
-        read_only: the kernel refuses changes by itself.
-        for_all: all users may look, as modes and owners allow. Otherwise only processes whose uids
-            and gids (real, effective and saved) are all the mount's: not root, and not the user
-            after newgrp(1) either.
-    """
-
-    name: str = "bootseer"
-    read_only: bool = False
-    for_all: bool = False
-
-
-def attach(mountpoint: Path | int, uid: int, gid: int, options: MountOptions) -> int:
-    """Mount, as root, what somebody else is going to serve.
-
-    Until it is served, whoever touches the mount waits. When the last copy of the descriptor is
-    closed, by the end of its process for example, they get errors: hand it on and close it.
-
-    Args:
-        mountpoint: a folder whose path only root can change; for any other, a descriptor that is
-            open on it (O_PATH will do).
-        uid, gid: whose mount it is.
-        options: how to mount.
-
-    Returns:
-        The connection to the kernel, close-on-exec.
-
-    Raises:
-        Unavailable: it cannot be mounted.
-    """
-    try:
-        device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            with _opened(mountpoint) as target:
-                _mount(target, device, uid, gid, options)
-        except BaseException:
-            os.close(device)
-            raise
-    except OSError as error:
-        raise Unavailable(
-            f"cannot mount at {mountpoint}: {error}; it takes root, /dev/fuse and a folder there"
-        ) from error
-    return device
-
-
-def set_read_ahead(mountpoint: Path, kib: int) -> None:
-    """Set, as root, how far the kernel reads ahead of a mount's readers; its default is 128 KiB.
-
-    The answer to the kernel's first request would set it back: do it after serving has started.
-
-    Raises:
-        OSError: it cannot be set.
-    """
-    mount = find_mount(str(mountpoint))
-    if mount is not None:
-        Path(f"/sys/class/bdi/{mount.device}/read_ahead_kb").write_text(str(kib))
-
-
-def detach(mountpoint: Path) -> None:
-    """Take a mount of ours away, as root, whatever its users and its server are doing.
-
-    Requests in progress and files that are open give errors from then on, so that no process is
-    left waiting; the server finds the connection closed and ends. Where nothing, or somebody else's
-    file system, is mounted, nothing happens.
-
-    Raises:
-        OSError: it cannot be unmounted.
-    """
-    mount = find_mount(str(mountpoint))
-    if mount is not None and mount.kind == f"fuse.{SUBTYPE}":
-        _check(lib.bs_unmount(os.fsencode(mountpoint)))
 
 
 async def serve_fd(
@@ -248,33 +166,6 @@ class _Calling:
         self.function()
 
 
-@contextmanager
-def _opened(folder: Path | int) -> Iterator[int]:
-    if isinstance(folder, int):
-        yield folder
-        return
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _mount(target: int, device: int, uid: int, gid: int, options: MountOptions) -> None:
-    words = [f"fd={device}", "rootmode=40000", f"user_id={uid}", f"group_id={gid}"]
-    words += ["default_permissions", *(["allow_other"] if options.for_all else [])]
-    kind = f"fuse.{SUBTYPE}"
-    _check(
-        lib.bs_mount_fuse(
-            target,
-            os.fsencode(options.name),
-            kind.encode(),
-            options.read_only,
-            ",".join(words).encode(),
-        )
-    )
-
-
 async def _cut_off(connection: int) -> None:
     """Wait until the kernel has given a connection up: pyfuse3 first waits for requests to end."""
     with select.epoll() as errors:
@@ -297,8 +188,3 @@ def _unstuck() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _check(result: int) -> None:
-    if result < 0:
-        raise OSError(-result, os.strerror(-result))

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import Unavailable
-from bootseer.fuse.mount import MountOptions, attach, detach, serve_fd, set_read_ahead
+from bootseer.fuse.attach import MountOptions, attach, detach, set_read_ahead
+from bootseer.fuse.mount import serve_fd
 from bootseer.fuse.mountinfo import find_mount
 from bootseer.testing import memory_view, odd_view
 from bootseer.testing.served import served

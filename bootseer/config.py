@@ -42,6 +42,7 @@ class Setting(NamedTuple):
     maximum: float
     help: str
     is_template: bool = False  # to be filled by `User.fill`
+    is_power_of_two: bool = False
 
 
 SETTINGS: dict[str, Setting] = {
@@ -73,6 +74,37 @@ SETTINGS: dict[str, Setting] = {
     ),
     "prolog.max_wait_s": Setting(60.0, 0, 3600, "longest that --bootseer-wait may ask for"),
     "epilog.deadline_s": Setting(15.0, 5, 600, "longest the epilog may take, publishing included"),
+    "prefetch.mib_per_s": Setting(
+        0.0,
+        0,
+        1e6,
+        "how fast a node reads ahead for a job, image and checkpoint together; 0: freely",
+    ),
+    "checkpoint.mountpoints": Setting(
+        [], 0, 0, "folders of the nodes where any job may have its checkpoint mounted, for itself"
+    ),
+    "checkpoint.unit_mib": Setting(
+        4, 1, 64, "length of a stripe unit of files that jobs write", is_power_of_two=True
+    ),
+    "checkpoint.width": Setting(16, 1, 128, "parts that a file is written to at once"),
+    "checkpoint.streams": Setting(
+        24, 1, 256, "reads of the store at once, of all files of a mount"
+    ),
+    "checkpoint.read_memory_mib": Setting(
+        256, 64, 65536, "what a mount may hold of files that are being read"
+    ),
+    "checkpoint.write_memory_mib": Setting(
+        192, 64, 65536, "what a mount may hold of files that are being written"
+    ),
+    "checkpoint.spill_dir": Setting(
+        "/var/tmp", 0, 0, "folder of the node for what jobs write out of order; theirs to write in"
+    ),
+    "checkpoint.spill_gib": Setting(
+        8.0, 0, 1e6, "how much of one file may be written out of order"
+    ),
+    "checkpoint.memory_share": Setting(
+        0.5, 0, 0.9, "share of the free memory that checkpoints are read ahead into"
+    ),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"
     ),
@@ -146,10 +178,14 @@ def _check(path: str, name: str, value: Any, setting: Setting) -> Any:
         value = float(value)
     if type(value) is not kind:
         raise ConfigError(f"{path}: {name} = {value!r} is not a {kind.__name__}")
+    if kind is list and not all(type(item) is str and item.startswith("/") for item in value):
+        raise ConfigError(f"{path}: {name} = {value!r}: not a list of absolute paths")
     if kind in (int, float) and not setting.minimum <= value <= setting.maximum:
         raise ConfigError(
             f"{path}: {name} = {value} is not between {setting.minimum:g} and {setting.maximum:g}"
         )
+    if setting.is_power_of_two and value & (value - 1):
+        raise ConfigError(f"{path}: {name} = {value} is not a power of two")
     if setting.is_template and not _is_template(value):
         raise ConfigError(
             f"{path}: {name} = {value!r}: only {{home}}, {{user}} and {{uid}} may stand in braces"

@@ -173,6 +173,13 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
     return 0;
 }
 
+int slurm_spank_task_init_privileged(spank_t spank, int ac, char *argv[])
+{
+    (void)ac, (void)argv;
+    checkpoint_task(&bootseer, spank);
+    return 0;
+}
+
 int slurm_spank_exit(spank_t spank, int ac, char *argv[])
 {
     (void)ac, (void)argv;

@@ -89,7 +89,8 @@ bool request_complete(struct request *request, spank_t spank)
     if (!asked)
         return true;
     for (int i = 0; i < OPTION_COUNT; i++)
-        if (!request->given[i] && lookup(spank, option_names[i].fallback, value))
+        if (!request->given[i] && lookup(spank, option_names[i].fallback, value) &&
+            !(i == OPTION_CKPT && *value == '/')) /* inside a job: where the job's is mounted */
             good &= request_set(request, (enum option)i, FROM_ENVIRONMENT, value, spank != NULL);
     return good;
 }

@@ -3,6 +3,7 @@
 
 #include <slurm/slurm.h>
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -61,26 +62,59 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Sends one event. Nothing here may hold or fail a step, so there is no answer to wait for, and the
+/* Sends one line. Nothing here may hold or fail a step, so there is no answer to wait for, and the
  * 200 ms bound both the connect to a busy agent and the send. */
-static void send_event(const struct sockaddr_un *address, const struct step *step,
-                       const char *suffix, int64_t start_ns, int64_t end_ns)
+static void send_line(const struct sockaddr_un *address, const char *line)
 {
     const struct timeval limit = {.tv_usec = 200 * 1000};
-    char line[256];
-    int length =
-        snprintf(line, sizeof(line),
-                 "{\"op\":\"event\",\"stage\":\"%s%s\",\"start_ns\":%lld,\"end_ns\":%lld}\n",
-                 step->stage, suffix, (long long)start_ns, (long long)end_ns);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     if (fd < 0)
         return;
     if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) ||
         connect(fd, (const struct sockaddr *)address, sizeof(*address)) ||
-        send(fd, line, (size_t)length, MSG_NOSIGNAL) != length)
+        send(fd, line, strlen(line), MSG_NOSIGNAL) != (ssize_t)strlen(line))
         slurm_debug("bootseer: no event sent to %s: %m", address->sun_path);
     close(fd);
+}
+
+static void send_event(const struct sockaddr_un *address, const struct step *step,
+                       const char *suffix, int64_t start_ns, int64_t end_ns)
+{
+    char line[256];
+
+    snprintf(line, sizeof(line),
+             "{\"op\":\"event\",\"stage\":\"%s%s\",\"start_ns\":%lld,\"end_ns\":%lld}\n",
+             step->stage, suffix, (long long)start_ns, (long long)end_ns);
+    send_line(address, line);
+}
+
+void step_fallback(const struct bootseer *bootseer, spank_t spank, const char *format, ...)
+{
+    char text[400], escaped[400], line[700];
+    long long now = now_ns();
+    struct sockaddr_un address;
+    struct step step;
+    int task = 0;
+    va_list args;
+
+    if (!get_step(spank, &step) ||
+        (spank_get_item(spank, S_TASK_ID, &task) == ESPANK_SUCCESS && task > 0))
+        return; /* one task of a node says it for all */
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    text_escape(escaped, sizeof(escaped), text);
+    slurm_error("bootseer: %s", escaped);
+    for (char *p = escaped; *p; p++)
+        if (*p == '"' || *p == '\\')
+            *p = '\'';
+    snprintf(line, sizeof(line),
+             "{\"op\":\"event\",\"stage\":\"checkpoint.mountpoint\",\"status\":\"fallback\","
+             "\"start_ns\":%lld,\"end_ns\":%lld,\"detail\":\"%s\"}\n",
+             now, now, escaped);
+    if (socket_address(&bootseer->settings, step.job_id, &address))
+        send_line(&address, line);
 }
 
 void step_post_opt(struct bootseer *bootseer, spank_t spank)

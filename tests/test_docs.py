@@ -10,7 +10,7 @@ import pytest
 from bootseer import config
 from bootseer.checkpoint import tree
 from bootseer.cli.main import COMMANDS
-from bootseer.core import event, hotset, plan, stripe, table, trace
+from bootseer.core import event, hotset, plan, reads, stripe, table, trace
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,7 +37,7 @@ def test_admin_md_has_every_setting_with_its_default_and_limits(name):
     assert len(rows) == 1
     _, _, default, limits, *_ = (cell.strip() for cell in rows[0].split("|"))
     assert default == f"`{as_toml(setting.default)}`"
-    numeric = not isinstance(setting.default, str)
+    numeric = isinstance(setting.default, int | float)
     assert limits == (f"{setting.minimum:g} to {setting.maximum:g}" if numeric else "")
 
 
@@ -67,7 +67,9 @@ def test_commands_that_are_mentioned_exist():
     for path in DOCS:
         named = set(
             re.findall(
-                r"(?:`|^ {4}|bin/)bootseer (?!warm plan)([a-z]+)", path.read_text(), re.MULTILINE
+                r"(?:`|^ {4}|bin/)bootseer (?!warm plan|checkpoint reads)([a-z]+)",
+                path.read_text(),
+                re.MULTILINE,
             )
         )
         assert named <= set(COMMANDS), path
@@ -95,6 +97,7 @@ def test_relative_links_resolve(path):
         ("warm-plan", plan),
         ("event", event),
         ("stripe", stripe),
+        ("reads", reads),
     ],
 )
 def test_formats_state_the_version_of_the_code(page, module):

@@ -13,8 +13,6 @@ from bootseer.agent import process, warm, worker  # noqa: F401 (what is forked h
 from bootseer.agent.channel import Channel
 from bootseer.agent.job import Job, JobFolder
 
-_CHANNEL_FD = 3
-
 
 class Worker:
     """A running worker; it ends when it is killed or this end of the channel is closed."""
@@ -80,14 +78,4 @@ def fork(job: Job, not_its: socket.socket, opened: socket.socket | None) -> Work
 
 def spawn(folder: JobFolder, job: Job, role: str) -> Worker:
     """Start a worker as a process of its own; at any time."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs:
-        numbers = map(str, (job.uid, job.gid, os.getpid()))
-        argv = process.command("worker", role, str(_CHANNEL_FD), job.user, *numbers)
-        pid = os.posix_spawn(
-            argv[0],
-            argv,
-            process.environment(folder),
-            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _CHANNEL_FD)],
-        )
-    return Worker(pid, ours)
+    return Worker(*process.spawn_worker(folder, job, role))

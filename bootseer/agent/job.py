@@ -7,6 +7,8 @@
         events.jsonl           events so far, in case the agent dies; root, 0600
         agent.log              what the agent prints when something is wrong; root, 0600
         agent.sock             control socket; the job's user, 0600
+        checkpoint             where the plugin finds the mount, see `write_mounted`; root, 0600
+        ckpt/                  the checkpoint's mount; the job's user alone
 
 Imported by the hook path: the standard library only.
 """
@@ -34,6 +36,13 @@ class Job(NamedTuple):
         image: path of the container image; "" when it is to be found in the warm plan.
         wait_s: longest that the prolog holds the job for its hot set; with 0 it does not.
         started_ns: when the prolog began, nanoseconds since the epoch.
+        checkpoint: URL of the checkpoint folder, "" for none.
+        mountpoint: absolute path where the job's tasks are to see it as well, "" for none.
+        mountpoint_listed: the administrator lets anybody mount there; otherwise it is to be a
+            folder of the user's.
+        read_only: the job may not change it.
+        nodes: how many the job has, 0 where that is not known.
+        node_index: of this one among them, in Slurm's order.
     """
 
     job_id: int
@@ -48,6 +57,12 @@ class Job(NamedTuple):
     image: str
     wait_s: float
     started_ns: int
+    checkpoint: str = ""
+    mountpoint: str = ""
+    mountpoint_listed: bool = False
+    read_only: bool = False
+    nodes: int = 0
+    node_index: int = 0
 
     @property
     def run(self) -> str:
@@ -68,6 +83,8 @@ class JobFolder:
         self.path = path
         self.socket = f"{path}/agent.sock"
         self.events = f"{path}/events.jsonl"
+        self.mounted = f"{path}/checkpoint"
+        self.mount = f"{path}/ckpt"
 
     @classmethod
     def of(cls, run_dir: str, job_id: int) -> JobFolder:
@@ -115,6 +132,21 @@ class JobFolder:
             return Job(**document) if document is not None else None
         except TypeError:
             return None
+
+    def write_mounted(self, pid: int, job: Job) -> None:
+        """Tell the prolog and the plugin that the checkpoint is mounted, or will not be.
+
+        Three lines: a process in whose mount namespace it is, 0 if it is not mounted; what the
+        plugin has to check of the mount point; the mount point.
+
+        Raises:
+            OSError: it cannot be told.
+        """
+        whose = "listed" if job.mountpoint_listed else "owned"
+        descriptor = os.open(f"{self.mounted}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{pid}\n{whose}\n{job.mountpoint}\n")
+        os.rename(f"{self.mounted}.new", self.mounted)
 
     def append_event(self, line: str) -> None:
         """Add one encoded event to the folder's log.

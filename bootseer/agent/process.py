@@ -5,6 +5,7 @@ Imported by the hook path: the standard library only.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from bootseer.agent.job import JobFolder
+from bootseer.agent.job import Job, JobFolder
 
 _BOOT = (
     "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); "
@@ -21,6 +22,9 @@ _BOOT = (
 )
 CONTROL_FD = 3
 """Where an agent that is not systemd's finds its control socket."""
+CHANNEL_FD = 3
+CONNECTION_FD = 4
+"""Where a worker finds its channel, and the mount that it is to serve."""
 _HURRY_NICE = -10
 _STARTING_S = 10.0
 """A folder younger than this may belong to an agent that is only starting."""
@@ -78,6 +82,39 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     os.close(null)
     os.close(log)
     return pid
+
+
+def spawn_worker(
+    folder: JobFolder, job: Job, role: str, connection: int | None = None
+) -> tuple[int, socket.socket]:
+    """Start a worker as a process of its own; returns its process id and our end of its channel.
+
+    Args:
+        folder, job: the job and its folder.
+        role: see `bootseer.agent.worker`.
+        connection: a descriptor for it to have as well; stays the caller's.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        # By way of high numbers: either may have the number that the other is to get.
+        actions = [(_high(theirs.fileno()), CHANNEL_FD)]
+        if connection is not None:
+            actions.append((_high(connection), CONNECTION_FD))
+        numbers = map(str, (job.uid, job.gid, os.getpid()))
+        argv = command("worker", role, job.user, *numbers)
+        pid = os.posix_spawn(
+            argv[0],
+            argv,
+            environment(folder),
+            file_actions=[(os.POSIX_SPAWN_DUP2, *action) for action in actions],
+        )
+    for high, _ in actions:
+        os.close(high)
+    return pid, ours
+
+
+def _high(fd: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CONNECTION_FD + 1)
 
 
 def fork(work: Callable[[], None]) -> int:

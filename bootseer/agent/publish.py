@@ -11,11 +11,14 @@ from typing import Any
 from bootseer.agent.worker import Task
 from bootseer.core.event import Event, from_json
 from bootseer.core.plan import PlannedImage, PlannedRun
+from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.core.reads import NodeReads, combine
 from bootseer.core.trace import MAX_TOUCHES, Touch, Trace
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.traces import publish_trace, read_hot_set, rebuild
 from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events
 from bootseer.startup.plans import add_run
+from bootseer.startup.reads import publish_reads
 from bootseer.store.base import Store
 from bootseer.units import format_size
 
@@ -30,6 +33,7 @@ async def run(task: Task) -> None:
         store = task.store()
         images = [await _image(task, store, image) for image in task.message["images"]]
         await _plan(task, store, tuple(images))
+        await _reads(task, store)
     except Closed:
         raise
     except BootseerError as error:
@@ -98,6 +102,28 @@ async def _plan(task: Task, store: Store, images: tuple[PlannedImage, ...]) -> N
         async with task.stage("plan.write") as said:
             plan = await add_run(store, job.user, job.key, run, images)
             said["detail"] = f"key {job.key}: {len(plan.runs)} runs"
+    except Closed:
+        raise
+    except BootseerError:
+        pass  # told as a fallback
+
+
+async def _reads(task: Task, store: Store) -> None:
+    """Keep what this node has read of its checkpoint; the last run's is what counts."""
+    job = task.job
+    if not task.message.get("reads") or not job.nodes:
+        return
+    try:
+        async with task.stage("checkpoint.record") as said:
+            ahead: dict[str, tuple[int, list[ByteRange]]] = {}
+            for path, ranges in task.message["ahead"]:
+                opens = ahead.get(path, (0, []))[0]
+                ahead[path] = opens + 1, [ByteRange(*r) for r in ranges]
+            files = combine(task.message["reads"], ahead, "what the mount has told")
+            reads = NodeReads(job.user, job.key, job.nodes, job.node_index, files)
+            said["bytes"] = sum(total_bytes(file.ranges) for file in files)
+            said["detail"] = f"{len(files)} files"
+            await publish_reads(store, reads)
     except Closed:
         raise
     except BootseerError:

@@ -54,6 +54,14 @@ def reap(folder: JobFolder) -> bool:
     return True
 
 
+def remove(folder: JobFolder) -> None:
+    """Remove the folder of an agent that has ended, and a mount that it did not get to."""
+    if os.path.exists(folder.mounted):
+        _unmount_below(folder.path)
+    # Whatever of a mount were still there is its user's, and closed to root.
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
 def _unmount_below(path: str) -> None:
     from bootseer.fuse.mountinfo import read_mounts  # only now, and so is ctypes: they take 8 ms
 

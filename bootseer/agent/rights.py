@@ -40,8 +40,15 @@ def become(user: str, uid: int, gid: int, keep_lock: bool) -> None:
     os.umask(0o077)
 
 
-def confine(user: str, uid: int, gid: int, agent: int, keep_lock: bool = False) -> None:
-    """Become the user in a process of the agent's: its memory is bounded, and the first to go.
+def confine(
+    user: str,
+    uid: int,
+    gid: int,
+    agent: int,
+    keep_lock: bool = False,
+    expendable: bool = True,
+) -> None:
+    """Become the user in a process of the agent's, whose memory is bounded.
 
     What it holds is charged to nobody's job, and depends on what lies in the user's store. It dies
     with the agent, whatever it waits for.
@@ -49,6 +56,7 @@ def confine(user: str, uid: int, gid: int, agent: int, keep_lock: bool = False) 
     Args:
         user, uid, gid, keep_lock: as for `become`.
         agent: process id of the agent, which has started this process.
+        expendable: when memory runs out, it is the first to go; otherwise as likely as any.
 
     Raises:
         OSError: it could not be done, or the agent has died; the process must end.
@@ -57,7 +65,7 @@ def confine(user: str, uid: int, gid: int, agent: int, keep_lock: bool = False) 
     data_bytes = MAX_DATA_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_DATA_BYTES)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+        file.write("1000" if expendable else "0")
     os.chdir("/")
     become(user, uid, gid, keep_lock)
     _check(lib.bs_die_with(agent))  # taking on other rights ends that

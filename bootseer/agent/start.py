@@ -1,4 +1,4 @@
-"""The agent's first steps: have the image opened, then import the rest and go on as the agent."""
+"""The agent's first steps: mount the checkpoint and have the image opened, then import the rest."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 from bootseer.agent import control
 from bootseer.agent.job import JobFolder
+from bootseer.agent.mounting import Mounting
 from bootseer.agent.opener import Opener
 from bootseer.agent.process import register
 
@@ -19,8 +20,9 @@ def main() -> None:
     if job is None:
         raise SystemExit(f"{folder.path} holds no job")
     register(folder)
-    listener = opener = None
+    listener = opener = mounting = None
     if mode == "warm":
+        mounting = Mounting.of(folder, job) if job.checkpoint else None
         listener = socket.socket(fileno=fd) if fd >= 0 else control.listen(folder.socket, job.uid)
         opener = Opener.fork(job, listener) if job.image else None
     # Imported only now: it takes longer than all of the above.
@@ -28,4 +30,4 @@ def main() -> None:
     if listener is None:
         supervisor.bury(folder, job)
     else:
-        supervisor.serve(folder, job, listener, opener)
+        supervisor.serve(folder, job, listener, opener, mounting)

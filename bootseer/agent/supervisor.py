@@ -20,6 +20,8 @@ from bootseer import config as settings
 from bootseer.agent import listen, spool
 from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.job import Job, JobFolder
+from bootseer.agent.mounted import MountedCheckpoint
+from bootseer.agent.mounting import Mounting
 from bootseer.agent.opener import Opener
 from bootseer.agent.process import take_time
 from bootseer.agent.watched import SETTLE_S, WatchedImage
@@ -32,7 +34,10 @@ MAX_TOLD_BYTES = 1024 * 1024
 _LEAST_TOLD_BYTES = 300
 """What the shortest counts for, so that they leave room for the agent's own in MAX_EVENTS."""
 MAX_IMAGES = 8
+_WARMING = ("hotset.read", "checkpoint.prefetch")
 _STATE_S = 1.0
+_PUBLISH_S = 3.0
+"""Of what the epilog gives, at least, for what was recorded; the rest is the checkpoint's."""
 _KILL_S = 1.0
 """Of what the epilog gives, for the end of a worker that does not publish in time."""
 _TIDY_S = 0.5
@@ -44,14 +49,21 @@ _SAMPLING_SHARE = 0.1
 class Agent:
     """The state of one job on this node, and the tasks that change it."""
 
-    def __init__(self, folder: JobFolder, job: Job, config: settings.Config) -> None:
-        """Take over a job; nothing is started yet."""
+    def __init__(
+        self,
+        folder: JobFolder,
+        job: Job,
+        config: settings.Config,
+        checkpoint: MountedCheckpoint | None = None,
+    ) -> None:
+        """Take over a job; nothing is started yet, but what serves its checkpoint."""
         self._folder = folder
         self._job = job
         self._config = config
         self._events: list[Event] = []
         self._told_bytes = 0
         self._worker: Worker | None = None
+        self._checkpoint = checkpoint
         self._images: list[WatchedImage] = []
         self._ready = trio.Event()
         self._ready_detail = ""
@@ -73,6 +85,8 @@ class Agent:
                     listen.serve, listener, self._job.uid, self._handle, self._answered
                 )
                 nursery.start_soon(self._start_up, worker)
+                if self._checkpoint is not None:
+                    nursery.start_soon(self._follow_checkpoint, self._checkpoint)
                 if opener is not None:
                     nursery.start_soon(_await_end, opener)
                 nursery.start_soon(self._sample_often)
@@ -81,7 +95,7 @@ class Agent:
     async def bury(self) -> None:
         """Publish what a dead agent of this job has left."""
         self._events = self._left_events()
-        self._note_fallback("agent.died", "what it had recorded is lost")
+        self.note_fallback("agent.died", "what it had recorded is lost")
         await self._publish(self._config["epilog.deadline_s"])
 
     def note(self, event: Event) -> None:
@@ -93,7 +107,8 @@ class Agent:
             except OSError:
                 return  # the copy serves only should this process die
 
-    def _note_fallback(self, stage: str, detail: str) -> None:
+    def note_fallback(self, stage: str, detail: str) -> None:
+        """Keep that something could not be done, and why."""
         now = time.time_ns()
         self.note(Event(stage, now, now, "agent", FALLBACK, detail=detail[:500]))
 
@@ -124,6 +139,9 @@ class Agent:
                 self._sample()
                 self._sampled.set()
                 deadline = trio.current_time() + SETTLE_S
+                if self._checkpoint is not None:
+                    with trio.move_on_at(deadline):
+                        await self._checkpoint.close_window()
                 for image in self._images:
                     self.note(await image.close(deadline))
             self._recorded.set()
@@ -131,14 +149,33 @@ class Agent:
     async def _follow(self, worker: Worker) -> None:
         try:
             await worker.send_task(self._job, self._config.values)
-            while True:
-                message, fd = await worker.channel.receive()
-                self._hear(message, fd)
+            async with trio.open_nursery() as nursery:
+                if self._job.checkpoint:
+                    nursery.start_soon(self._say_served, worker)
+                while True:
+                    message, fd = await worker.channel.receive()
+                    self._hear(message, fd)
         except BootseerError as error:
-            self._note_fallback("agent.worker", f"the worker has ended early: {error}")
+            self.note_fallback("agent.worker", f"the worker has ended early: {error}")
             self._now_ready("the worker has ended")
 
-    def _hear(self, message: dict[str, Any], fd: int | None) -> None:
+    async def _follow_checkpoint(self, checkpoint: MountedCheckpoint) -> None:
+        """Have the checkpoint served until that ends."""
+        try:
+            await checkpoint.follow(self._job, self._config.values, self._hear)
+        except BootseerError as error:
+            if not self._finishing:
+                self.note_fallback(
+                    "checkpoint.mount", f"its files give errors, what serves them ended: {error}"
+                )
+
+    async def _say_served(self, worker: Worker) -> None:
+        """Tell the worker that reads ahead when the checkpoint can be read, or never will."""
+        is_served = self._checkpoint is not None and await self._checkpoint.is_served()
+        with suppress(Closed):
+            await worker.channel.send({"op": "served", "ok": is_served})
+
+    def _hear(self, message: dict[str, Any], fd: int | None = None) -> None:
         op = message.get("op")
         if op == "image" and fd is not None and len(self._images) < MAX_IMAGES:
             self._images.append(WatchedImage(message, fd))
@@ -151,6 +188,8 @@ class Agent:
             self._images[-1].note_prefetch(message)
         elif op == "progress" and self._images:
             self._images[-1].note_progress(message)
+        elif op == "ahead" and self._checkpoint is not None:
+            self._checkpoint.note_ahead(message)
         elif op == "ready":
             self._now_ready(str(message.get("detail", ""))[:500])
 
@@ -176,7 +215,7 @@ class Agent:
             try:
                 image.sample()
             except BootseerError as error:
-                self._note_fallback("image.record", str(error))
+                self.note_fallback("image.record", str(error))
 
     # The control socket.
 
@@ -229,6 +268,13 @@ class Agent:
         with trio.CancelScope(shield=True):
             self._window.cancel()
             await self._recorded.wait()
+            if self._checkpoint is not None:
+                left_s = deadline - _PUBLISH_S - trio.current_time()
+                if not await self._checkpoint.end(left_s):
+                    self.note_fallback(
+                        "checkpoint.lost",
+                        f"not all that was written could be stored within {left_s:.1f} s",
+                    )
             left_s = max(0.0, deadline - trio.current_time())
             published, detail = await self._publish(left_s, began_ns)
         self._last_answer = {"published": published, "detail": detail}
@@ -248,6 +294,7 @@ class Agent:
             "detail": self._ready_detail,
             "window_open": not self._recorded.is_set(),
             "images": [image.status() for image in self._images],
+            "checkpoint": self._checkpoint is not None and self._checkpoint.served.is_set(),
             "events": len(self._events),
         }
 
@@ -276,7 +323,7 @@ class Agent:
             for path, _ in waiting:
                 path.unlink(missing_ok=True)
         else:
-            self._note_fallback("publish", detail)
+            self.note_fallback("publish", detail)
             try:
                 spool.put(cache_dir, uid, self._run_document(kind))
             except (BootseerError, OSError) as error:
@@ -284,8 +331,8 @@ class Agent:
         return published, detail
 
     def _kind(self) -> str:
-        """Say "warm" if there was a hot set to read ahead; from the events, which outlive us."""
-        known = any(e.stage == "hotset.read" and e.bytes for e in self._events)
+        """Say "warm" if something was read ahead; from the events, which outlive us."""
+        known = any(e.stage in _WARMING and e.bytes for e in self._events)
         return "warm" if known else "cold"
 
     async def _publish_by_worker(
@@ -294,7 +341,9 @@ class Agent:
         worker = spawn(self._folder, self._job, "publish")
         try:
             images = [image.recorded() for image in self._images]
-            await worker.send_task(self._job, self._config.values, images=images, kind=kind)
+            checkpoint = self._checkpoint
+            told = {"reads": checkpoint.reads, "ahead": checkpoint.ahead} if checkpoint else {}
+            await worker.send_task(self._job, self._config.values, images=images, kind=kind, **told)
             while True:
                 message, fd = await worker.channel.receive()
                 self._hear(message, fd)
@@ -347,15 +396,27 @@ def bury(folder: JobFolder, job: Job) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def serve(folder: JobFolder, job: Job, listener: socket.socket, opener: Opener | None) -> None:
+def serve(
+    folder: JobFolder,
+    job: Job,
+    listener: socket.socket,
+    opener: Opener | None,
+    mounting: Mounting | None,
+) -> None:
     """Be the job's agent until its epilog has been answered.
 
     Args:
         folder, job: the job and its folder.
         listener: the control socket.
         opener: at work on the job's image, where its path is known.
+        mounting: of the job's checkpoint, if it has one.
     """
-    agent = Agent(folder, job, settings.load())
+    checkpoint = None
+    if mounting is not None and mounting.worker is not None:
+        checkpoint = MountedCheckpoint(folder, Worker(*mounting.worker))
+    agent = Agent(folder, job, settings.load(), checkpoint)
+    if mounting is not None and mounting.error:
+        agent.note_fallback("checkpoint.mount", mounting.error)
     worker = fork(job, listener, opener.answer if opener else None)
     take_time()
     trio.run(agent.run, worker, listener, opener)

@@ -1,10 +1,15 @@
-"""Worker role "warm": find the image, read its hot set ahead, hold it until told otherwise."""
+"""Worker role "warm": read the image's hot set ahead and hold it, read the checkpoint ahead."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
 import trio
 
+from bootseer.agent.ahead import read_checkpoint_ahead
 from bootseer.agent.worker import Task
+from bootseer.core.budget import Budget
 from bootseer.core.event import FALLBACK
 from bootseer.core.hotset import HotSet
 from bootseer.core.order import prefetch_order
@@ -15,7 +20,7 @@ from bootseer.image.prefetch import PIECE_BYTES, Prefetch, pinnable_bytes
 from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
 from bootseer.store.base import Store
-from bootseer.units import format_size
+from bootseer.units import MIB, format_size
 
 _PROGRESS_S = 0.05
 
@@ -26,15 +31,24 @@ class Warm:
     def __init__(self, task: Task) -> None:
         """Take the task; nothing is done yet."""
         self._task = task
+        self._budget = Budget(task.config["prefetch.mib_per_s"] * MIB)
+        self._served = trio.Event()
+        self._is_served = False
         self._prefetch: Prefetch | None = None
         self._lingers = False
 
     async def listen(self, scope: trio.CancelScope) -> None:
-        """Obey the agent: "linger" makes the prefetch yield to the job; its end is ours."""
+        """Obey the agent: "linger" makes the prefetch yield to the job; its end is ours.
+
+        "served" tells that the job's checkpoint can be read, or never will be.
+        """
         try:
             while True:
                 message, _ = await self._task.channel.receive()
-                if message.get("op") == "linger":
+                if message.get("op") == "served":
+                    self._is_served = message["ok"]
+                    self._served.set()
+                elif message.get("op") == "linger":
                     self._lingers = True
                     if self._prefetch is not None:
                         self._prefetch.yield_to_others()
@@ -42,24 +56,37 @@ class Warm:
             scope.cancel()
 
     async def carry_out(self) -> None:
-        """Find, identify, hand over and read ahead the image, then hold it.
+        """Read ahead the image and the checkpoint, then hold the image.
 
         What cannot be done has been told as a fallback; the job is let go all the same.
         """
-        try:
-            try:
-                detail = await self._image()
-            except Closed:
-                raise
-            except BootseerError as error:
-                detail = str(error)
-            await self._task.channel.send({"op": "ready", "detail": detail})
-        except Closed:
-            return  # `listen` sees it as well and ends this worker
+        details = []
 
-    async def _image(self) -> str:
+        async def tell(part: Callable[[Store], Awaitable[str]]) -> None:
+            try:
+                details.append(await part(self._task.store()))
+            except Closed:
+                return  # `listen` sees it as well and ends this worker
+            except BootseerError as error:
+                details.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell, self._image)
+            if self._task.job.checkpoint:
+                nursery.start_soon(tell, self._checkpoint)
+        with suppress(Closed):
+            await self._task.channel.send({"op": "ready", "detail": "; ".join(details)})
+
+    async def _checkpoint(self, store: Store) -> str:
+        async def is_served() -> bool:
+            await self._served.wait()
+            return self._is_served
+
+        return await read_checkpoint_ahead(self._task, store, is_served, self._budget)
+
+    async def _image(self, store: Store) -> str:
+        """Find, identify, hand over and read ahead the image."""
         task, job = self._task, self._task.job
-        store = task.store()
         path = job.image or await self._image_of_last_run(store)
         if not path:
             return "no image is known for this key: give --bootseer-image=PATH once"
@@ -113,7 +140,8 @@ class Warm:
             await task.channel.send({"op": "ready", "detail": "the prefetch is under way"})
         pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
         hot_bytes = total_bytes(coalesce([*identity.leading, *hot]))
-        prefetch = Prefetch(image.fd, image.size_bytes, task.config["image.streams"])
+        streams = task.config["image.streams"]
+        prefetch = Prefetch(image.fd, image.size_bytes, streams, self._budget)
         self._prefetch = prefetch
         if self._lingers:
             prefetch.yield_to_others()

@@ -20,7 +20,7 @@ import trio
 from bootseer.agent.channel import Channel
 from bootseer.agent.job import Job
 from bootseer.agent.opener import Opened, open_and_identify, receive
-from bootseer.agent.process import take_time
+from bootseer.agent.process import CHANNEL_FD, take_time
 from bootseer.agent.rights import confine
 from bootseer.core.event import FALLBACK, Event
 from bootseer.errors import BootseerError, Closed
@@ -101,7 +101,7 @@ def serve(
     """Become the user, take a task from the channel and carry it out; does not return.
 
     Args:
-        role: "warm" or "publish".
+        role: "warm", "checkpoint" or "publish".
         end: of the channel.
         user, uid, gid: whose rights to take on.
         agent: process id of the agent.
@@ -109,7 +109,8 @@ def serve(
     """
     # Imported before the rights go: the user may not be able to read this installation.
     work = importlib.import_module(f"bootseer.agent.{role}").run
-    confine(user, uid, gid, agent, keep_lock=role == "warm")
+    # What a job has written through its mount is lost with this process.
+    confine(user, uid, gid, agent, keep_lock=role == "warm", expendable=role != "checkpoint")
     end.setblocking(False)
 
     async def take_task() -> None:
@@ -127,6 +128,6 @@ def serve(
 
 
 def main() -> None:
-    """Serve as the command line says: role, descriptor of the channel, user, uid, gid, agent."""
-    role, fd, user, uid, gid, agent = sys.argv[1:7]
-    serve(role, socket.socket(fileno=int(fd)), user, int(uid), int(gid), int(agent))
+    """Serve as the command line says: role, user, uid, gid, agent."""
+    role, user, uid, gid, agent = sys.argv[1:6]
+    serve(role, socket.socket(fileno=CHANNEL_FD), user, int(uid), int(gid), int(agent))

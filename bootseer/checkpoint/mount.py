@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import trio
 
-from bootseer.checkpoint.deal import WriteOptions
+from bootseer.checkpoint.deal import Pipelines, WriteOptions
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.reads import Reads
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView, ViewOptions
 from bootseer.checkpoint.write import Drafts
@@ -20,8 +21,6 @@ from bootseer.units import MIB
 
 _log = logging.getLogger(__name__)
 
-_SETTLE_S = 30.0
-"""At the end, for files that have been closed to be published."""
 _END_S = 10.0
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -37,19 +36,38 @@ class CheckpointOptions:
     view: ViewOptions = field(default_factory=ViewOptions)
 
 
+@dataclass(slots=True)
+class CheckpointService:
+    """A mount that is being served, or was.
+
+    Attributes:
+        reads: what is read of it while a job starts.
+        fetcher: what was fetched for readers.
+        pipelines: what writers have written.
+        lost: names of files that were written, and could not be published.
+        settle_s: how long the end waits for files that were closed to be published, in seconds.
+    """
+
+    reads: Reads
+    fetcher: Fetcher
+    pipelines: Pipelines
+    lost: list[str] = field(default_factory=list)
+    settle_s: float = 30.0
+
+
 async def serve_checkpoint(
     store: Store,
     connection: int,
     owners: Owners,
     options: CheckpointOptions,
     *,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[CheckpointService] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the tree of a store until it is unmounted or cancelled; see `fuse.mount.serve_fd`.
 
     Cancellation: files that their writers have closed are published first, as long as that takes
-    no more than `_SETTLE_S`; what is still being written is lost. After an unmount the kernel no
-    longer tells who has closed what: cancel first.
+    no more than `CheckpointService.settle_s`; what is still being written is lost. After an unmount
+    the kernel no longer tells who has closed what: cancel first.
     """
     keep_large_buffers()
     stop, ended = trio.Event(), trio.Event()
@@ -66,7 +84,7 @@ async def _serve(
     connection: int,
     owners: Owners,
     options: CheckpointOptions,
-    task_status: trio.TaskStatus[None],
+    task_status: trio.TaskStatus[CheckpointService],
     stop: trio.Event,
     ended: trio.Event,
 ) -> None:
@@ -76,22 +94,36 @@ async def _serve(
         async with trio.open_nursery() as nursery:
             fetcher = Fetcher(nursery, options.fetch)
             drafts = Drafts(tree, nursery, options.write)
-            view = CheckpointView(tree, fetcher, drafts, owners, options.view)
+            service = CheckpointService(Reads(store), fetcher, drafts.pipelines)
+            view = CheckpointView(tree, fetcher, drafts, owners, options.view, service.reads)
 
             async def until_stopped() -> None:
                 await stop.wait()
-                with trio.move_on_after(_SETTLE_S):
+                with trio.move_on_after(service.settle_s):
                     await view.settled()
                 serving.cancel()
 
             nursery.start_soon(until_stopped)
             with trio.CancelScope() as serving:
-                await serve_fd(view, connection, task_status=task_status)
+                await serve_fd(view, connection, task_status=_Telling(task_status, service))
             with trio.move_on_after(_END_S):
                 for name in await view.end():
+                    service.lost.append(name)
                     _log.error("%s was still being written, and is lost", name)
             nursery.cancel_scope.cancel()
     ended.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Telling:
+    """The status of a task that others know by what they get when it has started."""
+
+    status: trio.TaskStatus[CheckpointService]
+    service: CheckpointService
+
+    def started(self, value: None = None) -> None:
+        """Hand it over."""
+        self.status.started(self.service)
 
 
 def keep_large_buffers() -> None:

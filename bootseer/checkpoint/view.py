@@ -17,10 +17,12 @@ import trio
 from bootseer.checkpoint.fetch import Fetcher, FileFetch, Sink
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.nodes import Node, Nodes
+from bootseer.checkpoint.reads import Reads
 from bootseer.checkpoint.source import PlainSource
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Draft, Drafts
 from bootseer.core.ranges import ByteRange
+from bootseer.core.reads import Recording
 from bootseer.core.window import Window
 from bootseer.errors import BootseerError, Conflict
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE, Attributes, Kernel, Opened, Space
@@ -59,6 +61,7 @@ class ViewOptions:
 class _Handle:
     node: Node
     flags: int
+    recording: Recording | None = None
 
     @property
     def writes(self) -> bool:
@@ -79,13 +82,15 @@ class CheckpointView:
         drafts: Drafts,
         owners: Owners,
         options: ViewOptions | None = None,
+        reads: Reads | None = None,
     ) -> None:
-        """Show `tree`."""
+        """Show `tree`, and note in `reads` what is read of it."""
         self._tree = tree
         self._fetcher = fetcher
         self._drafts = drafts
         self._owners = owners
         self._options = options or ViewOptions()
+        self._reads = reads or Reads(tree.store)
         self.valid_s = self._options.valid_s
         self._kernel: Kernel | None = None
         self._nodes = Nodes(tree, self.valid_s)
@@ -223,6 +228,8 @@ class CheckpointView:
         handle = _Handle(node, flags)
         if handle.writes or flags & os.O_TRUNC:
             self._check_writable()
+        elif node.draft is None:
+            handle = _Handle(node, flags, self._reads.opened(self._nodes.path(node)))
         if node.failed is not None:
             raise node.failed.again()
         async with node.lock:
@@ -260,7 +267,10 @@ class CheckpointView:
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
         """See `View.read`."""
-        node = self._handles[handle].node
+        opened = self._handles[handle]
+        node = opened.node
+        if opened.recording is not None and node.entry is not None:
+            opened.recording.add(offset, min(size_bytes, node.entry.size_bytes - offset))
         if node.failed is not None:
             raise node.failed.again()
         if node.draft is not None:

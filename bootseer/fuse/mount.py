@@ -161,7 +161,7 @@ class _Calling:
 
     function: Callable[[], None]
 
-    def started(self, value: None = None) -> None:
+    def started(self, value: object = None) -> None:
         """Tell it."""
         self.function()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from functools import partial
 from threading import Lock
@@ -10,6 +11,7 @@ from threading import Lock
 import trio
 
 from bootseer._io import ffi, lib
+from bootseer.core.budget import Budget
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Unavailable
 from bootseer.units import MIB
@@ -27,8 +29,16 @@ class Prefetch:
         error: first failed read as text, "" while there is none. Others go on.
     """
 
-    def __init__(self, fd: int, size_bytes: int, streams: int) -> None:
+    def __init__(
+        self, fd: int, size_bytes: int, streams: int, budget: Budget | None = None
+    ) -> None:
         """Prepare; ``fd`` stays the caller's and must outlive this object.
+
+        Args:
+            fd: of the image.
+            size_bytes: of the image.
+            streams: parallel reads.
+            budget: how fast to read, together with whoever shares it; None for freely.
 
         Raises:
             Unavailable: the file cannot be mapped.
@@ -39,6 +49,7 @@ class Prefetch:
             raise Unavailable(f"cannot map the image: {os.strerror(-result)}")
         self._handle = handle[0]
         self._streams = streams
+        self._budget = budget or Budget(0)
         # One for all streams: nobody looks at what lands in it.
         self._scratch = ffi.new("uint8_t[]", PIECE_BYTES)
         self._lock = Lock()  # guards the pieces and the counters below
@@ -90,6 +101,7 @@ class Prefetch:
             if self._idle and not idle:
                 idle = True
                 lib.bs_io_idle()
+            time.sleep(self._budget.take(piece.size_bytes, time.monotonic()))
             read = lib.bs_window_read(
                 self._handle, piece.start, piece.stop, self._scratch, PIECE_BYTES
             )
@@ -103,6 +115,11 @@ class Prefetch:
                 self.pinned_bytes += max(0, pinned)
                 # Out of lockable memory or mappings: later pieces are read all the same.
                 self._pin = self._pin and pinned >= 0
+
+
+def available_bytes() -> int:
+    """Return how much memory could be had now without anything being written out."""
+    return _meminfo().get("MemAvailable", 0)
 
 
 def pinnable_bytes(share: float) -> int:

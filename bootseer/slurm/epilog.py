@@ -9,12 +9,11 @@ Only the standard library is imported.
 from __future__ import annotations
 
 import os
-import shutil
 
 from bootseer import config as settings
 from bootseer.agent import control, process
 from bootseer.agent.job import JobFolder
-from bootseer.agent.reap import reap
+from bootseer.agent.reap import reap, remove
 from bootseer.errors import BootseerError, NotFound
 from bootseer.slurm.hook import say
 
@@ -60,7 +59,7 @@ def _end(folder: JobFolder, config: settings.Config) -> str:
     pid = process.agent_pid(folder)
     if pid is not None and not process.await_end(pid, _MARGIN_S / 2):
         process.kill_all(folder)
-    shutil.rmtree(folder.path, ignore_errors=True)
+    remove(folder)
     if answer.get("published"):
         return f"published to {answer.get('detail')}"
     return f"not published, kept for the user's next job here: {answer.get('detail')}"

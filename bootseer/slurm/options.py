@@ -22,6 +22,9 @@ _KEY = re.compile(r"[A-Za-z0-9_@+][A-Za-z0-9._@+-]{0,127}", re.ASCII)
 _URI = re.compile(r"[a-z][a-z0-9+.-]{0,15}://.+", re.ASCII | re.DOTALL)
 _WAIT = re.compile(r"[0-9]{1,4}", re.ASCII)
 
+READ_ONLY = ":ro"
+"""At the end of --bootseer-ckpt; no name in HDFS has a colon."""
+
 PREFIX = "SPANK_BOOTSEER_"
 PYXIS = "SPANK__SLURM_SPANK_OPTION_pyxis_container_image"
 
@@ -33,6 +36,9 @@ class Options(NamedTuple):
         key: "" for the default, the user's job name.
         record_only: warm nothing, record as if for the first time.
         image: absolute path or URI of the image, "" when none was named.
+        checkpoint: URI of the checkpoint folder, "" when none was named.
+        mountpoint: absolute path where the job wants to see it, "" where it is put.
+        read_only: the job may not change it.
         wait_s: None when none was given.
         ignored: one line for each value that was not acceptable and is left out.
     """
@@ -40,6 +46,9 @@ class Options(NamedTuple):
     key: str = ""
     record_only: bool = False
     image: str = ""
+    checkpoint: str = ""
+    mountpoint: str = ""
+    read_only: bool = False
     wait_s: int | None = None
     ignored: tuple[str, ...] = ()
 
@@ -70,13 +79,22 @@ def is_env(value: str) -> bool:
 
 
 def is_ckpt(value: str) -> bool:
-    """Whether ``value`` is ``URI[:MOUNTPOINT]``."""
+    """Whether ``value`` is ``URI[:MOUNTPOINT][:ro]``; `split_ckpt` takes it apart."""
     if not is_uri(value):
         return False
     uri, found, mount_point = value.rpartition(":/")
     if not found or mount_point.startswith("/"):
         return True  # the last ":/" is the one of "://"
     return is_uri(uri) and is_path("/" + mount_point)
+
+
+def split_ckpt(value: str) -> tuple[str, str, bool]:
+    """Take ``URI[:MOUNTPOINT][:ro]`` apart: URI, mount point or "", whether it ends in ``:ro``."""
+    plain = value.removesuffix(READ_ONLY)
+    uri, found, mount_point = plain.rpartition(":/")
+    if not found or mount_point.startswith("/"):
+        return plain, "", plain != value
+    return uri, "/" + mount_point, plain != value
 
 
 def is_wait(value: str) -> bool:
@@ -112,13 +130,20 @@ def parse(environ: Mapping[str, str]) -> Options | None:
     if wait and not is_wait(wait):
         ignored.append(f"--bootseer-wait: {_show(wait)} is not a number of seconds")
         wait = ""
-    for name in ("ENV", "CKPT"):
-        if environ.get(PREFIX + name):
-            ignored.append(f"--bootseer-{name.lower()}: not carried out by this version")
+    ckpt = environ.get(PREFIX + "CKPT", "")
+    if ckpt and not is_ckpt(ckpt):
+        ignored.append(f"--bootseer-ckpt: {_show(ckpt)} is not URI[:MOUNTPOINT]")
+        ckpt = ""
+    checkpoint, mountpoint, read_only = split_ckpt(ckpt)
+    if environ.get(PREFIX + "ENV"):
+        ignored.append("--bootseer-env: not carried out by this version")
     return Options(
         key="" if record_only else key,
         record_only=record_only,
         image=image,
+        checkpoint=checkpoint,
+        mountpoint=mountpoint,
+        read_only=read_only,
         wait_s=int(wait) if wait else None,
         ignored=tuple(ignored),
     )

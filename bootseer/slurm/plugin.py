@@ -32,7 +32,17 @@ ADVICE = "bootseer-advice.so"
 CONF = "bootseer.conf"
 SCRIPTS = {"bootseer-prolog": "prolog", "bootseer-epilog": "epilog"}
 
-SOURCES = ("bootseer", "options", "request", "submit", "advice", "script", "step", "exec")
+SOURCES = (
+    "bootseer",
+    "options",
+    "request",
+    "submit",
+    "advice",
+    "script",
+    "step",
+    "checkpoint",
+    "exec",
+)
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fstack-protector-strong", "-Wl,-z,relro")
 _WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
 _ARGUMENT = re.compile(

@@ -20,6 +20,7 @@ from bootseer.agent.reap import reap, reap_dead
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 from bootseer.slurm import options
 from bootseer.slurm.hook import say
+from bootseer.slurm.nodelist import expand
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
 _AGENT_START_S = 3.0
@@ -54,6 +55,9 @@ def _warm(asked: options.Options, started_ns: int) -> str:
     folder.write("job.json", job._asdict())
     until = time.monotonic() + _AGENT_START_S
     _start_agent(folder, job, until)
+    if job.checkpoint and not _await_mount(folder, until):
+        detail = f"not mounted within {_AGENT_START_S:g} s; the job starts without it"
+        _tell(folder, "checkpoint.mount", started_ns, status="fallback", detail=detail)
     for line in asked.ignored:
         _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
     for name in reaped:
@@ -87,6 +91,15 @@ def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
         with control.listen(folder.socket, job.uid) as listener:
             process.hurry()
             process.start(folder, "warm", listener)
+
+
+def _await_mount(folder: JobFolder, until: float) -> bool:
+    """Wait until a step that starts now finds the checkpoint mounted, if it can be."""
+    while not os.path.exists(folder.mounted):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def _wait(folder: JobFolder, wait_s: float, until: float) -> tuple[str, str]:
@@ -124,18 +137,28 @@ def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Jo
     for name in (cluster, node):
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name[:80]!a} cannot be the name of a cluster or node")
+    nodes = expand(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST") or "")
+    if node not in nodes:
+        nodes = []
     wait_s = config["prolog.wait_s"] if asked.wait_s is None else float(asked.wait_s)
+    gid = env.get("SLURM_JOB_GID", "")
     return Job(
         job_id=job_id,
         cluster=cluster,
         node=node,
         uid=uid,
-        gid=user.pw_gid,
+        gid=int(gid) if gid.isdecimal() else user.pw_gid,
         user=user.pw_name,
         home=user.pw_dir,
         key=asked.key or options.key_of_name(env.get(options.PREFIX + "JOB_NAME", "")),
         record_only=asked.record_only,
         image=asked.image,
+        checkpoint=asked.checkpoint,
+        mountpoint=asked.mountpoint,
+        mountpoint_listed=asked.mountpoint in config["checkpoint.mountpoints"],
+        read_only=asked.read_only,
+        nodes=len(nodes),
+        node_index=nodes.index(node) if nodes else 0,
         wait_s=min(wait_s, config["prolog.max_wait_s"]),
         started_ns=started_ns,
     )

@@ -75,7 +75,7 @@ def main() -> None:
         FetchLimits(**given.fetch), WriteOptions(**given.write), ViewOptions(**given.view)
     )
 
-    async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+    async def serve(*, task_status: trio.TaskStatus[object]) -> None:
         limit = trio.CapacityLimiter(64)
         inner = LimitStore(open_store(given.url), deadline_s=given.deadline, operations=limit)
         owners = Owners(user.pw_uid, user.pw_gid, user.pw_name)

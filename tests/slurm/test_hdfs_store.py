@@ -81,6 +81,55 @@ def test_root_acts_as_the_user_whose_store_it_is(lab_with_hdfs):
     assert "user=mallory" in refused.stderr
 
 
+def test_image_and_checkpoint_are_warm_together(lab_with_hdfs):
+    lab, hdfs = lab_with_hdfs
+    lab.forget()
+    hdfs.fs("-rm", "-r", "-f", "-skipTrash", "/user/alice/.bootseer")
+    checkpoint = "--bootseer-ckpt=hdfs://site/user/alice/run42"
+    options = (*BOOTSEER, checkpoint)
+    shard = "$BOOTSEER_CKPT/step_{}/rank_$SLURM_PROCID.pt"
+    write = "mkdir -p $(dirname {0}); head -c 20000000 /dev/urandom > {0}; sha256sum < {0}; "
+    wrote = lab.srun(checkpoint, "-Jother", command=write.format(shard.format(1000)))
+    start = f"set -e; {lab.start()} >/dev/null; sha256sum < {{}}; "
+    mark = f"{site.bootseer()} mark first-step; "
+    lab.drop_caches()
+    cold = lab.srun(
+        *options,
+        command=start.format(shard.format(1000)) + mark + write.format(shard.format(2000)),
+    )
+    assert set(wrote.stdout.split()) <= set(cold.stdout.split())
+    lab.drop_caches()
+    warm = lab.srun(*options, "--bootseer-wait=20", command=start.format(shard.format(2000)) + mark)
+    assert set(warm.stdout.split()) <= set(cold.stdout.split())
+    assert [lab.report(job)["kind"] for job in (wrote, cold, warm)] == ["cold", "cold", "warm"]
+    for node in lab.cluster.node_names:
+        stages = lab.stages(warm, node)
+        assert stages["checkpoint.prefetch"]["bytes"] == 20_000_000, stages
+        assert stages["checkpoint.read"]["bytes"] == 20_000_000, stages
+        assert stages["image.prefetch"]["bytes"] > 0
+    for job in (wrote, cold, warm):
+        assert lab.fallbacks(job) == set(), lab.report(job)
+    owners = {tuple(line.split()[2:3]) for line in listed(hdfs, "/user/alice/run42")}
+    assert owners == {("alice",)}
+    lab.assert_clean()
+
+
+def test_a_job_outlives_the_namenode_of_its_checkpoint(lab_with_hdfs):
+    lab, hdfs = lab_with_hdfs
+    hdfs.stop("head")
+    try:
+        job = lab.srun(
+            "--bootseer-ckpt=hdfs://site/user/alice/run42",
+            command="cat $BOOTSEER_CKPT/step_1000/rank_0.pt || echo failed; true",
+            timeout_s=120,
+        )
+        lab.assert_clean()
+    finally:
+        hdfs.start_namenode()
+    assert job.stdout == "failed\n" * 2
+    assert "Input/output error" in job.stderr
+
+
 def test_a_namenode_that_is_gone_costs_the_job_nothing_but_the_warmth(lab_with_hdfs):
     lab, hdfs = lab_with_hdfs
     hdfs.stop("head")

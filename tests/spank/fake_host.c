@@ -101,6 +101,7 @@ spank_err_t spank_option_getopt(spank_t spank, struct spank_option *option, char
 
 spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...)
 {
+    static gid_t groups[] = {1000};
     spank_err_t rc = ESPANK_SUCCESS;
     va_list arguments;
 
@@ -110,6 +111,13 @@ spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...)
         *va_arg(arguments, uint32_t *) = 4711;
     else if (item == S_JOB_UID)
         *va_arg(arguments, uid_t *) = 1000;
+    else if (item == S_JOB_GID)
+        *va_arg(arguments, gid_t *) = 1000;
+    else if (item == S_JOB_SUPPLEMENTARY_GIDS) {
+        *va_arg(arguments, gid_t **) = groups;
+        *va_arg(arguments, int *) = 1;
+    } else if (item == S_TASK_ID)
+        *va_arg(arguments, int *) = 0;
     else if (item == S_JOB_STEPID && host.context == S_CTX_REMOTE)
         *va_arg(arguments, uint32_t *) = host.step_id;
     else
@@ -258,6 +266,7 @@ int main(void)
         printf("rc option %d\n", give_options(1));
         call("init_post_opt", slurm_spank_init_post_opt);
         call("user_init", slurm_spank_user_init);
+        call("task_init_privileged", slurm_spank_task_init_privileged);
         call("exit", slurm_spank_exit);
         break;
     default:

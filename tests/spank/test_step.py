@@ -125,3 +125,50 @@ def test_agent_that_does_not_accept_costs_a_bounded_time(host):
 
 def test_run_dir_too_long_for_a_socket(host):
     assert host.run("step", arguments=("run_dir=/" + "x" * 200,)).hooks() == {"0"}
+
+
+def test_a_checkpoint_that_could_not_be_mounted_is_told(host, agent):
+    (host.job_dir / "checkpoint").write_text("0\nowned\n\n")
+    seen = host.run("step", options={"bootseer-ckpt": "hdfs://nn/x"})
+    assert seen.of("error") == [
+        "bootseer: the checkpoint is not mounted: `bootseer report` says why"
+    ]
+    assert not [line for line in seen.of("setenv") if "BOOTSEER_CKPT" in line]
+    (event,) = (e for e in events(agent, 3) if e["stage"] == "checkpoint.mountpoint")
+    assert (event["status"], "not mounted" in event["detail"]) == ("fallback", True)
+
+
+def test_a_checkpoint_that_comes_with_a_step_is_too_late(host, agent):
+    seen = host.run("step", options={"bootseer-ckpt": "hdfs://nn/x"})
+    assert "give it to the job" in seen.of("error")[0]
+    seen = host.run("step", options={"bootseer-ckpt": "hdfs://nn/x", "bootseer": "off"})
+    assert seen.of("error") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n",
+        "12",
+        "12\nowned",
+        "12\nowned\n/x",
+        "12\nowned\n" + "x" * 4200 + "\n",
+        "x" * 9000,
+        "\0" * 5000,
+    ],
+)
+def test_what_only_looks_like_a_mounted_checkpoint_is_none(host, agent, text):
+    (host.job_dir / "checkpoint").write_text(text)
+    seen = host.run("step", options={"bootseer": "k"})
+    assert seen.hooks() == {"0"}
+    assert not [line for line in seen.of("setenv") if "BOOTSEER_CKPT" in line]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("pid", ["1", "-1", "99999999", "99999999999999"])
+def test_a_mount_that_has_gone_is_told(host, agent, pid):
+    (host.job_dir / "checkpoint").write_text(f"{pid}\nlisted\n/mnt\n")
+    seen = host.run("step", options={"bootseer": "k"})
+    assert seen.hooks() == {"0"}
+    assert "cannot be made visible" in seen.of("error")[0]

@@ -101,7 +101,8 @@ def _populate_slurm(spec: ClusterSpec) -> None:
     etc = spec.state_dir / "etc"
     _folder(etc / "slurm" / "plugstack.conf.d")
     (etc / "slurm" / "slurm.conf").write_text(slurm_conf(spec))
-    (etc / "slurm" / "plugstack.conf").write_text(example("plugstack.conf"))
+    for name in ("plugstack.conf", "job_container.conf"):
+        (etc / "slurm" / name).write_text(example(name))
     _folder(etc / "munge", mode=0o700, owner="munge")
     key = etc / "munge" / "munge.key"
     key.touch(mode=0o600)

@@ -38,10 +38,7 @@ def fill_in(text: str, values: dict[str, str]) -> str:
 
 
 def slurm_conf(spec: ClusterSpec) -> str:
-    """Return the cluster's slurm.conf.
-
-    Where a key is given twice Slurm takes the later line, so the spec's extra lines win.
-    """
+    """Return the cluster's slurm.conf; the spec's extra lines replace those of the same key."""
     values = {
         "CLUSTER": f"bootseer-{spec.name}",
         "HEAD": HEAD,
@@ -49,5 +46,8 @@ def slurm_conf(spec: ClusterSpec) -> str:
         "CPUS": str(spec.cpus_per_node),
         "MEMORY": str(spec.memory_mib_per_node),
     }
-    extra = "".join(f"{line}\n" for line in ("# Extra", *spec.slurm_conf_extra))
-    return fill_in(example("slurm.conf"), values) + "\n" + extra
+    keys = {line.partition("=")[0].lower() for line in spec.slurm_conf_extra}
+    lines = fill_in(example("slurm.conf"), values).splitlines()
+    kept = [line for line in lines if line.partition("=")[0].lower() not in keys]
+    extra = [line for line in spec.slurm_conf_extra if not line.endswith("=")]
+    return "\n".join([*kept, "", "# Extra", *extra, ""])

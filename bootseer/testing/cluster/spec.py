@@ -34,7 +34,8 @@ class ClusterSpec:
         link_rate: limit of each node's link, each way, as tc writes rates (``800mbit``).
         datanode_rate: the same for the DataNodes' links.
         users: plain users, made for the cluster alone, with uids from 20001 on.
-        slurm_conf_extra: lines added to slurm.conf; a repeated key replaces the earlier one.
+        slurm_conf_extra: lines for slurm.conf, which replace those of the same key; without a
+            value they only take that away.
         owner: the uid whose cluster it is, the caller's.
     """
 

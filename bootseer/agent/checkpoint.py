@@ -1,0 +1,105 @@
+"""Worker role "checkpoint": serve the job's checkpoint folder on the mount that root has made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from bootseer.agent.process import CONNECTION_FD
+from bootseer.agent.worker import Task
+from bootseer.checkpoint.deal import WriteOptions
+from bootseer.checkpoint.fetch import FetchLimits
+from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.mount import CheckpointOptions, CheckpointService, serve_checkpoint
+from bootseer.checkpoint.view import ViewOptions
+from bootseer.core.event import FALLBACK
+from bootseer.errors import BootseerError, Closed
+from bootseer.store.connect import connect_to
+from bootseer.units import GIB, MIB
+
+_OPERATIONS = 64
+"""Of the store at once: all reads and writes under way, and look-ups beside them."""
+
+
+def checkpoint_options(config: dict[str, Any], *, read_only: bool) -> CheckpointOptions:
+    """Take what concerns checkpoints out of the settings."""
+    return CheckpointOptions(
+        FetchLimits(
+            memory_bytes=config["checkpoint.read_memory_mib"] * MIB,
+            streams=config["checkpoint.streams"],
+        ),
+        WriteOptions(
+            unit_bytes=config["checkpoint.unit_mib"] * MIB,
+            width=config["checkpoint.width"],
+            streams=2 * config["checkpoint.width"],
+            memory_bytes=config["checkpoint.write_memory_mib"] * MIB,
+            spill_dir=config["checkpoint.spill_dir"],
+            spill_bytes=int(config["checkpoint.spill_gib"] * GIB),
+        ),
+        ViewOptions(read_only=read_only),
+    )
+
+
+async def run(task: Task) -> None:
+    """Serve until the agent says so, or the mount is taken away; then report what was done."""
+    stop = trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+
+        async def serve(*, task_status: trio.TaskStatus[CheckpointService]) -> None:
+            with stop:
+                await serve_checkpoint(
+                    store, CONNECTION_FD, owners, options, task_status=task_status
+                )
+            nursery.cancel_scope.cancel()
+
+        try:
+            async with task.stage("checkpoint.mount") as said:
+                said["start_ns"] = task.job.started_ns
+                store = connect_to(
+                    task.job.checkpoint,
+                    task.config,
+                    task.job.owner,
+                    private=False,
+                    operations=_OPERATIONS,
+                )
+                owners = Owners(task.job.uid, task.job.gid, task.job.user)
+                options = checkpoint_options(task.config, read_only=task.job.read_only)
+                service = await nursery.start(serve)
+                said["detail"] = store.url
+        except Closed:
+            raise
+        except BootseerError:
+            await task.channel.send({"op": "ended"})
+            return  # told as a fallback
+        await task.channel.send({"op": "served"})
+        await _obey(task, service, stop)
+    await _report(task, service)
+
+
+async def _obey(task: Task, service: CheckpointService, stop: trio.CancelScope) -> None:
+    """Do what the agent says: "window" ends the recording, "stop" ends all."""
+    try:
+        while True:
+            message, _ = await task.channel.receive()
+            if message.get("op") == "window":
+                await task.channel.send({"op": "reads", "files": await service.reads.close()})
+            elif message.get("op") == "stop":
+                service.settle_s = float(message["timeout_s"])
+                stop.cancel()
+    except Closed:
+        stop.cancel()
+
+
+async def _report(task: Task, service: CheckpointService) -> None:
+    """Tell what the mount has done."""
+    fetcher, pipelines = service.fetcher, service.pipelines
+    async with task.stage("checkpoint.read") as said:
+        said["bytes"] = fetcher.fetched_bytes
+        said["detail"] = f"{fetcher.hedged} reads asked for twice" if fetcher.hedged else ""
+    async with task.stage("checkpoint.write") as said:
+        said["bytes"] = pipelines.written_bytes
+    if service.lost:
+        async with task.stage("checkpoint.lost") as said:
+            said |= {"status": FALLBACK, "detail": ", ".join(service.lost)}
+    await task.channel.send({"op": "ended"})

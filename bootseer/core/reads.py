@@ -1,0 +1,251 @@
+"""What a node of a job reads of its checkpoint while it starts, for its next start to read ahead.
+
+A document belongs to one user, key, number of nodes and node among them: ranks read their own
+shards. Files are named as they were, and which of their names have to be taken for "the newest of
+its kind" now: a job that read ``step_1000`` because it was the last goes on with ``step_2000``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bootseer.core.fields import Fields
+from bootseer.core.ranges import ByteRange, coalesce
+from bootseer.errors import Corrupt, UnknownVersion
+
+VERSION = 1
+MAX_BYTES = 16 * 1024 * 1024
+MAX_FILES = 20_000
+MAX_RANGES = 1000
+"""Of one file."""
+_FORMAT = "bootseer checkpoint reads"
+_GAP_BYTES = 1024 * 1024
+"""Ranges so close together are one."""
+_NUMBER = re.compile(r"[0-9]+", re.ASCII)
+
+Listing = Callable[[str], Iterable[str]]
+"""Names in a folder, which is given as its path below the tree's root, "" for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileReads:
+    """What was read of one file.
+
+    Attributes:
+        path: below the root of the tree, components separated by slashes.
+        newest: indexes of the components that are to be the newest of their kind.
+        ranges: in the file, sorted.
+    """
+
+    path: str
+    newest: tuple[int, ...]
+    ranges: tuple[ByteRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReads:
+    """What one node reads, in the order in which it opened the files."""
+
+    user: str
+    key: str
+    nodes: int
+    node: int
+    files: tuple[FileReads, ...]
+
+    def encode(self) -> bytes:
+        """Encode as a file."""
+        files = [
+            {"path": file.path, "newest": file.newest, "ranges": file.ranges} for file in self.files
+        ]
+        document = {"format": _FORMAT, "version": VERSION, "user": self.user, "key": self.key}
+        document |= {"nodes": self.nodes, "node": self.node, "files": files}
+        return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass(slots=True)
+class Recording:
+    """What has been read of one file so far.
+
+    Attributes:
+        path: as in `FileReads`.
+        opened_ns: when it was first opened, nanoseconds since the epoch.
+        opens: how often it was opened.
+        ranges: read so far, in the order of reading.
+    """
+
+    path: str
+    opened_ns: int
+    opens: int = 0
+    ranges: list[ByteRange] = field(default_factory=list)
+
+    def add(self, offset: int, size_bytes: int) -> None:
+        """Note a read; one that brought nothing is none."""
+        if size_bytes <= 0:
+            return
+        if self.ranges and self.ranges[-1].stop == offset:
+            self.ranges[-1] = ByteRange(self.ranges[-1].start, offset + size_bytes)
+            return
+        self.ranges.append(ByteRange(offset, offset + size_bytes))
+        if len(self.ranges) > 2 * MAX_RANGES:
+            self.ranges = _join(self.ranges)
+
+
+def object_name(key: str, nodes: int, node: int) -> str:
+    """Name the store's object for a node's reads: safe whatever the key is."""
+    return f"reads/{hashlib.sha256(key.encode()).hexdigest()[:32]}/{nodes}/{node}.json"
+
+
+def decode(data: bytes, name: str, user: str, key: str) -> NodeReads:
+    """Decode what a node of a job of ``user`` under ``key`` reads.
+
+    Raises:
+        UnknownVersion: it is of another version.
+        Corrupt: it is damaged, or another user's or key's.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{name}: not JSON") from error
+    fields = Fields(document, name)
+    if fields.text("format") != _FORMAT:
+        raise Corrupt(f"{name}: not a checkpoint's reads")
+    if fields.count("version") != VERSION:
+        raise UnknownVersion(
+            f"{name}: only version {VERSION} of a checkpoint's reads is understood"
+        )
+    reads = NodeReads(
+        user=fields.text("user", 256),
+        key=fields.text("key", 256),
+        nodes=fields.count("nodes"),
+        node=fields.count("node"),
+        files=tuple(_file(file, name) for file in fields.objects("files", MAX_FILES)),
+    )
+    if (reads.user, reads.key) != (user, key):
+        raise Corrupt(f"{name}: these are the reads of {reads.user}'s key {reads.key}, not {key}'s")
+    return reads
+
+
+def numbered(path: str) -> list[str]:
+    """List the folders of those components of a path that have numbers."""
+    components = path.split("/")
+    return [
+        "/".join(components[:index])
+        for index, component in enumerate(components)
+        if _NUMBER.search(component)
+    ]
+
+
+def newest_components(path: str, listing: Listing) -> tuple[int, ...]:
+    """Find which components of a path are the newest of their kind: none has a greater number.
+
+    Args:
+        path: of a file.
+        listing: of folders as they were when the file was opened.
+    """
+    components = path.split("/")
+    found = []
+    for index, component in enumerate(components):
+        kind, numbers = _kind(component)
+        if numbers and numbers >= max(
+            (n for k, n in map(_kind, listing("/".join(components[:index]))) if k == kind),
+            default=(),
+        ):
+            found.append(index)
+    return tuple(found)
+
+
+def expand(file: FileReads, listing: Listing) -> str:
+    """Return the path that a file's name stands for now.
+
+    Args:
+        file: as it was read.
+        listing: of folders as they are.
+    """
+    components = file.path.split("/")
+    for index in file.newest:
+        kind, numbers = _kind(components[index])
+        names = listing("/".join(components[:index]))
+        alike = [(n, name) for name in names for k, n in (_kind(name),) if k == kind]
+        components[index] = max(alike, default=(numbers, components[index]))[1]
+    return "/".join(components)
+
+
+def combine(
+    recorded: Iterable[Any], ahead: Mapping[str, tuple[int, list[ByteRange]]], name: str
+) -> tuple[FileReads, ...]:
+    """Tell what a start has read itself, of what was recorded and what was read ahead for it.
+
+    Reads that find everything in the page cache are not seen, so what was read ahead of a file
+    counts as read if the job has opened that file.
+
+    Args:
+        recorded: objects with the fields of `FileReads`, and ``opens``, as decoded from JSON.
+        ahead: by path, how often a file was opened to be read ahead, and what of it.
+        name: for messages.
+
+    Raises:
+        Corrupt: a field is missing or not acceptable.
+    """
+    files = []
+    for value in recorded:
+        file = _file(Fields(value, name), name)
+        opens, ranges = ahead.get(file.path, (0, []))
+        if Fields(value, name).count("opens") > opens:
+            joined = _join([*file.ranges, *ranges])
+            files.append(FileReads(file.path, file.newest, tuple(joined)))
+    return tuple(files[:MAX_FILES])
+
+
+def to_json(recording: Recording, newest: tuple[int, ...]) -> dict[str, Any]:
+    """Return a recording as `combine` takes it."""
+    return {
+        "path": recording.path,
+        "newest": newest,
+        "ranges": _join(recording.ranges),
+        "opens": recording.opens,
+    }
+
+
+def _join(ranges: Iterable[ByteRange]) -> list[ByteRange]:
+    """Join ranges until they are few enough."""
+    gap_bytes = _GAP_BYTES
+    joined = coalesce(ranges, gap_bytes)
+    while len(joined) > MAX_RANGES:
+        gap_bytes *= 4
+        joined = coalesce(joined, gap_bytes)
+    return joined
+
+
+def _kind(name: str) -> tuple[str, tuple[int, ...]]:
+    """Return a name without its numbers, and those."""
+    return _NUMBER.sub("0", name), tuple(map(int, _NUMBER.findall(name)))
+
+
+def _file(fields: Fields, name: str) -> FileReads:
+    path = fields.text("path")
+    components = path.split("/")
+    newest = fields.items("newest", len(components))
+    if not all(part not in ("", ".", "..") for part in components):
+        raise Corrupt(f"{name}: {path!r} is not a path below a folder")
+    if not all(type(index) is int and 0 <= index < len(components) for index in newest):
+        raise Corrupt(f"{name}: field 'newest' of {path!r} names no part of it")
+    return FileReads(path, tuple(newest), _ranges(fields, name))
+
+
+def _ranges(fields: Fields, name: str) -> tuple[ByteRange, ...]:
+    ranges = []
+    for item in fields.items("ranges", MAX_RANGES):
+        if not (
+            isinstance(item, list)
+            and len(item) == 2
+            and all(type(n) is int for n in item)
+            and 0 <= item[0] < item[1] < 2**63
+        ):
+            raise Corrupt(f"{name}: field 'ranges' holds something that is not a range")
+        ranges.append(ByteRange(*item))
+    return tuple(ranges)

@@ -1,0 +1,235 @@
+/* A task's start, as root: let it see the job's checkpoint, and tell it where.
+ *
+ * The agent has mounted it in its own mount namespace, and says so in the job's folder. Where the
+ * task is to see it elsewhere as well, or is in a namespace that was made before, the task gets a
+ * mount namespace of its own: nobody else sees that, and it ends with the task.
+ */
+#define _GNU_SOURCE
+#include "bootseer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Since Linux 5.2; missing from older C libraries. The numbers are the same everywhere. */
+enum {
+    CALL_OPEN_TREE = 428,
+    CALL_MOVE_MOUNT = 429,
+    CLONE_THE_TREE = 1,
+    FROM_DESCRIPTOR = 0x04,
+    TO_DESCRIPTOR = 0x40,
+};
+
+enum {
+    FUSE_MAGIC = 0x65735546,
+    OPEN_MS = 5000, /* the user's folder may be on a file system that hangs */
+};
+
+/* What the agent says in RUN_DIR/jobs/JOBID/checkpoint, and whose job it is. */
+struct mounted {
+    char path[PATH_MAX]; /* of the mount, as the agent sees it */
+    char mountpoint[PATH_MAX];
+    int pid;    /* has the mount in its namespace; 0: it could not be made */
+    bool owned; /* the mount point has to be the user's */
+    uid_t uid;
+    gid_t gid;
+    gid_t *groups;
+    int group_count;
+};
+
+/* Returns false when the job has no checkpoint. */
+static bool read_mounted(const char *run_dir, uint32_t job_id, struct mounted *mounted)
+{
+    char text[PATH_MAX + 64];
+    char *whose, *mountpoint, *end;
+    ssize_t length;
+    int fd;
+
+    snprintf(text, sizeof(text), "%s/jobs/%u/checkpoint", run_dir, job_id);
+    fd = open(text, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    length = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    text[length > 0 ? length : 0] = '\0';
+    whose = strchr(text, '\n');
+    mountpoint = whose ? strchr(whose + 1, '\n') : NULL;
+    end = mountpoint ? strchr(mountpoint + 1, '\n') : NULL;
+    if (!end || end - mountpoint > (ptrdiff_t)sizeof(mounted->mountpoint))
+        return false;
+    *whose = *mountpoint = *end = '\0';
+    mounted->pid = atoi(text);
+    mounted->owned = strcmp(whose + 1, "listed");
+    snprintf(mounted->mountpoint, sizeof(mounted->mountpoint), "%s", mountpoint + 1);
+    return snprintf(mounted->path, sizeof(mounted->path), "%s/jobs/%u/ckpt", run_dir, job_id) <
+           (int)sizeof(mounted->path);
+}
+
+/* In a child: returns the mount as a descriptor, a copy that is nowhere yet. */
+static int copy_mount(const struct mounted *mounted)
+{
+    char path[64];
+    int namespace;
+
+    snprintf(path, sizeof(path), "/proc/%d/ns/mnt", mounted->pid);
+    namespace = open(path, O_RDONLY | O_CLOEXEC);
+    if (namespace < 0 || setns(namespace, CLONE_NEWNS))
+        return -1;
+    return (int)syscall(CALL_OPEN_TREE, AT_FDCWD, mounted->path, CLONE_THE_TREE | O_CLOEXEC);
+}
+
+/* In a child: returns the mount point, which the user can reach and owns. */
+static int open_owned(const struct mounted *mounted)
+{
+    struct stat info;
+    int fd;
+
+    if (setgroups((size_t)mounted->group_count, mounted->groups) || setgid(mounted->gid) ||
+        setuid(mounted->uid))
+        return -1;
+    fd = open(mounted->mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info))
+        return -1;
+    if (info.st_uid != mounted->uid) {
+        errno = EPERM;
+        return -1;
+    }
+    return fd;
+}
+
+/* Opens something in a child that shares this process's descriptors, and nothing else of it: neither
+ * its namespace nor its rights. Returns the descriptor, or -1 with errno set. */
+static int open_in_child(int (*open_it)(const struct mounted *), const struct mounted *mounted)
+{
+    int answer[2] = {-1, ETIMEDOUT}; /* a descriptor, an errno */
+    struct pollfd ready;
+    int ends[2];
+    pid_t pid;
+
+    if (pipe2(ends, O_CLOEXEC))
+        return -1;
+    /* Like fork(), which cannot share descriptors. */
+    pid = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
+    if (pid == 0) {
+        int opened[2] = {open_it(mounted), 0};
+
+        opened[1] = opened[0] < 0 ? errno : 0;
+        _exit(write(ends[1], opened, sizeof(opened)) != sizeof(opened));
+    }
+    ready = (struct pollfd){.fd = ends[0], .events = POLLIN};
+    if (pid < 0)
+        answer[1] = errno;
+    else if (poll(&ready, 1, OPEN_MS) == 1 &&
+             read(ends[0], answer, sizeof(answer)) != sizeof(answer))
+        answer[0] = -1;
+    if (pid > 0) {
+        kill(pid, SIGKILL);
+        /* One that hangs in a file system cannot be waited for; init will. */
+        waitpid(pid, NULL, answer[1] == ETIMEDOUT ? WNOHANG : 0);
+    }
+    close(ends[0]);
+    close(ends[1]);
+    errno = answer[1];
+    return answer[0];
+}
+
+/* Mounts a copy on what the descriptor is open on, in this process's namespace. */
+static bool mount_copy(const struct mounted *mounted, int target)
+{
+    int tree = target < 0 ? -1 : open_in_child(copy_mount, mounted);
+    bool done;
+    int error;
+
+    if (tree < 0)
+        return false;
+    done = !syscall(CALL_MOVE_MOUNT, tree, "", target, "", FROM_DESCRIPTOR | TO_DESCRIPTOR);
+    error = errno;
+    close(tree);
+    errno = error;
+    return done;
+}
+
+/* Whether the mount is in this process's namespace: asks the kernel, not whoever serves it. */
+static bool is_visible(const char *path)
+{
+    struct statfs info;
+
+    return !statfs(path, &info) && info.f_type == FUSE_MAGIC;
+}
+
+/* Gives this process a mount namespace of its own, once. Others' mounts go on to appear in it. */
+static bool leave_namespace(bool *left)
+{
+    if (!*left)
+        *left = !unshare(CLONE_NEWNS) && !mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL);
+    return *left;
+}
+
+static bool show(const struct mounted *mounted, const char *path, bool owned, bool *left)
+{
+    int target, error;
+    bool done;
+
+    if (!leave_namespace(left))
+        return false;
+    target = owned ? open_in_child(open_owned, mounted)
+                   : open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    done = mount_copy(mounted, target);
+    error = errno;
+    if (target >= 0)
+        close(target);
+    errno = error;
+    return done;
+}
+
+void checkpoint_task(const struct bootseer *bootseer, spank_t spank)
+{
+    struct mounted mounted = {.pid = 0};
+    const char *path = mounted.path;
+    bool left = false;
+    uint32_t job_id;
+
+    if (spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_UID, &mounted.uid) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_GID, &mounted.gid) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &mounted.groups, &mounted.group_count) !=
+            ESPANK_SUCCESS)
+        return;
+    if (!read_mounted(bootseer->settings.run_dir, job_id, &mounted)) {
+        if (bootseer->request.given[OPTION_CKPT] && request_is_active(&bootseer->request))
+            step_fallback(bootseer, spank,
+                          "--bootseer-ckpt is too late for a step of a job that has begun without: "
+                          "give it to the job");
+        return;
+    }
+    if (!mounted.pid) {
+        step_fallback(bootseer, spank, "the checkpoint is not mounted: `bootseer report` says why");
+        return;
+    }
+    if (!is_visible(path) && !show(&mounted, path, false, &left)) {
+        step_fallback(bootseer, spank, "the checkpoint cannot be made visible: %s",
+                      strerror(errno));
+        return;
+    }
+    if (*mounted.mountpoint) {
+        if (show(&mounted, mounted.mountpoint, mounted.owned, &left))
+            path = mounted.mountpoint;
+        else
+            step_fallback(
+                bootseer, spank, "the checkpoint is at %s, not at %s: %s", path, mounted.mountpoint,
+                errno == EPERM && mounted.owned ? "that folder is not yours" : strerror(errno));
+    }
+    spank_setenv(spank, "BOOTSEER_CKPT", path, 1);
+}

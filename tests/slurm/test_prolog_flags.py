@@ -1,0 +1,53 @@
+"""A checkpoint is there for the step whatever kind of prolog and job container a site has."""
+
+import os
+
+import pytest
+
+from bootseer.testing import site
+from bootseer.testing.cluster import Cluster, ClusterSpec
+from bootseer.testing.lab import CONFIG, Lab
+
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.fuse]
+
+URL = "file:///shared/run"
+TMPFS = "JobContainerType=job_container/tmpfs"
+
+
+@pytest.fixture(
+    params=[
+        ("PrologFlags=",),
+        ("PrologFlags=Alloc",),
+        ("PrologFlags=NoHold",),
+        ("PrologFlags=Alloc,Serial",),
+        ("PrologFlags=Contain",),
+        ("PrologFlags=Contain", TMPFS),
+    ],
+    ids=" ".join,
+)
+def lab(request, tmp_path):
+    spec = ClusterSpec(name=f"flags-{os.getpid()}", nodes=1, slurm_conf_extra=request.param)
+    with Cluster.up(spec) as cluster:
+        site.install(cluster, config=CONFIG)
+        lab = Lab(cluster, tmp_path)
+        yield lab
+        lab.assert_healthy()
+        lab.assert_clean()
+
+
+def test_the_step_sees_it(lab):
+    seen = "/home/alice/seen"
+    lab.cluster.run(["mkdir", "/shared/run", seen], user="alice")
+    command = f"srun -N1 sh -c 'echo x > $BOOTSEER_CKPT/$SLURM_STEP_ID; ls {seen}'"
+    for suffix in ("", f":{seen}"):
+        job_id = lab.sbatch(
+            f"#!/bin/sh\nset -e\necho y > $BOOTSEER_CKPT/batch\n{command}\n{command}\n",
+            "-N1",
+            "-e/dev/null",
+            f"--bootseer-ckpt={URL}{suffix}",
+        )
+        assert lab.cluster.wait_for_job(job_id) == "COMPLETED"
+        assert not lab.fallbacks(job_id)
+    assert lab.cluster.run(["ls", "/shared/run"]).stdout.split() == ["0", "1", "batch"]
+    output = lab.cluster.run(["cat", f"/shared/{job_id}.out"]).stdout.split()
+    assert output == ["0", "1", "batch", "0", "1", "batch"]

@@ -90,7 +90,8 @@ bool request_complete(struct request *request, spank_t spank)
         return true;
     for (int i = 0; i < OPTION_COUNT; i++)
         if (!request->given[i] && lookup(spank, option_names[i].fallback, value) &&
-            !(i == OPTION_CKPT && *value == '/')) /* inside a job: where the job's is mounted */
+            /* A path is what tasks are given: where the job's checkpoint is mounted. */
+            !(i == OPTION_CKPT && *value == '/' && !option_problem(OPTION_IMAGE, value)))
             good &= request_set(request, (enum option)i, FROM_ENVIRONMENT, value, spank != NULL);
     return good;
 }

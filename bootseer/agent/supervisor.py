@@ -63,6 +63,7 @@ class Agent:
         self._events: list[Event] = []
         self._told_bytes = 0
         self._worker: Worker | None = None
+        self._has_task = trio.Event()
         self._checkpoint = checkpoint
         self._images: list[WatchedImage] = []
         self._ready = trio.Event()
@@ -85,6 +86,8 @@ class Agent:
                     listen.serve, listener, self._job.uid, self._handle, self._answered
                 )
                 nursery.start_soon(self._start_up, worker)
+                if self._job.checkpoint:
+                    nursery.start_soon(self._say_served, worker)
                 if self._checkpoint is not None:
                     nursery.start_soon(self._follow_checkpoint, self._checkpoint)
                 if opener is not None:
@@ -149,12 +152,10 @@ class Agent:
     async def _follow(self, worker: Worker) -> None:
         try:
             await worker.send_task(self._job, self._config.values)
-            async with trio.open_nursery() as nursery:
-                if self._job.checkpoint:
-                    nursery.start_soon(self._say_served, worker)
-                while True:
-                    message, fd = await worker.channel.receive()
-                    self._hear(message, fd)
+            self._has_task.set()
+            while True:
+                message, fd = await worker.channel.receive()
+                self._hear(message, fd)
         except BootseerError as error:
             self.note_fallback("agent.worker", f"the worker has ended early: {error}")
             self._now_ready("the worker has ended")
@@ -171,6 +172,7 @@ class Agent:
 
     async def _say_served(self, worker: Worker) -> None:
         """Tell the worker that reads ahead when the checkpoint can be read, or never will."""
+        await self._has_task.wait()
         is_served = self._checkpoint is not None and await self._checkpoint.is_served()
         with suppress(Closed):
             await worker.channel.send({"op": "served", "ok": is_served})

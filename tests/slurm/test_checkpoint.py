@@ -229,7 +229,9 @@ def test_a_death_gives_errors_and_leaves_nothing(lab, tree, whom):
     assert output == "failed\n" * 2
     assert lab.cluster.wait_for_job(job_id) == "COMPLETED"
     expected = "agent.died" if whom == "agent" else "checkpoint.mount"
-    wait_until(lambda: expected in lab.fallbacks(job_id), f"{expected} in the report")
+    reports = lab.store() / "runs"  # whoever buries a dead agent publishes what it left
+    wait_until(lambda: len([*reports.glob("*/*")]) == 2, "both nodes' events", timeout_s=30)
+    assert expected in lab.fallbacks(job_id)
 
 
 def test_a_job_that_is_cancelled_while_it_writes_leaves_no_mount(lab, tree):

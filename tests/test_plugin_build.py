@@ -22,7 +22,15 @@ pytestmark = pytest.mark.skipif(
     reason="no C compiler or no slurm/spank.h: install gcc and libslurm-dev",
 )
 
-HOOKS = {"init", "init_post_opt", "user_init", "exit", "job_prolog", "job_epilog"}
+HOOKS = {
+    "init",
+    "init_post_opt",
+    "user_init",
+    "task_init_privileged",
+    "exit",
+    "job_prolog",
+    "job_epilog",
+}
 NAMES = {"plugin_name", "plugin_type", "plugin_version", "spank_plugin_version"}
 
 ADVISE = """

@@ -14,6 +14,20 @@ URL = "file:///shared/run"
 TMPFS = "JobContainerType=job_container/tmpfs"
 
 
+@pytest.fixture
+def on_one_cpu():
+    """Run what the test starts on one CPU.
+
+    job_container/tmpfs binds a namespace it has just made to a file. Linux refuses that (EINVAL)
+    unless the namespace has a higher number than the caller's own, and since 6.18 it numbers them
+    for each CPU apart: made on another CPU, every second one is refused and the job held.
+    """
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
 @pytest.fixture(
     params=[
         ("PrologFlags=",),
@@ -25,7 +39,7 @@ TMPFS = "JobContainerType=job_container/tmpfs"
     ],
     ids=" ".join,
 )
-def lab(request, tmp_path):
+def lab(request, tmp_path, on_one_cpu):
     spec = ClusterSpec(name=f"flags-{os.getpid()}", nodes=1, slurm_conf_extra=request.param)
     with Cluster.up(spec) as cluster:
         site.install(cluster, config=CONFIG)

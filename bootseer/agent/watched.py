@@ -12,7 +12,6 @@ from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
 from bootseer.core.ranges import ByteRange, subtract
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
-from bootseer.errors import Corrupt
 from bootseer.image.record import Recorder
 from bootseer.units import NS_PER_S
 
@@ -35,7 +34,7 @@ class WatchedImage:
             fields = Fields(message, "message from the worker")
             self.path = fields.text("path")
             self.digest = fields.text("digest", 200)
-            leading = _ranges(fields, "leading")
+            leading = fields.ranges("leading", MAX_RANGES)
         except BaseException:
             os.close(fd)
             raise
@@ -50,7 +49,7 @@ class WatchedImage:
 
     def note_prefetch(self, message: dict[str, Any]) -> None:
         """Remember which ranges the worker reads ahead: they are no news when they arrive."""
-        self.prefetched = _ranges(Fields(message, "message from the worker"), "ranges")
+        self.prefetched = Fields(message, "message from the worker").ranges("ranges", MAX_RANGES)
         self.is_prefetched = True
 
     def note_progress(self, message: dict[str, Any]) -> None:
@@ -138,17 +137,3 @@ class WatchedImage:
             # What was in the page cache beforehand may have been read as well.
             "touches": touches if self.is_prefetched else [*resident, *touches],
         }
-
-
-def _ranges(fields: Fields, key: str) -> list[ByteRange]:
-    ranges = []
-    for item in fields.items(key, MAX_RANGES):
-        if not (
-            isinstance(item, list)
-            and len(item) == 2
-            and all(type(n) is int for n in item)
-            and 0 <= item[0] < item[1] < 2**63
-        ):
-            raise Corrupt(f"message from the worker: {key} holds something that is not a range")
-        ranges.append(ByteRange(item[0], item[1]))
-    return ranges

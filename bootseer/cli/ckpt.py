@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from bootseer.units import parse_age, parse_size
 
 if TYPE_CHECKING:
+    from bootseer.checkpoint.batch import Tally
     from bootseer.checkpoint.deal import WriteOptions
     from bootseer.checkpoint.tree import CheckpointTree, Entry
 
@@ -195,13 +196,10 @@ def import_command(
     striped. What is there already is skipped, so the same command again goes on where an
     interrupted one was. Times and modes are kept; links are left out.
     """
-    from bootseer.checkpoint.batch import Tally
     from bootseer.checkpoint.transfer import ImportOptions, import_files
     from bootseer.cli import ckpt_run
 
-    tally = Tally()
-
-    async def work(tree: CheckpointTree, name: str) -> None:
+    async def work(tree: CheckpointTree, name: str, tally: Tally) -> None:
         if not os.path.isdir(source):
             there = await tree.find(name)
             if url.partition("?")[0].endswith("/") or (there is not None and there.is_folder):
@@ -212,10 +210,7 @@ def import_command(
         write = _options(unit, width, replication)
         await import_files(source, tree, name, write, options, tally)
 
-    began = time.monotonic()
-    bar = "" if quiet else "import"
-    ckpt_run.run(url, work, tally=tally, bar=bar, after="run the same command again to go on")
-    ckpt_run.conclude("imported", tally, began, quiet=quiet)
+    ckpt_run.move(url, work, "import", quiet=quiet)
 
 
 @ckpt.command(epilog="Example:  bootseer ckpt export hdfs://nn/user/alice/run42 ./run42")
@@ -230,13 +225,10 @@ def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
     already is skipped, and a large file that was interrupted is gone on with: run the same command
     again. Checksums are verified on the way; times and modes are kept.
     """
-    from bootseer.checkpoint.batch import Tally
     from bootseer.checkpoint.transfer import export_files
     from bootseer.cli import ckpt_run
 
-    tally = Tally()
-
-    async def work(tree: CheckpointTree, name: str) -> None:
+    async def work(tree: CheckpointTree, name: str, tally: Tally) -> None:
         path = target.rstrip("/") or "/"
         if not (await tree.stat(name)).is_folder and (
             os.path.isdir(target) or target.endswith("/")
@@ -244,10 +236,7 @@ def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
             path = os.path.join(target, name.rpartition("/")[2])
         await export_files(tree, name, path, tally, checksum=checksum)
 
-    began = time.monotonic()
-    bar = "" if quiet else "export"
-    ckpt_run.run(url, work, tally=tally, bar=bar, after="run the same command again to go on")
-    ckpt_run.conclude("exported", tally, began, quiet=quiet)
+    ckpt_run.move(url, work, "export", quiet=quiet)
 
 
 @ckpt.command(epilog="Example:  bootseer ckpt rm -r hdfs://nn/user/alice/run41")

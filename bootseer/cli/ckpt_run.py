@@ -94,6 +94,32 @@ def run(
     sys.exit(128 + caught[0])
 
 
+def move(
+    url: str,
+    work: Callable[[CheckpointTree, str, Tally], Awaitable[None]],
+    verb: str,
+    *,
+    quiet: bool,
+) -> None:
+    """Bring files to or from a URL, and say what was done; ends the program if something failed.
+
+    Args:
+        url: as in `run`.
+        work: what is to be done, and counted in the tally it is given.
+        verb: "import" or "export".
+        quiet: say only what has failed.
+    """
+    tally = Tally()
+    began = time.monotonic()
+
+    async def counted(tree: CheckpointTree, name: str) -> None:
+        await work(tree, name, tally)
+
+    bar = "" if quiet else verb
+    run(url, counted, tally=tally, bar=bar, after="run the same command again to go on")
+    conclude(f"{verb}ed", tally, began, quiet=quiet)
+
+
 def open_at(url: str) -> Store:
     """Open the store that begins at a URL, as the calling user."""
     config = settings.load()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypeVar
 
-from bootseer.errors import Corrupt
+from bootseer.core.ranges import ByteRange
+from bootseer.errors import Corrupt, UnknownVersion
 
 T = TypeVar("T")
 
@@ -55,6 +57,20 @@ class Fields:
             raise Corrupt(f"{self._name}: field {key!r} has more than {max_items} entries")
         return value
 
+    def ranges(self, key: str, max_ranges: int) -> list[ByteRange]:
+        """Read a list of pairs: the first byte of a range, and the first one behind it."""
+        ranges = []
+        for item in self.items(key, max_ranges):
+            if not (
+                isinstance(item, list)
+                and len(item) == 2
+                and all(type(n) is int for n in item)
+                and 0 <= item[0] < item[1] < 2**63
+            ):
+                raise Corrupt(f"{self._name}: field {key!r} holds something that is not a range")
+            ranges.append(ByteRange(*item))
+        return ranges
+
     def objects(self, key: str, max_items: int = 1000) -> list[Fields]:
         """Read a list of objects."""
         name = f"{self._name}: {key}"
@@ -65,3 +81,28 @@ class Fields:
         if not isinstance(value, kind):
             raise Corrupt(f"{self._name}: field {key!r} is missing or not a {kind.__name__}")
         return value
+
+
+def open_document(data: bytes, name: str, wanted: str, version: int) -> Fields:
+    """Open a JSON document that says what it is: ``{"format": "bootseer …", "version": …}``.
+
+    Args:
+        data: the document.
+        name: for messages.
+        wanted: the format: "bootseer warm plan".
+        version: the version that is understood.
+
+    Raises:
+        UnknownVersion: it is of another version.
+        Corrupt: it is no such document.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{name}: not JSON") from error
+    fields = Fields(document, name)
+    if fields.text("format") != wanted:
+        raise Corrupt(f"{name}: its format is not {wanted!r}")
+    if fields.count("version") != version:
+        raise UnknownVersion(f"{name}: only version {version} of {wanted!r} is understood")
+    return fields

@@ -11,13 +11,14 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bootseer.core.fields import Fields
-from bootseer.errors import Corrupt, UnknownVersion
+from bootseer.core.fields import open_document
+from bootseer.errors import Corrupt
 
 VERSION = 1
 MAX_BYTES = 256 * 1024
 MAX_RUNS = 20
 MAX_IMAGES = 8
+_FORMAT = "bootseer warm plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class WarmPlan:
 
     def encode(self) -> bytes:
         """Encode as a file."""
-        document: dict[str, Any] = {"format": "bootseer warm plan", "version": VERSION}
+        document: dict[str, Any] = {"format": _FORMAT, "version": VERSION}
         document.update(asdict(self))
         return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
 
@@ -106,15 +107,7 @@ def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
         UnknownVersion: it is of another version.
         Corrupt: it is damaged, or another user's or key's.
     """
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{name}: not JSON") from error
-    fields = Fields(document, name)
-    if fields.text("format") != "bootseer warm plan":
-        raise Corrupt(f"{name}: not a warm plan")
-    if fields.count("version") != VERSION:
-        raise UnknownVersion(f"{name}: only version {VERSION} of a warm plan is understood")
+    fields = open_document(data, name, _FORMAT, VERSION)
     plan = WarmPlan(
         user=fields.text("user", 256),
         key=fields.text("key", 256),

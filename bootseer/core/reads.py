@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bootseer.core.fields import Fields
+from bootseer.core.fields import Fields, open_document
 from bootseer.core.ranges import ByteRange, coalesce
-from bootseer.errors import Corrupt, UnknownVersion
+from bootseer.errors import Corrupt
 
 VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
@@ -107,17 +107,7 @@ def decode(data: bytes, name: str, user: str, key: str) -> NodeReads:
         UnknownVersion: it is of another version.
         Corrupt: it is damaged, or another user's or key's.
     """
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{name}: not JSON") from error
-    fields = Fields(document, name)
-    if fields.text("format") != _FORMAT:
-        raise Corrupt(f"{name}: not a checkpoint's reads")
-    if fields.count("version") != VERSION:
-        raise UnknownVersion(
-            f"{name}: only version {VERSION} of a checkpoint's reads is understood"
-        )
+    fields = open_document(data, name, _FORMAT, VERSION)
     reads = NodeReads(
         user=fields.text("user", 256),
         key=fields.text("key", 256),
@@ -234,18 +224,4 @@ def _file(fields: Fields, name: str) -> FileReads:
         raise Corrupt(f"{name}: {path!r} is not a path below a folder")
     if not all(type(index) is int and 0 <= index < len(components) for index in newest):
         raise Corrupt(f"{name}: field 'newest' of {path!r} names no part of it")
-    return FileReads(path, tuple(newest), _ranges(fields, name))
-
-
-def _ranges(fields: Fields, name: str) -> tuple[ByteRange, ...]:
-    ranges = []
-    for item in fields.items("ranges", MAX_RANGES):
-        if not (
-            isinstance(item, list)
-            and len(item) == 2
-            and all(type(n) is int for n in item)
-            and 0 <= item[0] < item[1] < 2**63
-        ):
-            raise Corrupt(f"{name}: field 'ranges' holds something that is not a range")
-        ranges.append(ByteRange(*item))
-    return tuple(ranges)
+    return FileReads(path, tuple(newest), tuple(fields.ranges("ranges", MAX_RANGES)))

@@ -139,13 +139,14 @@ class HdfsStore:
 
     @asynccontextmanager
     async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
-        """See `Store.open`; with `known` the NameNode is asked once, else three times."""
+        """See `Store.open`; with `known` the NameNode is mostly asked once, else three times."""
         path = self._path(check_name(name))
 
         def work() -> tuple[ObjectInfo, FileReader]:
             if known is not None:
                 reader = self._client().read(path)
-                return replace(known, size_bytes=len(reader)), reader
+                if len(reader) >= known.size_bytes:
+                    return replace(known, size_bytes=len(reader)), reader
             until = time.monotonic() + _SETTLE_S
             while time.monotonic() < until:
                 before = _info(name, self._client().get_file_info(path))

@@ -121,6 +121,28 @@ async def test_whose_it_is_and_who_may_use_it_is_what_hdfs_says(hdfs, monkeypatc
     assert info.owner == "alice"
 
 
+async def test_what_was_just_written_is_opened_whole(monkeypatch):
+    """A NameNode may show a file before its DataNodes have told of the last block."""
+    store = at(f"/whole/{next(_numbers)}")
+    await publish(store, "empty", b"")
+    await publish(store, "object", b"content")
+    known = await store.stat("object")
+    client = store._client()
+    early = [client.read(store._path(("empty",)))]
+
+    class Early:
+        def read(self, path):
+            return early.pop() if early else client.read(path)
+
+        def __getattr__(self, name):
+            return getattr(client, name)
+
+    monkeypatch.setattr(store, "_client", Early)
+    async with store.open("object", known=known) as reader:
+        assert await reader.pread(0, 99) == b"content"
+    assert not early
+
+
 async def test_there_is_nothing_below_an_object():
     store = at("/below")
     await publish(store, "object", b"")

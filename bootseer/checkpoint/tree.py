@@ -10,8 +10,9 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Container, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import trio
@@ -35,6 +36,8 @@ MAKING = "making-"
 """Begins the name of a folder of parts that no manifest names yet."""
 ABANDONED_S = 2 * 86400
 """A write that has made no new part for so long has been given up."""
+_STEP_S = 1.0
+"""Parts that are nobody's for so long are not just between two steps of a change."""
 _LOOKS = 16
 """Manifests that a listing reads at once."""
 _KNOWN = 20_000
@@ -86,6 +89,8 @@ class CheckpointTree:
         """Show the tree of `store`; nothing is read yet."""
         self.store = store
         self._known: dict[str, Entry] = {}
+        self._changing: Counter[str] = Counter()
+        self._lost: set[str] = set()
 
     async def stat(self, name: str) -> Entry:
         """Describe a file or a folder; ``""`` is the root, which need not exist yet.
@@ -148,29 +153,37 @@ class CheckpointTree:
 
     async def remove(self, entry: Entry) -> None:
         """Remove a file; its parts go after its name."""
-        await self.store.delete(entry.name)
-        await self.drop_parts(entry)
+        with self._change(entry.layout):
+            await self.store.delete(entry.name)
+            await self.drop_parts(entry)
 
     async def set_aside(self, entry: Entry) -> Entry:
         """Take a file's name away, and keep its content until `drop_aside`.
 
         It is kept at the root of the tree, so that the folder in which it was can be removed.
         """
+        if entry.layout is not None:
+            with self._change(entry.layout):
+                await self.store.delete(entry.name)
+                return await self.keep_parts(entry)
+        target = f"{self.new_parts('')[1]}/{stripe.part_name(0)}"
+        await self.store.rename(entry.name, target)
+        return replace(entry, info=replace(entry.info, name=target))
+
+    async def keep_parts(self, entry: Entry) -> Entry:
+        """Keep the parts of a striped file that has lost its name, until `drop_aside`."""
+        assert entry.layout is not None
+        self._known.pop(entry.name, None)
         _, folder = self.new_parts("")
+        for parts in parts_folders(entry.name, entry.layout):
+            with suppress(NotFound):
+                await self.store.rename(parts, parts_folder(folder, entry.layout.parts_id))
+                break
         target = f"{folder}/{stripe.part_name(0)}"
-        if entry.layout is None:
-            await self.store.rename(entry.name, target)
-        else:
-            await self.store.delete(entry.name)
-            self._known.pop(entry.name, None)
-            for parts in parts_folders(entry.name, entry.layout):
-                with suppress(NotFound):
-                    await self.store.rename(parts, parts_folder(folder, entry.layout.parts_id))
-                    break
         return replace(entry, info=replace(entry.info, name=target))
 
     async def drop_aside(self, entry: Entry) -> None:
-        """Remove what `set_aside` has kept."""
+        """Remove what `set_aside` or `keep_parts` has kept."""
         folder = entry.name.rpartition("/")[0]
         if not folder.startswith(f"{PARTS_FOLDER}/{MAKING}"):
             raise ValueError(f"{entry.name!r} was not set aside")
@@ -211,12 +224,13 @@ class CheckpointTree:
         """
         _check_shown(target)
         here, there = entry.name.rpartition("/")[0], target.rpartition("/")[0]
-        if entry.layout is not None and here != there:
-            entry = await self._move_parts(entry, entry.layout, here, there)
-        await self.store.rename(entry.name, target, overwrite=over is not None)
-        self._known.pop(entry.name, None)
-        if over is not None and not _share_parts(over, entry.layout):
-            await self.drop_parts(over)
+        with self._change(entry.layout, over.layout if over else None):
+            if entry.layout is not None and here != there:
+                entry = await self._move_parts(entry, entry.layout, here, there)
+            await self.store.rename(entry.name, target, overwrite=over is not None)
+            self._known.pop(entry.name, None)
+            if over is not None and not _share_parts(over, entry.layout):
+                await self.drop_parts(over)
         return replace(entry, info=replace(entry.info, name=target))
 
     async def publish(self, name: str, layout: Layout, mode: int | None, making: str) -> Entry:
@@ -230,14 +244,15 @@ class CheckpointTree:
         """
         over = await self.find(name)
         target = parts_folder(name.rpartition("/")[0], layout.parts_id)
-        try:
-            await self.store.rename(making, target)
-        except NotFound:
-            # An attempt before this one has come so far, or farther.
-            await self.store.stat(target)
-        await publish(self.store, name, layout.encode(), mode=mode)
-        if over is not None and not _share_parts(over, layout):
-            await self.drop_parts(over)
+        with self._change(layout, over.layout if over else None):
+            try:
+                await self.store.rename(making, target)
+            except NotFound:
+                # An attempt before this one has come so far, or farther.
+                await self.store.stat(target)
+            await publish(self.store, name, layout.encode(), mode=mode)
+            if over is not None and not _share_parts(over, layout):
+                await self.drop_parts(over)
         return await self.stat(name)
 
     async def publish_plain(
@@ -245,13 +260,14 @@ class CheckpointTree:
     ) -> Entry:
         """Show an ordinary file: the object `content`, made in `making`, or an empty one."""
         over = await self.find(name)
-        if content is None:
-            await publish(self.store, name, b"", mode=mode)
-        else:
-            await self.store.rename(content, name, overwrite=True)
-        await self._drop(making)
-        if over is not None:
-            await self.drop_parts(over)
+        with self._change(over.layout if over else None):
+            if content is None:
+                await publish(self.store, name, b"", mode=mode)
+            else:
+                await self.store.rename(content, name, overwrite=True)
+            await self._drop(making)
+            if over is not None:
+                await self.drop_parts(over)
         return await self.stat(name)
 
     async def find(self, name: str) -> Entry | None:
@@ -326,8 +342,8 @@ class CheckpointTree:
     async def _suspect(self, folder: str, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Take what may be the beginning of a manifest for that, where there are parts of no file.
 
-        Such parts are there between two steps of a writer, while a removed file is still open, and
-        after a crash.
+        Such parts are there after a crash, and between two steps of a writer, perhaps on another
+        node.
         """
         if not await self._parts_of_none(folder):
             return entries
@@ -348,16 +364,35 @@ class CheckpointTree:
             return True
 
     async def _parts_of_none(self, folder: str) -> bool:
+        unnamed = await self._unnamed_parts(folder)
+        if unnamed - self._lost:
+            await trio.sleep(_STEP_S)
+            unnamed &= await self._unnamed_parts(folder)
+            self._lost |= unnamed
+        return bool(unnamed)
+
+    async def _unnamed_parts(self, folder: str) -> set[str]:
+        """Return the ids of parts in a folder that are no file's there, and not being changed."""
         kept = await self.store.list(_parts_of(folder))
         ids = {info.name.rpartition("/")[2] for info in kept if info.is_folder}
-        unnamed = {name for name in ids if stripe.check_id(name)}
+        unnamed = {name for name in ids if stripe.check_id(name)} - set(self._changing)
         if not unnamed:
-            return False
+            return unnamed
         for info in await self.store.list(folder):
             with suppress(NotFound):
                 if (entry := await self._look(info)).layout is not None:
                     unnamed.discard(entry.layout.parts_id)
-        return bool(unnamed)
+        return unnamed - set(self._changing)
+
+    @contextmanager
+    def _change(self, *layouts: Layout | None) -> Iterator[None]:
+        """Note whose parts may be nobody's between two steps of a change."""
+        ids = [layout.parts_id for layout in layouts if layout is not None]
+        self._changing.update(ids)
+        try:
+            yield
+        finally:
+            self._changing -= Counter(ids)
 
     async def _look(self, info: ObjectInfo) -> Entry:
         """Find out whether an object is a manifest."""
@@ -369,15 +404,17 @@ class CheckpointTree:
             while len(self._known) >= _KNOWN:
                 del self._known[next(iter(self._known))]
             self._known[info.name] = known
+            return known
         return replace(known, info=info)
 
     async def _read(self, info: ObjectInfo) -> Entry:
         async with self.store.open(info.name, known=info) as reader:
-            if not stripe.is_manifest(await reader.pread(0, len(stripe.MAGIC))):
-                return Entry(info)
-            data = await reader.pread(0, stripe.MAX_BYTES)
-        if len(data) != info.size_bytes:
-            return await self._look(await self.store.stat(info.name))
+            head = await reader.pread(0, len(stripe.MAGIC))
+            data = await reader.pread(0, stripe.MAX_BYTES) if stripe.is_manifest(head) else None
+            if reader.size_bytes != info.size_bytes:
+                return await self._look(await self.store.stat(info.name))
+        if data is None:
+            return Entry(info)
         try:
             return Entry(info, stripe.decode(data, info.name))
         except Corrupt as error:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import trio
+import trio.testing
 
+from bootseer.checkpoint import tree as tree_module
 from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.tree import CheckpointTree
@@ -15,6 +17,7 @@ from bootseer.core.stripe import PARTS_FOLDER
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient
 from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
+from bootseer.store.wrap import WrappedStore
 from bootseer.testing.fault_store import CHANGES, FlakyStore
 
 UNIT = 4096
@@ -23,6 +26,12 @@ OLD = os.urandom(5 * UNIT + 1)
 NEW = os.urandom(4 * UNIT + 7)
 SMALL = b"an ordinary file"
 NAMES = ["f", "a/f", "a/b/f", "c/f"]
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(monkeypatch):
+    """Nobody changes anything meanwhile that would have to be waited for."""
+    monkeypatch.setattr(tree_module, "_STEP_S", 0)
 
 
 @asynccontextmanager
@@ -506,3 +515,81 @@ async def test_parts_of_a_file_that_is_published_meanwhile_are_in_use():
 
 def test_these_tests_know_all_changes():
     assert {"create", "commit", "rename", "delete", "delete_tree", "grow", "finish"} <= CHANGES
+
+
+CHANGES_OF_A_FOLDER = {
+    "publish": lambda store: write(store, "a/f", NEW),
+    "replace": lambda store: write(store, "a/g", NEW),
+    "empty": lambda store: write(store, "a/g", b""),
+    "remove": lambda store: on(store, "a/g", lambda tree, entry: tree.remove(entry)),
+    "put aside": lambda store: on(store, "a/g", lambda tree, entry: tree.set_aside(entry)),
+    "rename": lambda store: on(store, "a/g", lambda tree, entry: tree.rename(entry, "b/g")),
+}
+
+
+async def on(store, name, change):
+    tree = CheckpointTree(store)
+    await change(tree, await tree.stat(name))
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_A_FOLDER.values(), ids=CHANGES_OF_A_FOLDER)
+async def test_an_empty_file_is_none_that_is_damaged_while_others_change(
+    change, autojump_clock, monkeypatch
+):
+    """Parts that are nobody's for a moment are no sign of a damaged manifest."""
+    monkeypatch.setattr(tree_module, "_STEP_S", 1)
+    store = MemoryStore()
+    await publish(store, "a/empty", b"")
+    await write(store, "a/g", OLD)
+    other = CheckpointTree(store)
+    found = []
+
+    class Watched(WrappedStore):
+        async def around(self, operation, name, call):
+            async def look():
+                found.append((await other.stat("a/empty")).problem)
+
+            looks.start_soon(look)
+            await trio.testing.wait_all_tasks_blocked()
+            return await call()
+
+    async with trio.open_nursery() as looks:
+        await change(Watched(store))
+    assert found and set(found) == {None}
+
+
+async def test_who_makes_a_change_does_not_wait_for_it(autojump_clock, monkeypatch):
+    monkeypatch.setattr(tree_module, "_STEP_S", 1)
+    inner = MemoryStore()
+    await publish(inner, "a/empty", b"")
+    await write(inner, "a/g", OLD)
+    trees = []
+
+    class Watched(WrappedStore):
+        async def around(self, operation, name, call):
+            if trees and operation in CHANGES:
+                tree = trees.pop()
+                assert (await tree.stat("a/empty")).problem is None
+                trees.append(tree)
+            return await call()
+
+    trees.append(CheckpointTree(Watched(inner)))
+    tree = trees[0]
+    began = trio.current_time()
+    await tree.remove(await tree.stat("a/g"))
+    assert trio.current_time() == began
+
+
+async def test_what_was_replaced_between_two_questions_is_not_taken_for_another_kind():
+    """Opened, it was longer or shorter than the store had said, and so not what that was."""
+    store = MemoryStore()
+    await write(store, "a/f", NEW)
+    stale = [await store.stat("a/f")]
+    await publish(store, "a/f", SMALL)
+
+    class Late(WrappedStore):
+        async def around(self, operation, name, call):
+            return stale.pop() if operation == "stat" and stale else await call()
+
+    entry = await CheckpointTree(Late(store)).stat("a/f")
+    assert (entry.layout, entry.size_bytes) == (None, len(SMALL))

@@ -35,8 +35,7 @@ class Node:
         marks: pages kept back from the page cache, by offset.
         handles, writers: how often it is open, and how often to write.
         has_name: whether its name is still its own.
-        aside: where it is kept, removed while open.
-        outlived: a striped file that was replaced while open, whose parts are still there.
+        aside: where it is kept, removed or replaced while open.
         mtime_ns: of the last write, or of the last change in a folder.
         changes: counts changes in a folder.
         pushes, pushed: of its content into the page cache, under way.
@@ -56,7 +55,6 @@ class Node:
     writers: int = 0
     has_name: bool = True
     aside: Entry | None = None
-    outlived: Entry | None = None
     mtime_ns: int = 0
     changes: int = 0
     pushes: int = 0
@@ -171,7 +169,7 @@ class Nodes:
         if not is_component(name):
             await trio.lowlevel.checkpoint()
             return None
-        return await self._tree.find(self.path_in(parent.inode, name))
+        return await self._find(parent, name)
 
     async def listing(self, folder: Node) -> Listing:
         """Return what is in a folder, as it was at most `valid_s` ago."""
@@ -187,6 +185,14 @@ class Nodes:
                 self._listings[folder.inode] = listing
             return listing
 
+    async def _find(self, parent: Node, name: str) -> Entry | None:
+        """Ask for a name, and again if it may have changed before the answer was there."""
+        while True:
+            changes = parent.changes
+            entry = await self._tree.find(self.path_in(parent.inode, name))
+            if changes == parent.changes:
+                return entry
+
     def touch(self, inode: int) -> None:
         """Note that what was seen in a folder is no longer all."""
         self._listings.pop(inode, None)
@@ -199,7 +205,7 @@ class Nodes:
         node = self.by_name.get((parent, name))
         if node is not None and node.draft is not None:
             return node
-        entry = await self._tree.find(self.path_in(parent, name))
+        entry = await self._find(self.by_inode[parent], name)
         node = self.by_name.get((parent, name))
         if node is not None and node.draft is not None:
             return node

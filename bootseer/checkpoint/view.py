@@ -9,7 +9,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import trio
@@ -194,31 +194,44 @@ class CheckpointView:
             raise _os_error(errno.EEXIST)
         if over is not None and over.is_folder != node.is_folder:
             raise _os_error(errno.EISDIR if over.is_folder else errno.ENOTDIR)
-        await self._settle(node)
-        assert node.entry is not None
-        target = self._nodes.path_in(new_parent, new)
-        replaced: Entry | None = None
-        if over is not None and over.is_folder:
-            await self._remove_folder(over)
-        elif over is not None:
-            replaced = over.entry and replace(over.entry, info=self._nodes.info(over))
-        keeps_parts = over is not None and over.handles > 0 and replaced is not None
-        if keeps_parts and replaced is not None and replaced.layout is not None:
-            assert over is not None
-            over.outlived, replaced = replaced, Entry(replaced.info)
-        entry = replace(node.entry, info=self._nodes.info(node))
-        node.entry = await self._tree.rename(entry, target, over=replaced)
-        if over is not None:
-            self._nodes.unname(new_parent, new)
-            if over.draft is not None and not over.handles:
-                await over.draft.discard()
-                over.draft = None
-        self._nodes.move(node, new_parent, new)
+        if node.is_folder:
+            await self._settle(node)
+            if over is not None:
+                await self._remove_folder(over)
+                self._nodes.unname(new_parent, new)
+            await self._move(node, new_parent, new, None)
+        else:
+            # What is being published meanwhile would be under the old name, or over the new one.
+            async with node.lock, over.lock if over is not None else nullcontext():
+                if node.draft is not None:
+                    await self._publish(node)
+                await self._move(node, new_parent, new, over)
         self._nodes.touch(parent)
         self._nodes.touch(new_parent)
         for other in self._nodes.by_inode.values():
             if other.fetch is not None and other.has_name:
                 other.fetch.source.move(self._nodes.path(other))
+
+    async def _move(self, node: Node, parent: int, name: str, over: Node | None) -> None:
+        """Give a file or folder another name, perhaps a file's."""
+        assert node.entry is not None
+        replaced = kept = None
+        if over is not None and over.entry is not None:
+            replaced = self._version(over)
+            if over.handles and replaced.layout is not None:
+                kept, replaced = replaced, Entry(replaced.info)
+        entry = replace(node.entry, info=self._nodes.info(node))
+        node.entry = await self._tree.rename(
+            entry, self._nodes.path_in(parent, name), over=replaced
+        )
+        if over is not None:
+            if kept is not None:
+                self._put_aside(over, await self._tree.keep_parts(kept))
+            self._nodes.unname(parent, name)
+            if over.draft is not None and not over.handles:
+                await over.draft.discard()
+                over.draft = None
+        self._nodes.move(node, parent, name)
 
     # Files
 
@@ -293,12 +306,11 @@ class CheckpointView:
 
     async def write(self, handle: int, offset: int, data: bytes) -> int:
         """See `WritableView.write`."""
-        opened = self._handles[handle]
-        node = opened.node
+        node = self._handles[handle].node
         async with node.lock:
             draft = await self._begin(node)
-            if opened.flags & os.O_APPEND:
-                offset = draft.size_bytes
+            # Also of one who appends: the kernel knows the end, and writes mapped pages back by
+            # any descriptor that there is.
             await draft.write(offset, data)
             node.mtime_ns = time.time_ns()
             draft.mtime_ns = None
@@ -325,7 +337,8 @@ class CheckpointView:
             async with node.lock:
                 node.handles -= 1
                 node.writers -= opened.writes
-                if node.draft is not None and not node.writers:
+                is_used = node.writers if node.has_name else node.handles
+                if node.draft is not None and not is_used:
                     await self._end_draft(node)
                 if not node.handles:
                     await self._close_unused(node)
@@ -399,7 +412,8 @@ class CheckpointView:
     async def settled(self) -> None:
         """Wait until all files that have been written and closed are published."""
         while any(
-            n.draft is not None and not n.draft.changed for n in self._nodes.by_inode.values()
+            n.draft is not None and not n.draft.changed and n.has_name
+            for n in self._nodes.by_inode.values()
         ):
             await self._closed.wait()
 
@@ -454,20 +468,30 @@ class CheckpointView:
         if not node.handles:
             await self._tree.remove(entry)
             return
-        node.aside = await self._tree.set_aside(entry)
+        self._put_aside(node, await self._tree.set_aside(entry))
+
+    def _put_aside(self, node: Node, aside: Entry) -> None:
+        """Learn where what is open of a file is kept."""
+        node.aside = aside
         if node.fetch is not None:
-            node.fetch.source.move(node.aside.name)
+            node.fetch.source.move(aside.name)
+        if node.draft is not None:
+            node.draft.move_base(aside.name)
+
+    def _version(self, node: Node) -> Entry:
+        """Return what is to be read of a file, where it is by now."""
+        if node.has_name and node.entry is not None:
+            return replace(node.entry, info=self._nodes.info(node))
+        if node.aside is None:
+            raise _os_error(errno.ESTALE)
+        return node.aside
 
     # Reading
 
     async def _open_to_read(self, node: Node) -> None:
         if node.fetch is not None:
             return
-        assert node.entry is not None
-        entry = replace(node.entry, info=self._nodes.info(node)) if node.has_name else node.aside
-        if entry is None:
-            raise _os_error(errno.ESTALE)
-        source = self._tree.source(entry)
+        source = self._tree.source(self._version(node))
         if isinstance(source, PlainSource):
             await source.open()
         node.window = Window(source.size_bytes, _FIRST_WINDOW, self._options.window_bytes)
@@ -506,9 +530,6 @@ class CheckpointView:
             aside, node.aside = node.aside, None
             with suppress(BootseerError):
                 await self._tree.drop_aside(aside)
-        if node.outlived is not None:
-            outlived, node.outlived = node.outlived, None
-            await self._tree.drop_parts(outlived)
 
     # Writing
 
@@ -520,9 +541,7 @@ class CheckpointView:
             if is_empty:
                 await node.draft.truncate(0)
             return node.draft
-        if node.entry is None or not node.has_name:
-            raise _os_error(errno.ESTALE)
-        entry = replace(node.entry, info=self._nodes.info(node))
+        entry = self._version(node)
         base = None if is_empty else self._tree.source(entry)
         node.draft = self._drafts.begin(entry.name, entry.info.mode, base)
         node.mtime_ns = time.time_ns()
@@ -554,16 +573,13 @@ class CheckpointView:
             node.marks.clear()
             await fetch.close()
 
-    async def _settle(self, node: Node) -> None:
-        """Publish what is being written of a file, or in a folder, before it is moved."""
-        if node.is_folder:
-            for other in list(self._nodes.by_inode.values()):
-                if other.draft is not None and other.has_name and self._nodes.is_below(other, node):
-                    await self._settle(other)
-            return
-        async with node.lock:
-            if node.draft is not None:
-                await self._publish(node)
+    async def _settle(self, folder: Node) -> None:
+        """Publish what is being written in a folder, before it is moved."""
+        for node in list(self._nodes.by_inode.values()):
+            if node.draft is not None and node.has_name and self._nodes.is_below(node, folder):
+                async with node.lock:
+                    if node.draft is not None:
+                        await self._publish(node)
 
     # Answers
 

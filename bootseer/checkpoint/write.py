@@ -8,6 +8,8 @@ publish: the folder of parts is renamed, the manifest written
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import trio
 
 from bootseer.checkpoint.deal import Dealer, Pipelines, WriteOptions
@@ -17,6 +19,9 @@ from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.core import stripe
 from bootseer.core.stripe import Layout, part_name, units_between
 from bootseer.errors import BootseerError, Closed, NoSpace
+
+_MANY_PARTS = stripe.MAX_PARTS // 2
+"""Each sync, and each look at what was just written, ends parts; a manifest takes only so many."""
 
 
 class Drafts:
@@ -59,6 +64,7 @@ class Draft:
         self.size_bytes = base.size_bytes if base else 0
         self.changed = True
         self._tree = shared.tree
+        self._pipelines = shared.pipelines
         self._options = shared.pipelines.options
         self._unit_bytes = self._options.unit_bytes
         self._base = base
@@ -83,6 +89,8 @@ class Draft:
         self._dealer.check()
         self._check_size(offset + len(data))
         self.changed = True
+        if len(self._dealer.parts) > _MANY_PARTS:
+            await self._deal_anew()
         if offset > self.size_bytes:
             await self._extend(offset)
         view = memoryview(data)
@@ -124,6 +132,11 @@ class Draft:
             data = await self._load(unit)
             pieces.append(bytes(data[max(0, offset - start) : stop - start]))
         return b"".join(pieces)
+
+    def move_base(self, name: str) -> None:
+        """Learn that the version which it started out as has another name."""
+        if self._base is not None:
+            self._base.move(name)
 
     # Ending it
 
@@ -260,6 +273,18 @@ class Draft:
             content = await self._base.fetch(piece)
             data += content[max(0, start - begin) : min(stop, end) - begin]
         return data.ljust(length, b"\0")
+
+    async def _deal_anew(self) -> None:
+        """Write what was dealt once more, to few parts."""
+        old, folder = self._dealer, self._folder
+        await old.drain()
+        self._parts_id, self._folder = self._tree.new_parts(self.name)
+        self._dealer = Dealer(self._pipelines, self._folder, self._parts_mode)
+        for unit in sorted(old.placed):
+            await self._dealer.deal(unit, bytearray(await old.read(unit)))
+        await self._dealer.drain()
+        with suppress(BootseerError):  # it is reaped later
+            await self._tree.store.delete_tree(folder)
 
     async def _place_all(self) -> None:
         """Have every unit placed, and every part ended."""

@@ -198,8 +198,8 @@ class WritableView(View, Protocol):
     shared mapping may come in any order. Reads and writes of one file may overlap.
 
     O_APPEND
-        The kernel puts the offset where it believes the end of the file to be. A view that knows
-        better, from the flag at `open`, writes at the end.
+        The kernel puts the offset where it believes the end of the file to be. The flag is not for
+        the view: pages of a mapping are written back by any handle, this one too, where they are.
     O_TRUNC
         Comes with `open` (and `create`), which returns when the file is empty; `truncate` is not
         called. `Opened.keep_cache` does not matter then.

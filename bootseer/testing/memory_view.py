@@ -147,13 +147,11 @@ class MemoryView:
         return self._attributes(node), opened
 
     async def write(self, handle: int, offset: int, data: bytes) -> int:
-        """Write, at the end with O_APPEND."""
+        """Write."""
         file = self._handles[handle]
         if file.flags & os.O_ACCMODE == os.O_RDONLY:
             raise _error(errno.EBADF)
         content = file.node.content
-        if file.flags & os.O_APPEND:
-            offset = len(content)
         self._resize(file.node, max(len(content), offset + len(data)))
         content[offset : offset + len(data)] = data
         return len(data)

@@ -432,6 +432,16 @@ def a_copy_of_a_descriptor_is_closed_first(folder: Path) -> None:
     _equal((folder / "file").read_bytes(), b"one two")
 
 
+@_expect
+def a_mapping_is_not_appended(folder: Path) -> None:
+    (folder / "file").write_bytes(bytes(10_000))
+    with _opened(folder / "file", os.O_RDWR | os.O_APPEND) as file:
+        with mmap.mmap(file, 0) as memory:
+            memory[5000:5005] = b"hello"
+        _equal(os.fstat(file).st_size, 10_000)
+    assert (folder / "file").read_bytes() == bytes(5000) + b"hello" + bytes(4995)
+
+
 # Renaming
 
 
@@ -454,6 +464,15 @@ def a_rename_replaces_a_file(folder: Path) -> None:
     os.rename(folder / "new", folder / "old")
     _equal((folder / "old").read_bytes(), b"new")
     _equal(os.listdir(folder), ["old"])
+
+
+@_expect
+def a_rename_replaces_what_was_just_closed(folder: Path) -> None:
+    for turn in range(20):
+        (folder / "new").write_bytes(b"new %d" % turn)
+        (folder / "old").write_bytes(b"old")
+        os.rename(folder / "new", folder / "old")
+        _equal((folder / "old").read_bytes(), b"new %d" % turn)
 
 
 @_expect
@@ -578,6 +597,16 @@ def a_removed_file_stays_for_who_has_it_open(folder: Path) -> None:
         os.ftruncate(file, 3)
         _equal(os.fstat(file).st_size, 3)
         os.fsync(file)
+
+
+@_expect
+def a_removed_file_is_changed_by_who_has_it_open(folder: Path) -> None:
+    (folder / "file").write_bytes(b"0123456789")
+    with _opened(folder / "file", os.O_RDONLY) as reader:
+        with _opened(folder / "file", os.O_RDWR) as writer:
+            os.unlink(folder / "file")
+            os.pwrite(writer, b"abc", 3)
+        _equal(os.pread(reader, 100, 0), b"012abc6789")
 
 
 @_expect

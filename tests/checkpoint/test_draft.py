@@ -8,6 +8,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bootseer.checkpoint import write
 from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.spill import FileTooLarge
@@ -133,3 +134,34 @@ async def test_a_part_that_breaks_is_dealt_again():
             outcomes.add(None)
             assert await content_of(tree, "file", nursery) == content
     assert None in outcomes
+
+
+async def test_a_file_synced_very_often_has_few_parts(monkeypatch):
+    """Each sync ends a part, and a manifest with too many of them cannot be read."""
+    monkeypatch.setattr(write, "_MANY_PARTS", 8)
+    tree = CheckpointTree(MemoryStore())
+    content = os.urandom(60 * 1000)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, OPTIONS).begin("folder/file", 0o640)
+        for at in range(0, len(content), 1000):
+            await draft.write(at, content[at : at + 1000])
+            await draft.flush()
+        entry = await draft.publish()
+        assert entry.layout.parts <= 8 + OPTIONS.width
+        assert len(await tree.store.list("folder/.bootseer-parts")) == 1
+        assert await content_of(tree, "folder/file", nursery) == content
+
+
+async def test_a_removed_file_is_read_on_by_who_changes_it():
+    tree = CheckpointTree(MemoryStore())
+    content = os.urandom(5 * UNIT)
+    async with trio.open_nursery() as nursery:
+        drafts = Drafts(tree, nursery, OPTIONS)
+        draft = drafts.begin("file", None)
+        await draft.write(0, content)
+        entry = await draft.publish()
+        draft = drafts.begin("file", None, tree.source(entry))
+        await draft.write(0, b"changed")
+        draft.move_base((await tree.set_aside(entry)).name)
+        assert await draft.read(0, 5 * UNIT) == b"changed" + content[7:]
+        await draft.discard()

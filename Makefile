@@ -8,6 +8,8 @@ ARGS ?=
 CLOSED := $(shell [ "$$(id -u)" = 0 ] && ! setpriv --reuid=65534 --regid=65534 --clear-groups test -x '$(CURDIR)' && echo yes)
 VENV := $(if $(CLOSED),/var/tmp/bootseer-venv-$(firstword $(shell echo '$(CURDIR)' | cksum)),build/venv)
 BIN := $(VENV)/bin
+# Of its own, for nothing but its tests uses it.
+TORCH := $(VENV)/torch
 PIP := $(BIN)/pip -qq --disable-pip-version-check
 # Before what makes the venv: its readers are others.
 OPEN := umask 022 &&
@@ -31,11 +33,20 @@ test: venv ## run the tests; ARGS go to pytest
 demo: venv ## cold start against warm start on a local Slurm cluster
 	@$(BIN)/bootseer dev demo $(ARGS)
 
+demo-hdfs: venv ## the same with a checkpoint in a local HDFS
+	@$(BIN)/bootseer dev demo --hdfs $(ARGS)
+
 bench: venv ## the measurements behind the documentation's figures
 	@$(BIN)/bootseer dev bench $(ARGS)
 
 bench-ckpt: venv ## checkpoints in HDFS, read and written
 	@$(BIN)/bootseer dev bench-ckpt $(ARGS)
+
+fsx: venv ## random operations on a checkpoint mount, for ten minutes
+	@$(BIN)/bootseer dev fsx $(ARGS)
+
+test-torch: $(TORCH)/installed ## checkpoints of PyTorch on a mount; fetches PyTorch, several GB
+	@$(BIN)/pytest -m torch $(ARGS)
 
 check: lint types contracts ## all three
 
@@ -58,7 +69,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo bench bench-ckpt check lint types contracts fmt clean
+.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt fsx test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps
@@ -73,4 +84,10 @@ $(VENV)/installed: pyproject.toml $(SOURCES) | $(BIN)/pip deps
 	@echo "installing this checkout into $(VENV)"
 	@rm -rf build/lib* build/bdist* build/temp*
 	@$(OPEN) $(PIP) install $(if $(filter pyproject.toml,$?),'.[dev]',--no-deps --no-build-isolation .)
+	@touch $@
+
+$(TORCH)/installed: | $(VENV)/installed
+	@echo "installing PyTorch into $(TORCH)"
+	@$(OPEN) $(PYTHON) -m venv $(TORCH)
+	@$(OPEN) $(TORCH)/bin/pip -qq --disable-pip-version-check install numpy safetensors torch
 	@touch $@

@@ -39,6 +39,7 @@ dev.add_command(hdfs)
 @click.option(
     "--bandwidth", default="200MB", show_default=True, help="Of the share, a second, all nodes."
 )
+@click.option("--hdfs", "with_hdfs", is_flag=True, help="With a checkpoint in HDFS.")
 @dev_common.build_dir("For the image, which is built once, and the figures.")
 def demo(
     nodes: int | None,
@@ -46,6 +47,7 @@ def demo(
     rounds: int,
     latency_ms: float,
     bandwidth: str,
+    with_hdfs: bool,
     build_dir: Path,
 ) -> None:
     """Run a job cold and then warm on a cluster of this machine; needs root.
@@ -55,10 +57,12 @@ def demo(
       bootseer dev demo
       bootseer dev demo --nodes 4
       bootseer dev demo --torch --rounds 1
+      bootseer dev demo --hdfs
     """
     from rich.console import Console
 
     from bootseer.testing.demo import DemoSpec, run_demo
+    from bootseer.testing.demo_hdfs import run_demo_hdfs
     from bootseer.units import parse_size
 
     spec = DemoSpec(
@@ -69,7 +73,7 @@ def demo(
         rounds=rounds,
         build_dir=build_dir.absolute(),
     )
-    run_demo(spec, Console())
+    (run_demo_hdfs if with_hdfs else run_demo)(spec, Console())
 
 
 @dev.command()
@@ -108,6 +112,36 @@ def bench_ckpt(size: str, repeats: int, build_dir: Path) -> None:
 
     spec = BenchSpec(parse_size(size), repeats, build_dir.absolute())
     run_ckpt_bench(spec, Console())
+
+
+@dev.command()
+@click.option("--seed", type=int, help="Of the first round.  [by chance]")
+@click.option("--minutes", default=10.0, show_default=True, help="For how long.")
+@click.option("--rounds", type=click.IntRange(1), help="So many at most.  [as there is time for]")
+@dev_common.build_dir("For Hadoop's jars.")
+def fsx(seed: int | None, minutes: float, rounds: int | None, build_dir: Path) -> None:
+    """Do random operations on a checkpoint mount and on local files; needs root.
+
+    It ends with an error at the first difference, and says the seed, which finds it again.
+
+    \b
+    Examples:
+      bootseer dev fsx --minutes 60
+      bootseer dev fsx --seed 4711 --rounds 1
+    """
+    import random
+
+    from rich.console import Console
+
+    from bootseer.testing.fsx_rounds import RoundsSpec, run_rounds, small_hdfs
+
+    chosen = random.randrange(1 << 30) if seed is None else seed
+    spec = RoundsSpec(chosen, rounds, minutes * 60, build_dir.absolute())
+    with small_hdfs("fsx", spec.build_dir) as hdfs:
+        done = run_rounds(spec, hdfs, Console())
+    for kind, count in done.most_common():
+        click.echo(f"{kind:<12}{count:>8}")
+    click.echo(f"{done.total()} operations, and no difference")
 
 
 @dev.group()

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import trio
 
-from bootseer.errors import NoSpace
+from bootseer.errors import NoSpace, Unavailable
 from bootseer.units import format_size
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ class Spill:
         Raises:
             FileTooLarge: the limit is reached.
             NoSpace: the disk is full.
+            Unavailable: there is no such folder, or its disk has failed.
         """
         if unit not in self._units and (len(self._units) + 1) * unit_bytes > self._limit_bytes:
             raise FileTooLarge(
@@ -84,7 +85,9 @@ class Spill:
                 raise NoSpace(
                     f"{self._folder} is full: there is no room for what is written out of order"
                 ) from error
-            raise
+            raise Unavailable(
+                f"{self._folder} does not keep what is written out of order: {error.strerror}"
+            ) from error
 
     def _open(self) -> int:
         if self._fd < 0:

@@ -55,6 +55,14 @@ while os.getxattr(sys.argv[1], "user.bootseer.state") != b"complete":
     pass
 """
 
+BACKWARDS = """
+import os, sys
+with open(sys.argv[1], "wb", buffering=0) as file:
+    for number in reversed(range(int(sys.argv[2]))):
+        file.seek(number << 20)
+        file.write(os.urandom(1 << 20))
+"""
+
 
 @pytest.fixture(scope="module")
 def hdfs():
@@ -92,6 +100,11 @@ def start(hdfs, script, *arguments):
 def finish(process):
     output, _ = process.communicate("go on\n", timeout=120)
     return output.strip()
+
+
+def bootseer(hdfs, *arguments):
+    argv = [str(Path(sys.executable).with_name("bootseer")), "ckpt", *arguments]
+    return hdfs.cluster.run(argv, user=USER, timeout_s=120).stdout
 
 
 def drop_caches():
@@ -195,3 +208,74 @@ def test_a_quota_that_is_used_up_is_an_error_of_the_write(hdfs, tree):
         [],
         [f"{tree.removeprefix(hdfs.url)}/.bootseer-parts"],
     )
+
+
+def test_a_namenode_that_is_restarted_is_not_noticed(hdfs, tree):
+    with mounted(hdfs.cluster, tree, USER, "--fetch", json.dumps({"memory_bytes": 8 * MIB})):
+        first = write(hdfs, "first")
+        drop_caches()
+        reader = start(hdfs, READ, f"{MOUNTPOINT}/first", "pause")
+        writer = start(hdfs, WRITE, f"{MOUNTPOINT}/second", str(SIZE_MIB), "pause")
+        hdfs.stop(HEAD)
+        hdfs.start_namenode()
+        assert finish(reader) == first
+        second = finish(writer)
+    with mounted(hdfs.cluster, tree, USER):
+        assert [read(hdfs, name) for name in ("first", "second")] == [first, second]
+
+
+def test_of_two_writers_of_one_name_the_last_to_end_wins(hdfs, tree):
+    local = hdfs.cluster.run(["mktemp"], user=USER).stdout.strip()
+    with mounted(hdfs.cluster, tree, USER):
+        argv = [sys.executable, "-c", WRITE, local, str(SIZE_MIB), ""]
+        other = hdfs.cluster.run(argv, user=USER).stdout.strip()
+        writer = start(hdfs, WRITE, f"{MOUNTPOINT}/file", str(SIZE_MIB), "pause")
+        bootseer(hdfs, "import", "--quiet", local, f"{tree}/file")
+        elsewhere = bootseer(hdfs, "stat", "--json", f"{tree}/file")
+        digest = finish(writer)
+        hdfs.cluster.run([sys.executable, "-c", UNTIL_COMPLETE, f"{MOUNTPOINT}/file"], user=USER)
+    with mounted(hdfs.cluster, tree, USER):
+        assert read(hdfs, "file") == digest != other
+    assert json.loads(elsewhere)["size_bytes"] == SIZE_MIB * MIB
+    bootseer(hdfs, "verify", "--quiet", f"{tree}/file")
+    assert bootseer(hdfs, "gc", "--dry-run", "--older-than", "0s", "--quiet", tree) == ""
+
+
+def test_a_full_disk_for_what_is_written_out_of_order_is_an_error_of_the_write(hdfs, tree):
+    small = hdfs.cluster.run(["mktemp", "-d"], user=USER).stdout.strip()
+    hdfs.cluster.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=1777", "none", small])
+    try:
+        with mounted(hdfs.cluster, tree, USER, "--write", json.dumps({"spill_dir": small})):
+            digest = write(hdfs, "whole", 8)
+            argv = [sys.executable, "-c", BACKWARDS, f"{MOUNTPOINT}/file", str(SIZE_MIB)]
+            failed = hdfs.cluster.run(argv, user=USER, check=False, timeout_s=120)
+            assert failed.returncode == 1 and "No space left on device" in failed.stderr
+            assert read(hdfs, "whole") == digest
+            # In order, nothing is kept there.
+            digest = write(hdfs, "file")
+        with mounted(hdfs.cluster, tree, USER):
+            assert read(hdfs, "file") == digest
+    finally:
+        hdfs.cluster.run(["umount", small])
+
+
+@pytest.mark.parametrize("after_mib", [1, 20, SIZE_MIB // 2])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_server_that_is_killed_leaves_a_file_as_it_was(hdfs, tree, after_mib, is_there):
+    digest = ""
+    if is_there:
+        with mounted(hdfs.cluster, tree, USER):
+            digest = write(hdfs, "file", 8)
+    with mounted(hdfs.cluster, tree, USER) as server:
+        writer = start(hdfs, WRITE, f"{MOUNTPOINT}/file", str(2 * after_mib), "pause")
+        hdfs.cluster.run(["kill", "-9", str(server)])
+        output, _ = writer.communicate("go on\n", timeout=120)
+        assert writer.returncode == 1 and not output
+    with mounted(hdfs.cluster, tree, USER):
+        assert hdfs.cluster.run(["ls", MOUNTPOINT], user=USER).stdout.split() == (
+            ["file"] if is_there else []
+        )
+        assert not is_there or read(hdfs, "file") == digest
+    bootseer(hdfs, "gc", "--older-than", "0s", "--quiet", tree)
+    left = hdfs.fs("-ls", "-C", "-R", tree.removeprefix(hdfs.url)).stdout
+    assert ".bootseer-parts/making-" not in left

@@ -1,5 +1,6 @@
 """A tree of checkpoints: whatever step of a change fails, a file is as it was or as it will be."""
 
+import operator
 import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -8,13 +9,14 @@ import pytest
 import trio
 import trio.testing
 
+from bootseer.checkpoint import deal as deal_module
 from bootseer.checkpoint import tree as tree_module
 from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.write import Drafts
 from bootseer.core.stripe import PARTS_FOLDER
-from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient, Unavailable
 from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
@@ -32,6 +34,7 @@ NAMES = ["f", "a/f", "a/b/f", "c/f"]
 def nobody_else(monkeypatch):
     """Nobody changes anything meanwhile that would have to be waited for."""
     monkeypatch.setattr(tree_module, "_STEP_S", 0)
+    monkeypatch.setattr(deal_module, "_SETTLE_S", 0)
 
 
 @asynccontextmanager
@@ -104,7 +107,9 @@ async def needed(store):
 
 
 async def every_failure(before, change, check):
-    """Have each operation of a change fail, before and after it is carried out.
+    """Have each operation of a change fail, before and after it is carried out, or be the last.
+
+    No operation after it works if whoever makes the change is killed.
 
     Args:
         before: fills a new store.
@@ -112,14 +117,15 @@ async def every_failure(before, change, check):
         check: is given the store as it is then, and whether the change has raised an error.
     """
     failures = 0
-    for late in (False, True):
+    for late, killed in ((False, False), (True, False), (False, True)):
         for nth in range(1, 100):
             store = MemoryStore()
             await before(store)
-            flaky = FlakyStore(store, lambda count, *_, nth=nth: count == nth, late=late)
+            fails = operator.ge if killed else operator.eq
+            flaky = FlakyStore(store, lambda n, *_, nth=nth, fails=fails: fails(n, nth), late=late)
             try:
                 await change(flaky)
-            except Transient:
+            except (Transient, Unavailable):
                 failed = True
                 failures += 1
             else:

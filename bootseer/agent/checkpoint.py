@@ -14,9 +14,10 @@ from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.mount import CheckpointOptions, CheckpointService, serve_checkpoint
 from bootseer.checkpoint.view import ViewOptions
 from bootseer.core.event import FALLBACK
+from bootseer.core.meter import Meter
 from bootseer.errors import BootseerError, Closed
 from bootseer.store.connect import connect_to
-from bootseer.units import GIB, MIB
+from bootseer.units import GIB, MIB, format_size
 
 _OPERATIONS = 64
 """Of the store at once: all reads and writes under way, and look-ups beside them."""
@@ -94,12 +95,27 @@ async def _obey(task: Task, service: CheckpointService, stop: trio.CancelScope) 
 async def _report(task: Task, service: CheckpointService) -> None:
     """Tell what the mount has done."""
     fetcher, pipelines = service.fetcher, service.pipelines
-    async with task.stage("checkpoint.read") as said:
-        said["bytes"] = fetcher.fetched_bytes
-        said["detail"] = f"{fetcher.hedged} reads asked for twice" if fetcher.hedged else ""
-    async with task.stage("checkpoint.write") as said:
-        said["bytes"] = pipelines.written_bytes
+    await _report_transfer(
+        task, "checkpoint.read", fetcher.fetched, {"asked for twice": fetcher.hedged}
+    )
+    await _report_transfer(
+        task,
+        "checkpoint.write",
+        pipelines.written,
+        {"parts broke": pipelines.broken, "parts moved": pipelines.moved},
+    )
     if service.lost:
         async with task.stage("checkpoint.lost") as said:
             said |= {"status": FALLBACK, "detail": ", ".join(service.lost)}
     await task.channel.send({"op": "ended"})
+
+
+async def _report_transfer(task: Task, name: str, meter: Meter, counts: dict[str, int]) -> None:
+    """Tell what was transferred, from the first to the last, and what was out of the ordinary."""
+    if not meter.began_ns:
+        return
+    told = [f"{number} {what}" for what, number in counts.items() if number]
+    rate = f"{format_size(meter.bytes_per_s)}/s while at work"
+    async with task.stage(name) as said:
+        said |= {"start_ns": meter.began_ns, "end_ns": meter.ended_ns}
+        said |= {"bytes": meter.size_bytes, "detail": ", ".join([rate, *told])}

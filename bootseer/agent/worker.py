@@ -85,7 +85,7 @@ class Task:
             with trio.CancelScope(shield=True):
                 # One line that the agent accepts, whatever a path in it looks like.
                 said["detail"] = " ".join(str(said.get("detail", "")).split())[:MAX_DETAIL_CHARS]
-                event = Event(name, end_ns=time.time_ns(), source="worker", **said)
+                event = Event(name, source="worker", **{"end_ns": time.time_ns(), **said})
                 await self.channel.send({"op": "event", "event": event.document()})
 
 

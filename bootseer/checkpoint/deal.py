@@ -16,6 +16,7 @@ from typing import NamedTuple
 import trio
 import xxhash
 
+from bootseer.core.meter import Meter
 from bootseer.core.stripe import MAX_PARTS, Unit, check_unit_bytes, part_name
 from bootseer.errors import BootseerError, Closed, Denied, NoSpace, Unavailable
 from bootseer.store.base import ObjectInfo, Placement, Store
@@ -69,7 +70,7 @@ class Pipelines:
         nursery: for the tasks that write them.
         options: how to.
         open: parts that are being written.
-        written_bytes: so far, acknowledged.
+        written: so far, acknowledged.
         broken: parts so far whose machines failed.
         moved: parts so far that were ended because others crowd on their machine.
     """
@@ -78,7 +79,7 @@ class Pipelines:
     nursery: trio.Nursery
     options: WriteOptions
     open: int = 0
-    written_bytes: int = 0
+    written: Meter = field(default_factory=Meter)
     broken: int = 0
     moved: int = 0
 
@@ -244,12 +245,14 @@ class Dealer:
                     checksum = xxhash.xxh3_128_intdigest(dealt.data)
                     waiting.append((dealt, Unit(part.index, size_bytes, checksum)))
                     size_bytes += len(dealt.data)
-                    await appender.write(dealt.data)
+                    with self._shared.written.transfer():
+                        await appender.write(dealt.data)
                     if part.size_bytes and (
                         size_bytes - part.size_bytes < self._shared.unsynced_bytes()
                     ):
                         continue
-                    await appender.sync()
+                    with self._shared.written.transfer():
+                        await appender.sync()
                     self._acknowledge(part, size_bytes, waiting)
                     await self._look(part)
                     if self._crowds(part):
@@ -258,7 +261,8 @@ class Dealer:
                         part.is_open = False
                         self._start_writer()
                         break
-                await appender.finish()
+                with self._shared.written.transfer():
+                    await appender.finish()
                 self._acknowledge(part, size_bytes, waiting)
         except BootseerError as error:
             self._note_broken(part, waiting, error)
@@ -275,7 +279,7 @@ class Dealer:
     def _acknowledge(self, part: Part, size_bytes: int, waiting: list[tuple[_Dealt, Unit]]) -> None:
         """Learn that a part has all that was written to it."""
         for dealt, place in waiting:
-            self._shared.written_bytes += len(dealt.data)
+            self._shared.written.size_bytes += len(dealt.data)
             self._dealt.discard(dealt.unit)
             self.placed[dealt.unit] = place
             self._lengths[dealt.unit] = len(dealt.data)

@@ -20,6 +20,7 @@ import trio
 
 from bootseer.checkpoint.source import Source
 from bootseer.core.lanes import Lanes
+from bootseer.core.meter import Meter
 from bootseer.core.ranges import ByteRange
 from bootseer.core.stripe import units_between
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound
@@ -74,7 +75,7 @@ class Fetcher:
         """Run the fetches as tasks of `nursery`."""
         self.limits = limits or FetchLimits()
         self.nursery = nursery
-        self.fetched_bytes = 0
+        self.fetched = Meter()
         self.hedged = 0
         self._used_bytes = 0
         self._unread_bytes = 0
@@ -315,8 +316,9 @@ class FileFetch:
         try:
             with scope:
                 async with turn:
-                    piece.data = await self._fetch(number)
-                    self._shared.fetched_bytes += piece.size_bytes
+                    with self._shared.fetched.transfer():
+                        piece.data = await self._fetch(number)
+                    self._shared.fetched.size_bytes += piece.size_bytes
         except BootseerError as error:
             piece.error = error
         finally:

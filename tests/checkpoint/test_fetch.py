@@ -161,7 +161,7 @@ async def test_memory_is_bounded(nursery, autojump_clock, memory_units, takes_s)
     assert sunk.whole() == content
     # Slow sinks hold as much as there is room for; fast ones leave the streams at work.
     assert most == min(memory_units, 6 if not takes_s else 64)
-    assert fetcher.fetched_bytes == source.size_bytes
+    assert fetcher.fetched.size_bytes == source.size_bytes
     await file.close()
 
 

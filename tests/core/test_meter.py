@@ -1,0 +1,24 @@
+from contextlib import ExitStack
+
+import pytest
+
+from bootseer.core.meter import Meter
+
+
+def test_what_overlaps_counts_once_and_pauses_not_at_all():
+    now = [1_000_000_000]
+    meter = Meter(lambda: now[0])
+    assert (meter.bytes_per_s, meter.began_ns, meter.ended_ns) == (0, 0, 0)
+    with ExitStack() as second:
+        with meter.transfer():
+            now[0] += 1_000_000_000
+            second.enter_context(meter.transfer())
+            now[0] += 1_000_000_000
+        now[0] += 1_000_000_000
+    now[0] += 60_000_000_000
+    with pytest.raises(OSError), meter.transfer():
+        now[0] += 1_000_000_000
+        raise OSError
+    meter.size_bytes = 8_000
+    assert meter.bytes_per_s == 2_000
+    assert (meter.began_ns, meter.ended_ns) == (1_000_000_000, 65_000_000_000)

@@ -10,10 +10,13 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -26,7 +29,7 @@ from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.cluster.spec import HEAD, address
 from bootseer.testing.figures import Figure
 from bootseer.testing.hdfs import Hdfs, HdfsSettings, conf, hadoop_jars
-from bootseer.units import MIB
+from bootseer.units import MIB, format_size
 
 USER = "alice"
 FOLDER = f"/user/{USER}/bench"
@@ -35,6 +38,9 @@ LINK_MB_S = 50.0
 DATANODES = 4
 _BLOCK_BYTES = 64 * MIB
 _SMALL_FILES = 2000
+_STREAMS = 8
+_STREAM_SIZES = 4
+"""So many times the file's length is that of a stream."""
 _POST = (
     "import sys, urllib.request as r; "
     "r.urlopen(r.Request(sys.argv[1], method='POST'), timeout=30).read()"
@@ -181,7 +187,7 @@ def _rated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) -> N
             bench.time("striped_reader", "reader", f"{bench.url}/striped")
             bench.time("single_write", "native_write", f"{bench.url}/written")
             bench.time("striped_write", "write", f"{MOUNTPOINT}/striped")
-        _note_memory(bench, server, measured)
+        _note_memory(bench, server, "rated_mount_memory_mib", measured)
     two = json.dumps({"replication": 2})
     with mounted(bench.cluster, bench.url, USER, "--write", two):
         for _ in range(bench.spec.repeats):
@@ -212,7 +218,10 @@ def _unrated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) ->
             bench.seconds["second_rank"].append(seconds)
             sent = (_sent(bench) - before) / bench.spec.size_bytes
         _small_files(bench, measured)
-        _note_memory(bench, server, measured)
+        _note_memory(bench, server, "mount_memory_mib", measured)
+    with mounted(bench.cluster, bench.url, USER) as server:
+        _many_streams(bench, measured)
+        _note_memory(bench, server, "mount_memory_of_8_streams_mib", measured)
     names = ("unrated_segments", "unrated_mount", "second_rank")
     measured += [bench.rates(name) for name in names]
     measured.append(Figure("sent_by_datanodes_for_two_ranks", "files", (sent,)))
@@ -238,10 +247,28 @@ def _sent(bench: _Bench) -> int:
     return sum(bench.hdfs.traffic(d).read_bytes for d in bench.cluster.spec.datanode_names)
 
 
-def _note_memory(bench: _Bench, server: int, measured: list[Figure]) -> None:
+def _many_streams(bench: _Bench, measured: list[Figure]) -> None:
+    """Write as many files at once as a node has ranks, and read them."""
+    size_bytes = _STREAM_SIZES * bench.spec.size_bytes
+    for action in ("write", "read"):
+        drop_caches()
+        bench.console.print(f"  {_STREAMS} streams {action} {format_size(size_bytes)} each")
+        paths = [f"{MOUNTPOINT}/stream-{number}" for number in range(_STREAMS)]
+        with ThreadPoolExecutor(_STREAMS) as threads:
+            began_s = time.monotonic()
+            done = threads.map(partial(bench.transfer, action, size_bytes=size_bytes), paths)
+            moved_bytes = sum(moved for _, moved in done)
+        if moved_bytes != _STREAMS * size_bytes:
+            raise Unavailable(f"{_STREAMS} streams: {moved_bytes} bytes in all")
+        rate = moved_bytes / 1e6 / (time.monotonic() - began_s)
+        measured.append(Figure(f"{action}_of_8_streams_mb_s", "MB/s", (rate,)))
+    bench.hdfs.fs("-rm", "-r", "-skipTrash", f"{FOLDER}/stream-*")
+
+
+def _note_memory(bench: _Bench, server: int, name: str, measured: list[Figure]) -> None:
     status = bench.cluster.run(["cat", f"/proc/{server}/status"]).stdout
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    measured.append(Figure("mount_memory_mib", "MiB", (int(peak.split()[1]) / 1024,)))
+    measured.append(Figure(name, "MiB", (int(peak.split()[1]) / 1024,)))
 
 
 def drop_caches() -> None:

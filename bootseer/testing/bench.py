@@ -36,12 +36,16 @@ def run_bench(build_dir: Path, console: Console, pairs: int = 40, starts: int = 
         lab.put_image()
         lab.mount_share()
         added = _prolog_added(lab, starts)
+        console.print(f"{starts} starts with a checkpoint: the prolog, and until it can be read")
+        prolog, mount = _checkpoint_mounted(lab, starts)
         console.print("memory of the agent, with a hot set of 250 MB of a 3.2 GB image")
         agent, worker = _memory(lab)
     measured = [
         Figure("srun_absent_ms", "ms", tuple(absent)),
         Figure("srun_unused_ms", "ms", tuple(unused)),
         Figure("prolog_added_ms", "ms", tuple(added)),
+        Figure("checkpoint_prolog_ms", "ms", tuple(prolog)),
+        Figure("checkpoint_mount_ms", "ms", tuple(mount)),
         Figure("agent_memory_mib", "MiB", (agent,)),
         Figure("worker_memory_mib", "MiB", (worker,)),
     ]
@@ -89,6 +93,21 @@ def _prolog_added(lab: Lab, starts: int) -> list[float]:
             for node in lab.cluster.node_names
         ]
     return added
+
+
+def _checkpoint_mounted(lab: Lab, starts: int) -> tuple[list[float], list[float]]:
+    """Milliseconds that the prolog takes on each node, and until a checkpoint can be read there."""
+    lab.cluster.run(["mkdir", "-p", "/shared/run"], user="alice")
+    prolog: list[float] = []
+    mount: list[float] = []
+    for _ in range(starts):
+        job = lab.srun("--bootseer-ckpt=file:///shared/run", command="ls $BOOTSEER_CKPT")
+        lab.assert_clean()
+        for node in lab.cluster.node_names:
+            stages = lab.stages(job, node)
+            for name, times in (("prolog", prolog), ("checkpoint.mount", mount)):
+                times.append((stages[name]["end_s"] - stages[name]["start_s"]) * 1000)
+    return prolog, mount
 
 
 def _memory(lab: Lab) -> tuple[float, float]:

@@ -13,8 +13,14 @@ from bootseer.startup.report import Report, Stage
 from bootseer.units import format_duration, format_size
 
 MAX_TABLE_NODES = 16
-_LABEL_CHARS = 16
-_STYLES = {"prolog": "blue", "image": "green", "step": "magenta", "epilog": "blue"}
+_LABEL_CHARS = 20
+_STYLES = {
+    "prolog": "blue",
+    "image": "green",
+    "checkpoint": "cyan",
+    "step": "magenta",
+    "epilog": "blue",
+}
 
 
 def show(console: Console, reports: Iterable[Report]) -> None:
@@ -81,7 +87,8 @@ def _timeline(console: Console, report: Report, scale_s: float) -> None:
         return
     for node in report.nodes[:MAX_TABLE_NODES]:
         for stage in node.stages:
-            if stage.end_s > stage.start_s:
+            is_of_start = node.ready_s is None or stage.start_s <= node.ready_s
+            if stage.end_s > stage.start_s and is_of_start:
                 console.print(_bar(node.node, stage, width, scale_s))
         if node.ready_s is not None:
             at = min(width - 1, round(node.ready_s / scale_s * width))
@@ -99,7 +106,7 @@ def _timeline(console: Console, report: Report, scale_s: float) -> None:
 def _bar(node: str, stage: Stage, width: int, scale_s: float) -> Text:
     start = min(width - 1, int(max(0.0, stage.start_s) / scale_s * width))
     length = max(1, min(width - start, round(stage.seconds / scale_s * width)))
-    style = _STYLES.get(stage.stage.split(".")[0], "cyan")
+    style = _STYLES.get(stage.stage.split(".")[0], "white")
     return Text.assemble(
         plain(f"{node:<6}{stage.stage[: _LABEL_CHARS - 1]:<{_LABEL_CHARS}}"),
         " " * start,

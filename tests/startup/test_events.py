@@ -98,6 +98,15 @@ def test_reports_show_cold_beside_warm_at_any_width(width):
     assert max(map(len, text.splitlines())) <= width
 
 
+def test_what_comes_after_the_start_is_no_part_of_its_timeline():
+    ahead = Event("checkpoint.prefetch", 101 * S, 104 * S, "worker")
+    after = Event("epilog", 105 * S, 107 * S, "agent")
+    out = io.StringIO()
+    render.show(Console(file=out, width=100), [build([node_run("n1", 4, more=(ahead, after))])])
+    bars = {line.split()[1] for line in out.getvalue().splitlines() if "█" in line}
+    assert bars == {"prolog", "checkpoint.prefetch"}
+
+
 EVIL = "[red]x[/nonsense]\x1b]0;t\x07\x1b[31m\u009b31m\u202e\u2028\udcff\ud800"
 
 

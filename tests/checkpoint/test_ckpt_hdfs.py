@@ -3,34 +3,25 @@
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from bootseer.cli.ckpt import ckpt
 from bootseer.errors import Corrupt, Denied
-from bootseer.testing.cluster import Cluster, ClusterSpec
-from bootseer.testing.hdfs import Hdfs, hadoop_jars
 from bootseer.units import MIB
 
 pytestmark = [pytest.mark.root, pytest.mark.hdfs]
 
-BUILD = Path(__file__).parents[2] / "build"
-
 
 @pytest.fixture(scope="module")
-def hdfs():
-    jars = hadoop_jars(BUILD)
-    spec = ClusterSpec(name=f"ckpt-{os.getpid()}", nodes=0, datanodes=3)
-    with Cluster.up(spec) as cluster:
-        started = Hdfs.start(cluster, jars)
-        with cluster.network():
-            yield started
+def network(hdfs):
+    with hdfs.cluster.network():
+        yield
 
 
 @pytest.fixture
-def call(hdfs, monkeypatch):
+def call(hdfs, network, monkeypatch):
     monkeypatch.setenv("HADOOP_USER_NAME", "alice")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.cluster.state_dir / "etc" / "hadoop"))
 
@@ -53,8 +44,8 @@ def shape(root):
     }
 
 
-def test_a_checkpoint_goes_there_and_back(hdfs, call, tmp_path, monkeypatch):
-    source, target, url = tmp_path / "source", tmp_path / "target", f"{hdfs.url}/user/alice/run"
+def test_a_checkpoint_goes_there_and_back(hdfs, folder, tree, call, tmp_path, monkeypatch):
+    source, target, url = tmp_path / "source", tmp_path / "target", f"{tree}/run"
     (source / "folder").mkdir(parents=True)
     (source / "large").write_bytes(os.urandom(90 * MIB + 17))
     (source / "folder" / "small").write_bytes(b"small")
@@ -93,25 +84,24 @@ def test_a_checkpoint_goes_there_and_back(hdfs, call, tmp_path, monkeypatch):
         call("rm", f"{url}/large")
     monkeypatch.setenv("HADOOP_USER_NAME", "alice")
 
-    folder = f"/{found['parts_folder']}"
+    parts = f"/{found['parts_folder']}"
     part = f"{max(found['parts'], key=lambda part: part['size_bytes'])['index']:04d}"
-    hdfs.fs("-rm", "-skipTrash", f"{folder}/{part}")
+    hdfs.fs("-rm", "-skipTrash", f"{parts}/{part}")
     output = call("verify", "-R", url, code=Corrupt.exit_code)
     assert f"in part {part}: the part is missing" in output.splitlines()[0]
 
     call("rm", f"{url}/large")
-    assert folder not in hdfs.fs("-ls", "-R", "/user/alice").stdout
-    hdfs.fs("-mkdir", f"{folder.rpartition('/')[0]}/{'0' * 32}")
+    assert parts not in hdfs.fs("-ls", "-R", folder).stdout
+    hdfs.fs("-mkdir", f"{parts.rpartition('/')[0]}/{'0' * 32}")
     assert "1 removed" in call("gc", "--older-than", "0s", url)
     call("rm", "-r", url)
-    assert hdfs.fs("-ls", "/user/alice").stdout == ""
+    assert hdfs.fs("-ls", folder).stdout == ""
 
 
-def test_what_a_bench_makes_is_removed(hdfs, call):
-    url = f"{hdfs.url}/user/alice"
+def test_what_a_bench_makes_is_removed(hdfs, folder, tree, call):
     output = call(
         *("bench", "--size", "64MiB", "--repeats", 2, "--replication", 1, "--width", 4, "--json"),
-        url,
+        tree,
     )
     assert len(json.loads(output)["bytes_per_s"]) == 6
-    assert hdfs.fs("-ls", "/user/alice").stdout == ""
+    assert hdfs.fs("-ls", folder).stdout == ""

@@ -1,27 +1,21 @@
 """A checkpoint mount over real HDFS daemons, some of which die: every byte is compared."""
 
 import json
-import os
 import subprocess
 import sys
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 from bootseer.testing.checkpoint_mount import MOUNTPOINT, mounted
-from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.cluster.spec import HEAD
-from bootseer.testing.hdfs import Hdfs, HdfsSettings, hadoop_jars
+from bootseer.testing.fsx_rounds import USER
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.hdfs]
 
-BUILD = Path(__file__).parents[2] / "build"
-USER = "alice"
 MIB = 1 << 20
 SIZE_MIB = 64
-_numbers = count()
 
 WRITE = """
 import hashlib, os, sys
@@ -62,21 +56,6 @@ with open(sys.argv[1], "wb", buffering=0) as file:
         file.seek(number << 20)
         file.write(os.urandom(1 << 20))
 """
-
-
-@pytest.fixture(scope="module")
-def hdfs():
-    spec = ClusterSpec(name=f"mount-{os.getpid()}", nodes=0, datanodes=3)
-    with Cluster.up(spec) as cluster:
-        yield Hdfs.start(cluster, hadoop_jars(BUILD), HdfsSettings(replication=2))
-
-
-@pytest.fixture
-def tree(hdfs):
-    """The URL of a tree of its own for each test."""
-    path = f"/user/{USER}/{next(_numbers)}"
-    hdfs.fs("-mkdir", path, user=USER)
-    return hdfs.url + path
 
 
 def write(hdfs, name, size_mib=SIZE_MIB):

@@ -1,38 +1,20 @@
 """Real users of a checkpoint mount on a real HDFS: they save what they would save locally."""
 
 import json
-import os
 import sys
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 from bootseer.testing.checkpoint_mount import MOUNTPOINT, mounted
 from bootseer.testing.ckpt_bench import drop_caches
-from bootseer.testing.fsx_rounds import USER, small_hdfs
+from bootseer.testing.fsx_rounds import USER
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.hdfs]
 
-BUILD = Path(__file__).parents[2] / "build"
 PROGRAMS = Path(__file__).parent / "programs"
 TORCH = Path(sys.prefix) / "torch" / "bin" / "python"
 """What `make test-torch` makes."""
-_numbers = count()
-
-
-@pytest.fixture(scope="module")
-def hdfs():
-    with small_hdfs(f"users-{os.getpid()}", BUILD) as started:
-        yield started
-
-
-@pytest.fixture
-def tree(hdfs):
-    """The URL of a tree of its own for each test."""
-    path = f"/user/{USER}/{next(_numbers)}"
-    hdfs.fs("-mkdir", path, user=USER)
-    return hdfs.url + path
 
 
 @pytest.fixture

@@ -6,18 +6,16 @@ client of its must not be older than a fork, so that it is made at the first use
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
-from typing import TypeVar
 from urllib.parse import quote
 
 import trio
-from hdfs_native import Client, FileReader, FileStatus, FileWriter, WriteOptions
+from hdfs_native import FileReader, FileStatus, FileWriter, WriteOptions
 
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound, Transient
 from bootseer.store import webhdfs
@@ -25,7 +23,6 @@ from bootseer.store.base import (
     Appender,
     BlockLocation,
     Capabilities,
-    Data,
     ObjectInfo,
     Reader,
     Space,
@@ -35,7 +32,9 @@ from bootseer.store.base import (
 )
 from bootseer.store.gate import Gate
 from bootseer.store.hadoop import HdfsOptions
+from bootseer.store.hdfscalls import HdfsCalls
 from bootseer.store.hdfserror import translated
+from bootseer.store.hdfswrite import HdfsAppender, HdfsFile, HdfsWriter
 from bootseer.store.name import (
     TEMPORARY_PREFIX,
     check_folder,
@@ -46,18 +45,8 @@ from bootseer.store.name import (
 )
 from bootseer.units import NS_PER_MS, NS_PER_S
 
-T = TypeVar("T")
-
 THREADS = 32
 """Calls under way at once in one store."""
-
-DEADLINES = {
-    "dfs.client.socket-timeout": "3000",
-    "dfs.client.failover.max.attempts": "3",
-    "dfs.client.failover.sleep.base.millis": "100",
-    "dfs.client.failover.sleep.max.millis": "500",
-}
-"""Of the library's own, which would take minutes; what they do not cover, `LimitStore` does."""
 
 _SETTLE_S = 5.0
 _PAUSE_S = 0.01
@@ -104,9 +93,10 @@ class HdfsStore:
         self.url = self._authority + quote(self._root)
         self._options = options or HdfsOptions()
         self._private = private
-        self._threads = threads or trio.CapacityLimiter(THREADS)
-        self._lock = threading.Lock()
-        self._made: Client | None = None
+        threads = threads or trio.CapacityLimiter(THREADS)
+        self._calls = HdfsCalls(self._authority, self.url, self._options, threads)
+        self._client = self._calls.client
+        self._run = self._calls.run
 
     async def stat(self, name: str) -> ObjectInfo:
         """See `Store.stat`."""
@@ -180,26 +170,19 @@ class HdfsStore:
     ) -> AsyncIterator[Writer]:
         """See `Store.create`."""
         parts = check_name(name)
-        temporary = self._path((*parts[:-1], temporary_name()))
         options = self._write_options(mode, replication, block_bytes)
-        target = _Target(temporary, self._path(parts), overwrite)
-
-        def work() -> FileWriter:
-            file = self._make_file(temporary, options)
-            if target.left:
-                self._discard(temporary)
-            return file
-
         gate = Gate(name)
+        file = self._file(name, self._path((*parts[:-1], temporary_name())), options)
+        writer = HdfsWriter(self._calls, file, self._path(parts), gate, overwrite=overwrite)
         try:
-            file = await self._run("create", name, work)
-            yield _HdfsWriter(self, name, target, file, gate)
+            await file.make()
+            yield writer
         finally:
             gate.shut()
-            target.left = True
-            if not target.published:
+            file.is_left = True
+            if not writer.is_published:
                 with trio.move_on_after(_DISCARD_S, shield=True), suppress(BootseerError):
-                    await self._run("discard", name, partial(self._discard, temporary))
+                    await file.discard()
 
     @asynccontextmanager
     async def append(
@@ -216,16 +199,16 @@ class HdfsStore:
         a minute to close the file. So the NameNode is asked to end it, with what was synced.
         """
         path = self._path(check_name(name))
-        options = self._write_options(mode, replication, block_bytes)
         gate = Gate(name)
-        appender = None
+        file = self._file(name, path, self._write_options(mode, replication, block_bytes))
+        appender = HdfsAppender(file, gate)
+        await file.make()
         try:
-            file = await self._run("append to", name, lambda: self._make_file(path, options))
-            appender = _HdfsAppender(self, name, file, gate)
             yield appender
         finally:
             gate.shut()
-            if appender is not None and not appender.finished:
+            file.is_left = True
+            if not appender.is_finished:
                 with trio.move_on_after(_END_S, shield=True), suppress(BootseerError):
                     while not await self._run(
                         "end", name, lambda: self._client().recover_lease(path)
@@ -364,20 +347,6 @@ class HdfsStore:
 
         return await self._run("reap", "", work)
 
-    def _client(self) -> Client:
-        with self._lock:
-            if self._made is None:
-                options = self._options
-                self._made = Client(
-                    self._authority,
-                    dict(DEADLINES),
-                    config_dir=options.conf_dir or None,
-                    kerberos_cache=options.kerberos_cache or None,
-                    # The library takes none without a cache, nor a cache without one.
-                    kerberos_principal=options.kerberos_principal or None,
-                )
-            return self._made
-
     def _http_addresses(self) -> Sequence[tuple[str, int]]:
         settings = webhdfs.read_settings(self._options.conf_dir)
         return webhdfs.http_addresses(self._authority.removeprefix("hdfs://"), settings)
@@ -401,27 +370,19 @@ class HdfsStore:
             overwrite=False,
         )
 
-    def _make_file(self, path: str, options: WriteOptions) -> FileWriter:
-        try:
-            return self._client().create(path, options)
-        except FileNotFoundError:
-            self._make_folder(path.rpartition("/")[0])
-            return self._client().create(path, options)
+    def _file(self, name: str, path: str, options: WriteOptions) -> HdfsFile:
+        def make() -> FileWriter:
+            try:
+                return self._client().create(path, options)
+            except FileNotFoundError:
+                self._make_folder(path.rpartition("/")[0])
+                return self._client().create(path, options)
+
+        return HdfsFile(self._calls, name, path, make)
 
     def _make_folder(self, path: str) -> None:
         mode = 0o700 if self._private else 0o755
         self._client().mkdirs(path or "/", mode, create_parent=True)
-
-    def _discard(self, temporary: str) -> None:
-        self._client().delete(temporary, False)
-
-    async def _run(self, operation: str, name: str, work: Callable[[], T]) -> T:
-        def guarded() -> T:
-            # Here, because a panic must not reach the event loop.
-            with translated(operation, name, self.url):
-                return work()
-
-        return await trio.to_thread.run_sync(guarded, abandon_on_cancel=True, limiter=self._threads)
 
 
 class _HdfsReader(Reader):
@@ -458,95 +419,6 @@ class _HdfsReader(Reader):
             return True
         except BootseerError:
             return False
-
-
-@dataclass(slots=True)
-class _Target:
-    """Where a writer's object is, and where it is to go."""
-
-    temporary: str
-    path: str
-    overwrite: bool
-    left: bool = False
-    published: bool = False
-
-
-class _HdfsWriter:
-    """Writes one temporary file and gives it its name."""
-
-    def __init__(
-        self, store: HdfsStore, name: str, target: _Target, file: FileWriter, gate: Gate
-    ) -> None:
-        self._store = store
-        self._name = name
-        self._target = target
-        self._file = file
-        self._gate = gate
-        self._is_empty = True
-
-    async def write(self, data: Data) -> None:
-        whole = _bytes(data)
-        with self._gate.step():
-            if whole:
-                self._is_empty = False
-                await self._store._run("write", self._name, partial(self._file.write, whole))
-
-    async def commit(self) -> None:
-        with self._gate.step(last=True):
-            await self._store._run("commit", self._name, self._publish)
-
-    def _publish(self) -> None:
-        if not self._is_empty:
-            self._file.hsync()
-        self._file.close()
-        if self._target.left:  # Abandoned meanwhile: don't replace what others wrote since.
-            return
-        self._store._client().rename(
-            self._target.temporary, self._target.path, self._target.overwrite
-        )
-        self._target.published = True
-
-
-class _HdfsAppender:
-    """Writes to a file under its own name."""
-
-    def __init__(self, store: HdfsStore, name: str, file: FileWriter, gate: Gate) -> None:
-        self.finished = False
-        self._store = store
-        self._name = name
-        self._file = file
-        self._gate = gate
-        self._unsynced = False
-
-    async def write(self, data: Data) -> None:
-        whole = _bytes(data)
-        with self._gate.step():
-            if whole:
-                await self._store._run("write", self._name, partial(self._file.write, whole))
-                self._unsynced = True
-
-    async def sync(self) -> None:
-        with self._gate.step():
-            await self._store._run("sync", self._name, self._sync)
-
-    async def finish(self) -> None:
-        with self._gate.step(last=True):
-            await self._store._run("finish", self._name, self._close)
-            self.finished = True
-
-    def _sync(self) -> None:
-        if self._unsynced:
-            self._file.hsync()
-            self._unsynced = False
-
-    def _close(self) -> None:
-        self._sync()
-        self._file.close()
-
-
-def _bytes(data: Data) -> bytes | bytearray:
-    """Return data as the library takes it whole: it goes through any other byte by byte."""
-    return bytes(data) if isinstance(data, memoryview) else data
 
 
 def _info(name: str, status: FileStatus) -> ObjectInfo:

@@ -22,8 +22,16 @@ from bootseer.errors import BootseerError, Closed, Denied, NoSpace, Unavailable
 from bootseer.store.base import ObjectInfo, Placement, Store
 from bootseer.units import GIB, MIB
 
-_BROKEN_PARTS = 16
-"""So many may break before the file is given up."""
+_STUCK_S = 60.0
+"""When nothing was stored for so long after a part broke, the file is given up."""
+_PAUSE_S = 1.0
+"""Before the next part, when one has broken of which nothing was stored."""
+_WARY_S = 600.0
+"""After a part broke: so long HDFS may go on choosing a machine that has died."""
+_BLOCK_BYTES = 128 * MIB
+"""HDFS's default."""
+_MANY_PARTS = MAX_PARTS // 4
+"""The rest is for those that break."""
 _SETTLE_S = 20.0
 """How long to wait for a store to end the part of a machine that has died."""
 _SETTLE_PAUSE_S = 0.2
@@ -73,6 +81,7 @@ class Pipelines:
         written: so far, acknowledged.
         broken: parts so far whose machines failed.
         moved: parts so far that were ended because others crowd on their machine.
+        broke_s: when a part last broke, by trio's clock.
     """
 
     store: Store
@@ -82,10 +91,22 @@ class Pipelines:
     written: Meter = field(default_factory=Meter)
     broken: int = 0
     moved: int = 0
+    broke_s: float = -math.inf
 
     def unsynced_bytes(self) -> int:
         """Return how much a part may hold back, with so many at work."""
         return self.options.memory_bytes // max(1, self.open) - self.options.unit_bytes
+
+    def is_full(self, size_bytes: int) -> bool:
+        """Tell whether a part of that length had better not grow by a unit.
+
+        Where machines die, a new file finds its way round them; the next block of an old one
+        does not.
+        """
+        if trio.current_time() - self.broke_s > _WARY_S:
+            return False
+        block_bytes = self.options.block_bytes or _BLOCK_BYTES
+        return -size_bytes % block_bytes < self.options.unit_bytes
 
 
 class _Dealt(NamedTuple):
@@ -140,6 +161,8 @@ class Dealer:
         self._writers = 0
         self._ended = trio.Event()
         self._moved = 0
+        self._stuck_since_s: float | None = None
+        self._tried_s = -math.inf
         self._error: BootseerError | None = None
 
     def has(self, unit: int) -> bool:
@@ -204,6 +227,10 @@ class Dealer:
 
     async def _send_one(self, dealt: _Dealt) -> None:
         self.check()
+        now_s = trio.current_time()
+        if now_s - self._tried_s > _STUCK_S:  # It was not stuck, nobody wrote.
+            self._stuck_since_s = None
+        self._tried_s = now_s
         if self._send is None:
             self._send, self._receive = trio.open_memory_channel[_Dealt](0)
         send = self._send
@@ -221,20 +248,25 @@ class Dealer:
                 self.check()
                 raise
 
-    def _start_writer(self) -> None:
+    def _start_writer(self, pause_s: float = 0.0) -> None:
         self._writers += 1
         self._shared.open += 1
         part = Part(len(self.parts))
         self.parts.append(part)
         assert self._receive is not None
-        self._shared.nursery.start_soon(self._write_part, part, self._receive)
+        self._shared.nursery.start_soon(self._write_part, part, self._receive, pause_s)
 
-    async def _write_part(self, part: Part, receive: trio.MemoryReceiveChannel[_Dealt]) -> None:
+    async def _write_part(
+        self, part: Part, receive: trio.MemoryReceiveChannel[_Dealt], pause_s: float
+    ) -> None:
         """Write one part until no more units come; what is not acknowledged is dealt again."""
         options = self._shared.options
         waiting: list[tuple[_Dealt, Unit]] = []
         size_bytes = 0
         try:
+            await trio.sleep(pause_s)
+            if self._error is not None:
+                return
             async with self._shared.store.append(
                 self._name(part),
                 mode=self._mode,
@@ -247,9 +279,10 @@ class Dealer:
                     size_bytes += len(dealt.data)
                     with self._shared.written.transfer():
                         await appender.write(dealt.data)
-                    if part.size_bytes and (
-                        size_bytes - part.size_bytes < self._shared.unsynced_bytes()
-                    ):
+                    is_full = len(self.parts) < _MANY_PARTS and self._shared.is_full(size_bytes)
+                    unsynced_bytes = size_bytes - part.size_bytes
+                    is_early = unsynced_bytes < self._shared.unsynced_bytes()
+                    if part.size_bytes and is_early and not is_full:
                         continue
                     with self._shared.written.transfer():
                         await appender.sync()
@@ -258,9 +291,11 @@ class Dealer:
                     if self._crowds(part):
                         self._moved += 1
                         self._shared.moved += 1
-                        part.is_open = False
-                        self._start_writer()
-                        break
+                    elif not is_full or self._send is None:
+                        continue
+                    part.is_open = False
+                    self._start_writer()
+                    break
                 with self._shared.written.transfer():
                     await appender.finish()
                 self._acknowledge(part, size_bytes, waiting)
@@ -285,21 +320,25 @@ class Dealer:
             self._lengths[dealt.unit] = len(dealt.data)
             part.units.append(dealt.unit)
         part.size_bytes = size_bytes
+        self._stuck_since_s = None
         waiting.clear()
 
     def _note_broken(
         self, part: Part, waiting: list[tuple[_Dealt, Unit]], error: BootseerError
     ) -> None:
+        now_s = self._tried_s = self._shared.broke_s = trio.current_time()
         self._shared.broken += 1
         part.in_doubt = bool(part.units)
         self._again += [dealt for dealt, _ in waiting]
-        broken = sum(1 for other in self.parts if other.in_doubt) + 1
+        if self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        is_stuck = now_s - self._stuck_since_s > _STUCK_S
         hopeless = isinstance(error, NoSpace | Denied | Closed)
-        if hopeless or len(self.parts) >= MAX_PARTS or broken > _BROKEN_PARTS:
+        if hopeless or is_stuck or len(self.parts) >= MAX_PARTS:
             self.give_up(error)
         elif self._send is not None:
             # In its place, so that there is always one who receives.
-            self._start_writer()
+            self._start_writer(0.0 if part.units else _PAUSE_S)
 
     async def _look(self, part: Part) -> None:
         """Find out on which machines a part is, once for each block."""

@@ -46,7 +46,7 @@ from bootseer.store.name import (
 from bootseer.units import NS_PER_MS, NS_PER_S
 
 THREADS = 32
-"""Calls under way at once in one store."""
+"""Calls under way at once in one store, without the steps of files that are written."""
 
 _SETTLE_S = 5.0
 _PAUSE_S = 0.01
@@ -64,7 +64,8 @@ class HdfsStore:
     its pipeline, closed and renamed.
 
     Cancellation: a call that hangs is left to its thread. Threads left behind count against
-    `threads`, so that a dead NameNode costs a bounded number of them.
+    `threads`, so that a dead NameNode costs a bounded number of them; but each file that is
+    written has one of its own for its steps, for those may hang while the NameNode is well.
     """
 
     capabilities = Capabilities(atomic_rename=True, replication=True, attributes=True, append=True)
@@ -86,7 +87,8 @@ class HdfsStore:
             options: how to reach it.
             private: what is made without a mode is its owner's alone (0700 and 0600), folders made
                 on the way too. If not, it is as HDFS has it.
-            threads: how many calls may be under way at once; `THREADS` of this store's own if None.
+            threads: how many calls may be under way at once, without the steps of files that are
+                written; `THREADS` of this store's own if None.
         """
         self._authority = f"hdfs://{authority}"
         self._root = str(root).rstrip("/")

@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 import trio
@@ -15,9 +16,9 @@ from bootseer.checkpoint.spill import FileTooLarge
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.write import Drafts
 from bootseer.core import stripe
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, Transient
 from bootseer.store.memory import MemoryStore
-from bootseer.testing.fault_store import FlakyStore
+from bootseer.testing.fault_store import FlakyStore, first
 
 UNIT = 4096
 OPTIONS = WriteOptions(unit_bytes=UNIT, width=4, streams=8, memory_bytes=64 * UNIT)
@@ -109,7 +110,7 @@ def test_a_draft_is_like_a_file(steps, seed):
     trio.run(run)
 
 
-async def test_a_part_that_breaks_is_dealt_again():
+async def test_a_part_that_breaks_is_dealt_again(autojump_clock):
     """Whatever step of a part fails, the file is whole, or there is an error and no file."""
     outcomes = set()
     for nth in range(1, 60):
@@ -134,6 +135,47 @@ async def test_a_part_that_breaks_is_dealt_again():
             outcomes.add(None)
             assert await content_of(tree, "file", nursery) == content
     assert None in outcomes
+
+
+async def test_a_file_of_which_nothing_can_be_stored_is_given_up(autojump_clock):
+    store = FlakyStore(MemoryStore(), lambda count, operation, name: operation == "sync")
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(CheckpointTree(store), nursery, OPTIONS).begin("file", None)
+        with pytest.raises(Transient):
+            for at in range(0, 20 * UNIT, UNIT):
+                await draft.write(at, bytes(UNIT))
+            await draft.flush()
+        await draft.discard()
+    assert 60 < trio.current_time() < 70
+    assert sum(operation == "append" for operation, _ in store.calls) < 70 * OPTIONS.width
+
+
+async def test_a_file_that_nobody_wrote_for_long_is_not_given_up(autojump_clock):
+    tree = CheckpointTree(FlakyStore(MemoryStore(), first(2, "sync")))
+    content = os.urandom(2 * UNIT)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, OPTIONS).begin("file", None)
+        await draft.write(0, content[:UNIT])
+        await trio.sleep(3600)
+        await draft.write(UNIT, content[UNIT:])
+        await draft.publish()
+        assert await content_of(tree, "file", nursery) == content
+
+
+async def test_once_a_part_has_broken_each_ends_with_its_block():
+    """The next block may fall on the machine that is dead, and nothing goes round it then."""
+    store = FlakyStore(MemoryStore(), first(1, "sync"))
+    tree = CheckpointTree(store)
+    options = replace(OPTIONS, block_bytes=3 * UNIT)
+    content = os.urandom(50 * UNIT)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, options).begin("file", None)
+        await draft.write(0, content)
+        await draft.publish()
+        assert await content_of(tree, "file", nursery) == content
+    (folder,) = await store.list(".bootseer-parts")
+    sizes = [info.size_bytes for info in await store.list(folder.name)]
+    assert max(sizes) == 3 * UNIT
 
 
 async def test_a_file_synced_very_often_has_few_parts(monkeypatch):

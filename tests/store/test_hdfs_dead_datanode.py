@@ -33,14 +33,17 @@ _numbers = count()
 # Compares what it has written, and waits for a line before it meets the fault.
 CLIENT = """
 import json, os, sys
+from pathlib import PurePosixPath
 import trio
+from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.write import Drafts, WriteOptions
 from bootseer.store.base import publish, read_all
+from bootseer.store.hdfs import HdfsStore
 from bootseer.store.limit import LimitStore
-from bootseer.store.locate import open_store
 from bootseer.store.retry import RetryStore
 
 MIB = 1 << 20
-url, what, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+authority, root, what, count = *sys.argv[1:4], int(sys.argv[4])
 
 
 async def small(store):
@@ -61,6 +64,25 @@ async def growing(store):
         assert await read_all(store, f"parts/{number}", MIB) == content
 
 
+async def striped(store):
+    options = WriteOptions(unit_bytes=MIB, width=8, block_bytes=4 * MIB, memory_bytes=32 * MIB)
+    tree = CheckpointTree(store)
+    content = os.urandom(MIB)
+    async with trio.open_nursery() as nursery:
+        drafts = Drafts(tree, nursery, options)
+        draft = drafts.begin("file", None)
+        for number in range(count):
+            if number == 16:
+                ready()
+            await draft.write(number * MIB, content[number:] + content[:number])
+        source = tree.source(await draft.publish())
+        await source.plan()
+        for number in range(count):
+            assert await source.fetch(number) == content[number:] + content[:number]
+        await source.close()
+    return drafts.pipelines.broken
+
+
 async def cancelled(store):
     written = 0
     for number in range(count):
@@ -76,10 +98,13 @@ def ready():
 
 
 async def main():
+    # One thread: those in which a sync hangs must not count.
+    inner = HdfsStore(authority, PurePosixPath(root), threads=trio.CapacityLimiter(1))
     limit = trio.CapacityLimiter(64)
-    store = RetryStore(LimitStore(open_store(url), deadline_s=10, operations=limit))
+    store = RetryStore(LimitStore(inner, deadline_s=10, operations=limit))
     await publish(store, "first", b"")
-    ready()
+    if what != "striped":
+        ready()
     print(json.dumps(await globals()[what](store)))
 
 
@@ -115,7 +140,8 @@ def silent(hdfs):
 def write(hdfs, fault, what, count):
     """Have a client write while a DataNode does not answer, and return what it tells."""
     root = f"/dead/{next(_numbers)}"
-    argv = [sys.executable, "-c", CLIENT, hdfs.url + root, what, str(count)]
+    authority = hdfs.url.removeprefix("hdfs://")
+    argv = [sys.executable, "-c", CLIENT, authority, root, what, str(count)]
     env = {"HADOOP_USER_NAME": "root"}
     client = hdfs.cluster.popen(argv, env=env, stdin=subprocess.PIPE, stderr=None)
     assert client.stdout.readline().strip() == "ready"
@@ -138,6 +164,11 @@ def test_small_files_are_written(hdfs, fault, count):
 
 def test_growing_files_are_written(hdfs):
     write(hdfs, dead, "growing", 30)
+
+
+@pytest.mark.parametrize(("fault", "size_mib"), [(dead, 128), (silent, 48)])
+def test_a_striped_file_is_written_block_after_block(hdfs, fault, size_mib):
+    assert write(hdfs, fault, "striped", size_mib) > 0
 
 
 def test_what_is_cancelled_leaves_nothing(hdfs):

@@ -105,8 +105,12 @@ async def _report(task: Task, service: CheckpointService) -> None:
         {"parts broke": pipelines.broken, "parts moved": pipelines.moved},
     )
     if service.lost:
+        names: dict[str, list[str]] = {}
+        for lost in service.lost:
+            names.setdefault(lost.reason, []).append(lost.name)
+        told = [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
         async with task.stage("checkpoint.lost") as said:
-            said |= {"status": FALLBACK, "detail": ", ".join(service.lost)}
+            said |= {"status": FALLBACK, "detail": "; ".join(told)}
     await task.channel.send({"op": "ended"})
 
 

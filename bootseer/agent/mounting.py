@@ -34,7 +34,7 @@ class Mounting:
         """Mount the checkpoint of a job and tell prolog and plugin; they do not wait for more."""
         try:
             os.mkdir(folder.mount, 0o755)
-            options = MountOptions(read_only=job.read_only)
+            options = MountOptions(read_only=job.read_only, checks_modes=False)
             connection = attach(Path(folder.mount), job.uid, job.gid, options)
         except (BootseerError, OSError) as error:
             folder.write_mounted(0, job)

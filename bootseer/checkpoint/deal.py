@@ -22,8 +22,6 @@ from bootseer.errors import BootseerError, Closed, Denied, NoSpace, Unavailable
 from bootseer.store.base import ObjectInfo, Placement, Store
 from bootseer.units import GIB, MIB
 
-_STUCK_S = 60.0
-"""When nothing was stored for so long after a part broke, the file is given up."""
 _PAUSE_S = 1.0
 """Before the next part, when one has broken of which nothing was stored."""
 _WARY_S = 600.0
@@ -53,6 +51,8 @@ class WriteOptions:
         block_bytes: length of the parts' blocks; None for the file system's default.
         spill_dir: for what is written out of order; on a disk of the node.
         spill_bytes: of one file, at most.
+        stuck_s: when nothing was stored for so many seconds after a part broke, what is being
+            written fails.
     """
 
     unit_bytes: int = 4 * MIB
@@ -63,6 +63,7 @@ class WriteOptions:
     block_bytes: int | None = None
     spill_dir: str = "/var/tmp"
     spill_bytes: int = 8 * GIB
+    stuck_s: float = 60.0
 
     def __post_init__(self) -> None:
         """Check the unit."""
@@ -144,6 +145,7 @@ class Dealer:
     Attributes:
         placed: where each unit is that has been acknowledged.
         parts: all part files so far.
+        error: what has made the file impossible to write.
     """
 
     def __init__(self, shared: Pipelines, folder: str, mode: int | None) -> None:
@@ -163,7 +165,7 @@ class Dealer:
         self._moved = 0
         self._stuck_since_s: float | None = None
         self._tried_s = -math.inf
-        self._error: BootseerError | None = None
+        self.error: BootseerError | None = None
 
     def has(self, unit: int) -> bool:
         """Tell whether a unit is placed or on its way."""
@@ -171,8 +173,8 @@ class Dealer:
 
     def check(self) -> None:
         """Raise what has made the file impossible to write."""
-        if self._error is not None:
-            raise self._error.again() from self._error
+        if self.error is not None:
+            raise self.error.again() from self.error
 
     async def deal(self, unit: int, data: bytearray) -> None:
         """Give a unit to a part that can take one; waits until there is one.
@@ -182,8 +184,7 @@ class Dealer:
         """
         self._dealt.add(unit)
         self._again.append(_Dealt(unit, data))
-        while self._again:
-            await self._send_one(self._again.pop())
+        await self._send_again()
 
     async def take_back(self, unit: int) -> None:
         """Forget what was dealt of a unit: it has changed."""
@@ -198,9 +199,7 @@ class Dealer:
             BootseerError: the file cannot be stored.
         """
         while self._writers or self._again:
-            again, self._again = self._again, []
-            for dealt in again:
-                await self._send_one(dealt)
+            await self._send_again()
             if self._send is not None:
                 self._send.close()
                 self._send = self._receive = None
@@ -218,17 +217,33 @@ class Dealer:
 
     def give_up(self, error: BootseerError) -> None:
         """Write nothing more."""
-        self._error = self._error or error
+        self.error = self.error or error
         if self._send is not None:
             self._send.close()
             assert self._receive is not None
             self._receive.close()
             self._send = self._receive = None
 
+    async def resume(self) -> None:
+        """Write again after `give_up`: what was dealt and not acknowledged is still here."""
+        while self._writers:  # of before, who take nothing any more
+            await self._ended.wait()
+        self.error = None
+        self._stuck_since_s = None
+
+    async def _send_again(self) -> None:
+        while self._again:
+            dealt = self._again.pop()
+            try:
+                await self._send_one(dealt)
+            except BootseerError:
+                self._again.append(dealt)
+                raise
+
     async def _send_one(self, dealt: _Dealt) -> None:
         self.check()
         now_s = trio.current_time()
-        if now_s - self._tried_s > _STUCK_S:  # It was not stuck, nobody wrote.
+        if now_s - self._tried_s > self._shared.options.stuck_s:  # It was not stuck, nobody wrote.
             self._stuck_since_s = None
         self._tried_s = now_s
         if self._send is None:
@@ -265,7 +280,7 @@ class Dealer:
         size_bytes = 0
         try:
             await trio.sleep(pause_s)
-            if self._error is not None:
+            if self.error is not None:
                 return
             async with self._shared.store.append(
                 self._name(part),
@@ -302,7 +317,7 @@ class Dealer:
         except BootseerError as error:
             self._note_broken(part, waiting, error)
         except trio.ClosedResourceError:
-            pass  # the file has been given up
+            self._keep(part, waiting)  # the file has been given up
         finally:
             part.is_open = False
             self._writers -= 1
@@ -323,16 +338,20 @@ class Dealer:
         self._stuck_since_s = None
         waiting.clear()
 
+    def _keep(self, part: Part, waiting: list[tuple[_Dealt, Unit]]) -> None:
+        """Have what a part did not acknowledge dealt again."""
+        part.in_doubt = bool(part.units)
+        self._again += [dealt for dealt, _ in waiting]
+
     def _note_broken(
         self, part: Part, waiting: list[tuple[_Dealt, Unit]], error: BootseerError
     ) -> None:
         now_s = self._tried_s = self._shared.broke_s = trio.current_time()
         self._shared.broken += 1
-        part.in_doubt = bool(part.units)
-        self._again += [dealt for dealt, _ in waiting]
+        self._keep(part, waiting)
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
-        is_stuck = now_s - self._stuck_since_s > _STUCK_S
+        is_stuck = now_s - self._stuck_since_s > self._shared.options.stuck_s
         hopeless = isinstance(error, NoSpace | Denied | Closed)
         if hopeless or is_stuck or len(self.parts) >= MAX_PARTS:
             self.give_up(error)

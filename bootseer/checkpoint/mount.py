@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from dataclasses import dataclass, field
 
 import trio
@@ -11,6 +10,7 @@ import trio
 from bootseer.checkpoint.deal import Pipelines, WriteOptions
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.publish import LostFile
 from bootseer.checkpoint.reads import Reads
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView, ViewOptions
@@ -19,9 +19,7 @@ from bootseer.fuse.mount import serve_fd
 from bootseer.store.base import Store
 from bootseer.units import MIB
 
-_log = logging.getLogger(__name__)
-
-_END_S = 10.0
+_LAST_SHARE = 0.25
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
@@ -44,14 +42,16 @@ class CheckpointService:
         reads: what is read of it while a job starts.
         fetcher: what was fetched for readers.
         pipelines: what writers have written.
-        lost: names of files that were written, and could not be published.
-        settle_s: how long the end waits for files that were closed to be published, in seconds.
+        lost: files that were written and are not in the store, as soon as that is certain; all of
+            them when serving has ended.
+        settle_s: how long the end may take, in seconds: most of it for files that were closed to
+            be published, the rest for a last attempt at those that could not be.
     """
 
     reads: Reads
     fetcher: Fetcher
     pipelines: Pipelines
-    lost: list[str] = field(default_factory=list)
+    lost: list[LostFile] = field(default_factory=list)
     settle_s: float = 30.0
 
 
@@ -95,21 +95,20 @@ async def _serve(
             fetcher = Fetcher(nursery, options.fetch)
             drafts = Drafts(tree, nursery, options.write)
             service = CheckpointService(Reads(store), fetcher, drafts.pipelines)
-            view = CheckpointView(tree, fetcher, drafts, owners, options.view, service.reads)
+            view = CheckpointView(
+                tree, fetcher, drafts, owners, options.view, service.reads, service.lost.append
+            )
 
             async def until_stopped() -> None:
                 await stop.wait()
-                with trio.move_on_after(service.settle_s):
-                    await view.settled()
+                with trio.move_on_after(service.settle_s * (1 - _LAST_SHARE)):
+                    await view.publisher.settled()
                 serving.cancel()
 
             nursery.start_soon(until_stopped)
             with trio.CancelScope() as serving:
                 await serve_fd(view, connection, task_status=_Telling(task_status, service))
-            with trio.move_on_after(_END_S):
-                for name in await view.end():
-                    service.lost.append(name)
-                    _log.error("%s was still being written, and is lost", name)
+            await view.publisher.end(service.settle_s * _LAST_SHARE)
             nursery.cancel_scope.cancel()
     ended.set()
 

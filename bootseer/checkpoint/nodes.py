@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from dataclasses import dataclass, field, replace
 
 import trio
 
 from bootseer.checkpoint.fetch import FileFetch
+from bootseer.checkpoint.holders import Holders
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Draft
 from bootseer.core.window import Window
@@ -29,11 +31,15 @@ class Node:
         inode: its number.
         parent, name: where it is, or was when it still had a name.
         entry: what others see under its name; None for a file that was not published yet.
-        draft: the version that is being written.
-        failed: why a version that was closed could not be published.
+        draft: the version that is being written, or waits to be published.
+        failed: why that could not be published.
+        is_lost: it never will be, and that has been told.
+        is_own: it was written here, so that reading it is not what a start does.
+        vouched: one who opened it has closed it and was not killed, and nothing was written since.
         fetch, window: how it is being read.
         marks: pages kept back from the page cache, by offset.
-        handles, writers: how often it is open, and how often to write.
+        handles: how often it is open.
+        writing: who has it open to write, for each time that it is.
         has_name: whether its name is still its own.
         aside: where it is kept, removed or replaced while open.
         mtime_ns: of the last write, or of the last change in a folder.
@@ -48,11 +54,14 @@ class Node:
     entry: Entry | None
     draft: Draft | None = None
     failed: BootseerError | None = None
+    is_lost: bool = False
+    vouched: bool = False
+    is_own: bool = False
     fetch: FileFetch | None = None
     window: Window | None = None
     marks: dict[int, bytes] = field(default_factory=dict)
     handles: int = 0
-    writers: int = 0
+    writing: set[Holders] = field(default_factory=set)
     has_name: bool = True
     aside: Entry | None = None
     mtime_ns: int = 0
@@ -65,6 +74,25 @@ class Node:
     def is_folder(self) -> bool:
         """Whether it is a folder."""
         return self.entry is not None and self.entry.is_folder
+
+    def extended(self) -> dict[bytes, bytes]:
+        """Return the extended attributes: how it is stored."""
+        if self.is_folder:
+            return {}
+        if self.draft is not None:
+            state = "being written"
+            if self.failed is not None:
+                state = f"{'lost' if self.is_lost else 'waiting'}: {self.failed}"
+            return {b"user.bootseer.state": state.encode()}
+        assert self.entry is not None
+        found = {b"user.bootseer.state": b"complete", b"user.bootseer.layout": b"plain"}
+        if self.entry.problem is not None:
+            found[b"user.bootseer.state"] = f"damaged: {self.entry.problem}".encode()
+        if (layout := self.entry.layout) is not None:
+            text = f"striped unit={layout.unit_bytes} parts={layout.parts}"
+            found[b"user.bootseer.layout"] = text.encode()
+            found[b"user.bootseer.digest"] = f"sha256:{layout.digest}".encode()
+        return found
 
 
 @dataclass(slots=True)
@@ -95,7 +123,8 @@ class Nodes:
         self._tree = tree
         self._valid_s = valid_s
         self._listings: dict[int, Listing] = {}
-        self._inodes = itertools.count(ROOT_INODE + 1)
+        # Numbers that other file systems of the node do not have: `Holders` knows files by them.
+        self._inodes = itertools.count(secrets.randbelow(2**20) + 1 << 32)
 
     def new(self, parent: int, name: str, entry: Entry | None) -> Node:
         """Give a name a new number."""

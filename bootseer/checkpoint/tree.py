@@ -258,13 +258,19 @@ class CheckpointTree:
     async def publish_plain(
         self, name: str, content: str | None, mode: int | None, making: str
     ) -> Entry:
-        """Show an ordinary file: the object `content`, made in `making`, or an empty one."""
+        """Show an ordinary file: the object `content`, made in `making`, or an empty one.
+
+        What has failed may be tried again.
+        """
         over = await self.find(name)
         with self._change(over.layout if over else None):
             if content is None:
                 await publish(self.store, name, b"", mode=mode)
             else:
-                await self.store.rename(content, name, overwrite=True)
+                try:
+                    await self.store.rename(content, name, overwrite=True)
+                except NotFound:
+                    await self.store.stat(name)  # as above
             await self._drop(making)
             if over is not None:
                 await self.drop_parts(over)

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import errno
 import itertools
-import logging
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import trio
 
-from bootseer.checkpoint.fetch import Fetcher, FileFetch, Sink
+from bootseer.checkpoint.fetch import Fetcher
+from bootseer.checkpoint.holders import Holders
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.nodes import Node, Nodes
+from bootseer.checkpoint.publish import LostFile, Publisher
+from bootseer.checkpoint.reading import Reading
 from bootseer.checkpoint.reads import Reads
-from bootseer.checkpoint.source import PlainSource
 from bootseer.checkpoint.tree import CheckpointTree, Entry
-from bootseer.checkpoint.write import Draft, Drafts
-from bootseer.core.ranges import ByteRange
+from bootseer.checkpoint.write import Drafts
 from bootseer.core.reads import Recording
-from bootseer.core.window import Window
 from bootseer.errors import BootseerError, Conflict
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE, Attributes, Kernel, Opened, Space
 from bootseer.store.name import is_component
 from bootseer.units import MIB
 
-_log = logging.getLogger(__name__)
-
-_PAGE = 4096
-_MARK_BYTES = 64 * MIB
-"""Of a file that is read ahead, one page in so many bytes is kept back: asking for it tells how far
-its readers are, who find everything else in the page cache."""
-_FIRST_WINDOW = 8 * MIB
 _FILE_MODE = 0o644
 _FOLDER_MODE = 0o755
 _NO_SPACE_KNOWN = 2**50
@@ -59,20 +51,24 @@ class ViewOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    node: Node
-    flags: int
-    recording: Recording | None = None
+    """An open file.
 
-    @property
-    def writes(self) -> bool:
-        return self.flags & os.O_ACCMODE != os.O_RDONLY
+    Attributes:
+        node: the file.
+        holders: who has it open, if it may be changed.
+        recording: takes what is read, if that counts.
+    """
+
+    node: Node
+    holders: Holders | None = None
+    recording: Recording | None = None
 
 
 class CheckpointView:
     """See `bootseer.fuse.view.WritableView`.
 
-    A file that is written shows here at once, and to others when its last writer has closed it. One
-    that was replaced by somebody else is another file with another number.
+    A file that is written shows here at once, and to others as `Publisher` says. One that was
+    replaced by somebody else is another file with another number.
     """
 
     def __init__(
@@ -83,24 +79,25 @@ class CheckpointView:
         owners: Owners,
         options: ViewOptions | None = None,
         reads: Reads | None = None,
+        on_lost: Callable[[LostFile], None] = lambda _: None,
     ) -> None:
-        """Show `tree`, and note in `reads` what is read of it."""
+        """Show `tree`, and note in `reads` what is read of it; see `Publisher` for `on_lost`."""
         self._tree = tree
-        self._fetcher = fetcher
-        self._drafts = drafts
         self._owners = owners
         self._options = options or ViewOptions()
         self._reads = reads or Reads(tree.store)
         self.valid_s = self._options.valid_s
-        self._kernel: Kernel | None = None
         self._nodes = Nodes(tree, self.valid_s)
+        self._reading = Reading(self._nodes, tree, fetcher, self._options.window_bytes)
+        self.publisher = Publisher(
+            self._nodes, tree, drafts, self._reading, fetcher.nursery, on_lost
+        )
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
-        self._closed = trio.Event()
 
     def attach(self, kernel: Kernel) -> None:
         """See `View.attach`."""
-        self._kernel = kernel
+        self._reading.kernel = kernel
 
     # Names
 
@@ -167,9 +164,8 @@ class CheckpointView:
                 await self._remove_entry(node)
             self._nodes.unname(parent, text)
             self._nodes.touch(parent)
-            if node.draft is not None and not node.handles:
-                await node.draft.discard()
-                node.draft = None
+            if not node.handles:
+                await self.publisher.abandon(node)
 
     async def remove_folder(self, parent: int, name: bytes) -> None:
         """See `WritableView.remove_folder`."""
@@ -195,7 +191,7 @@ class CheckpointView:
         if over is not None and over.is_folder != node.is_folder:
             raise _os_error(errno.EISDIR if over.is_folder else errno.ENOTDIR)
         if node.is_folder:
-            await self._settle(node)
+            await self.publisher.settle_below(node)
             if over is not None:
                 await self._remove_folder(over)
                 self._nodes.unname(new_parent, new)
@@ -204,7 +200,7 @@ class CheckpointView:
             # What is being published meanwhile would be under the old name, or over the new one.
             async with node.lock, over.lock if over is not None else nullcontext():
                 if node.draft is not None:
-                    await self._publish(node)
+                    await self.publisher.publish(node)
                 await self._move(node, new_parent, new, over)
         self._nodes.touch(parent)
         self._nodes.touch(new_parent)
@@ -217,7 +213,7 @@ class CheckpointView:
         assert node.entry is not None
         replaced = kept = None
         if over is not None and over.entry is not None:
-            replaced = self._version(over)
+            replaced = self._reading.version(over)
             if over.handles and replaced.layout is not None:
                 kept, replaced = replaced, Entry(replaced.info)
         entry = replace(node.entry, info=self._nodes.info(node))
@@ -226,38 +222,44 @@ class CheckpointView:
         )
         if over is not None:
             if kept is not None:
-                self._put_aside(over, await self._tree.keep_parts(kept))
+                self._reading.put_aside(over, await self._tree.keep_parts(kept))
             self._nodes.unname(parent, name)
-            if over.draft is not None and not over.handles:
-                await over.draft.discard()
-                over.draft = None
+            if not over.handles:
+                await self.publisher.abandon(over)
         self._nodes.move(node, parent, name)
 
     # Files
 
-    async def open(self, inode: int, flags: int) -> Opened:
-        """See `View.open`."""
+    async def open(self, inode: int, flags: int, thread: int = 0) -> Opened:
+        """See `WritableView.open`."""
         node = self._nodes.by_inode[inode]
-        handle = _Handle(node, flags)
-        if handle.writes or flags & os.O_TRUNC:
+        empties = bool(flags & os.O_TRUNC)
+        if flags & os.O_ACCMODE != os.O_RDONLY or empties:
             self._check_writable()
-        elif node.draft is None:
-            handle = _Handle(node, flags, self._reads.opened(self._nodes.path(node)))
-        if node.failed is not None:
-            raise node.failed.again()
+            handle = _Handle(node, Holders(thread))
+        elif node.draft is None and not node.is_own:
+            handle = _Handle(node, recording=self._reads.opened(self._nodes.path(node)))
+        else:
+            handle = _Handle(node)
+        self._check_mode(node, flags)
         async with node.lock:
-            if flags & os.O_TRUNC:
-                await self._begin(node, is_empty=True)
-            elif node.draft is None and not handle.writes:
-                await self._open_to_read(node)
+            if empties:
+                await self.publisher.begin(node, is_empty=True)
+            elif node.is_lost:
+                assert node.failed is not None
+                # A killed writer's: the kernel looks again for what has the name now.
+                raise node.failed.again() if node.has_name else _os_error(errno.ESTALE)
+            elif node.draft is None and handle.holders is None:
+                await self._reading.open(node)
             node.handles += 1
-            node.writers += handle.writes
-            while handle.writes and node.pushes:
-                await node.pushed.wait()
+            if handle.holders is not None:
+                node.writing.add(handle.holders)
+                while node.pushes:
+                    await node.pushed.wait()
         return self._opened(handle)
 
     async def create(
-        self, parent: int, name: bytes, mode: int, flags: int
+        self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
     ) -> tuple[Attributes, Opened]:
         """See `WritableView.create`."""
         text = self._changes(parent, name)
@@ -267,16 +269,15 @@ class CheckpointView:
                 raise _os_error(errno.EEXIST)
             if node.is_folder:
                 raise _os_error(errno.EISDIR)
-            opened = await self.open(node.inode, flags & ~(os.O_CREAT | os.O_EXCL))
+            opened = await self.open(node.inode, flags & ~(os.O_CREAT | os.O_EXCL), thread)
             return self._attributes(node), opened
-        node = self._nodes.new(parent, text, None)
-        node.draft = self._drafts.begin(self._nodes.path_in(parent, text), mode & 0o1777)
-        node.mtime_ns = time.time_ns()
-        node.handles = node.writers = 1
-        self._nodes.touch(parent)
+        self._check_mode(self._nodes.by_inode[parent], os.O_WRONLY)
+        node = self.publisher.create(parent, text, mode & 0o1777)
         # Opened only to read, it is there all the same.
-        handle = _Handle(node, flags if flags & os.O_ACCMODE else flags | os.O_RDWR)
-        return self._attributes(node), self._opened(handle)
+        holders = Holders(thread)
+        node.handles = 1
+        node.writing.add(holders)
+        return self._attributes(node), self._opened(_Handle(node, holders))
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
         """See `View.read`."""
@@ -284,31 +285,20 @@ class CheckpointView:
         node = opened.node
         if opened.recording is not None and node.entry is not None:
             opened.recording.add(offset, min(size_bytes, node.entry.size_bytes - offset))
-        if node.failed is not None:
-            raise node.failed.again()
         if node.draft is not None:
             async with node.lock:
                 if node.draft is not None:
                     return await node.draft.read(offset, size_bytes)
-        if node.fetch is None:
-            async with node.lock:
-                await self._open_to_read(node)
-        fetch, window = node.fetch, node.window
-        assert fetch is not None and window is not None
-        ahead = window.read(offset, size_bytes)
-        if ahead.size_bytes:
-            self._fetcher.nursery.start_soon(self._read_ahead, fetch, ahead)
-        mark = node.marks.get(offset)
-        if mark is not None and size_bytes <= len(mark):
-            await trio.lowlevel.checkpoint()
-            return mark[:size_bytes]
-        return await fetch.read(offset, size_bytes)
+        return await self._reading.read(node, offset, size_bytes)
 
     async def write(self, handle: int, offset: int, data: bytes) -> int:
         """See `WritableView.write`."""
-        node = self._handles[handle].node
+        opened = self._handles[handle]
+        node = opened.node
         async with node.lock:
-            draft = await self._begin(node)
+            draft = await self.publisher.begin(node)
+            if opened.holders is not None:
+                opened.holders.closing = None
             # Also of one who appends: the kernel knows the end, and writes mapped pages back by
             # any descriptor that there is.
             await draft.write(offset, data)
@@ -319,42 +309,38 @@ class CheckpointView:
     async def flush(self, handle: int) -> None:
         """See `WritableView.flush`."""
         opened = self._handles[handle]
-        if opened.writes:
-            async with opened.node.lock:
-                if opened.node.draft is not None:
-                    await opened.node.draft.flush()
+        if opened.holders is not None:
+            await self.publisher.flush(opened.node, opened.holders)
 
     async def sync(self, handle: int) -> None:
         """See `WritableView.sync`: what was written survives, if it is closed some day."""
-        await self.flush(handle)
+        node = self._handles[handle].node
+        async with node.lock:
+            if node.draft is not None:
+                await node.draft.flush()
 
     async def close(self, handle: int) -> None:
-        """See `View.close`; the last writer's makes the file visible to others."""
+        """See `View.close`."""
         opened = self._handles.pop(handle)
-        node = opened.node
-        # A file must not be left half published because the mount ends.
-        with trio.CancelScope(shield=True):
-            async with node.lock:
-                node.handles -= 1
-                node.writers -= opened.writes
-                is_used = node.writers if node.has_name else node.handles
-                if node.draft is not None and not is_used:
-                    await self._end_draft(node)
-                if not node.handles:
-                    await self._close_unused(node)
-        self._closed.set()
-        self._closed = trio.Event()
+        await self.publisher.release(opened.node, opened.holders)
 
     async def truncate(self, inode: int, handle: int | None, size_bytes: int) -> Attributes:
         """See `WritableView.truncate`."""
         self._check_writable()
         node = self._nodes.by_inode[inode]
+        if handle is None:
+            self._check_mode(node, os.O_WRONLY)
         async with node.lock:
-            draft = await self._begin(node, is_empty=size_bytes == 0)
-            await draft.truncate(size_bytes)
-            node.mtime_ns = time.time_ns()
-            if not node.writers:
-                await self._publish(node)
+            draft = await self.publisher.begin(node, is_empty=size_bytes == 0)
+            try:
+                await draft.truncate(size_bytes)
+                node.mtime_ns = time.time_ns()
+                if not node.writing:
+                    await self.publisher.publish(node)
+            except BootseerError:
+                if not node.writing and node.entry is not None:
+                    await self.publisher.abandon(node)
+                raise
         return self._attributes(node)
 
     async def change(
@@ -399,7 +385,7 @@ class CheckpointView:
     async def extended(self, inode: int, name: bytes) -> bytes:
         """See `WritableView.extended`."""
         await trio.lowlevel.checkpoint()
-        found = self._extended(self._nodes.by_inode[inode]).get(name)
+        found = self._nodes.by_inode[inode].extended().get(name)
         if found is None:
             raise _os_error(errno.ENODATA)
         return found
@@ -407,31 +393,7 @@ class CheckpointView:
     async def extended_names(self, inode: int) -> Sequence[bytes]:
         """See `WritableView.extended_names`."""
         await trio.lowlevel.checkpoint()
-        return sorted(self._extended(self._nodes.by_inode[inode]))
-
-    async def settled(self) -> None:
-        """Wait until all files that have been written and closed are published."""
-        while any(
-            n.draft is not None and not n.draft.changed and n.has_name
-            for n in self._nodes.by_inode.values()
-        ):
-            await self._closed.wait()
-
-    async def end(self) -> list[str]:
-        """Publish what is complete, give up the rest; returns the names that are lost."""
-        lost = []
-        for node in list(self._nodes.by_inode.values()):
-            if node.draft is None or not node.has_name:
-                continue
-            async with node.lock:
-                if node.writers or node.failed is not None:
-                    lost.append(self._nodes.path(node))
-                    await node.draft.discard()
-                else:
-                    await self._end_draft(node)
-                    if node.failed is not None:
-                        lost.append(self._nodes.path(node))
-        return lost
+        return sorted(self._nodes.by_inode[inode].extended())
 
     async def _named(self, parent: int, name: str) -> Node:
         node = await self._nodes.named(parent, name)
@@ -453,6 +415,19 @@ class CheckpointView:
         if self._options.read_only:
             raise _os_error(errno.EROFS)
 
+    def _check_mode(self, node: Node, flags: int) -> None:
+        """Refuse what the owner's mode does; the store knows who else may do what.
+
+        It is asked about the owner's files, too, but for new content it only looks at the folder.
+        """
+        if node.entry is None or node.draft is not None or node.inode == ROOT_INODE:
+            return
+        shown = self._attributes(node)
+        wanted = {os.O_RDONLY: 4, os.O_WRONLY: 2, os.O_RDWR: 6}[flags & os.O_ACCMODE]
+        wanted |= 2 if flags & os.O_TRUNC else 0
+        if shown.uid == self._owners.own[0] and wanted & ~(shown.mode >> 6):
+            raise _os_error(errno.EACCES)
+
     async def _remove_folder(self, node: Node) -> None:
         if self._nodes.being_written(node.inode):
             raise _os_error(errno.ENOTEMPTY)
@@ -468,118 +443,7 @@ class CheckpointView:
         if not node.handles:
             await self._tree.remove(entry)
             return
-        self._put_aside(node, await self._tree.set_aside(entry))
-
-    def _put_aside(self, node: Node, aside: Entry) -> None:
-        """Learn where what is open of a file is kept."""
-        node.aside = aside
-        if node.fetch is not None:
-            node.fetch.source.move(aside.name)
-        if node.draft is not None:
-            node.draft.move_base(aside.name)
-
-    def _version(self, node: Node) -> Entry:
-        """Return what is to be read of a file, where it is by now."""
-        if node.has_name and node.entry is not None:
-            return replace(node.entry, info=self._nodes.info(node))
-        if node.aside is None:
-            raise _os_error(errno.ESTALE)
-        return node.aside
-
-    # Reading
-
-    async def _open_to_read(self, node: Node) -> None:
-        if node.fetch is not None:
-            return
-        source = self._tree.source(self._version(node))
-        if isinstance(source, PlainSource):
-            await source.open()
-        node.window = Window(source.size_bytes, _FIRST_WINDOW, self._options.window_bytes)
-        node.fetch = self._fetcher.open(source, self._sink(node), hold=True)
-
-    def _sink(self, node: Node) -> Sink:
-        async def sink(offset: int, data: bytes) -> None:
-            # Pages that somebody may have changed through a mapping would be written over.
-            if self._kernel is None or node.writers:
-                return
-            start = 0
-            if offset % _MARK_BYTES == 0 and len(data) > _PAGE:
-                start = _PAGE
-                node.marks[offset] = data[:_PAGE]
-            node.pushes += 1
-            try:
-                with suppress(OSError):
-                    await self._kernel.store(node.inode, offset + start, memoryview(data)[start:])
-            finally:
-                node.pushes -= 1
-                node.pushed.set()
-                node.pushed = trio.Event()
-
-        return sink
-
-    async def _read_ahead(self, fetch: FileFetch, ahead: ByteRange) -> None:
-        await fetch.source.plan()
-        fetch.read_ahead(ahead)
-
-    async def _close_unused(self, node: Node) -> None:
-        if node.fetch is not None:
-            fetch, node.fetch, node.window = node.fetch, None, None
-            node.marks.clear()
-            await fetch.close()
-        if node.aside is not None and not node.has_name:
-            aside, node.aside = node.aside, None
-            with suppress(BootseerError):
-                await self._tree.drop_aside(aside)
-
-    # Writing
-
-    async def _begin(self, node: Node, *, is_empty: bool = False) -> Draft:
-        """Return the version that is being written, and begin one if there is none."""
-        if node.failed is not None:
-            raise node.failed.again()
-        if node.draft is not None:
-            if is_empty:
-                await node.draft.truncate(0)
-            return node.draft
-        entry = self._version(node)
-        base = None if is_empty else self._tree.source(entry)
-        node.draft = self._drafts.begin(entry.name, entry.info.mode, base)
-        node.mtime_ns = time.time_ns()
-        return node.draft
-
-    async def _end_draft(self, node: Node) -> None:
-        """Publish what its last writer has closed."""
-        assert node.draft is not None
-        if not node.has_name:
-            await node.draft.discard()
-            node.draft = None
-            return
-        try:
-            await self._publish(node)
-        except BootseerError as error:
-            # Nobody waits for this answer: who opens the file next learns of it.
-            _log.error("%s is lost: %s", self._nodes.path(node), error)
-            node.failed = error
-
-    async def _publish(self, node: Node) -> None:
-        draft = node.draft
-        assert draft is not None
-        draft.name = self._nodes.path(node)
-        node.entry = await draft.publish()
-        node.draft = None
-        self._nodes.touch(node.parent)
-        if node.fetch is not None:
-            fetch, node.fetch, node.window = node.fetch, None, None
-            node.marks.clear()
-            await fetch.close()
-
-    async def _settle(self, folder: Node) -> None:
-        """Publish what is being written in a folder, before it is moved."""
-        for node in list(self._nodes.by_inode.values()):
-            if node.draft is not None and node.has_name and self._nodes.is_below(node, folder):
-                async with node.lock:
-                    if node.draft is not None:
-                        await self._publish(node)
+        self._reading.put_aside(node, await self._tree.set_aside(entry))
 
     # Answers
 
@@ -590,7 +454,8 @@ class CheckpointView:
 
     def _attributes(self, node: Node) -> Attributes:
         if node.entry is None:
-            assert node.draft is not None
+            if node.draft is None:
+                raise _os_error(errno.ESTALE)
             mode = _FILE_MODE if node.draft.mode is None else node.draft.mode
             uid, gid = self._owners.own
         else:
@@ -613,22 +478,6 @@ class CheckpointView:
         return Attributes(
             node.inode, stat.S_IFREG | mode, size_bytes, mtime_ns, mtime_ns, uid, gid, links
         )
-
-    def _extended(self, node: Node) -> dict[bytes, bytes]:
-        if node.is_folder:
-            return {}
-        if node.draft is not None:
-            state = f"failed: {node.failed}" if node.failed else "being written"
-            return {b"user.bootseer.state": state.encode()}
-        assert node.entry is not None
-        found = {b"user.bootseer.state": b"complete", b"user.bootseer.layout": b"plain"}
-        if node.entry.problem is not None:
-            found[b"user.bootseer.state"] = f"damaged: {node.entry.problem}".encode()
-        if (layout := node.entry.layout) is not None:
-            text = f"striped unit={layout.unit_bytes} parts={layout.parts}"
-            found[b"user.bootseer.layout"] = text.encode()
-            found[b"user.bootseer.digest"] = f"sha256:{layout.digest}".encode()
-        return found
 
 
 def _text(name: bytes) -> str:

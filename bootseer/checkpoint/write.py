@@ -8,7 +8,8 @@ publish: the folder of parts is renamed, the manifest written
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import trio
 
@@ -18,10 +19,15 @@ from bootseer.checkpoint.spill import FileTooLarge, Spill
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.core import stripe
 from bootseer.core.stripe import Layout, part_name, units_between
-from bootseer.errors import BootseerError, Closed, NoSpace
+from bootseer.errors import BootseerError, Closed, NoSpace, Transient, Unavailable
 
 _MANY_PARTS = stripe.MAX_PARTS // 2
 """Each sync, and each look at what was just written, ends parts; a manifest takes only so many."""
+
+
+def may_pass(error: BootseerError) -> bool:
+    """Tell whether what has failed may succeed later."""
+    return isinstance(error, Transient | Unavailable) and not isinstance(error, NoSpace)
 
 
 class Drafts:
@@ -63,6 +69,7 @@ class Draft:
         self.mtime_ns: int | None = None
         self.size_bytes = base.size_bytes if base else 0
         self.changed = True
+        self._was_given_up = False
         self._tree = shared.tree
         self._pipelines = shared.pipelines
         self._options = shared.pipelines.options
@@ -75,6 +82,12 @@ class Draft:
         self._tail_unit = 0
         self._spill = Spill(self._options.spill_dir, self._options.spill_bytes)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be made of it any more."""
+        error = self._dealer.error
+        return error is not None and (self._was_given_up or not may_pass(error))
+
     # Changing it
 
     async def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -86,41 +99,13 @@ class Draft:
             FileTooLarge: too much was written out of order, or there is no manifest for so much.
             BootseerError: what was written before could not be stored; the draft is lost.
         """
-        self._dealer.check()
-        self._check_size(offset + len(data))
-        self.changed = True
-        if len(self._dealer.parts) > _MANY_PARTS:
-            await self._deal_anew()
-        if offset > self.size_bytes:
-            await self._extend(offset)
-        view = memoryview(data)
-        while len(view):
-            unit, inside = divmod(offset, self._unit_bytes)
-            piece = view[: self._unit_bytes - inside]
-            await self._put(unit, inside, piece)
-            offset += len(piece)
-            self.size_bytes = max(self.size_bytes, offset)
-            view = view[len(piece) :]
-            if self._tail is not None and len(self._tail) == self._unit_bytes:
-                await self._deal_tail()
+        with self._changing():
+            await self._write(offset, memoryview(data))
 
     async def truncate(self, size_bytes: int) -> None:
         """Cut the file, or extend it by zeros; see `write`."""
-        self._dealer.check()
-        self._check_size(size_bytes)
-        self.changed = True
-        if size_bytes > self.size_bytes:
-            await self._extend(size_bytes)
-            return
-        last, inside = divmod(size_bytes, self._unit_bytes)
-        kept = await self._load(last) if inside else bytearray()
-        for unit in units_between(size_bytes, self.size_bytes, self._unit_bytes):
-            await self._dealer.take_back(unit)
-            self._spill.drop(unit)
-        self.size_bytes = size_bytes
-        self._base_bytes = min(self._base_bytes, last * self._unit_bytes)
-        self._tail = kept[:inside] if inside else None
-        self._tail_unit = last
+        with self._changing():
+            await self._truncate(size_bytes)
 
     async def read(self, offset: int, size_bytes: int) -> bytes:
         """Return bytes as they are by now."""
@@ -144,8 +129,11 @@ class Draft:
         """Return when all of it is in parts that survive; later writes may still follow.
 
         Raises:
-            BootseerError: it cannot be stored; the draft is lost.
+            BootseerError: it cannot be stored; while `is_lost` is not true, a later attempt may
+                succeed. What is written before that is an error, and loses the draft.
         """
+        if self._dealer.error is not None and not self.is_lost:
+            await self._dealer.resume()
         self._dealer.check()
         if not self.changed:
             return
@@ -183,9 +171,14 @@ class Draft:
         layout = Layout(self.size_bytes, self._unit_bytes, self._parts_id, len(parts), units)
         return await self._tree.publish(self.name, layout, self.mode, self._folder)
 
+    def lose(self, error: BootseerError) -> None:
+        """Make nothing more of it."""
+        self._was_given_up = True
+        self._dealer.give_up(error)
+
     async def discard(self) -> None:
         """Remove what was made of it."""
-        self._dealer.give_up(Closed(f"{self.name!r} was given up"))
+        self.lose(Closed(f"{self.name!r} was given up"))
         await self._let_go()
         if self._dealer.parts:
             with trio.move_on_after(5, shield=True):
@@ -201,6 +194,51 @@ class Draft:
             await base.close()
 
     # Units
+
+    async def _write(self, offset: int, view: memoryview) -> None:
+        self._check_size(offset + len(view))
+        self.changed = True
+        if len(self._dealer.parts) > _MANY_PARTS:
+            await self._deal_anew()
+        if offset > self.size_bytes:
+            await self._extend(offset)
+        while len(view):
+            unit, inside = divmod(offset, self._unit_bytes)
+            piece = view[: self._unit_bytes - inside]
+            await self._put(unit, inside, piece)
+            offset += len(piece)
+            self.size_bytes = max(self.size_bytes, offset)
+            view = view[len(piece) :]
+            if self._tail is not None and len(self._tail) == self._unit_bytes:
+                await self._deal_tail()
+
+    async def _truncate(self, size_bytes: int) -> None:
+        self._check_size(size_bytes)
+        self.changed = True
+        if size_bytes > self.size_bytes:
+            await self._extend(size_bytes)
+            return
+        last, inside = divmod(size_bytes, self._unit_bytes)
+        kept = await self._load(last) if inside else bytearray()
+        for unit in units_between(size_bytes, self.size_bytes, self._unit_bytes):
+            await self._dealer.take_back(unit)
+            self._spill.drop(unit)
+        self.size_bytes = size_bytes
+        self._base_bytes = min(self._base_bytes, last * self._unit_bytes)
+        self._tail = kept[:inside] if inside else None
+        self._tail_unit = last
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Lose the draft when a change fails: without it the rest is not to be stored either."""
+        try:
+            self._dealer.check()
+            yield
+        except NoSpace:
+            raise  # refused as a whole, or the dealer has given up
+        except BootseerError as error:
+            self.lose(error)
+            raise
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > stripe.MAX_UNITS * self._unit_bytes:

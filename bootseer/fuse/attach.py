@@ -31,11 +31,14 @@ class MountOptions:
         for_all: all users may look, as modes and owners allow. Otherwise only processes whose uids
             and gids (real, effective and saved) are all the mount's: not root, and not the user
             after newgrp(1) either.
+        checks_modes: the kernel compares modes and owners with who asks. False leaves that to the
+            view: for trees that know other rights, or of other users and groups, than this node.
     """
 
     name: str = "bootseer"
     read_only: bool = False
     for_all: bool = False
+    checks_modes: bool = True
 
 
 def attach(mountpoint: Path | int, uid: int, gid: int, options: MountOptions) -> int:
@@ -113,7 +116,8 @@ def _opened(folder: Path | int) -> Iterator[int]:
 
 def _mount(target: int, device: int, uid: int, gid: int, options: MountOptions) -> None:
     words = [f"fd={device}", "rootmode=40000", f"user_id={uid}", f"group_id={gid}"]
-    words += ["default_permissions", *(["allow_other"] if options.for_all else [])]
+    words += ["default_permissions"] if options.checks_modes else []
+    words += ["allow_other"] if options.for_all else []
     kind = f"fuse.{SUBTYPE}"
     _check(
         lib.bs_mount_fuse(

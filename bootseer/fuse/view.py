@@ -115,8 +115,8 @@ class View(Protocol):
     stays valid until `forget`, and is never given to another file before that. Nothing may be
     awaited between settling on a number and returning it: `forget` might come in between.
 
-    The kernel has compared modes and owners with who asks (``default_permissions``); a view
-    refuses what it cannot do, not who may not do it.
+    Unless the mount says otherwise (`MountOptions.checks_modes`), the kernel has compared modes and
+    owners with who asks; a view refuses what it cannot do, not who may not do it.
 
     Concurrency: any number of calls may be in progress at once, all in one trio thread. A call may
     be cancelled when the mount ends.
@@ -217,11 +217,23 @@ class WritableView(View, Protocol):
         number.
     close(2)
         Each calls `flush`, for every copy of a descriptor and in every process that has one; the
-        last is followed by `close` some time later. A process that is killed closes its files, too.
+        last is followed by `close` some time later. A process that is killed closes its files, too,
+        and waits in its exit for `flush`. The kernel does not say who closes.
     """
 
+    async def open(self, inode: int, flags: int, thread: int = 0) -> Opened:
+        """Open a file; see `View.open`.
+
+        Args:
+            inode: of the file.
+            flags: as for open(2).
+            thread: the kernel's number of the thread that opens it, and waits; 0 if it is in
+                another pid namespace than the mount.
+        """
+        ...
+
     async def create(
-        self, parent: int, name: bytes, mode: int, flags: int
+        self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
     ) -> tuple[Attributes, Opened]:
         """Make a regular file and open it in one step.
 
@@ -230,6 +242,7 @@ class WritableView(View, Protocol):
             name: of the file in it.
             mode: permission bits, the process's umask taken off.
             flags: as for `open`; O_EXCL: fail with EEXIST if it is there.
+            thread: as for `open`.
         """
         ...
 

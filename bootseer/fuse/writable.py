@@ -27,6 +27,12 @@ class WritableOperations(ViewOperations):
         """Adapt a view; the arguments are those of `ViewOperations`."""
         super().__init__(view, on_start)
 
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        """Open a file."""
+        with as_errno():
+            opened = await self._view.open(inode, flags, ctx.pid)
+            return pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
+
     async def create(
         self,
         parent_inode: int,
@@ -38,7 +44,7 @@ class WritableOperations(ViewOperations):
         """Make a file and open it."""
         with as_errno(conflict=errno.EEXIST):
             attributes, opened = await self._view.create(
-                parent_inode, checked(name), mode & 0o7777, flags
+                parent_inode, checked(name), mode & 0o7777, flags, ctx.pid
             )
             info = pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
             return info, self._looked_up(attributes)

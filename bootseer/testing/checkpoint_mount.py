@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import pwd
 import subprocess
 import sys
@@ -34,8 +35,10 @@ READ_AHEAD_KIB = 4096
 
 
 @contextmanager
-def mounted(cluster: Machines, url: str, user: str, *options: str) -> Iterator[int]:
-    """Mount a tree for a user at `MOUNTPOINT` of a cluster's head, which reaches its HDFS.
+def mounted(
+    cluster: Machines, url: str, user: str, *options: str, mountpoint: str = MOUNTPOINT
+) -> Iterator[int]:
+    """Mount a tree for a user on a folder of a cluster's head, which reaches its HDFS.
 
     Yields:
         The server's process id, as the machine counts.
@@ -44,7 +47,7 @@ def mounted(cluster: Machines, url: str, user: str, *options: str) -> Iterator[i
         Unavailable: it cannot be mounted.
     """
     program = ["-m", MODULE, "--url", url, *options]
-    argv = [sys.executable, "-m", served.MODULE, MOUNTPOINT, user, str(READ_AHEAD_KIB), *program]
+    argv = [sys.executable, "-m", served.MODULE, mountpoint, user, str(READ_AHEAD_KIB), *program]
     process = cluster.popen(argv, stdin=subprocess.PIPE, stderr=None)
     assert process.stdout is not None and process.stdin is not None
     try:
@@ -69,6 +72,7 @@ def main() -> None:
     parser.add_argument("--write", type=json.loads, default={}, help="WriteOptions, as JSON")
     parser.add_argument("--view", type=json.loads, default={}, help="ViewOptions, as JSON")
     given = parser.parse_args()
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.ERROR)
     user = pwd.getpwnam(given.user)
     become(user.pw_name, user.pw_uid, user.pw_gid, keep_lock=False)
     options = CheckpointOptions(

@@ -110,7 +110,7 @@ class MemoryView:
         """There are no links."""
         raise _error(errno.EINVAL)
 
-    async def open(self, inode: int, flags: int) -> Opened:
+    async def open(self, inode: int, flags: int, thread: int = 0) -> Opened:
         """Open a file, and empty it if O_TRUNC says so."""
         return self._open(self._nodes[inode], flags)
 
@@ -134,7 +134,7 @@ class MemoryView:
     # Writing
 
     async def create(
-        self, parent: int, name: bytes, mode: int, flags: int
+        self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
     ) -> tuple[Attributes, Opened]:
         """Make and open a file."""
         folder = self._folder(parent)

@@ -83,7 +83,8 @@ def served(
 def main() -> None:
     """Serve until the input ends."""
     mountpoint, user, read_ahead_kib, *program = sys.argv[1:]
-    with served(program, Path(mountpoint), user, read_ahead_kib=int(read_ahead_kib)) as server:
+    options = MountOptions(checks_modes=False)  # what is served so is a checkpoint tree
+    with served(program, Path(mountpoint), user, options, int(read_ahead_kib)) as server:
         print(server.pid, flush=True)
         sys.stdin.read()
 

@@ -13,6 +13,7 @@ from bootseer.testing.fsx_rounds import USER
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.hdfs]
 
+OTHER = "/media"
 MIB = 1 << 20
 SIZE_MIB = 64
 
@@ -137,7 +138,6 @@ def test_a_datanode_killed_in_the_middle_of_a_write_is_not_noticed(hdfs, tree):
 def test_a_namenode_that_is_gone_is_an_error_and_no_hanging_process(hdfs, tree):
     with mounted(hdfs.cluster, tree, USER, "--deadline", "2"):
         digest = write(hdfs, "file", 8)
-        hdfs.cluster.run([sys.executable, "-c", UNTIL_COMPLETE, f"{MOUNTPOINT}/file"], user=USER)
         hdfs.stop(HEAD)
         try:
             argv = [sys.executable, "-c", "import os; os.listdir('/mnt/other')"]
@@ -207,7 +207,6 @@ def test_of_two_writers_of_one_name_the_last_to_end_wins(hdfs, tree):
         bootseer(hdfs, "import", "--quiet", local, f"{tree}/file")
         elsewhere = bootseer(hdfs, "stat", "--json", f"{tree}/file")
         digest = finish(writer)
-        hdfs.cluster.run([sys.executable, "-c", UNTIL_COMPLETE, f"{MOUNTPOINT}/file"], user=USER)
     with mounted(hdfs.cluster, tree, USER):
         assert read(hdfs, "file") == digest != other
     assert json.loads(elsewhere)["size_bytes"] == SIZE_MIB * MIB
@@ -253,3 +252,86 @@ def test_a_server_that_is_killed_leaves_a_file_as_it_was(hdfs, tree, after_mib, 
     bootseer(hdfs, "gc", "--older-than", "0s", "--quiet", tree)
     left = hdfs.fs("-ls", "-C", "-R", tree.removeprefix(hdfs.url)).stdout
     assert ".bootseer-parts/making-" not in left
+
+
+# When what is written shows
+
+
+CLOSE = """
+import hashlib, os, sys
+path, size_mib = sys.argv[1], int(sys.argv[2])
+content = os.urandom(1 << 20) * size_mib
+file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+os.write(file, content)
+if "sync" in sys.argv:
+    os.fsync(file)
+print("half", flush=True)
+if sys.stdin.readline().strip() == "die":
+    os.kill(os.getpid(), 9)
+try:
+    os.close(file)
+    print("closed", hashlib.sha256(content).hexdigest(), flush=True)
+except OSError as error:
+    print(error.strerror, hashlib.sha256(content).hexdigest(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def names(hdfs, tree):
+    """List what HDFS itself shows in a tree."""
+    found = hdfs.fs("-ls", "-C", tree.removeprefix(hdfs.url)).stdout.split()
+    return {path.rpartition("/")[2] for path in found} - {".bootseer-parts"}
+
+
+def test_another_mount_sees_a_file_as_soon_as_close_has_returned(hdfs, tree):
+    with (
+        mounted(hdfs.cluster, tree, USER),
+        mounted(hdfs.cluster, tree, USER, mountpoint=OTHER),
+    ):
+        for number in range(5):
+            writer = start(hdfs, CLOSE, f"{MOUNTPOINT}/{number}", "9")
+            assert names(hdfs, tree) == {str(other) for other in range(number)}
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+            said, digest = writer.stdout.readline().split()
+            assert said == "closed"
+            # The writer is still there, and has not let go of anything else.
+            argv = [sys.executable, "-c", READ, f"{OTHER}/{number}"]
+            assert hdfs.cluster.run(argv, user=USER).stdout.strip() == digest
+            finish(writer)
+
+
+@pytest.mark.parametrize("size_mib", [1, 9, 40])
+@pytest.mark.parametrize("synced", ["", "sync"])
+def test_a_killed_writer_leaves_what_was_there_before(hdfs, tree, size_mib, synced):
+    with mounted(hdfs.cluster, tree, USER):
+        digest = write(hdfs, "old", 8)
+        for name in ("old", "new"):
+            writer = start(hdfs, CLOSE, f"{MOUNTPOINT}/{name}", str(size_mib), synced)
+            writer.communicate("die\n", timeout=60)
+            assert writer.returncode != 0
+        assert read(hdfs, "old") == digest
+        assert hdfs.cluster.run(["ls", MOUNTPOINT], user=USER).stdout.split() == ["old"]
+    assert names(hdfs, tree) == {"old"}
+    with mounted(hdfs.cluster, tree, USER):
+        assert read(hdfs, "old") == digest
+
+
+@pytest.mark.parametrize("synced", ["", "sync"])
+def test_without_a_namenode_close_fails_and_the_file_is_there_after_it_is_back(hdfs, tree, synced):
+    options = ("--deadline", "2", "--write", json.dumps({"stuck_s": 3}))
+    with mounted(hdfs.cluster, tree, USER, *options):
+        writer = start(hdfs, CLOSE, f"{MOUNTPOINT}/file", "40", synced)
+        hdfs.stop(HEAD)
+        try:
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+            said, _, digest = writer.stdout.readline().strip().rpartition(" ")
+            assert said == "Input/output error"
+        finally:
+            hdfs.start_namenode()
+        finish(writer)
+        hdfs.cluster.run([sys.executable, "-c", UNTIL_COMPLETE, f"{MOUNTPOINT}/file"], user=USER)
+        assert names(hdfs, tree) == {"file"}
+    with mounted(hdfs.cluster, tree, USER):
+        assert read(hdfs, "file") == digest

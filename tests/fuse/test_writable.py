@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pyfuse3
@@ -15,7 +16,7 @@ from bootseer.fuse.writable import WritableOperations
 from bootseer.store.oserror import translate
 from bootseer.testing.memory_view import MemoryView
 
-CONTEXT: Any = None  # the view never sees who asks
+CONTEXT: Any = SimpleNamespace(pid=0)
 RENAME_EXCHANGE = 2
 
 

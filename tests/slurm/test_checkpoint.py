@@ -202,6 +202,19 @@ def test_without_the_folder_the_job_runs_and_is_told(lab):
     assert "nosuch" in lab.stages(job)["checkpoint.mount"]["detail"]
 
 
+def test_what_a_killed_process_wrote_is_not_there_and_the_report_says_why(lab, tree):
+    job = lab.srun(
+        f"--bootseer-ckpt={URL}",
+        command="cd $BOOTSEER_CKPT; echo old > $SLURM_PROCID; "
+        "sh -c 'exec > $SLURM_PROCID; echo half; kill -9 $$'; cat $SLURM_PROCID",
+    )
+    assert job.stdout == "old\n" * 2
+    stage = lab.stages(job)["checkpoint.lost"]
+    assert stage["status"] == "fallback"
+    assert "its writer was killed by a signal" in stage["detail"]
+    assert lab.cluster.run(["cat", "/shared/run/0", "/shared/run/1"]).stdout == "old\n" * 2
+
+
 def _servers(lab, node, job_id):
     return [
         process

@@ -1,0 +1,292 @@
+"""When a file that was written through a mount is shown to others, and when it is not.
+
+close(2) ─► still open elsewhere: only stored ─► … ─► close(2) ─► last: published, or its error
+                                                          └─► its process was killed: given up
+release  ─► what was not published at a close(2) is, again and again while that may help
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from bootseer.checkpoint.holders import Closing, Holders
+from bootseer.checkpoint.nodes import Node, Nodes
+from bootseer.checkpoint.reading import Reading
+from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.write import Draft, Drafts, may_pass
+from bootseer.errors import BootseerError, Closed
+from bootseer.store.backoff import Backoff
+
+_log = logging.getLogger(__name__)
+
+_PAUSES = Backoff(first_s=1.0, longest_s=30.0)
+_CLOSED = (Closing.LAST, Closing.KILLED)
+
+
+@dataclass(frozen=True, slots=True)
+class LostFile:
+    """A version of a file that was written through a mount, and is not in the store.
+
+    Attributes:
+        name: where it would be.
+        reason: why it is not there.
+    """
+
+    name: str
+    reason: str
+
+
+class Publisher:
+    """The versions in the making of a mount's files.
+
+    Concurrency: the tasks of one trio run; the caller of `begin`, `publish` and `abandon` holds the
+    lock of the file, the others take it.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        tree: CheckpointTree,
+        drafts: Drafts,
+        reading: Reading,
+        nursery: trio.Nursery,
+        on_lost: Callable[[LostFile], None],
+    ) -> None:
+        """Publish files of `tree`.
+
+        Args:
+            nodes: its numbered files.
+            tree: where they are published.
+            drafts: makes new versions.
+            reading: is told when a version is read no longer.
+            nursery: for the tasks that try again.
+            on_lost: told of each version that is lost, once that is certain.
+        """
+        self._nodes = nodes
+        self._tree = tree
+        self._drafts = drafts
+        self._reading = reading
+        self._nursery = nursery
+        self._on_lost = on_lost
+        self._settling = trio.Event()
+
+    def create(self, parent: int, name: str, mode: int) -> Node:
+        """Begin a file that is not there."""
+        node = self._nodes.new(parent, name, None)
+        node.draft = self._drafts.begin(self._nodes.path_in(parent, name), mode)
+        node.mtime_ns = time.time_ns()
+        self._nodes.touch(parent)
+        return node
+
+    async def begin(self, node: Node, *, is_empty: bool = False) -> Draft:
+        """Return the version that is being written, and begin one if there is none.
+
+        Args:
+            node: the file.
+            is_empty: begin, or go on, with nothing in it.
+
+        Raises:
+            BootseerError: what was written before is lost, or waits and still cannot be published.
+            OSError: ESTALE, there is nothing to begin with.
+        """
+        if node.failed is not None and not is_empty:
+            # How far the attempts before have come is not known: it is not written any more.
+            if node.is_lost:
+                raise node.failed.again()
+            await self.publish(node)
+        node.vouched = False
+        if node.draft is not None:
+            if not is_empty:
+                return node.draft
+            mode = node.draft.mode
+            await self._discard(node)
+            node.draft = self._drafts.begin(self._nodes.path(node), mode)
+        else:
+            entry = self._reading.version(node)
+            base = None if is_empty else self._tree.source(entry)
+            node.draft = self._drafts.begin(entry.name, entry.info.mode, base)
+        node.mtime_ns = time.time_ns()
+        return node.draft
+
+    async def publish(self, node: Node) -> None:
+        """Show a version to others.
+
+        Raises:
+            BootseerError: it cannot be published; while `Draft.is_lost` is not true, a later
+                attempt may succeed.
+        """
+        draft = node.draft
+        assert draft is not None
+        draft.name = self._nodes.path(node)
+        try:
+            node.entry = await draft.publish()
+        except BootseerError as error:
+            node.failed = error
+            raise
+        node.draft, node.failed, node.vouched, node.is_own = None, None, False, True
+        self._nodes.touch(node.parent)
+        await self._reading.end(node)
+
+    async def flush(self, node: Node, holders: Holders) -> None:
+        """Do what a close(2) of a writer asks for; see the module's beginning.
+
+        Raises:
+            BootseerError: it cannot be stored, or not be published.
+        """
+        holders.closing = Closing.UNKNOWN
+        # As for `release`.
+        with trio.CancelScope(shield=True):
+            async with node.lock:
+                await self._flush(node, holders)
+        self._notify()
+
+    async def release(self, node: Node, holders: Holders | None) -> None:
+        """Count one who had the file open off; what its last writer leaves is published."""
+        # A file must not be left half published because the mount ends.
+        with trio.CancelScope(shield=True):
+            async with node.lock:
+                node.handles -= 1
+                if holders is not None:
+                    node.writing.remove(holders)
+                is_used = node.writing if node.has_name else node.handles
+                if node.draft is not None and not is_used:
+                    await self._end_draft(node)
+                if not node.handles:
+                    await self._reading.close_unused(node)
+        self._notify()
+
+    async def settle_below(self, folder: Node) -> None:
+        """Publish what is being written in a folder, before it is moved."""
+        for node in list(self._nodes.by_inode.values()):
+            if node.draft is not None and node.has_name and self._nodes.is_below(node, folder):
+                async with node.lock:
+                    if node.draft is not None:
+                        await self.publish(node)
+
+    async def abandon(self, node: Node) -> None:
+        """Give up a version that nobody has open to write, and leave the file as it was."""
+        if node.draft is not None:
+            await self._discard(node)
+            self._notify()
+
+    async def settled(self) -> None:
+        """Wait until every file that its writers have closed is published or lost."""
+        while any(_is_pending(node) for node in self._nodes.by_inode.values()):
+            await self._settling.wait()
+
+    async def end(self, within_s: float) -> None:
+        """Publish what was closed, as far as time allows, and give up the rest."""
+        nodes = self._nodes.by_inode.values()
+        left = [n for n in nodes if n.draft is not None and n.has_name and not n.is_lost]
+        left.sort(key=lambda node: not _is_pending(node))
+        with trio.move_on_after(within_s):
+            for node in list(left):
+                async with node.lock:
+                    await self._end(node)
+                left.remove(node)
+        for node in left:
+            if node.draft is not None and not node.is_lost:
+                why = node.failed or "there was no time left for it"
+                self._lose(node, Closed(f"it could not be published before the mount ended: {why}"))
+
+    async def _end(self, node: Node) -> None:
+        if node.draft is None:
+            return
+        if _is_pending(node):
+            try:
+                await self.publish(node)
+                return
+            except BootseerError as error:
+                self._lose(node, error)
+        else:
+            self._lose(node, Closed("it was still being written when the mount ended"))
+        await node.draft.discard()
+
+    async def _flush(self, node: Node, holders: Holders) -> None:
+        holders.closing, by_opener = await holders.look(node.inode)
+        if node.draft is None:
+            return
+        is_last = node.has_name and all(other.closing in _CLOSED for other in node.writing)
+        if is_last and holders.closing is Closing.KILLED and not node.vouched:
+            self._hide(node)
+        elif is_last:
+            await self.publish(node)
+        else:
+            node.vouched |= by_opener or holders.closing is Closing.LAST
+            await node.draft.flush()
+
+    def _hide(self, node: Node) -> None:
+        """Lose a version whose writer was killed, and show what was there before."""
+        why = "its writer was killed by a signal; what was there before is there still"
+        self._lose(node, Closed(why))
+        self._nodes.unname(node.parent, node.name)
+        self._nodes.touch(node.parent)
+        if self._reading.kernel is not None:
+            self._reading.kernel.forget_entry(node.parent, node.name.encode())
+
+    async def _end_draft(self, node: Node) -> None:
+        """Publish, or give up, what its last writer has closed."""
+        draft = node.draft
+        assert draft is not None
+        if not node.has_name:
+            await self._discard(node)
+            return
+        await self._try(node)
+        if node.draft is not None and not node.is_lost:
+            self._nursery.start_soon(self._try_again, node, draft)
+
+    async def _try(self, node: Node) -> None:
+        """Publish a file that nobody has open to write; nobody waits for the answer."""
+        try:
+            await self.publish(node)
+        except BootseerError as error:
+            assert node.draft is not None
+            if may_pass(error) and not node.draft.is_lost:
+                _log.warning("%s is not published yet: %s", self._nodes.path(node), error)
+            else:
+                # Who opens the file next learns of it, too.
+                self._lose(node, error)
+
+    async def _try_again(self, node: Node, draft: Draft) -> None:
+        """Try until it is published, or somebody else sees to that, or the mount ends."""
+        for attempt in itertools.count(1):
+            await trio.sleep(_PAUSES.pause_s(attempt))
+            async with node.lock:
+                if node.draft is not draft or node.writing or not node.has_name:
+                    break
+                await self._try(node)
+                if node.draft is not draft or node.is_lost:
+                    break
+        self._notify()
+
+    async def _discard(self, node: Node) -> None:
+        assert node.draft is not None
+        draft, node.draft = node.draft, None
+        node.failed, node.is_lost = None, False
+        await draft.discard()
+
+    def _lose(self, node: Node, error: BootseerError) -> None:
+        """Tell that a version will never be published."""
+        assert node.draft is not None
+        node.draft.lose(error)
+        node.failed, node.is_lost = error, True
+        lost = LostFile(self._nodes.path(node), str(error))
+        _log.error("%s is lost: %s", lost.name, lost.reason)
+        self._on_lost(lost)
+
+    def _notify(self) -> None:
+        self._settling.set()
+        self._settling = trio.Event()
+
+
+def _is_pending(node: Node) -> bool:
+    """Tell whether a version is on its way out."""
+    if node.draft is None or node.is_lost or not node.has_name:
+        return False
+    return all(holders.closing not in (None, Closing.HELD) for holders in node.writing)

@@ -1,0 +1,135 @@
+"""How the files of a checkpoint mount are read: ahead, and into the page cache."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from dataclasses import replace
+
+import trio
+
+from bootseer.checkpoint.fetch import Fetcher, FileFetch, Sink
+from bootseer.checkpoint.nodes import Node, Nodes
+from bootseer.checkpoint.source import PlainSource
+from bootseer.checkpoint.tree import CheckpointTree, Entry
+from bootseer.core.ranges import ByteRange
+from bootseer.core.window import Window
+from bootseer.errors import BootseerError
+from bootseer.fuse.view import Kernel
+from bootseer.units import MIB
+
+_PAGE = 4096
+_MARK_BYTES = 64 * MIB
+"""Of a file that is read ahead, one page in so many bytes is kept back: asking for it tells how far
+its readers are, who find everything else in the page cache."""
+_FIRST_WINDOW = 8 * MIB
+
+
+class Reading:
+    """What is open of published files.
+
+    Concurrency: the tasks of one trio run; but for `read`, the caller holds the file's lock.
+
+    Attributes:
+        kernel: the way back, once there is one.
+    """
+
+    def __init__(
+        self, nodes: Nodes, tree: CheckpointTree, fetcher: Fetcher, window_bytes: int
+    ) -> None:
+        """Read files of `tree`, ahead by `window_bytes` at most."""
+        self.kernel: Kernel | None = None
+        self._nodes = nodes
+        self._tree = tree
+        self._fetcher = fetcher
+        self._window_bytes = window_bytes
+
+    def version(self, node: Node) -> Entry:
+        """Return what is to be read of a file, where it is by now.
+
+        Raises:
+            OSError: ESTALE, it is gone.
+        """
+        if node.has_name and node.entry is not None:
+            return replace(node.entry, info=self._nodes.info(node))
+        if node.aside is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return node.aside
+
+    async def open(self, node: Node) -> None:
+        """Find out how a file is to be read, unless it is open already.
+
+        Raises:
+            OSError: ESTALE, it is gone.
+        """
+        if node.fetch is not None:
+            return
+        source = self._tree.source(self.version(node))
+        if isinstance(source, PlainSource):
+            await source.open()
+        node.window = Window(source.size_bytes, _FIRST_WINDOW, self._window_bytes)
+        node.fetch = self._fetcher.open(source, self._sink(node), hold=True)
+
+    async def read(self, node: Node, offset: int, size_bytes: int) -> bytes | memoryview:
+        """Return bytes of a published file."""
+        if node.fetch is None:
+            async with node.lock:
+                await self.open(node)
+        fetch, window = node.fetch, node.window
+        assert fetch is not None and window is not None
+        ahead = window.read(offset, size_bytes)
+        if ahead.size_bytes:
+            self._fetcher.nursery.start_soon(self._read_ahead, fetch, ahead)
+        mark = node.marks.get(offset)
+        if mark is not None and size_bytes <= len(mark):
+            await trio.lowlevel.checkpoint()
+            return mark[:size_bytes]
+        return await fetch.read(offset, size_bytes)
+
+    def put_aside(self, node: Node, aside: Entry) -> None:
+        """Learn where what is open of a file is kept."""
+        node.aside = aside
+        if node.fetch is not None:
+            node.fetch.source.move(aside.name)
+        if node.draft is not None:
+            node.draft.move_base(aside.name)
+
+    async def end(self, node: Node) -> None:
+        """Read a version no longer."""
+        if node.fetch is not None:
+            fetch, node.fetch, node.window = node.fetch, None, None
+            node.marks.clear()
+            await fetch.close()
+
+    async def close_unused(self, node: Node) -> None:
+        """Let go of what was kept for those who had it open, of whom there are none any more."""
+        await self.end(node)
+        if node.aside is not None and not node.has_name:
+            aside, node.aside = node.aside, None
+            with suppress(BootseerError):
+                await self._tree.drop_aside(aside)
+
+    def _sink(self, node: Node) -> Sink:
+        async def sink(offset: int, data: bytes) -> None:
+            # Pages that somebody may have changed through a mapping would be written over.
+            if self.kernel is None or node.writing:
+                return
+            start = 0
+            if offset % _MARK_BYTES == 0 and len(data) > _PAGE:
+                start = _PAGE
+                node.marks[offset] = data[:_PAGE]
+            node.pushes += 1
+            try:
+                with suppress(OSError):
+                    await self.kernel.store(node.inode, offset + start, memoryview(data)[start:])
+            finally:
+                node.pushes -= 1
+                node.pushed.set()
+                node.pushed = trio.Event()
+
+        return sink
+
+    async def _read_ahead(self, fetch: FileFetch, ahead: ByteRange) -> None:
+        await fetch.source.plan()
+        fetch.read_ahead(ahead)

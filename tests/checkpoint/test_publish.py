@@ -1,0 +1,248 @@
+"""Publishing while the store is away for a while, or for good."""
+
+import math
+import os
+from itertools import cycle
+
+import pytest
+import trio
+
+from bootseer.checkpoint.deal import WriteOptions
+from bootseer.checkpoint.fetch import Fetcher, FetchLimits
+from bootseer.checkpoint.holders import _THREADS, Closing, Holders
+from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.reads import Reads
+from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.view import CheckpointView
+from bootseer.checkpoint.write import Drafts
+from bootseer.errors import BootseerError, NoSpace, Unavailable
+from bootseer.fuse.view import ROOT_INODE
+from bootseer.store.memory import MemoryStore
+from bootseer.store.wrap import WrappedStore
+
+UNIT = 4096
+CONTENT = bytes(range(256)) * 100  # some units
+CREATE = os.O_CREAT | os.O_WRONLY
+
+
+class Away(WrappedStore):
+    """A store that cannot be reached while there is an error, which takes its time each time."""
+
+    error: BootseerError | None = None
+    pauses_s = cycle((0.1, 0.2, 0.3, 0.4, 0.5))
+
+    async def around(self, operation, name, call):
+        if self.error is not None and operation != "open":
+            error = self.error
+            await trio.sleep(next(self.pauses_s))
+            raise error.again()
+        return await call()
+
+
+class Served:
+    """A view without a mount, and what is lost of it."""
+
+    def __init__(self, nursery):
+        self.inner = MemoryStore()
+        self.store = Away(self.inner)
+        self.lost = []
+        tree = CheckpointTree(self.store)
+        options = WriteOptions(unit_bytes=UNIT, width=4, streams=8, memory_bytes=64 * UNIT)
+        fetcher = Fetcher(nursery, FetchLimits(memory_bytes=8 * UNIT, streams=4))
+        drafts = Drafts(tree, nursery, options)
+        owners = Owners(1000, 1000, "user")
+        self.reads = Reads(self.store)
+        self.view = CheckpointView(
+            tree, fetcher, drafts, owners, reads=self.reads, on_lost=self.lost.append
+        )
+
+    async def write(self, name=b"file", thread=None, content=CONTENT):
+        """Write a file up to its close(2); by this process, which then has it open no more."""
+        thread = os.getpid() if thread is None else thread
+        _, opened = await self.view.create(ROOT_INODE, name, 0o600, CREATE | os.O_TRUNC, thread)
+        await self.view.write(opened.handle, 0, content)
+        return opened.handle
+
+    async def content(self, name=b"file"):
+        """Read what is stored, with a view of its own."""
+        tree = CheckpointTree(self.inner)
+        entry = await tree.find(name.decode())
+        if entry is None:
+            return None
+        async with trio.open_nursery() as nursery:
+            fetch = Fetcher(nursery, FetchLimits(memory_bytes=8 * UNIT, streams=4)).open(
+                tree.source(entry)
+            )
+            found = b"".join([bytes(await fetch.read(at, UNIT)) for at in range(0, 1 << 15, UNIT)])
+            await fetch.close()
+            return found
+
+
+@pytest.fixture
+async def served(nursery, monkeypatch):
+    # The clock would jump over the thread that looks.
+    monkeypatch.setattr("bootseer.checkpoint.holders._LOOK_S", math.inf)
+    return Served(nursery)
+
+
+async def close_without_store(served, handle, error, *, synced=True):
+    """Have all parts stored, or not, and the store go away before the file is published."""
+    if synced:
+        await served.view.sync(handle)
+    served.store.error = error
+    with pytest.raises(type(error)):
+        await served.view.flush(handle)
+    await served.view.close(handle)
+
+
+@pytest.mark.parametrize("synced", [True, False])
+async def test_a_close_says_that_it_failed_and_the_file_comes_later(served, autojump_clock, synced):
+    handle = await served.write()
+    await close_without_store(served, handle, Unavailable("no NameNode"), synced=synced)
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    state = await served.view.extended(node.inode, b"user.bootseer.state")
+    assert state == b"waiting: no NameNode"
+    assert await served.content() is None
+    await trio.sleep(600)
+    assert await served.content() is None
+    served.store.error = None
+    with trio.fail_after(60):
+        await served.view.publisher.settled()
+    assert await served.content() == CONTENT
+    assert served.lost == []
+
+
+async def test_a_write_that_failed_is_not_left_out_of_a_file(served, autojump_clock, caplog):
+    handle = await served.write()
+    served.store.error = Unavailable("no NameNode")
+    with pytest.raises(Unavailable):
+        await served.view.sync(handle)
+    served.store.error = None
+    with pytest.raises(Unavailable):
+        await served.view.write(handle, len(CONTENT), b"more")
+    with pytest.raises(Unavailable):
+        await served.view.flush(handle)
+    await served.view.close(handle)
+    await served.view.publisher.settled()
+    assert await served.content() is None
+    assert [lost.name for lost in served.lost] == ["file"]
+
+
+async def test_what_could_not_be_synced_is_at_the_next_attempt(served, autojump_clock):
+    handle = await served.write()
+    served.store.error = Unavailable("no NameNode")
+    with pytest.raises(Unavailable):
+        await served.view.sync(handle)
+    served.store.error = None
+    await served.view.flush(handle)
+    assert await served.content() == CONTENT
+    await served.view.close(handle)
+
+
+async def test_a_look_that_is_held_up_holds_nobody_up(autojump_clock):
+    holders = Holders(os.getpid())
+    for number in range(int(_THREADS.total_tokens)):
+        _THREADS.acquire_on_behalf_of_nowait(number)
+    try:
+        assert (await holders.look(7)).closing is Closing.UNKNOWN
+    finally:
+        for number in range(int(_THREADS.total_tokens)):
+            _THREADS.release_on_behalf_of(number)
+    assert trio.current_time() < 10
+
+
+async def test_who_opens_it_was_not_told_and_it_comes_later(served, autojump_clock):
+    handle = await served.write(thread=0)  # nothing is known of the process
+    await served.view.flush(handle)
+    served.store.error = Unavailable("no NameNode")
+    await served.view.close(handle)
+    served.store.error = None
+    with trio.fail_after(60):
+        await served.view.publisher.settled()
+    assert await served.content() == CONTENT
+
+
+async def test_a_file_that_waits_goes_on_or_begins_again(served, autojump_clock):
+    for flags, expected in ((0, CONTENT[:-1] + b"!"), (os.O_TRUNC, b"!")):
+        handle = await served.write()
+        await close_without_store(served, handle, Unavailable("no NameNode"))
+        node = await served.view.lookup(ROOT_INODE, b"file")
+        served.store.error = None
+        opened = await served.view.open(node.inode, os.O_WRONLY | flags, os.getpid())
+        await served.view.write(opened.handle, 0 if flags else len(CONTENT) - 1, b"!")
+        await served.view.flush(opened.handle)
+        await served.view.close(opened.handle)
+        assert await served.content() == expected
+    assert served.lost == []
+
+
+async def test_a_file_that_waits_is_removed(served, autojump_clock):
+    handle = await served.write()
+    await close_without_store(served, handle, Unavailable("no NameNode"))
+    served.store.error = None
+    await served.view.remove(ROOT_INODE, b"file")
+    await served.view.publisher.settled()
+    await trio.sleep(100)
+    assert await served.content() is None
+    assert served.lost == []
+
+
+async def test_what_cannot_be_published_is_named_once(served, autojump_clock, caplog):
+    handle = await served.write()
+    await close_without_store(served, handle, NoSpace("no names left"))
+    served.store.error = None
+    assert [lost.name for lost in served.lost] == ["file"]
+    assert "no names left" in served.lost[0].reason
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    with pytest.raises(NoSpace):
+        await served.view.open(node.inode, os.O_RDONLY)
+    await served.view.publisher.end(10)
+    assert len(served.lost) == 1
+    handle = await served.write()  # another attempt of the program
+    await served.view.flush(handle)
+    assert await served.content() == CONTENT
+    await served.view.close(handle)
+
+
+async def test_the_end_of_the_mount_publishes_what_it_can(served, autojump_clock, caplog):
+    handle = await served.write(b"closed")
+    await close_without_store(served, handle, Unavailable("no NameNode"))
+    served.store.error = None
+    await served.write(b"open")
+    await served.view.publisher.end(10)
+    assert await served.content(b"closed") == CONTENT
+    assert await served.content(b"open") is None
+    assert [lost.name for lost in served.lost] == ["open"]
+    assert "still being written" in served.lost[0].reason
+
+
+async def test_the_end_of_the_mount_names_what_it_cannot(served, autojump_clock, caplog):
+    handle = await served.write()
+    await close_without_store(served, handle, Unavailable("no NameNode"))
+    await served.view.publisher.end(10)
+    assert [lost.name for lost in served.lost] == ["file"]
+    assert "no NameNode" in served.lost[0].reason
+
+
+async def test_an_owner_s_mode_is_kept_to_and_others_are_the_store_s(served):
+    handle = await served.write()
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    await served.view.change(node.inode, mode=0o400)
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC):
+        with pytest.raises(PermissionError):
+            await served.view.open(node.inode, flags)
+    opened = await served.view.open(node.inode, os.O_RDONLY)
+    await served.view.close(opened.handle)
+
+
+async def test_reading_what_was_written_here_is_not_what_a_start_reads(served):
+    handle = await served.write()
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    opened = await served.view.open(node.inode, os.O_RDONLY)
+    assert await served.view.read(opened.handle, 0, 100) == CONTENT[:100]
+    await served.view.close(opened.handle)
+    assert await served.reads.close() == []

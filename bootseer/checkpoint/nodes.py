@@ -241,6 +241,10 @@ class Nodes:
         if entry is None:
             self.unname(parent, name)
             return None
+        listing = self._listings.get(parent)
+        if listing is not None and name not in listing.entries:
+            # Who is told that it is there looks for it next.
+            del self._listings[parent]
         return self.node(parent, name, entry)
 
     def being_written(self, folder: int) -> list[Node]:

@@ -246,3 +246,11 @@ async def test_reading_what_was_written_here_is_not_what_a_start_reads(served):
     assert await served.view.read(opened.handle, 0, 100) == CONTENT[:100]
     await served.view.close(opened.handle)
     assert await served.reads.close() == []
+
+
+async def test_a_name_that_turns_out_to_be_taken_is_found(served):
+    assert await served.view.entries(ROOT_INODE) == []
+    await served.inner.mkdir("folder")  # by another node
+    with pytest.raises(FileExistsError):
+        await served.view.make_folder(ROOT_INODE, b"folder", 0o755)
+    assert (await served.view.lookup(ROOT_INODE, b"folder")).inode

@@ -23,7 +23,7 @@ from bootseer.store.wrap import WrappedStore
 from bootseer.testing.fault_store import CHANGES, FlakyStore
 
 UNIT = 4096
-OPTIONS = WriteOptions(unit_bytes=UNIT, width=3, streams=8, memory_bytes=64 * UNIT)
+OPTIONS = WriteOptions(unit_bytes=UNIT, width=3, streams=8, memory_bytes=64 * UNIT, stuck_s=0)
 OLD = os.urandom(5 * UNIT + 1)
 NEW = os.urandom(4 * UNIT + 7)
 SMALL = b"an ordinary file"
@@ -35,6 +35,7 @@ def nobody_else(monkeypatch):
     """Nobody changes anything meanwhile that would have to be waited for."""
     monkeypatch.setattr(tree_module, "_STEP_S", 0)
     monkeypatch.setattr(deal_module, "_SETTLE_S", 0)
+    monkeypatch.setattr(deal_module, "_PAUSE_S", 0)
 
 
 @asynccontextmanager

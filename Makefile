@@ -45,6 +45,9 @@ bench-ckpt: venv ## checkpoints in HDFS, read and written
 fsx: venv ## random operations on a checkpoint mount, for ten minutes
 	@$(BIN)/bootseer dev fsx $(ARGS)
 
+faults: venv ## the longer tests: daemons are killed, disks full, files damaged
+	@$(BIN)/pytest -m faults $(ARGS)
+
 test-torch: $(TORCH)/installed ## checkpoints of PyTorch on a mount; fetches PyTorch, several GB
 	@$(BIN)/pytest -m torch $(ARGS)
 
@@ -69,7 +72,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt fsx test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt fsx faults test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

@@ -348,6 +348,7 @@ def test_an_ordinary_user_gets_the_same():
         done = subprocess.run(
             [
                 *(*as_user, sys.executable, "-m", "pytest", copy, "-m", "hdfs and not root"),
+                *("-k", "not TestTwoNameNodes"),
                 *("-p", "no:cacheprovider", f"--basetemp={place / 'tmp'}", "-q"),
             ],
             cwd=place,

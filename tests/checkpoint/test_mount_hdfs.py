@@ -11,7 +11,7 @@ from bootseer.testing.checkpoint_mount import MOUNTPOINT, mounted
 from bootseer.testing.cluster.spec import HEAD
 from bootseer.testing.fsx_rounds import USER
 
-pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.hdfs]
+pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.hdfs, pytest.mark.faults]
 
 OTHER = "/media"
 MIB = 1 << 20
@@ -320,7 +320,7 @@ def test_a_killed_writer_leaves_what_was_there_before(hdfs, tree, size_mib, sync
 @pytest.mark.parametrize("synced", ["", "sync"])
 def test_without_a_namenode_close_fails_and_the_file_comes_later_or_not_at_all(hdfs, tree, synced):
     options = ("--deadline", "2", "--write", json.dumps({"stuck_s": 3}))
-    with mounted(hdfs.cluster, tree, USER, *options):
+    with mounted(hdfs.cluster, tree, USER, *options) as server:
         writer = start(hdfs, CLOSE, f"{MOUNTPOINT}/file", "40", synced)
         hdfs.stop(HEAD)
         try:
@@ -335,6 +335,8 @@ def test_without_a_namenode_close_fails_and_the_file_comes_later_or_not_at_all(h
             argv = [sys.executable, "-c", UNTIL_COMPLETE, f"{MOUNTPOINT}/file"]
             hdfs.cluster.run(argv, user=USER)
             assert names(hdfs, tree) == {"file"}
+        else:
+            hdfs.cluster.run(["kill", "-9", str(server)])
     # Parts that the NameNode has not seen the end of may only be read when their lease is over.
     assert synced or names(hdfs, tree) <= {"file"}
     with mounted(hdfs.cluster, tree, USER):

@@ -10,7 +10,7 @@ from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.images import TinyImage
 from bootseer.testing.lab import CONFIG, IMAGE, RUN_DIR
 
-pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
 
 # These jobs are over before anything could be warmed behind their back, so they wait for it.
 BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}", "--bootseer-wait=10")

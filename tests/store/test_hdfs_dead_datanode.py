@@ -18,7 +18,7 @@ from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.hdfs import Hdfs, HdfsSettings, hadoop_jars
 
-pytestmark = [pytest.mark.root, pytest.mark.hdfs]
+pytestmark = [pytest.mark.root, pytest.mark.hdfs, pytest.mark.faults]
 
 BUILD = Path(__file__).parents[2] / "build"
 DEAD = "d2"

@@ -97,6 +97,8 @@ class HdfsStore:
         self._private = private
         threads = threads or trio.CapacityLimiter(THREADS)
         self._calls = HdfsCalls(self._authority, self.url, self._options, threads)
+        # Left by their writers while the NameNode was away, who must be told before they are read.
+        self._unended: set[str] = set()
         self._client = self._calls.client
         self._run = self._calls.run
 
@@ -135,6 +137,8 @@ class HdfsStore:
         path = self._path(check_name(name))
 
         def work() -> tuple[ObjectInfo, FileReader]:
+            if path in self._unended:
+                self._end(path)
             if known is not None:
                 reader = self._client().read(path)
                 if len(reader) >= known.size_bytes:
@@ -205,16 +209,16 @@ class HdfsStore:
         file = self._file(name, path, self._write_options(mode, replication, block_bytes))
         appender = HdfsAppender(file, gate)
         await file.make()
+        self._unended.discard(path)
         try:
             yield appender
         finally:
             gate.shut()
             file.is_left = True
             if not appender.is_finished:
+                self._unended.add(path)
                 with trio.move_on_after(_END_S, shield=True), suppress(BootseerError):
-                    while not await self._run(
-                        "end", name, lambda: self._client().recover_lease(path)
-                    ):
+                    while not await self._run("end", name, partial(self._end, path)):
                         await trio.sleep(_PAUSE_S)
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
@@ -381,6 +385,13 @@ class HdfsStore:
                 return self._client().create(path, options)
 
         return HdfsFile(self._calls, name, path, make)
+
+    def _end(self, path: str) -> bool:
+        """End a file that nobody writes to any more; True if it has, with what was synced."""
+        has_ended = self._client().recover_lease(path)
+        if has_ended:
+            self._unended.discard(path)
+        return has_ended
 
     def _make_folder(self, path: str) -> None:
         mode = 0o700 if self._private else 0o755

@@ -188,9 +188,9 @@ class WritableView(View, Protocol):
     What the kernel knows, it checks before it asks: that a name is free or taken, a directory or
     not. It may be mistaken for `valid_s`, when others change the same tree, so a view checks again:
     EEXIST, ENOENT, ENOTDIR, EISDIR, ENOTEMPTY and EXDEV are its own to raise, and so are ENOSPC
-    and EDQUOT (`NoSpace` and `OverQuota` become these), EFBIG for an offset that it cannot write
-    at, and EROFS. A `Conflict` becomes EEXIST where a name is to be made, ESTALE elsewhere. Names
-    are durable when the call returns, for fsync of a directory is not asked.
+    and EDQUOT (`NoSpace` and `OverQuota` become these) and EROFS. A `Conflict` becomes EEXIST where
+    a name is to be made, ESTALE elsewhere. Names are durable when the call returns, for fsync of a
+    directory is not asked.
 
     Writes are passed through at once, in pieces of at most 1 MiB, mostly cut at multiples of 4 KiB
     (a caller's memory that has never been touched comes in two pieces a page). Those of one file

@@ -8,10 +8,10 @@ import trio
 
 from bootseer.agent.process import CONNECTION_FD
 from bootseer.agent.worker import Task
-from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.mount import CheckpointOptions, CheckpointService, serve_checkpoint
+from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.view import ViewOptions
 from bootseer.core.event import FALLBACK
 from bootseer.core.meter import Meter

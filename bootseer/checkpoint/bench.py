@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import trio
 
 from bootseer.checkpoint.batch import Tally, background
-from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
+from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Drafts
 from bootseer.core.ranges import ByteRange

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import trio
 
-from bootseer.checkpoint.deal import Pipelines, WriteOptions
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.pipelines import Pipelines, WriteOptions
 from bootseer.checkpoint.publish import LostFile
 from bootseer.checkpoint.reads import Reads
 from bootseer.checkpoint.tree import CheckpointTree

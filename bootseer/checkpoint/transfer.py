@@ -19,9 +19,9 @@ import trio
 
 from bootseer.checkpoint.batch import Tally, background, each, limits_for, walk
 from bootseer.checkpoint.compare import has_content, is_same_time, same_content
-from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.landing import Landing, leftovers
+from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.source import PLAIN_PIECE_BYTES
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Drafts

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 
 import trio
 
-from bootseer.checkpoint.deal import Dealer, Pipelines, WriteOptions
+from bootseer.checkpoint.deal import Dealer
+from bootseer.checkpoint.pipelines import Pipelines, WriteOptions
 from bootseer.checkpoint.source import Source
 from bootseer.checkpoint.spill import FileTooLarge, Spill
 from bootseer.checkpoint.tree import CheckpointTree, Entry

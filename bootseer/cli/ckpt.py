@@ -15,7 +15,7 @@ from bootseer.units import parse_age, parse_size
 
 if TYPE_CHECKING:
     from bootseer.checkpoint.batch import Tally
-    from bootseer.checkpoint.deal import WriteOptions
+    from bootseer.checkpoint.pipelines import WriteOptions
     from bootseer.checkpoint.tree import CheckpointTree, Entry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -355,7 +355,7 @@ def bench(
 
 
 def _options(unit_bytes: int, width: int, replication: int | None) -> WriteOptions:
-    from bootseer.checkpoint.deal import WriteOptions
+    from bootseer.checkpoint.pipelines import WriteOptions
 
     return WriteOptions(
         unit_bytes=unit_bytes, width=width, streams=max(32, width), replication=replication

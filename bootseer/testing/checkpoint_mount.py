@@ -15,10 +15,10 @@ from functools import partial
 import trio
 
 from bootseer.agent.rights import become
-from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.mount import CheckpointOptions, serve_checkpoint
+from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.view import ViewOptions
 from bootseer.errors import Unavailable
 from bootseer.fuse.mount import run

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.checkpoint import write
-from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
+from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.spill import FileTooLarge
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.write import Drafts

@@ -7,10 +7,10 @@ from itertools import cycle
 import pytest
 import trio
 
-from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.holders import _THREADS, Closing, Holders
 from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.reads import Reads
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView

@@ -11,8 +11,8 @@ import trio
 
 from bootseer.checkpoint import landing
 from bootseer.checkpoint.batch import Tally, walk
-from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.landing import PREFIX, Landing
+from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.core.stripe import MAGIC

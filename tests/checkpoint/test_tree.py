@@ -11,8 +11,8 @@ import trio.testing
 
 from bootseer.checkpoint import deal as deal_module
 from bootseer.checkpoint import tree as tree_module
-from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.fetch import Fetcher
+from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.write import Drafts
 from bootseer.core.stripe import PARTS_FOLDER

@@ -8,8 +8,8 @@ import pytest
 import xxhash
 
 from bootseer.checkpoint.batch import Tally
-from bootseer.checkpoint.deal import WriteOptions
 from bootseer.checkpoint.describe import describe
+from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.source import parts_folder
 from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.transfer import ImportOptions, import_files

@@ -36,7 +36,8 @@ import json, os, sys
 from pathlib import PurePosixPath
 import trio
 from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.checkpoint.write import Drafts, WriteOptions
+from bootseer.checkpoint.pipelines import WriteOptions
+from bootseer.checkpoint.write import Drafts
 from bootseer.store.base import publish, read_all
 from bootseer.store.hdfs import HdfsStore
 from bootseer.store.limit import LimitStore

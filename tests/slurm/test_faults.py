@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -249,7 +250,10 @@ def test_the_job_is_requeued(lab):
     (lab.cluster.shared / "again").touch()
     try:
         lab.cluster.run(["scontrol", "requeue", str(job_id)])
-        # Slurm would let a requeued job wait for two minutes.
+        # slurmd takes a job that starts in the second in which it was killed for the killed one;
+        # Slurm would let it wait for two minutes.
+        wait_until(lambda: lab.cluster.job_state(job_id) == "PENDING", "the job waiting")
+        time.sleep(1.1)
         now = ["scontrol", "update", f"JobId={job_id}", "StartTime=now"]
         wait_until(
             lambda: (

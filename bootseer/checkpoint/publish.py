@@ -129,7 +129,8 @@ class Publisher:
         except BootseerError as error:
             node.failed = error
             raise
-        node.draft, node.failed, node.vouched, node.is_own = None, None, False, True
+        node.draft, node.failed, node.vouched = None, None, False
+        node.is_own, node.recording = True, None
         self._nodes.touch(node.parent)
         await self._reading.end(node)
 

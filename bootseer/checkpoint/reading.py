@@ -14,15 +14,13 @@ from bootseer.checkpoint.nodes import Node, Nodes
 from bootseer.checkpoint.source import PlainSource
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.core.ranges import ByteRange
+from bootseer.core.reads import MARK_BYTES
 from bootseer.core.window import Window
 from bootseer.errors import BootseerError
 from bootseer.fuse.view import Kernel
 from bootseer.units import MIB
 
 _PAGE = 4096
-_MARK_BYTES = 64 * MIB
-"""Of a file that is read ahead, one page in so many bytes is kept back: asking for it tells how far
-its readers are, who find everything else in the page cache."""
 _FIRST_WINDOW = 8 * MIB
 
 
@@ -73,6 +71,8 @@ class Reading:
 
     async def read(self, node: Node, offset: int, size_bytes: int) -> bytes | memoryview:
         """Return bytes of a published file."""
+        if node.recording is not None and node.entry is not None:
+            node.recording.add(offset, min(size_bytes, node.entry.size_bytes - offset))
         if node.fetch is None:
             async with node.lock:
                 await self.open(node)
@@ -115,8 +115,10 @@ class Reading:
             # Pages that somebody may have changed through a mapping would be written over.
             if self.kernel is None or node.writing:
                 return
+            if node.recording is not None:
+                node.recording.push(offset, len(data))
             start = 0
-            if offset % _MARK_BYTES == 0 and len(data) > _PAGE:
+            if offset % MARK_BYTES < len(data) and len(data) > _PAGE:
                 start = _PAGE
                 node.marks[offset] = data[:_PAGE]
             node.pushes += 1

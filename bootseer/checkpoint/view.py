@@ -22,7 +22,6 @@ from bootseer.checkpoint.reading import Reading
 from bootseer.checkpoint.reads import Reads
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Drafts
-from bootseer.core.reads import Recording
 from bootseer.errors import BootseerError, Conflict
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE, Attributes, Kernel, Opened, Space
 from bootseer.store.name import is_component
@@ -56,12 +55,10 @@ class _Handle:
     Attributes:
         node: the file.
         holders: who has it open, if it may be changed.
-        recording: takes what is read, if that counts.
     """
 
     node: Node
     holders: Holders | None = None
-    recording: Recording | None = None
 
 
 class CheckpointView:
@@ -237,10 +234,10 @@ class CheckpointView:
         if flags & os.O_ACCMODE != os.O_RDONLY or empties:
             self._check_writable()
             handle = _Handle(node, Holders(thread))
-        elif node.draft is None and not node.is_own:
-            handle = _Handle(node, recording=self._reads.opened(self._nodes.path(node)))
         else:
             handle = _Handle(node)
+            if node.draft is None and not node.is_own:
+                node.recording = self._reads.opened(self._nodes.path(node))
         self._check_mode(node, flags)
         async with node.lock:
             if empties:
@@ -283,8 +280,6 @@ class CheckpointView:
         """See `View.read`."""
         opened = self._handles[handle]
         node = opened.node
-        if opened.recording is not None and node.entry is not None:
-            opened.recording.add(offset, min(size_bytes, node.entry.size_bytes - offset))
         if node.draft is not None:
             async with node.lock:
                 if node.draft is not None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bootseer.core.fields import Fields, open_document
-from bootseer.core.ranges import ByteRange, coalesce
+from bootseer.core.ranges import ByteRange, coalesce, subtract
 from bootseer.errors import Corrupt
+from bootseer.units import MIB
 
 VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
@@ -24,7 +25,10 @@ MAX_FILES = 20_000
 MAX_RANGES = 1000
 """Of one file."""
 _FORMAT = "bootseer checkpoint reads"
-_GAP_BYTES = 1024 * 1024
+MARK_BYTES = 64 * MIB
+"""Of what is put into the page cache ahead of a reader, the first page in so many bytes is kept
+back: asking for it tells how far its readers are, who find everything else without asking."""
+_GAP_BYTES = MIB
 """Ranges so close together are one."""
 _NUMBER = re.compile(r"[0-9]+", re.ASCII)
 
@@ -75,24 +79,34 @@ class Recording:
         path: as in `FileReads`.
         opened_ns: when it was first opened, nanoseconds since the epoch.
         opens: how often it was opened.
-        ranges: read so far, in the order of reading.
+        ranges: asked for so far, in the order of reading.
+        pushed: put into the page cache without having been asked for.
     """
 
     path: str
     opened_ns: int
     opens: int = 0
     ranges: list[ByteRange] = field(default_factory=list)
+    pushed: list[ByteRange] = field(default_factory=list)
 
     def add(self, offset: int, size_bytes: int) -> None:
-        """Note a read; one that brought nothing is none."""
-        if size_bytes <= 0:
-            return
-        if self.ranges and self.ranges[-1].stop == offset:
-            self.ranges[-1] = ByteRange(self.ranges[-1].start, offset + size_bytes)
-            return
-        self.ranges.append(ByteRange(offset, offset + size_bytes))
-        if len(self.ranges) > 2 * MAX_RANGES:
-            self.ranges = _join(self.ranges)
+        """Note what was asked for; if that brought nothing, it is not a read."""
+        _add(self.ranges, offset, size_bytes)
+
+    def push(self, offset: int, size_bytes: int) -> None:
+        """Note what was put into the page cache without having been asked for."""
+        _add(self.pushed, offset, size_bytes)
+
+    def read(self) -> list[ByteRange]:
+        """List what was read: asked for, or pushed where something between two marks was."""
+        near = [
+            ByteRange(
+                asked.start // MARK_BYTES * MARK_BYTES, -(-asked.stop // MARK_BYTES) * MARK_BYTES
+            )
+            for asked in self.ranges
+        ]
+        unread = subtract(self.pushed, near)
+        return _join([*self.ranges, *subtract(self.pushed, unread)])
 
 
 def object_name(key: str, nodes: int, node: int) -> str:
@@ -196,9 +210,20 @@ def to_json(recording: Recording, newest: tuple[int, ...]) -> dict[str, Any]:
     return {
         "path": recording.path,
         "newest": newest,
-        "ranges": _join(recording.ranges),
+        "ranges": recording.read(),
         "opens": recording.opens,
     }
+
+
+def _add(ranges: list[ByteRange], offset: int, size_bytes: int) -> None:
+    if size_bytes <= 0:
+        return
+    if ranges and ranges[-1].stop == offset:
+        ranges[-1] = ByteRange(ranges[-1].start, offset + size_bytes)
+        return
+    ranges.append(ByteRange(offset, offset + size_bytes))
+    if len(ranges) > 2 * MAX_RANGES:
+        ranges[:] = _join(ranges)
 
 
 def _join(ranges: Iterable[ByteRange]) -> list[ByteRange]:

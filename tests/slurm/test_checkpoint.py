@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.fuse]
 URL = "file:///shared/run"
 SHARD = "$BOOTSEER_CKPT/step_{}/rank_$SLURM_PROCID"
 SIZE = 9_000_000
+PUSHED_SIZE = 300_000_000
+"""More than a mount holds for those who have not asked yet: the rest goes to the page cache."""
 
 
 @pytest.fixture
@@ -23,10 +25,10 @@ def tree(lab):
     lab.cluster.run(["sh", "-c", "rm -rf /shared/run; mkdir /shared/run"], user="alice")
 
 
-def _write(step):
+def _write(step, size=SIZE):
     path = SHARD.format(step)
     return (
-        f"set -e; mkdir -p $(dirname {path}); head -c {SIZE} /dev/urandom > {path}; "
+        f"set -e; mkdir -p $(dirname {path}); head -c {size} /dev/urandom > {path}; "
         f"sha256sum < {path}; "
     )
 
@@ -162,23 +164,22 @@ def test_a_task_in_another_namespace_sees_it_all_the_same(lab, tree):
 # The warm plan
 
 
-def test_a_later_step_is_read_ahead_as_the_earlier_was(lab, tree):
-    lab.srun(f"--bootseer-ckpt={URL}", "-Jtrain", command=_write(900) + _write(1000))
+@pytest.mark.parametrize("size", [SIZE, PUSHED_SIZE])
+def test_a_later_step_is_read_ahead_as_the_earlier_was(lab, tree, size):
+    lab.srun(f"--bootseer-ckpt={URL}", "-Jtrain", command=_write(900) + _write(1000, size))
     # The job resumes from the newest, and writes another while it runs.
     cold = lab.srun(
         f"--bootseer-ckpt={URL}",
         "-Jtrain",
-        command=_read(1000) + f"{site.bootseer()} mark first-step; " + _write(2000),
+        command=_read(1000) + f"{site.bootseer()} mark first-step; " + _write(2000, size),
     )
     warm = lab.srun(f"--bootseer-ckpt={URL}", "-Jtrain", "--bootseer-wait=20", command=_read(2000))
-    assert _sums(warm)[-2:] == sorted(cold.stdout.split("\n"))[-2:] or set(_sums(warm)) <= set(
-        _sums(cold)
-    )
+    assert set(_sums(warm)) <= set(_sums(cold))
     for node in lab.cluster.node_names:
         stages = lab.stages(warm, node)
-        assert stages["checkpoint.prefetch"]["bytes"] == SIZE, stages
-        assert stages["checkpoint.read"]["bytes"] == SIZE  # once, for the read-ahead
-        assert stages["checkpoint.record"]["bytes"] == SIZE
+        assert stages["checkpoint.prefetch"]["bytes"] == size, stages
+        assert stages["checkpoint.read"]["bytes"] == size  # once, for the read-ahead
+        assert stages["checkpoint.record"]["bytes"] == size
         assert stages["checkpoint.prefetch"]["end_s"] < stages["step.start"]["start_s"]
     assert lab.report(warm)["kind"] == "warm"
 

@@ -84,15 +84,24 @@ class Fetcher:
         self._waiting: deque[FileFetch] = deque()
         self._demand = trio.CapacityLimiter(self.limits.streams)
 
-    def open(self, source: Source, sink: Sink | None = None, *, hold: bool = False) -> FileFetch:
+    def open(
+        self,
+        source: Source,
+        sink: Sink | None = None,
+        *,
+        sunk: set[int] | None = None,
+        hold: bool = False,
+    ) -> FileFetch:
         """Read a file.
 
         Args:
             source: its content.
             sink: gets what is fetched ahead and not held.
+            sunk: pieces that the sink has, which are not fetched ahead; those that it gets are
+                added.
             hold: keep what is fetched ahead until it is asked for, as long as there is room.
         """
-        return FileFetch(self, source, sink, hold)
+        return FileFetch(self, source, sink, set() if sunk is None else sunk, hold)
 
     # Memory: what is held for nobody in particular gives way.
 
@@ -118,10 +127,12 @@ class Fetcher:
 class FileFetch:
     """The pieces of one file, as they are needed."""
 
-    def __init__(self, shared: Fetcher, source: Source, sink: Sink | None, hold: bool) -> None:
+    def __init__(
+        self, shared: Fetcher, source: Source, sink: Sink | None, sunk: set[int], hold: bool
+    ) -> None:
         """Use `Fetcher.open`."""
         self.source = source
-        self.sunk: set[int] = set()
+        self._sunk = sunk
         self._shared = shared
         self._sink = sink
         self._holds = hold
@@ -136,8 +147,12 @@ class FileFetch:
         self._closed = False
         self.failed: BootseerError | None = None
 
-    async def get(self, number: int) -> bytes:
+    async def get(self, number: int, *, to_end: bool = True) -> bytes:
         """Return a piece, which may be on its way already; what is needed goes before all else.
+
+        Args:
+            number: of the piece.
+            to_end: its end is asked for; if not, it stays held as what is still to be asked for.
 
         Raises:
             Corrupt, Conflict: see `Source.fetch`.
@@ -152,7 +167,8 @@ class FileFetch:
             self._shared._used_bytes += piece.size_bytes
             self._shared.nursery.start_soon(self._on_demand, number, piece, was_queued)
         self._shared._idle.pop((self, number), None)
-        self._mark_read(piece)
+        if to_end:
+            self._mark_read(piece)
         piece.users += 1
         try:
             await piece.done.wait()
@@ -170,7 +186,7 @@ class FileFetch:
         views = []
         for number in numbers:
             start, end = self.source.piece_range(number)
-            view = memoryview(await self.get(number))
+            view = memoryview(await self.get(number, to_end=stop >= end))
             views.append(view[max(0, offset - start) : min(stop, end) - start])
         return views[0] if len(views) == 1 else b"".join(views)
 
@@ -179,7 +195,7 @@ class FileFetch:
         if self._closed:
             return
         for number in units_between(wanted.start, wanted.stop, self.source.piece_bytes):
-            if number in self.sunk or number in self._queued or number in self._pieces:
+            if number in self._sunk or number in self._queued or number in self._pieces:
                 continue
             self._queued.add(number)
             self._lanes.add(number, self.source.lane(number))
@@ -305,7 +321,7 @@ class FileFetch:
                 # Who asked for the piece has it all the same.
                 self._stop_ahead(error)
             else:
-                self.sunk.add(number)
+                self._sunk.add(number)
 
     async def _fill(
         self, number: int, piece: _Piece, turn: AbstractAsyncContextManager[None]

@@ -13,6 +13,7 @@ from bootseer.checkpoint.fetch import FileFetch
 from bootseer.checkpoint.holders import Holders
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Draft
+from bootseer.core.cached import CachedPieces
 from bootseer.core.reads import Recording
 from bootseer.core.window import Window
 from bootseer.errors import BootseerError
@@ -39,6 +40,7 @@ class Node:
         vouched: one who opened it has closed it and was not killed, and nothing was written since.
         fetch, window: how it is being read.
         recording: takes what is read of it, if that counts.
+        cached: what the page cache should have of it.
         marks: pages kept back from the page cache, by offset.
         handles: how often it is open.
         writing: who has it open to write, for each time that it is.
@@ -62,6 +64,7 @@ class Node:
     fetch: FileFetch | None = None
     window: Window | None = None
     recording: Recording | None = None
+    cached: CachedPieces | None = None
     marks: dict[int, bytes] = field(default_factory=dict)
     handles: int = 0
     writing: set[Holders] = field(default_factory=set)

@@ -13,6 +13,7 @@ from bootseer.checkpoint.fetch import Fetcher, FileFetch, Sink
 from bootseer.checkpoint.nodes import Node, Nodes
 from bootseer.checkpoint.source import PlainSource
 from bootseer.checkpoint.tree import CheckpointTree, Entry
+from bootseer.core.cached import CachedPieces
 from bootseer.core.ranges import ByteRange
 from bootseer.core.reads import MARK_BYTES
 from bootseer.core.window import Window
@@ -67,7 +68,10 @@ class Reading:
         if isinstance(source, PlainSource):
             await source.open()
         node.window = Window(source.size_bytes, _FIRST_WINDOW, self._window_bytes)
-        node.fetch = self._fetcher.open(source, self._sink(node), hold=True)
+        if node.cached is None:
+            node.cached = CachedPieces(source.piece_bytes, source.size_bytes)
+        sunk = node.cached.numbers
+        node.fetch = self._fetcher.open(source, self._sink(node), sunk=sunk, hold=True)
 
     async def read(self, node: Node, offset: int, size_bytes: int) -> bytes | memoryview:
         """Return bytes of a published file."""
@@ -76,16 +80,21 @@ class Reading:
         if node.fetch is None:
             async with node.lock:
                 await self.open(node)
-        fetch, window = node.fetch, node.window
-        assert fetch is not None and window is not None
-        ahead = window.read(offset, size_bytes)
-        if ahead.size_bytes:
-            self._fetcher.nursery.start_soon(self._read_ahead, fetch, ahead)
-        mark = node.marks.get(offset)
-        if mark is not None and size_bytes <= len(mark):
-            await trio.lowlevel.checkpoint()
-            return mark[:size_bytes]
-        return await fetch.read(offset, size_bytes)
+        fetch, window, cached = node.fetch, node.window, node.cached
+        assert fetch is not None and window is not None and cached is not None
+        # What is asked for ends with a mark's page, if that is in it: the next is in the cache.
+        last_page = (offset + size_bytes - 1) // _PAGE * _PAGE
+        mark = node.marks.pop(last_page, None)
+        fetch_bytes = size_bytes if mark is None else max(0, last_page - offset)
+        if not cached.ask(offset, fetch_bytes):
+            ahead = window.read(offset, size_bytes)
+            if ahead.size_bytes:
+                self._fetcher.nursery.start_soon(self._read_ahead, fetch, ahead)
+        content = await fetch.read(offset, fetch_bytes)
+        if mark is None:
+            return content
+        in_mark = slice(max(0, offset - last_page), offset + size_bytes - last_page)
+        return b"".join([content, mark[in_mark]])
 
     def put_aside(self, node: Node, aside: Entry) -> None:
         """Learn where what is open of a file is kept."""
@@ -97,18 +106,22 @@ class Reading:
 
     async def end(self, node: Node) -> None:
         """Read a version no longer."""
-        if node.fetch is not None:
-            fetch, node.fetch, node.window = node.fetch, None, None
-            node.marks.clear()
-            await fetch.close()
+        await self._close(node)
+        node.cached = None
+        node.marks.clear()
 
     async def close_unused(self, node: Node) -> None:
         """Let go of what was kept for those who had it open, of whom there are none any more."""
-        await self.end(node)
+        await self._close(node)
         if node.aside is not None and not node.has_name:
             aside, node.aside = node.aside, None
             with suppress(BootseerError):
                 await self._tree.drop_aside(aside)
+
+    async def _close(self, node: Node) -> None:
+        if node.fetch is not None:
+            fetch, node.fetch, node.window = node.fetch, None, None
+            await fetch.close()
 
     def _sink(self, node: Node) -> Sink:
         async def sink(offset: int, data: bytes) -> None:

@@ -316,8 +316,7 @@ class _Export:
         self._tally.done_bytes += sum(
             source.piece_range(piece).size_bytes for piece in landing.done
         )
-        fetch = self._fetcher.open(source, land)
-        fetch.sunk |= landing.done
+        fetch = self._fetcher.open(source, land, sunk=landing.done)
         try:
             await source.plan()
             fetch.read_ahead(ByteRange(0, entry.size_bytes))

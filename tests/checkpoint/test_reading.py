@@ -1,12 +1,16 @@
-"""What is noted of reads that the page cache answers, which are not seen."""
+"""Reading through a page cache: what it answers is not seen, and it loses what it had."""
+
+import random
 
 import pytest
 import trio
+import trio.testing
 
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.reads import Reads
+from bootseer.checkpoint.source import PLAIN_PIECE_BYTES
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Drafts
@@ -18,15 +22,24 @@ from bootseer.units import MIB
 PAGE = 4096
 REQUEST = MIB
 SIZE = 5 * MARK_BYTES // 2 + 12_345
+CONTENT = random.Random(1).randbytes(SIZE)
 
 
 class PageCache:
     """The kernel's side: has pages, and asks for those that it has not."""
 
-    def __init__(self, view, inode, handle):
-        self.view, self.inode, self.handle = view, inode, handle
+    def __init__(self, view, fetcher, inode):
+        self.view, self.fetcher, self.inode = view, fetcher, inode
         self.pages = set()
+        self.asked = 0
+        self.handle = None
         view.attach(self)
+
+    async def open(self):
+        self.handle = (await self.view.open(self.inode, 0)).handle
+
+    async def close(self):
+        await self.view.close(self.handle)
 
     async def store(self, inode, offset, data):
         assert inode == self.inode
@@ -46,28 +59,31 @@ class PageCache:
             end = at
             while end < at + REQUEST and end // PAGE not in self.pages:
                 end += PAGE
+            self.asked += 1
             got = await self.view.read(self.handle, at, end - at)
-            assert len(got) == min(SIZE, end) - at
+            assert got == CONTENT[at:end]
             self._keep(at, len(got))
             # The reader is slow, so that there is much ahead of it.
             await trio.sleep(0.01)
 
 
 @pytest.fixture
-async def opened(nursery):
-    """Read one file whose content comes fast, of which little may be held."""
+async def opened(nursery, request):
+    """Read one file whose content comes fast; the parameter says how much may be held."""
     store = MemoryStore()
-    store.put("shard", bytes(SIZE), 0o644, overwrite=False)
+    store.put("shard", CONTENT, 0o644, overwrite=False)
     tree = CheckpointTree(store)
-    fetcher = Fetcher(nursery, FetchLimits(memory_bytes=16 * MIB, streams=4))
+    fetcher = Fetcher(
+        nursery, FetchLimits(memory_bytes=getattr(request, "param", 64 * MIB), streams=4)
+    )
     drafts = Drafts(tree, nursery, WriteOptions())
     reads = Reads(store)
     view = CheckpointView(tree, fetcher, drafts, Owners(1000, 1000, "user"), reads=reads)
     node = await view.lookup(ROOT_INODE, b"shard")
-    handle = (await view.open(node.inode, 0)).handle
-    cache = PageCache(view, node.inode, handle)
+    cache = PageCache(view, fetcher, node.inode)
+    await cache.open()
     yield cache, reads
-    await view.close(handle)
+    await cache.close()
 
 
 async def recorded(reads):
@@ -81,11 +97,53 @@ async def test_a_file_read_to_its_end_is_recorded_as_a_whole(opened):
     assert await recorded(reads) == [(0, SIZE)]
 
 
+@pytest.mark.parametrize("opened", [2 * PLAIN_PIECE_BYTES], indirect=True)
 async def test_what_was_pushed_far_ahead_of_the_last_read_is_not_recorded(opened):
     cache, reads = opened
     await cache.read(0, MARK_BYTES // 2)
-    with trio.move_on_after(5):
-        while len(cache.pages) < 2 * MARK_BYTES // PAGE:
-            await trio.sleep(0.01)
+    await trio.testing.wait_all_tasks_blocked(0.05)
     assert len(cache.pages) >= 2 * MARK_BYTES // PAGE
-    assert await recorded(reads) == [(0, MARK_BYTES)]
+    recordings = await recorded(reads)
+    assert recordings[0][0] == 0
+    assert recordings[0][1] >= MARK_BYTES // 2
+    assert recordings[-1][1] <= MARK_BYTES
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_holes_cost_no_more_than_the_pieces_that_they_are_in(opened, again):
+    cache, _ = opened
+    await cache.read(0, SIZE)
+    assert cache.fetcher.fetched.size_bytes == SIZE
+    if again:
+        await cache.close()
+        await cache.open()
+    # Two in the same piece, two in neighbours, and one in the mark's.
+    holes = [5 * MIB, 6 * MIB, 40 * MIB - PAGE, 40 * MIB, MARK_BYTES]
+    cache.pages -= {at // PAGE for at in holes}
+    await cache.read(0, SIZE)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    piece_bytes = PLAIN_PIECE_BYTES
+    pieces = {at // piece_bytes for at in holes}
+    fetched = cache.fetcher.fetched.size_bytes - SIZE
+    assert fetched <= len(pieces) * piece_bytes
+
+
+async def test_a_file_that_the_page_cache_has_dropped_is_read_ahead_again(opened):
+    cache, _ = opened
+    await cache.read(0, SIZE)
+    cache.asked = 0
+    cache.pages.clear()
+    await cache.read(0, SIZE)
+    assert cache.asked < 0.75 * SIZE / REQUEST
+
+
+@pytest.mark.parametrize("opened", [2 * PLAIN_PIECE_BYTES], indirect=True)
+@pytest.mark.parametrize("offset, size", [(100, 50), (-50, 100), (-PAGE, 2 * PAGE), (10, PAGE)])
+async def test_any_bytes_around_a_mark_are_the_files(opened, offset, size):
+    cache, _ = opened
+    await cache.read(0, MARK_BYTES // 2)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert MARK_BYTES // PAGE not in cache.pages
+    assert MARK_BYTES // PAGE + 1 in cache.pages
+    at = MARK_BYTES + offset
+    assert await cache.view.read(cache.handle, at, size) == CONTENT[at : at + size]

@@ -13,7 +13,7 @@ from bootseer.checkpoint.fetch import Fetcher, FileFetch, Sink
 from bootseer.checkpoint.nodes import Node, Nodes
 from bootseer.checkpoint.source import PlainSource
 from bootseer.checkpoint.tree import CheckpointTree, Entry
-from bootseer.core.cached import CachedPieces
+from bootseer.core.cached import Asked, CachedPieces
 from bootseer.core.ranges import ByteRange
 from bootseer.core.reads import MARK_BYTES
 from bootseer.core.window import Window
@@ -86,7 +86,10 @@ class Reading:
         last_page = (offset + size_bytes - 1) // _PAGE * _PAGE
         mark = node.marks.pop(last_page, None)
         fetch_bytes = size_bytes if mark is None else max(0, last_page - offset)
-        if not cached.ask(offset, fetch_bytes):
+        asked = cached.ask(offset, fetch_bytes)
+        if asked is Asked.DROPPED:
+            window.restart(offset)
+        if asked is not Asked.HOLE:
             ahead = window.read(offset, size_bytes)
             if ahead.size_bytes:
                 self._fetcher.nursery.start_soon(self._read_ahead, fetch, ahead)

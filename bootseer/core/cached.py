@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from enum import Enum
 
 from bootseer.core.stripe import units_between
 
 _LOST_PIECES = 4
+
+
+class Asked(Enum):
+    """What the kernel asks for: what it never had, a hole in what it had, or all anew."""
+
+    NEW = 1
+    HOLE = 2
+    DROPPED = 3
 
 
 class CachedPieces:
@@ -14,7 +23,7 @@ class CachedPieces:
 
     What is asked for again of such a piece is a hole that memory pressure has made: it shows
     nothing of where a reader is going, and nothing is to be read ahead for it. Only who finds holes
-    in one piece after another reads a file that is no longer cached, and is followed like anybody.
+    in one piece after another reads a file that was dropped, and is followed anew.
 
     Attributes:
         numbers: of the pieces; one that is put into the page cache unasked is added by who does so.
@@ -31,16 +40,15 @@ class CachedPieces:
         self._piece_bytes = piece_bytes
         self._size_bytes = size_bytes
         self._asked: defaultdict[int, int] = defaultdict(int)  # bytes of what is not whole yet
-        self._hole = -1
-        self._holes = 0
+        self._holes: set[int] = set()  # pieces that have one
 
-    def ask(self, offset: int, size_bytes: int) -> bool:
-        """Note what the kernel asks for; returns whether that is a hole."""
+    def ask(self, offset: int, size_bytes: int) -> Asked:
+        """Note what the kernel asks for."""
         stop = min(self._size_bytes, offset + size_bytes)
-        is_hole = False
+        asked = Asked.NEW
         for number in units_between(offset, stop, self._piece_bytes):
             if number in self.numbers:
-                is_hole = self._is_hole(number)
+                asked = self._hole(number)
                 continue
             start = number * self._piece_bytes
             end = min(self._size_bytes, start + self._piece_bytes)
@@ -48,13 +56,13 @@ class CachedPieces:
             if self._asked[number] >= end - start:
                 del self._asked[number]
                 self.numbers.add(number)
-        return is_hole
+        return asked
 
-    def _is_hole(self, number: int) -> bool:
-        if number != self._hole:
-            self._holes = self._holes + 1 if number == self._hole + 1 else 1
-            self._hole = number
-        if self._holes < _LOST_PIECES:
-            return True
+    def _hole(self, number: int) -> Asked:
+        # The kernel asks for several ranges at once, and they do not arrive in order.
+        self._holes.add(number)
+        if not self._holes.issuperset(range(number - _LOST_PIECES + 1, number + 1)):
+            return Asked.HOLE
         self.numbers.clear()
-        return False
+        self._holes.clear()
+        return Asked.DROPPED

@@ -35,14 +35,18 @@ class Window:
         """Whether the file is being read in sequence."""
         return self._window_bytes > 0
 
+    def restart(self, offset: int) -> None:
+        """Forget what was said to be read ahead: somebody reads on from here, in sequence."""
+        self._window_bytes = 0
+        self._position = self._ahead = offset
+
     def read(self, offset: int, size_bytes: int) -> ByteRange:
         """Learn of a read; returns what to read ahead now, beyond what earlier calls said."""
         stop = min(self._size_bytes, offset + size_bytes)
         near = self._position - self._first_bytes <= offset <= self._ahead + self._first_bytes
         if not near:
             # Nothing ahead until the next read shows a direction.
-            self._window_bytes = 0
-            self._position = self._ahead = stop
+            self.restart(stop)
             return ByteRange(stop, stop)
         self._position = max(self._position, stop)
         self._ahead = max(self._ahead, self._position)

@@ -130,11 +130,13 @@ async def test_holes_cost_no_more_than_the_pieces_that_they_are_in(opened, again
 
 async def test_a_file_that_the_page_cache_has_dropped_is_read_ahead_again(opened):
     cache, _ = opened
-    await cache.read(0, SIZE)
-    cache.asked = 0
-    cache.pages.clear()
-    await cache.read(0, SIZE)
-    assert cache.asked < 0.75 * SIZE / REQUEST
+    for _ in range(3):
+        cache.asked = 0
+        await cache.read(0, SIZE)
+        assert cache.asked < 0.75 * SIZE / REQUEST
+        cache.pages.clear()
+        await cache.close()
+        await cache.open()
 
 
 @pytest.mark.parametrize("opened", [2 * PLAIN_PIECE_BYTES], indirect=True)

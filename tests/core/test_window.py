@@ -132,3 +132,11 @@ def test_nothing_is_beyond_the_end():
     assert window.read(0, 4).stop == 10
     assert not window.read(10, 4).size_bytes
     assert not window.read(14, 4).size_bytes
+
+
+def test_who_begins_anew_is_followed_at_once():
+    reader = Reader(1000, 100)
+    for at in range(0, 500, 4):
+        reader.read(at, 4)
+    reader.window.restart(40)
+    assert reader.read(40, 4) == ByteRange(44, 44 + FIRST)

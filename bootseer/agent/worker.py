@@ -7,7 +7,6 @@ or the channel closes, whichever comes first; then everything it held is gone wi
 from __future__ import annotations
 
 import importlib
-import os
 import socket
 import sys
 import time
@@ -20,7 +19,7 @@ import trio
 from bootseer.agent.channel import Channel
 from bootseer.agent.job import Job
 from bootseer.agent.opener import Opened, open_and_identify, receive
-from bootseer.agent.process import CHANNEL_FD, take_time
+from bootseer.agent.process import CHANNEL_FD, leave, take_time
 from bootseer.agent.rights import confine
 from bootseer.core.event import FALLBACK, Event
 from bootseer.errors import BootseerError, Closed
@@ -123,8 +122,7 @@ def serve(
 
     take_time()
     trio.run(take_task)
-    # Threads abandoned in a hanging read must not keep the process.
-    os._exit(0)
+    leave(0)
 
 
 def main() -> None:

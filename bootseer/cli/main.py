@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import sys
 
 import click
 
 from bootseer import __version__
+from bootseer.agent.process import leave
 from bootseer.errors import BootseerError
 
 COMMANDS = {
@@ -60,4 +60,8 @@ def main() -> None:
         # Names in it may be another's choice: nothing of them reaches the terminal as a command.
         text = "".join(c if c.isprintable() else "?" for c in str(error))
         click.echo(f"bootseer: {text}", err=True)
-        sys.exit(error.exit_code)
+        leave(error.exit_code)
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            leave(end.code)
+        raise

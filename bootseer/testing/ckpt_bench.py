@@ -36,7 +36,8 @@ FOLDER = f"/user/{USER}/bench"
 RATE = "400mbit"
 LINK_MB_S = 50.0
 DATANODES = 4
-_BLOCK_BYTES = 64 * MIB
+_BLOCK_BYTES = 128 * MIB
+"""HDFS's default."""
 _SMALL_FILES = 2000
 _STREAMS = 8
 _STREAM_SIZES = 4

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import trio
 from hdfs_native import Client, WriteOptions
 
+from bootseer.agent.process import leave
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.mount import keep_large_buffers
 from bootseer.checkpoint.tree import CheckpointTree
@@ -214,6 +215,7 @@ def main() -> None:
     with _timed(took):
         done = ACTIONS[given.action](given.path, given.size_bytes)
     print(json.dumps({"seconds": took[0], "bytes": done}))
+    leave(0)
 
 
 if __name__ == "__main__":

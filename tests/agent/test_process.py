@@ -127,3 +127,19 @@ def test_a_process_may_have_any_name(start, tmp_path):
     program.symlink_to("/bin/sleep")
     child = start(command=(str(program), "60"))
     assert process._start_time(child.pid) is not None
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_leaving_says_what_was_to_be_said_and_waits_for_no_thread(code):
+    program = (
+        "import threading, time; from bootseer.agent.process import leave; "
+        "threading.Thread(target=time.sleep, args=[60]).start(); "
+        f"print('said'); leave({code})"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-E", "-c", program], stdout=subprocess.PIPE, timeout=30
+    )
+    assert (ended.returncode, ended.stdout) == (code, b"said\n")
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-E", "-c", program], stdout=full, timeout=30)
+    assert ended.returncode == (code or 1)

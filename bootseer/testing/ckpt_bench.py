@@ -34,7 +34,6 @@ from bootseer.units import MIB, format_size
 USER = "alice"
 FOLDER = f"/user/{USER}/bench"
 RATE = "400mbit"
-LINK_MB_S = 50.0
 DATANODES = 4
 _BLOCK_BYTES = 128 * MIB
 """HDFS's default."""
@@ -44,6 +43,18 @@ _NOT_OURS = {"SendHeartbeat"}
 _STREAMS = 8
 _STREAM_SIZES = 4
 """So many times the file's length is that of a stream."""
+_SENDER_PORT = 9000
+_SEND = """
+import socket, sys
+data = bytes(1 << 20)
+with socket.create_server(("", int(sys.argv[1]))) as server:
+    print("ready", flush=True)
+    while True:
+        receiver, _ = server.accept()
+        with receiver:
+            for _ in range(int(sys.argv[2])):
+                receiver.sendall(data)
+"""
 _POST = (
     "import sys, urllib.request as r; "
     "r.urlopen(r.Request(sys.argv[1], method='POST'), timeout=30).read()"
@@ -138,6 +149,26 @@ class _Bench:
         self.cluster.run([sys.executable, "-c", _POST, f"{namenode}?{query}"])
         self.hdfs.fs("-rm", "-f", f"{FOLDER}/piece-*")
 
+    @contextmanager
+    def senders(self) -> Iterator[str]:
+        """Have the DataNodes' machines send a share of a file each to who connects; yields where.
+
+        That is what the links carry: TCP without HDFS.
+        """
+        share = self.spec.size_bytes // DATANODES // MIB
+        argv = [sys.executable, "-c", _SEND, str(_SENDER_PORT), str(share)]
+        names = self.cluster.spec.datanode_names
+        processes = [self.cluster.popen(argv, node=name, stderr=None) for name in names]
+        try:
+            for process in processes:
+                assert process.stdout is not None
+                process.stdout.readline()
+            yield ",".join(f"{address(name)}:{_SENDER_PORT}" for name in names)
+        finally:
+            for process in processes:
+                process.terminate()
+                process.communicate()
+
     def machines(self, path: str) -> list[str]:
         """Name the first machine of each block of a file."""
         found = self.hdfs.webhdfs(path, "GETFILEBLOCKLOCATIONS")
@@ -177,9 +208,10 @@ def _rated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) -> N
     fullest = max(placed.count(machine) for machine in placed)
     allowed = len(placed) / fullest / DATANODES
     local = "/tmp/bench-file"
-    with mounted(bench.cluster, bench.url, USER) as server:
+    with mounted(bench.cluster, bench.url, USER) as server, bench.senders() as senders:
         bench.time("striped_write", "write", f"{MOUNTPOINT}/striped")
         for _ in range(bench.spec.repeats):
+            bench.time("links", "receive", senders)
             bench.hadoop("hadoop_get", "-get", "-f", f"{FOLDER}/plain", local)
             bench.hadoop("hadoop_put", "-put", "-f", local, f"{FOLDER}/put")
             bench.time("single_read", "native_read", plain)
@@ -198,7 +230,7 @@ def _rated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) -> N
     measured += [bench.rates(name) for name in bench.seconds]
     rate = {name: bench.rates(name).median for name in bench.seconds}
     ratios["striped_mount_over_single"] = rate["striped_mount"] / rate["single_read"]
-    ratios["striped_mount_over_links"] = rate["striped_mount"] / (DATANODES * LINK_MB_S)
+    ratios["striped_mount_over_links"] = rate["striped_mount"] / rate["links"]
     ratios["plain_mount_over_single"] = rate["even_plain_mount"] / rate["single_read"]
     ratios["plain_mount_over_placement"] = rate["plain_mount"] / (
         DATANODES * allowed * rate["single_read"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,6 +126,21 @@ def read(path: str, size_bytes: int) -> int:
     return total
 
 
+def receive(path: str, size_bytes: int) -> int:
+    """Receive what several machines send, at once; `path` is HOST:PORT for each, with commas."""
+    received = [0] * len(senders := path.split(","))
+
+    def work(number: int) -> None:
+        host, _, port = senders[number].rpartition(":")
+        buffer = bytearray(_PIECE_BYTES)
+        with socket.create_connection((host, int(port)), timeout=30) as sender:
+            while done := sender.recv_into(buffer):
+                received[number] += done
+
+    _at_once(work, len(senders))
+    return sum(received)
+
+
 def write(path: str, size_bytes: int) -> int:
     """Write a file as programs do, in pieces of 4 MiB, and close it."""
     data = os.urandom(_PIECE_BYTES)
@@ -174,6 +190,7 @@ ACTIONS: dict[str, Callable[[str, int], int]] = {
         native_ranges,
         native_write,
         native_files,
+        receive,
         reader,
         read,
         write,

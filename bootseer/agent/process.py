@@ -142,7 +142,7 @@ def leave(code: int) -> NoReturn:
     Otherwise Python ends those that were left behind in a call of a store, amid foreign code: that
     aborts the process.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed from the start
         try:
             stream.flush()
         except (OSError, ValueError):

@@ -105,6 +105,13 @@ SETTINGS: dict[str, Setting] = {
     "checkpoint.memory_share": Setting(
         0.5, 0, 0.9, "share of the free memory that checkpoints are read ahead into"
     ),
+    "image.store_url": Setting(
+        "",
+        0,
+        0,
+        "where images are that bootseer:// names; empty: in each user's store.url",
+        is_template=True,
+    ),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"
     ),

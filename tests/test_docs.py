@@ -10,7 +10,7 @@ import pytest
 from bootseer import config
 from bootseer.checkpoint import tree
 from bootseer.cli.main import COMMANDS
-from bootseer.core import event, hotset, plan, reads, stripe, table, trace
+from bootseer.core import event, hotset, image, plan, reads, stripe, table, trace
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -98,6 +98,7 @@ def test_relative_links_resolve(path):
         ("event", event),
         ("stripe", stripe),
         ("reads", reads),
+        ("image", image),
     ],
 )
 def test_formats_state_the_version_of_the_code(page, module):
@@ -105,13 +106,14 @@ def test_formats_state_the_version_of_the_code(page, module):
 
 
 @pytest.mark.parametrize(
-    ("page", "module"), [("trace", trace), ("hotset", hotset), ("stripe", stripe)]
+    ("page", "module"),
+    [("trace", trace), ("hotset", hotset), ("stripe", stripe), ("image", image)],
 )
 def test_formats_state_width_and_fields_of_a_row(page, module):
     page_text = text(f"docs/formats/{page}.md")
     assert f"Row width: {module._ROW.size}." in page_text
     assert f"At most {module.MAX_BYTES >> 20} MiB" in page_text
-    offsets = re.findall(r"^\| (\d+) \| (\d+) \| unsigned", page_text, re.MULTILINE)
+    offsets = re.findall(r"^\| (\d+) \| (\d+) \| (?:unsigned|bytes)", page_text, re.MULTILINE)
     at = 0
     for offset, size in offsets:
         assert int(offset) == at

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from typing import Any, NamedTuple
 
 from bootseer.config import User
-from bootseer.errors import Denied
+from bootseer.ownership import check_roots
 
 
 class Job(NamedTuple):
@@ -158,18 +157,6 @@ class JobFolder:
             os.write(descriptor, b"\n" + line.encode())
         finally:
             os.close(descriptor)
-
-
-def check_roots(*folders: str) -> None:
-    """Check that folders are root's alone to write in, and no links.
-
-    Raises:
-        Denied: one is not.
-    """
-    for folder in folders:
-        info = os.lstat(folder)
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != 0 or info.st_mode & 0o022:
-            raise Denied(f"{folder} is not a folder that only root can write; nothing is done")
 
 
 def job_folders(run_dir: str, kind: str = "jobs") -> list[JobFolder]:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bootseer.agent.job import check_roots
+from bootseer.ownership import check_roots
 
 MAX_FILES = 32
 MAX_BYTES = 4 * 1024 * 1024

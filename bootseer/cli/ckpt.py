@@ -150,7 +150,7 @@ def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) 
     """
     from bootseer.checkpoint.verify import Findings
     from bootseer.checkpoint.verify import verify as work
-    from bootseer.cli import ckpt_run, ckpt_show
+    from bootseer.cli import ckpt_run, ckpt_show, running
     from bootseer.errors import Corrupt
 
     findings = Findings()
@@ -165,7 +165,7 @@ def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) 
     finally:
         ckpt_show.findings(findings, as_json=as_json)
     if not quiet and not as_json:
-        ckpt_run.say(ckpt_run.summary("verified", findings.tally, began))
+        running.say(ckpt_run.summary("verified", findings.tally, began))
     if findings.problems:
         sys.exit(Corrupt.exit_code)
 
@@ -245,7 +245,7 @@ def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
 @_quiet
 def rm(url: str, recursive: bool, quiet: bool) -> None:
     """Remove a file with its parts, or with -r a folder."""
-    from bootseer.cli import ckpt_run
+    from bootseer.cli import ckpt_run, running
     from bootseer.errors import ConfigError, Conflict
 
     async def work(tree: CheckpointTree, name: str) -> str:
@@ -258,7 +258,7 @@ def rm(url: str, recursive: bool, quiet: bool) -> None:
 
     removed = ckpt_run.run(url, work, after="run the same command again to remove the rest")
     if not quiet:
-        ckpt_run.say(f"removed: {removed}")
+        running.say(f"removed: {removed}")
 
 
 @ckpt.command(epilog="Example:  bootseer ckpt gc --dry-run hdfs://nn/user/alice")
@@ -287,15 +287,15 @@ def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: b
     elsewhere are taken for lost. They are not touched while a manifest below cannot be read.
     """
     from bootseer.checkpoint.sweep import find_litter, sweep
-    from bootseer.cli import ckpt_run
+    from bootseer.cli import ckpt_run, running
 
     async def work(tree: CheckpointTree, name: str) -> tuple[int, int]:
         judged = [f"{name}/{one}".lstrip("/") for one in despite]
         litter = await find_litter(tree, name, age_s, judged)
         for info in litter.abandoned:
-            ckpt_run.say(f"{info.name}: parts of a write that was given up")
+            running.say(f"{info.name}: parts of a write that was given up")
         for info in litter.unused:
-            ckpt_run.say(f"{info.name}: parts that no file names")
+            running.say(f"{info.name}: parts that no file names")
         count = len(litter.abandoned) + len(litter.unused)
         removed = 0 if dry_run else await sweep(tree, name, litter, judged)
         if not dry_run:
@@ -308,7 +308,7 @@ def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: b
     found, removed = ckpt_run.run(url, work, after="run the same command again to remove the rest")
     if not quiet:
         done = "nothing was removed" if dry_run else f"{removed} removed"
-        ckpt_run.say(f"{found} folders of parts belong to no file; {done}")
+        running.say(f"{found} folders of parts belong to no file; {done}")
 
 
 @ckpt.command(epilog="Example:  bootseer ckpt bench --size 8GiB hdfs://nn/user/alice")

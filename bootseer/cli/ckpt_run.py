@@ -1,31 +1,18 @@
-"""What all of ``bootseer ckpt`` has in common: the tree, signals, progress, what is said."""
+"""What all of ``bootseer ckpt`` has in common: the tree, and what is said."""
 
 from __future__ import annotations
 
-import os
-import pwd
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import click
-import trio
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
 from bootseer import config as settings
 from bootseer.checkpoint.batch import Failure, Tally
 from bootseer.checkpoint.mount import keep_large_buffers
 from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.cli import running
+from bootseer.cli.running import caller, say
 from bootseer.errors import BootseerError
 from bootseer.store.base import Store
 from bootseer.store.connect import connect_to
@@ -36,8 +23,6 @@ T = TypeVar("T")
 
 OPERATIONS = 32
 """At once: as many as the stores have threads."""
-_QUIET_S = 1.0
-"""What takes less shows no bar."""
 
 
 def run(
@@ -58,40 +43,18 @@ def run(
         after: what to say when it is interrupted.
     """
     root, name = divide(url)
-    results: list[T] = []
-    errors: list[BootseerError] = []
-    caught: list[int] = []
     keep_large_buffers()
 
-    async def main() -> None:
-        store = open_at(root)
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with trio.open_nursery() as nursery:
+    async def main() -> T:
+        return await work(CheckpointTree(open_at(root)), name)
 
-                async def watch() -> None:
-                    async for number in signals:
-                        caught.append(number)
-                        nursery.cancel_scope.cancel()
-
-                nursery.start_soon(watch)
-                if tally is not None and bar and sys.stderr.isatty():
-                    nursery.start_soon(_show, bar, tally)
-                try:
-                    results.append(await work(CheckpointTree(store), name))
-                except BootseerError as error:
-                    errors.append(error)
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
-    if results:
-        return results[0]
-    for failure in tally.failures if tally else ():
-        if failure.error not in errors:
-            _say_failure(failure)
-    if errors:
-        raise errors[0]
-    say(f"bootseer: interrupted: {after}", err=True)
-    sys.exit(128 + caught[0])
+    try:
+        return running.run(main, counted=tally, bar=bar, after=after)
+    except (BootseerError, SystemExit) as end:
+        for failure in tally.failures if tally else ():
+            if failure.error is not end:
+                _say_failure(failure)
+        raise
 
 
 def move(
@@ -123,12 +86,7 @@ def move(
 def open_at(url: str) -> Store:
     """Open the store that begins at a URL, as the calling user."""
     config = settings.load()
-    return connect_to(url, config, _caller(), private=False, operations=OPERATIONS)
-
-
-def say(text: str, *, err: bool = False) -> None:
-    """Print a line; names in it are anybody's choice, and nothing of them commands a terminal."""
-    click.echo("".join(c if c.isprintable() else "?" for c in text), err=err)
+    return connect_to(url, config, caller(), private=False, operations=OPERATIONS)
 
 
 def summary(verb: str, tally: Tally, began: float) -> str:
@@ -159,28 +117,3 @@ def conclude(verb: str, tally: Tally, began: float, *, quiet: bool) -> None:
 def _say_failure(failure: Failure) -> None:
     text = str(failure.error)
     say(f"bootseer: {text if failure.name in text else f'{failure.name}: {text}'}", err=True)
-
-
-async def _show(verb: str, tally: Tally) -> None:
-    await trio.sleep(_QUIET_S)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(verb, total=None)
-        while True:
-            bar.update(task, total=tally.total_bytes or None, completed=tally.done_bytes)
-            await trio.sleep(0.1)
-
-
-def _caller() -> settings.User:
-    uid = os.geteuid()
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:  # as in a container
-        return settings.User(str(uid), uid, os.path.expanduser("~"))
-    return settings.User(entry.pw_name, uid, entry.pw_dir)

@@ -18,7 +18,7 @@ from bootseer.checkpoint.bench import Row
 from bootseer.checkpoint.describe import Description
 from bootseer.checkpoint.tree import Entry
 from bootseer.checkpoint.verify import Findings
-from bootseer.cli.ckpt_run import say
+from bootseer.cli.running import say
 from bootseer.units import MIB, NS_PER_S, format_size
 
 

@@ -14,6 +14,7 @@ COMMANDS = {
     "report": "bootseer.cli.report:report",
     "status": "bootseer.cli.status:status",
     "mark": "bootseer.cli.mark:mark",
+    "image": "bootseer.cli.image:image",
     "hot": "bootseer.cli.hot:hot",
     "ckpt": "bootseer.cli.ckpt:ckpt",
     "node": "bootseer.cli.node:node",

@@ -24,7 +24,7 @@ def encode(
     version: int,
     header: dict[str, Any],
     row: struct.Struct,
-    rows: Iterable[Sequence[int]],
+    rows: Iterable[Sequence[Any]],
 ) -> bytes:
     """Encode a table.
 
@@ -45,12 +45,20 @@ def encode(
 def decode(
     magic: bytes, version: int, row: struct.Struct, data: bytes, name: str
 ) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
-    """Decode a table into its header and rows.
+    """Decode a table into its header and rows; see `open_table`."""
+    header, rows = open_table(magic, version, row.size, data, name)
+    return header, list(row.iter_unpack(rows))
+
+
+def open_table(
+    magic: bytes, version: int, row_size: int, data: bytes, name: str
+) -> tuple[dict[str, Any], memoryview]:
+    """Check a table; returns its header, and its rows as they are in ``data``.
 
     Args:
         magic: the kind of file that is expected.
         version: the version that is understood.
-        row: layout of one row.
+        row_size: width of a row in bytes.
         data: the whole file.
         name: of the file, for messages.
 
@@ -67,18 +75,19 @@ def decode(
         raise UnknownVersion(
             f"{name}: version {found_version} is not understood, only {version} is"
         )
-    if hashlib.sha256(data[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
+    body = memoryview(data)[:-_DIGEST_BYTES]
+    if hashlib.sha256(body).digest() != data[-_DIGEST_BYTES:]:
         raise Corrupt(f"{name}: its checksum does not match its content")
     rows_start = _FRAME.size + header_bytes
     rows_bytes = len(data) - _DIGEST_BYTES - rows_start
-    if header_bytes > MAX_HEADER_BYTES or row_bytes != row.size or rows_bytes < 0:
+    if header_bytes > MAX_HEADER_BYTES or row_bytes != row_size or rows_bytes < 0:
         raise Corrupt(f"{name}: the lengths in its header do not fit its size")
-    if rows_bytes % row.size:
-        raise Corrupt(f"{name}: its rows do not fill a whole number of {row.size} bytes")
+    if rows_bytes % row_size:
+        raise Corrupt(f"{name}: its rows do not fill a whole number of {row_size} bytes")
     try:
         header = json.loads(data[_FRAME.size : rows_start])
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{name}: its header is not JSON") from error
     if not isinstance(header, dict):
         raise Corrupt(f"{name}: its header is not a JSON object")
-    return header, list(row.iter_unpack(data[rows_start:-_DIGEST_BYTES]))
+    return header, body[rows_start:]

@@ -38,6 +38,14 @@ def connect(config: Settings, user: User) -> Store:
     return connect_to(user.fill(config["store.url"]), config, user)
 
 
+def connect_images(config: Settings, user: User, *, operations: int = MAX_OPERATIONS) -> Store:
+    """Open the store that has a user's images: the one that all share, or the user's own."""
+    url = config["image.store_url"]
+    if not url:
+        return connect_to(user.fill(config["store.url"]), config, user, operations=operations)
+    return connect_to(user.fill(url), config, user, private=False, operations=operations)
+
+
 def connect_to(
     url: str,
     config: Settings,

@@ -1,0 +1,1 @@
+"""Block cache: what a node has of images, on its own disk, for all jobs."""

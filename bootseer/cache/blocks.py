@@ -1,0 +1,175 @@
+"""The blocks of an image that this node has, read and checked.
+
+An entry of the cache is two files. The data file is as long as the image and sparse: a block is
+where it is in the image. The block map has eight bytes for each block, in the machine's own order:
+a checksum of the block if it is there, zero if not. So the checksum says that a block is there, and
+nothing else does: whatever a crash leaves of either file, a block counts only if its bytes match,
+and otherwise is fetched again.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable
+from enum import IntEnum
+
+from xxhash import xxh3_64_intdigest
+
+from bootseer.core.image import ImageManifest
+
+SUM_BYTES = 8
+
+
+class State(IntEnum):
+    """What is known of a block of the data file."""
+
+    ABSENT = 0
+    PRESENT = 1
+    CHECKED = 2
+    LOST = 3
+    """It should be there, and cannot be read or is damaged."""
+
+
+def checksum(data: bytes | bytearray | memoryview) -> int:
+    """Return what the block map says of a block with this content; never zero."""
+    return xxh3_64_intdigest(data) or 1
+
+
+def read_map(map_fd: int, blocks: range) -> array[int]:
+    """Read the entries of blocks; what the file does not hold is zero.
+
+    Raises:
+        OSError: the disk does not give it.
+    """
+    data = os.pread(map_fd, len(blocks) * SUM_BYTES, blocks.start * SUM_BYTES)
+    return array("Q", data.ljust(len(blocks) * SUM_BYTES, b"\0"))
+
+
+class CachedBlocks:
+    """An image's blocks on this node, for reading; needs no rights beyond its descriptors.
+
+    Every block is checked when it is first used. What fails is LOST, and for the caller to fetch.
+
+    Concurrency: any number of threads; the states only ever tell what is safe.
+
+    Attributes:
+        damaged: how many blocks were found damaged or unreadable.
+    """
+
+    def __init__(self, data_fd: int, map_fd: int, manifest: ImageManifest) -> None:
+        """Take over an entry's descriptors; open for reading will do."""
+        self._data_fd = data_fd
+        self._map_fd = map_fd
+        self._manifest = manifest
+        self._sums = array("Q", bytes(manifest.blocks * SUM_BYTES))
+        self._states = bytearray(manifest.blocks)
+        # For reads that do not wait, which the caller has done with before the next.
+        self._buffer = memoryview(bytearray(0))
+        self.damaged = 0
+        self.refresh(range(manifest.blocks))
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        os.close(self._data_fd)
+        os.close(self._map_fd)
+
+    def refresh(self, blocks: range) -> None:
+        """Look again which blocks others have brought meanwhile."""
+        try:
+            found = read_map(self._map_fd, blocks)
+        except OSError:
+            return  # what is not known to be there is fetched
+        for index, entry in zip(blocks, found, strict=True):
+            if entry and self._states[index] == State.ABSENT:
+                self._sums[index] = entry
+                self._states[index] = State.PRESENT
+
+    def note_kept(self, index: int, data: bytes | memoryview) -> None:
+        """Learn that a block with this content has been written to the entry."""
+        self._sums[index] = checksum(data)
+        self._states[index] = State.PRESENT
+
+    def missing(self, blocks: Iterable[int]) -> list[int]:
+        """List the blocks that are to be fetched, as far as is known."""
+        return [i for i in blocks if self._states[i] in (State.ABSENT, State.LOST)]
+
+    def is_lost(self, index: int) -> bool:
+        """Whether the entry claims to have the block, and does not."""
+        return self._states[index] == State.LOST
+
+    @property
+    def present_bytes(self) -> int:
+        """How much of the image is there."""
+        states = self._states
+        absent = states.count(State.ABSENT) + states.count(State.LOST)
+        return max(0, self._manifest.size_bytes - absent * self._manifest.block_bytes)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the image is there."""
+        return not (State.ABSENT in self._states or State.LOST in self._states)
+
+    def read(self, offset: int, size_bytes: int, *, wait: bool) -> memoryview | None:
+        """Read bytes of the image, if all of their blocks are there.
+
+        Args:
+            offset, size_bytes: inside the image.
+            wait: for the disk. If not, what is not in the page cache is not read, and the bytes
+                returned are good until the next call.
+
+        Returns:
+            None if a block is missing or, without `wait`, if the disk would have to be waited for.
+        """
+        blocks = self._manifest.covering(offset, size_bytes)
+        states = self._states[blocks.start : blocks.stop]
+        if State.ABSENT in states or State.LOST in states:
+            return None
+        start, stop = offset, offset + size_bytes
+        unchecked = State.PRESENT in states
+        if unchecked:
+            start = self._manifest.block_range(blocks[0]).start
+            stop = self._manifest.block_range(blocks[-1]).stop
+        try:
+            data = self._pread(start, stop - start, wait)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = None
+        if data is None:
+            if wait:
+                for index in blocks:
+                    self._lose(index)
+            return None
+        if unchecked and not self._check(blocks, start, data):
+            return None
+        return data[offset - start : offset - start + size_bytes]
+
+    def _pread(self, offset: int, size_bytes: int, wait: bool) -> memoryview | None:
+        """Read so many bytes of the data file; None if it does not give all of them."""
+        if wait:
+            buffer = memoryview(bytearray(size_bytes))
+        else:
+            if len(self._buffer) < size_bytes:
+                self._buffer = memoryview(bytearray(size_bytes))
+            buffer = self._buffer[:size_bytes]
+        got = os.preadv(self._data_fd, [buffer], offset, 0 if wait else os.RWF_NOWAIT)
+        return buffer if got == size_bytes else None
+
+    def _check(self, blocks: range, start: int, data: memoryview) -> bool:
+        """Compare blocks with their checksums; ``data`` holds all their bytes, from ``start``."""
+        good = True
+        for index in blocks:
+            if self._states[index] != State.PRESENT:
+                continue
+            block = self._manifest.block_range(index)
+            if checksum(data[block.start - start : block.stop - start]) == self._sums[index]:
+                self._states[index] = State.CHECKED
+            else:
+                self._lose(index)
+                good = False
+        return good
+
+    def _lose(self, index: int) -> None:
+        self._states[index] = State.LOST
+        self.damaged += 1

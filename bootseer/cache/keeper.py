@@ -1,0 +1,156 @@
+"""Root's side of an image's blocks on this node: it alone writes them, and only what is right."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from array import array
+from collections.abc import Callable
+from enum import IntEnum
+
+from bootseer.cache.blocks import SUM_BYTES, checksum, read_map
+from bootseer.core.image import ImageManifest
+from bootseer.errors import Corrupt, NoSpace, Unavailable
+
+_LOCK = struct.Struct("@hhqqi4x")  # struct flock of a 64-bit Linux
+
+
+class Claim(IntEnum):
+    """What somebody who is about to fetch a block is told."""
+
+    BUSY = 0
+    """Somebody else of this node is fetching it."""
+    GRANTED = 1
+    """It is the caller's to fetch; nobody else will until it is kept or released."""
+    PRESENT = 2
+    """It is there already."""
+
+
+class BlockKeeper:
+    """Writes the blocks of one entry of the cache.
+
+    Of several keepers of an entry, in different processes, one at a time can have the claim on a
+    block. Claims are open file description locks on bytes of a file that has none: they end with
+    the process that has them.
+
+    Durability: none is promised and none needed. After a crash, a block of which the checksum or
+    the bytes did not arrive counts as missing.
+
+    Concurrency: calls for different blocks may overlap.
+    """
+
+    def __init__(
+        self,
+        data_fd: int,
+        map_fd: int,
+        claims_fd: int,
+        manifest: ImageManifest,
+        has_room: Callable[[int], bool],
+    ) -> None:
+        """Take over an entry's descriptors, open for writing.
+
+        Args:
+            data_fd, map_fd: see `bootseer.cache.blocks`.
+            claims_fd: of a file whose bytes can be locked, one for each block.
+            manifest: what the image holds.
+            has_room: asked before so many bytes are written.
+        """
+        self._data_fd = data_fd
+        self._map_fd = map_fd
+        self._claims_fd = claims_fd
+        self._manifest = manifest
+        self._has_room = has_room
+
+    def close(self) -> None:
+        """Give up all claims, and close the descriptors."""
+        for fd in (self._data_fd, self._map_fd, self._claims_fd):
+            os.close(fd)
+
+    def claim(self, blocks: range, *, anew: bool = False) -> list[Claim]:
+        """Claim blocks, to fetch them.
+
+        Args:
+            blocks: consecutive ones of the image.
+            anew: those that are there, too: they are damaged.
+
+        Raises:
+            OSError: claims cannot be had at all.
+        """
+        claims = [Claim.GRANTED if self._lock(i, fcntl.F_WRLCK) else Claim.BUSY for i in blocks]
+        # Looked up after the claim: whoever had it before has just kept the block, or has not.
+        entries = array("Q", bytes(len(blocks) * SUM_BYTES))
+        if not anew:
+            entries = read_map(self._map_fd, blocks)
+        for number, (index, entry) in enumerate(zip(blocks, entries, strict=True)):
+            if entry:
+                if claims[number] == Claim.GRANTED:
+                    self._lock(index, fcntl.F_UNLCK)
+                claims[number] = Claim.PRESENT
+        return claims
+
+    def release(self, blocks: range) -> None:
+        """Give up what was claimed of these blocks."""
+        self._lock(blocks.start, fcntl.F_UNLCK, len(blocks))
+
+    def keep(self, first: int, data: memoryview) -> None:
+        """Write consecutive blocks, and give up the claims on them.
+
+        Args:
+            first: index of the first.
+            data: all of their bytes.
+
+        Raises:
+            Corrupt: one of them is not the image's; nothing was written.
+            NoSpace: the cache may not grow by this.
+            Unavailable: the disk does not take it.
+        """
+        blocks = self._manifest.covering(first * self._manifest.block_bytes, len(data))
+        try:
+            self._keep(blocks, data)
+        finally:
+            self.release(blocks)
+
+    def _keep(self, blocks: range, data: memoryview) -> None:
+        start = self._manifest.block_range(blocks.start).start
+        if len(data) != self._manifest.block_range(blocks[-1]).stop - start:
+            raise Corrupt(f"{len(data)} bytes do not make whole blocks at byte {start}")
+        sums = array("Q")
+        for index in blocks:
+            block = self._manifest.block_range(index)
+            content = data[block.start - start : block.stop - start]
+            if not self._manifest.matches(index, content):
+                raise Corrupt(f"block {index} at byte {block.start} has another digest")
+            sums.append(checksum(content))
+        if not self._has_room(len(data)):
+            raise NoSpace("the block cache is full")
+        try:
+            _pwrite(self._data_fd, data, start)
+            _pwrite(self._map_fd, memoryview(sums).cast("B"), blocks.start * SUM_BYTES)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoSpace(f"the block cache's disk is full: {error.strerror}") from error
+            raise Unavailable(f"the block cache cannot be written: {error.strerror}") from error
+
+    def _lock(self, first: int, kind: int, count: int = 1) -> bool:
+        """Set or end the lock on blocks; False if another has it."""
+        try:
+            fcntl.fcntl(
+                self._claims_fd,
+                fcntl.F_OFD_SETLK,
+                _LOCK.pack(kind, os.SEEK_SET, first, count, 0),
+            )
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                return False
+            raise
+        return True
+
+
+def _pwrite(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written

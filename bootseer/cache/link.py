@@ -1,0 +1,187 @@
+"""The way from whoever serves an image, with a user's rights, to root's keeper of its blocks.
+
+Each request is a frame, with a block's bytes behind it if they are to be kept; each has an answer,
+and the next comes after that. Claims and blocks go over links of their own, so that a claim does
+not wait for blocks to be written.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+
+import trio
+
+from bootseer.cache.keeper import BlockKeeper, Claim
+from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
+
+MAX_BYTES = 1024 * 1024
+"""Of blocks kept at once."""
+_REQUEST = struct.Struct("<BxxxIII")  # what, first block, number of blocks, bytes behind it
+_ANSWER = struct.Struct("<BxxxI")  # how it went, bytes behind it
+
+
+class _What(IntEnum):
+    CLAIM = 1
+    CLAIM_ANEW = 2
+    RELEASE = 3
+    KEEP = 4
+
+
+class _How(IntEnum):
+    OK = 0
+    NO_SPACE = 1
+    CORRUPT = 2
+    FAILED = 3
+
+
+_ERRORS: dict[int, type[BootseerError]] = {
+    _How.NO_SPACE: NoSpace,
+    _How.CORRUPT: Corrupt,
+    _How.FAILED: Unavailable,
+}
+
+
+def serve_keeper(
+    keeper: BlockKeeper, blocks: int, end: socket.socket, note: Callable[[str], None]
+) -> None:
+    """Answer requests until the other end is closed; in a thread of its own.
+
+    Whoever is there may be hostile: what makes no sense ends the link.
+
+    Args:
+        keeper: does what is asked.
+        blocks: how many the image has.
+        end: ours, blocking.
+        note: told of what went wrong here, one line.
+    """
+    buffer = memoryview(bytearray(MAX_BYTES))
+    with end:
+        try:
+            while True:
+                what, first, count, size_bytes = _REQUEST.unpack(
+                    _receive(end, buffer, _REQUEST.size)
+                )
+                if size_bytes > MAX_BYTES or not 0 < count <= blocks - first:
+                    return
+                data = _receive(end, buffer, size_bytes)
+                how, said = _carry_out(keeper, what, range(first, first + count), data, note)
+                end.sendall(_ANSWER.pack(how, len(said)) + said)
+        except (OSError, Closed, ValueError):
+            return
+
+
+def _carry_out(
+    keeper: BlockKeeper, what: int, blocks: range, data: memoryview, note: Callable[[str], None]
+) -> tuple[_How, bytes]:
+    try:
+        if what == _What.KEEP:
+            keeper.keep(blocks.start, data)
+        elif what == _What.RELEASE:
+            keeper.release(blocks)
+        else:
+            claims = keeper.claim(blocks, anew=_What(what) == _What.CLAIM_ANEW)
+            return _How.OK, bytes(claims)
+    except NoSpace as error:
+        note(str(error))
+        return _How.NO_SPACE, b""
+    except Corrupt as error:
+        note(str(error))
+        return _How.CORRUPT, b""
+    except (BootseerError, OSError) as error:
+        note(str(error))
+        return _How.FAILED, b""
+    return _How.OK, b""
+
+
+def _receive(end: socket.socket, buffer: memoryview, size_bytes: int) -> memoryview:
+    got = 0
+    while got < size_bytes:
+        count = end.recv_into(buffer[got:size_bytes])
+        if not count:
+            raise Closed("the other end of the link is gone")
+        got += count
+    return buffer[:size_bytes]
+
+
+class KeeperLink:
+    """The other end: a keeper somewhere else.
+
+    Concurrency: any number of tasks.
+
+    Cancellation: a request that is under way makes the link unusable.
+    """
+
+    def __init__(self, claims: socket.socket, blocks: socket.socket) -> None:
+        """Take over two ends, each with a `serve_keeper` at the other."""
+        self._claims = _End(claims)
+        self._blocks = _End(blocks)
+
+    async def claim(self, blocks: range, *, anew: bool = False) -> list[Claim]:
+        """See `BlockKeeper.claim`.
+
+        Raises:
+            Closed: the keeper is gone.
+            Unavailable: it can have no claims.
+        """
+        what = _What.CLAIM_ANEW if anew else _What.CLAIM
+        return [Claim(value) for value in await self._claims.ask(what, blocks)]
+
+    async def release(self, blocks: range) -> None:
+        """See `BlockKeeper.release`."""
+        await self._claims.ask(_What.RELEASE, blocks)
+
+    async def keep(self, blocks: range, data: bytes | memoryview) -> None:
+        """See `BlockKeeper.keep`.
+
+        Raises:
+            NoSpace, Corrupt, Unavailable: it has not.
+            Closed: the keeper is gone.
+        """
+        await self._blocks.ask(_What.KEEP, blocks, data)
+
+    def close(self) -> None:
+        """Close it."""
+        self._claims.socket.close()
+        self._blocks.socket.close()
+
+
+class _End:
+    """One socket: a request at a time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self.socket = trio.socket.from_stdlib_socket(end)
+        self._stream = trio.SocketStream(self.socket)
+        self._lock = trio.Lock()  # guards the stream: a request and its answer
+        self._is_broken = False
+
+    async def ask(self, what: _What, blocks: range, data: bytes | memoryview = b"") -> bytes:
+        async with self._lock:
+            if self._is_broken:
+                raise Closed("the keeper of the block cache is gone")
+            self._is_broken = True  # unless it comes to an end
+            try:
+                head = _REQUEST.pack(what, blocks.start, len(blocks), len(data))
+                await self._stream.send_all(head)
+                if data:
+                    await self._stream.send_all(data)
+                how, size_bytes = _ANSWER.unpack(await self._exactly(_ANSWER.size))
+                said = await self._exactly(size_bytes)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise Closed("the keeper of the block cache is gone") from error
+            self._is_broken = False
+        if how != _How.OK:
+            raise _ERRORS[how]("the block cache has not taken it")
+        return said
+
+    async def _exactly(self, size_bytes: int) -> bytes:
+        data = bytearray()
+        while len(data) < size_bytes:
+            part = await self._stream.receive_some(size_bytes - len(data))
+            if not part:
+                raise trio.BrokenResourceError
+            data += part
+        return bytes(data)

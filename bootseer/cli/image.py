@@ -1,0 +1,286 @@
+"""bootseer image: images in a store, to be served to jobs block by block."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from bootseer.errors import Corrupt
+from bootseer.units import NS_PER_S, format_duration, format_size
+
+if TYPE_CHECKING:
+    from bootseer.image.intake import Progress
+    from bootseer.store.base import Store
+
+T = TypeVar("T")
+
+_SHORT_CHARS = 12
+_json = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+_quiet = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
+
+
+def _complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Complete the names of images in a store on this machine."""
+    from bootseer.cli import running
+    from bootseer.errors import BootseerError
+    from bootseer.image.catalog import list_names
+
+    try:
+        names = running.run(lambda: list_names(_store()))
+    except BootseerError:
+        return []
+    return [CompletionItem(n.name) for n in names if n.name.startswith(typed)]
+
+
+_image = click.argument("image", shell_complete=_complete)
+
+
+@click.group()
+def image() -> None:
+    """Keep container images in a store, from which nodes get the blocks that they need.
+
+    IMAGE is a name, or a digest as `bootseer image ls --json` prints it.
+
+    \b
+    Examples:
+      bootseer image add train.sqsh --name train:v2
+      srun --bootseer --bootseer-image=bootseer://train:v2 ./train.sh
+    """
+
+
+@image.command(epilog="Example:  bootseer image add train.sqsh --name train:v2")
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.option("--name", required=True, help="For the image; another that has it loses it.")
+@click.option("--again", is_flag=True, help="Send all of it, also what is in the store already.")
+@_quiet
+@_json
+def add(path: Path, name: str, again: bool, quiet: bool, as_json: bool) -> None:
+    """Put the squashfs at PATH into the store, and give it a name.
+
+    If that is interrupted, the same command goes on where it was.
+    """
+    from bootseer.cli import running
+    from bootseer.image import intake
+
+    progress = intake.Progress()
+    began = time.monotonic()
+    about = intake.about_now(str(path), running.caller().name)
+    added = _run(
+        lambda store: intake.add(store, path, name, about, progress, again=again),
+        counted=progress,
+        bar="" if quiet else "add",
+        after="run the same command again to go on",
+    )
+    if as_json:
+        document = {"name": name, "digest": added.digest, "sent_bytes": added.sent_bytes}
+        click.echo(json.dumps(document | {"size_bytes": added.manifest.size_bytes}, indent=1))
+    elif not quiet:
+        took = format_duration(time.monotonic() - began)
+        running.say(
+            f"{name}: {format_size(added.manifest.size_bytes)}, of which "
+            f"{format_size(added.sent_bytes)} sent, in {took}; digest {added.digest}"
+        )
+
+
+@image.command(epilog="Example:  bootseer image ls")
+@_json
+def ls(as_json: bool) -> None:
+    """List the images by name."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bootseer.image.catalog import list_names
+    from bootseer.startup.render import plain
+
+    names = _run(list_names)
+    if as_json:
+        rows = [
+            {
+                "name": n.name,
+                "digest": n.digest,
+                "size_bytes": n.size_bytes,
+                "named_ns": n.named_ns,
+            }
+            for n in names
+        ]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("image", "size", "named", "digest"):
+        table.add_column(column, overflow="fold")
+    for n in names:
+        table.add_row(
+            plain(n.name), format_size(n.size_bytes), _when(n.named_ns), n.digest[:_SHORT_CHARS]
+        )
+    empty = "no image yet: bootseer image add PATH --name NAME"
+    Console().print(table if names else empty)
+
+
+@image.command(epilog="Example:  bootseer image show train:v2")
+@_image
+@_json
+def show(image: str, as_json: bool) -> None:
+    """Show what is known of IMAGE."""
+    from bootseer.cli import running
+    from bootseer.image import catalog
+
+    async def read(store: Store) -> dict[str, Any]:
+        digest = await catalog.resolve(store, image)
+        _, manifest = await catalog.read_manifest(store, digest)
+        about = await catalog.read_about(store, digest)
+        names = [n.name for n in await catalog.list_names(store) if n.digest == digest]
+        return {
+            "digest": digest,
+            "names": names,
+            "size_bytes": manifest.size_bytes,
+            "block_bytes": manifest.block_bytes,
+            "blocks": manifest.blocks,
+            "parts": manifest.parts,
+            "sha256": manifest.sha256,
+            "identity": manifest.identity,
+            "source": about.source if about else "",
+            "added_by": about.added_by if about else "",
+            "added_ns": about.added_ns if about else 0,
+            "optimized_from": about.optimized_from if about else "",
+            "store": store.url,
+        }
+
+    found = _run(read)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    lines = {
+        "names": ", ".join(found["names"]) or "none",
+        "digest": found["digest"],
+        "size": f"{format_size(found['size_bytes'])}, {found['blocks']} blocks of "
+        f"{format_size(found['block_bytes'])} in {found['parts']} parts",
+        "sha256": found["sha256"],
+        "identity": found["identity"],
+        "from": f"{found['source'] or 'unknown'}, added by {found['added_by'] or 'unknown'}"
+        + (f" {_when(found['added_ns'])}" if found["added_ns"] else ""),
+        "store": found["store"],
+    }
+    if found["optimized_from"]:
+        lines["optimized from"] = found["optimized_from"]
+    for title, text in lines.items():
+        running.say(f"{title:16}{text}")
+
+
+@image.command(epilog="Example:  bootseer image tag train:v2 train:latest")
+@_image
+@click.argument("name")
+def tag(image: str, name: str) -> None:
+    """Give IMAGE one more name; another image that has it loses it."""
+    from bootseer.cli import running
+    from bootseer.image import catalog
+
+    async def give(store: Store) -> str:
+        digest = await catalog.resolve(store, image)
+        _, manifest = await catalog.read_manifest(store, digest)
+        await catalog.give_name(store, name, digest, manifest.size_bytes)
+        return digest
+
+    running.say(f"{name}: {_run(give)}")
+
+
+@image.command(epilog="Example:  bootseer image rm train:v1")
+@_image
+@click.option("--now", is_flag=True, help="Do not keep its bytes for jobs that are reading them.")
+@_quiet
+def rm(image: str, now: bool, quiet: bool) -> None:
+    """Take the name IMAGE away, and with its last name the image.
+
+    Its bytes stay for a day, for jobs that are reading them.
+    """
+    from bootseer.cli import running
+    from bootseer.image import catalog
+
+    async def remove(store: Store) -> tuple[str, bool]:
+        removed = await catalog.remove(store, image, now=now)
+        await catalog.sweep(store)
+        return removed
+
+    digest, gone = _run(remove)
+    if not quiet:
+        has = "removed" if gone else "has another name and stays"
+        running.say(f"{image}: the image {digest[:_SHORT_CHARS]} {has}")
+
+
+@image.command(epilog="Example:  bootseer image verify train:v2")
+@_image
+@_quiet
+@_json
+def verify(image: str, quiet: bool, as_json: bool) -> None:
+    """Read all of IMAGE and compare every block with its digest."""
+    from bootseer.cli import running
+    from bootseer.image import catalog
+    from bootseer.image.intake import Progress
+    from bootseer.image.verify import Damage
+    from bootseer.image.verify import verify as compare
+
+    progress = Progress()
+
+    def note(size_bytes: int) -> None:
+        progress.done_bytes += size_bytes
+
+    async def check(store: Store) -> list[Damage]:
+        digest = await catalog.resolve(store, image)
+        _, manifest = await catalog.read_manifest(store, digest)
+        progress.total_bytes = manifest.size_bytes
+        return await compare(store, digest, manifest, note)
+
+    bar = "" if quiet else "verify"
+    found = _run(check, counted=progress, bar=bar, after="not everything was read")
+    if as_json:
+        rows = [
+            {"name": d.name, "offset": d.offset, "size_bytes": d.size_bytes, "reason": d.reason}
+            for d in found
+        ]
+        click.echo(json.dumps({"damaged": rows, "size_bytes": progress.total_bytes}, indent=1))
+    else:
+        for d in found:
+            running.say(f"{d.name}: damaged at byte {d.offset}, {d.size_bytes} bytes: {d.reason}")
+        if found:
+            running.say(
+                f"bootseer: {len(found)} ranges are damaged; send the image once more with "
+                f"`bootseer image add PATH --name {image} --again`",
+                err=True,
+            )
+        elif not quiet:
+            running.say(f"{image}: {format_size(progress.total_bytes)} are as they should be")
+    if found:
+        sys.exit(Corrupt.exit_code)
+
+
+def _run(
+    work: Callable[[Store], Awaitable[T]],
+    *,
+    counted: Progress | None = None,
+    bar: str = "",
+    after: str = "nothing was changed",
+) -> T:
+    """Run ``work`` on the store that has the caller's images."""
+    from bootseer.cli import running
+
+    return running.run(lambda: work(_store()), counted=counted, bar=bar, after=after)
+
+
+def _store() -> Store:
+    from bootseer import config as settings
+    from bootseer.cli import running
+    from bootseer.store.connect import connect_images
+
+    return connect_images(settings.load(), running.caller())
+
+
+def _when(time_ns: int) -> str:
+    when = datetime.fromtimestamp(time_ns / NS_PER_S, timezone.utc).astimezone()
+    return f"{when:%Y-%m-%d %H:%M}"

@@ -1,0 +1,259 @@
+"""The bytes of an image: from the node's cache what is there, from the store what is not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import trio
+
+from bootseer.cache.link import MAX_BYTES
+from bootseer.core.image import ImageManifest
+from bootseer.errors import BootseerError, Corrupt, Unavailable
+from bootseer.image.nodecache import NodeCache
+from bootseer.image.source import ImageSource
+
+_AT_ONCE = 16
+"""Fetches at once that nobody is waiting for; a fetch is 1 MiB at most."""
+_BESIDE_URGENT = 4
+"""Of these, while somebody waits for others."""
+_ROUNDS = 3
+"""Attempts to read from the cache what it ought to have, before it is done without."""
+
+
+@dataclass(eq=False, slots=True)
+class _Fetch:
+    """Blocks on their way, or waiting for their turn.
+
+    Attributes:
+        blocks: consecutive ones.
+        found: what has been read of them from the store.
+        errors: why others could not be.
+        ended: set when there is no more to come.
+        turn: set when it may begin.
+    """
+
+    blocks: range
+    is_urgent: bool
+    found: dict[int, memoryview] = field(default_factory=dict)
+    errors: dict[int, BootseerError] = field(default_factory=dict)
+    ended: trio.Event = field(default_factory=trio.Event)
+    turn: trio.Event = field(default_factory=trio.Event)
+
+
+class ImageBlocks:
+    """An image, readable as a whole.
+
+    A block is fetched once, however many wait for it: on this node too, as far as the others can be
+    relied on. What somebody waits for goes first.
+
+    Concurrency: the tasks of one trio run.
+
+    Attributes:
+        fetched_bytes: read from the store.
+        fetches: reads of the store.
+    """
+
+    def __init__(
+        self,
+        manifest: ImageManifest,
+        source: ImageSource,
+        cache: NodeCache,
+        nursery: trio.Nursery,
+        deadline_s: float = 60.0,
+    ) -> None:
+        """Take over what it is made of.
+
+        Args:
+            manifest: what the image holds.
+            source: where it comes from.
+            cache: what the node has of it.
+            nursery: for fetches, which go on when whoever waits is cancelled.
+            deadline_s: longest that a reader waits for the store.
+        """
+        self.fetched_bytes = 0
+        self.fetches = 0
+        self._manifest = manifest
+        self._source = source
+        self._cache = cache
+        self._nursery = nursery
+        self._deadline_s = deadline_s
+        self._under_way: dict[int, _Fetch] = {}
+        self._waiting: deque[_Fetch] = deque()
+        self._running = {True: 0, False: 0}  # urgent, and not
+
+    async def read(self, offset: int, size_bytes: int, *, is_urgent: bool = True) -> memoryview:
+        """Return bytes of the image, good until the next call; fewer at its end.
+
+        Args:
+            offset, size_bytes: of what is wanted.
+            is_urgent: somebody waits for it, not only a prefetch.
+
+        Raises:
+            Corrupt: the store has something else.
+            BootseerError: the store does not give it, or not in time.
+
+        Cancellation: what is being fetched arrives all the same.
+        """
+        size_bytes = max(0, min(size_bytes, self._manifest.size_bytes - offset))
+        if not size_bytes:
+            return memoryview(b"")
+        data = self._cache.read_now(offset, size_bytes)
+        if data is not None:
+            return data
+        try:
+            with trio.fail_after(self._deadline_s):
+                return await self._read(offset, size_bytes, is_urgent)
+        except trio.TooSlowError as error:
+            raise Unavailable(
+                f"image {self._source.digest[:12]}: no answer from {self._source.store.url} for "
+                f"{size_bytes} bytes at {offset} within {self._deadline_s:g} s"
+            ) from error
+
+    async def _read(self, offset: int, size_bytes: int, is_urgent: bool) -> memoryview:
+        blocks = self._manifest.covering(offset, size_bytes)
+        found: dict[int, memoryview] = {}
+        for attempt in range(_ROUNDS + 1):
+            left = [i for i in blocks if i not in found]
+            wanted = self._cache.missing(left) if attempt < _ROUNDS else left
+            if wanted:
+                found |= await self._fetch(wanted, is_urgent)
+            data = await self._assemble(offset, size_bytes, found)
+            if data is not None:
+                return data
+        raise Unavailable(
+            f"image {self._source.digest[:12]}: {size_bytes} bytes at {offset} cannot be kept for "
+            "as long as it takes to read them"
+        )
+
+    async def _assemble(
+        self, offset: int, size_bytes: int, found: dict[int, memoryview]
+    ) -> memoryview | None:
+        """Put together what was fetched and what is in the cache; None if something is not."""
+        if not found:
+            return await self._cache.read(offset, size_bytes)
+        stop = offset + size_bytes
+        whole = memoryview(bytearray(size_bytes))
+        for run in _runs(self._manifest.covering(offset, size_bytes), found.__contains__):
+            for index in run if run.start in found else run[:1]:
+                block = self._manifest.block_range(index)
+                start = max(offset, block.start)
+                if index in found:
+                    end = min(stop, block.stop)
+                    data = found[index][start - block.start : end - block.start]
+                else:
+                    end = min(stop, self._manifest.block_range(run[-1]).stop)
+                    cached = await self._cache.read(start, end - start)
+                    if cached is None:
+                        return None
+                    data = cached
+                whole[start - offset : end - offset] = data
+        return whole
+
+    async def _fetch(self, wanted: list[int], is_urgent: bool) -> dict[int, memoryview]:
+        """Fetch blocks, or wait for those who do; what is in the cache by then is left out.
+
+        Raises:
+            BootseerError: the store does not give them.
+        """
+        per_fetch = MAX_BYTES // self._manifest.block_bytes
+        for run in _runs(wanted, lambda i: (self._under_way.get(i), i // per_fetch)):
+            fetch = self._under_way.get(run.start)
+            if fetch is None:
+                fetch = _Fetch(run, is_urgent)
+                self._under_way |= dict.fromkeys(run, fetch)
+                self._waiting.append(fetch)
+                self._nursery.start_soon(self._carry_out, fetch)
+            if is_urgent:
+                self._hurry(fetch)
+        self._admit()
+        found: dict[int, memoryview] = {}
+        for fetch in dict.fromkeys(self._under_way[i] for i in wanted):
+            await fetch.ended.wait()
+            for index in wanted:
+                if index in fetch.errors:
+                    raise fetch.errors[index].again()
+            found |= fetch.found
+        return found
+
+    def _hurry(self, fetch: _Fetch) -> None:
+        """Let a fetch begin at once."""
+        if not fetch.turn.is_set():
+            fetch.is_urgent = True
+            self._waiting.remove(fetch)
+            self._begin(fetch)
+
+    def _admit(self) -> None:
+        """Let those begin for whom there is room."""
+        limit = _BESIDE_URGENT if self._running[True] else _AT_ONCE
+        while self._waiting and self._running[False] < limit:
+            self._begin(self._waiting.popleft())
+
+    def _begin(self, fetch: _Fetch) -> None:
+        self._running[fetch.is_urgent] += 1
+        fetch.turn.set()
+
+    async def _carry_out(self, fetch: _Fetch) -> None:
+        await fetch.turn.wait()
+        try:
+            await self._obtain(fetch)
+        finally:
+            fetch.ended.set()
+            for index in fetch.blocks:
+                del self._under_way[index]
+            self._running[fetch.is_urgent] -= 1
+            self._admit()
+
+    async def _obtain(self, fetch: _Fetch) -> None:
+        """Bring the blocks, but for those that somebody else of this node brings."""
+        began = trio.current_time()
+        left = list(fetch.blocks)
+        while left:
+            busy: list[int] = []
+            for run in _runs(left, lambda index: None):
+                granted, others = await self._cache.claim(run)
+                await self._bring(fetch, granted)
+                busy += others
+            if busy and not await self._cache.wait(began):
+                await self._bring(fetch, busy)
+                return
+            left = busy
+
+    async def _bring(self, fetch: _Fetch, wanted: list[int]) -> None:
+        """Read blocks from the store, and bring them into the cache."""
+        runs = deque(_runs(wanted, lambda index: None))
+        while runs:
+            run = runs.popleft()
+            try:
+                data = await self._source.read(self._manifest, run)
+            except Corrupt as error:
+                if len(run) > 1:  # the others may be good
+                    runs.extendleft(range(i, i + 1) for i in reversed(run))
+                    continue
+                await self._give_up(fetch, run, error)
+                continue
+            except BootseerError as error:
+                await self._give_up(fetch, run, error)
+                continue
+            self.fetches += 1
+            self.fetched_bytes += len(data)
+            start = self._manifest.block_range(run.start).start
+            for index in run:
+                block = self._manifest.block_range(index)
+                fetch.found[index] = data[block.start - start : block.stop - start]
+            if len(fetch.found) == len(fetch.blocks):
+                fetch.ended.set()  # who waits need not wait for the disk
+            await self._cache.keep(run, data)
+
+    async def _give_up(self, fetch: _Fetch, run: range, error: BootseerError) -> None:
+        fetch.errors |= dict.fromkeys(run, error)
+        await self._cache.release(run)
+
+
+def _runs(indexes: Iterable[int], kind: Callable[[int], Hashable]) -> Iterator[range]:
+    """Cut sorted indexes into runs of consecutive ones of the same kind."""
+    for _, group in groupby(enumerate(indexes), lambda pair: (pair[1] - pair[0], kind(pair[1]))):
+        run = [index for _, index in group]
+        yield range(run[0], run[-1] + 1)

@@ -1,0 +1,235 @@
+"""Images in a store: what they are called, where their bytes are, and how they go.
+
+image-names/NAME.json      one name of an image, its digest
+images/DIGEST/manifest     what it holds, see `bootseer.core.image`; written last
+images/DIGEST/part-NNNN    its bytes, in order
+images/DIGEST/about.json   where it came from
+images/DIGEST/removed      has no name any more; the parts go a day later, for jobs that read them
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+from bootseer.core import image
+from bootseer.core.fields import open_document
+from bootseer.core.image import ImageManifest
+from bootseer.errors import BootseerError, ConfigError, Corrupt, NotFound
+from bootseer.store.base import Store, publish, read_all
+from bootseer.units import NS_PER_S
+
+VERSION = 1
+KEPT_S = 86_400.0
+"""How long the bytes of an image stay that was removed."""
+SCHEME = "bootseer://"
+_NAME_FORMAT = "bootseer image name"
+_ABOUT_FORMAT = "bootseer image"
+_MAX_BYTES = 64 * 1024
+_MAX_NAME_CHARS = 200
+_NAME = re.compile(r"[!-~]+", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Where an image came from.
+
+    Attributes:
+        source: the path or archive that it was added from, as it was given.
+        added_by: name of the user.
+        added_ns: nanoseconds since 1970.
+        optimized_from: digest of the image that it has the tree of, "" for none.
+    """
+
+    source: str
+    added_by: str
+    added_ns: int
+    optimized_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedImage:
+    """A name, and the image that has it."""
+
+    name: str
+    digest: str
+    size_bytes: int
+    named_ns: int
+
+
+def check_name(name: str) -> str:
+    """Return a name that an image can have: printable ASCII without spaces, as `train:v2`.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME_CHARS or len(_quoted(name)) > 250:
+        raise ConfigError(
+            f"{name[:100]!a} cannot be the name of an image: up to {_MAX_NAME_CHARS} printable "
+            "ASCII characters without spaces, less if many of them are no letters or digits"
+        )
+    if is_digest(name):
+        raise ConfigError(f"{name} is a digest; the name of an image must be something else")
+    return name
+
+
+def is_digest(reference: str) -> bool:
+    """Whether this is the digest of an image, not a name."""
+    return _DIGEST.fullmatch(reference) is not None
+
+
+def name_object(name: str) -> str:
+    """Name the store's object for the name of an image."""
+    return f"image-names/{_quoted(check_name(name))}.json"
+
+
+def manifest_object(digest: str) -> str:
+    """Name the store's object for the manifest of an image."""
+    return f"images/{digest}/manifest"
+
+
+def part_object(digest: str, index: int) -> str:
+    """Name the store's object for a part of an image."""
+    return f"images/{digest}/part-{index:04}"
+
+
+async def resolve(store: Store, reference: str) -> str:
+    """Return the digest of an image.
+
+    Args:
+        store: that has it.
+        reference: its name, or the digest itself; ``bootseer://`` may stand before it.
+
+    Raises:
+        NotFound: no image has that name.
+        ConfigError: it cannot be a name.
+    """
+    name = reference.removeprefix(SCHEME)
+    if is_digest(name):
+        return name
+    try:
+        data = await read_all(store, name_object(name), _MAX_BYTES)
+    except NotFound as error:
+        raise NotFound(
+            f"there is no image {name!a} in {store.url}: see `bootseer image ls`, or add it with "
+            f"`bootseer image add PATH --name {name}`"
+        ) from error
+    return _name(data, name).digest
+
+
+async def read_manifest(store: Store, digest: str) -> tuple[bytes, ImageManifest]:
+    """Read the manifest of an image, as it is and decoded.
+
+    Raises:
+        NotFound: the store has no such image.
+        Corrupt: it is damaged.
+    """
+    name = manifest_object(digest)
+    try:
+        data = await read_all(store, name, image.MAX_BYTES)
+    except NotFound as error:
+        raise NotFound(f"there is no image {digest} in {store.url}") from error
+    return data, image.decode(data, f"{name} in {store.url}", digest)
+
+
+async def read_about(store: Store, digest: str) -> About | None:
+    """Read where an image came from; None if nobody has said so."""
+    name = f"images/{digest}/about.json"
+    try:
+        fields = open_document(
+            await read_all(store, name, _MAX_BYTES), name, _ABOUT_FORMAT, VERSION
+        )
+        return About(
+            source=fields.text("source"),
+            added_by=fields.text("added_by", 256),
+            added_ns=fields.count("added_ns"),
+            optimized_from=fields.text("optimized_from", 64),
+        )
+    except (NotFound, Corrupt):
+        return None
+
+
+async def write_about(store: Store, digest: str, about: About) -> None:
+    """Write where an image came from."""
+    await publish(store, f"images/{digest}/about.json", _encoded(_ABOUT_FORMAT, asdict(about)))
+
+
+async def list_names(store: Store) -> list[NamedImage]:
+    """List the images by name; what is damaged is left out."""
+    found = []
+    for info in await store.list("image-names"):
+        name = unquote(info.name.rpartition("/")[2].removesuffix(".json"))
+        with suppress(BootseerError):
+            found.append(_name(await read_all(store, info.name, _MAX_BYTES), name))
+    return found
+
+
+async def give_name(store: Store, name: str, digest: str, size_bytes: int) -> None:
+    """Give an image of that size a name, which another may have had until now."""
+    with suppress(NotFound):
+        await store.delete(f"images/{digest}/removed")
+    named = NamedImage(name, digest, size_bytes, time.time_ns())
+    await publish(store, name_object(name), _encoded(_NAME_FORMAT, asdict(named)))
+
+
+async def remove(store: Store, reference: str, *, now: bool = False) -> tuple[str, bool]:
+    """Take a name away; the image goes with its last name, or if it is named by its digest.
+
+    Jobs that have it open can read on: its bytes go a day later, by `sweep`.
+
+    Args:
+        store: that has it.
+        reference: the name, or the digest and with it all of its names.
+        now: do not wait; jobs that have the image open fail.
+
+    Returns:
+        The digest, and whether the image has gone.
+    """
+    digest = await resolve(store, reference)
+    names = [n.name for n in await list_names(store) if n.digest == digest]
+    going = names if is_digest(reference.removeprefix(SCHEME)) else [reference.removeprefix(SCHEME)]
+    for name in going:
+        with suppress(NotFound):
+            await store.delete(name_object(name))
+    if set(names) - set(going):
+        return digest, False
+    if now:
+        await store.delete_tree(f"images/{digest}")
+    else:
+        await publish(store, f"images/{digest}/removed", b"")
+    return digest, True
+
+
+async def sweep(store: Store, older_than_s: float = KEPT_S) -> list[str]:
+    """Delete the bytes of images that were removed so long ago; returns their digests."""
+    swept = []
+    for folder in await store.list("images"):
+        digest = folder.name.rpartition("/")[2]
+        with suppress(NotFound):
+            removed = await store.stat(f"{folder.name}/removed")
+            if time.time_ns() - removed.mtime_ns >= older_than_s * NS_PER_S:
+                await store.delete_tree(folder.name)
+                swept.append(digest)
+    return swept
+
+
+def _name(data: bytes, name: str) -> NamedImage:
+    fields = open_document(data, f"the image name {name}", _NAME_FORMAT, VERSION)
+    digest = fields.text("digest", 64)
+    if fields.text("name", _MAX_NAME_CHARS) != name or not is_digest(digest):
+        raise Corrupt(f"the image name {name} is damaged; give it again with `bootseer image tag`")
+    return NamedImage(name, digest, fields.count("size_bytes"), fields.count("named_ns"))
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _encoded(kind: str, document: dict[str, Any]) -> bytes:
+    return json.dumps({"format": kind, "version": VERSION, **document}).encode() + b"\n"

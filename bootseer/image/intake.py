@@ -1,0 +1,210 @@
+"""Put an image into a store: read it once to know its digests, then send what is not there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from bootseer.core import image
+from bootseer.core.image import ImageManifest, block_bytes_for, block_digest
+from bootseer.core.ranges import ByteRange, split
+from bootseer.errors import BootseerError, Conflict, NotFound, Unavailable
+from bootseer.image import catalog
+from bootseer.image.catalog import About
+from bootseer.image.identity import Identity, OpenImage, identify, open_image
+from bootseer.store.base import Store, publish
+from bootseer.store.posix import read_fully
+from bootseer.units import MIB
+
+_CHUNK_BYTES = 4 * MIB
+_STREAMS = 3
+"""Parts sent at once; `bootseer.store.retry` holds as many in memory."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far it is; the image is read twice."""
+
+    total_bytes: int = 0
+    done_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What has been added.
+
+    Attributes:
+        digest: of the image.
+        manifest: what it holds.
+        sent_bytes: of it; the rest was there already.
+    """
+
+    digest: str
+    manifest: ImageManifest
+    sent_bytes: int
+
+
+async def add(
+    store: Store,
+    path: Path,
+    name: str,
+    about: About,
+    progress: Progress | None = None,
+    *,
+    again: bool = False,
+) -> Added:
+    """Put a squashfs image into the store and give it a name.
+
+    What was interrupted goes on where it was: parts that are there are not sent again.
+
+    Args:
+        store: for images.
+        path: of the image.
+        name: for it; another image that has it loses it.
+        about: where it came from.
+        progress: kept up to date.
+        again: send what is there as well, for it is damaged.
+
+    Raises:
+        Unavailable: it is not a squashfs, or cannot be read.
+        Conflict: the file was changed meanwhile.
+
+    Cancellation: parts that were sent whole stay, for the next time.
+    """
+    catalog.check_name(name)
+    progress = progress or Progress()
+    opened = await trio.to_thread.run_sync(open_image, str(path.absolute()))
+    try:
+        identity = await trio.to_thread.run_sync(identify, opened)
+        if not identity.leading:
+            raise Unavailable(
+                f"{path} is not a squashfs; make one with mksquashfs, or give a docker-archive or "
+                "an OCI layout"
+            )
+        progress.total_bytes = 2 * opened.size_bytes
+        manifest = await trio.to_thread.run_sync(
+            partial(_measure, opened, identity, progress), abandon_on_cancel=True
+        )
+        encoded = manifest.encode()
+        digest = image.image_digest(encoded)
+        sent_bytes = await _send(store, opened, manifest, digest, progress, again=again)
+    finally:
+        os.close(opened.fd)
+    await catalog.write_about(store, digest, about)
+    await publish(store, catalog.manifest_object(digest), encoded)
+    await catalog.give_name(store, name, digest, manifest.size_bytes)
+    return Added(digest, manifest, sent_bytes)
+
+
+def _measure(opened: OpenImage, identity: Identity, progress: Progress) -> ImageManifest:
+    """Read an image and take its digests."""
+    whole = hashlib.sha256()
+    block_bytes = block_bytes_for(opened.size_bytes)
+    digests = bytearray()
+    with ThreadPoolExecutor(1) as pool:
+        for chunk in split(ByteRange(0, opened.size_bytes), _CHUNK_BYTES):
+            data = _read(opened, chunk)
+            hashed = pool.submit(whole.update, data)
+            for block in _blocks(data, block_bytes):
+                digests += block_digest(block)
+            hashed.result()
+            progress.done_bytes += len(data)
+    return ImageManifest(
+        size_bytes=opened.size_bytes,
+        block_bytes=block_bytes,
+        part_bytes=image.PART_BYTES,
+        sha256=whole.hexdigest(),
+        identity=identity.digest,
+        leading=identity.leading,
+        digests=bytes(digests),
+    )
+
+
+async def _send(
+    store: Store,
+    opened: OpenImage,
+    manifest: ImageManifest,
+    digest: str,
+    progress: Progress,
+    *,
+    again: bool,
+) -> int:
+    """Send the parts that the store does not have; returns how many bytes those are."""
+    parts = iter(range(manifest.parts))
+    sent_bytes = 0
+    errors: list[BootseerError] = []
+
+    async def send(index: int) -> None:
+        nonlocal sent_bytes
+        part = manifest.part_range(index)
+        name = catalog.part_object(digest, index)
+        if not again and await _has(store, name, part.size_bytes):
+            progress.done_bytes += part.size_bytes
+            return
+        async with store.create(name) as writer:
+            for chunk in split(part, _CHUNK_BYTES):
+                data = await trio.to_thread.run_sync(_read_again, opened, manifest, chunk)
+                await writer.write(data)
+                progress.done_bytes += len(data)
+                sent_bytes += len(data)
+            await writer.commit()
+
+    async def send_some(scope: trio.CancelScope) -> None:
+        for index in parts:
+            try:
+                await send(index)
+            except BootseerError as error:
+                errors.append(error)
+                scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(_STREAMS):
+            nursery.start_soon(send_some, nursery.cancel_scope)
+    if errors:
+        raise errors[0]
+    return sent_bytes
+
+
+async def _has(store: Store, name: str, size_bytes: int) -> bool:
+    try:
+        return (await store.stat(name)).size_bytes == size_bytes
+    except NotFound:
+        return False
+
+
+def _read_again(opened: OpenImage, manifest: ImageManifest, chunk: ByteRange) -> bytes:
+    data = _read(opened, chunk)
+    first = chunk.start // manifest.block_bytes
+    for index, block in enumerate(_blocks(data, manifest.block_bytes), first):
+        if not manifest.matches(index, block):
+            raise Conflict(f"{opened.path} was changed while it was read; add it again")
+    return data
+
+
+def _read(opened: OpenImage, chunk: ByteRange) -> bytes:
+    try:
+        data = read_fully(opened.fd, chunk.start, chunk.size_bytes)
+    except OSError as error:
+        raise Unavailable(f"{opened.path} cannot be read: {error.strerror}") from error
+    if len(data) < chunk.size_bytes:
+        raise Conflict(f"{opened.path} became shorter while it was read; add it again")
+    return data
+
+
+def _blocks(data: bytes, block_bytes: int) -> Iterator[memoryview]:
+    view = memoryview(data)
+    for at in range(0, len(view), block_bytes):
+        yield view[at : at + block_bytes]
+
+
+def about_now(source: str, user: str, optimized_from: str = "") -> About:
+    """Say that an image comes from here, now."""
+    return About(source, user, time.time_ns(), optimized_from)

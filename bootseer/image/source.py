@@ -1,0 +1,91 @@
+"""The bytes of an image in the store, checked against its manifest."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import AsyncExitStack
+
+import trio
+
+from bootseer.core.image import ImageManifest
+from bootseer.errors import Corrupt
+from bootseer.image.catalog import part_object
+from bootseer.store.base import Reader, Store
+from bootseer.units import KIB
+
+_INLINE_BYTES = 128 * KIB
+"""What takes no longer to check than to hand to a thread."""
+
+
+class ImageSource:
+    """An image in a store, open for reading until it is closed.
+
+    Attributes:
+        store: that has it.
+        digest: of the image.
+    """
+
+    def __init__(self, store: Store, digest: str) -> None:
+        """Name the image; nothing is read yet."""
+        self.store = store
+        self.digest = digest
+        self._parts: dict[int, Reader] = {}
+        self._open = AsyncExitStack()
+        self._opening: defaultdict[int, trio.Lock] = defaultdict(trio.Lock)  # of a part each
+
+    async def prove(self) -> int:
+        """Open its beginning, as only those can who may read it.
+
+        Returns:
+            What tells it from another object that may once have had this name.
+
+        Raises:
+            NotFound: it is not there.
+            Denied: this process may not read it.
+        """
+        return (await self._part(0)).info.mtime_ns
+
+    async def read(self, manifest: ImageManifest, blocks: range) -> memoryview:
+        """Read consecutive blocks of one part.
+
+        Raises:
+            Corrupt: one is not what it should be, or not there.
+            BootseerError: the store does not give them.
+        """
+        start = manifest.block_range(blocks.start).start
+        stop = manifest.block_range(blocks[-1]).stop
+        index = start // manifest.part_bytes
+        reader = await self._part(index)
+        at = start - manifest.part_range(index).start
+        data = memoryview(await reader.pread(at, stop - start))
+        if len(data) <= _INLINE_BYTES:
+            self._check(manifest, blocks, data, at)
+        else:
+            await trio.to_thread.run_sync(self._check, manifest, blocks, data, at)
+        return data
+
+    async def close(self) -> None:
+        """Close what is open."""
+        await self._open.aclose()
+
+    async def _part(self, index: int) -> Reader:
+        reader = self._parts.get(index)
+        if reader is None:
+            async with self._opening[index]:
+                reader = self._parts.get(index)
+                if reader is None:
+                    name = part_object(self.digest, index)
+                    reader = await self._open.enter_async_context(self.store.open(name))
+                    self._parts[index] = reader
+        return reader
+
+    def _check(self, manifest: ImageManifest, blocks: range, data: memoryview, at: int) -> None:
+        first = manifest.block_range(blocks.start).start
+        for index in blocks:
+            block = manifest.block_range(index)
+            if not manifest.matches(index, data[block.start - first : block.stop - first]):
+                name = part_object(self.digest, block.start // manifest.part_bytes)
+                raise Corrupt(
+                    f"{name!r} in {self.store.url} is damaged at byte {at + block.start - first}: "
+                    f"block {index} of the image has another digest; see `bootseer image verify`"
+                )

@@ -1,0 +1,100 @@
+"""An image in a store in memory, with a cache of its own: all of the served way but the mount."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from bootseer.cache.folder import BlockCache, CacheEntry, entry_key
+from bootseer.cache.link import KeeperLink, serve_keeper
+from bootseer.core import image
+from bootseer.core.image import ImageManifest, block_digest
+from bootseer.core.ranges import ByteRange
+from bootseer.image import catalog
+from bootseer.image.blocks import ImageBlocks
+from bootseer.image.nodecache import NodeCache
+from bootseer.image.source import ImageSource
+from bootseer.store.base import Store, publish
+from bootseer.units import GIB, KIB, MIB
+
+
+def manifest_of(content: bytes, block_bytes: int = 4 * KIB) -> ImageManifest:
+    """Return the manifest of an image with this content."""
+    cut = range(0, len(content), block_bytes)
+    return ImageManifest(
+        size_bytes=len(content),
+        block_bytes=block_bytes,
+        part_bytes=MIB,
+        sha256=hashlib.sha256(content).hexdigest(),
+        identity="sqfs1-test",
+        leading=(ByteRange(0, min(96, len(content))),),
+        digests=b"".join(block_digest(content[at : at + block_bytes]) for at in cut),
+    )
+
+
+async def store_image(store: Store, content: bytes, name: str, block_bytes: int = 4 * KIB) -> str:
+    """Put an image with any content into a store; returns its digest."""
+    manifest = manifest_of(content, block_bytes)
+    encoded = manifest.encode()
+    digest = image.image_digest(encoded)
+    for index in range(manifest.parts):
+        part = manifest.part_range(index)
+        await publish(store, catalog.part_object(digest, index), content[part.start : part.stop])
+    await publish(store, catalog.manifest_object(digest), encoded)
+    await catalog.give_name(store, name, digest, manifest.size_bytes)
+    return digest
+
+
+def cache_in(folder: Path, quota_bytes: int = GIB) -> BlockCache:
+    """Return a block cache in a folder."""
+    return BlockCache(folder / "cache" / "images", quota_bytes, free_share=0.0)
+
+
+def open_entry(cache: BlockCache, store: Store, manifest: ImageManifest) -> CacheEntry:
+    """Open the entry of an image, and make it if it is not there."""
+    encoded = manifest.encode()
+    digest = image.image_digest(encoded)
+    return cache.open(entry_key(store.url, digest, 0), digest, encoded)
+
+
+@asynccontextmanager
+async def keeper_link(
+    entry: CacheEntry, has_room: Callable[[int], bool] = lambda size_bytes: True
+) -> AsyncIterator[KeeperLink]:
+    """Have a keeper of an entry at work in threads, as root's side has."""
+    keeper = entry.keeper(has_room)
+    ours, threads = [], []
+    for _ in range(2):
+        end, theirs = socket.socketpair()
+        ours.append(end)
+        arguments = (keeper, entry.manifest.blocks, theirs, lambda reason: None)
+        threads.append(threading.Thread(target=serve_keeper, args=arguments))
+        threads[-1].start()
+    link = KeeperLink(*ours)
+    try:
+        yield link
+    finally:
+        link.close()
+        for thread in threads:
+            thread.join()
+        keeper.close()
+
+
+@asynccontextmanager
+async def readable(
+    store: Store, digest: str, manifest: ImageManifest, cache: NodeCache, deadline_s: float = 60.0
+) -> AsyncIterator[ImageBlocks]:
+    """Open an image for the length of a block; what is under way then has 5 s to arrive."""
+    source = ImageSource(store, digest)
+    try:
+        async with trio.open_nursery() as nursery:
+            yield ImageBlocks(manifest, source, cache, nursery, deadline_s)
+            nursery.cancel_scope.deadline = trio.current_time() + 5
+    finally:
+        await source.close()

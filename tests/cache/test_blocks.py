@@ -1,0 +1,216 @@
+"""The block cache: what is there is right, whatever happened to its files."""
+
+import os
+import random
+
+import pytest
+
+from bootseer.cache.blocks import SUM_BYTES
+from bootseer.cache.keeper import Claim
+from bootseer.core import image
+from bootseer.errors import Corrupt, NoSpace, NotFound
+from bootseer.store.memory import MemoryStore
+from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
+
+pytestmark = pytest.mark.root  # the cache's folder has to be root's
+BLOCK = 4096
+CONTENT = random.Random(1).randbytes(10 * BLOCK + 100)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return cache_in(tmp_path)
+
+
+@pytest.fixture
+def entry(cache):
+    entry = open_entry(cache, MemoryStore(), manifest_of(CONTENT))
+    yield entry
+    entry.close()
+
+
+@pytest.fixture
+def keeper(entry):
+    keeper = entry.keeper(lambda size_bytes: True)
+    yield keeper
+    keeper.close()
+
+
+def block(index, count=1):
+    return memoryview(CONTENT)[index * BLOCK : (index + count) * BLOCK]
+
+
+def damage(path, offset, data):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_what_was_kept_is_read(entry, keeper):
+    keeper.keep(2, block(2, 3))
+    keeper.keep(10, block(10))
+    blocks = entry.blocks()
+    assert blocks.missing(range(11)) == [0, 1, 5, 6, 7, 8, 9]
+    assert blocks.read(2 * BLOCK + 5, 2 * BLOCK, wait=True) == CONTENT[2 * BLOCK + 5 :][: 2 * BLOCK]
+    assert blocks.read(10 * BLOCK, 100, wait=True) == CONTENT[10 * BLOCK :]
+    assert blocks.read(4 * BLOCK, BLOCK + 1, wait=True) is None
+    assert not blocks.is_complete
+    keeper.keep(0, block(0, 2))
+    keeper.keep(5, block(5, 5))
+    assert blocks.missing(range(11)) == [0, 1, 5, 6, 7, 8, 9]  # until it looks again
+    blocks.refresh(range(11))
+    assert blocks.read(0, len(CONTENT), wait=True) == CONTENT
+    assert blocks.is_complete and blocks.present_bytes == len(CONTENT)
+    blocks.close()
+
+
+def test_only_what_is_the_images_is_kept(entry, keeper):
+    for first, data in ((0, block(1)), (0, block(0)[:-1]), (3, bytes(BLOCK)), (10, block(9))):
+        with pytest.raises(Corrupt):
+            keeper.keep(first, memoryview(data))
+    assert entry.blocks().missing(range(11)) == list(range(11))
+
+
+@pytest.mark.parametrize("file", ["data", "map"])
+@pytest.mark.parametrize("how", ["flip", "zero", "cut", "grow"])
+def test_a_damaged_block_is_missing(entry, keeper, file, how):
+    keeper.keep(0, block(0, 10))
+    at = 7 * (BLOCK if file == "data" else SUM_BYTES)
+    path = entry.path / file
+    size = path.stat().st_size
+    if how == "flip":
+        before = path.read_bytes()[at]
+        damage(path, at, bytes([before ^ 1]))
+    elif how == "zero":
+        damage(path, at, bytes(SUM_BYTES))
+    elif how == "cut":
+        os.truncate(path, at)
+    else:
+        os.truncate(path, size + BLOCK)
+    blocks = entry.blocks()
+    assert blocks.read(0, 7 * BLOCK, wait=True) == CONTENT[: 7 * BLOCK]
+    if how == "grow":
+        assert blocks.read(7 * BLOCK, 3 * BLOCK, wait=True) == block(7, 3)
+        return
+    assert blocks.read(7 * BLOCK, BLOCK, wait=True) is None
+    assert 7 in blocks.missing(range(10))
+    keeper.keep(7, block(7))
+    blocks.note_kept(7, block(7))
+    assert blocks.read(7 * BLOCK, BLOCK, wait=True) == block(7)
+
+
+def test_a_block_is_checked_once_for_each_who_opens_it(entry, keeper):
+    keeper.keep(0, block(0))
+    earlier = entry.blocks()
+    assert earlier.read(0, 10, wait=True) == CONTENT[:10]
+    damage(entry.path / "data", 3, b"X")
+    assert earlier.read(0, 2, wait=True) == CONTENT[:2]
+    later = entry.blocks()
+    assert later.read(0, 2, wait=True) is None
+    assert later.damaged == 1 and later.is_lost(0)
+
+
+def test_nothing_is_waited_for_that_is_not_in_memory(entry, keeper):
+    keeper.keep(0, block(0, 4))
+    blocks = entry.blocks()
+    assert blocks.read(0, 4 * BLOCK, wait=False) == block(0, 4)
+    with open(entry.path / "data", "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert blocks.read(0, 4 * BLOCK, wait=False) is None
+    assert blocks.read(0, 4 * BLOCK, wait=True) == block(0, 4)
+    assert blocks.damaged == 0
+
+
+def test_one_at_a_time_has_the_claim_on_a_block(entry, keeper):
+    other = entry.keeper(lambda size_bytes: True)
+    keeper.keep(1, block(1))
+    assert keeper.claim(range(0, 3)) == [Claim.GRANTED, Claim.PRESENT, Claim.GRANTED]
+    assert other.claim(range(2, 4)) == [Claim.BUSY, Claim.GRANTED]
+    keeper.keep(2, block(2))
+    assert other.claim(range(2, 3)) == [Claim.PRESENT]
+    assert other.claim(range(2, 3), anew=True) == [Claim.GRANTED]
+    keeper.release(range(0, 11))
+    assert other.claim(range(0, 1)) == [Claim.GRANTED]
+    other.close()  # as a process that dies
+    assert keeper.claim(range(0, 4)) == [
+        Claim.GRANTED,
+        Claim.PRESENT,
+        Claim.PRESENT,
+        Claim.GRANTED,
+    ]
+
+
+def test_a_keeper_without_room_keeps_nothing(entry):
+    keeper = entry.keeper(lambda size_bytes: False)
+    assert keeper.claim(range(1)) == [Claim.GRANTED]
+    with pytest.raises(NoSpace):
+        keeper.keep(0, block(0))
+    assert keeper.claim(range(1)) == [Claim.GRANTED]
+    assert entry.blocks().missing(range(1)) == [0]
+    keeper.close()
+
+
+def test_entries_give_way_to_others_but_not_while_in_use(tmp_path):
+    cache = cache_in(tmp_path, quota_bytes=20 * BLOCK)
+    contents = [random.Random(seed).randbytes(8 * BLOCK) for seed in range(3)]
+    manifests = [manifest_of(content) for content in contents]
+    store = MemoryStore()
+
+    def fill(number):
+        entry = open_entry(cache, store, manifests[number])
+        keeper = entry.keeper(cache.room())
+        try:
+            keeper.keep(0, memoryview(contents[number]))
+        except NoSpace:
+            entry.close()
+            raise
+        finally:
+            keeper.close()
+        return entry
+
+    first, second = fill(0), fill(1)
+    with pytest.raises(NoSpace):
+        fill(2)
+    second.close()
+    first.close()
+    open_entry(cache, store, manifests[1]).close()  # used later than the first
+    third = fill(2)
+    assert not first.path.exists()
+    assert second.path.exists() and third.path.exists()
+    assert not cache.remove(third.path.name)
+    third.close()
+    assert cache.remove(third.path.name)
+    assert [e.key for e in cache.entries()] == [second.path.name]
+
+
+def test_an_entry_opened_while_it_is_removed_is_made_again(cache):
+    store, manifest = MemoryStore(), manifest_of(CONTENT)
+    entry = open_entry(cache, store, manifest)
+    entry.close()
+    (entry.path / "map").unlink()  # half removed, or half made
+    again = open_entry(cache, store, manifest)
+    assert again.blocks().missing(range(11)) == list(range(11))
+    again.close()
+    assert cache.remove(again.path.name)
+    with pytest.raises(NotFound):
+        cache.open(again.path.name, image.image_digest(manifest.encode()))
+
+
+def test_a_damaged_manifest_is_written_again(cache, entry, keeper):
+    keeper.keep(0, block(0))
+    damage(entry.path / "manifest", 20, b"?")
+    digest = image.image_digest(manifest_of(CONTENT).encode())
+    with pytest.raises(NotFound):
+        cache.open(entry.path.name, digest)
+    again = open_entry(cache, MemoryStore(), manifest_of(CONTENT))
+    assert again.blocks().read(0, BLOCK, wait=True) == block(0)
+    again.close()
+
+
+def test_what_was_left_of_a_removal_is_swept(cache, entry):
+    left = entry.path.with_name(".going-x")
+    left.mkdir()
+    (left / "data").write_bytes(b"x")
+    cache.sweep()
+    assert not left.exists() and entry.path.exists()

@@ -1,0 +1,355 @@
+"""An image read through cache and store: always its bytes, whatever is slow, damaged or gone."""
+
+import os
+import random
+import tempfile
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from bootseer.core import image
+from bootseer.errors import Corrupt, Transient, Unavailable
+from bootseer.image import catalog
+from bootseer.image.nodecache import NodeCache
+from bootseer.store.base import publish
+from bootseer.store.memory import MemoryStore
+from bootseer.testing.fault_store import FlakyStore, HangingStore, SlowStore
+from bootseer.testing.stored_image import (
+    cache_in,
+    keeper_link,
+    manifest_of,
+    open_entry,
+    readable,
+    store_image,
+)
+from bootseer.units import MIB
+
+pytestmark = pytest.mark.root  # the cache's folder has to be root's
+BLOCK = 4096
+CONTENT = random.Random(2).randbytes(2 * MIB + 5 * BLOCK + 77)
+MANIFEST = manifest_of(CONTENT)
+DIGEST = image.image_digest(MANIFEST.encode())
+
+
+class Job:
+    """One job's way to the image: what it has open of the cache, and what it was told."""
+
+    def __init__(self, cache, store, has_room=lambda size_bytes: True):
+        self.store = store
+        self.entry = open_entry(cache, store, MANIFEST)
+        self.cached = self.entry.blocks()
+        self.has_room = has_room
+        self.said = []
+
+    @asynccontextmanager
+    async def open(self, deadline_s=60.0):
+        async with keeper_link(self.entry, self.has_room) as link:
+            node = NodeCache(MANIFEST, self.cached, link, self.said.append)
+            async with readable(self.store, DIGEST, MANIFEST, node, deadline_s) as blocks:
+                yield blocks
+
+    def close(self):
+        self.cached.close()
+        self.entry.close()
+
+
+@pytest.fixture
+async def store():
+    store = MemoryStore()
+    await store_image(store, CONTENT, "test")
+    return store
+
+
+@pytest.fixture
+def job_of(tmp_path):
+    cache = cache_in(tmp_path)
+    with ExitStack() as jobs:
+
+        def make(store, **more):
+            job = Job(cache, store, **more)
+            jobs.callback(job.close)
+            return job
+
+        yield make
+
+
+def content(offset, size_bytes):
+    return CONTENT[offset : offset + size_bytes]
+
+
+async def test_blocks_are_fetched_once_and_then_the_nodes(store, job_of):
+    job = job_of(store)
+    async with job.open() as blocks:
+        assert await blocks.read(10, 3 * BLOCK) == content(10, 3 * BLOCK)
+        assert blocks.fetched_bytes == 4 * BLOCK
+    async with job.open() as blocks:
+        assert await blocks.read(BLOCK, 100) == content(BLOCK, 100)
+        assert await blocks.read(2 * BLOCK, 3 * BLOCK) == content(2 * BLOCK, 3 * BLOCK)
+        assert blocks.fetched_bytes == BLOCK
+    async with job_of(store).open() as blocks:
+        assert await blocks.read(0, 5 * BLOCK) == content(0, 5 * BLOCK)
+        assert blocks.fetched_bytes == 0
+    assert job.said == []
+
+
+async def test_the_end_of_the_image(store, job_of):
+    async with job_of(store).open() as blocks:
+        for _ in range(2):
+            assert await blocks.read(len(CONTENT) - 100, 4096) == CONTENT[-100:]
+            assert await blocks.read(len(CONTENT), 4096) == b""
+            assert await blocks.read(len(CONTENT) + 5000, 4096) == b""
+
+
+async def test_a_block_is_fetched_once_for_all_who_wait(store, job_of):
+    slow = SlowStore(store, 0.01)
+    first, second = job_of(slow), job_of(slow)
+    async with first.open() as one, second.open() as other, trio.open_nursery() as nursery:
+        for blocks in (one, other) * 3:
+            for offset in range(0, MIB, MIB // 4):
+
+                async def read(blocks=blocks, offset=offset):
+                    assert await blocks.read(offset, MIB) == content(offset, MIB)
+
+                nursery.start_soon(read)
+        # Leaving the nursery waits for them.
+    assert one.fetched_bytes + other.fetched_bytes == MIB + 3 * MIB // 4
+    assert first.said == second.said == []
+
+
+async def test_another_job_that_claims_and_does_not_fetch_is_waited_for_but_not_for_ever(
+    store, job_of
+):
+    hanging, job = job_of(store), job_of(store)
+    keeper = hanging.entry.keeper(lambda size_bytes: True)
+    keeper.claim(range(0, 3))
+    async with job.open() as blocks:
+        with trio.fail_after(20):
+            assert await blocks.read(0, 4 * BLOCK) == content(0, 4 * BLOCK)
+        began = trio.current_time()
+        assert await blocks.read(8 * BLOCK, BLOCK) == content(8 * BLOCK, BLOCK)
+        assert trio.current_time() - began < 2
+    assert len(job.said) == 1
+    keeper.close()
+
+
+async def test_who_waits_goes_before_what_is_only_ahead(store, job_of, autojump_clock):
+    order = []
+
+    class Noting(SlowStore):
+        async def around(self, operation, name, call):
+            if operation == "pread":
+                order.append(name)
+            return await super().around(operation, name, call)
+
+    big = random.Random(3).randbytes(40 * MIB)
+    digest, manifest = await store_image(store, big, "big", 65536), manifest_of(big, 65536)
+    node = NodeCache(manifest)
+    async with (
+        readable(Noting(store, 1.0), digest, manifest, node) as blocks,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def read(offset, is_urgent):
+            assert await blocks.read(offset, 65536, is_urgent=is_urgent) == big[offset:][:65536]
+
+        for number in range(39):
+            nursery.start_soon(read, number * MIB, False)
+        await trio.sleep(1.5)  # the parts are open, the first are under way
+        nursery.start_soon(read, 39 * MIB, True)
+        nursery.start_soon(read, 38 * MIB, True)
+    urgent = {catalog.part_object(digest, 38), catalog.part_object(digest, 39)}
+    assert urgent <= set(order[16:20]), order
+
+
+async def test_a_damaged_block_of_the_cache_is_fetched_again(store, job_of):
+    job = job_of(store)
+    async with job.open() as blocks:
+        await blocks.read(0, 16 * BLOCK)
+    with open(job.entry.path / "data", "r+b") as file:
+        file.seek(5 * BLOCK + 9)
+        file.write(b"?")
+    later = job_of(store)
+    async with later.open() as blocks:
+        assert await blocks.read(0, 16 * BLOCK) == content(0, 16 * BLOCK)
+        assert later.cached.damaged == 1
+        assert blocks.fetched_bytes == BLOCK
+    async with job_of(store).open() as blocks:
+        assert await blocks.read(0, 16 * BLOCK) == content(0, 16 * BLOCK)
+        assert blocks.fetched_bytes == 0
+
+
+async def test_a_damaged_block_of_the_store_is_an_error_that_names_it(store, job_of):
+    damaged = bytearray(CONTENT[MIB : 2 * MIB])
+    damaged[7 * BLOCK + 1] ^= 1
+    await publish(store, catalog.part_object(DIGEST, 1), bytes(damaged))
+    async with job_of(store).open() as blocks:
+        with pytest.raises(Corrupt, match=rf"part-0001' in memory: is damaged at byte {7 * BLOCK}"):
+            await blocks.read(MIB, 16 * BLOCK)
+        for offset in (0, MIB, MIB + 8 * BLOCK):  # all others can be read
+            assert await blocks.read(offset, 7 * BLOCK) == content(offset, 7 * BLOCK)
+
+
+async def test_an_object_that_is_cut_short_is_an_error(store, job_of):
+    await publish(store, catalog.part_object(DIGEST, 1), CONTENT[MIB : MIB + 3 * BLOCK + 5])
+    async with job_of(store).open() as blocks:
+        assert await blocks.read(MIB, 3 * BLOCK) == content(MIB, 3 * BLOCK)
+        with pytest.raises(Corrupt):
+            await blocks.read(MIB + 3 * BLOCK, BLOCK)
+
+
+async def test_a_store_that_hangs_is_an_error_in_time(store, job_of, autojump_clock):
+    hanging = HangingStore(store, {"pread"})
+    node = NodeCache(MANIFEST)
+    async with readable(hanging, DIGEST, MANIFEST, node, 60.0) as blocks:
+        began = trio.current_time()
+        with pytest.raises(Unavailable, match=r"no answer from memory: .* within 60 s"):
+            await blocks.read(0, 100)
+        assert trio.current_time() - began == 60.0
+        hanging.operations = ()
+        assert await blocks.read(BLOCK * 300, 100) == content(BLOCK * 300, 100)
+
+
+async def test_a_store_that_comes_back(store, job_of):
+    is_down = True
+    flaky = FlakyStore(store, lambda count, operation, name: is_down)
+    async with job_of(flaky).open() as blocks:
+        with pytest.raises(Transient):
+            await blocks.read(0, 100)
+        is_down = False
+        assert await blocks.read(0, 100) == content(0, 100)
+        is_down = True
+        assert await blocks.read(0, 100) == content(0, 100)
+
+
+async def test_a_full_cache_fails_no_read(store, job_of):
+    job = job_of(store, has_room=lambda size_bytes: False)
+    async with job.open() as blocks:
+        for _ in range(2):
+            assert await blocks.read(0, 300 * BLOCK) == content(0, 300 * BLOCK)
+    assert job.said == ["the block cache is full: what it has no room for is fetched when needed"]
+
+
+async def test_a_keeper_that_is_gone_fails_no_read(store, job_of):
+    job = job_of(store)
+    async with keeper_link(job.entry) as link:
+        node = NodeCache(MANIFEST, job.cached, link, job.said.append)
+        async with readable(store, DIGEST, MANIFEST, node) as blocks:
+            assert await blocks.read(0, BLOCK) == content(0, BLOCK)
+            link.close()
+            for _ in range(2):
+                assert await blocks.read(0, 9 * BLOCK) == content(0, 9 * BLOCK)
+    assert len(job.said) == 1 and "gone" in job.said[0]
+
+
+class Machine(RuleBasedStateMachine):
+    """Two jobs of a node read one image; the node, its disk and the store have bad days."""
+
+    offsets = st.integers(0, len(CONTENT) + BLOCK)
+    sizes = st.sampled_from([1, 100, BLOCK, 3 * BLOCK + 5, 40 * BLOCK, MIB])
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="bootseer-machine-")
+        self.cache = cache_in(Path(self.folder.name))
+        self.memory = MemoryStore()
+        trio.run(store_image, self.memory, CONTENT, "test")
+        self.is_down = self.is_full = False
+        self.store = FlakyStore(self.memory, lambda count, operation, name: self.is_down)
+        self.spoilt = set()
+        self.jobs = [self.start(), self.start()]
+
+    def start(self):
+        return Job(self.cache, self.store, lambda size_bytes: not self.is_full)
+
+    def teardown(self):
+        for job in self.jobs:
+            job.close()
+        self.folder.cleanup()
+
+    @rule(reads=st.lists(st.tuples(st.integers(0, 1), offsets, sizes, st.booleans()), max_size=6))
+    def read(self, reads):
+        async def read(blocks, offset, size_bytes, is_urgent):
+            wanted = MANIFEST.covering(offset, max(0, min(size_bytes, len(CONTENT) - offset)))
+            try:
+                data = bytes(await blocks.read(offset, size_bytes, is_urgent=is_urgent))
+            except Transient:
+                assert self.is_down
+            except Corrupt:
+                assert self.spoilt & set(wanted)
+            else:
+                assert data == content(offset, size_bytes)
+
+        async def main():
+            async with (
+                self.jobs[0].open() as one,
+                self.jobs[1].open() as other,
+                trio.open_nursery() as nursery,
+            ):
+                for number, *what in reads:
+                    nursery.start_soon(read, (one, other)[number], *what)
+
+        trio.run(main)
+
+    @rule(number=st.integers(0, 1))
+    def restart(self, number):
+        self.jobs[number].close()
+        self.jobs[number] = self.start()
+
+    @rule(
+        name=st.sampled_from(["data", "map"]),
+        where=st.floats(0, 1),
+        what=st.sampled_from(["zero", "noise", "cut"]),
+        size_bytes=st.sampled_from([1, 8, 100, BLOCK, 5 * BLOCK]),
+    )
+    def crash(self, name, where, what, size_bytes):
+        """The node dies; of what was written last, something else arrived on the disk."""
+        path = self.jobs[0].entry.path / name
+        for job in self.jobs:
+            job.close()
+        at = int(where * path.stat().st_size)
+        if what == "cut":
+            os.truncate(path, at)
+        else:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes(size_bytes) if what == "zero" else os.urandom(size_bytes))
+        self.jobs = [self.start(), self.start()]
+
+    @rule()
+    def evict(self):
+        key = self.jobs[0].entry.path.name
+        assert not self.cache.remove(key)
+        for job in self.jobs:
+            job.close()
+        assert self.cache.remove(key)
+        self.jobs = [self.start(), self.start()]
+
+    @rule(is_full=st.booleans())
+    def fill(self, is_full):
+        self.is_full = is_full
+
+    @rule(is_down=st.booleans())
+    def store_goes(self, is_down):
+        self.is_down = is_down
+
+    @rule(index=st.integers(0, MANIFEST.blocks - 1))
+    def spoil_or_mend(self, index):
+        """A block of the store is damaged, or good again."""
+        self.spoilt ^= {index}
+        part = index * BLOCK // MIB
+        data = bytearray(CONTENT[part * MIB : (part + 1) * MIB])
+        for spoilt in self.spoilt:
+            if spoilt * BLOCK // MIB == part:
+                data[spoilt * BLOCK - part * MIB] ^= 0x55
+        trio.run(publish, self.memory, catalog.part_object(DIGEST, part), bytes(data))
+
+
+def test_a_random_life():
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
+    )

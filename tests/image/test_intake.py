@@ -1,0 +1,220 @@
+"""Images put into a store, named, read through and removed."""
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from bootseer.cli.image import image as command
+from bootseer.core import image
+from bootseer.errors import ConfigError, Conflict, NotFound, Transient, Unavailable
+from bootseer.image import catalog, intake
+from bootseer.image.identity import identify, open_image
+from bootseer.image.intake import about_now, add
+from bootseer.image.verify import verify
+from bootseer.store.base import publish, read_all
+from bootseer.store.local import LocalStore
+from bootseer.store.memory import MemoryStore
+from bootseer.testing.fault_store import FlakyStore
+from bootseer.testing.images import TinyImage, write_image
+from bootseer.units import MIB
+
+ABOUT = about_now("/images/tiny.sqsh", "alice")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "tiny.sqsh"
+    write_image(TinyImage(), path)
+    return path
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(image, "PART_BYTES", MIB)
+
+
+@pytest.fixture(params=["memory", "folder"])
+def store(request, tmp_path):
+    return MemoryStore() if request.param == "memory" else LocalStore(tmp_path / "store")
+
+
+async def stored(store, digest, manifest):
+    names = [catalog.part_object(digest, i) for i in range(manifest.parts)]
+    return b"".join([await read_all(store, name, MIB) for name in names])
+
+
+async def test_an_image_is_stored_as_it_is(store, path, small_parts):
+    progress = intake.Progress()
+    added = await add(store, path, "tiny:1", ABOUT, progress)
+    content = path.read_bytes()
+    assert await stored(store, added.digest, added.manifest) == content
+    assert added.sent_bytes == len(content)
+    assert progress.done_bytes == progress.total_bytes == 2 * len(content)
+    digest = await catalog.resolve(store, "bootseer://tiny:1")
+    assert digest == await catalog.resolve(store, "tiny:1") == added.digest
+    _, manifest = await catalog.read_manifest(store, digest)
+    sha256 = subprocess.check_output(["sha256sum", path], text=True).split()[0]
+    opened = open_image(str(path))
+    identity = identify(opened)
+    os.close(opened.fd)
+    assert (manifest.sha256, manifest.size_bytes) == (sha256, len(content))
+    assert (manifest.identity, manifest.leading) == (identity.digest, identity.leading)
+    assert await catalog.read_about(store, digest) == ABOUT
+    assert await verify(store, digest, manifest, lambda size_bytes: None) == []
+
+
+async def test_what_was_interrupted_goes_on(store, path, small_parts):
+    left = 9
+
+    def fails(count, operation, name):
+        nonlocal left
+        left -= operation == "commit"
+        return left < 0
+
+    with pytest.raises(Transient):
+        await add(FlakyStore(store, fails), path, "tiny:1", ABOUT)
+    assert await catalog.list_names(store) == []
+    added = await add(store, path, "tiny:1", ABOUT)
+    # Of those that were being sent at once, some may have been given up on the way.
+    assert 6 * MIB <= path.stat().st_size - added.sent_bytes <= 9 * MIB
+    assert await stored(store, added.digest, added.manifest) == path.read_bytes()
+    again = await add(store, path, "tiny:2", ABOUT)
+    assert (again.digest, again.sent_bytes) == (added.digest, 0)
+
+
+async def test_damage_is_found_and_mended(store, path, small_parts):
+    added = await add(store, path, "tiny", ABOUT)
+    parts = [catalog.part_object(added.digest, i) for i in range(added.manifest.parts)]
+    whole = await read_all(store, parts[2], MIB)
+    spoilt = bytearray(whole)
+    spoilt[3 * image.BLOCK_BYTES + 7] ^= 1
+    await publish(store, parts[2], bytes(spoilt))
+    await publish(store, parts[4], (await read_all(store, parts[4], MIB))[: MIB - 5])
+    await store.delete(parts[6])
+    found = await verify(store, added.digest, added.manifest, lambda size_bytes: None)
+    assert [(d.name, d.offset, d.size_bytes) for d in found] == [
+        (parts[2], 3 * image.BLOCK_BYTES, image.BLOCK_BYTES),
+        (parts[4], MIB - image.BLOCK_BYTES, image.BLOCK_BYTES),
+        (parts[6], 0, MIB),
+    ]
+    await add(store, path, "tiny", ABOUT, again=True)
+    assert await verify(store, added.digest, added.manifest, lambda size_bytes: None) == []
+
+
+async def test_a_file_that_changes_meanwhile_is_not_added(tmp_path, path):
+    changing = tmp_path / "changing.sqsh"
+    changing.write_bytes(path.read_bytes())
+
+    class Changing(MemoryStore):
+        async def stat(self, name):
+            with changing.open("r+b") as file:
+                file.seek(5 * MIB)
+                file.write(b"changed!")
+            return await super().stat(name)
+
+    store = Changing()
+    with pytest.raises(Conflict, match="changed while it was read"):
+        await add(store, changing, "tiny", ABOUT)
+    assert await catalog.list_names(store) == []
+
+
+async def test_only_a_squashfs_is_added(tmp_path):
+    other = tmp_path / "other"
+    other.write_bytes(b"\x7fELF" * 1000)
+    with pytest.raises(Unavailable, match="not a squashfs"):
+        await add(MemoryStore(), other, "other", ABOUT)
+
+
+async def test_an_image_goes_with_its_last_name_and_its_bytes_later(store, path):
+    added = await add(store, path, "one", ABOUT)
+    await catalog.give_name(store, "docker://host#a/b:1", added.digest, 5)
+    assert {n.name for n in await catalog.list_names(store)} == {"one", "docker://host#a/b:1"}
+    assert await catalog.remove(store, "one") == (added.digest, False)
+    with pytest.raises(NotFound, match="image add"):
+        await catalog.resolve(store, "one")
+    assert await catalog.remove(store, "docker://host#a/b:1") == (added.digest, True)
+    assert await catalog.sweep(store) == []
+    assert await stored_size(store, added) == path.stat().st_size
+    assert (await add(store, path, "back", ABOUT)).sent_bytes == 0
+    assert await catalog.sweep(store, older_than_s=0) == []
+    assert await catalog.remove(store, added.digest) == (added.digest, True)
+    assert await catalog.list_names(store) == []
+    assert await catalog.sweep(store, older_than_s=0) == [added.digest]
+    assert await store.list("images") == []
+    await add(store, path, "gone", ABOUT)
+    assert await catalog.remove(store, "gone", now=True) == (added.digest, True)
+    assert await store.list("images") == []
+
+
+async def stored_size(store, added):
+    parts = [catalog.part_object(added.digest, i) for i in range(added.manifest.parts)]
+    return sum([(await store.stat(name)).size_bytes for name in parts])
+
+
+@pytest.mark.parametrize("name", ["", "with space", "ünï", "a\n", "f" * 64, "x" * 201, "/" * 90])
+def test_what_cannot_be_a_name(name):
+    with pytest.raises(ConfigError):
+        catalog.check_name(name)
+
+
+async def test_a_damaged_name_is_no_name(store, path):
+    added = await add(store, path, "tiny", ABOUT)
+    document = json.loads(await read_all(store, catalog.name_object("tiny"), 10_000))
+    for change in ({"digest": "../../etc"}, {"name": "other"}, {"version": 2}, {"format": "x"}):
+        await publish(store, catalog.name_object("tiny"), json.dumps(document | change).encode())
+        with pytest.raises(Exception, match=r"tiny|understood"):
+            await catalog.resolve(store, "tiny")
+        assert await catalog.list_names(store) == []
+    manifest = replace(added.manifest, sha256="0" * 64).encode()
+    await publish(store, catalog.manifest_object(added.digest), manifest)
+    with pytest.raises(Exception, match="another image"):
+        await catalog.read_manifest(store, added.digest)
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def _settings(self, tmp_path, monkeypatch):
+        store = tmp_path / "images"
+        monkeypatch.setattr("bootseer.cli.image._store", lambda: LocalStore(store))
+
+    def call(self, *words):
+        result = CliRunner().invoke(command, [str(w) for w in words], catch_exceptions=False)
+        return result.exit_code, result.output
+
+    def says(self, *words):
+        code, output = self.call(*words)
+        assert code == 0, output
+        return output
+
+    def test_a_life(self, path, tmp_path):
+        assert self.says("ls") == "no image yet: bootseer image add PATH --name NAME\n"
+        added = json.loads(self.says("add", path, "--name", "tiny:1", "--json"))
+        assert added["size_bytes"] == added["sent_bytes"] == path.stat().st_size
+        assert added["digest"] in self.says("add", path, "--name", "tiny:1")
+        assert self.says("tag", "tiny:1", "latest") == f"latest: {added['digest']}\n"
+        names = json.loads(self.says("ls", "--json"))
+        assert {(n["name"], n["digest"]) for n in names} == {
+            ("tiny:1", added["digest"]),
+            ("latest", added["digest"]),
+        }
+        assert "tiny:1" in self.says("ls") and added["digest"][:12] in self.says("ls")
+        shown = json.loads(self.says("show", "latest", "--json"))
+        assert shown["names"] == ["latest", "tiny:1"] and shown["source"] == str(path)
+        assert shown["sha256"] in self.says("show", added["digest"])
+        assert "as they should be" in self.says("verify", "latest")
+        part = tmp_path / "images" / catalog.part_object(added["digest"], 0)
+        part.write_bytes(b"?" + part.read_bytes()[1:])
+        code, output = self.call("verify", "latest")
+        assert code == 4 and "damaged at byte 0" in output and "--again" in output
+        assert json.loads(self.call("verify", "latest", "--json")[1])["damaged"][0]["offset"] == 0
+        assert "stays" in self.says("rm", "tiny:1")
+        assert "removed" in self.says("rm", "latest")
+        assert json.loads(self.says("ls", "--json")) == []
+
+    def test_what_is_not_there(self):
+        with pytest.raises(NotFound, match="image add"):
+            self.call("show", "nothing")

@@ -69,6 +69,12 @@ SETTINGS: dict[str, Setting] = {
     ),
     "node.run_dir": Setting("/run/bootseer", 0, 0, "state of the jobs on this node"),
     "node.cache_dir": Setting("/var/cache/bootseer", 0, 0, "what outlives a job on this node"),
+    "cache.quota_gib": Setting(
+        100.0, 0, 1e6, "what blocks of images may take up in node.cache_dir, of all jobs together"
+    ),
+    "cache.free_share": Setting(
+        0.1, 0, 0.9, "share of the file system of node.cache_dir that they leave free"
+    ),
     "prolog.wait_s": Setting(
         0.0, 0, 3600, "how long the prolog waits for the hot set, without --bootseer-wait"
     ),
@@ -111,6 +117,16 @@ SETTINGS: dict[str, Setting] = {
         0,
         "where images are that bootseer:// names; empty: in each user's store.url",
         is_template=True,
+    ),
+    "image.io_deadline_s": Setting(
+        60.0, 1, 3600, "longest that a read of a served image waits for the store; then an error"
+    ),
+    "image.fill_mib_per_s": Setting(
+        50.0,
+        0,
+        1e6,
+        "how fast the rest of a served image is brought to the nodes of a job, all together, while "
+        "nobody reads it; 0: not at all",
     ),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"

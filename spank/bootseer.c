@@ -176,7 +176,7 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 int slurm_spank_task_init_privileged(spank_t spank, int ac, char *argv[])
 {
     (void)ac, (void)argv;
-    checkpoint_task(&bootseer, spank);
+    mounts_task(&bootseer, spank);
     return 0;
 }
 

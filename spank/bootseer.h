@@ -73,12 +73,13 @@ void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t
 void step_post_opt(struct bootseer *bootseer, spank_t spank);
 void step_user_init(struct bootseer *bootseer, spank_t spank);
 void step_exit(const struct bootseer *bootseer, spank_t spank);
-/* Says on the step's stderr, and in the report, what this step does without. */
-__attribute__((format(printf, 3, 4))) void step_fallback(const struct bootseer *bootseer,
-                                                         spank_t spank, const char *format, ...);
+/* Says on the step's stderr, and in the report under `stage`, what this step does without. */
+__attribute__((format(printf, 4, 5))) void step_fallback(const struct bootseer *bootseer,
+                                                         spank_t spank, const char *stage,
+                                                         const char *format, ...);
 
-/* checkpoint.c: each task, before it becomes the user's. */
-void checkpoint_task(const struct bootseer *bootseer, spank_t spank);
+/* mounts.c: each task, before it becomes the user's. */
+void mounts_task(const struct bootseer *bootseer, spank_t spank);
 
 /* exec.c: children with a deadline. */
 #define ENVIRONMENT_MAX 32

@@ -78,6 +78,18 @@ static bool lookup(spank_t spank, const char *name, char out[VALUE_MAX + 2])
     return value != NULL;
 }
 
+/* Whether this is what tasks are told, and no wish: where the job's checkpoint or image is. */
+static bool is_told(int option, const char *value)
+{
+    static const char file[] = "/image/image.sqsh";
+    size_t length = strlen(value);
+
+    if (option == OPTION_CKPT)
+        return *value == '/' && !option_problem(OPTION_IMAGE, value);
+    return option == OPTION_IMAGE && strstr(value, "/jobs/") && length >= sizeof(file) &&
+           !strcmp(value + length - (sizeof(file) - 1), file);
+}
+
 bool request_complete(struct request *request, spank_t spank)
 {
     char value[VALUE_MAX + 2];
@@ -90,8 +102,7 @@ bool request_complete(struct request *request, spank_t spank)
         return true;
     for (int i = 0; i < OPTION_COUNT; i++)
         if (!request->given[i] && lookup(spank, option_names[i].fallback, value) &&
-            /* A path is what tasks are given: where the job's checkpoint is mounted. */
-            !(i == OPTION_CKPT && *value == '/' && !option_problem(OPTION_IMAGE, value)))
+            !is_told(i, value))
             good &= request_set(request, (enum option)i, FROM_ENVIRONMENT, value, spank != NULL);
     return good;
 }

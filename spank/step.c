@@ -89,7 +89,8 @@ static void send_event(const struct sockaddr_un *address, const struct step *ste
     send_line(address, line);
 }
 
-void step_fallback(const struct bootseer *bootseer, spank_t spank, const char *format, ...)
+void step_fallback(const struct bootseer *bootseer, spank_t spank, const char *stage,
+                   const char *format, ...)
 {
     char text[400], escaped[400], line[700];
     long long now = now_ns();
@@ -110,9 +111,9 @@ void step_fallback(const struct bootseer *bootseer, spank_t spank, const char *f
         if (*p == '"' || *p == '\\')
             *p = '\'';
     snprintf(line, sizeof(line),
-             "{\"op\":\"event\",\"stage\":\"checkpoint.mountpoint\",\"status\":\"fallback\","
+             "{\"op\":\"event\",\"stage\":\"%s\",\"status\":\"fallback\","
              "\"start_ns\":%lld,\"end_ns\":%lld,\"detail\":\"%s\"}\n",
-             now, now, escaped);
+             stage, now, now, escaped);
     if (socket_address(&bootseer->settings, step.job_id, &address))
         send_line(&address, line);
 }

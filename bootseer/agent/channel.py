@@ -96,7 +96,7 @@ class Channel:
         space = socket.CMSG_SPACE(4)
         try:
             got = await self._socket.recvmsg(_LENGTH.size, space, socket.MSG_CMSG_CLOEXEC)
-        except OSError as error:
+        except (OSError, trio.ClosedResourceError) as error:
             raise Closed("the other end of the channel is gone") from error
         if not got[0]:
             raise Closed("the other end of the channel is gone")
@@ -107,7 +107,7 @@ class Channel:
         while len(data) < size:
             try:
                 part = await self._socket.recv(min(size - len(data), 1 << 20))
-            except OSError as error:
+            except (OSError, trio.ClosedResourceError) as error:
                 raise Closed("the other end of the channel is gone") from error
             if not part:
                 raise Closed("the other end of the channel is gone")

@@ -7,8 +7,10 @@
         events.jsonl           events so far, in case the agent dies; root, 0600
         agent.log              what the agent prints when something is wrong; root, 0600
         agent.sock             control socket; the job's user, 0600
-        checkpoint             where the plugin finds the mount, see `write_mounted`; root, 0600
+        server.json            who serves the image, should the agent die; root, 0600
+        checkpoint, served     where the plugin finds the mounts, see `write_mounted`; root, 0600
         ckpt/                  the checkpoint's mount; the job's user alone
+        image/                 the served image's mount; the job's user alone
 
 Imported by the hook path: the standard library only.
 """
@@ -32,7 +34,8 @@ class Job(NamedTuple):
         uid, gid, user, home: of the job's user.
         key: of the warm plan.
         record_only: warm nothing, record as if for the first time.
-        image: path of the container image; "" when it is to be found in the warm plan.
+        image: path of the container image, or the URI of one in the store; "" when it is to be
+            found in the warm plan.
         wait_s: longest that the prolog holds the job for its hot set; with 0 it does not.
         started_ns: when the prolog began, nanoseconds since the epoch.
         checkpoint: URL of the checkpoint folder, "" for none.
@@ -69,6 +72,11 @@ class Job(NamedTuple):
         return f"{self.cluster}.{self.job_id}"
 
     @property
+    def is_served(self) -> bool:
+        """Whether its image comes from the store, through a mount of the agent's."""
+        return "://" in self.image
+
+    @property
     def owner(self) -> User:
         """The job's user, as settings know users."""
         return User(self.user, self.uid, self.home)
@@ -84,6 +92,8 @@ class JobFolder:
         self.events = f"{path}/events.jsonl"
         self.mounted = f"{path}/checkpoint"
         self.mount = f"{path}/ckpt"
+        self.served = f"{path}/served"
+        self.image = f"{path}/image"
 
     @classmethod
     def of(cls, run_dir: str, job_id: int) -> JobFolder:
@@ -132,20 +142,26 @@ class JobFolder:
         except TypeError:
             return None
 
-    def write_mounted(self, pid: int, job: Job) -> None:
-        """Tell the prolog and the plugin that the checkpoint is mounted, or will not be.
+    def write_mounted(
+        self, mark: str, pid: int, whose: str = "owned", mountpoint: str = ""
+    ) -> None:
+        """Tell the prolog and the plugin that something is mounted, or will not be.
 
         Three lines: a process in whose mount namespace it is, 0 if it is not mounted; what the
-        plugin has to check of the mount point; the mount point.
+        plugin has to check of the mount point, "owned" or "listed"; the mount point. With "plain"
+        nothing is to be mounted, and the last is what tasks are told.
+
+        Args:
+            mark: the file that says so, `mounted` or `served`.
+            pid, whose, mountpoint: what it says.
 
         Raises:
             OSError: it cannot be told.
         """
-        whose = "listed" if job.mountpoint_listed else "owned"
-        descriptor = os.open(f"{self.mounted}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(f"{mark}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write(f"{pid}\n{whose}\n{job.mountpoint}\n")
-        os.rename(f"{self.mounted}.new", self.mounted)
+            file.write(f"{pid}\n{whose}\n{mountpoint}\n")
+        os.rename(f"{mark}.new", mark)
 
     def append_event(self, line: str) -> None:
         """Add one encoded event to the folder's log.

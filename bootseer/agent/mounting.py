@@ -1,4 +1,4 @@
-"""Mount a job's checkpoint, as root, and start the worker that is going to serve it.
+"""Mount what a job's steps are to find, as root, and start the worker that is going to serve it.
 
 One of the agent's first steps: the prolog waits for it. The standard library and our own extension
 only; what takes longer happens while the first to touch the mount waits in it.
@@ -30,19 +30,37 @@ class Mounting:
         self.worker = worker
 
     @classmethod
-    def of(cls, folder: JobFolder, job: Job) -> Mounting:
-        """Mount the checkpoint of a job and tell prolog and plugin; they do not wait for more."""
+    def checkpoint(cls, folder: JobFolder, job: Job) -> Mounting:
+        """Mount a job's checkpoint and tell prolog and plugin; they do not wait for more."""
+        options = MountOptions(read_only=job.read_only, checks_modes=False)
+        mounting = cls._of(folder, job, folder.mount, "checkpoint", options)
+        whose = "listed" if job.mountpoint_listed else "owned"
+        folder.write_mounted(folder.mounted, mounting._namespace(), whose, job.mountpoint)
+        return mounting
+
+    @classmethod
+    def image(cls, folder: JobFolder, job: Job) -> Mounting:
+        """Mount a job's image and tell prolog and plugin, in the same way."""
+        mounting = cls._of(folder, job, folder.image, "image", MountOptions(read_only=True))
+        if mounting.worker is not None:
+            process.register_server(folder, mounting.worker[0])
+        folder.write_mounted(folder.served, mounting._namespace())
+        return mounting
+
+    @classmethod
+    def _of(
+        cls, folder: JobFolder, job: Job, path: str, role: str, options: MountOptions
+    ) -> Mounting:
         try:
-            os.mkdir(folder.mount, 0o755)
-            options = MountOptions(read_only=job.read_only, checks_modes=False)
-            connection = attach(Path(folder.mount), job.uid, job.gid, options)
+            os.mkdir(path, 0o755)
+            connection = attach(Path(path), job.uid, job.gid, options)
         except (BootseerError, OSError) as error:
-            folder.write_mounted(0, job)
             return cls(str(error), None)
         try:
             # Whatever becomes of that process: without it the kernel answers with errors.
-            worker = process.spawn_worker(folder, job, "checkpoint", connection)
+            return cls("", process.spawn_worker(folder, job, role, connection))
         finally:
             os.close(connection)
-        folder.write_mounted(os.getpid(), job)
-        return cls("", worker)
+
+    def _namespace(self) -> int:
+        return os.getpid() if self.worker else 0

@@ -185,7 +185,8 @@ def _as_unit(folder: JobFolder, mode: str, argv: list[str]) -> list[str]:
         "--setenv=LANG=C.UTF-8",
         f"--property=StandardOutput=append:{folder.path}/agent.log",
         f"--property=StandardError=append:{folder.path}/agent.log",
-        "--property=KillMode=control-group",
+        # Who serves the image outlives an agent that dies: the job goes on. The epilog ends both.
+        "--property=KillMode=process",
         "--property=OOMPolicy=continue",
         "--",
         *argv,
@@ -204,8 +205,16 @@ def is_starting(folder: JobFolder) -> bool:
 
 def register(folder: JobFolder) -> None:
     """Note in the job's folder that this process is its agent."""
-    pid = os.getpid()
-    folder.write("process.json", {"pid": pid, "start": _start_time(pid)})
+    _register(folder, "process.json", os.getpid())
+
+
+def register_server(folder: JobFolder, pid: int) -> None:
+    """Note in the job's folder who serves its image: the job can go on without the agent."""
+    _register(folder, "server.json", pid)
+
+
+def _register(folder: JobFolder, name: str, pid: int) -> None:
+    folder.write(name, {"pid": pid, "start": _start_time(pid)})
 
 
 def deregister(folder: JobFolder) -> None:
@@ -217,7 +226,16 @@ def deregister(folder: JobFolder) -> None:
 
 def agent_pid(folder: JobFolder) -> int | None:
     """Return the process id of the folder's agent if it lives."""
-    document = folder.read("process.json") or {}
+    return _living(folder, "process.json")
+
+
+def server_pid(folder: JobFolder) -> int | None:
+    """Return the process id of whoever serves the job's image, if it lives."""
+    return _living(folder, "server.json")
+
+
+def _living(folder: JobFolder, name: str) -> int | None:
+    document = folder.read(name) or {}
     pid, start = document.get("pid"), document.get("start")
     if isinstance(pid, int) and pid > 1 and start is not None and _start_time(pid) == start:
         return pid

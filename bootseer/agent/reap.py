@@ -17,13 +17,17 @@ from bootseer.agent.job import JobFolder, job_folders
 def reap_dead(run_dir: str) -> list[str]:
     """Reap the folders of all agents that have died; returns the jobs' names.
 
+    A job whose image is being served is left to its epilog.
+
     What they had noted is published by a process of its own, which nobody waits for. What cannot be
     reaped is left to the next who comes.
     """
     reaped = []
     graves = job_folders(run_dir, "dead")
     for folder in job_folders(run_dir):
-        if process.agent_pid(folder) is None and not process.is_starting(folder) and reap(folder):
+        if process.agent_pid(folder) is not None or process.is_starting(folder):
+            continue
+        if process.server_pid(folder) is None and reap(folder):
             reaped.append(os.path.basename(folder.path))
     for grave in graves:
         if process.agent_pid(grave) is None and not process.is_starting(grave):
@@ -56,7 +60,7 @@ def reap(folder: JobFolder) -> bool:
 
 def remove(folder: JobFolder) -> None:
     """Remove the folder of an agent that has ended, and a mount that it did not get to."""
-    if os.path.exists(folder.mounted):
+    if os.path.exists(folder.mounted) or os.path.exists(folder.served):
         _unmount_below(folder.path)
     # Whatever of a mount were still there is its user's, and closed to root.
     shutil.rmtree(folder.path, ignore_errors=True)

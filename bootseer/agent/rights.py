@@ -47,16 +47,17 @@ def confine(
     agent: int,
     keep_lock: bool = False,
     expendable: bool = True,
+    outlives: bool = False,
 ) -> None:
     """Become the user in a process of the agent's, whose memory is bounded.
 
-    What it holds is charged to nobody's job, and depends on what lies in the user's store. It dies
-    with the agent, whatever it waits for.
+    What it holds is charged to nobody's job, and depends on what lies in the user's store.
 
     Args:
         user, uid, gid, keep_lock: as for `become`.
         agent: process id of the agent, which has started this process.
         expendable: when memory runs out, it is the first to go; otherwise as likely as any.
+        outlives: it does not die with the agent, whatever it waits for.
 
     Raises:
         OSError: it could not be done, or the agent has died; the process must end.
@@ -68,7 +69,8 @@ def confine(
         file.write("1000" if expendable else "0")
     os.chdir("/")
     become(user, uid, gid, keep_lock)
-    _check(lib.bs_die_with(agent))  # taking on other rights ends that
+    if not outlives:
+        _check(lib.bs_die_with(agent))  # taking on other rights ends that
 
 
 def _check(result: int) -> None:

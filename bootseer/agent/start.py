@@ -1,4 +1,4 @@
-"""The agent's first steps: mount the checkpoint and have the image opened, then import the rest."""
+"""The agent's first steps: mount what steps will look for, have the image opened, then import."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ def main() -> None:
     if job is None:
         raise SystemExit(f"{folder.path} holds no job")
     register(folder)
-    listener = opener = mounting = None
+    listener = opener = checkpoint = image = None
     if mode == "warm":
-        mounting = Mounting.of(folder, job) if job.checkpoint else None
+        checkpoint = Mounting.checkpoint(folder, job) if job.checkpoint else None
+        image = Mounting.image(folder, job) if job.is_served else None
+        if job.image and image is None:
+            folder.write_mounted(folder.served, 0, "plain", job.image)
         listener = socket.socket(fileno=fd) if fd >= 0 else control.listen(folder.socket, job.uid)
-        opener = Opener.fork(job, listener) if job.image else None
+        opener = Opener.fork(job, listener) if job.image and not job.is_served else None
     # Imported only now: it takes longer than all of the above.
     supervisor = importlib.import_module("bootseer.agent.supervisor")
     if listener is None:
         supervisor.bury(folder, job)
     else:
-        supervisor.serve(folder, job, listener, opener, mounting)
+        supervisor.serve(folder, job, listener, opener, checkpoint, image)

@@ -19,11 +19,13 @@ import trio
 from bootseer import config as settings
 from bootseer.agent import listen, spool
 from bootseer.agent.hands import Worker, fork, spawn
+from bootseer.agent.images import JobImage
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.mounted import MountedCheckpoint
 from bootseer.agent.mounting import Mounting
 from bootseer.agent.opener import Opener
 from bootseer.agent.process import take_time
+from bootseer.agent.serving import ServedImage
 from bootseer.agent.watched import SETTLE_S, WatchedImage
 from bootseer.core.event import FALLBACK, OK, Event, from_json
 from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
@@ -55,8 +57,9 @@ class Agent:
         job: Job,
         config: settings.Config,
         checkpoint: MountedCheckpoint | None = None,
+        served: ServedImage | None = None,
     ) -> None:
-        """Take over a job; nothing is started yet, but what serves its checkpoint."""
+        """Take over a job; nothing is started yet, but what serves its checkpoint and image."""
         self._folder = folder
         self._job = job
         self._config = config
@@ -65,7 +68,8 @@ class Agent:
         self._worker: Worker | None = None
         self._has_task = trio.Event()
         self._checkpoint = checkpoint
-        self._images: list[WatchedImage] = []
+        self._served = served
+        self._images: list[JobImage] = []
         self._ready = trio.Event()
         self._ready_detail = ""
         self._window = trio.CancelScope()
@@ -90,6 +94,10 @@ class Agent:
                     nursery.start_soon(self._say_served, worker)
                 if self._checkpoint is not None:
                     nursery.start_soon(self._follow_checkpoint, self._checkpoint)
+                if self._job.is_served:
+                    nursery.start_soon(self._say_image, worker)
+                if self._served is not None:
+                    nursery.start_soon(self._follow_image, self._served)
                 if opener is not None:
                     nursery.start_soon(_await_end, opener)
                 nursery.start_soon(self._sample_often)
@@ -176,6 +184,29 @@ class Agent:
         is_served = self._checkpoint is not None and await self._checkpoint.is_served()
         with suppress(Closed):
             await worker.channel.send({"op": "served", "ok": is_served})
+
+    async def _follow_image(self, image: ServedImage) -> None:
+        """Have the image served until that ends."""
+        try:
+            await image.follow(self._job, self._config.values, self._hear)
+        except BootseerError as error:
+            if not self._finishing and image.is_served:
+                self.note_fallback(
+                    "image.serve", f"reading it gives errors, what serves it ended: {error}"
+                )
+
+    async def _say_image(self, worker: Worker) -> None:
+        """Tell the worker that reads ahead when the image can be read, or never will be."""
+        await self._has_task.wait()
+        image = self._served
+        message: dict[str, Any] = {"op": "image", "ok": False}
+        if image is not None:
+            await image.served.wait()
+            if image.is_served:
+                self._images.append(image)
+                message = image.to_be_read()
+        with suppress(Closed):
+            await worker.channel.send(message)
 
     def _hear(self, message: dict[str, Any], fd: int | None = None) -> None:
         op = message.get("op")
@@ -277,6 +308,8 @@ class Agent:
                         "checkpoint.lost",
                         f"not all that was written could be stored within {left_s:.1f} s",
                     )
+            if self._served is not None:
+                await self._served.end(min(_KILL_S, deadline - trio.current_time()))
             left_s = max(0.0, deadline - trio.current_time())
             published, detail = await self._publish(left_s, began_ns)
         self._last_answer = {"published": published, "detail": detail}
@@ -403,7 +436,8 @@ def serve(
     job: Job,
     listener: socket.socket,
     opener: Opener | None,
-    mounting: Mounting | None,
+    checkpoint: Mounting | None,
+    image: Mounting | None,
 ) -> None:
     """Be the job's agent until its epilog has been answered.
 
@@ -411,14 +445,17 @@ def serve(
         folder, job: the job and its folder.
         listener: the control socket.
         opener: at work on the job's image, where its path is known.
-        mounting: of the job's checkpoint, if it has one.
+        checkpoint, image: what has been mounted for the job, or could not be.
     """
-    checkpoint = None
-    if mounting is not None and mounting.worker is not None:
-        checkpoint = MountedCheckpoint(folder, Worker(*mounting.worker))
-    agent = Agent(folder, job, settings.load(), checkpoint)
-    if mounting is not None and mounting.error:
-        agent.note_fallback("checkpoint.mount", mounting.error)
+    mounted = served = None
+    if checkpoint is not None and checkpoint.worker is not None:
+        mounted = MountedCheckpoint(folder, Worker(*checkpoint.worker))
+    if image is not None and image.worker is not None:
+        served = ServedImage(folder, Worker(*image.worker), job.image)
+    agent = Agent(folder, job, settings.load(), mounted, served)
+    for stage, mounting in (("checkpoint.mount", checkpoint), ("image.mount", image)):
+        if mounting is not None and mounting.error:
+            agent.note_fallback(stage, mounting.error)
     worker = fork(job, listener, opener.answer if opener else None)
     take_time()
     trio.run(agent.run, worker, listener, opener)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import trio
 
@@ -15,7 +16,7 @@ from bootseer.core.hotset import HotSet
 from bootseer.core.order import prefetch_order
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
 from bootseer.errors import BootseerError, Closed
-from bootseer.image.identity import Identity, OpenImage
+from bootseer.image.identity import Identity, OpenImage, open_served
 from bootseer.image.prefetch import PIECE_BYTES, Prefetch, pinnable_bytes
 from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
@@ -34,13 +35,16 @@ class Warm:
         self._budget = Budget(task.config["prefetch.mib_per_s"] * MIB)
         self._served = trio.Event()
         self._is_served = False
+        self._image_said = trio.Event()
+        self._image_message: dict[str, Any] = {}
         self._prefetch: Prefetch | None = None
         self._lingers = False
 
     async def listen(self, scope: trio.CancelScope) -> None:
         """Obey the agent: "linger" makes the prefetch yield to the job; its end is ours.
 
-        "served" tells that the job's checkpoint can be read, or never will be.
+        "served" tells that the job's checkpoint can be read, or never will be; "image" the same of
+        an image that comes from the store.
         """
         try:
             while True:
@@ -48,6 +52,9 @@ class Warm:
                 if message.get("op") == "served":
                     self._is_served = message["ok"]
                     self._served.set()
+                elif message.get("op") == "image":
+                    self._image_message = message
+                    self._image_said.set()
                 elif message.get("op") == "linger":
                     self._lingers = True
                     if self._prefetch is not None:
@@ -87,6 +94,8 @@ class Warm:
     async def _image(self, store: Store) -> str:
         """Find, identify, hand over and read ahead the image."""
         task, job = self._task, self._task.job
+        if job.is_served:
+            return await self._served_image(store)
         path = job.image or await self._image_of_last_run(store)
         if not path:
             return "no image is known for this key: give --bootseer-image=PATH once"
@@ -107,6 +116,28 @@ class Warm:
             # The agent has taken its first sample before it reads what follows.
             return "this start is recorded"
         return await self._read_ahead(image, identity, hot_set)
+
+    async def _served_image(self, store: Store) -> str:
+        """Read ahead an image that is served, through its mount."""
+        await self._image_said.wait()
+        message = self._image_message
+        if not message["ok"]:
+            return "the image is not served"
+        leading = tuple(ByteRange(*r) for r in message["leading"])
+        identity = Identity(message["identity"], leading)
+        hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
+        path, size_bytes = message["path"], message["size_bytes"]
+        image = await trio.to_thread.run_sync(open_served, path, size_bytes)
+        if hot_set is None:
+            await self._read_leading(image, identity)
+            return "this start is recorded"
+        return await self._read_ahead(image, identity, hot_set)
+
+    async def _read_leading(self, image: OpenImage, identity: Identity) -> None:
+        """Read ahead what every start reads, of an image that is new."""
+        prefetch = Prefetch(image.fd, image.size_bytes, self._task.config["image.streams"])
+        size_bytes = total_bytes(identity.leading)
+        await prefetch.run(prefetch_order(identity.leading, (), size_bytes, PIECE_BYTES))
 
     async def _image_of_last_run(self, store: Store) -> str:
         job = self._task.job

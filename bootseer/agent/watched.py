@@ -8,20 +8,19 @@ from typing import Any
 
 import trio
 
+from bootseer.agent.images import MAX_RANGES, JobImage
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
-from bootseer.core.ranges import ByteRange, subtract
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.image.record import Recorder
 from bootseer.units import NS_PER_S
 
 SETTLE_S = 2.0
 """For looking at some 100,000 pages, a matter of 0.1 s while all of them are in memory."""
-MAX_RANGES = 300_000
 
 
-class WatchedImage:
-    """One image of the job, from the worker's word that it is open to the end of the window."""
+class WatchedImage(JobImage):
+    """An image file whose pages are watched, from the worker's word that it is open."""
 
     def __init__(self, message: dict[str, Any], fd: int) -> None:
         """Begin to watch; takes over ``fd``.
@@ -32,38 +31,25 @@ class WatchedImage:
         """
         try:
             fields = Fields(message, "message from the worker")
-            self.path = fields.text("path")
-            self.digest = fields.text("digest", 200)
+            path, digest = fields.text("path"), fields.text("digest", 200)
             leading = fields.ranges("leading", MAX_RANGES)
         except BaseException:
             os.close(fd)
             raise
         self._recorder = Recorder(fd, leading)
+        super().__init__(path, digest, self._recorder.size_bytes)
         self._began_ns = time.monotonic_ns()
         self._began_wall_ns = time.time_ns()
-        self.prefetched: list[ByteRange] = []
-        self.is_prefetched = False
-        self.done_bytes = 0
-        self.want_bytes = 0
         self._touched_bytes = 0
 
-    def note_prefetch(self, message: dict[str, Any]) -> None:
-        """Remember which ranges the worker reads ahead: they are no news when they arrive."""
-        self.prefetched = Fields(message, "message from the worker").ranges("ranges", MAX_RANGES)
-        self.is_prefetched = True
-
-    def note_progress(self, message: dict[str, Any]) -> None:
-        """Remember how far the prefetch is."""
-        fields = Fields(message, "message from the worker")
-        self.done_bytes = fields.count("done_bytes")
-        self.want_bytes = fields.count("want_bytes")
-
-    def sample(self) -> int:
-        """Take a sample; returns the bytes that are new in the page cache."""
+    def sample(self) -> None:
+        """Take a sample."""
         now_ms = (time.monotonic_ns() - self._began_ns) * 1000 // NS_PER_S
-        fresh_bytes = self._recorder.sample(now_ms)
-        self._touched_bytes += fresh_bytes
-        return fresh_bytes
+        self._touched_bytes += self._recorder.sample(now_ms)
+
+    def touched_bytes(self) -> int:
+        """Say how much has come into the page cache."""
+        return self._touched_bytes
 
     async def close(self, deadline: float) -> Event:
         """End the recording; returns the stage that it was.
@@ -83,8 +69,7 @@ class WatchedImage:
         else:
             self._recorder.close()
         touched = self.touched()
-        what = "read beyond what was prefetched" if self.is_prefetched else "touched"
-        detail = f"{len(touched)} ranges {what}"
+        detail = self.said(touched)
         if not self._recorder.found_cold:
             detail += "; part of the image was in memory before"
         if scope.cancelled_caught:
@@ -101,27 +86,7 @@ class WatchedImage:
 
     def touched(self) -> list[Touch]:
         """Return what the start touched beyond what was read ahead, in first-touch order."""
-        touches = self._recorder.touches
-        news: list[Touch] = []
-        index = 0
-        # One pass, for there may be 100,000 of both: what is left keeps the order of the touches.
-        for start, stop in subtract((ByteRange(t.start, t.stop) for t in touches), self.prefetched):
-            while not touches[index].start <= start < touches[index].stop:
-                index += 1
-            news.append(Touch(start, stop, touches[index].first_ms))
-        return news
-
-    def status(self) -> dict[str, Any]:
-        """Describe it for `bootseer status`."""
-        return {
-            "path": self.path,
-            "digest": self.digest,
-            "size_bytes": self._recorder.size_bytes,
-            "prefetched": self.is_prefetched,
-            "done_bytes": self.done_bytes,
-            "want_bytes": self.want_bytes,
-            "touched_bytes": self._touched_bytes,
-        }
+        return self.news(self._recorder.touches)
 
     def recorded(self) -> dict[str, Any]:
         """Describe it for the worker that publishes."""
@@ -132,7 +97,7 @@ class WatchedImage:
         return {
             "path": self.path,
             "digest": self.digest,
-            "size_bytes": self._recorder.size_bytes,
+            "size_bytes": self.size_bytes,
             "kind": kind,
             # What was in the page cache beforehand may have been read as well.
             "touches": touches if self.is_prefetched else [*resident, *touches],

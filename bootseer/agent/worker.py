@@ -100,7 +100,7 @@ def serve(
     """Become the user, take a task from the channel and carry it out; does not return.
 
     Args:
-        role: "warm", "checkpoint" or "publish".
+        role: "warm", "checkpoint", "image" or "publish".
         end: of the channel.
         user, uid, gid: whose rights to take on.
         agent: process id of the agent.
@@ -108,8 +108,14 @@ def serve(
     """
     # Imported before the rights go: the user may not be able to read this installation.
     work = importlib.import_module(f"bootseer.agent.{role}").run
-    # What a job has written through its mount is lost with this process.
-    confine(user, uid, gid, agent, keep_lock=role == "warm", expendable=role != "checkpoint")
+    # With who serves a mount goes what a job has written, or what it is running.
+    serves = role in ("checkpoint", "image")
+    confine(
+        *(user, uid, gid, agent),
+        keep_lock=role == "warm",
+        expendable=not serves,
+        outlives=role == "image",
+    )
     end.setblocking(False)
 
     async def take_task() -> None:

@@ -64,8 +64,7 @@ class CachedBlocks:
         self._manifest = manifest
         self._sums = array("Q", bytes(manifest.blocks * SUM_BYTES))
         self._states = bytearray(manifest.blocks)
-        # For reads that do not wait, which the caller has done with before the next.
-        self._buffer = memoryview(bytearray(0))
+        self._buffer = memoryview(bytearray(0))  # for reads that use it again
         self.damaged = 0
         self.refresh(range(manifest.blocks))
 
@@ -110,13 +109,15 @@ class CachedBlocks:
         """Whether all of the image is there."""
         return not (State.ABSENT in self._states or State.LOST in self._states)
 
-    def read(self, offset: int, size_bytes: int, *, wait: bool) -> memoryview | None:
+    def read(
+        self, offset: int, size_bytes: int, *, wait: bool, reuse: bool = False
+    ) -> memoryview | None:
         """Read bytes of the image, if all of their blocks are there.
 
         Args:
             offset, size_bytes: inside the image.
-            wait: for the disk. If not, what is not in the page cache is not read, and the bytes
-                returned are good until the next call.
+            wait: for the disk. If not, what is not in the page cache is not read.
+            reuse: memory: the bytes returned are good until the next call that does.
 
         Returns:
             None if a block is missing or, without `wait`, if the disk would have to be waited for.
@@ -131,7 +132,7 @@ class CachedBlocks:
             start = self._manifest.block_range(blocks[0]).start
             stop = self._manifest.block_range(blocks[-1]).stop
         try:
-            data = self._pread(start, stop - start, wait)
+            data = self._pread(start, stop - start, wait, reuse)
         except BlockingIOError:
             return None
         except OSError:
@@ -145,14 +146,11 @@ class CachedBlocks:
             return None
         return data[offset - start : offset - start + size_bytes]
 
-    def _pread(self, offset: int, size_bytes: int, wait: bool) -> memoryview | None:
+    def _pread(self, offset: int, size_bytes: int, wait: bool, reuse: bool) -> memoryview | None:
         """Read so many bytes of the data file; None if it does not give all of them."""
-        if wait:
-            buffer = memoryview(bytearray(size_bytes))
-        else:
-            if len(self._buffer) < size_bytes:
-                self._buffer = memoryview(bytearray(size_bytes))
-            buffer = self._buffer[:size_bytes]
+        if len(self._buffer) < size_bytes and reuse:
+            self._buffer = memoryview(bytearray(size_bytes))
+        buffer = self._buffer[:size_bytes] if reuse else memoryview(bytearray(size_bytes))
         got = os.preadv(self._data_fd, [buffer], offset, 0 if wait else os.RWF_NOWAIT)
         return buffer if got == size_bytes else None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
 from enum import IntEnum
 
 import trio
@@ -44,9 +43,7 @@ _ERRORS: dict[int, type[BootseerError]] = {
 }
 
 
-def serve_keeper(
-    keeper: BlockKeeper, blocks: int, end: socket.socket, note: Callable[[str], None]
-) -> None:
+def serve_keeper(keeper: BlockKeeper, blocks: int, end: socket.socket) -> None:
     """Answer requests until the other end is closed; in a thread of its own.
 
     Whoever is there may be hostile: what makes no sense ends the link.
@@ -55,7 +52,6 @@ def serve_keeper(
         keeper: does what is asked.
         blocks: how many the image has.
         end: ours, blocking.
-        note: told of what went wrong here, one line.
     """
     buffer = memoryview(bytearray(MAX_BYTES))
     with end:
@@ -67,14 +63,14 @@ def serve_keeper(
                 if size_bytes > MAX_BYTES or not 0 < count <= blocks - first:
                     return
                 data = _receive(end, buffer, size_bytes)
-                how, said = _carry_out(keeper, what, range(first, first + count), data, note)
+                how, said = _carry_out(keeper, what, range(first, first + count), data)
                 end.sendall(_ANSWER.pack(how, len(said)) + said)
         except (OSError, Closed, ValueError):
             return
 
 
 def _carry_out(
-    keeper: BlockKeeper, what: int, blocks: range, data: memoryview, note: Callable[[str], None]
+    keeper: BlockKeeper, what: int, blocks: range, data: memoryview
 ) -> tuple[_How, bytes]:
     try:
         if what == _What.KEEP:
@@ -82,17 +78,13 @@ def _carry_out(
         elif what == _What.RELEASE:
             keeper.release(blocks)
         else:
-            claims = keeper.claim(blocks, anew=_What(what) == _What.CLAIM_ANEW)
-            return _How.OK, bytes(claims)
+            return _How.OK, bytes(keeper.claim(blocks, anew=_What(what) == _What.CLAIM_ANEW))
     except NoSpace as error:
-        note(str(error))
-        return _How.NO_SPACE, b""
+        return _How.NO_SPACE, str(error).encode()
     except Corrupt as error:
-        note(str(error))
-        return _How.CORRUPT, b""
+        return _How.CORRUPT, str(error).encode()
     except (BootseerError, OSError) as error:
-        note(str(error))
-        return _How.FAILED, b""
+        return _How.FAILED, str(error).encode()
     return _How.OK, b""
 
 
@@ -118,6 +110,11 @@ class KeeperLink:
         """Take over two ends, each with a `serve_keeper` at the other."""
         self._claims = _End(claims)
         self._blocks = _End(blocks)
+
+    @classmethod
+    def of(cls, claims: int, blocks: int) -> KeeperLink:
+        """Take over two ends that came as descriptors."""
+        return cls(socket.socket(fileno=claims), socket.socket(fileno=blocks))
 
     async def claim(self, blocks: range, *, anew: bool = False) -> list[Claim]:
         """See `BlockKeeper.claim`.
@@ -174,7 +171,7 @@ class _End:
                 raise Closed("the keeper of the block cache is gone") from error
             self._is_broken = False
         if how != _How.OK:
-            raise _ERRORS[how]("the block cache has not taken it")
+            raise _ERRORS[how](said.decode())
         return said
 
     async def _exactly(self, size_bytes: int) -> bytes:

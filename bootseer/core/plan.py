@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ MAX_BYTES = 256 * 1024
 MAX_RUNS = 20
 MAX_IMAGES = 8
 _FORMAT = "bootseer warm plan"
+_URI = re.compile(r"[a-z][a-z0-9+.-]{0,15}://", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class PlannedImage:
     """An image the job used last time.
 
     Attributes:
-        path: absolute path as it was given.
+        path: absolute path, or URI, as it was given.
         digest: identity digest it had.
         size_bytes: of the image.
         hot_bytes: of its hot set when the plan was written, 0 when there was none.
@@ -113,7 +115,7 @@ def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
         key=fields.text("key", 256),
         images=tuple(
             PlannedImage(
-                path=_absolute(image.text("path"), name),
+                path=_path(image.text("path"), name),
                 digest=image.text("digest", 200),
                 size_bytes=image.count("size_bytes"),
                 hot_bytes=image.count("hot_bytes"),
@@ -135,7 +137,8 @@ def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
     return plan
 
 
-def _absolute(path: str, name: str) -> str:
-    if not path.startswith("/") or ".." in path.split("/"):
-        raise Corrupt(f"{name}: {path!r} is not an absolute path")
+def _path(path: str, name: str) -> str:
+    is_path = path.startswith("/") and ".." not in path.split("/")
+    if not is_path and not _URI.match(path):
+        raise Corrupt(f"{name}: {path!r} is neither an absolute path nor a URI")
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import select
 from collections.abc import Callable
 
 import pyfuse3
@@ -22,8 +23,14 @@ class KernelLink:
     answer. They do not hold up Python meanwhile.
     """
 
-    def __init__(self) -> None:
-        """Prepare; nothing may be said before pyfuse3 has a session."""
+    def __init__(self, connection: int) -> None:
+        """Prepare; nothing may be said before pyfuse3 has a session.
+
+        Args:
+            connection: the mount's descriptor.
+        """
+        self._questions = select.poll()
+        self._questions.register(connection, select.POLLIN)
         self._threads = trio.CapacityLimiter(_THREADS)
         self._is_closed = False
         self._under_way = 0
@@ -41,6 +48,10 @@ class KernelLink:
         """Have the kernel ask again for a name; pyfuse3 has a thread for these."""
         self._check()
         pyfuse3.invalidate_entry_async(parent, name, ignore_enoent=True)
+
+    def is_waiting(self) -> bool:
+        """Whether the kernel has another question by now."""
+        return bool(self._questions.poll(0))
 
     async def close(self) -> None:
         """Let calls in progress end, and refuse more.

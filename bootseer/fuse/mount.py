@@ -63,7 +63,7 @@ async def serve_fd(
     except RuntimeError as error:
         os.close(connection)
         raise Unavailable(f"cannot serve a mount on descriptor {connection}: {error}") from error
-    kernel = KernelLink()
+    kernel = KernelLink(connection)
     view.attach(kernel)
     answering = trio.CancelScope(shield=True)
 

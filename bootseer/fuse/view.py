@@ -107,6 +107,10 @@ class Kernel(Protocol):
         """Have the kernel ask again for a name; takes effect soon after, whatever is going on."""
         ...
 
+    def is_waiting(self) -> bool:
+        """Whether the kernel has another question by now, beside those it has asked."""
+        ...
+
 
 class View(Protocol):
     """A read-only tree.

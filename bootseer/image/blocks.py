@@ -14,11 +14,15 @@ from bootseer.core.image import ImageManifest
 from bootseer.errors import BootseerError, Corrupt, Unavailable
 from bootseer.image.nodecache import NodeCache
 from bootseer.image.source import ImageSource
+from bootseer.units import MIB
 
 _AT_ONCE = 16
 """Fetches at once that nobody is waiting for; a fetch is 1 MiB at most."""
 _BESIDE_URGENT = 4
 """Of these, while somebody waits for others."""
+_KEEPING_BYTES = 32 * MIB
+"""What may wait to be kept; of more, nothing is kept that somebody waited for. A disk slower than
+the store neither holds readers up nor fills the memory."""
 _ROUNDS = 3
 """Attempts to read from the cache what it ought to have, before it is done without."""
 
@@ -52,8 +56,11 @@ class ImageBlocks:
     Concurrency: the tasks of one trio run.
 
     Attributes:
+        manifest: what it holds.
         fetched_bytes: read from the store.
         fetches: reads of the store.
+        filled_bytes: of what was fetched, by `bring`.
+        urgent_at: when somebody last waited for the store, on trio's clock.
     """
 
     def __init__(
@@ -73,9 +80,11 @@ class ImageBlocks:
             nursery: for fetches, which go on when whoever waits is cancelled.
             deadline_s: longest that a reader waits for the store.
         """
+        self.manifest = manifest
         self.fetched_bytes = 0
         self.fetches = 0
-        self._manifest = manifest
+        self.filled_bytes = 0
+        self.urgent_at = trio.current_time()
         self._source = source
         self._cache = cache
         self._nursery = nursery
@@ -83,13 +92,18 @@ class ImageBlocks:
         self._under_way: dict[int, _Fetch] = {}
         self._waiting: deque[_Fetch] = deque()
         self._running = {True: 0, False: 0}  # urgent, and not
+        self._keeping_bytes = 0
 
-    async def read(self, offset: int, size_bytes: int, *, is_urgent: bool = True) -> memoryview:
+    async def read(
+        self, offset: int, size_bytes: int, *, is_urgent: bool = True, is_alone: bool = False
+    ) -> memoryview:
         """Return bytes of the image, good until the next call; fewer at its end.
 
         Args:
             offset, size_bytes: of what is wanted.
             is_urgent: somebody waits for it, not only a prefetch.
+            is_alone: nobody else waits, as far as is known: a thread to wait for the disk would
+                cost more than the disk.
 
         Raises:
             Corrupt: the store has something else.
@@ -97,12 +111,14 @@ class ImageBlocks:
 
         Cancellation: what is being fetched arrives all the same.
         """
-        size_bytes = max(0, min(size_bytes, self._manifest.size_bytes - offset))
+        size_bytes = max(0, min(size_bytes, self.manifest.size_bytes - offset))
         if not size_bytes:
             return memoryview(b"")
-        data = self._cache.read_now(offset, size_bytes)
+        data = self._cache.read_now(offset, size_bytes, wait=is_alone)
         if data is not None:
             return data
+        if is_urgent:
+            self.urgent_at = trio.current_time()
         try:
             with trio.fail_after(self._deadline_s):
                 return await self._read(offset, size_bytes, is_urgent)
@@ -112,8 +128,19 @@ class ImageBlocks:
                 f"{size_bytes} bytes at {offset} within {self._deadline_s:g} s"
             ) from error
 
+    async def bring(self, wanted: list[int]) -> int:
+        """Have blocks brought that nobody waits for; returns how many bytes came from the store.
+
+        Raises:
+            BootseerError: the store does not give them.
+        """
+        found = await self._fetch(wanted, is_urgent=False)
+        size_bytes = sum(map(len, found.values()))
+        self.filled_bytes += size_bytes
+        return size_bytes
+
     async def _read(self, offset: int, size_bytes: int, is_urgent: bool) -> memoryview:
-        blocks = self._manifest.covering(offset, size_bytes)
+        blocks = self.manifest.covering(offset, size_bytes)
         found: dict[int, memoryview] = {}
         for attempt in range(_ROUNDS + 1):
             left = [i for i in blocks if i not in found]
@@ -136,15 +163,15 @@ class ImageBlocks:
             return await self._cache.read(offset, size_bytes)
         stop = offset + size_bytes
         whole = memoryview(bytearray(size_bytes))
-        for run in _runs(self._manifest.covering(offset, size_bytes), found.__contains__):
+        for run in _runs(self.manifest.covering(offset, size_bytes), found.__contains__):
             for index in run if run.start in found else run[:1]:
-                block = self._manifest.block_range(index)
+                block = self.manifest.block_range(index)
                 start = max(offset, block.start)
                 if index in found:
                     end = min(stop, block.stop)
                     data = found[index][start - block.start : end - block.start]
                 else:
-                    end = min(stop, self._manifest.block_range(run[-1]).stop)
+                    end = min(stop, self.manifest.block_range(run[-1]).stop)
                     cached = await self._cache.read(start, end - start)
                     if cached is None:
                         return None
@@ -158,7 +185,7 @@ class ImageBlocks:
         Raises:
             BootseerError: the store does not give them.
         """
-        per_fetch = MAX_BYTES // self._manifest.block_bytes
+        per_fetch = MAX_BYTES // self.manifest.block_bytes
         for run in _runs(wanted, lambda i: (self._under_way.get(i), i // per_fetch)):
             fetch = self._under_way.get(run.start)
             if fetch is None:
@@ -227,7 +254,7 @@ class ImageBlocks:
         while runs:
             run = runs.popleft()
             try:
-                data = await self._source.read(self._manifest, run)
+                data = await self._source.read(self.manifest, run)
             except Corrupt as error:
                 if len(run) > 1:  # the others may be good
                     runs.extendleft(range(i, i + 1) for i in reversed(run))
@@ -239,13 +266,20 @@ class ImageBlocks:
                 continue
             self.fetches += 1
             self.fetched_bytes += len(data)
-            start = self._manifest.block_range(run.start).start
+            start = self.manifest.block_range(run.start).start
             for index in run:
-                block = self._manifest.block_range(index)
+                block = self.manifest.block_range(index)
                 fetch.found[index] = data[block.start - start : block.stop - start]
             if len(fetch.found) == len(fetch.blocks):
                 fetch.ended.set()  # who waits need not wait for the disk
-            await self._cache.keep(run, data)
+            if fetch.is_urgent and self._keeping_bytes >= _KEEPING_BYTES:
+                await self._cache.release(run)
+                continue
+            self._keeping_bytes += len(data)
+            try:
+                await self._cache.keep(run, data)
+            finally:
+                self._keeping_bytes -= len(data)
 
     async def _give_up(self, fetch: _Fetch, run: range, error: BootseerError) -> None:
         fetch.errors |= dict.fromkeys(run, error)

@@ -28,6 +28,8 @@ VERSION = 1
 KEPT_S = 86_400.0
 """How long the bytes of an image stay that was removed."""
 SCHEME = "bootseer://"
+FILE_NAME = "image.sqsh"
+"""What an image is called on the mount of a job."""
 _NAME_FORMAT = "bootseer image name"
 _ABOUT_FORMAT = "bootseer image"
 _MAX_BYTES = 64 * 1024

@@ -65,7 +65,7 @@ def open_image(path: str) -> OpenImage:
         NotFound, Denied, Unavailable: with what to do about it.
     """
     if not path.startswith("/"):
-        raise Unavailable(f"image {path}: only a file on a file system can be warmed as yet")
+        raise Unavailable(f"image {path} is served if --bootseer-image names it; nothing is warmed")
     try:
         # Not blocking: a FIFO in place of the image must not hold anyone up.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -88,6 +88,19 @@ def open_image(path: str) -> OpenImage:
         os.close(fd)
         raise Unavailable(f"image {path} is not a regular file of up to {MAX_IMAGE_BYTES} bytes")
     return OpenImage(path, fd, info.st_size, info.st_mtime_ns)
+
+
+def open_served(path: str, size_bytes: int) -> OpenImage:
+    """Open an image on a mount of the agent's, to read ahead of those who wait for it.
+
+    Raises:
+        Unavailable: it is not served any more.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
+    except OSError as error:
+        raise _translate(path, error) from error
+    return OpenImage(path, fd, size_bytes, 0)
 
 
 def _is_answered_for(fd: int) -> bool:

@@ -54,11 +54,21 @@ class NodeCache:
         self._patience_s = _PATIENCE_S
         self._full_until = 0.0
 
-    def read_now(self, offset: int, size_bytes: int) -> memoryview | None:
-        """Read what is in the page cache; good until the next call. None if something is not."""
+    @property
+    def grows(self) -> bool:
+        """Whether what is brought is kept, as far as is known."""
+        full = trio.current_time() < self._full_until
+        return self.cached is not None and self._link is not None and not full
+
+    def read_now(self, offset: int, size_bytes: int, *, wait: bool) -> memoryview | None:
+        """Read what is in the page cache, or on the disk as well if all else may wait for that.
+
+        Returns:
+            What is good until the next call; None if something is not there.
+        """
         if self.cached is None:
             return None
-        return self.cached.read(offset, size_bytes, wait=False)
+        return self.cached.read(offset, size_bytes, wait=wait, reuse=True)
 
     async def read(self, offset: int, size_bytes: int) -> memoryview | None:
         """Read what is on the disk; None if something is not there, or damaged.

@@ -123,7 +123,7 @@ def parse(environ: Mapping[str, str]) -> Options | None:
         ignored.append(f"--bootseer-image: {_show(image)} is neither an absolute path nor a URI")
         image = ""
     if not image:
-        # Pyxis takes names and URIs as well; only a file can be warmed where it lies.
+        # Pyxis takes names and URIs as well; its own importer is asked for those.
         container = environ.get(PYXIS, "")
         image = container if is_path(container) else ""
     wait = environ.get(PREFIX + "WAIT", "")

@@ -40,7 +40,7 @@ SOURCES = (
     "advice",
     "script",
     "step",
-    "checkpoint",
+    "mounts",
     "exec",
 )
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fstack-protector-strong", "-Wl,-z,relro")

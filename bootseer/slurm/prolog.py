@@ -55,9 +55,11 @@ def _warm(asked: options.Options, started_ns: int) -> str:
     folder.write("job.json", job._asdict())
     until = time.monotonic() + _AGENT_START_S
     _start_agent(folder, job, until)
-    if job.checkpoint and not _await_mount(folder, until):
-        detail = f"not mounted within {_AGENT_START_S:g} s; the job starts without it"
+    detail = f"not mounted within {_AGENT_START_S:g} s; the job starts without it"
+    if job.checkpoint and not _await(folder.mounted, until):
         _tell(folder, "checkpoint.mount", started_ns, status="fallback", detail=detail)
+    if job.is_served and not _await(folder.served, until):
+        _tell(folder, "image.mount", started_ns, status="fallback", detail=detail)
     for line in asked.ignored:
         _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
     for name in reaped:
@@ -93,9 +95,9 @@ def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
             process.start(folder, "warm", listener)
 
 
-def _await_mount(folder: JobFolder, until: float) -> bool:
-    """Wait until a step that starts now finds the checkpoint mounted, if it can be."""
-    while not os.path.exists(folder.mounted):
+def _await(mark: str, until: float) -> bool:
+    """Wait until a step that starts now finds something mounted, if it can be."""
+    while not os.path.exists(mark):
         if time.monotonic() >= until:
             return False
         time.sleep(_POLL_S)

@@ -124,7 +124,7 @@ def test_what_is_no_image_is_refused_at_once(tmp_path):
             open_image(str(tmp_path / name))
     with pytest.raises(NotFound, match="does not exist on this node"):
         open_image(str(tmp_path / "missing"))
-    with pytest.raises(Unavailable, match="only a file"):
+    with pytest.raises(Unavailable, match="served if --bootseer-image names it"):
         open_image("docker://ubuntu")
 
 

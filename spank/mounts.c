@@ -1,7 +1,7 @@
-/* A task's start, as root: let it see the job's checkpoint, and tell it where.
+/* A task's start, as root: let it see the job's checkpoint and image, and tell it where.
  *
- * The agent has mounted it in its own mount namespace, and says so in the job's folder. Where the
- * task is to see it elsewhere as well, or is in a namespace that was made before, the task gets a
+ * The agent has mounted them in its own mount namespace, and says so in the job's folder. Where the
+ * task is to see one elsewhere as well, or is in a namespace that was made before, the task gets a
  * mount namespace of its own: nobody else sees that, and it ends with the task.
  */
 #define _GNU_SOURCE
@@ -37,27 +37,45 @@ enum {
     OPEN_MS = 5000, /* the user's folder may be on a file system that hangs */
 };
 
-/* What the agent says in RUN_DIR/jobs/JOBID/checkpoint, and whose job it is. */
+/* What a job may have mounted. */
+struct kind {
+    const char *mark;     /* in the job's folder: the agent says there what it has done */
+    const char *folder;   /* where it is mounted, in the job's folder */
+    const char *file;     /* what the task is told of: a file in it, or "" */
+    const char *variable; /* of the task's environment */
+    const char *name;     /* for people */
+    const char *stage;    /* of an event that tells what could not be done */
+    int option;           /* by which it is asked for */
+};
+
+static const struct kind KINDS[] = {
+    {"checkpoint", "ckpt", "", "BOOTSEER_CKPT", "checkpoint", "checkpoint.mountpoint", OPTION_CKPT},
+    {"served", "image", "/image.sqsh", "BOOTSEER_IMAGE", "image", "image.mountpoint", OPTION_IMAGE},
+};
+
+/* What the agent says in RUN_DIR/jobs/JOBID/MARK, and whose job it is. */
 struct mounted {
     char path[PATH_MAX]; /* of the mount, as the agent sees it */
     char mountpoint[PATH_MAX];
     int pid;    /* has the mount in its namespace; 0: it could not be made */
     bool owned; /* the mount point has to be the user's */
+    bool plain; /* nothing is mounted, what there is to tell is in `mountpoint` */
     uid_t uid;
     gid_t gid;
     gid_t *groups;
     int group_count;
 };
 
-/* Returns false when the job has no checkpoint. */
-static bool read_mounted(const char *run_dir, uint32_t job_id, struct mounted *mounted)
+/* Returns false when the job has none of the kind. */
+static bool read_mounted(const struct kind *kind, const char *run_dir, uint32_t job_id,
+                         struct mounted *mounted)
 {
     char text[PATH_MAX + 64];
     char *whose, *mountpoint, *end;
     ssize_t length;
     int fd;
 
-    snprintf(text, sizeof(text), "%s/jobs/%u/checkpoint", run_dir, job_id);
+    snprintf(text, sizeof(text), "%s/jobs/%u/%s", run_dir, job_id, kind->mark);
     fd = open(text, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return false;
@@ -72,9 +90,10 @@ static bool read_mounted(const char *run_dir, uint32_t job_id, struct mounted *m
     *whose = *mountpoint = *end = '\0';
     mounted->pid = atoi(text);
     mounted->owned = strcmp(whose + 1, "listed");
+    mounted->plain = !strcmp(whose + 1, "plain");
     snprintf(mounted->mountpoint, sizeof(mounted->mountpoint), "%s", mountpoint + 1);
-    return snprintf(mounted->path, sizeof(mounted->path), "%s/jobs/%u/ckpt", run_dir, job_id) <
-           (int)sizeof(mounted->path);
+    return snprintf(mounted->path, sizeof(mounted->path), "%s/jobs/%u/%s", run_dir, job_id,
+                    kind->folder) < (int)sizeof(mounted->path);
 }
 
 /* In a child: returns the mount as a descriptor, a copy that is nowhere yet. */
@@ -194,10 +213,52 @@ static bool show(const struct mounted *mounted, const char *path, bool owned, bo
     return done;
 }
 
-void checkpoint_task(const struct bootseer *bootseer, spank_t spank)
+/* Shows a task what the job has of a kind, and sets its variable. */
+static void tell_task(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
+                      uint32_t job_id, struct mounted *mounted, bool *left)
+{
+    char told[PATH_MAX + 16];
+    const char *path = mounted->path;
+
+    if (!read_mounted(kind, bootseer->settings.run_dir, job_id, mounted)) {
+        if (bootseer->request.given[kind->option] && request_is_active(&bootseer->request) &&
+            strstr(bootseer->request.value[kind->option], "://"))
+            step_fallback(bootseer, spank, kind->stage,
+                          "--bootseer-%s is too late for a step of a job that has begun without: "
+                          "give it to the job",
+                          kind->option == OPTION_CKPT ? "ckpt" : "image");
+        return;
+    }
+    if (mounted->plain) {
+        spank_setenv(spank, kind->variable, mounted->mountpoint, 1);
+        return;
+    }
+    if (!mounted->pid) {
+        step_fallback(bootseer, spank, kind->stage,
+                      "the %s is not mounted: `bootseer report` says why", kind->name);
+        return;
+    }
+    if (!is_visible(path) && !show(mounted, path, false, left)) {
+        step_fallback(bootseer, spank, kind->stage, "the %s cannot be made visible: %s", kind->name,
+                      strerror(errno));
+        return;
+    }
+    if (*mounted->mountpoint) {
+        if (show(mounted, mounted->mountpoint, mounted->owned, left))
+            path = mounted->mountpoint;
+        else
+            step_fallback(bootseer, spank, kind->stage, "the %s is at %s, not at %s: %s",
+                          kind->name, path, mounted->mountpoint,
+                          errno == EPERM && mounted->owned ? "that folder is not yours"
+                                                           : strerror(errno));
+    }
+    snprintf(told, sizeof(told), "%s%s", path, kind->file);
+    spank_setenv(spank, kind->variable, told, 1);
+}
+
+void mounts_task(const struct bootseer *bootseer, spank_t spank)
 {
     struct mounted mounted = {.pid = 0};
-    const char *path = mounted.path;
     bool left = false;
     uint32_t job_id;
 
@@ -207,29 +268,6 @@ void checkpoint_task(const struct bootseer *bootseer, spank_t spank)
         spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &mounted.groups, &mounted.group_count) !=
             ESPANK_SUCCESS)
         return;
-    if (!read_mounted(bootseer->settings.run_dir, job_id, &mounted)) {
-        if (bootseer->request.given[OPTION_CKPT] && request_is_active(&bootseer->request))
-            step_fallback(bootseer, spank,
-                          "--bootseer-ckpt is too late for a step of a job that has begun without: "
-                          "give it to the job");
-        return;
-    }
-    if (!mounted.pid) {
-        step_fallback(bootseer, spank, "the checkpoint is not mounted: `bootseer report` says why");
-        return;
-    }
-    if (!is_visible(path) && !show(&mounted, path, false, &left)) {
-        step_fallback(bootseer, spank, "the checkpoint cannot be made visible: %s",
-                      strerror(errno));
-        return;
-    }
-    if (*mounted.mountpoint) {
-        if (show(&mounted, mounted.mountpoint, mounted.owned, &left))
-            path = mounted.mountpoint;
-        else
-            step_fallback(
-                bootseer, spank, "the checkpoint is at %s, not at %s: %s", path, mounted.mountpoint,
-                errno == EPERM && mounted.owned ? "that folder is not yours" : strerror(errno));
-    }
-    spank_setenv(spank, "BOOTSEER_CKPT", path, 1);
+    for (size_t i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++)
+        tell_task(&KINDS[i], bootseer, spank, job_id, &mounted, &left);
 }

@@ -1,0 +1,163 @@
+"""Worker role "image": serve the job's image on the mount that root has made."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+
+import trio
+
+from bootseer.agent.process import CONNECTION_FD
+from bootseer.agent.worker import Task
+from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.link import KeeperLink
+from bootseer.core import image as image_format
+from bootseer.core.event import FALLBACK
+from bootseer.core.image import ImageManifest
+from bootseer.errors import BootseerError, Closed
+from bootseer.fuse.mount import serve_fd
+from bootseer.image import catalog
+from bootseer.image.blocks import ImageBlocks
+from bootseer.image.fill import fill
+from bootseer.image.nodecache import NodeCache
+from bootseer.image.source import ImageSource
+from bootseer.image.view import ImageView
+from bootseer.store.base import Store
+from bootseer.store.connect import connect_images
+from bootseer.units import MIB, format_size
+
+_OPERATIONS = 48
+"""Of the store at once: all fetches under way."""
+
+
+@dataclass(slots=True)
+class _Served:
+    """What is being served."""
+
+    manifest: ImageManifest
+    cache: NodeCache
+    blocks: ImageBlocks
+    view: ImageView
+
+
+async def run(task: Task) -> None:
+    """Serve until the mount is taken away; without the agent too, should that die."""
+    served = None
+    async with trio.open_nursery() as nursery:
+        try:
+            async with task.stage("image.mount") as said:
+                said["start_ns"] = task.job.started_ns
+                served = await _open(task, nursery)
+                said["bytes"] = served.manifest.size_bytes
+                said["detail"] = f"{format_size(_present_bytes(served))} of it are on this node"
+        except BootseerError:
+            if served is None:
+                return  # told as a fallback; whoever opens the mount gets an error
+
+        async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+            await serve_fd(served.view, CONNECTION_FD, task_status=task_status)
+            nursery.cancel_scope.cancel()
+
+        await nursery.start(serve)
+        nursery.start_soon(_obey, task, served, nursery)
+
+
+async def _open(task: Task, nursery: trio.Nursery) -> _Served:
+    """Find the image and open it, in the store and on this node.
+
+    Raises:
+        BootseerError: there is no such image, or the user may not read it.
+    """
+    config, job = task.config, task.job
+    store = connect_images(config, job.owner, operations=_OPERATIONS)
+    digest = await catalog.resolve(store, job.image)
+    source = ImageSource(store, digest)
+    version = await source.prove()
+
+    async def note(reason: str) -> None:
+        with suppress(Closed):
+            async with task.stage("image.cache") as said:
+                said |= {"status": FALLBACK, "detail": reason}
+
+    manifest, cached, link = await _borrow(task, store, digest, version)
+    cache = NodeCache(manifest, cached, link, lambda reason: nursery.start_soon(note, reason))
+    blocks = ImageBlocks(manifest, source, cache, nursery, config["image.io_deadline_s"])
+    view = ImageView(blocks, manifest.size_bytes, version, job.uid, job.gid)
+    return _Served(manifest, cache, blocks, view)
+
+
+async def _borrow(
+    task: Task, store: Store, digest: str, version: int
+) -> tuple[ImageManifest, CachedBlocks | None, KeeperLink | None]:
+    """Get the manifest, and from root what this node has of the image.
+
+    Raises:
+        BootseerError: the store does not give the manifest.
+    """
+    request = {"op": "cache", "store": store.url, "digest": digest, "version": version}
+    with suppress(Closed):  # the agent has died: the job goes on
+        await task.channel.send(request)
+        answer, _ = await task.channel.receive()
+        if answer.get("manifest"):
+            encoded, _ = await catalog.read_manifest(store, digest)
+            with os.fdopen(os.memfd_create("manifest"), "w+b") as file:
+                file.write(encoded)
+                file.seek(0)
+                await task.channel.send(request, fd=file.fileno())
+            answer, _ = await task.channel.receive()
+        if answer.get("ok"):
+            fds = [fd for _ in range(5) if (fd := (await task.channel.receive())[1]) is not None]
+            manifest_fd, data_fd, map_fd, claims, blocks = fds
+            with os.fdopen(manifest_fd, "rb") as file:
+                manifest = image_format.decode(file.read(), f"the manifest of {digest}", digest)
+            return manifest, CachedBlocks(data_fd, map_fd, manifest), KeeperLink.of(claims, blocks)
+    _, manifest = await catalog.read_manifest(store, digest)
+    return manifest, None, None
+
+
+async def _obey(task: Task, served: _Served, nursery: trio.Nursery) -> None:
+    """Tell the agent that the image can be read, and do what it says; go on without it if it dies.
+
+    "window" ends the recording, "report" is for what was done in all.
+    """
+    cached = served.cache.cached
+    with suppress(Closed):
+        await task.channel.send(
+            {
+                "op": "served",
+                "identity": served.manifest.identity,
+                "size_bytes": served.manifest.size_bytes,
+                "leading": served.manifest.leading,
+                "is_cached": cached is not None and cached.is_complete,
+            }
+        )
+        while True:
+            message, _ = await task.channel.receive()
+            if message.get("op") == "window":
+                served.view.stop_recording()
+                touches = served.view.touched.touches
+                await task.channel.send({"op": "recorded", "touches": touches})
+                rate = task.config["image.fill_mib_per_s"] * MIB / max(1, task.job.nodes)
+                nursery.start_soon(fill, served.blocks, served.cache, rate)
+            elif message.get("op") == "report":
+                await _report(task, served)
+
+
+async def _report(task: Task, served: _Served) -> None:
+    """Tell what was read of the store, and what the node has now."""
+    blocks, cached = served.blocks, served.cache.cached
+    async with task.stage("image.serve") as said:
+        said["bytes"] = blocks.fetched_bytes
+        told = [f"{blocks.fetches} reads of the store"]
+        if blocks.filled_bytes:
+            told.append(f"{format_size(blocks.filled_bytes)} of it while nobody read")
+        if cached is not None and cached.damaged:
+            told.append(f"{cached.damaged} damaged blocks of the node's fetched again")
+        told.append(f"{format_size(_present_bytes(served))} are on this node")
+        said["detail"] = ", ".join(told)
+    await task.channel.send({"op": "reported"})
+
+
+def _present_bytes(served: _Served) -> int:
+    return served.cache.cached.present_bytes if served.cache.cached is not None else 0

@@ -1,0 +1,108 @@
+"""What a mount of an image shows: a folder with one file, the image."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Sequence
+from itertools import count
+
+from bootseer.core.touched import FirstTouches
+from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
+from bootseer.image.blocks import ImageBlocks
+from bootseer.image.catalog import FILE_NAME
+from bootseer.units import NS_PER_MS
+
+_NAME = FILE_NAME.encode()
+_FILE_INODE = ROOT_INODE + 1
+_NEVER_S = 365 * 86400.0
+
+
+class ImageView:
+    """A served image, and a record of what is read of it.
+
+    Whoever opens the file with O_NOATIME only reads ahead: others go first, and it is not recorded.
+
+    Attributes:
+        touched: what was read otherwise, until `stop_recording`.
+        ahead_bytes: that were read ahead.
+    """
+
+    valid_s = _NEVER_S
+
+    def __init__(self, blocks: ImageBlocks, size_bytes: int, mtime_ns: int, uid: int, gid: int):
+        """Show an image.
+
+        Args:
+            blocks: what is in it.
+            size_bytes: its length.
+            mtime_ns: when it was last changed.
+            uid, gid: who owns folder and file.
+        """
+        self.touched = FirstTouches()
+        self.ahead_bytes = 0
+        self._blocks = blocks
+        self._kernel: Kernel | None = None
+        self._began_ns = time.monotonic_ns()
+        self._records = True
+        self._handles: dict[int, bool] = {}  # whether it only reads ahead
+        self._next_handle = count(1)
+        common = {"mtime_ns": mtime_ns, "ctime_ns": mtime_ns, "uid": uid, "gid": gid}
+        self._root = Attributes(ROOT_INODE, stat.S_IFDIR | 0o555, links=2, **common)
+        self._file = Attributes(_FILE_INODE, stat.S_IFREG | 0o444, size_bytes, **common)
+
+    def stop_recording(self) -> None:
+        """Let the record be what it is."""
+        self._records = False
+
+    def attach(self, kernel: Kernel) -> None:
+        """Learn the way to the kernel: to ask what it has to ask, for an image does not change."""
+        self._kernel = kernel
+
+    async def lookup(self, parent: int, name: bytes) -> Attributes:
+        """Return the file's attributes; there are no other names."""
+        if parent != ROOT_INODE or name != _NAME:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return self._file
+
+    async def attributes(self, inode: int) -> Attributes:
+        """Return the attributes of folder or file."""
+        return self._root if inode == ROOT_INODE else self._file
+
+    async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
+        """Return the file."""
+        return [(_NAME, self._file)]
+
+    async def link_target(self, inode: int) -> bytes:
+        """There are no links."""
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    async def open(self, inode: int, flags: int) -> Opened:
+        """Open the file."""
+        handle = next(self._next_handle)
+        self._handles[handle] = bool(flags & os.O_NOATIME)
+        return Opened(handle, keep_cache=True)
+
+    async def read(self, handle: int, offset: int, size_bytes: int) -> memoryview:
+        """Return bytes of the image, good until the next call."""
+        is_ahead = self._handles[handle]
+        if is_ahead:
+            self.ahead_bytes += size_bytes
+        elif self._records:
+            now_ms = (time.monotonic_ns() - self._began_ns) // NS_PER_MS
+            stop = min(offset + size_bytes, self._file.size_bytes)
+            if offset < stop:
+                self.touched.add(offset, stop, now_ms)
+        is_alone = self._kernel is not None and not self._kernel.is_waiting()
+        return await self._blocks.read(
+            offset, size_bytes, is_urgent=not is_ahead, is_alone=is_alone
+        )
+
+    async def close(self, handle: int) -> None:
+        """Forget a handle."""
+        del self._handles[handle]
+
+    def forget(self, inode: int) -> None:
+        """Folder and file stay what they are."""

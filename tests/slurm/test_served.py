@@ -1,0 +1,161 @@
+"""Jobs whose image is in the store: served block by block, recorded, warm, shared by a node."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bootseer.core.image import BLOCK_BYTES
+from bootseer.testing import site
+from bootseer.testing.cluster.poll import wait_until
+from bootseer.testing.images import TinyImage, ch_run
+
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
+
+NAME = "train:v1"
+SERVED = ("--bootseer=served", f"--bootseer-image=bootseer://{NAME}")
+CACHE = "/var/cache/bootseer/images"
+
+
+@pytest.fixture(autouse=True)
+def stored(lab):
+    """Alice's image in her store, on no node."""
+    source = lab.cluster.shared / "tiny.sqsh"
+    source.write_bytes((lab.images / "tiny.sqsh").read_bytes())
+    answer = lab.cluster.run(
+        [site.bootseer(), "image", "add", str(source), "--name", NAME, "--json"], user="alice"
+    )
+    forget_blocks(lab)
+    yield json.loads(answer.stdout)
+    forget_blocks(lab)
+
+
+def store_bytes(lab, job):
+    """How much each node has read of the store for a job."""
+    return [lab.stages(job, node)["image.serve"]["bytes"] for node in lab.cluster.node_names]
+
+
+def forget_blocks(lab):
+    for node in lab.cluster.node_names:
+        lab.cluster.run(["rm", "-rf", CACHE], node=node)
+
+
+def start(lab):
+    """What a job script does: the image is where BOOTSEER_IMAGE says."""
+    program = ch_run(Path("IMAGE"), lab.containers, *TinyImage().command)
+    return shlex.join(program).replace("IMAGE", '"$BOOTSEER_IMAGE"')
+
+
+def served(lab, *options, **more):
+    return lab.srun(*SERVED, *options, command=start(lab), **more)
+
+
+def test_an_image_is_served_recorded_and_warm_the_next_time(lab, stored):
+    cold = served(lab)
+    assert cold.stdout == TinyImage().output * 2
+    assert lab.report(cold)["kind"] == "cold"
+    first = lab.stages(cold)
+    assert first["image.record"]["bytes"] > 30 * 96 * 1024
+    assert 0 < first["image.serve"]["bytes"] < stored["size_bytes"] / 2
+    assert lab.fallbacks(cold) == set()
+    forget_blocks(lab)
+    warm = served(lab, "--bootseer-wait=10")
+    assert warm.stdout == TinyImage().output * 2
+    assert lab.report(warm)["kind"] == "warm"
+    for node in ("n1", "n2"):
+        stages = lab.stages(warm, node)
+        assert stages["image.prefetch"]["bytes"] >= 30 * 96 * 1024
+        assert stages["image.record"]["bytes"] == 0  # the start found everything there
+        # Whole blocks: of each of the hot files, up to one more at either end.
+        rounded = stages["image.prefetch"]["bytes"] + 30 * 2 * BLOCK_BYTES
+        assert stages["image.serve"]["bytes"] <= rounded
+    assert lab.fallbacks(warm) == set()
+    again = served(lab)
+    assert again.stdout == TinyImage().output * 2
+    assert lab.stages(again)["image.serve"]["bytes"] == 0  # what the node has is not read again
+
+
+@contextmanager
+def image_store(lab, url):
+    """One store of images for all users."""
+    config = lab.cluster.etc_bootseer / "bootseer.toml"
+    before = config.read_text()
+    config.write_text(before.replace("[image]\n", f'[image]\nstore_url = "{url}"\n'))
+    try:
+        yield
+    finally:
+        config.write_text(before)
+
+
+def test_who_may_not_read_the_image_gets_nothing_of_what_the_node_has(lab, stored):
+    with image_store(lab, f"file://{lab.store()}"):
+        assert served(lab).stdout == TinyImage().output * 2
+        other = lab.srun(*SERVED, command="cat $BOOTSEER_IMAGE", user="mallory", check=False)
+    assert other.exit_code != 0 and other.stdout == ""
+
+
+def test_jobs_of_two_users_share_what_the_node_has(lab, stored):
+    """Ten at once: what each reads of the store, no other reads again."""
+    lab.cluster.run(["cp", "-r", str(lab.store()), "/shared/images"], user="alice")
+    lab.cluster.run(["chmod", "-R", "a+rX", "/shared/images"], user="alice")
+    with image_store(lab, "file:///shared/images"):
+        command = f"{start(lab)}; cksum $BOOTSEER_IMAGE"
+        argv = ["srun", "-w", "n1", *SERVED, "sh", "-c", command]
+        running = [lab.cluster.popen(argv, user=u) for u in ("alice", "mallory") * 5]
+        answers = [job.communicate(timeout=120) for job in running]
+    whole = subprocess.check_output(["cksum", lab.images / "tiny.sqsh"], text=True).split()[:2]
+    for (out, err), job in zip(answers, running, strict=True):
+        assert job.returncode == 0, err
+        first, last = out.splitlines()
+        assert f"{first}\n" == TinyImage().output
+        assert last.split()[:2] == whole
+    jobs = range(lab.newest_job() - 9, lab.newest_job() + 1)
+    stages = [
+        stage
+        for job in jobs
+        for user in ("alice", "mallory")
+        if list((lab.store(user) / "runs").glob(f"*.{job}"))
+        for stage in lab.report(job, user=user)["nodes"][0]["stages"]
+        if stage["stage"] == "image.serve"
+    ]
+    assert len(stages) == 10
+    assert sum(stage["bytes"] for stage in stages) == stored["size_bytes"]
+
+
+def test_what_is_damaged_on_the_node_is_fetched_again(lab, stored):
+    served(lab)
+    served(lab)
+    for node in lab.cluster.node_names:
+        damage = f"for f in {CACHE}/*/data; do printf X | dd of=$f bs=1 seek=5 conv=notrunc; done"
+        lab.cluster.run(["sh", "-c", damage], node=node)
+    again = served(lab)
+    assert again.stdout == TinyImage().output * 2
+    for node in lab.cluster.node_names:
+        stage = lab.stages(again, node)["image.serve"]
+        assert "1 damaged blocks" in stage["detail"]
+        assert stage["bytes"] == BLOCK_BYTES
+
+
+def test_the_job_goes_on_when_its_agent_dies(lab, stored):
+    begun = 'head -c1 "$BOOTSEER_IMAGE" >/dev/null; touch /shared/started-$SLURMD_NODENAME'
+    wait = f"{begun}; while [ ! -e /shared/go ]; do sleep 0.1; done"
+    command = f"{wait}; {start(lab)}"
+    for name in ("go", "started-n1", "started-n2"):
+        lab.cluster.run(["rm", "-f", f"/shared/{name}"])
+    job_id, running = lab.start_in_background(*SERVED, command=command)
+    for node in lab.cluster.node_names:
+        wait_until(lambda node=node: (lab.cluster.shared / f"started-{node}").exists(), "the step")
+        agent = lab.agent(node, job_id)
+        os.kill(agent, signal.SIGKILL)
+    # Another job's prolog, on the same nodes, leaves it alone.
+    lab.cluster.run(["srun", "-N2", "--overcommit", "--bootseer=other", "true"], user="alice")
+    lab.cluster.run(["touch", "/shared/go"], user="alice")
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (0, TinyImage().output * 2), err
+    lab.assert_clean()
+    assert lab.fallbacks(job_id) >= {"agent.died"}

@@ -25,12 +25,26 @@ class Fields:
         self._value: dict[str, Any] = value
         self._name = name
 
+    def has(self, key: str) -> bool:
+        """Whether a field is there; null is as good as none."""
+        return self._value.get(key) is not None
+
     def text(self, key: str, max_chars: int = 4096) -> str:
         """Read a string without NUL or line breaks."""
         value = self._get(key, str)
-        if len(value) > max_chars or any(c in value for c in "\0\n\r"):
-            raise Corrupt(f"{self._name}: field {key!r} is not acceptable")
+        self._check_text(key, value, max_chars)
         return value
+
+    def texts(self, key: str, max_items: int = 1000, max_chars: int = 4096) -> list[str]:
+        """Read a list of strings without NUL or line breaks."""
+        values = self.items(key, max_items)
+        for value in values:
+            self._check_text(key, value, max_chars)
+        return values
+
+    def part(self, key: str) -> Fields:
+        """Read an object."""
+        return Fields(self._get(key, dict), f"{self._name}: {key}")
 
     def count(self, key: str, maximum: int = 2**63 - 1) -> int:
         """Read a whole number from 0 to ``maximum``."""
@@ -75,6 +89,11 @@ class Fields:
         """Read a list of objects."""
         name = f"{self._name}: {key}"
         return [Fields(item, name) for item in self.items(key, max_items)]
+
+    def _check_text(self, key: str, value: Any, max_chars: int) -> None:
+        acceptable = isinstance(value, str) and len(value) <= max_chars
+        if not acceptable or any(c in value for c in "\0\n\r"):
+            raise Corrupt(f"{self._name}: field {key!r} is not acceptable")
 
     def _get(self, key: str, kind: type[T]) -> T:
         value = self._value.get(key)

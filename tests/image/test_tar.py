@@ -1,0 +1,217 @@
+"""Tar archives read from front to back: what tarfile and GNU tar write is what is found."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tarfile
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bootseer.errors import Corrupt
+from bootseer.image import tar
+from bootseer.image.blob import ByteStream
+from bootseer.testing.containers import Entry, pack_tar
+
+names = st.lists(st.text("aé\n ", min_size=1, max_size=90), min_size=1, max_size=3).map("/".join)
+entries = st.builds(
+    Entry,
+    name=names,
+    kind=st.sampled_from([tarfile.REGTYPE, tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE]),
+    data=st.binary(max_size=1500),
+    link=names,
+    mode=st.integers(0, 0o7777),
+    uid=st.sampled_from([0, 1000, 3_000_000_000]),
+    mtime=st.sampled_from([0, 1, 2**32 - 1, 1_700_000_000]),
+)
+
+
+def stream_of(data, piece=1000):
+    return ByteStream("archive", iter([data[i : i + piece] for i in range(0, len(data), piece)]))
+
+
+def read(data):
+    reader = tar.TarReader(stream_of(data), "archive")
+    return [(member, b"".join(bytes(c) for c in reader.content(member))) for member in reader]
+
+
+@settings(deadline=None)
+@given(st.lists(entries, max_size=5), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+def test_what_tarfile_writes_is_read(wanted, tar_format):
+    wanted = [
+        e if e.kind == tarfile.REGTYPE else Entry(e.name, e.kind, link=e.link, mode=e.mode)
+        for e in wanted
+    ]
+    found = read(pack_tar(wanted, tar_format))
+    assert [
+        (m.name.rstrip("/"), m.kind.encode(), data, m.link, m.mode, m.uid, m.gid, m.mtime_s)
+        for m, data in found
+    ] == [(e.name, e.kind, e.data, e.link, e.mode, e.uid, e.uid, e.mtime) for e in wanted]
+
+
+@settings(deadline=None)
+@given(entries, st.dictionaries(st.text("ab.é", min_size=1), st.binary(max_size=600), max_size=4))
+def test_what_is_written_is_read_again(entry, xattrs):
+    kind, size = entry.kind.decode(), len(entry.data) if entry.kind == tarfile.REGTYPE else 0
+    member = tar.Member(entry.name, kind, entry.mode, entry.uid, 7, int(entry.mtime), size)
+    member.link, member.xattrs = entry.link, xattrs
+    data = tar.encode(member, entry.name)
+    assert len(data) % 512 == 0
+    ((found, content),) = read(data + entry.data[:size] + tar.padding(size))
+    found.stored_bytes = found.offset = 0
+    found.name = found.name.rstrip("/")
+    assert (found, content) == (member, entry.data[:size])
+
+
+def test_attributes_end_with_a_nul_wherever_the_last_block_ends():
+    for length in range(400, 1000):
+        data = tar._encode_xattrs({"user.a": bytes([1]) * length})
+        assert data.endswith(b"\0")
+
+
+def test_ustar_and_old_archives_are_read():
+    long = "a" * 90 + "/" + "b" * 90
+    found = read(pack_tar([Entry(long, data=b"x")], tarfile.USTAR_FORMAT))
+    assert [(member.name, data) for member, data in found] == [(long, b"x")]
+    old = bytearray(pack_tar([Entry("folder/"), Entry("file")], tarfile.USTAR_FORMAT))
+    for at in (0, 512):  # as in Unix V7: no magic, no type
+        old[at + 156 : at + 157], old[at + 257 : at + 265] = b"\0", bytes(8)
+        old[at + 148 : at + 156] = b" " * 8
+        old[at + 148 : at + 156] = b"%06o\0 " % sum(old[at : at + 512])
+    assert [(m.name, m.kind) for m, _ in read(bytes(old))] == [
+        ("folder/", tar.FOLDER),
+        ("file", tar.FILE),
+    ]
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="needs GNU tar")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format=gnu"],
+        ["--format=posix", "--sparse-version=0.0"],
+        ["--format=posix", "--sparse-version=0.1"],
+        ["--format=posix", "--sparse-version=1.0"],
+    ],
+)
+@pytest.mark.parametrize("holes", [1, 3, 100])
+def test_sparse_files_are_read(tmp_path, options, holes):
+    name = "n" * 120
+    with (tmp_path / name).open("wb") as file:
+        for index in range(holes):
+            file.seek(index * 1_000_000 + 200_000)
+            file.write(b"%d" % index)
+        file.truncate(holes * 1_000_000)
+    (tmp_path / "after").write_bytes(b"after")
+    command = ["tar", "-c", "--sparse", *options, name, "after"]
+    data = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout
+    assert len(data) < holes * 10_000 + 20_000
+    (sparse, content), (_, after) = read(data)
+    assert sparse.name == name and sparse.extents is not None
+    assert content == (tmp_path / name).read_bytes()
+    assert after == b"after"
+
+
+def test_numbers_that_squashfs_has_not_are_cut():
+    times = [Entry("a", mtime=-5), Entry("b", mtime=2**40), Entry("c", mtime=1.75)]
+    for tar_format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        found = read(pack_tar(times, tar_format))
+        assert [member.mtime_s for member, _ in found] == [0, 2**32 - 1, 1]
+
+
+def header(**fields):
+    """A header as no library writes it."""
+    info = tarfile.TarInfo(fields.pop("name", "file"))
+    info.type = fields.pop("kind", b"0")
+    info.size = fields.pop("size", 0)
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    for place, value in fields.items():
+        at = int(place.lstrip("at"))
+        block[at : at + len(value)] = value
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def pax(data, size=None, kind=b"x"):
+    length = len(data) if size is None else size
+    return header(kind=kind, size=length) + data + bytes(-len(data) % 512)
+
+
+HOSTILE = {
+    "text": (b"no tar" * 200, "not a tar archive"),
+    "damaged later": (header() + header()[:200] + b"!" + header()[201:], "checksum"),
+    "cut in a header": (header()[:300], "ends within a"),
+    "cut in content": (header(size=1000) + b"x" * 600, "ends within"),
+    "cut behind a long name": (pax(b"name\0", kind=b"L"), "ends within a member"),
+    "unknown type": (header(kind=b"Z"), "unknown type 'Z'"),
+    "negative size": (header(at124=b"\xff" * 12), "the size -1"),
+    "huge size": (header(at124=b"\x80" + b"\xff" * 11), "the size"),
+    "huge owner": (header(at108=b"\x80" + b"\xff" * 7), "the uid"),
+    "no number": (header(at100=b"0009999\0"), "is none"),
+    "NUL in a name": (pax(b"12 path=a\0b\n") + header(), "has a NUL"),
+    "huge extended header": (pax(b"", 1 << 40), "of 1099511627776 bytes"),
+    "huge long name": (pax(b"", 2 << 20, b"L"), "of 2097152 bytes"),
+    "record too long": (pax(b"99 path=a\n") + header(), "is damaged"),
+    "record of nothing": (pax(b"0 path=a\n") + header(), "is damaged"),
+    "record goes back": (pax(b"9 path=a\n-9 path=a\n") + header(), "is damaged"),
+    "record of digits": (pax(b"1" * 1_000_000) + header(), "is damaged"),
+    "record without a key": (pax(b"5 ab\n") + header(), "is damaged"),
+    "size is no number": (pax(b"12 size=1e9\n") + header(), "is none"),
+    "map goes back": (
+        header(kind=b"S", size=512, at386=b"2" + b"0" * 10 + b"\0" + b"777\0", at483=b"7777\0"),
+        "sparse file 'file' is damaged",
+    ),
+    "map is longer than the file": (
+        header(kind=b"S", size=512, at386=b"0" * 11 + b"\0" + b"00000001000\0", at483=b"0000\0"),
+        "sparse file 'file' is damaged",
+    ),
+    "endless map": (
+        header(kind=b"S", at482=b"\1") + (bytes(504) + b"\1" + bytes(7)) * 6000,
+        "map of a sparse file",
+    ),
+    "map of too many": (
+        pax(b"22 GNU.sparse.major=1\n27 GNU.sparse.realsize=512\n")
+        + header(size=1024)
+        + b"9999999999\n"
+        + bytes(1013),
+        "too long",
+    ),
+    "map without lines": (
+        pax(b"22 GNU.sparse.major=1\n27 GNU.sparse.realsize=512\n")
+        + header(size=4096)
+        + b"1" * 4096,
+        "is damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_damaged_or_meant_to_harm_is_refused(name):
+    data, message = HOSTILE[name]
+    with pytest.raises(Corrupt, match=message):
+        read(data + bytes(0 if name.startswith("cut") else 1024))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_any_damage_is_an_error_of_ours_or_harmless(data):
+    wanted = [
+        Entry("a" * 150, data=b"x" * 700, pax={"SCHILY.xattr.user.a": "b"}),
+        Entry("b", tarfile.SYMTYPE, link="c" * 150),
+    ]
+    archive = bytearray(pack_tar(wanted, data.draw(st.sampled_from([1, 2]))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        archive[data.draw(st.integers(0, len(archive) - 1))] = data.draw(st.integers(0, 255))
+    # Damaged as it was written: the checksums are right.
+    for at in range(0, len(archive), 512):
+        block = archive[at : at + 512]
+        if block[257:262] == b"ustar":
+            block[148:156] = b" " * 8
+            archive[at + 148 : at + 156] = b"%06o\0 " % sum(block)
+    with suppress(Corrupt):
+        for member in tar.TarReader(stream_of(bytes(archive)), "archive"):
+            assert 0 <= member.stored_bytes < tar.MAX_BYTES

@@ -56,38 +56,78 @@ def image() -> None:
     """
 
 
-@image.command(epilog="Example:  bootseer image add train.sqsh --name train:v2")
+@image.command(
+    epilog="""\b
+Examples:
+  bootseer image add train.sqsh --name train:v2
+  docker save -o train.tar train:v2; bootseer image add train.tar --name train:v2
+"""
+)
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option("--name", required=True, help="For the image; another that has it loses it.")
+@click.option("--tag", default="", help="Which image, of an archive with several.")
+@click.option(
+    "--platform", default="", help="Which one, as linux/arm64.  [default: this machine's]"
+)
+@click.option(
+    "--scratch",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    default="/var/tmp",
+    show_default=True,
+    help="Folder for the squashfs that is made of an archive.",
+)
 @click.option("--again", is_flag=True, help="Send all of it, also what is in the store already.")
 @_quiet
 @_json
-def add(path: Path, name: str, again: bool, quiet: bool, as_json: bool) -> None:
-    """Put the squashfs at PATH into the store, and give it a name.
+def add(
+    path: Path,
+    name: str,
+    tag: str,
+    platform: str,
+    scratch: Path,
+    again: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Put an image into the store, and give it a name.
 
-    If that is interrupted, the same command goes on where it was.
+    PATH is a squashfs file, an archive of `docker save` or `podman save`, or an OCI layout: a
+    folder, or a tar of one. If it is interrupted, the same command goes on where it was.
     """
     from bootseer.cli import running
-    from bootseer.image import intake
+    from bootseer.image import catalog, intake
+    from bootseer.image.convert import Converted
 
     progress = intake.Progress()
     began = time.monotonic()
     about = intake.about_now(str(path), running.caller().name)
-    added = _run(
-        lambda store: intake.add(store, path, name, about, progress, again=again),
+
+    async def work(store: Store) -> tuple[intake.Added, Converted | None]:
+        catalog.check_name(name)
+        made = intake.as_squashfs(path, scratch, tag, platform, progress)
+        async with made as (squashfs, converted):
+            added = await intake.add(store, squashfs, name, about, progress, again=again)
+            return added, converted
+
+    added, converted = _run(
+        work,
         counted=progress,
         bar="" if quiet else "add",
         after="run the same command again to go on",
     )
     if as_json:
         document = {"name": name, "digest": added.digest, "sent_bytes": added.sent_bytes}
-        click.echo(json.dumps(document | {"size_bytes": added.manifest.size_bytes}, indent=1))
+        document |= {"size_bytes": added.manifest.size_bytes}
+        document |= {"source_digest": converted.digest if converted else ""}
+        click.echo(json.dumps(document, indent=1))
     elif not quiet:
         took = format_duration(time.monotonic() - began)
         running.say(
             f"{name}: {format_size(added.manifest.size_bytes)}, of which "
             f"{format_size(added.sent_bytes)} sent, in {took}; digest {added.digest}"
         )
+        if converted is not None and converted.devices:
+            running.say(f"{name}: {converted.devices} device nodes of the archive were left out")
 
 
 @image.command(epilog="Example:  bootseer image ls")

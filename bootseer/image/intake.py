@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,9 @@ from bootseer.core.image import ImageManifest, block_bytes_for, block_digest
 from bootseer.core.ranges import ByteRange, split
 from bootseer.errors import BootseerError, Conflict, NotFound, Unavailable
 from bootseer.image import catalog
+from bootseer.image.archive import Kind, kind_of
 from bootseer.image.catalog import About
+from bootseer.image.convert import Converted, convert
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
 from bootseer.store.base import Store, publish
 from bootseer.store.posix import read_fully
@@ -86,7 +90,7 @@ async def add(
         identity = await trio.to_thread.run_sync(identify, opened)
         if not identity.leading:
             raise Unavailable(
-                f"{path} is not a squashfs; make one with mksquashfs, or give a docker-archive or "
+                f"{path} is not a squashfs; make one with mksquashfs, or give a Docker archive or "
                 "an OCI layout"
             )
         progress.total_bytes = 2 * opened.size_bytes
@@ -102,6 +106,43 @@ async def add(
     await publish(store, catalog.manifest_object(digest), encoded)
     await catalog.give_name(store, name, digest, manifest.size_bytes)
     return Added(digest, manifest, sent_bytes)
+
+
+@asynccontextmanager
+async def as_squashfs(
+    path: Path, scratch: Path, tag: str, platform: str, progress: Progress
+) -> AsyncIterator[tuple[Path, Converted | None]]:
+    """Convert a source to a squashfs for the length of a block, unless it is one.
+
+    Args:
+        path: a squashfs, or what `convert` takes.
+        scratch: folder for the squashfs.
+        tag, platform: which image of the source, see `convert`.
+        progress: kept up to date.
+
+    Yields:
+        The squashfs, and what it was made of.
+
+    Raises:
+        BootseerError: it cannot be converted.
+
+    Cancellation: what was written is removed.
+    """
+    if await trio.to_thread.run_sync(kind_of, path) is Kind.SQUASHFS:
+        yield path, None
+        return
+
+    def count(done: int, total: int) -> None:
+        trio.from_thread.check_cancelled()
+        progress.done_bytes, progress.total_bytes = done, total
+
+    folder = tempfile.TemporaryDirectory(prefix="bootseer-image-", dir=scratch)
+    with folder as made:
+        target = Path(made, "image.sqsh")
+        work = partial(convert, path, target, tag=tag, platform=platform, progress=count)
+        converted = await trio.to_thread.run_sync(work)
+        progress.done_bytes = progress.total_bytes = 0
+        yield target, converted
 
 
 def _measure(opened: OpenImage, identity: Identity, progress: Progress) -> ImageManifest:

@@ -18,6 +18,7 @@ from bootseer.image.verify import verify
 from bootseer.store.base import publish, read_all
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
+from bootseer.testing.containers import Entry, pack_tar, write_layout
 from bootseer.testing.fault_store import FlakyStore
 from bootseer.testing.images import TinyImage, write_image
 from bootseer.units import MIB
@@ -214,6 +215,15 @@ class TestCommand:
         assert "stays" in self.says("rm", "tiny:1")
         assert "removed" in self.says("rm", "latest")
         assert json.loads(self.says("ls", "--json")) == []
+
+    def test_an_archive_is_converted_on_the_way(self, tmp_path):
+        layout = tmp_path / "layout"
+        write_layout(layout, [pack_tar([Entry("file", data=os.urandom(300_000))])])
+        added = json.loads(self.says("add", layout, "--name", "oci", "--json"))
+        assert added["source_digest"].startswith("sha256:")
+        assert self.says("verify", "oci").endswith("are as they should be\n")
+        again = json.loads(self.says("add", layout, "--name", "oci", "--json"))
+        assert (again["digest"], again["sent_bytes"]) == (added["digest"], 0)
 
     def test_what_is_not_there(self):
         with pytest.raises(NotFound, match="image add"):

@@ -34,6 +34,9 @@ _READ_AHEAD_KIB = 128
 disk, for what a start reads is scattered, and every byte counts."""
 _READ_AHEAD_CACHED_KIB = 4096
 """The same when all of the image is on this node."""
+_REQUEST_KIB = 1024
+"""The same for who reads ahead: the kernel's requests are no longer, even of those who ask for more
+at once."""
 _THREADS_S = 1.0
 """For the worker, and the threads that write for it, to end by themselves."""
 
@@ -70,6 +73,7 @@ class ServedImage(JobImage):
         self._worker = worker
         self._ended = trio.Event()
         self._closing = trio.Event()
+        self._is_cached = False
         self._touches: list[Touch] = []
         self._began_ns = time.time_ns()
         self._reported = trio.Event()
@@ -145,12 +149,18 @@ class ServedImage(JobImage):
         self.digest = fields.text("identity", 200)
         self.size_bytes = fields.count("size_bytes")
         self.leading = list(fields.ranges("leading", 8))
-        cached = fields.flag("is_cached")
-        with suppress(OSError):
-            kib = _READ_AHEAD_CACHED_KIB if cached else _READ_AHEAD_KIB
-            set_read_ahead(Path(self._folder.image), kib)
+        self._is_cached = fields.flag("is_cached")
+        self._set_read_ahead(_REQUEST_KIB)
         self.is_served = True
         self.served.set()
+
+    def note_opened(self) -> None:
+        """Learn that who reads ahead has opened it: what is set now is for all others."""
+        self._set_read_ahead(_READ_AHEAD_CACHED_KIB if self._is_cached else _READ_AHEAD_KIB)
+
+    def _set_read_ahead(self, kib: int) -> None:
+        with suppress(OSError):
+            set_read_ahead(Path(self._folder.image), kib)
 
     # The block cache.
 

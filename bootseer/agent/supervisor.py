@@ -221,6 +221,8 @@ class Agent:
             self._images[-1].note_prefetch(message)
         elif op == "progress" and self._images:
             self._images[-1].note_progress(message)
+        elif op == "opened" and self._served is not None:
+            self._served.note_opened()
         elif op == "ahead" and self._checkpoint is not None:
             self._checkpoint.note_ahead(message)
         elif op == "ready":

@@ -125,9 +125,10 @@ class Warm:
             return "the image is not served"
         leading = tuple(ByteRange(*r) for r in message["leading"])
         identity = Identity(message["identity"], leading)
-        hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
         path, size_bytes = message["path"], message["size_bytes"]
         image = await trio.to_thread.run_sync(open_served, path, size_bytes)
+        await self._task.channel.send({"op": "opened"})
+        hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
         if hot_set is None:
             await self._read_leading(image, identity)
             return "this start is recorded"

@@ -1,0 +1,217 @@
+"""How long a start takes from an image in a slow store, in each way there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+from rich.console import Console
+
+from bootseer.errors import Unavailable
+from bootseer.image.intake import about_now, add
+from bootseer.store.local import LocalStore
+from bootseer.testing import figures, site
+from bootseer.testing.cluster import Cluster, ClusterSpec
+from bootseer.testing.figures import Figure
+from bootseer.testing.images import cached_image, ch_run, demo_image
+from bootseer.units import NS_PER_S, format_duration, format_size
+
+USER = "alice"
+SHARE = "/mnt/share"
+NAME = "train:v1"
+_CACHE = "/var/cache/bootseer/images"
+_READY = re.compile(r"^ready (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBenchSpec:
+    """What is measured.
+
+    Attributes:
+        rounds: how often each way.
+        torch: with the CUDA PyTorch image; otherwise the demo's smaller one.
+        latency_s, bandwidth_bytes_per_s: of the store.
+        build_dir: for images and figures.
+    """
+
+    rounds: int = 3
+    torch: bool = True
+    latency_s: float = 0.002
+    bandwidth_bytes_per_s: float = 200e6
+    build_dir: Path = Path("build")
+
+
+class ImageBench:
+    """One node, one image, on a cluster that is up.
+
+    Attributes:
+        store_bytes: read from the store by the last start.
+        hot_bytes: of the hot set.
+    """
+
+    def __init__(self, cluster: Cluster, spec: ImageBenchSpec, console: Console, share: Path):
+        """Take over a cluster with the plugin installed, and the folder behind its share."""
+        self.store_bytes = 0.0
+        self.hot_bytes = 0.0
+        self._cluster = cluster
+        self._console = console
+        self._share = share
+        self._local = cluster.state_dir / "local.sqsh"
+        self._script = cluster.shared / "train.sh"
+        self._command = demo_image(torch=spec.torch).command
+
+    def prepare(self) -> None:
+        """Put the image into the store, write the job's script, and give the node a copy."""
+        shutil.copyfile(self._share / "image.sqsh", self._local)
+        mounts = self._cluster.state_dir / "containers"
+        mounts.mkdir(mode=0o1777, exist_ok=True)
+        mounts.chmod(0o1777)
+        start = " ".join(ch_run(Path("$image"), mounts, *self._command))
+        self._script.write_text(
+            "#!/bin/sh -e\n"
+            'image="${1:-$BOOTSEER_IMAGE}"\n'
+            '[ -z "$2" ] || { cp "$image" "$2"; image="$2"; }\n'
+            f"{start} >/dev/null\n"
+            'echo "ready $(date +%s%N)"\n'
+            f'[ -z "$BOOTSEER_SOCKET" ] || {site.bootseer()} mark first-step\n'
+        )
+        self._script.chmod(0o755)
+
+    def ways(self) -> dict[str, tuple[str, Callable[[], float]]]:
+        """List the ways to start, by name: what they are, and how long one takes."""
+        image = f"{SHARE}/image.sqsh"
+        copy = "/var/tmp/copy.sqsh"
+        return {
+            "squashfuse": ("squashfuse on the slow share", lambda: self._start(image)),
+            "copy": ("a full copy, then the start", lambda: self._start(image, copy)),
+            "served": ("served, recorded", self._served),
+            "served_warm": ("served and warm, on a node that has none of it", self._served_warm),
+            "served_again": ("served and warm, on a node that has it", self._serve),
+            "local_cold": ("a local copy, cold", lambda: self._start(str(self._local))),
+            "local_warm": (
+                "a local copy, in memory",
+                lambda: self._start(str(self._local), is_cold=False),
+            ),
+        }
+
+    def _served(self) -> float:
+        self._cluster.run(["rm", "-rf", ".bootseer"], user=USER)
+        self._forget_blocks()
+        return self._serve()
+
+    def _served_warm(self) -> float:
+        self._forget_blocks()
+        took_s = self._serve()
+        self.hot_bytes = self._known_hot_bytes()
+        return took_s
+
+    def _serve(self) -> float:
+        options = ("--bootseer=bench", f"--bootseer-image=bootseer://{NAME}")
+        took_s = self._start(options=options)
+        stages = self._stages()
+        self.store_bytes = stages["image.serve"]["bytes"]
+        self._console.print(f"  {format_size(self.store_bytes)} from the store")
+        return took_s
+
+    def _start(self, *arguments: str, options: tuple[str, ...] = (), is_cold: bool = True) -> float:
+        """Run the job once; returns seconds from its submission to when it was ready."""
+        self._cluster.run(["rm", "-f", "/var/tmp/copy.sqsh"], node="n1")
+        if is_cold:
+            os.sync()
+            Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        began_ns = time.time_ns()
+        argv = ["srun", "-N1", "-J", "train", *options, "/shared/train.sh", *arguments]
+        result = self._cluster.run(argv, user=USER, timeout_s=600)
+        ready = _READY.search(result.stdout)
+        if ready is None:
+            raise Unavailable(f"the job did not become ready:\n{result.stdout}{result.stderr}")
+        self._cluster.wait_for_job(self._last_job())
+        return (int(ready[1]) - began_ns) / NS_PER_S
+
+    def _forget_blocks(self) -> None:
+        self._cluster.run(["rm", "-rf", _CACHE], node="n1")
+
+    def _stages(self) -> dict[str, dict[str, float]]:
+        argv = [site.bootseer(), "report", str(self._last_job()), "--alone", "--json"]
+        report = json.loads(self._cluster.run(argv, user=USER).stdout)[-1]
+        for stage in report["nodes"][0]["stages"]:
+            if stage["status"] == "fallback":
+                self._console.print(f"  fallback: {stage['stage']}: {stage['detail']}")
+        return {stage["stage"]: stage for stage in report["nodes"][0]["stages"]}
+
+    def _known_hot_bytes(self) -> float:
+        argv = [site.bootseer(), "hot", "ls", "--json"]
+        found = json.loads(self._cluster.run(argv, user=USER).stdout)
+        return max(float(hot_set["hot_bytes"]) for hot_set in found)
+
+    def show_report(self) -> None:
+        """Print the last job's report."""
+        argv = [site.bootseer(), "report", str(self._last_job()), "--alone"]
+        print(self._cluster.run(argv, user=USER, env={"COLUMNS": "150"}).stdout)
+
+    def _last_job(self) -> int:
+        answer = self._cluster.run(["squeue", "--states=all", "--noheader", "--format=%A"])
+        return max(int(line) for line in answer.stdout.split())
+
+
+def run_image_bench(spec: ImageBenchSpec, console: Console) -> None:
+    """Measure, print a table and write BUILD_DIR/bench-image.json.
+
+    Raises:
+        BootseerError: something it needs is missing; the cluster is down again then.
+    """
+    image = cached_image(demo_image(torch=spec.torch), spec.build_dir / "images", console.print)
+    share = (spec.build_dir / "bench-image").absolute()
+    share.mkdir(exist_ok=True)
+    linked = share / "image.sqsh"
+    linked.unlink(missing_ok=True)
+    os.link(image, linked)
+    config = f'[image]\nstore_url = "file://{SHARE}/store"\n'
+    with Cluster.up(ClusterSpec(name="bench-image", nodes=1)) as cluster:
+        site.install(cluster, console.print, config=config)
+        cluster.mount_share(
+            share,
+            at=SHARE,
+            latency_s=spec.latency_s,
+            bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s,
+        )
+        bench = ImageBench(cluster, spec, console, share)
+        with console.status("putting the image into the store"):
+            bench.prepare()
+            _store(share, linked)
+        seconds: dict[str, list[float]] = {name: [] for name in bench.ways()}
+        store_over_hot: list[float] = []
+        for number in range(spec.rounds):
+            console.print(f"\n[bold]round {number + 1} of {spec.rounds}[/]")
+            for name, (what, start) in bench.ways().items():
+                console.print(what)
+                seconds[name].append(start())
+                console.print(f"  ready after [bold]{format_duration(seconds[name][-1])}[/]")
+                if name == "served_warm":
+                    store_over_hot.append(bench.store_bytes / bench.hot_bytes)
+                    if number == spec.rounds - 1:
+                        bench.show_report()
+    found = {name: Figure(f"{name}_ready_s", "s", tuple(times)) for name, times in seconds.items()}
+    measured = [*found.values(), Figure("store_bytes_over_hot_set", "x", tuple(store_over_hot))]
+    ratios = {
+        "served_warm_over_local_cold": found["served_warm"].median / found["local_cold"].median,
+        "store_bytes_over_hot_set": measured[-1].median,
+    }
+    figures.show(console, measured, ratios)
+    figures.write(spec.build_dir / "bench-image.json", measured, ratios)
+
+
+def _store(share: Path, path: Path) -> None:
+    """Put the image into the store behind the share."""
+
+    async def work() -> None:
+        await add(LocalStore(share / "store"), path, NAME, about_now(str(path), "root"))
+
+    trio.run(work)

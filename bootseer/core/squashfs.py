@@ -6,6 +6,7 @@ Source: the on-disk format 4.0 as documented in the kernel's Documentation/files
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt
@@ -13,7 +14,29 @@ from bootseer.errors import Corrupt
 SUPERBLOCK_BYTES = 96
 _SUPERBLOCK = struct.Struct("<5I6H8Q")
 _MAGIC = 0x73717368
-_NO_TABLE = 0xFFFFFFFFFFFFFFFF
+_VERSION = (4, 0)
+INODES_RAW = 0x0001
+XATTRS_RAW = 0x0100
+IDS_RAW = 0x0800
+"""Flags of the superblock: how mksquashfs has stored a table. Readers look at its blocks."""
+
+HAS_OPTIONS = 0x0400
+"""Flag of the superblock: the compressor's options follow it."""
+
+NO_TABLE = 0xFFFFFFFFFFFFFFFF
+NO_FRAGMENT = 0xFFFFFFFF
+NO_XATTRS = 0xFFFFFFFF
+
+METADATA_BYTES = 8192
+"""What a block of a table holds; a table's last one holds less."""
+
+METADATA_RAW = 1 << 15
+"""Set in the length before a table's block: the block is stored as it is."""
+
+BLOCK_RAW = 1 << 24
+"""Set in the length of a data block that is stored as it is."""
+
+MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 4096, 1 << 20
 
 
 def find_tables(data: bytes, size_bytes: int) -> ByteRange | None:
@@ -34,7 +57,87 @@ def find_tables(data: bytes, size_bytes: int) -> ByteRange | None:
     if fields[0] != _MAGIC:
         return None
     bytes_used = fields[12]
-    tables = [start for start in fields[13:19] if start != _NO_TABLE]
+    tables = [start for start in fields[13:19] if start != NO_TABLE]
     if not tables or not SUPERBLOCK_BYTES <= min(tables) <= max(tables) <= bytes_used <= size_bytes:
         raise Corrupt("the image's superblock names tables outside the file: it is cut or damaged")
     return ByteRange(min(tables), bytes_used)
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """What the superblock says, under the names of the kernel's documentation.
+
+    Attributes:
+        inodes: number of inodes.
+        mkfs_time: when it was made, in seconds since 1970.
+        block_size: of file contents, in bytes, before compression.
+        fragments: number of fragment blocks.
+        compressor: number of the compressor.
+        flags: as stored.
+        ids: number of owners.
+        root: reference of the root directory's inode.
+        bytes_used: end of the last table.
+        id_table: where that table's index begins, like the next ones; NO_TABLE for none.
+        xattr_table: the same.
+        inode_table: where that table's first block begins.
+        directory_table: the same.
+        fragment_table: where the index begins.
+        export_table: the same.
+    """
+
+    inodes: int
+    mkfs_time: int
+    block_size: int
+    fragments: int
+    compressor: int
+    flags: int
+    ids: int
+    root: int
+    bytes_used: int
+    id_table: int
+    xattr_table: int
+    inode_table: int
+    directory_table: int
+    fragment_table: int
+    export_table: int
+
+    @property
+    def has_options(self) -> bool:
+        """The compressor's options follow the superblock, as a block of a table."""
+        return bool(self.flags & HAS_OPTIONS)
+
+    def encode(self) -> bytes:
+        """Encode as the first SUPERBLOCK_BYTES of an image."""
+        return _SUPERBLOCK.pack(
+            *(_MAGIC, self.inodes, self.mkfs_time, self.block_size, self.fragments),
+            *(self.compressor, self.block_size.bit_length() - 1, self.flags, self.ids, *_VERSION),
+            *(self.root, self.bytes_used, self.id_table, self.xattr_table, self.inode_table),
+            *(self.directory_table, self.fragment_table, self.export_table),
+        )
+
+
+def decode_superblock(data: bytes, size_bytes: int) -> Superblock:
+    """Decode an image's superblock.
+
+    Args:
+        data: at least SUPERBLOCK_BYTES from the start of the file, or all of a shorter one.
+        size_bytes: of the file.
+
+    Raises:
+        Corrupt: it is no squashfs of version 4.0, or one that is cut or damaged.
+    """
+    if find_tables(data, size_bytes) is None:
+        raise Corrupt("the image is no squashfs")
+    _, inodes, made, block, fragments, *rest = _SUPERBLOCK.unpack_from(data)
+    compressor, block_log, flags, ids, major, minor, *places = rest
+    if (major, minor) != _VERSION:
+        raise Corrupt(f"the image is a squashfs of version {major}.{minor}, not 4.0")
+    if block != 1 << min(block_log, 31) or not MIN_BLOCK_BYTES <= block <= MAX_BLOCK_BYTES:
+        raise Corrupt(f"the image's superblock has impossible blocks of {block} bytes")
+    found = Superblock(inodes, made, block, fragments, compressor, flags, ids, *places)
+    later = (found.id_table, found.xattr_table, found.fragment_table, found.export_table)
+    if found.id_table == NO_TABLE or found.inode_table >= found.directory_table:
+        raise Corrupt("the image's superblock has no table of owners, or tables out of order")
+    if any(found.directory_table > start for start in later):
+        raise Corrupt("the image's superblock has tables out of order")
+    return found

@@ -17,6 +17,7 @@ from bootseer.errors import Corrupt
 from bootseer.units import NS_PER_S, format_duration, format_size
 
 if TYPE_CHECKING:
+    from bootseer.config import Config
     from bootseer.image.intake import Progress
     from bootseer.store.base import Store
 
@@ -41,6 +42,13 @@ def _complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[Co
 
 
 _image = click.argument("image", shell_complete=_complete)
+_scratch = click.option(
+    "--scratch",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    default="/var/tmp",
+    show_default=True,
+    help="Folder for images on the way.",
+)
 
 
 @click.group()
@@ -69,13 +77,7 @@ Examples:
 @click.option(
     "--platform", default="", help="Which one, as linux/arm64.  [default: this machine's]"
 )
-@click.option(
-    "--scratch",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    default="/var/tmp",
-    show_default=True,
-    help="Folder for the squashfs that is made of an archive.",
-)
+@_scratch
 @click.option("--again", is_flag=True, help="Send all of it, also what is in the store already.")
 @_quiet
 @_json
@@ -231,6 +233,94 @@ def tag(image: str, name: str) -> None:
     running.say(f"{name}: {_run(give)}")
 
 
+@image.command(epilog="Example:  bootseer image get train:v2 ./train.sqsh")
+@_image
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@_quiet
+def get(image: str, path: Path, quiet: bool) -> None:
+    """Write IMAGE to the file PATH."""
+    from bootseer.cli import running
+    from bootseer.image import catalog, intake, retrieve
+
+    progress = intake.Progress()
+
+    async def work(store: Store) -> int:
+        digest = await catalog.resolve(store, image)
+        _, manifest = await catalog.read_manifest(store, digest)
+        progress.total_bytes = manifest.size_bytes
+        await retrieve.retrieve(store, digest, manifest, path, progress.add)
+        return manifest.size_bytes
+
+    size_bytes = _run(work, counted=progress, bar="" if quiet else "get")
+    if not quiet:
+        running.say(f"{path}: {format_size(size_bytes)}")
+
+
+@image.command(
+    epilog="""\b
+Examples:
+  bootseer image optimize train:v2 --name train:v2-fast
+  bootseer image optimize /share/train.sqsh --output /share/train-fast.sqsh
+"""
+)
+@click.argument("image", shell_complete=_complete)
+@click.option("--name", default="", help="Put the new image into the store, under this name.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the new image to this file.",
+)
+@click.option(
+    "--storing",
+    type=click.Choice(["lz4", "as-they-are", "hot-uncompressed"]),
+    default="lz4",
+    show_default=True,
+    help="How blocks are stored in it.",
+)
+@_scratch
+@_quiet
+@_json
+def optimize(
+    image: str,
+    name: str,
+    output: Path | None,
+    storing: str,
+    scratch: Path,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write IMAGE anew, with what starts read of it at the front.
+
+    IMAGE is a name in the store, or the path of a squashfs file; starts of it must have been
+    recorded. The new image has the same tree, which is checked, and a digest of its own; what is
+    hot of it is known at once. lz4 makes it larger, and faster to read wherever it is read ahead.
+    """
+    from bootseer.cli import running
+    from bootseer.image import intake, reorder
+    from bootseer.store.connect import connect
+
+    if bool(name) == (output is not None):
+        raise click.UsageError("say where the new image is to go: --name NAME or --output PATH")
+    progress = intake.Progress()
+    config, caller = _settings(), running.caller()
+    job = reorder.Reordering(connect(config, caller), _store(), caller.name, progress)
+
+    async def work(store: Store) -> reorder.Reordered:
+        return await job.run(image, name, output, scratch, storing)
+
+    made = _run(work, counted=progress, bar="" if quiet else "optimize")
+    if as_json:
+        click.echo(json.dumps(made.document(), indent=1))
+    elif not quiet:
+        where = name or str(output)
+        running.say(
+            f"{where}: {format_size(made.size_bytes)}, {format_size(made.hot_bytes)} of it hot"
+            + (f"; digest {made.digest}" if made.digest else "")
+        )
+        if made.storing != storing:
+            running.say(f"{where}: stored {made.storing}, for {storing} would not have fitted")
+
+
 @image.command(epilog="Example:  bootseer image rm train:v1")
 @_image
 @click.option("--now", is_flag=True, help="Do not keep its bytes for jobs that are reading them.")
@@ -268,14 +358,11 @@ def verify(image: str, quiet: bool, as_json: bool) -> None:
 
     progress = Progress()
 
-    def note(size_bytes: int) -> None:
-        progress.done_bytes += size_bytes
-
     async def check(store: Store) -> list[Damage]:
         digest = await catalog.resolve(store, image)
         _, manifest = await catalog.read_manifest(store, digest)
         progress.total_bytes = manifest.size_bytes
-        return await compare(store, digest, manifest, note)
+        return await compare(store, digest, manifest, progress.add)
 
     bar = "" if quiet else "verify"
     found = _run(check, counted=progress, bar=bar, after="not everything was read")
@@ -314,11 +401,16 @@ def _run(
 
 
 def _store() -> Store:
-    from bootseer import config as settings
     from bootseer.cli import running
     from bootseer.store.connect import connect_images
 
-    return connect_images(settings.load(), running.caller())
+    return connect_images(_settings(), running.caller())
+
+
+def _settings() -> Config:
+    from bootseer import config as settings
+
+    return settings.load()
 
 
 def _when(time_ns: int) -> str:

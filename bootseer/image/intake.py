@@ -40,6 +40,10 @@ class Progress:
     total_bytes: int = 0
     done_bytes: int = 0
 
+    def add(self, size_bytes: int) -> None:
+        """Count what has been done."""
+        self.done_bytes += size_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Added:

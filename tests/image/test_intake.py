@@ -6,14 +6,18 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+import trio
 from click.testing import CliRunner
 
 from bootseer.cli.image import image as command
 from bootseer.core import image
-from bootseer.errors import ConfigError, Conflict, NotFound, Transient, Unavailable
+from bootseer.core.trace import COMPLETE, Touch, Trace
+from bootseer.errors import ConfigError, Conflict, Corrupt, NotFound, Transient, Unavailable
 from bootseer.image import catalog, intake
 from bootseer.image.identity import identify, open_image
 from bootseer.image.intake import about_now, add
+from bootseer.image.same import same_tree
+from bootseer.image.traces import publish_trace, read_hot_set, rebuild
 from bootseer.image.verify import verify
 from bootseer.store.base import publish, read_all
 from bootseer.store.local import LocalStore
@@ -179,8 +183,8 @@ async def test_a_damaged_name_is_no_name(store, path):
 class TestCommand:
     @pytest.fixture(autouse=True)
     def _settings(self, tmp_path, monkeypatch):
-        store = tmp_path / "images"
-        monkeypatch.setattr("bootseer.cli.image._store", lambda: LocalStore(store))
+        self.images = lambda: LocalStore(tmp_path / "images")
+        monkeypatch.setattr("bootseer.cli.image._store", self.images)
 
     def call(self, *words):
         result = CliRunner().invoke(command, [str(w) for w in words], catch_exceptions=False)
@@ -224,6 +228,47 @@ class TestCommand:
         assert self.says("verify", "oci").endswith("are as they should be\n")
         again = json.loads(self.says("add", layout, "--name", "oci", "--json"))
         assert (again["digest"], again["sent_bytes"]) == (added["digest"], 0)
+
+    def test_an_image_is_written_back(self, path, tmp_path):
+        self.says("add", path, "--name", "tiny", "-q")
+        assert self.says("get", "tiny", tmp_path / "back.sqsh", "-q") == ""
+        assert (tmp_path / "back.sqsh").read_bytes() == path.read_bytes()
+        added = json.loads(self.says("show", "tiny", "--json"))
+        part = tmp_path / "images" / catalog.part_object(added["digest"], 0)
+        part.write_bytes(part.read_bytes()[:-1] + b"?")
+        with pytest.raises(Corrupt):
+            self.call("get", "tiny", tmp_path / "back.sqsh")
+        assert (tmp_path / "back.sqsh").read_bytes() == path.read_bytes()
+        assert not list(tmp_path.glob(".back*"))
+
+    @pytest.mark.parametrize("kind", ["store", "file"])
+    def test_an_image_is_optimized(self, path, tmp_path, kind, monkeypatch):
+        store = LocalStore(tmp_path / "own")
+        monkeypatch.setattr("bootseer.store.connect.connect", lambda config, user: store)
+        self.says("add", path, "--name", "tiny", "-q")
+        image = "tiny" if kind == "store" else str(path)
+        to = ("--name", "fast") if kind == "store" else ("--output", tmp_path / "fast.sqsh")
+        with pytest.raises(NotFound, match="nothing is known of starts"):
+            self.call("optimize", image, *to, "--scratch", tmp_path)
+        recipe, identity = TinyImage(), json.loads(self.says("show", "tiny", "--json"))["identity"]
+        content = path.read_bytes()
+        found = [content.index(recipe.content(name)) for name in recipe.hot]
+        hot = tuple(Touch(at, at + recipe.file_bytes, ms) for ms, at in enumerate(found))
+        trace = Trace(identity, len(content), "c.1", 1, "n1", COMPLETE, hot)
+        trio.run(publish_trace, store, trace, 1)
+        trio.run(rebuild, store, identity, 1)
+        made = json.loads(self.says("optimize", image, *to, "--scratch", tmp_path, "--json"))
+        fast = tmp_path / "fast.sqsh"
+        if kind == "store":
+            self.says("get", "fast", fast, "-q")
+            shown = json.loads(self.says("show", "fast", "--json"))
+            assert shown["optimized_from"] == trio.run(catalog.resolve, self.images(), "tiny")
+            assert shown["identity"] == made["identity"]
+        assert same_tree(path, fast) is None
+        hot_set = trio.run(read_hot_set, store, made["identity"])
+        assert hot_set.hot_bytes == made["hot_bytes"] >= len(hot) * recipe.file_bytes
+        assert max(r.stop for r in hot_set.ranges) < 2 * made["hot_bytes"]
+        assert not list(tmp_path.glob("bootseer-image-*"))
 
     def test_what_is_not_there(self):
         with pytest.raises(NotFound, match="image add"):

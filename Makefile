@@ -42,6 +42,9 @@ bench: venv ## the measurements behind the documentation's figures
 bench-ckpt: venv ## checkpoints in HDFS, read and written
 	@$(BIN)/bootseer dev bench-ckpt $(ARGS)
 
+bench-image: venv ## a start from an image in a slow store, in every way
+	@$(BIN)/bootseer dev bench-image $(ARGS)
+
 fsx: venv ## random operations on a checkpoint mount, for ten minutes
 	@$(BIN)/bootseer dev fsx $(ARGS)
 
@@ -72,7 +75,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt fsx faults test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image fsx faults test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

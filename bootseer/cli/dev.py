@@ -94,6 +94,25 @@ def bench(pairs: int, starts: int, build_dir: Path) -> None:
     run_bench(build_dir.absolute(), Console(), pairs, starts)
 
 
+@dev.command("bench-image")
+@click.option("--rounds", default=3, show_default=True, help="How often each way is measured.")
+@click.option("--small", is_flag=True, help="The demo's image of 1 GB instead of PyTorch's of 3.")
+@dev_common.build_dir("For the images, which are built once, and the figures.")
+def bench_image(rounds: int, small: bool, build_dir: Path) -> None:
+    """Start a container from an image in a slow store, in every way there is; needs root.
+
+    \b
+    Example:
+      bootseer dev bench-image --rounds 5
+    """
+    from rich.console import Console
+
+    from bootseer.testing.image_bench import ImageBenchSpec, run_image_bench
+
+    spec = ImageBenchSpec(rounds=rounds, torch=not small, build_dir=build_dir.absolute())
+    run_image_bench(spec, Console())
+
+
 @dev.command("bench-ckpt")
 @click.option("--size", default="1GiB", show_default=True, help="Of the file.")
 @click.option("--repeats", default=5, show_default=True, help="Rounds.")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from rich.console import Console
 from bootseer.errors import Unavailable
 from bootseer.image.intake import about_now, add
 from bootseer.store.local import LocalStore
-from bootseer.testing import figures, site
+from bootseer.testing import figures, read_speed, site
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.figures import Figure
 from bootseer.testing.images import cached_image, ch_run, demo_image
@@ -106,6 +107,34 @@ class ImageBench:
             ),
         }
 
+    def speeds(self) -> dict[str, float]:
+        """Measure how fast a served image that is wholly on the node is read, and a local file.
+
+        Returns:
+            MB/s by name. Sequential reads find the node's blocks in memory, and nothing of the
+            mount's; random ones find nothing in memory.
+        """
+        options = ("--bootseer=speed", f"--bootseer-image=bootseer://{NAME}")
+        mounted, local = "$BOOTSEER_IMAGE", str(self._local)
+        self._run("cat $BOOTSEER_IMAGE > /dev/null", *options)  # the rest comes to the node
+        found: dict[str, float] = {}
+        for how in ("sequential", "random"):
+            for name, path, more in (("mount", mounted, options), ("local", local, ())):
+                self._drop_caches()
+                if how == "sequential":
+                    self._cluster.run(
+                        ["sh", "-c", f"cat {_CACHE}/*/data {local} > /dev/null"], node="n1"
+                    )
+                said = self._run(f"{sys.executable} -m {read_speed.MODULE} {how} {path}", *more)
+                found[f"{how}_{name}_mb_per_s"] = float(said.split()[-1])
+        return found
+
+    def _run(self, command: str, *options: str) -> str:
+        argv = ["srun", "-N1", *options, "sh", "-c", command]
+        said = self._cluster.run(argv, user=USER, timeout_s=600).stdout
+        self._cluster.wait_for_job(self._last_job())
+        return said
+
     def _served(self) -> float:
         self._forget_blocks()
         return self._serve(key="record")
@@ -145,8 +174,7 @@ class ImageBench:
         """Run the job once; returns seconds from its submission to when it was ready."""
         self._cluster.run(["rm", "-f", "/var/tmp/copy.sqsh"], node="n1")
         if is_cold:
-            os.sync()
-            Path("/proc/sys/vm/drop_caches").write_text("3\n")
+            self._drop_caches()
         began_ns = time.time_ns()
         argv = ["srun", "-N1", "-J", "train", *options, "/shared/train.sh", *arguments]
         result = self._cluster.run(argv, user=USER, timeout_s=600)
@@ -155,6 +183,11 @@ class ImageBench:
             raise Unavailable(f"the job did not become ready:\n{result.stdout}{result.stderr}")
         self._cluster.wait_for_job(self._last_job())
         return (int(ready[1]) - began_ns) / NS_PER_S
+
+    @staticmethod
+    def _drop_caches() -> None:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
 
     def _forget_blocks(self) -> None:
         self._cluster.run(["rm", "-rf", _CACHE], node="n1")
@@ -209,6 +242,7 @@ def run_image_bench(spec: ImageBenchSpec, console: Console) -> None:
             _store(share, linked, NAME)
         seconds: dict[str, list[float]] = {name: [] for name in bench.ways()}
         store_over_hot: list[float] = []
+        speeds: dict[str, list[float]] = {}
         for number in range(spec.rounds):
             console.print(f"\n[bold]round {number + 1} of {spec.rounds}[/]")
             for name, (what, start) in bench.ways().items():
@@ -219,11 +253,18 @@ def run_image_bench(spec: ImageBenchSpec, console: Console) -> None:
                     store_over_hot.append(bench.store_bytes / bench.hot_bytes)
                     if number == spec.rounds - 1:
                         bench.show_report()
+            console.print("reading a served image that is on the node, and a local file")
+            for name, value in bench.speeds().items():
+                speeds.setdefault(name, []).append(value)
     found = {name: Figure(f"{name}_ready_s", "s", tuple(times)) for name, times in seconds.items()}
-    measured = [*found.values(), Figure("store_bytes_over_hot_set", "x", tuple(store_over_hot))]
+    rates = {name: Figure(name, "MB/s", tuple(values)) for name, values in speeds.items()}
+    store = Figure("store_bytes_over_hot_set", "x", tuple(store_over_hot))
+    measured = [*found.values(), store, *rates.values()]
     ratios = {
         "served_warm_over_local_cold": found["served_warm"].median / found["local_cold"].median,
-        "store_bytes_over_hot_set": measured[-1].median,
+        "store_bytes_over_hot_set": store.median,
+        "random_mount_over_local": rates["random_mount_mb_per_s"].median
+        / rates["random_local_mb_per_s"].median,
     }
     figures.show(console, measured, ratios)
     figures.write(spec.build_dir / "bench-image.json", measured, ratios)

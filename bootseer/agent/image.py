@@ -22,7 +22,7 @@ from bootseer.image.blocks import ImageBlocks
 from bootseer.image.fill import fill
 from bootseer.image.nodecache import NodeCache
 from bootseer.image.source import ImageSource
-from bootseer.image.view import ImageView
+from bootseer.image.view import ImageView, MissingImage
 from bootseer.store.base import Store
 from bootseer.store.connect import connect_images
 from bootseer.units import MIB, format_size
@@ -52,11 +52,11 @@ async def run(task: Task) -> None:
                 said["bytes"] = served.manifest.size_bytes
                 said["detail"] = f"{format_size(_present_bytes(served))} of it are on this node"
         except BootseerError:
-            if served is None:
-                return  # told as a fallback; whoever opens the mount gets an error
+            pass  # told as a fallback, if it was not the agent's end that it is about
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-            await serve_fd(served.view, CONNECTION_FD, task_status=task_status)
+            view = MissingImage(task.job.uid, task.job.gid) if served is None else served.view
+            await serve_fd(view, CONNECTION_FD, task_status=task_status)
             nursery.cancel_scope.cancel()
 
         await nursery.start(serve)
@@ -116,13 +116,16 @@ async def _borrow(
     return manifest, None, None
 
 
-async def _obey(task: Task, served: _Served, nursery: trio.Nursery) -> None:
+async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> None:
     """Tell the agent that the image can be read, and do what it says; go on without it if it dies.
 
     "window" ends the recording, "report" is for what was done in all.
     """
-    cached = served.cache.cached
     with suppress(Closed):
+        if served is None:
+            await task.channel.send({"op": "missing"})
+            return
+        cached = served.cache.cached
         await task.channel.send(
             {
                 "op": "served",

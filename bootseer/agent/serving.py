@@ -135,6 +135,8 @@ class ServedImage(JobImage):
                 os.close(fd)
             if op == "served":
                 self._take(message)
+            elif op == "missing":
+                self.served.set()
             elif op == "recorded":
                 self._touches = _touches(message, self.size_bytes)
                 self._closing.set()
@@ -261,8 +263,8 @@ class ServedImage(JobImage):
 
     async def end(self, timeout_s: float) -> None:
         """End it in so many seconds; whoever still reads it gets errors."""
-        with trio.move_on_after(max(0.0, timeout_s)):
-            with suppress(Closed):
+        if self.is_served:
+            with trio.move_on_after(max(0.0, timeout_s)), suppress(Closed):
                 await self._worker.channel.send({"op": "report"})
                 await self._reported.wait()
         with suppress(OSError):

@@ -20,6 +20,49 @@ _FILE_INODE = ROOT_INODE + 1
 _NEVER_S = 365 * 86400.0
 
 
+class MissingImage:
+    """An empty folder, in place of an image that cannot be served: who looks for it is told so."""
+
+    valid_s = 0.0
+
+    def __init__(self, uid: int, gid: int) -> None:
+        """Show the folder of a user."""
+        self._root = Attributes(ROOT_INODE, stat.S_IFDIR | 0o555, links=2, uid=uid, gid=gid)
+
+    def attach(self, kernel: Kernel) -> None:
+        """Has nothing to tell the kernel."""
+
+    async def lookup(self, parent: int, name: bytes) -> Attributes:
+        """There is nothing."""
+        raise _missing()
+
+    async def attributes(self, inode: int) -> Attributes:
+        """Return the folder's attributes."""
+        return self._root
+
+    async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
+        """There are none."""
+        return []
+
+    async def link_target(self, inode: int) -> bytes:
+        """There are no links."""
+        raise _missing()
+
+    async def open(self, inode: int, flags: int) -> Opened:
+        """There are no files."""
+        raise _missing()
+
+    async def read(self, handle: int, offset: int, size_bytes: int) -> bytes:
+        """There are no files."""
+        raise _missing()
+
+    async def close(self, handle: int) -> None:
+        """There are no files."""
+
+    def forget(self, inode: int) -> None:
+        """There are no files."""
+
+
 class ImageView:
     """A served image, and a record of what is read of it.
 
@@ -64,7 +107,7 @@ class ImageView:
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return the file's attributes; there are no other names."""
         if parent != ROOT_INODE or name != _NAME:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise _missing()
         return self._file
 
     async def attributes(self, inode: int) -> Attributes:
@@ -106,3 +149,7 @@ class ImageView:
 
     def forget(self, inode: int) -> None:
         """Folder and file stay what they are."""
+
+
+def _missing() -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

@@ -97,6 +97,7 @@ def test_who_may_not_read_the_image_gets_nothing_of_what_the_node_has(lab, store
         assert served(lab).stdout == TinyImage().output * 2
         other = lab.srun(*SERVED, command="cat $BOOTSEER_IMAGE", user="mallory", check=False)
     assert other.exit_code != 0 and other.stdout == ""
+    assert "No such file" in other.stderr
 
 
 def test_jobs_of_two_users_share_what_the_node_has(lab, stored):
@@ -138,7 +139,8 @@ def test_what_is_damaged_on_the_node_is_fetched_again(lab, stored):
     for node in lab.cluster.node_names:
         stage = lab.stages(again, node)["image.serve"]
         assert "1 damaged blocks" in stage["detail"]
-        assert stage["bytes"] == BLOCK_BYTES
+        # A job's end may have come before the last blocks of its start were kept.
+        assert BLOCK_BYTES <= stage["bytes"] <= 10 * BLOCK_BYTES
 
 
 def test_the_job_goes_on_when_its_agent_dies(lab, stored):

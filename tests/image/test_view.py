@@ -1,0 +1,100 @@
+"""A served image on a real mount: read back byte for byte, and recorded as it was read."""
+
+import os
+import random
+import sys
+
+import pytest
+import trio
+
+from bootseer.core.ranges import ByteRange, coalesce
+from bootseer.fuse.attach import MountOptions
+from bootseer.fuse.mount import serve
+from bootseer.image.nodecache import NodeCache
+from bootseer.image.view import ImageView, MissingImage
+from bootseer.store.memory import MemoryStore
+from bootseer.testing.stored_image import (
+    cache_in,
+    keeper_link,
+    manifest_of,
+    open_entry,
+    readable,
+    store_image,
+)
+from bootseer.units import MIB
+
+pytestmark = [pytest.mark.fuse, pytest.mark.root]
+CONTENT = random.Random(5).randbytes(9 * MIB + 12_345)
+READ = """
+import os, random, sys
+path, how = sys.argv[1:]
+fd = os.open(path, os.O_RDONLY | (os.O_NOATIME if how == "ahead" else 0))
+size = os.fstat(fd).st_size
+if how == "random":
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    picked = random.Random(3)
+    places = [picked.randrange(0, size // 8192) * 8192 for _ in range(50)]
+else:
+    places = range(0, size, 1 << 20)
+for place in places:
+    data = os.pread(fd, 8192 if how == "random" else 1 << 20, place)
+    sys.stdout.buffer.write(data)
+"""
+
+
+async def run(mountpoint, how):
+    argv = [sys.executable, "-c", READ, str(mountpoint / "image.sqsh"), how]
+    done = await trio.run_process(argv, capture_stdout=True)
+    return done.stdout
+
+
+@pytest.fixture
+def mountpoint(tmp_path):
+    (tmp_path / "mnt").mkdir()
+    return tmp_path / "mnt"
+
+
+@pytest.mark.parametrize("cached", [True, False])
+async def test_what_is_read_is_the_image_and_is_recorded(tmp_path, mountpoint, cached):
+    store = MemoryStore()
+    digest = await store_image(store, CONTENT, "test", 65536)
+    manifest = manifest_of(CONTENT, 65536)
+    entry = open_entry(cache_in(tmp_path), store, manifest)
+    async with keeper_link(entry) as link:
+        node = NodeCache(manifest, entry.blocks(), link) if cached else NodeCache(manifest)
+        async with readable(store, digest, manifest, node) as blocks:
+            view = ImageView(blocks, len(CONTENT), 10**18, os.getuid(), os.getgid())
+            async with trio.open_nursery() as nursery:
+                await nursery.start(serve, view, mountpoint, MountOptions(read_only=True), 0)
+                found = await trio.run_process(
+                    ["stat", "-c", "%s %a %Y", str(mountpoint / "image.sqsh")], capture_stdout=True
+                )
+                assert found.stdout.split() == [str(len(CONTENT)).encode(), b"444", b"1000000000"]
+                picked = random.Random(3)
+                places = [picked.randrange(0, len(CONTENT) // 8192) * 8192 for _ in range(50)]
+                wanted = b"".join(CONTENT[at : at + 8192] for at in places)
+                assert await run(mountpoint, "random") == wanted
+                ranges = coalesce(ByteRange(at, at + 8192) for at in places)
+                touched = coalesce(ByteRange(t.start, t.stop) for t in view.touched.touches)
+                assert touched == ranges  # exactly: nothing is read ahead here
+                before = list(view.touched.touches)
+                assert await run(mountpoint, "ahead") == CONTENT
+                assert view.touched.touches == before
+                assert view.ahead_bytes >= len(CONTENT) - sum(r.size_bytes for r in ranges)
+                assert await run(mountpoint, "sequential") == CONTENT  # from the page cache
+                assert view.touched.touches == before
+                nursery.cancel_scope.cancel()
+    entry.close()
+
+
+async def test_an_image_that_cannot_be_served_is_not_there(mountpoint):
+    async with trio.open_nursery() as nursery:
+        view = MissingImage(os.getuid(), os.getgid())
+        await nursery.start(serve, view, mountpoint, MountOptions(read_only=True))
+        done = await trio.run_process(
+            ["cat", str(mountpoint / "image.sqsh")], check=False, capture_stderr=True
+        )
+        assert done.returncode == 1 and b"No such file" in done.stderr
+        listed = await trio.run_process(["ls", str(mountpoint)], capture_stdout=True)
+        assert listed.stdout == b""
+        nursery.cancel_scope.cancel()

@@ -15,7 +15,7 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 OPEN := umask 022 &&
 
 # Folders count too: theirs is the time of the last removal.
-SOURCES := $(shell find bootseer c_ext spank prolog epilog slurm-conf-examples setup.py \
+SOURCES := $(shell find bootseer c_ext spank prolog epilog importer slurm-conf-examples setup.py \
              -name __pycache__ -prune -o -print)
 C_FILES = $(wildcard c_ext/*.[ch] spank/*.[ch])
 

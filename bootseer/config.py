@@ -128,6 +128,15 @@ SETTINGS: dict[str, Setting] = {
         "how fast the rest of a served image is brought to the nodes of a job, all together, while "
         "nobody reads it; 0: not at all",
     ),
+    "image.importer": Setting(
+        False,
+        0,
+        0,
+        "Pyxis has bootseer-importer as its importer: the prolog begins to serve what it will ask",
+    ),
+    "image.keep_imports": Setting(
+        True, 0, 0, "what bootseer-importer had to import is put where images are"
+    ),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"
     ),

@@ -37,7 +37,7 @@ def test_admin_md_has_every_setting_with_its_default_and_limits(name):
     assert len(rows) == 1
     _, _, default, limits, *_ = (cell.strip() for cell in rows[0].split("|"))
     assert default == f"`{as_toml(setting.default)}`"
-    numeric = isinstance(setting.default, int | float)
+    numeric = isinstance(setting.default, int | float) and type(setting.default) is not bool
     assert limits == (f"{setting.minimum:g} to {setting.maximum:g}" if numeric else "")
 
 

@@ -7,10 +7,11 @@
         events.jsonl           events so far, in case the agent dies; root, 0600
         agent.log              what the agent prints when something is wrong; root, 0600
         agent.sock             control socket; the job's user, 0600
-        server.json            who serves the image, should the agent die; root, 0600
+        server.json            who serves images, should the agent die; root, 0600
         checkpoint, served     where the plugin finds the mounts, see `write_mounted`; root, 0600
         ckpt/                  the checkpoint's mount; the job's user alone
-        image/                 the served image's mount; the job's user alone
+        image/, image-N/       mounts of served images, the first is the one that the prolog
+                               knew of; the job's user alone
 
 Imported by the hook path: the standard library only.
 """
@@ -94,6 +95,10 @@ class JobFolder:
         self.mount = f"{path}/ckpt"
         self.served = f"{path}/served"
         self.image = f"{path}/image"
+
+    def image_mount(self, number: int) -> str:
+        """Name the mount of one of the images that are served, 0 for what the prolog knew of."""
+        return f"{self.image}-{number}" if number else self.image
 
     @classmethod
     def of(cls, run_dir: str, job_id: int) -> JobFolder:

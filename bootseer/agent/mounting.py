@@ -39,12 +39,14 @@ class Mounting:
         return mounting
 
     @classmethod
-    def image(cls, folder: JobFolder, job: Job) -> Mounting:
-        """Mount a job's image and tell prolog and plugin, in the same way."""
-        mounting = cls._of(folder, job, folder.image, "image", MountOptions(read_only=True))
+    def image(cls, folder: JobFolder, job: Job, number: int = 0) -> Mounting:
+        """Mount an image for a job, and tell prolog and plugin of the first in the same way."""
+        path = folder.image_mount(number)
+        mounting = cls._of(folder, job, path, "image", MountOptions(read_only=True))
         if mounting.worker is not None:
             process.register_server(folder, mounting.worker[0])
-        folder.write_mounted(folder.served, mounting._namespace())
+        if number == 0:
+            folder.write_mounted(folder.served, mounting._namespace())
         return mounting
 
     @classmethod

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bootseer.agent.job import Job, JobFolder
 
@@ -205,16 +205,21 @@ def is_starting(folder: JobFolder) -> bool:
 
 def register(folder: JobFolder) -> None:
     """Note in the job's folder that this process is its agent."""
-    _register(folder, "process.json", os.getpid())
+    folder.write("process.json", _mark(os.getpid()))
 
 
 def register_server(folder: JobFolder, pid: int) -> None:
-    """Note in the job's folder who serves its image: the job can go on without the agent."""
-    _register(folder, "server.json", pid)
+    """Note in the job's folder one more who serves an image: the job goes on without the agent."""
+    folder.write("server.json", {"servers": [*_servers(folder), _mark(pid)]})
 
 
-def _register(folder: JobFolder, name: str, pid: int) -> None:
-    folder.write(name, {"pid": pid, "start": _start_time(pid)})
+def _mark(pid: int) -> dict[str, Any]:
+    return {"pid": pid, "start": _start_time(pid)}
+
+
+def _servers(folder: JobFolder) -> list[Any]:
+    servers = (folder.read("server.json") or {}).get("servers")
+    return servers if isinstance(servers, list) else []
 
 
 def deregister(folder: JobFolder) -> None:
@@ -226,17 +231,18 @@ def deregister(folder: JobFolder) -> None:
 
 def agent_pid(folder: JobFolder) -> int | None:
     """Return the process id of the folder's agent if it lives."""
-    return _living(folder, "process.json")
+    return _living(folder.read("process.json"))
 
 
-def server_pid(folder: JobFolder) -> int | None:
-    """Return the process id of whoever serves the job's image, if it lives."""
-    return _living(folder, "server.json")
+def is_served(folder: JobFolder) -> bool:
+    """Whether somebody lives who serves an image of the job's."""
+    return any(_living(server) is not None for server in _servers(folder))
 
 
-def _living(folder: JobFolder, name: str) -> int | None:
-    document = folder.read(name) or {}
-    pid, start = document.get("pid"), document.get("start")
+def _living(mark: Any) -> int | None:
+    if not isinstance(mark, dict):
+        return None
+    pid, start = mark.get("pid"), mark.get("start")
     if isinstance(pid, int) and pid > 1 and start is not None and _start_time(pid) == start:
         return pid
     return None

@@ -27,7 +27,7 @@ def reap_dead(run_dir: str) -> list[str]:
     for folder in job_folders(run_dir):
         if process.agent_pid(folder) is not None or process.is_starting(folder):
             continue
-        if process.server_pid(folder) is None and reap(folder):
+        if not process.is_served(folder) and reap(folder):
             reaped.append(os.path.basename(folder.path))
     for grave in graves:
         if process.agent_pid(grave) is None and not process.is_starting(grave):

@@ -15,7 +15,7 @@ import trio
 
 from bootseer.agent.hands import Worker
 from bootseer.agent.images import JobImage
-from bootseer.agent.job import Job, JobFolder
+from bootseer.agent.job import Job
 from bootseer.cache.folder import BlockCache, CacheEntry, entry_key
 from bootseer.cache.keeper import BlockKeeper
 from bootseer.cache.link import serve_keeper
@@ -54,36 +54,44 @@ class ServedImage(JobImage):
     """An image on a mount of the agent's, from its worker's start to its end.
 
     Attributes:
-        served: set once it can be read, or never will be; `is_served` says which.
+        served: set once it can be read, or never will be; `is_served` says which, and `why` why.
+        mount: where it is mounted.
+        began_ns: when that was, nanoseconds since the epoch.
     """
 
-    def __init__(self, folder: JobFolder, worker: Worker, uri: str) -> None:
+    def __init__(self, mount: str, worker: Worker, uri: str) -> None:
         """Take over a worker that has been started.
 
         Args:
-            folder: of the job.
+            mount: that has been made for it.
             worker: that serves it.
             uri: of the image, as the job names it.
         """
         super().__init__(uri, "", 0)
         self.served = trio.Event()
         self.is_served = False
+        self.why = "what was to serve it has ended"
+        self.mount = mount
         self.leading: list[Any] = []
-        self._folder = folder
         self._worker = worker
         self._ended = trio.Event()
         self._closing = trio.Event()
         self._is_cached = False
         self._touches: list[Touch] = []
-        self._began_ns = time.time_ns()
+        self.began_ns = time.time_ns()
         self._reported = trio.Event()
+
+    @property
+    def file(self) -> str:
+        """Path under which it can be read."""
+        return f"{self.mount}/{FILE_NAME}"
 
     def to_be_read(self) -> dict[str, Any]:
         """Describe it for the worker that reads ahead."""
         return {
             "op": "image",
             "ok": True,
-            "path": f"{self._folder.image}/{FILE_NAME}",
+            "path": self.file,
             "identity": self.digest,
             "size_bytes": self.size_bytes,
             "leading": self.leading,
@@ -104,7 +112,7 @@ class ServedImage(JobImage):
         """
         error: BootseerError | None = None
         try:
-            await self._worker.send_task(job, config)
+            await self._worker.send_task(job._replace(image=self.path), config)
             async with trio.open_nursery() as nursery:
                 try:
                     await self._obey(config, hear, nursery)
@@ -143,7 +151,15 @@ class ServedImage(JobImage):
             elif op == "reported":
                 self._reported.set()
             else:
+                if not self.is_served:
+                    self._note_failure(message)
                 hear(message)
+
+    def _note_failure(self, message: dict[str, Any]) -> None:
+        """Keep for who asks for the image what has been told of its end."""
+        event = message.get("event")
+        if isinstance(event, dict) and event.get("stage") == "image.mount":
+            self.why = str(event.get("detail"))[:500]
 
     def _take(self, message: dict[str, Any]) -> None:
         """Learn that it can be read, and what it is."""
@@ -162,7 +178,7 @@ class ServedImage(JobImage):
 
     def _set_read_ahead(self, kib: int) -> None:
         with suppress(OSError):
-            set_read_ahead(Path(self._folder.image), kib)
+            set_read_ahead(Path(self.mount), kib)
 
     # The block cache.
 
@@ -241,7 +257,7 @@ class ServedImage(JobImage):
         news = self.news(self._touches)
         return Event(
             "image.record",
-            self._began_ns,
+            self.began_ns,
             time.time_ns(),
             "agent",
             status,
@@ -268,7 +284,7 @@ class ServedImage(JobImage):
                 await self._worker.channel.send({"op": "report"})
                 await self._reported.wait()
         with suppress(OSError):
-            detach(Path(self._folder.image))
+            detach(Path(self.mount))
         with trio.move_on_after(_THREADS_S):
             await self._ended.wait()  # without a mount, it has nothing to do
         await self._worker.end()

@@ -21,12 +21,14 @@ from bootseer.agent import listen, spool
 from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.images import JobImage
 from bootseer.agent.job import Job, JobFolder
+from bootseer.agent.keeping import Keeping
 from bootseer.agent.mounted import MountedCheckpoint
 from bootseer.agent.mounting import Mounting
 from bootseer.agent.opener import Opener
 from bootseer.agent.process import take_time
+from bootseer.agent.served import ServedImages
 from bootseer.agent.serving import ServedImage
-from bootseer.agent.watched import SETTLE_S, WatchedImage
+from bootseer.agent.window import Window
 from bootseer.core.event import FALLBACK, OK, Event, from_json
 from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
 
@@ -35,7 +37,8 @@ MAX_TOLD_BYTES = 1024 * 1024
 """Of the events that the job's own processes tell: they take up memory, here and in /run."""
 _LEAST_TOLD_BYTES = 300
 """What the shortest counts for, so that they leave room for the agent's own in MAX_EVENTS."""
-MAX_IMAGES = 8
+MAX_URI_CHARS = 1024
+MAX_PATH_CHARS = 4096
 _WARMING = ("hotset.read", "checkpoint.prefetch")
 _STATE_S = 1.0
 _PUBLISH_S = 3.0
@@ -44,8 +47,6 @@ _KILL_S = 1.0
 """Of what the epilog gives, for the end of a worker that does not publish in time."""
 _TIDY_S = 0.5
 """What a worker gets to clear old runs away, once it has published."""
-_SAMPLING_SHARE = 0.1
-"""Most of its time that the agent spends on sampling: a huge image is looked at less often."""
 
 
 class Agent:
@@ -65,16 +66,14 @@ class Agent:
         self._config = config
         self._events: list[Event] = []
         self._told_bytes = 0
-        self._worker: Worker | None = None
-        self._has_task = trio.Event()
         self._checkpoint = checkpoint
-        self._served = served
-        self._images: list[JobImage] = []
+        self._first = served
+        self._window = Window(job, config, self._hear, served, checkpoint)
+        self._served = ServedImages(folder, job, config, self._hear, self.note_fallback)
+        self._keeping = Keeping(folder, job, config.values, self._hear, self.note_fallback)
+        self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
         self._ready_detail = ""
-        self._window = trio.CancelScope()
-        self._sampled = trio.Event()
-        self._recorded = trio.Event()
         self._finishing = False
         self._last_answer: dict[str, Any] | None = None
         self._scope = trio.CancelScope()
@@ -86,21 +85,17 @@ class Agent:
         listener.setblocking(False)
         with self._scope:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 nursery.start_soon(
                     listen.serve, listener, self._job.uid, self._handle, self._answered
                 )
-                nursery.start_soon(self._start_up, worker)
-                if self._job.checkpoint:
-                    nursery.start_soon(self._say_served, worker)
+                nursery.start_soon(self._window.run, worker)
                 if self._checkpoint is not None:
                     nursery.start_soon(self._follow_checkpoint, self._checkpoint)
-                if self._job.is_served:
-                    nursery.start_soon(self._say_image, worker)
-                if self._served is not None:
-                    nursery.start_soon(self._follow_image, self._served)
+                if self._first is not None:
+                    self._served.begin(self._first, nursery)
                 if opener is not None:
                     nursery.start_soon(_await_end, opener)
-                nursery.start_soon(self._sample_often)
                 nursery.start_soon(self._keep_state)
 
     async def bury(self) -> None:
@@ -131,43 +126,6 @@ class Agent:
                     events.append(from_json(json.loads(line), "events.jsonl"))
         return events
 
-    # The start-up window: the worker at work, residency sampled.
-
-    async def _start_up(self, worker: Worker) -> None:
-        """Follow the worker until the window closes; then end it and close the recording."""
-        self._worker = worker
-        try:
-            with self._window, trio.move_on_after(self._config["image.window_s"]):
-                await self._follow(worker)
-                # Whatever became of the worker, what it has handed over is recorded to the end: a
-                # recording cut short would pass for a whole one.
-                await trio.sleep_forever()
-        finally:
-            self._now_ready("the worker has ended")
-            self._worker = None
-            with trio.CancelScope(shield=True):
-                await worker.end()
-                self._sample()
-                self._sampled.set()
-                deadline = trio.current_time() + SETTLE_S
-                if self._checkpoint is not None:
-                    with trio.move_on_at(deadline):
-                        await self._checkpoint.close_window()
-                for image in self._images:
-                    self.note(await image.close(deadline))
-            self._recorded.set()
-
-    async def _follow(self, worker: Worker) -> None:
-        try:
-            await worker.send_task(self._job, self._config.values)
-            self._has_task.set()
-            while True:
-                message, fd = await worker.channel.receive()
-                self._hear(message, fd)
-        except BootseerError as error:
-            self.note_fallback("agent.worker", f"the worker has ended early: {error}")
-            self._now_ready("the worker has ended")
-
     async def _follow_checkpoint(self, checkpoint: MountedCheckpoint) -> None:
         """Have the checkpoint served until that ends."""
         try:
@@ -178,55 +136,20 @@ class Agent:
                     "checkpoint.mount", f"its files give errors, what serves them ended: {error}"
                 )
 
-    async def _say_served(self, worker: Worker) -> None:
-        """Tell the worker that reads ahead when the checkpoint can be read, or never will."""
-        await self._has_task.wait()
-        is_served = self._checkpoint is not None and await self._checkpoint.is_served()
-        with suppress(Closed):
-            await worker.channel.send({"op": "served", "ok": is_served})
-
-    async def _follow_image(self, image: ServedImage) -> None:
-        """Have the image served until that ends."""
-        try:
-            await image.follow(self._job, self._config.values, self._hear)
-        except BootseerError as error:
-            if not self._finishing and image.is_served:
-                self.note_fallback(
-                    "image.serve", f"reading it gives errors, what serves it ended: {error}"
-                )
-
-    async def _say_image(self, worker: Worker) -> None:
-        """Tell the worker that reads ahead when the image can be read, or never will be."""
-        await self._has_task.wait()
-        image = self._served
-        message: dict[str, Any] = {"op": "image", "ok": False}
-        if image is not None:
-            await image.served.wait()
-            if image.is_served:
-                self._images.append(image)
-                message = image.to_be_read()
-        with suppress(Closed):
-            await worker.channel.send(message)
-
-    def _hear(self, message: dict[str, Any], fd: int | None = None) -> None:
+    def _hear(self, message: dict[str, Any]) -> None:
         op = message.get("op")
-        if op == "image" and fd is not None and len(self._images) < MAX_IMAGES:
-            self._images.append(WatchedImage(message, fd))
-            return
-        if fd is not None:
-            os.close(fd)
         if op == "event":
             self.note(from_json(message.get("event"), "event from the worker"))
-        elif op == "prefetch" and self._images:
-            self._images[-1].note_prefetch(message)
-        elif op == "progress" and self._images:
-            self._images[-1].note_progress(message)
-        elif op == "opened" and self._served is not None:
-            self._served.note_opened()
-        elif op == "ahead" and self._checkpoint is not None:
-            self._checkpoint.note_ahead(message)
         elif op == "ready":
             self._now_ready(str(message.get("detail", ""))[:500])
+        elif op == "serve" and self._nursery is not None:
+            self._nursery.start_soon(self._serve_again, message.get("image"), self._nursery)
+
+    async def _serve_again(self, image: Any, nursery: trio.Nursery) -> None:
+        """Serve at once what the last run asked for later; why it cannot be, has been told."""
+        with suppress(BootseerError):
+            if isinstance(image, str):
+                await self._served.serve(image, nursery)
 
     def _now_ready(self, detail: str) -> None:
         if not self._ready.is_set():
@@ -235,22 +158,13 @@ class Agent:
             self.note(Event("agent.ready", self._job.started_ns, now, "agent", detail=detail))
         self._ready.set()
 
-    async def _sample_often(self) -> None:
-        took_s = 0.0
-        while not self._sampled.is_set():
-            interval_s = self._config["image.sample_interval_s"]
-            await trio.sleep(max(interval_s, took_s / _SAMPLING_SHARE))
-            if not self._sampled.is_set():
-                began_s = time.monotonic()
-                self._sample()
-                took_s = time.monotonic() - began_s
+    @property
+    def _windows(self) -> list[Window]:
+        return [self._window, *self._served.windows]
 
-    def _sample(self) -> None:
-        for image in self._images:
-            try:
-                image.sample()
-            except BootseerError as error:
-                self.note_fallback("image.record", str(error))
+    @property
+    def _images(self) -> list[JobImage]:
+        return [image for window in self._windows for image in window.images]
 
     # The control socket.
 
@@ -264,19 +178,21 @@ class Agent:
             with trio.move_on_after(_seconds(request, "timeout_s", 3600)):
                 await self._ready.wait()
             if uid == 0 and not self._ready.is_set():
-                await self._linger()
+                await self._window.linger()
             return {"ready": self._ready.is_set(), "detail": self._ready_detail}
         if op == "finish":
             if uid != 0:
                 raise Denied("only root ends a job's agent")
             return await self._finish(_seconds(request, "timeout_s", 600))
+        if op in ("serve", "keep"):
+            if self._nursery is None or self._finishing:
+                raise Unavailable("the job is ending")
+            uri = _text(request, "image", MAX_URI_CHARS)
+            if op == "serve":
+                return {"path": await self._served.serve(uri, self._nursery)}
+            path = _text(request, "path", MAX_PATH_CHARS)
+            return {"kept": await self._keeping.keep(uri, path, self._nursery)}
         raise Unavailable(f"unknown operation {op!r}")
-
-    async def _linger(self) -> None:
-        """Let the worker go on behind the job, which starts without having waited for the end."""
-        if self._worker is not None:
-            with suppress(Closed):
-                await self._worker.channel.send({"op": "linger"})
 
     def _take_event(self, request: dict[str, Any], uid: int) -> dict[str, Any]:
         fields = {"status": OK, "bytes": 0, "rank": -1, "detail": "", **request}
@@ -285,7 +201,7 @@ class Agent:
         if not event.stage.replace(".", "").replace("-", "").replace("_", "").isalnum():
             raise Unavailable("a stage's name is letters, digits, dots, dashes and underscores")
         if event.stage == "mark.first-step":
-            self._window.cancel()
+            self._close_windows()
         if uid != 0:
             size_bytes = len(json.dumps(event.document()))
             self._told_bytes += max(size_bytes, _LEAST_TOLD_BYTES)
@@ -294,6 +210,10 @@ class Agent:
         self.note(event)
         return {"ok": True}
 
+    def _close_windows(self) -> None:
+        for window in self._windows:
+            window.close()
+
     async def _finish(self, timeout_s: float) -> dict[str, Any]:
         if self._finishing:
             raise Unavailable("the agent is finishing already")
@@ -301,8 +221,10 @@ class Agent:
         began_ns = time.time_ns()
         deadline = trio.current_time() + timeout_s - _KILL_S
         with trio.CancelScope(shield=True):
-            self._window.cancel()
-            await self._recorded.wait()
+            self._keeping.end()
+            self._close_windows()
+            for window in self._windows:
+                await window.recorded.wait()
             if self._checkpoint is not None:
                 left_s = deadline - _PUBLISH_S - trio.current_time()
                 if not await self._checkpoint.end(left_s):
@@ -310,8 +232,7 @@ class Agent:
                         "checkpoint.lost",
                         f"not all that was written could be stored within {left_s:.1f} s",
                     )
-            if self._served is not None:
-                await self._served.end(min(_KILL_S, deadline - trio.current_time()))
+            await self._served.end(min(_KILL_S, deadline - trio.current_time()))
             left_s = max(0.0, deadline - trio.current_time())
             published, detail = await self._publish(left_s, began_ns)
         self._last_answer = {"published": published, "detail": detail}
@@ -329,7 +250,7 @@ class Agent:
             if self._finishing
             else ("ready" if self._ready.is_set() else "warming"),
             "detail": self._ready_detail,
-            "window_open": not self._recorded.is_set(),
+            "window_open": not all(window.recorded.is_set() for window in self._windows),
             "images": [image.status() for image in self._images],
             "checkpoint": self._checkpoint is not None and self._checkpoint.served.is_set(),
             "events": len(self._events),
@@ -383,7 +304,9 @@ class Agent:
             await worker.send_task(self._job, self._config.values, images=images, kind=kind, **told)
             while True:
                 message, fd = await worker.channel.receive()
-                self._hear(message, fd)
+                if fd is not None:
+                    os.close(fd)
+                self._hear(message)
                 if message.get("op") == "events?":
                     now = time.time_ns()
                     if began_ns:
@@ -420,6 +343,13 @@ async def _await_end(opener: Opener) -> None:
         opener.end()
 
 
+def _text(request: dict[str, Any], name: str, maximum: int) -> str:
+    value = request.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= maximum or not value.isprintable():
+        raise Unavailable(f"{name} is not a text of up to {maximum} printable characters")
+    return value
+
+
 def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
     value = request.get(name)
     if not isinstance(value, int | float) or not 0 <= value <= maximum:
@@ -453,7 +383,7 @@ def serve(
     if checkpoint is not None and checkpoint.worker is not None:
         mounted = MountedCheckpoint(folder, Worker(*checkpoint.worker))
     if image is not None and image.worker is not None:
-        served = ServedImage(folder, Worker(*image.worker), job.image)
+        served = ServedImage(folder.image, Worker(*image.worker), job.image)
     agent = Agent(folder, job, settings.load(), mounted, served)
     for stage, mounting in (("checkpoint.mount", checkpoint), ("image.mount", image)):
         if mounting is not None and mounting.error:

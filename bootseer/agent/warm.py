@@ -97,6 +97,9 @@ class Warm:
         if job.is_served:
             return await self._served_image(store)
         path = job.image or await self._image_of_last_run(store)
+        if "://" in path:
+            await task.channel.send({"op": "serve", "image": path})
+            return "the image of the last start is served"
         if not path:
             return "no image is known for this key: give --bootseer-image=PATH once"
         async with task.stage("image.identify") as said:

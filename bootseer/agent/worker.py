@@ -100,7 +100,7 @@ def serve(
     """Become the user, take a task from the channel and carry it out; does not return.
 
     Args:
-        role: "warm", "checkpoint", "image" or "publish".
+        role: "warm", "checkpoint", "image", "keep" or "publish".
         end: of the channel.
         user, uid, gid: whose rights to take on.
         agent: process id of the agent.

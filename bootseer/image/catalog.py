@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 from bootseer.core import image
 from bootseer.core.fields import open_document
 from bootseer.core.image import ImageManifest
+from bootseer.core.reference import SCHEME
 from bootseer.errors import BootseerError, ConfigError, Corrupt, NotFound
 from bootseer.store.base import Store, publish, read_all
 from bootseer.units import NS_PER_S
@@ -27,7 +28,6 @@ from bootseer.units import NS_PER_S
 VERSION = 1
 KEPT_S = 86_400.0
 """How long the bytes of an image stay that was removed."""
-SCHEME = "bootseer://"
 FILE_NAME = "image.sqsh"
 """What an image is called on the mount of a job."""
 _NAME_FORMAT = "bootseer image name"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from bootseer.core.reference import reference
 from bootseer.errors import ConfigError
 
 MAX_WAIT_S = 3600
@@ -36,6 +37,7 @@ class Options(NamedTuple):
         key: "" for the default, the user's job name.
         record_only: warm nothing, record as if for the first time.
         image: absolute path or URI of the image, "" when none was named.
+        imported: what Pyxis is going to ask its importer for, "" for nothing.
         checkpoint: URI of the checkpoint folder, "" when none was named.
         mountpoint: absolute path where the job wants to see it, "" where it is put.
         read_only: the job may not change it.
@@ -46,6 +48,7 @@ class Options(NamedTuple):
     key: str = ""
     record_only: bool = False
     image: str = ""
+    imported: str = ""
     checkpoint: str = ""
     mountpoint: str = ""
     read_only: bool = False
@@ -76,6 +79,15 @@ def is_image(value: str) -> bool:
 def is_env(value: str) -> bool:
     """Whether ``value`` can name an environment: as a key, or as an absolute path."""
     return is_key(value) or is_path(value)
+
+
+def to_be_imported(container: str) -> str:
+    """Return the image that Pyxis asks its importer for, "" where it does not."""
+    if container[:1] in ("", ".", "/"):
+        return ""  # a path
+    has_scheme = container.startswith(("docker://", "dockerd://"))
+    uri = container if has_scheme else f"docker://{container}"
+    return reference(uri) if is_uri(uri) else ""
 
 
 def is_ckpt(value: str) -> bool:
@@ -122,10 +134,11 @@ def parse(environ: Mapping[str, str]) -> Options | None:
     if image and not is_image(image):
         ignored.append(f"--bootseer-image: {_show(image)} is neither an absolute path nor a URI")
         image = ""
+    imported = ""
     if not image:
-        # Pyxis takes names and URIs as well; its own importer is asked for those.
         container = environ.get(PYXIS, "")
         image = container if is_path(container) else ""
+        imported = to_be_imported(container)
     wait = environ.get(PREFIX + "WAIT", "")
     if wait and not is_wait(wait):
         ignored.append(f"--bootseer-wait: {_show(wait)} is not a number of seconds")
@@ -141,6 +154,7 @@ def parse(environ: Mapping[str, str]) -> Options | None:
         key="" if record_only else key,
         record_only=record_only,
         image=image,
+        imported=imported,
         checkpoint=checkpoint,
         mountpoint=mountpoint,
         read_only=read_only,

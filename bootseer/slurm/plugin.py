@@ -30,7 +30,11 @@ PLUGSTACK_DIR = Path("/etc/slurm/plugstack.conf.d")
 PLUGIN = "bootseer.so"
 ADVICE = "bootseer-advice.so"
 CONF = "bootseer.conf"
-SCRIPTS = {"bootseer-prolog": "prolog", "bootseer-epilog": "epilog"}
+SCRIPTS = {
+    "bootseer-prolog": "prolog",
+    "bootseer-epilog": "epilog",
+    "bootseer-importer": "importer",
+}
 
 SOURCES = (
     "bootseer",

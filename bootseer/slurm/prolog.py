@@ -154,7 +154,7 @@ def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Jo
         home=user.pw_dir,
         key=asked.key or options.key_of_name(env.get(options.PREFIX + "JOB_NAME", "")),
         record_only=asked.record_only,
-        image=asked.image,
+        image=asked.image or (asked.imported if config["image.importer"] else ""),
         checkpoint=asked.checkpoint,
         mountpoint=asked.mountpoint,
         mountpoint_listed=asked.mountpoint in config["checkpoint.mountpoints"],

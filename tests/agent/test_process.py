@@ -145,3 +145,22 @@ def test_leaving_says_what_was_to_be_said_and_waits_for_no_thread(code):
     assert ended.returncode == (code or 1)
     closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-E", "-c", program]
     assert subprocess.run(closed, timeout=30).returncode == code
+
+
+def test_a_job_is_served_while_any_of_its_servers_lives(tmp_path):
+    folder = JobFolder(str(tmp_path))
+    assert not process.is_served(folder)
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    for sleeper in sleepers:
+        process.register_server(folder, sleeper.pid)
+    for sleeper in sleepers:
+        assert process.is_served(folder)
+        sleeper.kill()
+        sleeper.wait()
+    assert not process.is_served(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"servers": 5}', '{"servers": [5, {}, {"pid": 1}]}'])
+def test_a_note_of_servers_that_is_damaged_names_none(tmp_path, text):
+    (tmp_path / "server.json").write_text(text)
+    assert not process.is_served(JobFolder(str(tmp_path)))

@@ -137,11 +137,11 @@ async def test_what_the_epilog_gives_is_for_all_of_it(agent, autojump_clock, mon
 
     async def record(takes_s):
         await trio.sleep(takes_s)
-        agent._recorded.set()
+        agent._window.recorded.set()
 
     monkeypatch.setattr(agent, "_publish", publish)
     for takes_s in (3, 30):
-        agent._finishing, agent._recorded = False, trio.Event()
+        agent._finishing, agent._window.recorded = False, trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(record, takes_s)
             await agent._handle({"op": "finish", "timeout_s": 13}, 0)
@@ -153,7 +153,7 @@ async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypat
         return True, "x"
 
     monkeypatch.setattr(agent, "_publish", publish)
-    agent._recorded.set()
+    agent._window.recorded.set()
     finish = {"op": "finish", "timeout_s": 1}
     answer = await agent._handle(finish, 0)
     with pytest.raises(Unavailable):
@@ -329,5 +329,42 @@ async def test_what_a_worker_tells_is_one_line_that_the_agent_accepts(agent):
     with pytest.raises(Unavailable):
         async with task.stage("image.identify"):
             raise Unavailable("image /" + "a" * 4000 + "\n\0 cannot be read")
-    agent._hear(sent[0], None)
+    agent._hear(sent[0])
     assert len(agent._events[-1].detail) == MAX_DETAIL_CHARS
+
+
+@pytest.mark.parametrize("op", ["serve", "keep"])
+@pytest.mark.parametrize(
+    "image", [None, "", 5, ["x"], "x" * 2000, "docker://a\nb", "bootseer://\0"]
+)
+async def test_images_that_make_no_sense_are_not_mounted(agent, nursery, op, image):
+    agent._nursery = nursery
+    with pytest.raises(Unavailable, match="printable"):
+        await agent._handle({"op": op, "image": image, "path": "/x"}, USER)
+    assert os.listdir(agent._folder.path) == []
+
+
+@pytest.mark.parametrize("image", ["train:v2", "/images/train.sqsh", "a" * 64])
+async def test_only_uris_are_served(agent, nursery, image):
+    agent._nursery = nursery
+    with pytest.raises(Unavailable, match="not the URI"):
+        await agent._handle({"op": "serve", "image": image}, USER)
+    assert os.listdir(agent._folder.path) == []
+
+
+async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nursery):
+    agent._nursery = nursery
+    with pytest.raises(Unavailable, match="registry"):
+        await agent._handle({"op": "keep", "image": "bootseer://x", "path": "/x"}, USER)
+    agent._keeping._job = JOB._replace(nodes=2, node_index=1)
+    request = {"op": "keep", "image": "docker://x", "path": "/x"}
+    assert await agent._handle(request, USER) == {"kept": False}
+    agent._keeping._job = JOB
+    agent._config.values["image.keep_imports"] = False
+    assert await agent._handle(request, USER) == {"kept": False}
+
+
+async def test_an_agent_that_ends_serves_nothing_more(agent, nursery):
+    agent._nursery, agent._finishing = nursery, True
+    with pytest.raises(Unavailable, match="ending"):
+        await agent._handle({"op": "serve", "image": "bootseer://x"}, USER)

@@ -19,7 +19,7 @@ __import__(sys.argv[2])
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
-MODULES = ("options", "hook", "prolog", "epilog")
+MODULES = ("options", "hook", "prolog", "epilog", "importer")
 HEAVY = {"asyncio", "ctypes", "logging", "multiprocessing", "ssl", "tempfile", "unittest", "urllib"}
 
 

@@ -1,0 +1,36 @@
+"""bootseer importer: what Pyxis' `importer=` runs, to try it by hand."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from bootseer.slurm import importer as pyxis
+
+
+@click.group()
+def importer() -> None:
+    """Get the image of a container for Pyxis.
+
+    Pyxis itself runs `bootseer-importer`, which `bootseer plugin install` puts in place.
+    """
+
+
+@importer.command(
+    epilog="Example, in a job with --bootseer:  bootseer importer get bootseer://train:v2"
+)
+@click.argument("uri")
+def get(uri: str) -> None:
+    """Print the path of a squashfs with the image URI.
+
+    The job's agent serves it from the store; what is not there is imported by Enroot, and put into
+    the store for the next job. The path is good until `release`, or the end of the job.
+    """
+    click.echo(pyxis.get(uri, os.environ))
+
+
+@importer.command(epilog="Example:  bootseer importer release")
+def release() -> None:
+    """Remove what `get` has imported in this step, if anything."""
+    pyxis.release(os.environ)

@@ -1,0 +1,248 @@
+"""Get a container's image for Pyxis: served by the job's agent, or else imported by Enroot.
+
+Pyxis runs ``bootseer-importer get URI`` as the job's user in the first task of a step on each node,
+takes the first line of its output for the path of a squashfs, and runs ``release`` once or twice
+when the container is not needed any more. Until then the path is good: a served image is there
+until the job ends, and an imported one is a file of the step's.
+
+Only the standard library is imported, and little of it until Enroot has to be asked.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Mapping, Sequence
+
+from bootseer import config as settings
+from bootseer.agent import control
+from bootseer.agent.job import JobFolder
+from bootseer.core.reference import SCHEME, reference
+from bootseer.errors import BootseerError, ConfigError, Denied, NotFound, Unavailable
+from bootseer.slurm.options import is_uri
+
+SERVE_S = 60.0
+"""Longest that an agent may take until an image can be read; then it is imported."""
+_TELL_S = 5.0
+"""Longest that what was imported waits to be opened by who keeps it."""
+_FILE = "image.sqsh"
+_MAGIC = b"hsqs"
+_SCHEMES = (SCHEME, "docker://", "dockerd://", "podman://")
+_USAGE = "usage: bootseer-importer get URI | bootseer-importer release"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run as Pyxis does; returns the exit code. All but the path is said on stderr."""
+    try:
+        if arguments[:1] == ["get"] and len(arguments) == 2:
+            print(get(arguments[1], os.environ), flush=True)
+        elif list(arguments) == ["release"]:
+            release(os.environ)
+        else:
+            raise ConfigError(_USAGE)
+    except BootseerError as error:
+        _say(str(error))
+        return error.exit_code
+    except OSError as error:
+        _say(str(error))
+        return Unavailable.exit_code
+    return 0
+
+
+def get(uri: str, environ: Mapping[str, str]) -> str:
+    """Return the path of a squashfs with the image, good until `release` or the end of the job.
+
+    Args:
+        uri: as Pyxis passes it, see `reference`.
+        environ: of the step.
+
+    Raises:
+        BootseerError: neither the agent nor Enroot has it.
+    """
+    if not is_uri(uri) or not uri.isascii() or not uri.isprintable() or " " in uri:
+        raise ConfigError(f"{uri[:80]!a} does not name an image")
+    name = reference(uri)
+    if not name.startswith(_SCHEMES):
+        raise ConfigError(f"{uri[:80]!a}: an image is one of {', '.join(_SCHEMES)}")
+    began_ns = time.time_ns()
+    socket = ""
+    try:
+        socket = _socket(environ)
+        return _served(socket, name)
+    except BootseerError as error:
+        if name.startswith(SCHEME):
+            raise
+        why = error
+    _say(f"{name} is imported: {why}")
+    path = _import(uri, environ)
+    if socket:
+        _tell(socket, name, path, began_ns, str(why))
+    return path
+
+
+def release(environ: Mapping[str, str]) -> None:
+    """Remove what `get` has imported for this step, if anything.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for parent in _parents(environ):
+        folder = _folder(parent, environ)
+        try:
+            _check_own(folder)
+        except (FileNotFoundError, BootseerError):
+            continue
+        for name in os.listdir(folder):
+            os.unlink(f"{folder}/{name}")
+        os.rmdir(folder)
+
+
+def _socket(environ: Mapping[str, str]) -> str:
+    """Return where the job's agent listens.
+
+    Raises:
+        NotFound: this is no job, or it has none.
+    """
+    told, job_id = environ.get("BOOTSEER_SOCKET", ""), environ.get("SLURM_JOB_ID", "")
+    # A job that was submitted by another has inherited that one's variables.
+    if not told or (job_id and not told.endswith(f"/jobs/{job_id}/agent.sock")):
+        if not job_id.isdecimal():
+            raise NotFound("this is not a job with --bootseer")
+        told = JobFolder.of(settings.load()["node.run_dir"], int(job_id)).socket
+    if not os.path.exists(told):
+        raise NotFound("the job was started without --bootseer")
+    return told
+
+
+def _served(socket: str, name: str) -> str:
+    """Have the agent serve an image.
+
+    Raises:
+        BootseerError: it does not, or not so that this step can read it.
+    """
+    answer = control.ask(socket, {"op": "serve", "image": name}, SERVE_S)
+    path = str(answer.get("path"))
+    try:
+        with open(path, "rb") as file:
+            found = file.read(len(_MAGIC))
+    except OSError as error:
+        # As in a container of the job's whose mounts are its own.
+        raise Unavailable(f"it is served at {path}, and not to be read: {error}") from error
+    if found != _MAGIC:
+        raise Unavailable(f"what is served at {path} is not a squashfs")
+    return path
+
+
+def _import(uri: str, environ: Mapping[str, str]) -> str:
+    """Have Enroot import an image into a file of this step's.
+
+    Raises:
+        BootseerError: Enroot does not, or there is no folder for it.
+    """
+    import shutil
+    import subprocess
+
+    enroot = shutil.which("enroot", path=environ.get("PATH"))
+    if enroot is None:
+        raise Unavailable(f"{uri} cannot be imported: there is no enroot in PATH")
+    path = f"{_make_folder(environ)}/{_FILE}"
+    argv = [enroot, "import", "--output", path, "--", uri]
+    try:
+        if os.path.exists(path):  # a step that tries again
+            os.unlink(path)
+        code = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=2, check=False).returncode
+        if code != 0 or not os.path.isfile(path):
+            raise Unavailable(f"enroot import {uri} failed with exit code {code}")
+    except BaseException:
+        release(environ)
+        raise
+    return path
+
+
+def _make_folder(environ: Mapping[str, str]) -> str:
+    """Make the folder of this step's.
+
+    Raises:
+        Denied, Unavailable: others have put theirs in its place, or there is no place.
+    """
+    denied: BootseerError = Unavailable("there is no folder to import into")
+    for parent in _parents(environ):
+        folder = _folder(parent, environ)
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            try:
+                _check_own(folder)
+            except Denied as error:
+                denied = error
+                continue
+        return folder
+    raise denied
+
+
+def _parents(environ: Mapping[str, str]) -> list[str]:
+    """List the folders that a file of the step's can be in, best first.
+
+    First where Pyxis itself would put it. Not TMPDIR: Slurm and its task prologs set that for tasks
+    only, and Pyxis releases an image when those have ended.
+    """
+    runtime = environ.get("PYXIS_RUNTIME_PATH", "")
+    return [
+        path
+        for path in (f"{runtime}/{os.getuid()}" if runtime else "", "/var/tmp", "/tmp")
+        if path.startswith("/")
+        and path.isprintable()
+        and os.path.isdir(path)
+        and os.access(path, os.W_OK | os.X_OK)
+    ]
+
+
+def _folder(parent: str, environ: Mapping[str, str]) -> str:
+    job, step = environ.get("SLURM_JOB_ID", "none"), environ.get("SLURM_STEP_ID", "batch")
+    known = job.isalnum() and step.lstrip("-").isalnum()
+    # Nodes may share the folder.
+    mine = f"{os.getuid()}-{os.uname().nodename}"
+    return f"{parent}/bootseer-import-{mine}-{f'{job}.{step}' if known else 'none'}"
+
+
+def _check_own(folder: str) -> None:
+    """Make sure that a folder is this user's alone: its name can be guessed.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        Denied: it is somebody else's, or others may write to it.
+    """
+    info = os.lstat(folder)
+    mode = info.st_mode
+    if not stat.S_ISDIR(mode) or info.st_uid != os.getuid() or stat.S_IMODE(mode) & 0o077:
+        raise Denied(f"{folder} is not this user's alone; remove it")
+
+
+def _tell(socket: str, name: str, path: str, began_ns: int, why: str) -> None:
+    """Have the agent note that an image was imported, and keep it for the next job."""
+    event = {
+        "op": "event",
+        "stage": "image.import",
+        "status": "fallback",
+        "start_ns": began_ns,
+        "end_ns": time.time_ns(),
+        "bytes": os.stat(path).st_size,
+        "detail": f"{name}: {why}"[:500],
+    }
+    requests = [event]
+    if name.startswith("docker://"):
+        requests.append({"op": "keep", "image": name, "path": path})
+    try:
+        for request in requests:
+            control.ask(socket, request, _TELL_S)
+    except BootseerError as error:
+        _say(f"{name}: {error}")
+
+
+def _say(line: str) -> None:
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    try:
+        os.write(2, f"bootseer-importer: {shown}\n".encode(errors="backslashreplace"))
+    except OSError:
+        return

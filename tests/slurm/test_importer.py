@@ -1,0 +1,343 @@
+"""What Pyxis asks its importer for: served by the job's agent, or imported and kept for later."""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bootseer.testing import site
+from bootseer.testing.cluster.poll import wait_until
+from bootseer.testing.images import TinyImage
+
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
+
+NAME = "docker://nvcr.io#nvidia/pytorch:24.01"
+OTHER = "train:v2"
+IMPORTED = r"/var/tmp/bootseer-import-\d+-n\d-\d+\.0/image\.sqsh"
+RUN_DIR = "/run/bootseer/jobs"
+
+# A stand-in for the real one, which needs a registry: a squashfs of a folder it has.
+ENROOT = """#!/bin/sh
+echo "[INFO] Querying registry" >&2
+echo rubbish
+echo "$@" >> /shared/enroot.log
+case "$5" in *missing*) echo "[ERROR] no such image" >&2; exit 1 ;; docker://*) ;; *) exit 2 ;; esac
+[ "$1 $2 $4" = "import --output --" ] && mksquashfs /shared/tree "$3" -quiet -no-progress
+"""
+
+
+@pytest.fixture
+def shared(lab):
+    """What both nodes see: the script that is Pyxis, and a folder with an enroot in it."""
+    folder = lab.cluster.shared
+    (folder / "as_pyxis.py").write_bytes(Path(__file__).with_name("as_pyxis.py").read_bytes())
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin/enroot").write_text(ENROOT)
+    (folder / "bin/enroot").chmod(0o755)
+    (folder / "tree").mkdir(exist_ok=True)
+    (folder / "tree/file").write_bytes(os.urandom(200_000))
+    (folder / "enroot.log").write_text("")
+    (folder / "enroot.log").chmod(0o666)
+    for name in ("go", "started-n1", "started-n2"):
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+def add(lab, name, image=None, user="alice"):
+    """Put an image into alice's store; returns its bytes."""
+    data = (image or lab.images / "tiny.sqsh").read_bytes()
+    source = lab.cluster.shared / "source.sqsh"
+    source.write_bytes(data)
+    lab.cluster.run([site.bootseer(), "image", "add", str(source), "--name", name], user=user)
+    return data
+
+
+def importer(lab, *arguments):
+    """The shell's words that do what Pyxis does."""
+    script = site.libexec(lab.cluster) / "bootseer-importer"
+    return shlex.join([sys.executable, "/shared/as_pyxis.py", str(script), *arguments])
+
+
+def get(lab, uri):
+    """A script that says where an image is and what is in it, and releases it as often as Pyxis."""
+    release = importer(lab, "release")
+    return f"""
+        PATH=/shared/bin:$PATH; export PATH
+        path=$({importer(lab, "get", uri)}) || exit 1
+        set -- $(sha256sum "$path")
+        {release}; {release}
+        if [ -e "$path" ]; then is=there; else is=gone; fi
+        echo "$path $1 $is"
+    """
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def enroot_calls(shared):
+    return (shared / "enroot.log").read_text().splitlines()
+
+
+def test_an_image_of_the_store_is_served_from_its_first_to_its_last_byte(lab, shared):
+    data = add(lab, NAME)
+    job = lab.srun("--bootseer=get", command=get(lab, NAME))
+    where = f"{RUN_DIR}/{job.job_id}/image-1/image.sqsh {sha256(data)} there\n"
+    assert job.stdout == where * 2
+    assert enroot_calls(shared) == []
+    assert lab.fallbacks(job) == set()
+    stages = lab.stages(job)
+    assert 0.9 * len(data) < stages["image.record"]["bytes"] <= len(data)
+    # Known from the last run: it is served before it is asked for, and read ahead.
+    again = lab.srun("--bootseer=get", command=get(lab, NAME))
+    assert again.stdout == where.replace(f"/{job.job_id}/", f"/{again.job_id}/") * 2
+    assert lab.report(again)["kind"] == "warm"
+    assert lab.stages(again)["image.prefetch"]["bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        (f"docker://bootseer://{OTHER}", OTHER),
+        (f"bootseer://{OTHER}", OTHER),
+        ("docker://$oauthtoken@nvcr.io#nvidia/pytorch:24.01", NAME),
+    ],
+)
+def test_however_pyxis_writes_it_an_image_has_one_name(lab, shared, uri, name):
+    data = add(lab, name)
+    job = lab.srun("-N1", "--bootseer=names", command=get(lab, uri))
+    assert f"{sha256(data)} there\n" in job.stdout and enroot_calls(shared) == []
+
+
+def test_a_job_has_several_images_and_each_once(lab, shared):
+    first = add(lab, OTHER)
+    lab.put_image(TinyImage(files=31))
+    second = add(lab, NAME)
+    scripts = [get(lab, f"docker://bootseer://{OTHER}"), get(lab, NAME), get(lab, NAME)]
+    options = ("-N1", "--bootseer=two", f"--bootseer-image=bootseer://{OTHER}")
+    job = lab.srun(*options, command="".join(scripts))
+    folder = f"{RUN_DIR}/{job.job_id}"
+    assert job.stdout.splitlines() == [
+        f"{folder}/image/image.sqsh {sha256(first)} there",
+        *[f"{folder}/image-1/image.sqsh {sha256(second)} there"] * 2,
+    ]
+    assert lab.fallbacks(job) == set()
+    stages = [s for s in lab.report(job)["nodes"][0]["stages"] if s["stage"] == "image.serve"]
+    assert sorted(stage["bytes"] for stage in stages) == sorted([len(first), len(second)])
+
+
+def test_more_than_a_job_may_have_are_refused(lab, shared):
+    for number in range(9):
+        add(lab, f"v{number}")
+    gets = [importer(lab, "get", f"bootseer://v{number}") for number in range(9)]
+    job = lab.srun("-N1", "--bootseer=many", command="\n".join([*gets, "true"]))
+    assert len(job.stdout.splitlines()) == 8
+    assert "8 images of this job are served already" in job.stderr
+
+
+def test_what_the_store_does_not_have_is_imported_and_kept_for_the_next_job(lab, shared):
+    is_kept = f"{site.bootseer()} image show '{NAME}' >/dev/null 2>&1"
+    wait = f"until {is_kept}; do sleep 0.1; done"
+    job = lab.srun("--bootseer=new", command=f"{get(lab, NAME)}\n{wait}")
+    imported = [line.split() for line in job.stdout.splitlines()]
+    for path, _, left in imported:
+        assert re.fullmatch(IMPORTED, path) and left == "gone"
+    assert len(enroot_calls(shared)) == 2
+    assert "image.import" in lab.fallbacks(job)
+    stages = lab.stages(job, "n1")
+    assert "there is no image" in stages["image.import"]["detail"]
+    # One node has put it there, with a squashfs of its own.
+    kept = [lab.stages(job, node).get("image.keep") for node in lab.cluster.node_names]
+    assert [stage["status"] for stage in kept if stage] == ["ok"]
+    again = lab.srun("--bootseer=new", command=get(lab, NAME))
+    assert len(enroot_calls(shared)) == 2
+    served = {tuple(line.split()[1:]) for line in again.stdout.splitlines()}
+    assert len(served) == 1 and served <= {(digest, "there") for _, digest, _ in imported}
+    assert lab.fallbacks(again) == set()
+
+
+def test_a_job_without_an_agent_imports(lab, shared):
+    add(lab, NAME)
+    job = lab.srun("-N1", command=get(lab, NAME))
+    assert re.fullmatch(rf"{IMPORTED} \w+ gone\n", job.stdout)
+    assert "without --bootseer" in job.stderr
+    runtime = "/tmp/pyxis-$SLURM_JOB_ID"
+    own = f"mkdir -p {runtime}/$(id -u); export PYXIS_RUNTIME_PATH={runtime}"
+    job = lab.srun("-N1", command=f"{own}\n{get(lab, NAME)}\nrmdir {runtime}/*")
+    assert re.match(rf"/tmp/pyxis-{job.job_id}/\d+/bootseer-import-", job.stdout)
+    refused = lab.srun("-N1", command=get(lab, f"docker://bootseer://{OTHER}"), check=False)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "without --bootseer" in refused.stderr
+
+
+def test_what_nobody_has_is_an_error_that_says_so(lab, shared):
+    command = f"PATH=/shared/bin:$PATH {importer(lab, 'get', 'docker://missing')}"
+    job = lab.srun("-N1", "--bootseer=none", command=command, check=False)
+    assert job.exit_code != 0 and job.stdout == ""
+    assert "there is no image" in job.stderr and "[ERROR] no such image" in job.stderr
+    assert not list_imports(lab)
+    command = importer(lab, "get", "docker://bootseer://nowhere")
+    job = lab.srun("-N1", "--bootseer=none", command=command, check=False)
+    assert job.exit_code != 0 and job.stdout == ""
+    assert "there is no image 'nowhere'" in job.stderr
+
+
+def list_imports(lab):
+    find = "ls -d /tmp/bootseer-import-* /var/tmp/bootseer-import-* || true"
+    found = lab.cluster.run(["sh", "-c", find], node="n1")
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "-h",
+        "--output=/etc/passwd",
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "docker://a\nb",
+        "docker://a b",
+        "docker://\x1b[31m",
+        "docker://\udcff",
+        "docker://" + "x" * 5000,
+        "http://example.org/",
+    ],
+)
+def test_what_is_no_image_is_refused_at_once(lab, shared, uri):
+    node, script = lab.cluster.node_names[0], site.libexec(lab.cluster) / "bootseer-importer"
+    answer = lab.cluster.run([str(script), "get", uri], node=node, user="alice", check=False)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert len(answer.stderr.splitlines()) == 1 and "\x1b" not in answer.stderr
+    assert enroot_calls(shared) == []
+
+
+def test_names_that_no_store_takes_are_left_to_enroot(lab, shared):
+    for uri in ("docker://" + "x" * 500, "docker://../../../etc"):
+        job = lab.srun("-N1", "--bootseer=odd", command=get(lab, uri))
+        assert re.fullmatch(rf"{IMPORTED} \w+ gone\n", job.stdout)
+    assert len(enroot_calls(shared)) == 2
+
+
+def test_nobody_else_is_served(lab, shared):
+    add(lab, OTHER)
+    job_id, running = lab.start_in_background("--bootseer=mine")
+    node, script = lab.cluster.node_names[0], site.libexec(lab.cluster) / "bootseer-importer"
+    env = {"BOOTSEER_SOCKET": f"{RUN_DIR}/{job_id}/agent.sock", "SLURM_JOB_ID": str(job_id)}
+    argv = [str(script), "get", f"bootseer://{OTHER}"]
+    refused = lab.cluster.run(argv, node=node, user="mallory", env=env, check=False)
+    assert refused.returncode != 0 and "Permission denied" in refused.stderr
+    taken = lab.cluster.run(argv, node=node, user="alice", env=env)
+    path = taken.stdout.strip()
+    stolen = lab.cluster.run(["head", "-c1", path], node=node, user="mallory", check=False)
+    assert stolen.returncode != 0 and stolen.stdout == ""
+    lab.end(job_id, running)
+
+
+def test_what_others_have_put_in_the_way_is_not_written_to(lab, shared):
+    job = lab.newest_job() + 1
+    alice = lab.cluster.run(["id", "-u", "alice"]).stdout.strip()
+    trap = f"/var/tmp/bootseer-import-{alice}-n1-{job}.0"
+    lab.cluster.run(["mkdir", "-m", "777", trap], node="n1", user="mallory")
+    try:
+        elsewhere = lab.srun("-N1", "-w", "n1", command=get(lab, NAME))
+        assert elsewhere.stdout.startswith(trap.removeprefix("/var")) and elsewhere.stdout.endswith(
+            "gone\n"
+        )
+        assert elsewhere.job_id == job
+    finally:
+        lab.cluster.run(["rmdir", trap], node="n1", user="mallory")
+
+
+def test_all_images_are_served_on_when_the_agent_dies(lab, shared):
+    data = add(lab, NAME)
+    script = f"""
+        path=$({importer(lab, "get", NAME)}) && head -c1 $path > /dev/null
+        touch /shared/started-$SLURMD_NODENAME
+        while [ ! -e /shared/go ]; do sleep 0.1; done
+        sha256sum < $path
+    """
+    job_id, running = lab.start_in_background("--bootseer=dies", command=script)
+    for node in lab.cluster.node_names:
+        wait_until(lambda node=node: (shared / f"started-{node}").exists(), "the step")
+        os.kill(lab.agent(node, job_id), 9)
+    lab.cluster.run(["srun", "-N2", "--overcommit", "--bootseer=next", "true"], user="alice")
+    (shared / "go").touch()
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (0, f"{sha256(data)}  -\n" * 2), err
+    lab.assert_clean()
+
+
+@contextmanager
+def pyxis(lab):
+    """Pyxis' option, and the setting that says which importer it has."""
+    source = Path(__file__).with_name("pyxis_option.c")
+    plugin = lab.cluster.state_dir / "pyxis.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", plugin, source], check=True)
+    line = lab.cluster.etc_slurm / "plugstack.conf.d/pyxis.conf"
+    config = lab.cluster.etc_bootseer / "bootseer.toml"
+    before = config.read_text()
+    line.write_text(f"optional {plugin}\n")
+    config.write_text(before.replace("[image]\n", "[image]\nimporter = true\n"))
+    try:
+        yield
+    finally:
+        line.unlink()
+        config.write_text(before)
+
+
+def test_the_prolog_begins_to_serve_what_pyxis_is_going_to_ask_for(lab, shared):
+    data = add(lab, NAME)
+    with pyxis(lab):
+        image = NAME.removeprefix("docker://")
+        options = ("-N1", "--bootseer=early", f"--container-image={image}")
+        job = lab.srun(*options, command=get(lab, NAME))
+        assert f"/{job.job_id}/image/image.sqsh {sha256(data)} there" in job.stdout
+        unknown = lab.srun("-N1", "--bootseer=late", "--container-image=busybox", command="true")
+        assert lab.fallbacks(unknown) == {"image.mount"}
+
+
+def test_the_command_does_the_same(lab, shared):
+    data = add(lab, OTHER)
+    command = f"sha256sum $({site.bootseer()} importer get bootseer://{OTHER})"
+    job = lab.srun(
+        "-N1", "--bootseer=cli", command=f"{command}; {site.bootseer()} importer release"
+    )
+    assert job.stdout == f"{sha256(data)}  {RUN_DIR}/{job.job_id}/image-1/image.sqsh\n"
+
+
+def test_status_shows_all_images(lab, shared):
+    add(lab, OTHER)
+    add(lab, NAME)
+    job_id, running = lab.start_in_background(
+        "--bootseer=status", f"--bootseer-image=bootseer://{OTHER}"
+    )
+    env = {"SLURM_JOB_ID": str(job_id)}
+    argv = [str(site.libexec(lab.cluster) / "bootseer-importer"), "get", NAME]
+    lab.cluster.run(argv, node="n1", user="alice", env=env)
+    images = {image["path"] for job in lab.status("n1") for image in job["images"]}
+    assert images == {f"bootseer://{OTHER}", NAME}, json.dumps(lab.status("n1"))
+    lab.end(job_id, running)
+
+
+def test_who_asks_at_the_same_time_gets_the_same_mount(lab, shared):
+    add(lab, OTHER)
+    ask = importer(lab, "get", f"bootseer://{OTHER}")
+    job = lab.srun("-N1", "--bootseer=both", command=f"{ask} & {ask} & wait")
+    assert job.stdout == f"{RUN_DIR}/{job.job_id}/image-1/image.sqsh\n" * 2
+
+
+def test_what_was_missing_can_be_asked_for_again(lab, shared):
+    ask = importer(lab, "get", f"bootseer://{OTHER}")
+    source = shared / "later.sqsh"
+    source.write_bytes((lab.images / "tiny.sqsh").read_bytes())
+    put = f"{site.bootseer()} image add /shared/later.sqsh --name {OTHER} --quiet"
+    job = lab.srun("-N1", "--bootseer=again", command=f"{ask} || {put} && {ask}")
+    assert job.stdout == f"{RUN_DIR}/{job.job_id}/image-2/image.sqsh\n"

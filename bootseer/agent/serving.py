@@ -22,6 +22,7 @@ from bootseer.cache.link import serve_keeper
 from bootseer.core import image as image_format
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
+from bootseer.core.image import ImageManifest
 from bootseer.core.ranges import ByteRange
 from bootseer.core.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
 from bootseer.errors import BootseerError, Closed, Corrupt, NotFound
@@ -233,7 +234,7 @@ class ServedImage(JobImage):
                 end, its = socket.socketpair()
                 ends.append(end)
                 fds.append(theirs.enter_context(its).fileno())
-            nursery.start_soon(_keep, keeper, entry.manifest.blocks, ends, ours.pop_all())
+            nursery.start_soon(_keep, keeper, entry.manifest, ends, ours.pop_all())
             await send({"op": "cache", "ok": True})
             for opened in fds:
                 await send({"op": "fd"}, fd=opened)
@@ -291,12 +292,12 @@ class ServedImage(JobImage):
 
 
 async def _keep(
-    keeper: BlockKeeper, blocks: int, ends: list[socket.socket], opened: ExitStack
+    keeper: BlockKeeper, manifest: ImageManifest, ends: list[socket.socket], opened: ExitStack
 ) -> None:
     """Answer the worker's requests to the cache until it ends; then let go of what is open."""
     async with trio.open_nursery() as nursery:
         for end in ends:
-            call = partial(serve_keeper, keeper, blocks, end)
+            call = partial(serve_keeper, keeper, manifest, end)
             nursery.start_soon(partial(trio.to_thread.run_sync, call, abandon_on_cancel=True))
     opened.close()  # if cancelled, a thread is still at it
 

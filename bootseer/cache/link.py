@@ -1,24 +1,31 @@
 """The way from whoever serves an image, with a user's rights, to root's keeper of its blocks.
 
-Each request is a frame, with a block's bytes behind it if they are to be kept; each has an answer,
-and the next comes after that. Claims and blocks go over links of their own, so that a claim does
-not wait for blocks to be written.
+Each request is a frame, with the blocks that it is about behind it, and their bytes if they are to
+be kept; each has an answer, and the next comes after that. Claims and blocks go over links of their
+own, so that a claim does not wait for blocks to be written.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+from array import array
+from collections.abc import Sequence
 from enum import IntEnum
 
 import trio
 
 from bootseer.cache.keeper import BlockKeeper, Claim
+from bootseer.core.image import ImageManifest
+from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
 
 MAX_BYTES = 1024 * 1024
 """Of blocks kept at once."""
-_REQUEST = struct.Struct("<BxxxIII")  # what, first block, number of blocks, bytes behind it
+MAX_BLOCKS = 256
+"""The same in blocks, and of what is claimed at once."""
+_REQUEST = struct.Struct("<BxxxII")  # what, number of blocks, bytes behind their indexes
+_INDEX_BYTES = 4  # in the machine's own order: both ends are on it
 _ANSWER = struct.Struct("<BxxxI")  # how it went, bytes behind it
 
 
@@ -43,42 +50,46 @@ _ERRORS: dict[int, type[BootseerError]] = {
 }
 
 
-def serve_keeper(keeper: BlockKeeper, blocks: int, end: socket.socket) -> None:
+def serve_keeper(keeper: BlockKeeper, manifest: ImageManifest, end: socket.socket) -> None:
     """Answer requests until the other end is closed; in a thread of its own.
 
     Whoever is there may be hostile: what makes no sense ends the link.
 
     Args:
         keeper: does what is asked.
-        blocks: how many the image has.
+        manifest: of the image.
         end: ours, blocking.
     """
-    buffer = memoryview(bytearray(MAX_BYTES))
+    buffer = memoryview(bytearray(MAX_BLOCKS * _INDEX_BYTES + MAX_BYTES))
     with end:
         try:
             while True:
-                what, first, count, size_bytes = _REQUEST.unpack(
-                    _receive(end, buffer, _REQUEST.size)
-                )
-                if size_bytes > MAX_BYTES or not 0 < count <= blocks - first:
+                what, count, size_bytes = _REQUEST.unpack(_receive(end, buffer, _REQUEST.size))
+                if size_bytes > MAX_BYTES or not 0 < count <= MAX_BLOCKS:
                     return
-                data = _receive(end, buffer, size_bytes)
-                how, said = _carry_out(keeper, what, range(first, first + count), data)
+                data = _receive(end, buffer, count * _INDEX_BYTES + size_bytes)
+                blocks = data[: count * _INDEX_BYTES].cast("I").tolist()
+                if max(blocks) >= manifest.blocks or len(set(blocks)) != count:
+                    return
+                content = data[count * _INDEX_BYTES :]
+                how, said = _carry_out(keeper, manifest, what, blocks, content)
                 end.sendall(_ANSWER.pack(how, len(said)) + said)
         except (OSError, Closed, ValueError):
             return
 
 
 def _carry_out(
-    keeper: BlockKeeper, what: int, blocks: range, data: memoryview
+    keeper: BlockKeeper, manifest: ImageManifest, what: int, blocks: list[int], data: memoryview
 ) -> tuple[_How, bytes]:
     try:
         if what == _What.KEEP:
-            keeper.keep(blocks.start, data)
+            _keep(keeper, manifest, blocks, data)
         elif what == _What.RELEASE:
-            keeper.release(blocks)
+            for run in runs(blocks):
+                keeper.release(run)
         else:
-            return _How.OK, bytes(keeper.claim(blocks, anew=_What(what) == _What.CLAIM_ANEW))
+            anew = _What(what) == _What.CLAIM_ANEW
+            return _How.OK, bytes(c for run in runs(blocks) for c in keeper.claim(run, anew=anew))
     except NoSpace as error:
         return _How.NO_SPACE, str(error).encode()
     except Corrupt as error:
@@ -86,6 +97,25 @@ def _carry_out(
     except (BootseerError, OSError) as error:
         return _How.FAILED, str(error).encode()
     return _How.OK, b""
+
+
+def _keep(
+    keeper: BlockKeeper, manifest: ImageManifest, blocks: list[int], data: memoryview
+) -> None:
+    """Keep blocks that are one behind the other in ``data``; of what fails, no claim is left."""
+    at = 0
+    left = list(runs(blocks))
+    try:
+        while left:
+            run = left[0]
+            stop = manifest.block_range(run[-1]).stop
+            size_bytes = stop - manifest.block_range(run.start).start
+            keeper.keep(run.start, data[at : at + size_bytes])
+            at += size_bytes
+            del left[0]
+    finally:
+        for run in left:
+            keeper.release(run)
 
 
 def _receive(end: socket.socket, buffer: memoryview, size_bytes: int) -> memoryview:
@@ -116,7 +146,7 @@ class KeeperLink:
         """Take over two ends that came as descriptors."""
         return cls(socket.socket(fileno=claims), socket.socket(fileno=blocks))
 
-    async def claim(self, blocks: range, *, anew: bool = False) -> list[Claim]:
+    async def claim(self, blocks: Sequence[int], *, anew: bool = False) -> list[Claim]:
         """See `BlockKeeper.claim`.
 
         Raises:
@@ -126,12 +156,12 @@ class KeeperLink:
         what = _What.CLAIM_ANEW if anew else _What.CLAIM
         return [Claim(value) for value in await self._claims.ask(what, blocks)]
 
-    async def release(self, blocks: range) -> None:
+    async def release(self, blocks: Sequence[int]) -> None:
         """See `BlockKeeper.release`."""
         await self._claims.ask(_What.RELEASE, blocks)
 
-    async def keep(self, blocks: range, data: bytes | memoryview) -> None:
-        """See `BlockKeeper.keep`.
+    async def keep(self, blocks: Sequence[int], data: bytes | memoryview) -> None:
+        """See `BlockKeeper.keep`; the blocks need not be consecutive, their bytes are.
 
         Raises:
             NoSpace, Corrupt, Unavailable: it has not.
@@ -155,14 +185,16 @@ class _End:
         self._lock = trio.Lock()  # guards the stream: a request and its answer
         self._is_broken = False
 
-    async def ask(self, what: _What, blocks: range, data: bytes | memoryview = b"") -> bytes:
+    async def ask(
+        self, what: _What, blocks: Sequence[int], data: bytes | memoryview = b""
+    ) -> bytes:
         async with self._lock:
             if self._is_broken:
                 raise Closed("the keeper of the block cache is gone")
             self._is_broken = True  # unless it comes to an end
             try:
-                head = _REQUEST.pack(what, blocks.start, len(blocks), len(data))
-                await self._stream.send_all(head)
+                head = _REQUEST.pack(what, len(blocks), len(data))
+                await self._stream.send_all(head + array("I", blocks).tobytes())
                 if data:
                     await self._stream.send_all(data)
                 how, size_bytes = _ANSWER.unpack(await self._exactly(_ANSWER.size))

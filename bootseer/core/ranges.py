@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 
@@ -68,3 +69,12 @@ def split(byte_range: ByteRange, size_bytes: int) -> Iterator[ByteRange]:
         stop = min(byte_range.stop, at - at % size_bytes + size_bytes)
         yield ByteRange(at, stop)
         at = stop
+
+
+def runs(
+    indexes: Iterable[int], kind: Callable[[int], Hashable] = lambda index: None
+) -> Iterator[range]:
+    """Cut sorted indexes into runs of consecutive ones of the same kind."""
+    for _, group in groupby(enumerate(indexes), lambda pair: (pair[1] - pair[0], kind(pair[1]))):
+        run = [index for _, index in group]
+        yield range(run[0], run[-1] + 1)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import trio
 
 from bootseer.cache.link import MAX_BYTES
 from bootseer.core.image import ImageManifest
+from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Corrupt, Unavailable
 from bootseer.image.nodecache import NodeCache
 from bootseer.image.source import ImageSource
@@ -163,7 +162,7 @@ class ImageBlocks:
             return await self._cache.read(offset, size_bytes)
         stop = offset + size_bytes
         whole = memoryview(bytearray(size_bytes))
-        for run in _runs(self.manifest.covering(offset, size_bytes), found.__contains__):
+        for run in runs(self.manifest.covering(offset, size_bytes), found.__contains__):
             for index in run if run.start in found else run[:1]:
                 block = self.manifest.block_range(index)
                 start = max(offset, block.start)
@@ -186,7 +185,7 @@ class ImageBlocks:
             BootseerError: the store does not give them.
         """
         per_fetch = MAX_BYTES // self.manifest.block_bytes
-        for run in _runs(wanted, lambda i: (self._under_way.get(i), i // per_fetch)):
+        for run in runs(wanted, lambda i: (self._under_way.get(i), i // per_fetch)):
             fetch = self._under_way.get(run.start)
             if fetch is None:
                 fetch = _Fetch(run, is_urgent)
@@ -238,11 +237,8 @@ class ImageBlocks:
         began = trio.current_time()
         left = list(fetch.blocks)
         while left:
-            busy: list[int] = []
-            for run in _runs(left, lambda index: None):
-                granted, others = await self._cache.claim(run)
-                await self._bring(fetch, granted)
-                busy += others
+            granted, busy = await self._cache.claim(left)
+            await self._bring(fetch, granted)
             if busy and not await self._cache.wait(began):
                 await self._bring(fetch, busy)
                 return
@@ -250,14 +246,14 @@ class ImageBlocks:
 
     async def _bring(self, fetch: _Fetch, wanted: list[int]) -> None:
         """Read blocks from the store, and bring them into the cache."""
-        runs = deque(_runs(wanted, lambda index: None))
-        while runs:
-            run = runs.popleft()
+        left = deque(runs(wanted))
+        while left:
+            run = left.popleft()
             try:
                 data = await self._source.read(self.manifest, run)
             except Corrupt as error:
                 if len(run) > 1:  # the others may be good
-                    runs.extendleft(range(i, i + 1) for i in reversed(run))
+                    left.extendleft(range(i, i + 1) for i in reversed(run))
                     continue
                 await self._give_up(fetch, run, error)
                 continue
@@ -284,10 +280,3 @@ class ImageBlocks:
     async def _give_up(self, fetch: _Fetch, run: range, error: BootseerError) -> None:
         fetch.errors |= dict.fromkeys(run, error)
         await self._cache.release(run)
-
-
-def _runs(indexes: Iterable[int], kind: Callable[[int], Hashable]) -> Iterator[range]:
-    """Cut sorted indexes into runs of consecutive ones of the same kind."""
-    for _, group in groupby(enumerate(indexes), lambda pair: (pair[1] - pair[0], kind(pair[1]))):
-        run = [index for _, index in group]
-        yield range(run[0], run[-1] + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
@@ -10,6 +10,7 @@ from bootseer.cache.blocks import CachedBlocks
 from bootseer.cache.keeper import Claim
 from bootseer.cache.link import KeeperLink
 from bootseer.core.image import ImageManifest
+from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, NoSpace
 
 _THREADS = 8
@@ -88,7 +89,7 @@ class NodeCache:
         """List the blocks that are not there, as far as is known."""
         return list(blocks) if self.cached is None else self.cached.missing(blocks)
 
-    async def claim(self, blocks: range) -> tuple[list[int], list[int]]:
+    async def claim(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
         """Claim blocks, to fetch them.
 
         Returns:
@@ -103,7 +104,8 @@ class NodeCache:
         except BootseerError as error:
             self._fail(error)
             return list(blocks), []
-        cached.refresh(blocks)
+        for run in runs(blocks):
+            cached.refresh(run)
         granted = [i for i in blocks if claims[i] == Claim.GRANTED]
         return granted, [i for i in blocks if claims[i] == Claim.BUSY]
 
@@ -123,8 +125,8 @@ class NodeCache:
         self._say("what another job was fetching did not come, and is fetched here as well")
         return False
 
-    async def keep(self, blocks: range, data: memoryview) -> None:
-        """Bring blocks that were fetched into the cache, if it takes them."""
+    async def keep(self, blocks: Sequence[int], data: memoryview) -> None:
+        """Bring blocks that were fetched, one behind the other, into the cache if it takes them."""
         cached, link = self.cached, self._link
         if cached is None or link is None:
             return
@@ -140,12 +142,13 @@ class NodeCache:
         except BootseerError as error:
             self._fail(error)
             return
-        start = self._manifest.block_range(blocks.start).start
+        at = 0
         for index in blocks:
-            block = self._manifest.block_range(index)
-            cached.note_kept(index, data[block.start - start : block.stop - start])
+            size_bytes = self._manifest.block_range(index).size_bytes
+            cached.note_kept(index, data[at : at + size_bytes])
+            at += size_bytes
 
-    async def release(self, blocks: range) -> None:
+    async def release(self, blocks: Sequence[int]) -> None:
         """Give up the claims on blocks that could not be fetched."""
         if self._link is not None:
             try:

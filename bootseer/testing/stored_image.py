@@ -73,7 +73,7 @@ async def keeper_link(
     for _ in range(2):
         end, theirs = socket.socketpair()
         ours.append(end)
-        arguments = (keeper, entry.manifest.blocks, theirs)
+        arguments = (keeper, entry.manifest, theirs)
         threads.append(threading.Thread(target=serve_keeper, args=arguments))
         threads[-1].start()
     link = KeeperLink(*ours)

@@ -10,7 +10,7 @@ import pytest
 from bootseer import config
 from bootseer.checkpoint import tree
 from bootseer.cli.main import COMMANDS
-from bootseer.core import event, hotset, image, plan, reads, stripe, table, trace
+from bootseer.core import event, hotset, image, pack, plan, reads, stripe, table, trace
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -99,6 +99,7 @@ def test_relative_links_resolve(path):
         ("stripe", stripe),
         ("reads", reads),
         ("image", image),
+        ("pack", pack),
     ],
 )
 def test_formats_state_the_version_of_the_code(page, module):
@@ -107,7 +108,7 @@ def test_formats_state_the_version_of_the_code(page, module):
 
 @pytest.mark.parametrize(
     ("page", "module"),
-    [("trace", trace), ("hotset", hotset), ("stripe", stripe), ("image", image)],
+    [("trace", trace), ("hotset", hotset), ("stripe", stripe), ("image", image), ("pack", pack)],
 )
 def test_formats_state_width_and_fields_of_a_row(page, module):
     page_text = text(f"docs/formats/{page}.md")

@@ -113,7 +113,7 @@ def block_bytes_for(size_bytes: int) -> int:
 
 def image_digest(manifest: bytes) -> str:
     """Return the digest of an image, in hexadecimal, from its encoded manifest."""
-    return manifest[-_DIGEST_BYTES:].hex()
+    return table.digest_of(manifest).hex()
 
 
 def decode(data: bytes, name: str, digest: str) -> ImageManifest:

@@ -1,7 +1,7 @@
-"""The binary container of traces and hot sets: a JSON header, rows of fixed width, a digest.
+"""The binary container of traces, hot sets and other lists: a JSON header, rows, a digest.
 
-Little-endian. See docs/formats/table.md for the fields. A file is refused whole when anything in
-it is unknown, out of bounds or damaged; nothing of it is used then.
+Little-endian, rows of one width. See docs/formats/table.md for the fields. A file is refused whole
+when anything in it is unknown, out of bounds or damaged; nothing of it is used then.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def encode(
         [_FRAME.pack(magic, version, row.size, len(text)), text, *(row.pack(*r) for r in rows)]
     )
     return body + hashlib.sha256(body).digest()
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return the digest that an encoded table ends with."""
+    return data[-_DIGEST_BYTES:]
 
 
 def decode(

@@ -137,6 +137,12 @@ SETTINGS: dict[str, Setting] = {
     "image.keep_imports": Setting(
         True, 0, 0, "what bootseer-importer had to import is put where images are"
     ),
+    "image.pack_copies": Setting(
+        0,
+        0,
+        512,
+        "machines that keep a hot pack, where the store has such a thing; 0: from the job's nodes",
+    ),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"
     ),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import trio
 
+from bootseer.agent.packing import Packing
 from bootseer.agent.process import CONNECTION_FD
 from bootseer.agent.worker import Task
 from bootseer.cache.blocks import CachedBlocks
@@ -15,6 +16,7 @@ from bootseer.cache.link import KeeperLink
 from bootseer.core import image as image_format
 from bootseer.core.event import FALLBACK
 from bootseer.core.image import ImageManifest
+from bootseer.core.trace import Touch
 from bootseer.errors import BootseerError, Closed
 from bootseer.fuse.mount import serve_fd
 from bootseer.image import catalog
@@ -39,6 +41,7 @@ class _Served:
     cache: NodeCache
     blocks: ImageBlocks
     view: ImageView
+    packing: Packing
 
 
 async def run(task: Task) -> None:
@@ -84,7 +87,9 @@ async def _open(task: Task, nursery: trio.Nursery) -> _Served:
     cache = NodeCache(manifest, cached, link, lambda reason: nursery.start_soon(note, reason))
     blocks = ImageBlocks(manifest, source, cache, nursery, config["image.io_deadline_s"])
     view = ImageView(blocks, manifest.size_bytes, version, job.uid, job.gid)
-    return _Served(manifest, cache, blocks, view)
+    packs = task.store() if config["image.store_url"] else store  # the user's own
+    packing = Packing(task, packs, blocks, digest, nursery)
+    return _Served(manifest, cache, blocks, view, packing)
 
 
 async def _borrow(
@@ -126,6 +131,9 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
             await task.channel.send({"op": "missing"})
             return
         cached = served.cache.cached
+        if not task.job.record_only:
+            # Before who reads ahead begins: what it asks for comes from the pack, or does not.
+            await served.packing.use()
         await task.channel.send(
             {
                 "op": "served",
@@ -141,10 +149,16 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
                 served.view.stop_recording()
                 touches = served.view.touched.touches
                 await task.channel.send({"op": "recorded", "touches": touches})
-                rate = task.config["image.fill_mib_per_s"] * MIB / max(1, task.job.nodes)
-                nursery.start_soon(fill, served.blocks, served.cache, rate)
+                nursery.start_soon(_work_behind, task, served, touches)
             elif message.get("op") == "report":
                 await _report(task, served)
+
+
+async def _work_behind(task: Task, served: _Served, touches: list[Touch]) -> None:
+    """Do what later starts gain by, now that this one is over."""
+    bytes_per_s = task.config["image.fill_mib_per_s"] * MIB
+    await served.packing.write([(t.start, t.stop) for t in touches], bytes_per_s)
+    await fill(served.blocks, served.cache, bytes_per_s / max(1, task.job.nodes))
 
 
 async def _report(task: Task, served: _Served) -> None:
@@ -159,6 +173,7 @@ async def _report(task: Task, served: _Served) -> None:
             told.append(f"{cached.damaged} damaged blocks of the node's fetched again")
         told.append(f"{format_size(_present_bytes(served))} are on this node")
         said["detail"] = ", ".join(told)
+    await served.packing.report()
     await task.channel.send({"op": "reported"})
 
 

@@ -11,7 +11,9 @@ from rich.table import Table
 from bootseer import config as settings
 from bootseer.cli.userstore import with_store
 from bootseer.core.hotset import HotSet
-from bootseer.errors import BootseerError, NotFound
+from bootseer.core.pack import HotPack
+from bootseer.errors import BootseerError, Corrupt, NotFound
+from bootseer.image import hotpack
 from bootseer.image.identity import identify, open_image
 from bootseer.image.traces import hot_set_name, read_hot_set, rebuild
 from bootseer.startup.render import plain
@@ -72,24 +74,28 @@ def ls(user: str | None, as_json: bool) -> None:
 @_USER
 @_JSON
 def show(image: str, user: str | None, as_json: bool) -> None:
-    """Show the hot set of IMAGE, range by range with --json."""
+    """Show the hot set of IMAGE, range by range with --json, and whether there is a hot pack."""
 
-    async def read(store: Store, _: str) -> tuple[str, HotSet | None]:
+    async def read(store: Store, _: str) -> tuple[str, HotSet | None, HotPack | None, str]:
         digest = _digest(image)
-        return digest, await read_hot_set(store, digest)
+        return digest, await read_hot_set(store, digest), *await _pack(store, digest)
 
-    digest, hot_set = with_store(user, read)
+    digest, hot_set, pack, error = with_store(user, read)
     if hot_set is None:
         raise NotFound(f"no hot set for {digest}: run a job with --bootseer first")
     if as_json:
         document = _document(digest, hot_set, "")
+        blocks = {"size_bytes": pack.size_bytes, "blocks": len(pack.blocks)} if pack else None
+        document["pack"] = {"error": error} if error else blocks
         document["ranges"] = [r._asdict() for r in hot_set.ranges]
         click.echo(json.dumps(document, indent=1))
     else:
         share = hot_set.hot_bytes / hot_set.size_bytes
+        said = f"hot pack of {format_size(pack.size_bytes)}" if pack else error or "no hot pack"
         click.echo(
             f"{digest}\n{format_size(hot_set.hot_bytes)} of {format_size(hot_set.size_bytes)} "
-            f"({share:.1%}) in {len(hot_set.ranges)} ranges, from {len(hot_set.runs)} runs"
+            f"({share:.1%}) in {len(hot_set.ranges)} ranges, from {len(hot_set.runs)} runs\n"
+            f"{said}"
         )
 
 
@@ -111,13 +117,18 @@ def rebuild_command(image: str, user: str | None) -> None:
 @click.argument("image")
 @_USER
 def rm(image: str, user: str | None) -> None:
-    """Forget IMAGE's hot set and traces: its next start is recorded as if it were the first."""
+    """Forget IMAGE's hot set, traces and hot pack: its next start is recorded like the first."""
 
     async def work(store: Store, _: str) -> str:
         digest = _digest(image)
         for info in await store.list(f"traces/{digest}"):
             await store.delete(info.name)
-        await store.delete(hot_set_name(digest))
+        is_packed = await hotpack.remove(store, digest)
+        try:
+            await store.delete(hot_set_name(digest))
+        except NotFound:
+            if not is_packed:
+                raise
         return digest
 
     click.echo(f"forgotten: {with_store(user, work)}")
@@ -126,6 +137,15 @@ def rm(image: str, user: str | None) -> None:
 def _digest(image: str) -> str:
     """Name what lies at a path; opened only with the rights of the user whom it is about."""
     return identify(open_image(image)).digest if image.startswith("/") else image
+
+
+async def _pack(store: Store, digest: str) -> tuple[HotPack | None, str]:
+    """Read what is in the hot pack of an image, or what is wrong with it."""
+    try:
+        stored = await hotpack.read_index(store, digest)
+    except Corrupt as error:
+        return None, str(error)
+    return (stored.pack, "") if stored is not None else (None, "")
 
 
 def _document(digest: str, hot_set: HotSet | None, error: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -11,6 +12,7 @@ from bootseer.cache.link import MAX_BYTES
 from bootseer.core.image import ImageManifest
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Corrupt, Unavailable
+from bootseer.image.hotpack import PackSource
 from bootseer.image.nodecache import NodeCache
 from bootseer.image.source import ImageSource
 from bootseer.units import MIB
@@ -31,15 +33,17 @@ class _Fetch:
     """Blocks on their way, or waiting for their turn.
 
     Attributes:
-        blocks: consecutive ones.
+        blocks: consecutive ones, of the image or of its hot pack.
+        is_packed: they are to be read from the pack, as long as there is one.
         found: what has been read of them from the store.
         errors: why others could not be.
         ended: set when there is no more to come.
         turn: set when it may begin.
     """
 
-    blocks: range
+    blocks: Sequence[int]
     is_urgent: bool
+    is_packed: bool = False
     found: dict[int, memoryview] = field(default_factory=dict)
     errors: dict[int, BootseerError] = field(default_factory=dict)
     ended: trio.Event = field(default_factory=trio.Event)
@@ -59,6 +63,8 @@ class ImageBlocks:
         fetched_bytes: read from the store.
         fetches: reads of the store.
         filled_bytes: of what was fetched, by `bring`.
+        packed_bytes: of what was fetched, from the hot pack.
+        packed_reads: of the fetches, those.
         urgent_at: when somebody last waited for the store, on trio's clock.
     """
 
@@ -83,6 +89,8 @@ class ImageBlocks:
         self.fetched_bytes = 0
         self.fetches = 0
         self.filled_bytes = 0
+        self.packed_bytes = 0
+        self.packed_reads = 0
         self.urgent_at = trio.current_time()
         self._source = source
         self._cache = cache
@@ -92,6 +100,19 @@ class ImageBlocks:
         self._waiting: deque[_Fetch] = deque()
         self._running = {True: 0, False: 0}  # urgent, and not
         self._keeping_bytes = 0
+        self._per_fetch = MAX_BYTES // manifest.block_bytes
+        self._pack: PackSource | None = None
+        self._say_lost: Callable[[BootseerError], None] = lambda error: None
+
+    def use_pack(self, pack: PackSource, say_lost: Callable[[BootseerError], None]) -> None:
+        """Let those who read ahead have from now on what a hot pack has.
+
+        Args:
+            pack: of the image; stays the caller's.
+            say_lost: told why, should it be given up: what it has comes from the image then.
+        """
+        self._pack = pack
+        self._say_lost = say_lost
 
     async def read(
         self, offset: int, size_bytes: int, *, is_urgent: bool = True, is_alone: bool = False
@@ -145,6 +166,8 @@ class ImageBlocks:
             left = [i for i in blocks if i not in found]
             wanted = self._cache.missing(left) if attempt < _ROUNDS else left
             if wanted:
+                if not is_urgent:
+                    self._draw(wanted)
                 found |= await self._fetch(wanted, is_urgent)
             data = await self._assemble(offset, size_bytes, found)
             if data is not None:
@@ -184,14 +207,10 @@ class ImageBlocks:
         Raises:
             BootseerError: the store does not give them.
         """
-        per_fetch = MAX_BYTES // self.manifest.block_bytes
-        for run in runs(wanted, lambda i: (self._under_way.get(i), i // per_fetch)):
+        for run in runs(wanted, lambda i: (self._under_way.get(i), i // self._per_fetch)):
             fetch = self._under_way.get(run.start)
             if fetch is None:
-                fetch = _Fetch(run, is_urgent)
-                self._under_way |= dict.fromkeys(run, fetch)
-                self._waiting.append(fetch)
-                self._nursery.start_soon(self._carry_out, fetch)
+                fetch = self._start(_Fetch(run, is_urgent))
             if is_urgent:
                 self._hurry(fetch)
         self._admit()
@@ -203,6 +222,21 @@ class ImageBlocks:
                     raise fetch.errors[index].again()
             found |= fetch.found
         return found
+
+    def _draw(self, wanted: list[int]) -> None:
+        """Have brought from the pack what belongs to these blocks, if it can be kept until then."""
+        if self._pack is None or not self._cache.grows:
+            return
+        missing = self._cache.missing(self._pack.draw(wanted))
+        for run in self._pack.runs(i for i in missing if i not in self._under_way):
+            self._start(_Fetch(run, is_urgent=False, is_packed=True))
+
+    def _start(self, fetch: _Fetch) -> _Fetch:
+        """Let a fetch wait for its turn."""
+        self._under_way |= dict.fromkeys(fetch.blocks, fetch)
+        self._waiting.append(fetch)
+        self._nursery.start_soon(self._carry_out, fetch)
+        return fetch
 
     def _hurry(self, fetch: _Fetch) -> None:
         """Let a fetch begin at once."""
@@ -246,7 +280,9 @@ class ImageBlocks:
 
     async def _bring(self, fetch: _Fetch, wanted: list[int]) -> None:
         """Read blocks from the store, and bring them into the cache."""
-        left = deque(runs(wanted))
+        if fetch.is_packed:
+            wanted = await self._bring_packed(fetch, wanted)
+        left = deque(runs(wanted, lambda i: i // self._per_fetch))
         while left:
             run = left.popleft()
             try:
@@ -260,22 +296,54 @@ class ImageBlocks:
             except BootseerError as error:
                 await self._give_up(fetch, run, error)
                 continue
-            self.fetches += 1
-            self.fetched_bytes += len(data)
-            start = self.manifest.block_range(run.start).start
-            for index in run:
-                block = self.manifest.block_range(index)
-                fetch.found[index] = data[block.start - start : block.stop - start]
-            if len(fetch.found) == len(fetch.blocks):
-                fetch.ended.set()  # who waits need not wait for the disk
-            if fetch.is_urgent and self._keeping_bytes >= _KEEPING_BYTES:
-                await self._cache.release(run)
+            await self._take(fetch, run, data)
+
+    async def _bring_packed(self, fetch: _Fetch, wanted: list[int]) -> list[int]:
+        """Read blocks from the pack, as far as it has them; returns those that it has not."""
+        left: list[int] = []
+        for run in self._pack.runs(wanted) if self._pack is not None else [wanted]:
+            pack = self._pack
+            if pack is None:
+                left += run
                 continue
-            self._keeping_bytes += len(data)
             try:
-                await self._cache.keep(run, data)
-            finally:
-                self._keeping_bytes -= len(data)
+                data = await pack.read(run)
+            except BootseerError as error:
+                left += run
+                if self._pack is not None:
+                    self._pack = None
+                    self._say_lost(error)
+                continue
+            self.packed_reads += 1
+            self.packed_bytes += len(data)
+            await self._take(fetch, run, data)
+        return sorted(left)
+
+    async def _take(self, fetch: _Fetch, blocks: Sequence[int], data: memoryview) -> None:
+        """Hand on blocks that were read, and bring them into the cache.
+
+        Args:
+            fetch: that they are of.
+            blocks: one behind the other in ``data``.
+            data: all of their bytes.
+        """
+        self.fetches += 1
+        self.fetched_bytes += len(data)
+        at = 0
+        for index in blocks:
+            size_bytes = self.manifest.block_range(index).size_bytes
+            fetch.found[index] = data[at : at + size_bytes]
+            at += size_bytes
+        if len(fetch.found) == len(fetch.blocks):
+            fetch.ended.set()  # who waits need not wait for the disk
+        if fetch.is_urgent and self._keeping_bytes >= _KEEPING_BYTES:
+            await self._cache.release(blocks)
+            return
+        self._keeping_bytes += len(data)
+        try:
+            await self._cache.keep(blocks, data)
+        finally:
+            self._keeping_bytes -= len(data)
 
     async def _give_up(self, fetch: _Fetch, run: range, error: BootseerError) -> None:
         fetch.errors |= dict.fromkeys(run, error)

@@ -30,8 +30,7 @@ async def fill(blocks: ImageBlocks, cache: NodeCache, bytes_per_s: float) -> Non
         wanted = cache.missing(range(first, min(first + per_step, blocks.manifest.blocks)))
         if not wanted:
             continue
-        while (idle_s := trio.current_time() - blocks.urgent_at) < _IDLE_S:
-            await trio.sleep(_IDLE_S - idle_s)
+        await until_idle(blocks)
         if not cache.grows:
             return
         began = trio.current_time()
@@ -40,3 +39,9 @@ async def fill(blocks: ImageBlocks, cache: NodeCache, bytes_per_s: float) -> Non
         except BootseerError:
             return  # who needs them will be told
         await trio.sleep_until(began + size_bytes / bytes_per_s)
+
+
+async def until_idle(blocks: ImageBlocks) -> None:
+    """Wait until nobody has waited for the store for a while."""
+    while (idle_s := trio.current_time() - blocks.urgent_at) < _IDLE_S:
+        await trio.sleep(_IDLE_S - idle_s)

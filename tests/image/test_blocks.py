@@ -3,7 +3,7 @@
 import os
 import random
 import tempfile
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from bootseer.core import image
+from bootseer.core.hotset import HotRange, HotSet
+from bootseer.core.pack import plan_pack
 from bootseer.errors import Corrupt, Transient, Unavailable
-from bootseer.image import catalog
+from bootseer.image import catalog, hotpack
 from bootseer.image.nodecache import NodeCache
-from bootseer.store.base import publish
+from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import FlakyStore, HangingStore, SlowStore
 from bootseer.testing.stored_image import (
@@ -34,6 +36,12 @@ BLOCK = 4096
 CONTENT = random.Random(2).randbytes(2 * MIB + 5 * BLOCK + 77)
 MANIFEST = manifest_of(CONTENT)
 DIGEST = image.image_digest(MANIFEST.encode())
+HOT = HotSet(
+    MANIFEST.identity,
+    len(CONTENT),
+    ("c.1",),
+    tuple(HotRange(i * BLOCK, (i + 1) * BLOCK, n, 1) for n, i in enumerate(range(299, 0, -1))),
+)
 
 
 class Job:
@@ -261,7 +269,20 @@ class Machine(RuleBasedStateMachine):
         self.is_down = self.is_full = False
         self.store = FlakyStore(self.memory, lambda count, operation, name: self.is_down)
         self.spoilt = set()
+        pack = plan_pack(MANIFEST, DIGEST, HOT)
+        trio.run(hotpack.write_pack, self.memory, pack, self.packed)
         self.jobs = [self.start(), self.start()]
+
+    async def packed(self, blocks):
+        return b"".join(content(index * BLOCK, BLOCK) for index in blocks)
+
+    async def use_pack(self, blocks, closing):
+        """Let a job use the hot pack, if it can be had."""
+        with suppress(Transient, Corrupt):
+            pack = await hotpack.open_pack(self.store, MANIFEST, DIGEST)
+            if pack is not None:
+                closing.push_async_callback(pack.close)
+                blocks.use_pack(pack, lambda error: None)
 
     def start(self):
         return Job(self.cache, self.store, lambda size_bytes: not self.is_full)
@@ -286,10 +307,13 @@ class Machine(RuleBasedStateMachine):
 
         async def main():
             async with (
+                AsyncExitStack() as closing,
                 self.jobs[0].open() as one,
                 self.jobs[1].open() as other,
                 trio.open_nursery() as nursery,
             ):
+                await self.use_pack(one, closing)
+                await self.use_pack(other, closing)
                 for number, *what in reads:
                     nursery.start_soon(read, (one, other)[number], *what)
 
@@ -336,6 +360,19 @@ class Machine(RuleBasedStateMachine):
     @rule(is_down=st.booleans())
     def store_goes(self, is_down):
         self.is_down = is_down
+
+    @rule(row=st.integers(0, 299))
+    def spoil_the_pack(self, row):
+        """Another block of the pack is damaged."""
+
+        async def spoil():
+            for folder in await self.memory.list(hotpack.pack_folder(MANIFEST.identity)):
+                for part in await self.memory.list(folder.name) if folder.is_folder else ():
+                    data = bytearray(await read_all(self.memory, part.name, 64 * MIB))
+                    data[row * BLOCK] ^= 0x55
+                    await publish(self.memory, part.name, bytes(data))
+
+        trio.run(spoil)
 
     @rule(index=st.integers(0, MANIFEST.blocks - 1))
     def spoil_or_mend(self, index):

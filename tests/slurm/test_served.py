@@ -80,6 +80,62 @@ def test_an_image_is_served_recorded_and_warm_the_next_time(lab, stored):
     assert lab.stages(again)["image.serve"]["bytes"] == 0  # what the node has is not read again
 
 
+def packed(lab):
+    """Have alice's image recorded, confirmed and packed; returns the pack's index."""
+    served(lab)
+    until = f"until ls {lab.store()}/packs/*/index; do sleep 0.1; done"
+    behind = f'{start(lab)}; {site.bootseer()} mark first-step; timeout 10 sh -c "{until}"'
+    for _ in range(4):  # a start that is held up may read what the first has not
+        confirmed = lab.srun(*SERVED, command=f"({behind}) 2>/dev/null || true")
+        assert TinyImage().output in confirmed.stdout
+        if found := list(lab.store().glob("packs/*/index")):
+            break
+    (index,) = found
+    assert lab.stages(confirmed)["image.pack.write"]["bytes"] > 30 * 96 * 1024
+    assert "image.pack.write" not in lab.stages(confirmed, "n2"), "one node of a job is enough"
+    assert lab.fallbacks(confirmed) == set()
+    forget_blocks(lab)
+    lab.drop_caches()
+    return index
+
+
+def test_a_later_start_reads_the_hot_pack_and_not_the_image(lab, stored):
+    packed(lab)
+    shown = lab.cluster.run([site.bootseer(), "hot", "ls", "--json"], user="alice").stdout
+    digest = json.loads(shown)[0]["digest"]
+    show = [site.bootseer(), "hot", "show", digest]
+    assert "hot pack of" in lab.cluster.run(show, user="alice").stdout
+    warm = served(lab, "--bootseer-wait=10")
+    assert warm.stdout == TinyImage().output * 2
+    for node in lab.cluster.node_names:
+        stages = lab.stages(warm, node)
+        assert stages["image.pack"]["bytes"] >= 30 * 96 * 1024
+        assert stages["image.prefetch"]["bytes"] >= 30 * 96 * 1024
+        beside = stages["image.serve"]["bytes"] - stages["image.pack"]["bytes"]
+        assert beside <= 10 * BLOCK_BYTES, "only what the runtime asked for before"
+    assert lab.fallbacks(warm) == set()
+    lab.cluster.run([site.bootseer(), "hot", "rm", digest], user="alice")
+    assert not list(lab.store().glob("packs/*"))
+
+
+@pytest.mark.parametrize("damage", ["index", "block", "cut", "gone"])
+def test_a_hot_pack_that_is_damaged_is_done_without(lab, stored, damage):
+    index = packed(lab)
+    (part,) = index.parent.glob("*/part-*")
+    if damage == "index":
+        index.write_bytes(index.read_bytes()[:-1])
+    elif damage == "block":
+        part.write_bytes(bytes(100) + part.read_bytes()[100:])
+    elif damage == "cut":
+        os.truncate(part, part.stat().st_size // 2)
+    else:
+        part.unlink()
+    warm = served(lab, "--bootseer-wait=10")
+    assert warm.stdout == TinyImage().output * 2
+    assert lab.fallbacks(warm) == {"image.pack"}
+    assert lab.stages(warm)["image.prefetch"]["bytes"] >= 30 * 96 * 1024
+
+
 @contextmanager
 def image_store(lab, url):
     """One store of images for all users."""

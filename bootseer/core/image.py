@@ -78,6 +78,8 @@ class ImageManifest:
     def covering(self, offset: int, size_bytes: int) -> range:
         """Return the indexes of the blocks that hold any of these bytes."""
         stop = min(self.size_bytes, offset + size_bytes)
+        if offset >= stop:
+            return range(0)
         return range(offset // self.block_bytes, -(-stop // self.block_bytes))
 
     def matches(self, index: int, data: bytes | bytearray | memoryview) -> bool:

@@ -165,13 +165,19 @@ async def test_who_waits_goes_before_what_is_only_ahead(store, job_of, autojump_
         async def read(offset, is_urgent):
             assert await blocks.read(offset, 65536, is_urgent=is_urgent) == big[offset:][:65536]
 
+        for number in range(40):
+            await read(number * MIB + 65536, True)  # all parts are open
+        order.clear()
         for number in range(39):
             nursery.start_soon(read, number * MIB, False)
-        await trio.sleep(1.5)  # the parts are open, the first are under way
+        await trio.sleep(0.5)  # the first are under way
+        assert len(order) == 16
         nursery.start_soon(read, 39 * MIB, True)
-        nursery.start_soon(read, 38 * MIB, True)
-    urgent = {catalog.part_object(digest, 38), catalog.part_object(digest, 39)}
-    assert urgent <= set(order[16:20]), order
+        waiting = next(n for n in range(39) if catalog.part_object(digest, n) not in order)
+        nursery.start_soon(read, waiting * MIB, True)
+        await trio.sleep(0.1)
+        urgent = {catalog.part_object(digest, number) for number in (waiting, 39)}
+        assert set(order[16:]) == urgent
 
 
 async def test_a_damaged_block_of_the_cache_is_fetched_again(store, job_of):

@@ -119,7 +119,11 @@ SETTINGS: dict[str, Setting] = {
         is_template=True,
     ),
     "image.io_deadline_s": Setting(
-        60.0, 1, 3600, "longest that a read of a served image waits for the store; then an error"
+        45.0,
+        1,
+        3600,
+        "longest that a read of a served image waits for the store; then an error. Less than "
+        "Slurm's UnkillableStepTimeout, for some who wait cannot be killed",
     ),
     "image.fill_mib_per_s": Setting(
         50.0,

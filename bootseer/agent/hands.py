@@ -31,6 +31,16 @@ class Worker:
             self._channel = Channel(self._end)
         return self._channel
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it, as SIGSTOP does: its user can."""
+        with open(f"/proc/{self._pid}/status", "rb") as file:  # it is our child, and not reaped yet
+            return b"\nState:\tT" in file.read()
+
+    def kill(self) -> None:
+        """Kill it; `end` is still to come."""
+        os.kill(self._pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
+
     async def send_task(self, job: Job, config: dict[str, Any], **extra: Any) -> None:
         """Say what is to be done.
 
@@ -44,7 +54,7 @@ class Worker:
 
         A worker in an uninterruptible read cannot be waited for: it is given a second.
         """
-        os.kill(self._pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
+        self.kill()
         self.channel.close()
         with trio.move_on_after(1):
             await trio.to_thread.run_sync(os.waitpid, self._pid, 0, abandon_on_cancel=True)

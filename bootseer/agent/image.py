@@ -17,20 +17,23 @@ from bootseer.core import image as image_format
 from bootseer.core.event import FALLBACK
 from bootseer.core.image import ImageManifest
 from bootseer.core.trace import Touch
-from bootseer.errors import BootseerError, Closed
+from bootseer.errors import BootseerError, Closed, Unavailable
 from bootseer.fuse.mount import serve_fd
 from bootseer.image import catalog
 from bootseer.image.blocks import ImageBlocks
 from bootseer.image.fill import fill
-from bootseer.image.nodecache import NodeCache
+from bootseer.image.nodecache import PATIENCE_S, NodeCache
 from bootseer.image.source import ImageSource
 from bootseer.image.view import ImageView, MissingImage
+from bootseer.store.backoff import Backoff
 from bootseer.store.base import Store
 from bootseer.store.connect import connect_images
 from bootseer.units import MIB, format_size
 
 _OPERATIONS = 48
 """Of the store at once: all fetches under way."""
+_ERRORS_TOLD = 8
+"""Different ones, of reading the image: a damaged part has a thousand blocks."""
 
 
 @dataclass(slots=True)
@@ -73,27 +76,56 @@ async def _open(task: Task, nursery: trio.Nursery) -> _Served:
         BootseerError: there is no such image, or the user may not read it.
     """
     config, job = task.config, task.job
-    store = connect_images(config, job.owner, operations=_OPERATIONS)
+    deadline_s = config["image.io_deadline_s"]
+    # A store that is down for a while is no reason to fail those who would have waited.
+    backoff = Backoff.lasting(deadline_s)
+    store = connect_images(config, job.owner, operations=_OPERATIONS, backoff=backoff)
+    try:
+        with trio.fail_after(deadline_s):
+            return await _open_in(store, task, nursery)
+    except trio.TooSlowError as error:
+        raise Unavailable(f"no answer from {store.url} within {deadline_s:g} s") from error
+
+
+async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
+    """Open the image in a store.
+
+    Raises:
+        BootseerError: as for `_open`.
+    """
+    config, job = task.config, task.job
     digest = await catalog.resolve(store, job.image)
     source = ImageSource(store, digest)
-    version = await source.prove()
+    info = await source.prove()
 
-    async def note(reason: str) -> None:
+    async def note(stage: str, reason: str) -> None:
         with suppress(Closed):
-            async with task.stage("image.cache") as said:
+            async with task.stage(stage) as said:
                 said |= {"status": FALLBACK, "detail": reason}
 
-    manifest, cached, link = await _borrow(task, store, digest, version)
-    cache = NodeCache(manifest, cached, link, lambda reason: nursery.start_soon(note, reason))
-    blocks = ImageBlocks(manifest, source, cache, nursery, config["image.io_deadline_s"])
-    view = ImageView(blocks, manifest.size_bytes, version, job.uid, job.gid)
+    told: set[str] = set()
+
+    def note_error(reason: str) -> None:
+        if reason not in told and len(told) < _ERRORS_TOLD:
+            told.add(reason)
+            nursery.start_soon(note, "image.read", reason)
+
+    manifest, cached, link = await _borrow(task, store, digest, f"{info.mtime_ns} {info.owner}")
+
+    def note_cache(reason: str) -> None:
+        nursery.start_soon(note, "image.cache", reason)
+
+    deadline_s = config["image.io_deadline_s"]
+    cache = NodeCache(manifest, cached, link, note_cache, min(PATIENCE_S, deadline_s / 4))
+    blocks = ImageBlocks(manifest, source, cache, nursery, deadline_s)
+    view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
     packs = task.store() if config["image.store_url"] else store  # the user's own
     packing = Packing(task, packs, blocks, digest, nursery)
     return _Served(manifest, cache, blocks, view, packing)
 
 
 async def _borrow(
-    task: Task, store: Store, digest: str, version: int
+    task: Task, store: Store, digest: str, version: str
 ) -> tuple[ImageManifest, CachedBlocks | None, KeeperLink | None]:
     """Get the manifest, and from root what this node has of the image.
 

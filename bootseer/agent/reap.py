@@ -46,6 +46,8 @@ def reap(folder: JobFolder) -> bool:
     dead = f"{os.path.dirname(os.path.dirname(folder.path))}/dead"
     grave = JobFolder(f"{dead}/{os.path.basename(folder.path)}-{time.time_ns()}")
     try:
+        # First, for what it is looking at may be waiting for a mount whose server is stopped.
+        _unmount_below(folder.path)
         process.kill_all(folder)
         _unmount_below(folder.path)
         os.makedirs(dead, mode=0o700, exist_ok=True)
@@ -75,6 +77,6 @@ def _unmount_below(path: str) -> None:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    mnt_detach = 2
+    mnt_force, mnt_detach = 1, 2  # by force, or who waits there waits for the server's end
     for point in sorted(below, reverse=True):
-        libc.umount2(os.fsencode(point), mnt_detach)
+        libc.umount2(os.fsencode(point), mnt_force | mnt_detach)

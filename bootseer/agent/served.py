@@ -142,4 +142,6 @@ class ServedImages:
         self._ending = True
         async with trio.open_nursery() as nursery:
             for image in self._mounts:
+                if not image.served.is_set():
+                    self._fall_back("image.mount", "the job ended before it could be read")
                 nursery.start_soon(image.end, timeout_s)

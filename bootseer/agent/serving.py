@@ -40,6 +40,9 @@ _REQUEST_KIB = 1024
 at once."""
 _THREADS_S = 1.0
 """For the worker, and the threads that write for it, to end by themselves."""
+_LOOK_S = 1.0
+_LOOKS = 3
+"""How often a worker must have been found stopped, and how far apart, to be given up."""
 
 
 def open_cache(config: dict[str, Any]) -> BlockCache:
@@ -81,6 +84,7 @@ class ServedImage(JobImage):
         self._touches: list[Touch] = []
         self.began_ns = time.time_ns()
         self._reported = trio.Event()
+        self._watching = trio.CancelScope()
 
     @property
     def file(self) -> str:
@@ -115,10 +119,12 @@ class ServedImage(JobImage):
         try:
             await self._worker.send_task(job._replace(image=self.path), config)
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
                 try:
                     await self._obey(config, hear, nursery)
                 except BootseerError as ended:
                     error = ended
+                self._watching.cancel()
                 # The threads that write to the cache end when the worker has.
                 nursery.cancel_scope.deadline = trio.current_time() + _THREADS_S
         finally:
@@ -127,6 +133,18 @@ class ServedImage(JobImage):
         if error is not None and not self._reported.is_set():
             self._reported.set()
             raise error
+
+    async def _watch(self) -> None:
+        """Kill the worker should it be stopped: who waits for it cannot be killed before.
+
+        The job's user can stop it. Slurm would take the node away for processes that do not end.
+        """
+        stopped = 0
+        with self._watching:
+            while stopped < _LOOKS:
+                await trio.sleep(_LOOK_S)
+                stopped = stopped + 1 if self._worker.is_stopped else 0
+            self._worker.kill()
 
     async def _obey(
         self,
@@ -145,7 +163,7 @@ class ServedImage(JobImage):
             if op == "served":
                 self._take(message)
             elif op == "missing":
-                self.served.set()
+                return  # an empty folder is all that it shows, until its end
             elif op == "recorded":
                 self._touches = _touches(message, self.size_bytes)
                 self._closing.set()
@@ -206,7 +224,7 @@ class ServedImage(JobImage):
         try:
             fields = Fields(message, "message from the worker")
             digest = fields.text("digest", 64)
-            key = entry_key(fields.text("store"), digest, fields.count("version"))
+            key = entry_key(fields.text("store"), digest, fields.text("version", 400))
             manifest = None if fd is None else _read(fd)
             cache = open_cache(config)
             entry = await trio.to_thread.run_sync(_open, cache, key, digest, manifest)

@@ -252,7 +252,7 @@ class BlockCache:
         return size_bytes <= min(free_bytes, self._quota_bytes - used_bytes)
 
 
-def entry_key(store_url: str, digest: str, version: int) -> str:
+def entry_key(store_url: str, digest: str, version: str) -> str:
     """Name the entry of an image that comes from a store.
 
     Of two stores that have the same image, each has an entry of its own: who may read it in the one
@@ -261,7 +261,7 @@ def entry_key(store_url: str, digest: str, version: int) -> str:
     Args:
         store_url: where the image is.
         digest: of the image.
-        version: tells the object there from another under its name: its mtime in nanoseconds.
+        version: tells the object there from another under its name.
     """
     return hashlib.sha256(f"{store_url}\n{digest}\n{version}".encode()).hexdigest()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class _Fetch:
         errors: why others could not be.
         ended: set when there is no more to come.
         turn: set when it may begin.
+        due: when those who wait for it give up, on trio's clock. Of all of them together: the
+            kernel asks again for what could not be read ahead.
     """
 
     blocks: Sequence[int]
@@ -48,6 +51,7 @@ class _Fetch:
     errors: dict[int, BootseerError] = field(default_factory=dict)
     ended: trio.Event = field(default_factory=trio.Event)
     turn: trio.Event = field(default_factory=trio.Event)
+    due: float = math.inf
 
 
 class ImageBlocks:
@@ -83,7 +87,7 @@ class ImageBlocks:
             source: where it comes from.
             cache: what the node has of it.
             nursery: for fetches, which go on when whoever waits is cancelled.
-            deadline_s: longest that a reader waits for the store.
+            deadline_s: longest that readers wait for the store.
         """
         self.manifest = manifest
         self.fetched_bytes = 0
@@ -206,6 +210,7 @@ class ImageBlocks:
 
         Raises:
             BootseerError: the store does not give them.
+            trio.TooSlowError: it does not in time.
         """
         for run in runs(wanted, lambda i: (self._under_way.get(i), i // self._per_fetch)):
             fetch = self._under_way.get(run.start)
@@ -216,7 +221,9 @@ class ImageBlocks:
         self._admit()
         found: dict[int, memoryview] = {}
         for fetch in dict.fromkeys(self._under_way[i] for i in wanted):
-            await fetch.ended.wait()
+            if not fetch.ended.is_set():
+                with trio.fail_at(fetch.due if is_urgent else math.inf):
+                    await fetch.ended.wait()
             for index in wanted:
                 if index in fetch.errors:
                     raise fetch.errors[index].again()
@@ -240,6 +247,7 @@ class ImageBlocks:
 
     def _hurry(self, fetch: _Fetch) -> None:
         """Let a fetch begin at once."""
+        fetch.due = min(fetch.due, trio.current_time() + self._deadline_s)
         if not fetch.turn.is_set():
             fetch.is_urgent = True
             self._waiting.remove(fetch)

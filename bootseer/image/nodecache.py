@@ -16,7 +16,7 @@ from bootseer.errors import BootseerError, Closed, NoSpace
 _THREADS = 8
 """Reads of the node's disk at once, beside those that find everything in the page cache."""
 _POLL_S = 0.002
-_PATIENCE_S = 3.0
+PATIENCE_S = 3.0
 """How long to wait for a block that somebody else of this node is fetching."""
 _FULL_S = 30.0
 """How long a cache that has no room is left alone."""
@@ -37,6 +37,7 @@ class NodeCache:
         cached: CachedBlocks | None = None,
         link: KeeperLink | None = None,
         note: Callable[[str], None] = lambda reason: None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Take over what it is made of.
 
@@ -45,6 +46,7 @@ class NodeCache:
             cached: what the node has of it.
             link: to the keeper of that; without one, it stays as it is.
             note: told once of each thing that is done without, and why.
+            patience_s: how long to wait for others; less than readers wait for all.
         """
         self.cached = cached
         self._manifest = manifest
@@ -52,7 +54,7 @@ class NodeCache:
         self._note = note
         self._noted: set[str] = set()
         self._threads = trio.CapacityLimiter(_THREADS)
-        self._patience_s = _PATIENCE_S
+        self._patience_s = patience_s
         self._full_until = 0.0
 
     @property

@@ -10,7 +10,7 @@ import trio
 from bootseer.core.image import ImageManifest
 from bootseer.errors import Corrupt
 from bootseer.image.catalog import part_object
-from bootseer.store.base import Reader, Store
+from bootseer.store.base import ObjectInfo, Reader, Store
 from bootseer.units import KIB
 
 _INLINE_BYTES = 128 * KIB
@@ -33,17 +33,18 @@ class ImageSource:
         self._open = AsyncExitStack()
         self._opening: defaultdict[int, trio.Lock] = defaultdict(trio.Lock)  # of a part each
 
-    async def prove(self) -> int:
+    async def prove(self) -> ObjectInfo:
         """Open its beginning, as only those can who may read it.
 
         Returns:
-            What tells it from another object that may once have had this name.
+            What the store says of that. Owner and time tell it from another object that may have
+            this name one day: the time alone could be put there by anybody.
 
         Raises:
             NotFound: it is not there.
             Denied: this process may not read it.
         """
-        return (await self._part(0)).info.mtime_ns
+        return (await self._part(0)).info
 
     async def read(self, manifest: ImageManifest, blocks: range) -> memoryview:
         """Read consecutive blocks of one part.

@@ -6,10 +6,11 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from bootseer.core.touched import FirstTouches
+from bootseer.errors import BootseerError
 from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
 from bootseer.image.blocks import ImageBlocks
 from bootseer.image.catalog import FILE_NAME
@@ -75,7 +76,15 @@ class ImageView:
 
     valid_s = _NEVER_S
 
-    def __init__(self, blocks: ImageBlocks, size_bytes: int, mtime_ns: int, uid: int, gid: int):
+    def __init__(
+        self,
+        blocks: ImageBlocks,
+        size_bytes: int,
+        mtime_ns: int,
+        uid: int,
+        gid: int,
+        on_error: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         """Show an image.
 
         Args:
@@ -83,10 +92,12 @@ class ImageView:
             size_bytes: its length.
             mtime_ns: when it was last changed.
             uid, gid: who owns folder and file.
+            on_error: told why something could not be read.
         """
         self.touched = FirstTouches()
         self.ahead_bytes = 0
         self._blocks = blocks
+        self._on_error = on_error
         self._kernel: Kernel | None = None
         self._began_ns = time.monotonic_ns()
         self._records = True
@@ -129,7 +140,11 @@ class ImageView:
         return Opened(handle, keep_cache=True)
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> memoryview:
-        """Return bytes of the image, good until the next call."""
+        """Return bytes of the image, good until the next call.
+
+        Raises:
+            OSError: EIO, whatever the reason: to a program, an open file is there and may be read.
+        """
         is_ahead = self._handles[handle]
         if is_ahead:
             self.ahead_bytes += size_bytes
@@ -139,9 +154,13 @@ class ImageView:
             if offset < stop:
                 self.touched.add(offset, stop, now_ms)
         is_alone = self._kernel is not None and not self._kernel.is_waiting()
-        return await self._blocks.read(
-            offset, size_bytes, is_urgent=not is_ahead, is_alone=is_alone
-        )
+        try:
+            return await self._blocks.read(
+                offset, size_bytes, is_urgent=not is_ahead, is_alone=is_alone
+            )
+        except BootseerError as error:
+            self._on_error(str(error))
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
     async def close(self, handle: int) -> None:
         """Forget a handle."""

@@ -32,6 +32,18 @@ class Backoff:
     first_s: float = 0.1
     longest_s: float = 5.0
 
+    @classmethod
+    def lasting(cls, seconds: float) -> Backoff:
+        """Return one that does not give up before so many seconds, however soon each attempt fails.
+
+        Attempts that take their time make it longer: it is for those whose callers have deadlines.
+        """
+        backoff, left_s, attempts = cls(), seconds, 1
+        while left_s > 0:
+            left_s -= min(backoff.longest_s, backoff.first_s * 2.0 ** min(attempts - 1, 30)) / 2
+            attempts += 1
+        return cls(attempts=max(attempts, backoff.attempts))
+
     def pause_s(self, attempt: int) -> float:
         """Return how long to wait after the attempt of that number, counted from 1."""
         whole = min(self.longest_s, self.first_s * 2.0 ** min(attempt - 1, 30))

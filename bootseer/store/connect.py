@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import trio
 
 from bootseer.config import User
+from bootseer.store.backoff import Backoff
 from bootseer.store.base import Store
 from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.limit import LimitStore
@@ -38,12 +39,23 @@ def connect(config: Settings, user: User) -> Store:
     return connect_to(user.fill(config["store.url"]), config, user)
 
 
-def connect_images(config: Settings, user: User, *, operations: int = MAX_OPERATIONS) -> Store:
-    """Open the store that has a user's images: the one that all share, or the user's own."""
-    url = config["image.store_url"]
-    if not url:
-        return connect_to(user.fill(config["store.url"]), config, user, operations=operations)
-    return connect_to(user.fill(url), config, user, private=False, operations=operations)
+def connect_images(
+    config: Settings,
+    user: User,
+    *,
+    operations: int = MAX_OPERATIONS,
+    backoff: Backoff | None = None,
+) -> Store:
+    """Open the store that has a user's images: the one that all share, or the user's own.
+
+    Args:
+        config, user, operations, backoff: as for `connect_to`.
+    """
+    url = config["image.store_url"] or config["store.url"]
+    private = not config["image.store_url"]
+    return connect_to(
+        user.fill(url), config, user, private=private, operations=operations, backoff=backoff
+    )
 
 
 def connect_to(
@@ -53,6 +65,7 @@ def connect_to(
     *,
     private: bool = True,
     operations: int = MAX_OPERATIONS,
+    backoff: Backoff | None = None,
 ) -> Store:
     """Open the store at a URL as a user, as `connect` does the configured one.
 
@@ -62,11 +75,13 @@ def connect_to(
         user: as whom.
         private: in a directory, only this user may own and write it; see `LocalStore`.
         operations: how many at once.
+        backoff: how often to try again; None for the default.
     """
     owner_uid = user.uid if private else None
     inner = open_store(url, owner_uid=owner_uid, hdfs=hdfs_options(config, user))
     limit = trio.CapacityLimiter(operations)
-    return RetryStore(LimitStore(inner, deadline_s=config["store.deadline_s"], operations=limit))
+    limited = LimitStore(inner, deadline_s=config["store.deadline_s"], operations=limit)
+    return RetryStore(limited, backoff)
 
 
 def hdfs_options(config: Settings, user: User) -> HdfsOptions:

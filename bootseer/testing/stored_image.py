@@ -60,7 +60,7 @@ def open_entry(cache: BlockCache, store: Store, manifest: ImageManifest) -> Cach
     """Open the entry of an image, and make it if it is not there."""
     encoded = manifest.encode()
     digest = image.image_digest(encoded)
-    return cache.open(entry_key(store.url, digest, 0), digest, encoded)
+    return cache.open(entry_key(store.url, digest, ""), digest, encoded)
 
 
 @asynccontextmanager

@@ -99,15 +99,23 @@ def test_a_damaged_block_is_missing(entry, keeper, file, how):
     assert blocks.read(7 * BLOCK, BLOCK, wait=True) == block(7)
 
 
-def test_a_block_is_checked_once_for_each_who_opens_it(entry, keeper):
+def test_a_block_is_checked_whenever_it_is_read(entry, keeper):
     keeper.keep(0, block(0))
-    earlier = entry.blocks()
-    assert earlier.read(0, 10, wait=True) == CONTENT[:10]
+    blocks = entry.blocks()
+    assert blocks.read(0, 10, wait=True) == CONTENT[:10]
     damage(entry.path / "data", 3, b"X")
-    assert earlier.read(0, 2, wait=True) == CONTENT[:2]
-    later = entry.blocks()
-    assert later.read(0, 2, wait=True) is None
-    assert later.damaged == 1 and later.is_lost(0)
+    assert blocks.read(100, 2, wait=True) is None
+    assert blocks.damaged == 1 and blocks.is_lost(0)
+
+
+def test_a_file_that_was_cut_and_has_grown_again_has_holes(entry, keeper):
+    keeper.keep(0, block(0, 10))
+    blocks = entry.blocks()
+    assert blocks.read(0, 10 * BLOCK, wait=True) == block(0, 10)
+    os.truncate(entry.path / "data", 3 * BLOCK)
+    keeper.keep(9, block(9))
+    assert blocks.read(5 * BLOCK, BLOCK, wait=True) is None
+    assert blocks.read(9 * BLOCK, BLOCK, wait=True) == block(9)
 
 
 def test_nothing_is_waited_for_that_is_not_in_memory(entry, keeper):

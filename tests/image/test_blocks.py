@@ -228,6 +228,23 @@ async def test_a_store_that_hangs_is_an_error_in_time(store, job_of, autojump_cl
         assert await blocks.read(BLOCK * 300, 100) == content(BLOCK * 300, 100)
 
 
+async def test_who_asks_again_for_what_did_not_come_does_not_wait_as_long_again(
+    store, job_of, autojump_clock
+):
+    """As the kernel does, when reading ahead has failed."""
+    hanging = HangingStore(store, {"pread"})
+    async with readable(hanging, DIGEST, MANIFEST, NodeCache(MANIFEST), 60.0) as blocks:
+        began = trio.current_time()
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="within 60 s"):
+                await blocks.read(0, 100)
+        assert trio.current_time() - began == 60.0
+        # What is only ahead has a time of its own.
+        with pytest.raises(Unavailable, match="within 60 s"):
+            await blocks.read(MIB, 100, is_urgent=False)
+        assert trio.current_time() - began == 120.0
+
+
 async def test_a_store_that_comes_back(store, job_of):
     is_down = True
     flaky = FlakyStore(store, lambda count, operation, name: is_down)

@@ -52,6 +52,16 @@ class CountingStore(WrappedStore):
 # Backoff
 
 
+@given(st.floats(0, 3600))
+def test_one_that_lasts_does_not_give_up_before(seconds: float) -> None:
+    backoff = Backoff.lasting(seconds)
+    shortest_s = sum(
+        min(backoff.longest_s, backoff.first_s * 2.0 ** min(n, 30)) / 2
+        for n in range(backoff.attempts - 1)
+    )
+    assert shortest_s >= seconds - 1e-6
+
+
 @given(st.integers(1, 10_000), st.floats(0, 10), st.floats(0, 100))
 def test_pauses_grow_within_bounds(attempt: int, first_s: float, longest_s: float) -> None:
     backoff = Backoff(first_s=first_s, longest_s=longest_s)

@@ -1,5 +1,6 @@
-"""A checkpoint is there for the step whatever kind of prolog and job container a site has."""
+"""Checkpoint and image are there for the step whatever kind of prolog and container a site has."""
 
+import hashlib
 import os
 
 import pytest
@@ -11,6 +12,7 @@ from bootseer.testing.lab import CONFIG, Lab
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.fuse]
 
 URL = "file:///shared/run"
+WHOLE = "sha256sum < $BOOTSEER_IMAGE"
 TMPFS = "JobContainerType=job_container/tmpfs"
 
 
@@ -65,3 +67,14 @@ def test_the_step_sees_it(lab):
     assert lab.cluster.run(["ls", "/shared/run"]).stdout.split() == ["0", "1", "batch"]
     output = lab.cluster.run(["cat", f"/shared/{job_id}.out"]).stdout.split()
     assert output == ["0", "1", "batch", "0", "1", "batch"]
+    lab.put_image()
+    image = (lab.images / "tiny.sqsh").read_bytes()
+    (lab.cluster.shared / "tiny.sqsh").write_bytes(image)
+    add = [site.bootseer(), "image", "add", "/shared/tiny.sqsh", "--name", "tiny", "-q"]
+    lab.cluster.run(add, user="alice")
+    script = f"#!/bin/sh\n{WHOLE}\nsrun -N1 sh -c '{WHOLE}'\n"
+    job_id = lab.sbatch(script, "-N1", "-e/dev/null", "--bootseer-image=bootseer://tiny")
+    assert lab.cluster.wait_for_job(job_id) == "COMPLETED"
+    assert not lab.fallbacks(job_id)
+    output = (lab.cluster.shared / f"{job_id}.out").read_text().split()
+    assert output == [hashlib.sha256(image).hexdigest(), "-"] * 2

@@ -30,6 +30,8 @@ from bootseer.store.base import Store
 from bootseer.store.connect import connect_images
 from bootseer.units import MIB, format_size
 
+_SETTLE_S = 0.5
+"""For what has been read to be kept on the node, at the end of a job."""
 _OPERATIONS = 48
 """Of the store at once: all fetches under way."""
 _ERRORS_TOLD = 8
@@ -196,6 +198,8 @@ async def _work_behind(task: Task, served: _Served, touches: list[Touch]) -> Non
 async def _report(task: Task, served: _Served) -> None:
     """Tell what was read of the store, and what the node has now."""
     blocks, cached = served.blocks, served.cache.cached
+    with trio.move_on_after(_SETTLE_S):
+        await blocks.settle()
     async with task.stage("image.serve") as said:
         said["bytes"] = blocks.fetched_bytes
         told = [f"{blocks.fetches} reads of the store"]

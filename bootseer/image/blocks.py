@@ -25,6 +25,7 @@ _BESIDE_URGENT = 4
 _KEEPING_BYTES = 32 * MIB
 """What may wait to be kept; of more, nothing is kept that somebody waited for. A disk slower than
 the store neither holds readers up nor fills the memory."""
+_SETTLE_POLL_S = 0.01
 _ROUNDS = 3
 """Attempts to read from the cache what it ought to have, before it is done without."""
 
@@ -151,6 +152,11 @@ class ImageBlocks:
                 f"image {self._source.digest[:12]}: no answer from {self._source.store.url} for "
                 f"{size_bytes} bytes at {offset} within {self._deadline_s:g} s"
             ) from error
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way any more, to the node's cache either."""
+        while self._under_way:
+            await trio.sleep(_SETTLE_POLL_S)
 
     async def bring(self, wanted: list[int]) -> int:
         """Have blocks brought that nobody waits for; returns how many bytes came from the store.

@@ -25,6 +25,7 @@ async def fill(blocks: ImageBlocks, cache: NodeCache, bytes_per_s: float) -> Non
     """
     if not bytes_per_s:
         return
+    await trio.sleep(_IDLE_S)  # what came before may have been the end of the job
     per_step = MAX_BYTES // blocks.manifest.block_bytes
     for first in range(0, blocks.manifest.blocks, per_step):
         wanted = cache.missing(range(first, min(first + per_step, blocks.manifest.blocks)))

@@ -91,6 +91,7 @@ def test_nobody_gets_blocks_of_the_node_by_having_objects_of_the_same_names(lab,
             answer = job.run(f"head -c 4096 $BOOTSEER_IMAGE | od -c | head; {WHOLE}")
             assert "Input/output error" in answer.text and "h   s   q   s" not in answer.text
 
+    lab.cluster.run(["rm", "-rf", "/home/mallory/.bootseer"])
     lab.cluster.run(["cp", "-a", "/shared/fake", "/home/mallory/.bootseer"])
     lab.cluster.run(["chown", "mallory", "/home/mallory/.bootseer"])
     gets_nothing()

@@ -5,6 +5,7 @@ Imported by the prolog's hook path: the standard library only (tomli on Python 3
 
 from __future__ import annotations
 
+import re
 import sys
 from string import Formatter
 from typing import Any, NamedTuple
@@ -43,6 +44,10 @@ class Setting(NamedTuple):
     help: str
     is_template: bool = False  # to be filled by `User.fill`
     is_power_of_two: bool = False
+    items: str = "absolute paths"  # what a list is of
+
+
+_ITEMS = {"absolute paths": re.compile(r"/.*"), "digests of images": re.compile(r"[0-9a-f]{64}")}
 
 
 SETTINGS: dict[str, Setting] = {
@@ -147,6 +152,13 @@ SETTINGS: dict[str, Setting] = {
         512,
         "machines that keep a hot pack, where the store has such a thing; 0: from the job's nodes",
     ),
+    "image.kernel_mount": Setting(
+        [],
+        0,
+        0,
+        "digests of images that the kernel may mount, as a tree for their jobs",
+        items="digests of images",
+    ),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"
     ),
@@ -220,8 +232,10 @@ def _check(path: str, name: str, value: Any, setting: Setting) -> Any:
         value = float(value)
     if type(value) is not kind:
         raise ConfigError(f"{path}: {name} = {value!r} is not a {kind.__name__}")
-    if kind is list and not all(type(item) is str and item.startswith("/") for item in value):
-        raise ConfigError(f"{path}: {name} = {value!r}: not a list of absolute paths")
+    if kind is list and not all(
+        type(item) is str and _ITEMS[setting.items].fullmatch(item) for item in value
+    ):
+        raise ConfigError(f"{path}: {name} = {value!r}: not a list of {setting.items}")
     if kind in (int, float) and not setting.minimum <= value <= setting.maximum:
         raise ConfigError(
             f"{path}: {name} = {value} is not between {setting.minimum:g} and {setting.maximum:g}"

@@ -34,6 +34,7 @@ enum {
 
 enum {
     FUSE_MAGIC = 0x65735546,
+    SQUASHFS_MAGIC = 0x73717368,
     OPEN_MS = 5000, /* the user's folder may be on a file system that hangs */
 };
 
@@ -45,12 +46,13 @@ struct kind {
     const char *variable; /* of the task's environment */
     const char *name;     /* for people */
     const char *stage;    /* of an event that tells what could not be done */
-    int option;           /* by which it is asked for */
+    int option;           /* by which it is asked for, or -1 */
 };
 
 static const struct kind KINDS[] = {
     {"checkpoint", "ckpt", "", "BOOTSEER_CKPT", "checkpoint", "checkpoint.mountpoint", OPTION_CKPT},
     {"served", "image", "/image.sqsh", "BOOTSEER_IMAGE", "image", "image.mountpoint", OPTION_IMAGE},
+    {"rooted", "root/rootfs", "", "BOOTSEER_ROOTFS", "image's tree", "image.kernel", -1},
 };
 
 /* What the agent says in RUN_DIR/jobs/JOBID/MARK, and whose job it is. */
@@ -60,6 +62,7 @@ struct mounted {
     int pid;    /* has the mount in its namespace; 0: it could not be made */
     bool owned; /* the mount point has to be the user's */
     bool plain; /* nothing is mounted, what there is to tell is in `mountpoint` */
+    bool none;  /* nothing is mounted, and there is nothing to tell */
     uid_t uid;
     gid_t gid;
     gid_t *groups;
@@ -91,6 +94,7 @@ static bool read_mounted(const struct kind *kind, const char *run_dir, uint32_t 
     mounted->pid = atoi(text);
     mounted->owned = strcmp(whose + 1, "listed");
     mounted->plain = !strcmp(whose + 1, "plain");
+    mounted->none = !strcmp(whose + 1, "none");
     snprintf(mounted->mountpoint, sizeof(mounted->mountpoint), "%s", mountpoint + 1);
     return snprintf(mounted->path, sizeof(mounted->path), "%s/jobs/%u/%s", run_dir, job_id,
                     kind->folder) < (int)sizeof(mounted->path);
@@ -185,7 +189,7 @@ static bool is_visible(const char *path)
 {
     struct statfs info;
 
-    return !statfs(path, &info) && info.f_type == FUSE_MAGIC;
+    return !statfs(path, &info) && (info.f_type == FUSE_MAGIC || info.f_type == SQUASHFS_MAGIC);
 }
 
 /* Gives this process a mount namespace of its own, once. Others' mounts go on to appear in it. */
@@ -221,7 +225,8 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
     const char *path = mounted->path;
 
     if (!read_mounted(kind, bootseer->settings.run_dir, job_id, mounted)) {
-        if (bootseer->request.given[kind->option] && request_is_active(&bootseer->request) &&
+        if (kind->option >= 0 && bootseer->request.given[kind->option] &&
+            request_is_active(&bootseer->request) &&
             strstr(bootseer->request.value[kind->option], "://"))
             step_fallback(bootseer, spank, kind->stage,
                           "--bootseer-%s is too late for a step of a job that has begun without: "
@@ -229,6 +234,8 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
                           kind->option == OPTION_CKPT ? "ckpt" : "image");
         return;
     }
+    if (mounted->none)
+        return;
     if (mounted->plain) {
         spank_setenv(spank, kind->variable, mounted->mountpoint, 1);
         return;

@@ -94,6 +94,8 @@ class JobFolder:
         self.mounted = f"{path}/checkpoint"
         self.mount = f"{path}/ckpt"
         self.served = f"{path}/served"
+        self.rooted = f"{path}/rooted"
+        self.root = f"{path}/root"
         self.image = f"{path}/image"
 
     def image_mount(self, number: int) -> str:
@@ -154,10 +156,11 @@ class JobFolder:
 
         Three lines: a process in whose mount namespace it is, 0 if it is not mounted; what the
         plugin has to check of the mount point, "owned" or "listed"; the mount point. With "plain"
-        nothing is to be mounted, and the last is what tasks are told.
+        nothing is to be mounted, and the last is what tasks are told; with "none" there is nothing
+        to tell.
 
         Args:
-            mark: the file that says so, `mounted` or `served`.
+            mark: the file that says so, `mounted`, `served` or `rooted`.
             pid, whose, mountpoint: what it says.
 
         Raises:

@@ -10,14 +10,83 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import trio
+
+from bootseer._io import lib
+from bootseer.agent.job import Job, JobFolder
 from bootseer.cache.folder import CacheEntry
-from bootseer.errors import Corrupt, NotFound, Unavailable
+from bootseer.core.event import FALLBACK, OK, Event
+from bootseer.errors import BootseerError, Corrupt, NotFound, Unavailable
 from bootseer.units import MIB
 
 _PIECE_BYTES = 4 * MIB
 _MOUNT_S = 20
+
+
+class KernelMount:
+    """What the kernel mounts of a job's image, if the administrator lists that.
+
+    Attributes:
+        path: where it is, "" for nowhere.
+        settled: set when that does not change any more.
+    """
+
+    def __init__(self, folder: JobFolder, job: Job, config: dict[str, Any]) -> None:
+        """Plan it; nothing is mounted yet."""
+        self.path = ""
+        self.settled = trio.Event()
+        self._folder = folder
+        self._job = job
+        self._listed = config["image.kernel_mount"]
+        self._checked = Path(config["node.run_dir"], "checked")
+
+    async def make(
+        self, digest: str, entry: CacheEntry, hear: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Mount the image, if it is listed and whole.
+
+        Args:
+            digest: of the image.
+            entry: of the image, in use until the job ends.
+            hear: takes the event that says so.
+        """
+        if digest in self._listed:
+            began_ns, status = time.time_ns(), OK
+            try:
+                self.path = str(await trio.to_thread.run_sync(self._make, entry))
+                detail = "mounted by the kernel"
+            except NotFound as error:
+                detail = str(error)
+            except BootseerError as error:
+                status, detail = FALLBACK, str(error)
+            event = Event(
+                "image.kernel", began_ns, time.time_ns(), "agent", status, detail=detail[:500]
+            )
+            hear({"op": "event", "event": event.document()})
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell prolog and plugin what there is; the first time counts."""
+        if not self.settled.is_set():
+            if self.path:
+                self._folder.write_mounted(self._folder.rooted, os.getpid())
+            elif self._listed:
+                self._folder.write_mounted(self._folder.rooted, 0, "none")
+            self.settled.set()
+
+    def remove(self) -> None:
+        """Take it away, whoever uses it."""
+        if self.path:
+            lib.bs_unmount(os.fsencode(self.path))
+
+    def _make(self, entry: CacheEntry) -> Path:
+        check_entry(entry, self._checked)
+        return mount_image(entry, Path(self._folder.root), self._job.uid, self._job.gid)
 
 
 def check_entry(entry: CacheEntry, checked: Path) -> None:

@@ -16,6 +16,7 @@ import trio
 from bootseer.agent.hands import Worker
 from bootseer.agent.images import JobImage
 from bootseer.agent.job import Job
+from bootseer.agent.kernelmount import KernelMount
 from bootseer.cache.folder import BlockCache, CacheEntry, entry_key
 from bootseer.cache.keeper import BlockKeeper
 from bootseer.cache.link import serve_keeper
@@ -63,13 +64,16 @@ class ServedImage(JobImage):
         began_ns: when that was, nanoseconds since the epoch.
     """
 
-    def __init__(self, mount: str, worker: Worker, uri: str) -> None:
+    def __init__(
+        self, mount: str, worker: Worker, uri: str, kernel: KernelMount | None = None
+    ) -> None:
         """Take over a worker that has been started.
 
         Args:
             mount: that has been made for it.
             worker: that serves it.
             uri: of the image, as the job names it.
+            kernel: what the kernel may mount of it.
         """
         super().__init__(uri, "", 0)
         self.served = trio.Event()
@@ -85,15 +89,20 @@ class ServedImage(JobImage):
         self.began_ns = time.time_ns()
         self._reported = trio.Event()
         self._watching = trio.CancelScope()
+        self._kernel = kernel
+        self._has_lent = False
 
     @property
     def file(self) -> str:
         """Path under which it can be read."""
         return f"{self.mount}/{FILE_NAME}"
 
-    def to_be_read(self) -> dict[str, Any]:
-        """Describe it for the worker that reads ahead."""
+    async def to_be_read(self) -> dict[str, Any]:
+        """Describe it for the worker that reads ahead, once it is known how."""
+        if self._kernel is not None:
+            await self._kernel.settled.wait()
         return {
+            "root": self._kernel.path if self._kernel is not None else "",
             "op": "image",
             "ok": True,
             "path": self.file,
@@ -128,6 +137,8 @@ class ServedImage(JobImage):
                 # The threads that write to the cache end when the worker has.
                 nursery.cancel_scope.deadline = trio.current_time() + _THREADS_S
         finally:
+            if self._kernel is not None:
+                self._kernel.settle()
             for event in (self._ended, self.served, self._closing):
                 event.set()
         if error is not None and not self._reported.is_set():
@@ -187,6 +198,8 @@ class ServedImage(JobImage):
         self.size_bytes = fields.count("size_bytes")
         self.leading = list(fields.ranges("leading", 8))
         self._is_cached = fields.flag("is_cached")
+        if self._kernel is not None and not self._has_lent:
+            self._kernel.settle()
         self._set_read_ahead(_REQUEST_KIB)
         self.is_served = True
         self.served.set()
@@ -252,6 +265,9 @@ class ServedImage(JobImage):
                 end, its = socket.socketpair()
                 ends.append(end)
                 fds.append(theirs.enter_context(its).fileno())
+            self._has_lent = True
+            if self._kernel is not None:
+                nursery.start_soon(self._kernel.make, digest, entry, hear)
             nursery.start_soon(_keep, keeper, entry.manifest, ends, ours.pop_all())
             await send({"op": "cache", "ok": True})
             for opened in fds:
@@ -304,6 +320,8 @@ class ServedImage(JobImage):
                 await self._reported.wait()
         with suppress(OSError):
             detach(Path(self.mount))
+        if self._kernel is not None:
+            self._kernel.remove()
         with trio.move_on_after(_THREADS_S):
             await self._ended.wait()  # without a mount, it has nothing to do
         await self._worker.end()

@@ -22,6 +22,7 @@ from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.images import JobImage
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.keeping import Keeping
+from bootseer.agent.kernelmount import KernelMount
 from bootseer.agent.mounted import MountedCheckpoint
 from bootseer.agent.mounting import Mounting
 from bootseer.agent.opener import Opener
@@ -379,12 +380,14 @@ def serve(
         opener: at work on the job's image, where its path is known.
         checkpoint, image: what has been mounted for the job, or could not be.
     """
+    config = settings.load()
     mounted = served = None
     if checkpoint is not None and checkpoint.worker is not None:
         mounted = MountedCheckpoint(folder, Worker(*checkpoint.worker))
     if image is not None and image.worker is not None:
-        served = ServedImage(folder.image, Worker(*image.worker), job.image)
-    agent = Agent(folder, job, settings.load(), mounted, served)
+        kernel = KernelMount(folder, job, config.values)
+        served = ServedImage(folder.image, Worker(*image.worker), job.image, kernel)
+    agent = Agent(folder, job, config, mounted, served)
     for stage, mounting in (("checkpoint.mount", checkpoint), ("image.mount", image)):
         if mounting is not None and mounting.error:
             agent.note_fallback(stage, mounting.error)

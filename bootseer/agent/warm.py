@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -16,6 +17,7 @@ from bootseer.core.hotset import HotSet
 from bootseer.core.order import prefetch_order
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
 from bootseer.errors import BootseerError, Closed
+from bootseer.image.hotfiles import FilesPrefetch, hot_files
 from bootseer.image.identity import Identity, OpenImage, open_served
 from bootseer.image.prefetch import PIECE_BYTES, Prefetch, pinnable_bytes
 from bootseer.image.traces import read_hot_set
@@ -135,7 +137,33 @@ class Warm:
         if hot_set is None:
             await self._read_leading(image, identity)
             return "this start is recorded"
+        if message["root"]:
+            return await self._read_files(message["root"], path, hot_set)
         return await self._read_ahead(image, identity, hot_set)
+
+    async def _read_files(self, root: str, path: str, hot_set: HotSet) -> str:
+        """Read what is hot through the kernel's mount of the image: it is decompressed then."""
+        task = self._task
+        hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
+        await task.channel.send({"op": "prefetch", "ranges": hot})
+        if not task.job.wait_s:
+            await task.channel.send({"op": "ready", "detail": "the prefetch is under way"})
+        async with task.stage("image.prefetch") as said:
+            files = await trio.to_thread.run_sync(hot_files, Path(path), hot)
+            budget = pinnable_bytes(task.config["image.memory_share"])
+            prefetch = FilesPrefetch(root, files, budget, self._budget)
+            await prefetch.run()
+            said["bytes"] = prefetch.read_bytes
+            said["detail"] = (
+                f"{prefetch.files} files, decompressed, {format_size(prefetch.pinned_bytes)} pinned"
+            )
+            if prefetch.read_bytes > budget:
+                said |= {
+                    "status": FALLBACK,
+                    "detail": f"stopped after {format_size(prefetch.read_bytes)}: "
+                    "image.memory_share of the free memory",
+                }
+        return "the hot files are in memory"
 
     async def _read_leading(self, image: OpenImage, identity: Identity) -> None:
         """Read ahead what every start reads, of an image that is new."""

@@ -150,7 +150,7 @@ class Window:
             await image.served.wait()
             if image.is_served:
                 self.images.append(image)
-                message = image.to_be_read()
+                message = await image.to_be_read()
         with suppress(Closed):
             await worker.channel.send(message)
 

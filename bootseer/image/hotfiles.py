@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Lock
 
+import trio
+
+from bootseer._io import ffi, lib
+from bootseer.core.budget import Budget
 from bootseer.core.inodes import Inode
-from bootseer.core.ranges import ByteRange
+from bootseer.core.ranges import ByteRange, coalesce, total_bytes
 from bootseer.core.squashfs import BLOCK_RAW, NO_FRAGMENT
 from bootseer.image.squashfs import Squashfs
+from bootseer.units import MIB
+
+_STREAMS = 2
+"""The kernel decompresses one block at a time, unless it is built otherwise."""
+_PIECE_BYTES = MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +102,86 @@ def _parts(squashfs: Squashfs, inode: Inode) -> Iterator[tuple[ByteRange, ByteRa
     if inode.fragment != NO_FRAGMENT and at < inode.size:
         start, length = squashfs.fragments[inode.fragment]
         yield ByteRange(start, start + (length & ~BLOCK_RAW)), ByteRange(at, inode.size)
+
+
+class FilesPrefetch:
+    """The read-ahead of files of a mounted image.
+
+    Attributes:
+        files: that have been read so far.
+        read_bytes: of them.
+        pinned_bytes: of these, locked in memory until this process ends.
+    """
+
+    def __init__(
+        self, root: str, files: Sequence[HotFile], limit_bytes: int, budget: Budget
+    ) -> None:
+        """Prepare.
+
+        Args:
+            root: where the image is mounted.
+            files: in the order in which they are to be read.
+            limit_bytes: how much to read.
+            budget: how fast.
+        """
+        self.files = 0
+        self.read_bytes = 0
+        self.pinned_bytes = 0
+        self._root = os.fsencode(root)
+        self._left = iter(files)
+        self._limit_bytes = limit_bytes
+        self._budget = budget
+        self._pin = True
+        self._scratch = ffi.new("uint8_t[]", _PIECE_BYTES)
+        self._lock = Lock()  # guards the files left, and the counters
+
+    async def run(self) -> None:
+        """Read all files.
+
+        Cancellation: returns at once; threads stop after the file that they are in.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(_STREAMS):
+                    nursery.start_soon(
+                        partial(trio.to_thread.run_sync, self._stream, abandon_on_cancel=True)
+                    )
+        finally:
+            with self._lock:
+                self._left = iter(())
+
+    def _stream(self) -> None:
+        while True:
+            with self._lock:
+                file = next(self._left, None) if self.read_bytes < self._limit_bytes else None
+            if file is None:
+                return
+            size_bytes = total_bytes(file.ranges)
+            time.sleep(self._budget.take(size_bytes, time.monotonic()))
+            with suppress(OSError):  # not all of an image is its users' to read
+                self._read(file)
+
+    def _read(self, file: HotFile) -> None:
+        path = os.path.join(self._root, file.path)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            size_bytes = os.fstat(fd).st_size
+            handle = ffi.new("bs_window **")
+            if lib.bs_window_open(fd, size_bytes, handle) < 0:
+                return
+            for start, stop in coalesce(file.ranges):
+                read = lib.bs_window_read(
+                    handle[0], start, min(stop, size_bytes), self._scratch, _PIECE_BYTES
+                )
+                if read <= 0:
+                    return
+                # The mapping stays, and with it what is locked, when the descriptor is closed.
+                pinned = lib.bs_window_pin(handle[0], start, start + read) if self._pin else 0
+                with self._lock:
+                    self.read_bytes += read
+                    self.pinned_bytes += max(0, pinned)
+                    self._pin = self._pin and pinned >= 0
+        finally:
+            os.close(fd)
+        with self._lock:
+            self.files += 1

@@ -60,6 +60,8 @@ def _warm(asked: options.Options, started_ns: int) -> str:
         _tell(folder, "checkpoint.mount", started_ns, status="fallback", detail=detail)
     if job.is_served and not _await(folder.served, until):
         _tell(folder, "image.mount", started_ns, status="fallback", detail=detail)
+    if job.is_served and config["image.kernel_mount"] and not _await(folder.rooted, until):
+        _tell(folder, "image.kernel", started_ns, status="fallback", detail=detail)
     for line in asked.ignored:
         _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
     for name in reaped:

@@ -228,6 +228,6 @@ class Lab:
         mounts = [
             m.mountpoint for m in self.cluster.mounts(node) if m.mountpoint.startswith(RUN_DIR)
         ]
-        find = f"find {RUN_DIR} -mindepth 2 2>/dev/null || true"
+        find = f"find {RUN_DIR}/jobs {RUN_DIR}/dead -mindepth 1 2>/dev/null || true"
         files = self.cluster.run(["sh", "-c", find], node=node).stdout.split()
         return [*processes, *mounts, *files]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -157,8 +158,9 @@ def _runs(cluster: Cluster, node: str, command: str) -> bool:
 
 def _zombies(cluster: Cluster) -> Iterator[int]:
     for pid in _members(_pid_namespace(cluster.keeper_pid)):
-        if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
-            yield pid
+        with suppress(FileNotFoundError):  # reaped meanwhile
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                yield pid
 
 
 @pytest.mark.root

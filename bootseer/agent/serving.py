@@ -91,6 +91,7 @@ class ServedImage(JobImage):
         self._watching = trio.CancelScope()
         self._kernel = kernel
         self._has_lent = False
+        self._is_ending = False
 
     @property
     def file(self) -> str:
@@ -313,7 +314,10 @@ class ServedImage(JobImage):
     # The end.
 
     async def end(self, timeout_s: float) -> None:
-        """End it in so many seconds; whoever still reads it gets errors."""
+        """End it in so many seconds; whoever still reads it gets errors. The first call counts."""
+        if self._is_ending:
+            return
+        self._is_ending = True
         if self.is_served:
             with trio.move_on_after(max(0.0, timeout_s)), suppress(Closed):
                 await self._worker.channel.send({"op": "report"})

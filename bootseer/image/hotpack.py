@@ -9,10 +9,10 @@ A pack that was replaced stays for a while: somebody may be reading it.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import trio
@@ -21,7 +21,8 @@ from bootseer.core import pack as pack_format
 from bootseer.core.image import ImageManifest
 from bootseer.core.pack import PIECE_BYTES, HotPack
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
-from bootseer.store.base import Reader, Store, publish, read_all
+from bootseer.image.parts import OpenParts
+from bootseer.store.base import Store, publish, read_all
 from bootseer.units import NS_PER_S
 
 KEPT_S = 3600.0
@@ -82,16 +83,13 @@ class PackSource:
         """Take over an index that fits the image; see `open_pack`."""
         self.pack = stored.pack
         self._store = store
-        self._digest = stored.digest
         self._manifest = manifest
         self._rows = {index: row for row, index in enumerate(stored.pack.blocks)}
         self._per_piece = PIECE_BYTES // stored.pack.block_bytes
         self._per_part = stored.pack.part_bytes // stored.pack.block_bytes
         self._pieces = -(-len(stored.pack.blocks) // self._per_piece)
         self._drawn = bytearray(self._pieces)
-        self._parts: dict[int, Reader] = {}
-        self._open = AsyncExitStack()
-        self._opening: defaultdict[int, trio.Lock] = defaultdict(trio.Lock)  # of a part each
+        self._parts = OpenParts(store, partial(part_object, stored.pack.identity, stored.digest))
 
     def draw(self, wanted: Iterable[int]) -> list[int]:
         """List what is to be read now that somebody wants these blocks, each block once only.
@@ -132,7 +130,7 @@ class PackSource:
         first = self._rows[blocks[0]]
         place = self.pack.row_range(range(first, first + len(blocks)))
         index = place.start // self.pack.part_bytes
-        reader = await self._part(index)
+        reader = await self._parts.part(index)
         at = place.start - self.pack.part_range(index).start
         data = memoryview(await reader.pread(at, place.size_bytes))
         await trio.to_thread.run_sync(self._check, blocks, data, reader.info.name)
@@ -140,18 +138,7 @@ class PackSource:
 
     async def close(self) -> None:
         """Close what is open."""
-        await self._open.aclose()
-
-    async def _part(self, index: int) -> Reader:
-        reader = self._parts.get(index)
-        if reader is None:
-            async with self._opening[index]:
-                reader = self._parts.get(index)
-                if reader is None:
-                    name = part_object(self.pack.identity, self._digest, index)
-                    reader = await self._open.enter_async_context(self._store.open(name))
-                    self._parts[index] = reader
-        return reader
+        await self._parts.close()
 
     def _check(self, blocks: Sequence[int], data: memoryview, name: str) -> None:
         bad = bad_block(self._manifest, blocks, data)

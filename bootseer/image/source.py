@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from contextlib import AsyncExitStack
+from functools import partial
 
 import trio
 
 from bootseer.core.image import ImageManifest
 from bootseer.errors import Corrupt
 from bootseer.image.catalog import part_object
-from bootseer.store.base import ObjectInfo, Reader, Store
+from bootseer.image.parts import OpenParts
+from bootseer.store.base import ObjectInfo, Store
 from bootseer.units import KIB
 
 _INLINE_BYTES = 128 * KIB
@@ -29,9 +29,7 @@ class ImageSource:
         """Name the image; nothing is read yet."""
         self.store = store
         self.digest = digest
-        self._parts: dict[int, Reader] = {}
-        self._open = AsyncExitStack()
-        self._opening: defaultdict[int, trio.Lock] = defaultdict(trio.Lock)  # of a part each
+        self._parts = OpenParts(store, partial(part_object, digest))
 
     async def prove(self) -> ObjectInfo:
         """Open its beginning, as only those can who may read it.
@@ -44,7 +42,7 @@ class ImageSource:
             NotFound: it is not there.
             Denied: this process may not read it.
         """
-        return (await self._part(0)).info
+        return (await self._parts.part(0)).info
 
     async def read(self, manifest: ImageManifest, blocks: range) -> memoryview:
         """Read consecutive blocks of one part.
@@ -56,7 +54,7 @@ class ImageSource:
         start = manifest.block_range(blocks.start).start
         stop = manifest.block_range(blocks[-1]).stop
         index = start // manifest.part_bytes
-        reader = await self._part(index)
+        reader = await self._parts.part(index)
         at = start - manifest.part_range(index).start
         data = memoryview(await reader.pread(at, stop - start))
         if len(data) <= _INLINE_BYTES:
@@ -67,18 +65,7 @@ class ImageSource:
 
     async def close(self) -> None:
         """Close what is open."""
-        await self._open.aclose()
-
-    async def _part(self, index: int) -> Reader:
-        reader = self._parts.get(index)
-        if reader is None:
-            async with self._opening[index]:
-                reader = self._parts.get(index)
-                if reader is None:
-                    name = part_object(self.digest, index)
-                    reader = await self._open.enter_async_context(self.store.open(name))
-                    self._parts[index] = reader
-        return reader
+        await self._parts.close()
 
     def _check(self, manifest: ImageManifest, blocks: range, data: memoryview, at: int) -> None:
         first = manifest.block_range(blocks.start).start

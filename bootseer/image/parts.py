@@ -1,0 +1,46 @@
+"""Objects that together are one thing, each opened when it is first read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import trio
+
+from bootseer.store.base import Reader, Store
+
+
+class OpenParts:
+    """Numbered objects of a store, open for reading until all are closed.
+
+    Concurrency: any number of tasks; each object is opened once.
+    """
+
+    def __init__(self, store: Store, name_of: Callable[[int], str]) -> None:
+        """Say how they are called; nothing is opened yet."""
+        self._store = store
+        self._name_of = name_of
+        self._parts: dict[int, Reader] = {}
+        self._open = AsyncExitStack()
+        self._opening: defaultdict[int, trio.Lock] = defaultdict(trio.Lock)  # of a part each
+
+    async def part(self, index: int) -> Reader:
+        """Return one of them, opened by now.
+
+        Raises:
+            BootseerError: the store does not give it.
+        """
+        reader = self._parts.get(index)
+        if reader is None:
+            async with self._opening[index]:
+                reader = self._parts.get(index)
+                if reader is None:
+                    opening = self._store.open(self._name_of(index))
+                    reader = await self._open.enter_async_context(opening)
+                    self._parts[index] = reader
+        return reader
+
+    async def close(self) -> None:
+        """Close what is open."""
+        await self._open.aclose()

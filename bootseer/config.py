@@ -47,7 +47,11 @@ class Setting(NamedTuple):
     items: str = "absolute paths"  # what a list is of
 
 
-_ITEMS = {"absolute paths": re.compile(r"/.*"), "digests of images": re.compile(r"[0-9a-f]{64}")}
+_ITEMS = {
+    "absolute paths": re.compile(r"/.*"),
+    "digests of images": re.compile(r"[0-9a-f]{64}"),
+    "ways: copy, file": re.compile(r"copy|file"),
+}
 
 
 SETTINGS: dict[str, Setting] = {
@@ -158,6 +162,14 @@ SETTINGS: dict[str, Setting] = {
         0,
         "digests of images that the kernel may mount, as a tree for their jobs",
         items="digests of images",
+    ),
+    "image.ways": Setting(
+        ["copy", "file"],
+        0,
+        0,
+        "ways that may be chosen for an image beside reading from the store what is needed: all of "
+        "it (copy), or from the file that it was added from (file)",
+        items="ways: copy, file",
     ),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import trio
 
 from bootseer.agent.packing import Packing
 from bootseer.agent.process import CONNECTION_FD
+from bootseer.agent.way import Chooser
 from bootseer.agent.worker import Task
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.cache.link import KeeperLink
 from bootseer.core import image as image_format
+from bootseer.core.choice import Way
 from bootseer.core.event import FALLBACK
 from bootseer.core.image import ImageManifest
 from bootseer.core.trace import Touch
@@ -21,7 +23,7 @@ from bootseer.errors import BootseerError, Closed, Unavailable
 from bootseer.fuse.mount import serve_fd
 from bootseer.image import catalog
 from bootseer.image.blocks import ImageBlocks
-from bootseer.image.fill import fill
+from bootseer.image.fill import copy, fill
 from bootseer.image.nodecache import PATIENCE_S, NodeCache
 from bootseer.image.source import ImageSource
 from bootseer.image.view import ImageView, MissingImage
@@ -47,6 +49,8 @@ class _Served:
     blocks: ImageBlocks
     view: ImageView
     packing: Packing
+    source: ImageSource
+    way: Way
 
 
 async def run(task: Task) -> None:
@@ -117,13 +121,18 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
     def note_cache(reason: str) -> None:
         nursery.start_soon(note, "image.cache", reason)
 
+    def note_file(reason: str) -> None:
+        nursery.start_soon(note, "image.file", reason)
+
     deadline_s = config["image.io_deadline_s"]
-    cache = NodeCache(manifest, cached, link, note_cache, min(PATIENCE_S, deadline_s / 4))
+    patience_s = min(PATIENCE_S, deadline_s / 4)
+    cache = NodeCache(manifest, cached, link, note_cache, patience_s)
     blocks = ImageBlocks(manifest, source, cache, nursery, deadline_s)
     view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
     packs = task.store() if config["image.store_url"] else store  # the user's own
     packing = Packing(task, packs, blocks, digest, nursery)
-    return _Served(manifest, cache, blocks, view, packing)
+    way = await Chooser(task, source, blocks, cache).choose(patience_s, note_file)
+    return _Served(manifest, cache, blocks, view, packing, source, way)
 
 
 async def _borrow(
@@ -165,7 +174,7 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
             await task.channel.send({"op": "missing"})
             return
         cached = served.cache.cached
-        if not task.job.record_only:
+        if not task.job.record_only and served.way is not Way.FILE:
             # Before who reads ahead begins: what it asks for comes from the pack, or does not.
             await served.packing.use()
         await task.channel.send(
@@ -175,8 +184,11 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
                 "size_bytes": served.manifest.size_bytes,
                 "leading": served.manifest.leading,
                 "is_cached": cached is not None and cached.is_complete,
+                "copies": served.way is Way.COPY,
             }
         )
+        if served.way is Way.COPY:
+            nursery.start_soon(_copy, task, served)
         while True:
             message, _ = await task.channel.receive()
             if message.get("op") == "window":
@@ -186,6 +198,15 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
                 nursery.start_soon(_work_behind, task, served, touches)
             elif message.get("op") == "report":
                 await _report(task, served)
+
+
+async def _copy(task: Task, served: _Served) -> None:
+    """Bring all of the image to the node."""
+    with suppress(Closed):
+        with suppress(BootseerError):  # told as a fallback; what is needed comes all the same
+            async with task.stage("image.copy") as said:
+                said["bytes"] = await copy(served.blocks, served.cache)
+        await task.channel.send({"op": "copied"})
 
 
 async def _work_behind(task: Task, served: _Served, touches: list[Touch]) -> None:
@@ -202,15 +223,19 @@ async def _report(task: Task, served: _Served) -> None:
         await blocks.settle()
     async with task.stage("image.serve") as said:
         said["bytes"] = blocks.fetched_bytes
-        told = [f"{blocks.fetches} reads of the store"]
+        source = served.source
+        told = [f"{blocks.fetches} reads of {'the store' if source.file is None else 'its file'}"]
         if blocks.filled_bytes:
-            told.append(f"{format_size(blocks.filled_bytes)} of it while nobody read")
+            told.append(f"{format_size(blocks.filled_bytes)} of it that nobody waited for")
         if cached is not None and cached.damaged:
             told.append(f"{cached.damaged} damaged blocks of the node's fetched again")
         told.append(f"{format_size(_present_bytes(served))} are on this node")
         said["detail"] = ", ".join(told)
     await served.packing.report()
-    await task.channel.send({"op": "reported"})
+    nodes = task.job.nodes
+    speeds = {"store": source.speed.speed(nodes), "file": source.file_speed.speed(nodes)}
+    said_speeds = {name: asdict(speed) for name, speed in speeds.items()}
+    await task.channel.send({"op": "reported", "speeds": said_speeds})
 
 
 def _present_bytes(served: _Served) -> int:

@@ -125,7 +125,7 @@ class Packing:
             start = manifest.block_range(run.start).start
             stop = manifest.block_range(run[-1]).stop
             data += await self._blocks.read(start, stop - start, is_urgent=False)
-        bad = await trio.to_thread.run_sync(hotpack.bad_block, manifest, blocks, memoryview(data))
+        bad = await trio.to_thread.run_sync(manifest.bad_block, blocks, memoryview(data))
         if bad is not None:
             raise Corrupt(f"block {bad} of the image is damaged where it was read for a hot pack")
         await trio.sleep_until(began + len(data) / bytes_per_s)

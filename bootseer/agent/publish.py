@@ -6,6 +6,7 @@ Each part is tried by itself: a trace that cannot be written does not keep the e
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from bootseer.agent.worker import Task
@@ -13,7 +14,8 @@ from bootseer.core.event import Event, from_json
 from bootseer.core.plan import PlannedImage, PlannedRun
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.core.reads import NodeReads, combine
-from bootseer.core.trace import MAX_TOUCHES, Touch, Trace
+from bootseer.core.speed import Speed
+from bootseer.core.trace import COMPLETE, MAX_TOUCHES, Touch, Trace
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.traces import publish_trace, read_hot_set, rebuild
 from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events
@@ -80,7 +82,14 @@ async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImag
         raise
     except BootseerError:
         pass  # told as a fallback by the stage it happened in
-    return PlannedImage(image["path"], digest, size_bytes, hot_bytes)
+    planned = PlannedImage(image["path"], digest, size_bytes, hot_bytes)
+    if speeds := image.get("speeds"):
+        planned = replace(planned, store=Speed(**speeds["store"]), file=Speed(**speeds["file"]))
+        if image["kind"] == COMPLETE:
+            touched = [Touch(*touch) for touch in image["touches"]]
+            touched_bytes = sum(touch.stop - touch.start for touch in touched)
+            planned = replace(planned, touched_bytes=touched_bytes, touched_reads=len(touched))
+    return planned
 
 
 def _trace(task: Task, image: dict[str, Any]) -> Trace:

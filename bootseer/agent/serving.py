@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
 from bootseer.core.image import ImageManifest
 from bootseer.core.ranges import ByteRange
+from bootseer.core.speed import UNKNOWN, Speed
 from bootseer.core.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
 from bootseer.errors import BootseerError, Closed, Corrupt, NotFound
 from bootseer.fuse.attach import detach, set_read_ahead
@@ -41,6 +43,7 @@ _REQUEST_KIB = 1024
 at once."""
 _THREADS_S = 1.0
 """For the worker, and the threads that write for it, to end by themselves."""
+_MESSAGE = "message from the worker"
 _LOOK_S = 1.0
 _LOOKS = 3
 """How often a worker must have been found stopped, and how far apart, to be given up."""
@@ -62,6 +65,8 @@ class ServedImage(JobImage):
         served: set once it can be read, or never will be; `is_served` says which, and `why` why.
         mount: where it is mounted.
         began_ns: when that was, nanoseconds since the epoch.
+        leading: what every start reads of it.
+        copies: all of it comes to the node at once; `copied` is set when that has ended.
     """
 
     def __init__(
@@ -81,6 +86,8 @@ class ServedImage(JobImage):
         self.why = "what was to serve it has ended"
         self.mount = mount
         self.leading: list[Any] = []
+        self.copies = False
+        self.copied = trio.Event()
         self._worker = worker
         self._ended = trio.Event()
         self._closing = trio.Event()
@@ -88,6 +95,7 @@ class ServedImage(JobImage):
         self._touches: list[Touch] = []
         self.began_ns = time.time_ns()
         self._reported = trio.Event()
+        self._speeds = {"store": UNKNOWN, "file": UNKNOWN}
         self._watching = trio.CancelScope()
         self._kernel = kernel
         self._has_lent = False
@@ -110,6 +118,7 @@ class ServedImage(JobImage):
             "identity": self.digest,
             "size_bytes": self.size_bytes,
             "leading": self.leading,
+            "copies": self.copies,
         }
 
     async def follow(
@@ -140,7 +149,7 @@ class ServedImage(JobImage):
         finally:
             if self._kernel is not None:
                 self._kernel.settle()
-            for event in (self._ended, self.served, self._closing):
+            for event in (self._ended, self.served, self.copied, self._closing):
                 event.set()
         if error is not None and not self._reported.is_set():
             self._reported.set()
@@ -179,7 +188,11 @@ class ServedImage(JobImage):
             elif op == "recorded":
                 self._touches = _touches(message, self.size_bytes)
                 self._closing.set()
+            elif op == "copied":
+                self.copied.set()
             elif op == "reported":
+                speeds = Fields(message, _MESSAGE).part("speeds")
+                self._speeds = {name: Speed.of(speeds.part(name)) for name in self._speeds}
                 self._reported.set()
             else:
                 if not self.is_served:
@@ -194,11 +207,12 @@ class ServedImage(JobImage):
 
     def _take(self, message: dict[str, Any]) -> None:
         """Learn that it can be read, and what it is."""
-        fields = Fields(message, "message from the worker")
+        fields = Fields(message, _MESSAGE)
         self.digest = fields.text("identity", 200)
         self.size_bytes = fields.count("size_bytes")
         self.leading = list(fields.ranges("leading", 8))
         self._is_cached = fields.flag("is_cached")
+        self.copies = fields.flag("copies")
         if self._kernel is not None and not self._has_lent:
             self._kernel.settle()
         self._set_read_ahead(_REQUEST_KIB)
@@ -236,7 +250,7 @@ class ServedImage(JobImage):
         """
         send = self._worker.channel.send
         try:
-            fields = Fields(message, "message from the worker")
+            fields = Fields(message, _MESSAGE)
             digest = fields.text("digest", 64)
             key = entry_key(fields.text("store"), digest, fields.text("version", 400))
             manifest = None if fd is None else _read(fd)
@@ -309,6 +323,7 @@ class ServedImage(JobImage):
             "size_bytes": self.size_bytes,
             "kind": MISSED if self.is_prefetched else COMPLETE,
             "touches": self.news(self._touches),
+            "speeds": {name: asdict(speed) for name, speed in self._speeds.items()},
         }
 
     # The end.
@@ -361,13 +376,12 @@ def _read(fd: int) -> bytes:
 
 
 def _touches(message: dict[str, Any], size_bytes: int) -> list[Touch]:
-    name = "message from the worker"
     touches = []
-    for item in Fields(message, name).items("touches", MAX_TOUCHES):
+    for item in Fields(message, _MESSAGE).items("touches", MAX_TOUCHES):
         if not (isinstance(item, list) and len(item) == 3 and all(type(n) is int for n in item)):
-            raise Corrupt(f"{name}: something that is not a touch")
+            raise Corrupt(f"{_MESSAGE}: something that is not a touch")
         touches.append(Touch(*item))
-    check_disjoint([ByteRange(t.start, t.stop) for t in touches], size_bytes, name)
+    check_disjoint([ByteRange(t.start, t.stop) for t in touches], size_bytes, _MESSAGE)
     return touches
 
 

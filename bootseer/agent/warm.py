@@ -39,6 +39,7 @@ class Warm:
         self._is_served = False
         self._image_said = trio.Event()
         self._image_message: dict[str, Any] = {}
+        self._copied = trio.Event()
         self._prefetch: Prefetch | None = None
         self._lingers = False
 
@@ -46,7 +47,7 @@ class Warm:
         """Obey the agent: "linger" makes the prefetch yield to the job; its end is ours.
 
         "served" tells that the job's checkpoint can be read, or never will be; "image" the same of
-        an image that comes from the store.
+        an image that comes from the store; "copied" that no more of that will come by itself.
         """
         try:
             while True:
@@ -57,6 +58,8 @@ class Warm:
                 elif message.get("op") == "image":
                     self._image_message = message
                     self._image_said.set()
+                elif message.get("op") == "copied":
+                    self._copied.set()
                 elif message.get("op") == "linger":
                     self._lingers = True
                     if self._prefetch is not None:
@@ -136,10 +139,15 @@ class Warm:
         hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
         if hot_set is None:
             await self._read_leading(image, identity)
-            return "this start is recorded"
-        if message["root"]:
-            return await self._read_files(message["root"], path, hot_set)
-        return await self._read_ahead(image, identity, hot_set)
+            detail = "this start is recorded"
+        elif message["root"]:
+            detail = await self._read_files(message["root"], path, hot_set)
+        else:
+            detail = await self._read_ahead(image, identity, hot_set)
+        if message["copies"] and self._task.job.wait_s:
+            await self._copied.wait()
+            detail += "; the image was copied to the node"
+        return detail
 
     async def _read_files(self, root: str, path: str, hot_set: HotSet) -> str:
         """Read what is hot through the kernel's mount of the image: it is decompressed then."""

@@ -153,6 +153,9 @@ class Window:
                 message = await image.to_be_read()
         with suppress(Closed):
             await worker.channel.send(message)
+            if image is not None and image.copies:
+                await image.copied.wait()
+                await worker.channel.send({"op": "copied"})
 
     async def _sample_often(self) -> None:
         took_s = 0.0

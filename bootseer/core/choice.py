@@ -8,9 +8,11 @@ many nodes read it at the same time.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
+from bootseer.core.speed import UNKNOWN, Speed
 from bootseer.units import KIB, format_duration, format_size
 
 STREAMS = 16
@@ -21,20 +23,24 @@ USUAL_READ_BYTES = 64 * KIB
 USUAL_BYTES_PER_S = 200e6
 """What is taken for true of an image and a store of which nothing is known: a start of the CUDA
 PyTorch image reads 8 % of it, 62 KiB at a time."""
+AHEAD_READ_BYTES = 256 * KIB
+"""What is read ahead in one read, of the same image."""
 
 _MARGIN = 0.8
 """How much shorter another way than the usual one has to be: all of this is reckoned."""
+_WORTH_S = 1.0
+"""The same in seconds."""
 
 
 class Way(Enum):
-    """A way to bring an image to a node."""
+    """A way to bring an image from a store to a node."""
 
-    PAGE_CACHE = "page-cache"
-    """The image is a file that all nodes see; its hot pages are read ahead into memory."""
     SERVED = "served"
     """Its blocks come from the store as they are needed, hot ones ahead."""
-    COPY = "full copy"
-    """All of its blocks come to the node as fast as they can."""
+    COPY = "copy"
+    """All of its blocks come to the node as fast as they can; it is served meanwhile."""
+    FILE = "file"
+    """As served, but from the file that it was added from, which this node sees as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +51,21 @@ class Known:
         image_bytes: length of the image.
         node_bytes: of it, on this node already.
         hot_bytes: of its hot set, 0 if there is none.
-        hot_reads: into how many reads that is cut.
         touched_bytes: that a recorded start has read, 0 if there is no record.
         touched_reads: in so many reads.
-        latency_s: of one read of the store.
-        bytes_per_s: of the store, for a node, 0 if that is not known.
         nodes: of the job, that read at the same time.
-        nodes_then: of the job of which `bytes_per_s` is known.
+        store: how fast it is.
+        file: the same of the file that the image was added from; None if this node has none.
     """
 
     image_bytes: int
     node_bytes: int = 0
     hot_bytes: int = 0
-    hot_reads: int = 0
     touched_bytes: int = 0
     touched_reads: int = 0
-    latency_s: float = 0.0
-    bytes_per_s: float = 0.0
     nodes: int = 1
-    nodes_then: int = 1
+    store: Speed = UNKNOWN
+    file: Speed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Choice:
 
     Attributes:
         way: which.
-        waits_s: how long a start would wait for the store in each, in seconds.
+        waits_s: how long a start would wait in each that there is, in seconds.
         why: one line for people.
     """
 
@@ -81,46 +83,67 @@ class Choice:
     why: str
 
 
-def choose(known: Known, *, has_file: bool = False) -> Choice:
+def choose(known: Known, allowed: Collection[Way] = tuple(Way)) -> Choice:
     """Choose how an image is brought to a node.
 
     Args:
         known: what is known.
-        has_file: the image is a file of a file system that this node sees, too.
+        allowed: the ways to choose from; `Way.SERVED` always is one of them.
     """
-    rate = known.bytes_per_s or USUAL_BYTES_PER_S
-    # A store that was shared by fewer nodes then has as much for all of them now.
-    rate *= min(1.0, known.nodes_then / known.nodes)
     absent = 1 - min(1.0, known.node_bytes / known.image_bytes)
-    ahead_s = known.hot_bytes / rate + known.hot_reads * known.latency_s / STREAMS
+    waits_s = {Way.SERVED: absent * _start_s(known, known.store)}
+    if Way.COPY in allowed:
+        waits_s[Way.COPY] = absent * known.image_bytes / _rate(known, known.store)
+    if Way.FILE in allowed and known.file is not None:
+        waits_s[Way.FILE] = absent * _start_s(known, known.file)
+    best = min(waits_s, key=lambda way: waits_s[way])
+    usual_s = waits_s[Way.SERVED]
+    is_better = waits_s[best] <= min(_MARGIN * usual_s, usual_s - _WORTH_S)
+    way = best if is_better else Way.SERVED
+    return Choice(way, waits_s, _explain(known, way, waits_s))
+
+
+def _start_s(known: Known, speed: Speed) -> float:
+    """Say how long a start would wait, in seconds, on a node that has nothing of the image."""
     touched = known.touched_bytes or int(USUAL_SHARE * known.image_bytes)
     reads = known.touched_reads or -(-touched // USUAL_READ_BYTES)
-    asked_s = touched / rate + reads * known.latency_s
-    lazy_s = ahead_s if known.hot_bytes else asked_s
-    waits_s = {
-        Way.SERVED: lazy_s * absent,
-        Way.COPY: absent * known.image_bytes / rate + known.latency_s,
-    }
-    if has_file:
-        waits_s[Way.PAGE_CACHE] = lazy_s
-    best = min(waits_s, key=lambda way: waits_s[way])
-    way = best if waits_s[best] < _MARGIN * waits_s[Way.SERVED] else Way.SERVED
-    return Choice(way, waits_s, _explain(known, way, waits_s, rate))
+    streams = 1
+    if known.hot_bytes:
+        touched, reads = known.hot_bytes, -(-known.hot_bytes // AHEAD_READ_BYTES)
+        streams = STREAMS
+    return touched / _rate(known, speed) + reads * speed.latency_us / 1e6 / streams
 
 
-def _explain(known: Known, way: Way, waits_s: dict[Way, float], rate: float) -> str:
-    wanted = (
-        f"hot {format_size(known.hot_bytes)}"
-        if known.hot_bytes
-        else f"nothing known of {format_size(known.image_bytes)}"
-    )
+def _rate(known: Known, speed: Speed) -> float:
+    """Say how many bytes a second each node has."""
+    # What fewer nodes have shared then has as much for all of them now.
+    return (speed.bytes_per_s or USUAL_BYTES_PER_S) * min(1.0, speed.nodes / known.nodes)
+
+
+def _explain(known: Known, way: Way, waits_s: dict[Way, float]) -> str:
+    if known.node_bytes >= known.image_bytes:
+        return f"{way.value}: all of it is on the node"
+    if known.hot_bytes:
+        wanted = f"hot {format_size(known.hot_bytes)}"
+    elif known.touched_bytes:
+        wanted = f"{format_size(known.touched_bytes)} in {known.touched_reads} reads"
+    else:
+        wanted = "nothing known"
     others = ", ".join(
         f"{other.value} {format_duration(wait_s)}"
         for other, wait_s in waits_s.items()
         if other is not way
     )
     return (
-        f"{way.value}: some {format_duration(waits_s[way])} of waiting ({others}); {wanted}, "
-        f"{format_size(known.node_bytes)} on the node, {format_duration(known.latency_s)} a read, "
-        f"{format_size(rate)}/s"
+        f"{way.value}: some {format_duration(waits_s[way])} of waiting"
+        f"{f' ({others})' if others else ''}; {wanted} of {format_size(known.image_bytes)}, "
+        f"{format_size(known.node_bytes)} on the node, {_describe('store', known.store)}"
+        f"{'' if known.file is None else ', ' + _describe('file', known.file)}, "
+        f"{known.nodes} nodes"
     )
+
+
+def _describe(what: str, speed: Speed) -> str:
+    latency = format_duration(speed.latency_us / 1e6) if speed.latency_us else "?"
+    rate = f"{format_size(speed.bytes_per_s)}/s" if speed.bytes_per_s else "? B/s"
+    return f"{what} {latency} a read and {rate}"

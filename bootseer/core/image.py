@@ -7,6 +7,7 @@ The manifest's own digest names the image.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -86,6 +87,16 @@ class ImageManifest:
         """Whether this is what block ``index`` holds."""
         at = index * _DIGEST_BYTES
         return block_digest(data) == self.digests[at : at + _DIGEST_BYTES]
+
+    def bad_block(self, blocks: Sequence[int], data: memoryview) -> int | None:
+        """Return the first of some blocks, one behind the other in ``data``, that is not its."""
+        at = 0
+        for index in blocks:
+            size_bytes = self.block_range(index).size_bytes
+            if not self.matches(index, data[at : at + size_bytes]):
+                return index
+            at += size_bytes
+        return None
 
     def encode(self) -> bytes:
         """Encode as a file; equal images give equal bytes."""

@@ -12,7 +12,8 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bootseer.core.fields import open_document
+from bootseer.core.fields import Fields, open_document
+from bootseer.core.speed import UNKNOWN, Speed
 from bootseer.errors import Corrupt
 
 VERSION = 1
@@ -32,12 +33,31 @@ class PlannedImage:
         digest: identity digest it had.
         size_bytes: of the image.
         hot_bytes: of its hot set when the plan was written, 0 when there was none.
+        touched_bytes: that a start has read of an image that was served, 0 if that is not known.
+        touched_reads: in so many reads.
+        store: how fast what it was served from is.
+        file: the same of the file that it was added from.
     """
 
     path: str
     digest: str
     size_bytes: int
     hot_bytes: int
+    touched_bytes: int = 0
+    touched_reads: int = 0
+    store: Speed = UNKNOWN
+    file: Speed = UNKNOWN
+
+    def with_known(self, before: PlannedImage) -> PlannedImage:
+        """Add what an earlier run has found out and this one has not."""
+        touched = self if self.touched_bytes else before
+        return replace(
+            self,
+            touched_bytes=touched.touched_bytes,
+            touched_reads=touched.touched_reads,
+            store=self.store.or_else(before.store),
+            file=self.file.or_else(before.file),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,8 @@ class WarmPlan:
         runs = {r.run: r for r in (*self.runs, run)}
         newest = sorted(runs.values(), key=lambda r: (r.started_ns, r.run))[-MAX_RUNS:]
         is_newest = newest[-1].run == run.run
+        known = {(image.path, image.digest): image for image in self.images}
+        images = tuple(i.with_known(known.get((i.path, i.digest), i)) for i in images)
         return replace(
             self,
             images=images[:MAX_IMAGES] if images and is_newest else self.images,
@@ -119,6 +141,10 @@ def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
                 digest=image.text("digest", 200),
                 size_bytes=image.count("size_bytes"),
                 hot_bytes=image.count("hot_bytes"),
+                touched_bytes=_optional(image, "touched_bytes"),
+                touched_reads=_optional(image, "touched_reads"),
+                store=_speed(image, "store"),
+                file=_speed(image, "file"),
             )
             for image in fields.objects("images", MAX_IMAGES)
         ),
@@ -135,6 +161,14 @@ def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
     if (plan.user, plan.key) != (user, key):
         raise Corrupt(f"{name}: this is the plan of {plan.user}'s key {plan.key}, not {key}'s")
     return plan
+
+
+def _optional(fields: Fields, name: str) -> int:
+    return fields.count(name) if fields.has(name) else 0
+
+
+def _speed(fields: Fields, name: str) -> Speed:
+    return Speed.of(fields.part(name)) if fields.has(name) else UNKNOWN
 
 
 def _path(path: str, name: str) -> str:

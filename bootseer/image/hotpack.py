@@ -141,20 +141,9 @@ class PackSource:
         await self._parts.close()
 
     def _check(self, blocks: Sequence[int], data: memoryview, name: str) -> None:
-        bad = bad_block(self._manifest, blocks, data)
+        bad = self._manifest.bad_block(blocks, data)
         if bad is not None:
             raise Corrupt(f"{name!r} in {self._store.url}: block {bad} of the image is damaged")
-
-
-def bad_block(manifest: ImageManifest, blocks: Sequence[int], data: memoryview) -> int | None:
-    """Return the first of some blocks, together in ``data``, that is not the image's."""
-    at = 0
-    for index in blocks:
-        size_bytes = manifest.block_range(index).size_bytes
-        if not manifest.matches(index, data[at : at + size_bytes]):
-            return index
-        at += size_bytes
-    return None
 
 
 async def open_pack(store: Store, manifest: ImageManifest, image: str) -> PackSource | None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import trio
 
 from bootseer.core.image import ImageManifest
+from bootseer.core.speed import SpeedMeter
 from bootseer.errors import Corrupt
 from bootseer.image.catalog import part_object
+from bootseer.image.identity import OpenImage
 from bootseer.image.parts import OpenParts
 from bootseer.store.base import ObjectInfo, Store
+from bootseer.store.posix import read_fully
 from bootseer.units import KIB
 
 _INLINE_BYTES = 128 * KIB
 """What takes no longer to check than to hand to a thread."""
+_FILE_READS = 32
+"""At once, of the file that an image was added from."""
 
 
 class ImageSource:
@@ -23,12 +29,21 @@ class ImageSource:
     Attributes:
         store: that has it.
         digest: of the image.
+        speed: of the store.
+        file: that it was added from, and is read from instead as long as that goes well.
+        file_speed: of that.
     """
 
     def __init__(self, store: Store, digest: str) -> None:
         """Name the image; nothing is read yet."""
         self.store = store
         self.digest = digest
+        self.speed = SpeedMeter()
+        self.file: OpenImage | None = None
+        self.file_speed = SpeedMeter()
+        self._say_lost: Callable[[str], None] = lambda reason: None
+        self._patience_s = 0.0
+        self._threads = trio.CapacityLimiter(_FILE_READS)
         self._parts = OpenParts(store, partial(part_object, digest))
 
     async def prove(self) -> ObjectInfo:
@@ -44,6 +59,18 @@ class ImageSource:
         """
         return (await self._parts.part(0)).info
 
+    def use_file(self, file: OpenImage, patience_s: float, say_lost: Callable[[str], None]) -> None:
+        """Read from now on the file that it was added from, as long as that has the image.
+
+        Args:
+            file: opened as the user who is served; stays the caller's.
+            patience_s: how long to wait for a read of it.
+            say_lost: told why, should the store be read again.
+        """
+        self.file = file
+        self._patience_s = patience_s
+        self._say_lost = say_lost
+
     async def read(self, manifest: ImageManifest, blocks: range) -> memoryview:
         """Read consecutive blocks of one part.
 
@@ -53,27 +80,57 @@ class ImageSource:
         """
         start = manifest.block_range(blocks.start).start
         stop = manifest.block_range(blocks[-1]).stop
+        if self.file is not None:
+            found = await self._read_file(self.file, manifest, blocks, start, stop)
+            if found is not None:
+                return found
         index = start // manifest.part_bytes
         reader = await self._parts.part(index)
         at = start - manifest.part_range(index).start
-        data = memoryview(await reader.pread(at, stop - start))
+        with self.speed.read(stop - start):
+            data = memoryview(await reader.pread(at, stop - start))
         if len(data) <= _INLINE_BYTES:
-            self._check(manifest, blocks, data, at)
+            bad = manifest.bad_block(blocks, data)
         else:
-            await trio.to_thread.run_sync(self._check, manifest, blocks, data, at)
+            bad = await trio.to_thread.run_sync(manifest.bad_block, blocks, data)
+        if bad is not None:
+            raise Corrupt(
+                f"{part_object(self.digest, index)!r} in {self.store.url} is damaged at byte "
+                f"{at + manifest.block_range(bad).start - start}: block {bad} of the image has "
+                "another digest; see `bootseer image verify`"
+            )
         return data
 
     async def close(self) -> None:
         """Close what is open."""
         await self._parts.close()
 
-    def _check(self, manifest: ImageManifest, blocks: range, data: memoryview, at: int) -> None:
-        first = manifest.block_range(blocks.start).start
-        for index in blocks:
-            block = manifest.block_range(index)
-            if not manifest.matches(index, data[block.start - first : block.stop - first]):
-                name = part_object(self.digest, block.start // manifest.part_bytes)
-                raise Corrupt(
-                    f"{name!r} in {self.store.url} is damaged at byte {at + block.start - first}: "
-                    f"block {index} of the image has another digest; see `bootseer image verify`"
+    async def _read_file(
+        self, file: OpenImage, manifest: ImageManifest, blocks: range, start: int, stop: int
+    ) -> memoryview | None:
+        """Read blocks from the file; None if it has something else, or nothing in time."""
+
+        def read() -> tuple[memoryview, int | None]:
+            data = memoryview(read_fully(file.fd, start, stop - start))
+            return data, manifest.bad_block(blocks, data)
+
+        try:
+            with self.file_speed.read(stop - start), trio.fail_after(self._patience_s):
+                data, bad = await trio.to_thread.run_sync(
+                    read, limiter=self._threads, abandon_on_cancel=True
                 )
+        except trio.TooSlowError:
+            self._lose_file(f"no answer within {self._patience_s:g} s")
+            return None
+        except OSError as error:
+            self._lose_file(f"{error.strerror}")
+            return None
+        if bad is not None:
+            self._lose_file(f"block {bad} of the image is another there")
+            return None
+        return data
+
+    def _lose_file(self, why: str) -> None:
+        if self.file is not None:
+            self._say_lost(f"{self.file.path} is not read any more, but the store: {why}")
+            self.file = None

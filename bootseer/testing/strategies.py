@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan
+from bootseer.core.speed import Speed
 from bootseer.core.stripe import Layout, Unit
 from bootseer.core.trace import KINDS, Touch, Trace
 
@@ -44,12 +45,22 @@ def traces(draw: st.DrawFn, digest: str = "sqfs1-test") -> Trace:
 @st.composite
 def plans(draw: st.DrawFn) -> WarmPlan:
     """Draw a warm plan."""
+    speeds = st.builds(
+        Speed,
+        latency_us=st.integers(0, 1 << 30),
+        bytes_per_s=st.integers(0, 1 << 40),
+        nodes=st.integers(1, 1 << 16),
+    )
     images = st.builds(
         PlannedImage,
         path=names.map(lambda name: f"/images/{name}x"),
         digest=names,
         size_bytes=st.integers(0, 1 << 40),
         hot_bytes=st.integers(0, 1 << 40),
+        touched_bytes=st.integers(0, 1 << 40),
+        touched_reads=st.integers(0, 1 << 20),
+        store=speeds,
+        file=speeds,
     )
     runs = st.builds(
         PlannedRun,

@@ -6,7 +6,7 @@ from cffi import FFI
 
 # setuptools wants the sources relative to the project's folder, where it runs.
 HERE = Path("c_ext")
-SOURCES = ("residency.c", "readahead.c", "priority.c", "privilege.c", "mount.c")
+SOURCES = ("residency.c", "readahead.c", "priority.c", "privilege.c", "mount.c", "fastpath.c")
 
 ffi = FFI()
 ffi.cdef((HERE / "io.cdef").read_text())

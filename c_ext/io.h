@@ -1,5 +1,5 @@
 /* The C that Python needs: page-cache residency, read-ahead with pinning, I/O priority,
- * rights, mounts.
+ * rights, mounts, reads of a mount.
  *
  * Every function that can fail returns a negative errno; none keeps global state. A handle
  * borrows its file descriptor: the caller keeps it open for as long as the handle lives.
@@ -46,6 +46,36 @@ int64_t bs_window_read(bs_window *self, uint64_t start, uint64_t stop, uint8_t *
 
 /* Lock [start, stop) in memory; returns the bytes locked. */
 int64_t bs_window_pin(bs_window *self, uint64_t start, uint64_t stop);
+
+/* A read of what was not read before, and when: CLOCK_MONOTONIC, in nanoseconds. */
+typedef struct {
+    uint64_t start;
+    uint64_t stop;
+    uint64_t at_ns;
+} bs_touch;
+
+/* What a fast path reads and writes. */
+typedef struct {
+    int device;  /* the mount's, of /dev/fuse */
+    int session; /* SOCK_SEQPACKET: requests that are no reads go there, and their answers come */
+    int misses;  /* the same for reads that are not answered here: who gets them answers them */
+    int data;    /* the blocks, each where it is in the mount's one file */
+} bs_fastpath_files;
+
+typedef struct bs_fastpath bs_fastpath;
+
+/* Answer, in threads of its own, the reads of a mount with one file of this length. Of the blocks
+ * with state 1 (`states`, a byte each) those are given out whose XXH3 checksum (`sums`, eight
+ * bytes each, never 0) is right. Both may change meanwhile. */
+int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint32_t block_bytes,
+                      const uint64_t *sums, const uint8_t *states, int threads, bs_fastpath **out);
+
+/* Take out what was answered here and not taken out before, in order of time, and say whether to
+ * go on recording. More than `capacity` is left for the next call. */
+size_t bs_fastpath_touches(bs_fastpath *self, int go_on, bs_touch *out, size_t capacity);
+
+/* End the threads. The sockets are shut down then, and the device is left to nobody. */
+void bs_fastpath_stop(bs_fastpath *self);
 
 /* Give the calling thread idle I/O priority. */
 int bs_io_idle(void);

@@ -68,7 +68,8 @@ async def run(task: Task) -> None:
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
             view = MissingImage(task.job.uid, task.job.gid) if served is None else served.view
-            await serve_fd(view, CONNECTION_FD, task_status=task_status)
+            blocks = served.cache.cached if served is not None else None
+            await serve_fd(view, CONNECTION_FD, blocks, task_status=task_status)
             nursery.cancel_scope.cancel()
 
         await nursery.start(serve)
@@ -193,7 +194,7 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
             message, _ = await task.channel.receive()
             if message.get("op") == "window":
                 served.view.stop_recording()
-                touches = served.view.touched.touches
+                touches = served.view.touches()
                 await task.channel.send({"op": "recorded", "touches": touches})
                 nursery.start_soon(_work_behind, task, served, touches)
             elif message.get("op") == "report":

@@ -115,7 +115,7 @@ def check_entry(entry: CacheEntry, checked: Path) -> None:
             raise NotFound(f"{len(missing)} blocks of the image are not on this node yet")
         for at in range(0, entry.manifest.size_bytes, _PIECE_BYTES):
             size_bytes = min(_PIECE_BYTES, entry.manifest.size_bytes - at)
-            if blocks.read(at, size_bytes, wait=True, reuse=True) is None:
+            if blocks.read(at, size_bytes) is None:
                 raise Corrupt(f"the image is damaged on this node, near byte {at}")
     finally:
         blocks.close()

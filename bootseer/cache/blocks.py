@@ -55,17 +55,20 @@ class CachedBlocks:
     Concurrency: any number of threads; the states only ever tell what is safe.
 
     Attributes:
+        manifest: of the image.
+        data_fd: the data file.
+        sums: checksum of each block that is there, as the block map has it.
+        states: of each block, a `State` as a byte; neither ever moves in memory.
         damaged: how many blocks were found damaged or unreadable.
     """
 
     def __init__(self, data_fd: int, map_fd: int, manifest: ImageManifest) -> None:
         """Take over an entry's descriptors; open for reading will do."""
-        self._data_fd = data_fd
+        self.data_fd = data_fd
         self._map_fd = map_fd
-        self._manifest = manifest
-        self._sums = array("Q", bytes(manifest.blocks * SUM_BYTES))
-        self._states = bytearray(manifest.blocks)
-        self._buffer = memoryview(bytearray(0))  # for reads that use it again
+        self.manifest = manifest
+        self.sums = array("Q", bytes(manifest.blocks * SUM_BYTES))
+        self.states = bytearray(manifest.blocks)
         self.damaged = 0
         # What readers will want next, the kernel knows of the mount; here it would read too much.
         os.posix_fadvise(data_fd, 0, 0, os.POSIX_FADV_RANDOM)
@@ -73,7 +76,7 @@ class CachedBlocks:
 
     def close(self) -> None:
         """Close the descriptors."""
-        os.close(self._data_fd)
+        os.close(self.data_fd)
         os.close(self._map_fd)
 
     def refresh(self, blocks: range) -> None:
@@ -83,87 +86,72 @@ class CachedBlocks:
         except OSError:
             return  # what is not known to be there is fetched
         for index, entry in zip(blocks, found, strict=True):
-            if entry and self._states[index] == State.ABSENT:
-                self._sums[index] = entry
-                self._states[index] = State.PRESENT
+            if entry and self.states[index] == State.ABSENT:
+                self.sums[index] = entry
+                self.states[index] = State.PRESENT
 
     def note_kept(self, index: int, data: bytes | memoryview) -> None:
         """Learn that a block with this content has been written to the entry."""
-        self._sums[index] = checksum(data)
-        self._states[index] = State.PRESENT
+        self.sums[index] = checksum(data)
+        self.states[index] = State.PRESENT
 
     def missing(self, blocks: Iterable[int]) -> list[int]:
         """List the blocks that are to be fetched, as far as is known."""
-        return [i for i in blocks if self._states[i] in (State.ABSENT, State.LOST)]
+        return [i for i in blocks if self.states[i] in (State.ABSENT, State.LOST)]
 
     def is_lost(self, index: int) -> bool:
         """Whether the entry claims to have the block, and does not."""
-        return self._states[index] == State.LOST
+        return self.states[index] == State.LOST
 
     @property
     def present_bytes(self) -> int:
         """How much of the image is there."""
-        states = self._states
+        states = self.states
         absent = states.count(State.ABSENT) + states.count(State.LOST)
-        return max(0, self._manifest.size_bytes - absent * self._manifest.block_bytes)
+        return max(0, self.manifest.size_bytes - absent * self.manifest.block_bytes)
 
     @property
     def is_complete(self) -> bool:
         """Whether all of the image is there."""
-        return not (State.ABSENT in self._states or State.LOST in self._states)
+        return not (State.ABSENT in self.states or State.LOST in self.states)
 
-    def read(
-        self, offset: int, size_bytes: int, *, wait: bool, reuse: bool = False
-    ) -> memoryview | None:
+    def read(self, offset: int, size_bytes: int) -> memoryview | None:
         """Read bytes of the image, if all of their blocks are there.
 
         Args:
             offset, size_bytes: inside the image.
-            wait: for the disk. If not, what is not in the page cache is not read.
-            reuse: memory: the bytes returned are good until the next call that does.
 
         Returns:
-            None if a block is missing or, without `wait`, if the disk would have to be waited for.
+            None if a block is missing.
         """
-        blocks = self._manifest.covering(offset, size_bytes)
-        states = self._states[blocks.start : blocks.stop]
-        if State.ABSENT in states or State.LOST in states:
+        blocks = self.manifest.covering(offset, size_bytes)
+        if self.missing(blocks):
             return None
-        start = self._manifest.block_range(blocks[0]).start
-        stop = self._manifest.block_range(blocks[-1]).stop
+        start = self.manifest.block_range(blocks[0]).start
+        stop = self.manifest.block_range(blocks[-1]).stop
+        data = memoryview(bytearray(stop - start))
         try:
-            data = self._pread(start, stop - start, wait, reuse)
-        except BlockingIOError:
-            return None
+            got = os.preadv(self.data_fd, [data], start)
         except OSError:
-            data = None
-        if data is None:
-            if wait:
-                for index in blocks:
-                    self._lose(index)
+            got = 0
+        if got < len(data):
+            for index in blocks:
+                self._lose(index)
             return None
         if not self._check(blocks, start, data):
             return None
         return data[offset - start : offset - start + size_bytes]
 
-    def _pread(self, offset: int, size_bytes: int, wait: bool, reuse: bool) -> memoryview | None:
-        """Read so many bytes of the data file; None if it does not give all of them."""
-        if len(self._buffer) < size_bytes and reuse:
-            self._buffer = memoryview(bytearray(size_bytes))
-        buffer = self._buffer[:size_bytes] if reuse else memoryview(bytearray(size_bytes))
-        got = os.preadv(self._data_fd, [buffer], offset, 0 if wait else os.RWF_NOWAIT)
-        return buffer if got == size_bytes else None
-
     def _check(self, blocks: range, start: int, data: memoryview) -> bool:
         """Compare blocks with their checksums; ``data`` holds all their bytes, from ``start``."""
         good = True
         for index in blocks:
-            block = self._manifest.block_range(index)
-            if checksum(data[block.start - start : block.stop - start]) != self._sums[index]:
+            block = self.manifest.block_range(index)
+            if checksum(data[block.start - start : block.stop - start]) != self.sums[index]:
                 self._lose(index)
                 good = False
         return good
 
     def _lose(self, index: int) -> None:
-        self._states[index] = State.LOST
+        self.states[index] = State.LOST
         self.damaged += 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import select
 from collections.abc import Callable
 
 import pyfuse3
 import trio
 
 from bootseer.errors import Closed
+from bootseer.fuse.fastpath import FastPath
 
 # Each copies at the speed of memory. They mostly wait for pages that reads in progress will fill,
 # and those are not answered here.
@@ -23,14 +23,13 @@ class KernelLink:
     answer. They do not hold up Python meanwhile.
     """
 
-    def __init__(self, connection: int) -> None:
+    def __init__(self, fast: FastPath | None = None) -> None:
         """Prepare; nothing may be said before pyfuse3 has a session.
 
         Args:
-            connection: the mount's descriptor.
+            fast: answers what it can before the view is asked.
         """
-        self._questions = select.poll()
-        self._questions.register(connection, select.POLLIN)
+        self._fast = fast
         self._threads = trio.CapacityLimiter(_THREADS)
         self._is_closed = False
         self._under_way = 0
@@ -49,9 +48,9 @@ class KernelLink:
         self._check()
         pyfuse3.invalidate_entry_async(parent, name, ignore_enoent=True)
 
-    def is_waiting(self) -> bool:
-        """Whether the kernel has another question by now."""
-        return bool(self._questions.poll(0))
+    def reads(self, *, go_on: bool) -> list[tuple[int, int, int]]:
+        """Tell what was read without the view."""
+        return self._fast.touches(go_on=go_on) if self._fast is not None else []
 
     async def close(self) -> None:
         """Let calls in progress end, and refuse more.

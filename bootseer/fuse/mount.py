@@ -10,15 +10,17 @@ import os
 import select
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyfuse3
 import trio
 
+from bootseer.cache.blocks import CachedBlocks
 from bootseer.errors import Unavailable
 from bootseer.fuse.attach import MountOptions, attach, detach, set_read_ahead
+from bootseer.fuse.fastpath import FastPath
 from bootseer.fuse.kernel import KernelLink
 from bootseer.fuse.operations import ViewOperations
 from bootseer.fuse.view import View, WritableView
@@ -32,7 +34,11 @@ _DRAIN_S = 5
 
 
 async def serve_fd(
-    view: View, connection: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    view: View,
+    connection: int,
+    blocks: CachedBlocks | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a view on the descriptor that `attach` returned, until it is unmounted from outside.
 
@@ -43,6 +49,7 @@ async def serve_fd(
     Args:
         view: what to show.
         connection: the descriptor; closed at the end.
+        blocks: of the one file that the view has: reads of those that are there do not reach it.
         task_status: told of the start.
 
     Raises:
@@ -58,12 +65,15 @@ async def serve_fd(
         operations = WritableOperations(view, on_start=spoke.set)
     else:
         operations = ViewOperations(view, on_start=spoke.set)
+    fast = _fast_path(connection, blocks)
+    asked = connection if fast is None else fast.session
     try:
-        pyfuse3.init(operations, f"/dev/fd/{connection}", set())
+        pyfuse3.init(operations, f"/dev/fd/{asked}", set())
     except RuntimeError as error:
-        os.close(connection)
+        os.close(asked)
+        _end(connection, fast)
         raise Unavailable(f"cannot serve a mount on descriptor {connection}: {error}") from error
-    kernel = KernelLink(connection)
+    kernel = KernelLink(fast)
     view.attach(kernel)
     answering = trio.CancelScope(shield=True)
 
@@ -81,6 +91,8 @@ async def serve_fd(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(loop)
                 nursery.start_soon(until_cut_off)
+                if fast is not None:
+                    nursery.start_soon(fast.answer_misses, view.read)
                 try:
                     await spoke.wait()
                     task_status.started()
@@ -91,6 +103,7 @@ async def serve_fd(
                     answering.cancel()
     finally:
         pyfuse3.close(unmount=False)
+        _end(connection, fast)
     if not spoke.is_set():
         raise Unavailable("the mount was taken away before it was served; mount it again")
 
@@ -100,6 +113,7 @@ async def serve(
     mountpoint: Path,
     options: MountOptions,
     read_ahead_kib: int | None = None,
+    blocks: CachedBlocks | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -110,6 +124,7 @@ async def serve(
         mountpoint: an existing folder whose path only root can change.
         options: how to mount.
         read_ahead_kib: how far the kernel reads ahead, in KiB; None leaves its default of 128.
+        blocks: as for `serve_fd`.
         task_status: told of the start.
 
     Raises:
@@ -125,7 +140,7 @@ async def serve(
 
     connection = attach(mountpoint, os.getuid(), os.getgid(), options)
     try:
-        await serve_fd(view, connection, task_status=_Calling(started))
+        await serve_fd(view, connection, blocks, task_status=_Calling(started))
     except BaseException:
         detach(mountpoint)
         raise
@@ -164,6 +179,19 @@ class _Calling:
     def started(self, value: object = None) -> None:
         """Tell it."""
         self.function()
+
+
+def _fast_path(connection: int, blocks: CachedBlocks | None) -> FastPath | None:
+    with suppress(OSError):  # all goes on without, more slowly
+        return FastPath(connection, blocks) if blocks is not None else None
+    return None
+
+
+def _end(connection: int, fast: FastPath | None) -> None:
+    """Close what libfuse has not closed: it has its own end of the fast path, or the connection."""
+    if fast is not None:
+        fast.stop()
+        os.close(connection)
 
 
 async def _cut_off(connection: int) -> None:

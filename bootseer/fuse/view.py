@@ -107,8 +107,15 @@ class Kernel(Protocol):
         """Have the kernel ask again for a name; takes effect soon after, whatever is going on."""
         ...
 
-    def is_waiting(self) -> bool:
-        """Whether the kernel has another question by now, beside those it has asked."""
+    def reads(self, *, go_on: bool) -> list[tuple[int, int, int]]:
+        """Tell what was read of the mount's file without `View.read`, and not told before.
+
+        Args:
+            go_on: with remembering it.
+
+        Returns:
+            Where each read began and ended, and when it was on the monotonic clock, in nanoseconds.
+        """
         ...
 
 

@@ -119,16 +119,12 @@ class ImageBlocks:
         self._pack = pack
         self._say_lost = say_lost
 
-    async def read(
-        self, offset: int, size_bytes: int, *, is_urgent: bool = True, is_alone: bool = False
-    ) -> memoryview:
-        """Return bytes of the image, good until the next call; fewer at its end.
+    async def read(self, offset: int, size_bytes: int, *, is_urgent: bool = True) -> memoryview:
+        """Return bytes of the image; fewer at its end.
 
         Args:
             offset, size_bytes: of what is wanted.
             is_urgent: somebody waits for it, not only a prefetch.
-            is_alone: nobody else waits, as far as is known: a thread to wait for the disk would
-                cost more than the disk.
 
         Raises:
             Corrupt: the store has something else.
@@ -139,11 +135,6 @@ class ImageBlocks:
         size_bytes = max(0, min(size_bytes, self.manifest.size_bytes - offset))
         if not size_bytes:
             return memoryview(b"")
-        data = self._cache.read_now(offset, size_bytes, wait=is_alone)
-        if data is not None:
-            return data
-        if is_urgent:
-            self.urgent_at = trio.current_time()
         try:
             with trio.fail_after(self._deadline_s):
                 return await self._read(offset, size_bytes, is_urgent)
@@ -176,7 +167,9 @@ class ImageBlocks:
             left = [i for i in blocks if i not in found]
             wanted = self._cache.missing(left) if attempt < _ROUNDS else left
             if wanted:
-                if not is_urgent:
+                if is_urgent:
+                    self.urgent_at = trio.current_time()
+                else:
                     self._draw(wanted)
                 found |= await self._fetch(wanted, is_urgent)
             data = await self._assemble(offset, size_bytes, found)

@@ -14,7 +14,7 @@ from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, NoSpace
 
 _THREADS = 8
-"""Reads of the node's disk at once, beside those that find everything in the page cache."""
+"""Reads of the node's disk at once."""
 _POLL_S = 0.002
 PATIENCE_S = 3.0
 """How long to wait for a block that somebody else of this node is fetching."""
@@ -63,16 +63,6 @@ class NodeCache:
         full = trio.current_time() < self._full_until
         return self.cached is not None and self._link is not None and not full
 
-    def read_now(self, offset: int, size_bytes: int, *, wait: bool) -> memoryview | None:
-        """Read what is in the page cache, or on the disk as well if all else may wait for that.
-
-        Returns:
-            What is good until the next call; None if something is not there.
-        """
-        if self.cached is None:
-            return None
-        return self.cached.read(offset, size_bytes, wait=wait, reuse=True)
-
     async def read(self, offset: int, size_bytes: int) -> memoryview | None:
         """Read what is on the disk; None if something is not there, or damaged.
 
@@ -82,9 +72,7 @@ class NodeCache:
         if cached is None:
             return None
         return await trio.to_thread.run_sync(
-            lambda: cached.read(offset, size_bytes, wait=True),
-            limiter=self._threads,
-            abandon_on_cancel=True,
+            cached.read, offset, size_bytes, limiter=self._threads, abandon_on_cancel=True
         )
 
     def missing(self, blocks: Iterable[int]) -> list[int]:

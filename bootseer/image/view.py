@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from bootseer.core.touched import FirstTouches
+from bootseer.core.trace import Touch
 from bootseer.errors import BootseerError
 from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
 from bootseer.image.blocks import ImageBlocks
@@ -69,9 +70,6 @@ class ImageView:
 
     Whoever opens the file with O_NOATIME only reads ahead: others go first, and it is not recorded.
 
-    Attributes:
-        touched: what was read otherwise, until `stop_recording`.
-        ahead_bytes: that were read ahead.
     """
 
     valid_s = _NEVER_S
@@ -94,8 +92,7 @@ class ImageView:
             uid, gid: who owns folder and file.
             on_error: told why something could not be read.
         """
-        self.touched = FirstTouches()
-        self.ahead_bytes = 0
+        self._touched = FirstTouches()
         self._blocks = blocks
         self._on_error = on_error
         self._kernel: Kernel | None = None
@@ -107,8 +104,14 @@ class ImageView:
         self._root = Attributes(ROOT_INODE, stat.S_IFDIR | 0o555, links=2, **common)
         self._file = Attributes(_FILE_INODE, stat.S_IFREG | 0o444, size_bytes, **common)
 
+    def touches(self) -> list[Touch]:
+        """Return what was read by others than who reads ahead, until `stop_recording`."""
+        self._note_reads(go_on=True)
+        return self._touched.touches
+
     def stop_recording(self) -> None:
         """Let the record be what it is."""
+        self._note_reads(go_on=False)
         self._records = False
 
     def attach(self, kernel: Kernel) -> None:
@@ -140,24 +143,18 @@ class ImageView:
         return Opened(handle, keep_cache=True)
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> memoryview:
-        """Return bytes of the image, good until the next call.
+        """Return bytes of the image.
 
         Raises:
             OSError: EIO, whatever the reason: to a program, an open file is there and may be read.
         """
         is_ahead = self._handles[handle]
-        if is_ahead:
-            self.ahead_bytes += size_bytes
-        elif self._records:
-            now_ms = (time.monotonic_ns() - self._began_ns) // NS_PER_MS
+        if self._records and not is_ahead:
+            self._note_reads(go_on=True)
             stop = min(offset + size_bytes, self._file.size_bytes)
-            if offset < stop:
-                self.touched.add(offset, stop, now_ms)
-        is_alone = self._kernel is not None and not self._kernel.is_waiting()
+            self._note(offset, stop, time.monotonic_ns())
         try:
-            return await self._blocks.read(
-                offset, size_bytes, is_urgent=not is_ahead, is_alone=is_alone
-            )
+            return await self._blocks.read(offset, size_bytes, is_urgent=not is_ahead)
         except BootseerError as error:
             self._on_error(str(error))
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
@@ -168,6 +165,16 @@ class ImageView:
 
     def forget(self, inode: int) -> None:
         """Folder and file stay what they are."""
+
+    def _note_reads(self, *, go_on: bool) -> None:
+        """Add to the record what was read without asking here."""
+        if self._kernel is not None and self._records:
+            for start, stop, at_ns in self._kernel.reads(go_on=go_on):
+                self._note(start, stop, at_ns)
+
+    def _note(self, start: int, stop: int, at_ns: int) -> None:
+        if start < stop:
+            self._touched.add(start, stop, (at_ns - self._began_ns) // NS_PER_MS)
 
 
 def _missing() -> FileNotFoundError:

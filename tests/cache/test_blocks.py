@@ -51,15 +51,15 @@ def test_what_was_kept_is_read(entry, keeper):
     keeper.keep(10, block(10))
     blocks = entry.blocks()
     assert blocks.missing(range(11)) == [0, 1, 5, 6, 7, 8, 9]
-    assert blocks.read(2 * BLOCK + 5, 2 * BLOCK, wait=True) == CONTENT[2 * BLOCK + 5 :][: 2 * BLOCK]
-    assert blocks.read(10 * BLOCK, 100, wait=True) == CONTENT[10 * BLOCK :]
-    assert blocks.read(4 * BLOCK, BLOCK + 1, wait=True) is None
+    assert blocks.read(2 * BLOCK + 5, 2 * BLOCK) == CONTENT[2 * BLOCK + 5 :][: 2 * BLOCK]
+    assert blocks.read(10 * BLOCK, 100) == CONTENT[10 * BLOCK :]
+    assert blocks.read(4 * BLOCK, BLOCK + 1) is None
     assert not blocks.is_complete
     keeper.keep(0, block(0, 2))
     keeper.keep(5, block(5, 5))
     assert blocks.missing(range(11)) == [0, 1, 5, 6, 7, 8, 9]  # until it looks again
     blocks.refresh(range(11))
-    assert blocks.read(0, len(CONTENT), wait=True) == CONTENT
+    assert blocks.read(0, len(CONTENT)) == CONTENT
     assert blocks.is_complete and blocks.present_bytes == len(CONTENT)
     blocks.close()
 
@@ -88,46 +88,34 @@ def test_a_damaged_block_is_missing(entry, keeper, file, how):
     else:
         os.truncate(path, size + BLOCK)
     blocks = entry.blocks()
-    assert blocks.read(0, 7 * BLOCK, wait=True) == CONTENT[: 7 * BLOCK]
+    assert blocks.read(0, 7 * BLOCK) == CONTENT[: 7 * BLOCK]
     if how == "grow":
-        assert blocks.read(7 * BLOCK, 3 * BLOCK, wait=True) == block(7, 3)
+        assert blocks.read(7 * BLOCK, 3 * BLOCK) == block(7, 3)
         return
-    assert blocks.read(7 * BLOCK, BLOCK, wait=True) is None
+    assert blocks.read(7 * BLOCK, BLOCK) is None
     assert 7 in blocks.missing(range(10))
     keeper.keep(7, block(7))
     blocks.note_kept(7, block(7))
-    assert blocks.read(7 * BLOCK, BLOCK, wait=True) == block(7)
+    assert blocks.read(7 * BLOCK, BLOCK) == block(7)
 
 
 def test_a_block_is_checked_whenever_it_is_read(entry, keeper):
     keeper.keep(0, block(0))
     blocks = entry.blocks()
-    assert blocks.read(0, 10, wait=True) == CONTENT[:10]
+    assert blocks.read(0, 10) == CONTENT[:10]
     damage(entry.path / "data", 3, b"X")
-    assert blocks.read(100, 2, wait=True) is None
+    assert blocks.read(100, 2) is None
     assert blocks.damaged == 1 and blocks.is_lost(0)
 
 
 def test_a_file_that_was_cut_and_has_grown_again_has_holes(entry, keeper):
     keeper.keep(0, block(0, 10))
     blocks = entry.blocks()
-    assert blocks.read(0, 10 * BLOCK, wait=True) == block(0, 10)
+    assert blocks.read(0, 10 * BLOCK) == block(0, 10)
     os.truncate(entry.path / "data", 3 * BLOCK)
     keeper.keep(9, block(9))
-    assert blocks.read(5 * BLOCK, BLOCK, wait=True) is None
-    assert blocks.read(9 * BLOCK, BLOCK, wait=True) == block(9)
-
-
-def test_nothing_is_waited_for_that_is_not_in_memory(entry, keeper):
-    keeper.keep(0, block(0, 4))
-    blocks = entry.blocks()
-    assert blocks.read(0, 4 * BLOCK, wait=False) == block(0, 4)
-    with open(entry.path / "data", "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert blocks.read(0, 4 * BLOCK, wait=False) is None
-    assert blocks.read(0, 4 * BLOCK, wait=True) == block(0, 4)
-    assert blocks.damaged == 0
+    assert blocks.read(5 * BLOCK, BLOCK) is None
+    assert blocks.read(9 * BLOCK, BLOCK) == block(9)
 
 
 def test_one_at_a_time_has_the_claim_on_a_block(entry, keeper):
@@ -212,7 +200,7 @@ def test_a_damaged_manifest_is_written_again(cache, entry, keeper):
     with pytest.raises(NotFound):
         cache.open(entry.path.name, digest)
     again = open_entry(cache, MemoryStore(), manifest_of(CONTENT))
-    assert again.blocks().read(0, BLOCK, wait=True) == block(0)
+    assert again.blocks().read(0, BLOCK) == block(0)
     again.close()
 
 

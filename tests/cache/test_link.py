@@ -47,7 +47,7 @@ async def test_blocks_from_all_over_the_image_are_claimed_and_kept_at_once(entry
     found = entry.blocks()
     assert found.missing(range(11)) == [0, 3, 4, 6, 7, 9]
     for index in blocks:
-        assert found.read(index * BLOCK, len(content(index)), wait=True) == content(index)
+        assert found.read(index * BLOCK, len(content(index))) == content(index)
     found.close()
 
 

@@ -1,0 +1,347 @@
+/* Answer a FUSE mount's reads from a file of checked blocks, without Python.
+ *
+ * Threads take turns: one at a time waits for the kernel's requests. It answers what it finds in
+ * the page cache at once, and passes on what is no read, or not here. For what has to come from the
+ * disk it lets the next one wait for requests meanwhile.
+ */
+#include "io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum {
+    PRESENT = 1,
+    MAX_THREADS = 64,
+    LONGEST_READ = 1 << 20,
+    /* What the kernel insists on: room for the longest write, and more. */
+    REQUEST_BYTES = LONGEST_READ + 4096,
+    PAGE_BYTES = 4096,
+    LOG_TOUCHES = 1 << 17,
+};
+
+struct bs_fastpath {
+    int device;  /* borrowed */
+    int session; /* borrowed: to who answers all but reads, and its answers */
+    int misses;  /* borrowed: to who answers other reads */
+    int data;    /* borrowed */
+    int stop;
+    uint64_t size_bytes;
+    uint64_t block_bytes;
+    const uint64_t *sums;  /* borrowed */
+    const uint8_t *states; /* borrowed */
+    pthread_mutex_t turn;
+    uint8_t *request; /* of whose turn it is, and what it reads: in the processor's cache */
+    uint8_t *near;
+    pthread_t threads[MAX_THREADS + 1];
+    int running;
+    /* The record, kept by whose turn it is. */
+    pthread_mutex_t log_lock;
+    int records;
+    uint8_t *logged; /* a bit for each page */
+    bs_touch *log;
+    size_t log_length;
+};
+
+/* A read that asks for blocks which are all here. */
+typedef struct {
+    struct {
+        struct fuse_in_header header;
+        struct fuse_read_in in;
+    } request;
+    uint64_t offset; /* what is wanted */
+    size_t size_bytes;
+    uint64_t start; /* the blocks that it lies in */
+    size_t span_bytes;
+} bs_hit;
+
+/* Return the length of all blocks that the longest read can lie in. */
+static size_t span_bytes(const bs_fastpath *self)
+{
+    return LONGEST_READ + 2 * (size_t)self->block_bytes;
+}
+
+static void forward(int to, const void *request, size_t size_bytes)
+{
+    while (send(to, request, size_bytes, MSG_NOSIGNAL) < 0 && errno == EINTR)
+        ;
+}
+
+/* Return the length of the next request, 0 if there will be none. */
+static size_t next_request(bs_fastpath *self, void *request)
+{
+    struct pollfd polled[] = {{self->device, POLLIN, 0}, {self->stop, POLLIN, 0}};
+
+    for (;;) {
+        ssize_t got = read(self->device, request, REQUEST_BYTES);
+
+        if (got >= (ssize_t)sizeof(struct fuse_in_header))
+            return (size_t)got;
+        if (got >= 0)
+            continue;
+        if (errno == EINTR || errno == ENOENT) /* who asked has been killed */
+            continue;
+        if (errno != EAGAIN)
+            return 0;
+        if (poll(polled, 2, -1) < 0 && errno != EINTR)
+            return 0;
+        if (polled[1].revents || polled[0].revents & (POLLERR | POLLNVAL))
+            return 0;
+    }
+}
+
+/* Note a read; returns 0 if there is no room for it. */
+static int note(bs_fastpath *self, const bs_hit *hit)
+{
+    uint64_t first = hit->offset / PAGE_BYTES;
+    uint64_t last = (hit->offset + hit->size_bytes - 1) / PAGE_BYTES;
+    int is_new = 0;
+    int fits = 1;
+
+    pthread_mutex_lock(&self->log_lock);
+    if (self->records) {
+        for (uint64_t page = first; page <= last && !is_new; page++)
+            is_new = !(self->logged[page / 8] >> (page % 8) & 1);
+        fits = !is_new || self->log_length < LOG_TOUCHES;
+        if (is_new && fits) {
+            struct timespec now;
+
+            for (uint64_t page = first; page <= last; page++)
+                self->logged[page / 8] |= (uint8_t)(1U << (page % 8));
+            clock_gettime(CLOCK_MONOTONIC, &now);
+            self->log[self->log_length++] = (bs_touch){
+                hit->offset,
+                hit->offset + hit->size_bytes,
+                (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec,
+            };
+        }
+    }
+    pthread_mutex_unlock(&self->log_lock);
+    return fits;
+}
+
+/* Take a read apart; returns 0 if it is not for us. */
+static int take(bs_fastpath *self, size_t size_bytes, bs_hit *hit)
+{
+    const struct fuse_read_in *in = &hit->request.in;
+    uint64_t stop;
+
+    if (size_bytes < sizeof hit->request)
+        return 0;
+    memcpy(&hit->request, self->request, sizeof hit->request);
+    if (in->offset >= self->size_bytes || in->size == 0 || in->size > LONGEST_READ)
+        return 0;
+    stop = self->size_bytes - in->offset < in->size ? self->size_bytes : in->offset + in->size;
+    hit->offset = in->offset;
+    hit->size_bytes = (size_t)(stop - in->offset);
+    hit->start = in->offset - in->offset % self->block_bytes;
+    stop += (self->block_bytes - stop % self->block_bytes) % self->block_bytes;
+    if (stop > self->size_bytes)
+        stop = self->size_bytes;
+    hit->span_bytes = (size_t)(stop - hit->start);
+    for (uint64_t at = hit->start; at < stop; at += self->block_bytes)
+        if (self->states[at / self->block_bytes] != PRESENT)
+            return 0;
+    /* Who opened the file with O_NOATIME reads ahead, and that is not recorded. */
+    return in->flags & O_NOATIME || note(self, hit);
+}
+
+static int is_good(const bs_fastpath *self, const bs_hit *hit, const uint8_t *data)
+{
+    uint64_t index = hit->start / self->block_bytes;
+
+    for (size_t at = 0; at < hit->span_bytes; at += self->block_bytes, index++) {
+        size_t left = hit->span_bytes - at;
+        uint64_t sum = XXH3_64bits(data + at, left < self->block_bytes ? left : self->block_bytes);
+
+        if ((sum ? sum : 1) != self->sums[index])
+            return 0;
+    }
+    return 1;
+}
+
+/* Answer a read. Returns 0, -EAGAIN if it takes the disk, -EIO if the blocks are not what they
+ * should be. */
+static int answer(bs_fastpath *self, const bs_hit *hit, uint8_t *data, int flags)
+{
+    struct iovec into = {data, hit->span_bytes};
+    struct fuse_out_header header = {0};
+    struct iovec reply[] = {
+        {&header, sizeof header},
+        {data + (hit->offset - hit->start), hit->size_bytes},
+    };
+    ssize_t got = preadv2(self->data, &into, 1, (off_t)hit->start, flags);
+
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return -EAGAIN;
+    /* Without having waited, the kernel gives the beginning of what it has. */
+    if (got != (ssize_t)hit->span_bytes)
+        return flags & RWF_NOWAIT ? -EAGAIN : -EIO;
+    if (!is_good(self, hit, data))
+        return -EIO;
+    header.len = (uint32_t)(sizeof header + hit->size_bytes);
+    header.unique = hit->request.header.unique;
+    while (writev(self->device, reply, 2) < 0 && errno == EINTR)
+        ;
+    return 0;
+}
+
+/* Answer requests until one takes the disk, which is left to the caller; returns 0 if there are no
+ * more. */
+static int take_turn(bs_fastpath *self, bs_hit *hit)
+{
+    size_t size_bytes;
+    int rc = 0;
+
+    pthread_mutex_lock(&self->turn);
+    while (rc != -EAGAIN && (size_bytes = next_request(self, self->request)) != 0) {
+        const struct fuse_in_header *header = (const void *)self->request;
+
+        if (header->opcode == FUSE_INTERRUPT)
+            continue; /* all is answered, sooner or later */
+        if (header->opcode != FUSE_READ) {
+            forward(self->session, self->request, size_bytes);
+            continue;
+        }
+        rc = take(self, size_bytes, hit) ? answer(self, hit, self->near, RWF_NOWAIT) : -EIO;
+        if (rc == -EIO)
+            forward(self->misses, self->request, size_bytes);
+    }
+    pthread_mutex_unlock(&self->turn);
+    return rc == -EAGAIN;
+}
+
+static void *serve(void *argument)
+{
+    bs_fastpath *self = argument;
+    uint8_t *data = malloc(span_bytes(self));
+    bs_hit hit;
+
+    while (data != NULL && take_turn(self, &hit)) {
+        int rc;
+
+        while ((rc = answer(self, &hit, data, 0)) == -EAGAIN)
+            ;
+        if (rc == -EIO)
+            forward(self->misses, &hit.request, sizeof hit.request);
+    }
+    free(data);
+    return NULL;
+}
+
+/* Carry the answers to all but reads to the kernel. */
+static void *carry(void *argument)
+{
+    bs_fastpath *self = argument;
+    uint8_t *reply = malloc(REQUEST_BYTES);
+    ssize_t got;
+
+    while (reply != NULL && ((got = recv(self->session, reply, REQUEST_BYTES, 0)) > 0 ||
+                             (got < 0 && errno == EINTR)))
+        if (got > 0)
+            while (write(self->device, reply, (size_t)got) < 0 && errno == EINTR)
+                ;
+    free(reply);
+    return NULL;
+}
+
+int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint32_t block_bytes,
+                      const uint64_t *sums, const uint8_t *states, int threads, bs_fastpath **out)
+{
+    bs_fastpath *self;
+    sigset_t all, before;
+    int flags = fcntl(files->device, F_GETFL);
+    int rc = 0;
+
+    *out = NULL;
+    if (threads < 1 || threads > MAX_THREADS || size_bytes == 0 || block_bytes == 0)
+        return -EINVAL;
+    if (flags < 0 || fcntl(files->device, F_SETFL, flags | O_NONBLOCK) < 0)
+        return -errno;
+    self = calloc(1, sizeof *self);
+    if (self == NULL)
+        return -ENOMEM;
+    self->device = files->device;
+    self->session = files->session;
+    self->misses = files->misses;
+    self->data = files->data;
+    self->size_bytes = size_bytes;
+    self->block_bytes = block_bytes;
+    self->sums = sums;
+    self->states = states;
+    self->records = 1;
+    self->request = malloc(REQUEST_BYTES);
+    self->near = malloc(span_bytes(self));
+    self->logged = calloc(size_bytes / PAGE_BYTES / 8 + 1, 1);
+    self->log = malloc(LOG_TOUCHES * sizeof *self->log);
+    self->stop = eventfd(0, EFD_CLOEXEC);
+    pthread_mutex_init(&self->turn, NULL);
+    pthread_mutex_init(&self->log_lock, NULL);
+    if (self->stop < 0)
+        rc = -errno;
+    if (!self->request || !self->near || !self->logged || !self->log)
+        rc = -ENOMEM;
+    /* Signals are Python's. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int i = 0; rc == 0 && i <= threads; i++) {
+        rc = -pthread_create(&self->threads[i], NULL, i == 0 ? carry : serve, self);
+        if (rc == 0)
+            self->running++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc < 0) {
+        bs_fastpath_stop(self);
+        return rc;
+    }
+    *out = self;
+    return 0;
+}
+
+size_t bs_fastpath_touches(bs_fastpath *self, int go_on, bs_touch *out, size_t capacity)
+{
+    size_t count;
+
+    pthread_mutex_lock(&self->log_lock);
+    count = self->log_length < capacity ? self->log_length : capacity;
+    memcpy(out, self->log, count * sizeof *out);
+    memmove(self->log, self->log + count, (self->log_length - count) * sizeof *out);
+    self->log_length -= count;
+    self->records = go_on;
+    pthread_mutex_unlock(&self->log_lock);
+    return count;
+}
+
+void bs_fastpath_stop(bs_fastpath *self)
+{
+    const uint64_t one = 1;
+
+    if (self->stop >= 0 && write(self->stop, &one, sizeof one) < 0)
+        abort(); /* an eventfd takes a one */
+    shutdown(self->session, SHUT_RDWR);
+    shutdown(self->misses, SHUT_RDWR);
+    for (int i = 0; i < self->running; i++)
+        pthread_join(self->threads[i], NULL);
+    if (self->stop >= 0)
+        close(self->stop);
+    pthread_mutex_destroy(&self->turn);
+    pthread_mutex_destroy(&self->log_lock);
+    free(self->request);
+    free(self->near);
+    free(self->logged);
+    free(self->log);
+    free(self);
+}

@@ -75,7 +75,7 @@ def test_an_image_is_served_recorded_and_warm_the_next_time(lab, stored):
         rounded = stages["image.prefetch"]["bytes"] + 30 * 2 * BLOCK_BYTES
         assert stages["image.serve"]["bytes"] <= rounded
     assert lab.fallbacks(warm) == set()
-    again = served(lab)
+    again = served(lab, "--bootseer-wait=10")
     assert again.stdout == TinyImage().output * 2
     assert lab.stages(again)["image.serve"]["bytes"] == 0  # what the node has is not read again
 
@@ -125,7 +125,9 @@ def test_a_hot_pack_that_is_damaged_is_done_without(lab, stored, damage):
     if damage == "index":
         index.write_bytes(index.read_bytes()[:-1])
     elif damage == "block":
-        part.write_bytes(bytes(100) + part.read_bytes()[100:])
+        content = part.read_bytes()
+        half = len(content) // 2
+        part.write_bytes(content[:half] + b"damaged" + content[half + 7 :])
     elif damage == "cut":
         os.truncate(part, part.stat().st_size // 2)
     else:
@@ -186,11 +188,11 @@ def test_jobs_of_two_users_share_what_the_node_has(lab, stored):
 
 def test_what_is_damaged_on_the_node_is_fetched_again(lab, stored):
     served(lab)
-    served(lab)
+    served(lab, "--bootseer-wait=10")
     for node in lab.cluster.node_names:
         damage = f"for f in {CACHE}/*/data; do printf X | dd of=$f bs=1 seek=5 conv=notrunc; done"
         lab.cluster.run(["sh", "-c", damage], node=node)
-    again = served(lab)
+    again = served(lab, "--bootseer-wait=10")
     assert again.stdout == TinyImage().output * 2
     for node in lab.cluster.node_names:
         stage = lab.stages(again, node)["image.serve"]

@@ -230,7 +230,9 @@ static void *serve(void *argument)
     uint8_t *data = malloc(span_bytes(self));
     bs_hit hit;
 
-    while (data != NULL && take_turn(self, &hit)) {
+    if (data == NULL)
+        return NULL; /* the others do it */
+    while (take_turn(self, &hit)) {
         int rc;
 
         while ((rc = answer(self, &hit, data, 0)) == -EAGAIN)
@@ -239,6 +241,7 @@ static void *serve(void *argument)
             forward(self->misses, &hit.request, sizeof hit.request);
     }
     free(data);
+    shutdown(self->misses, SHUT_RDWR);
     return NULL;
 }
 

@@ -58,7 +58,8 @@ typedef struct {
 typedef struct {
     int device;  /* the mount's, of /dev/fuse */
     int session; /* SOCK_SEQPACKET: requests that are no reads go there, and their answers come */
-    int misses;  /* the same for reads that are not answered here: who gets them answers them */
+    int misses;  /* the same for reads that are not answered here: who gets them answers them.
+                  * Shut down when the mount is gone. */
     int data;    /* the blocks, each where it is in the mount's one file */
 } bs_fastpath_files;
 

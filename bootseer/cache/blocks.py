@@ -70,8 +70,6 @@ class CachedBlocks:
         self.sums = array("Q", bytes(manifest.blocks * SUM_BYTES))
         self.states = bytearray(manifest.blocks)
         self.damaged = 0
-        # What readers will want next, the kernel knows of the mount; here it would read too much.
-        os.posix_fadvise(data_fd, 0, 0, os.POSIX_FADV_RANDOM)
         self.refresh(range(manifest.blocks))
 
     def close(self) -> None:

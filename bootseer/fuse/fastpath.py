@@ -73,11 +73,12 @@ class FastPath:
         self.session = session.detach()
 
     async def answer_misses(self, read: Read) -> None:
-        """Have a view answer what is not answered here, until cancelled."""
+        """Have a view answer what is not answered here, until the mount is gone."""
         misses = trio.socket.from_stdlib_socket(self._asked)
         async with trio.open_nursery() as nursery:
             while request := await misses.recv(_MAX_REQUEST_BYTES):
                 nursery.start_soon(self._answer, request, read)
+            nursery.cancel_scope.cancel()
 
     async def _answer(self, request: bytes, read: Read) -> None:
         unique, handle, offset, size_bytes = _unpacked(request)

@@ -83,7 +83,10 @@ async def serve_fd(
         nursery.cancel_scope.cancel()
 
     async def until_cut_off() -> None:
-        await _cut_off(connection)
+        if fast is not None:
+            await fast.answer_misses(view.read)
+        else:
+            await _cut_off(connection)
         nursery.cancel_scope.cancel()
 
     try:
@@ -91,8 +94,6 @@ async def serve_fd(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(loop)
                 nursery.start_soon(until_cut_off)
-                if fast is not None:
-                    nursery.start_soon(fast.answer_misses, view.read)
                 try:
                     await spoke.wait()
                     task_status.started()

@@ -119,10 +119,9 @@ class ImageBench:
             MB/s by name. Sequential reads find the node's blocks in memory, and nothing of the
             mount's; random ones find nothing in memory.
         """
-        # Nothing is read ahead meanwhile.
-        options = ("--bootseer=record", f"--bootseer-image=bootseer://{NAME}")
+        options = self._options(NAME, "record")  # nothing is read ahead
         mounted, local = "$BOOTSEER_IMAGE", str(self._local)
-        self._run("cat $BOOTSEER_IMAGE > /dev/null", *options)  # the rest comes to the node
+        self._read_all(options)
         found: dict[str, float] = {}
         for how in ("sequential", "random"):
             for name, path, more in (("mount", mounted, options), ("local", local, ())):
@@ -135,7 +134,14 @@ class ImageBench:
                 found[f"{how}_{name}_mb_per_s"] = float(said.split()[-1])
         return found
 
+    def _read_all(self, options: tuple[str, ...]) -> None:
+        """Bring all of a served image to the node."""
+        self._run("cat $BOOTSEER_IMAGE > /dev/null", *options)
+
     def _run(self, command: str, *options: str) -> str:
+        """Run something that is not the start of the image; returns what it says."""
+        if options:
+            command = f"{site.bootseer()} mark first-step && {command}"
         argv = ["srun", "-N1", *options, "sh", "-c", command]
         said = self._cluster.run(argv, user=USER, timeout_s=600).stdout
         self._cluster.wait_for_job(self._last_job())
@@ -165,7 +171,7 @@ class ImageBench:
         Returns:
             Seconds from the end of the prolog to when the job was ready.
         """
-        self._run("cat $BOOTSEER_IMAGE > /dev/null", *self._options(NAME, "bench"))
+        self._read_all(self._options(NAME, "bench"))
         options = (*self._options(NAME, "bench"), "--bootseer-wait=60")
         took_s = self._start("rootfs", options=options)
         prolog = self._stages()["prolog"]

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -19,6 +20,7 @@ from bootseer.image.blocks import ImageBlocks
 from bootseer.image.identity import OpenImage, open_image
 from bootseer.image.nodecache import NodeCache
 from bootseer.image.source import ImageSource
+from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
 from bootseer.store.posix import read_fully
 from bootseer.units import GIB
@@ -39,6 +41,7 @@ class Chooser:
         self._blocks = blocks
         self._cached = cache.cached
         self._plan: WarmPlan | None = None
+        self._hot_bytes = 0
         self._file: OpenImage | None = None
         self._file_speed = UNKNOWN
 
@@ -56,6 +59,7 @@ class Chooser:
                 with trio.move_on_after(_LOOK_S):
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._read_plan)
+                        nursery.start_soon(self._read_hot_set)
                         nursery.start_soon(self._read_first)
                         if Way.FILE.value in self._task.config["image.ways"]:
                             nursery.start_soon(self._look_for_file)
@@ -84,33 +88,35 @@ class Chooser:
         image = next(
             (i for i in images if (i.path, i.digest) == (job.image, manifest.identity)), nothing
         )
-        store = self._source.speed.speed(job.nodes)
-        for planned in (image, *images):  # another image comes from the same store
-            store = store.or_else(planned.store)
+        # Of many reads before the one now, and of another image that came from there.
+        store = image.store
+        for speed in (*(i.store for i in images), self._source.speed.speed(job.nodes)):
+            store = store.or_else(speed)
         return Known(
             image_bytes=manifest.size_bytes,
             node_bytes=self._cached.present_bytes if self._cached is not None else 0,
-            hot_bytes=image.hot_bytes,
+            hot_bytes=self._hot_bytes,
             touched_bytes=image.touched_bytes,
             touched_reads=image.touched_reads,
             nodes=max(1, job.nodes),
             store=store,
-            file=self._file_speed.or_else(image.file) if self._file is not None else None,
+            file=image.file.or_else(self._file_speed) if self._file is not None else None,
         )
 
     async def _read_plan(self) -> None:
         job = self._task.job
-        try:
+        with suppress(BootseerError):  # the less is known
             self._plan = await read_plan(self._task.store(), job.user, job.key)
-        except BootseerError:
-            return  # the less is known
+
+    async def _read_hot_set(self) -> None:
+        with suppress(BootseerError):  # who reads ahead tells
+            hot_set = await read_hot_set(self._task.store(), self._blocks.manifest.identity)
+            self._hot_bytes = hot_set.hot_bytes if hot_set is not None else 0
 
     async def _read_first(self) -> None:
         """Read what every start reads first, to see how long that takes."""
-        try:
+        with suppress(BootseerError):  # who needs it is told
             await self._blocks.read(0, 1)
-        except BootseerError:
-            return  # who needs it is told
 
     async def _look_for_file(self) -> None:
         """See whether this node has the file that the image was added from, and how fast that is.

@@ -60,16 +60,17 @@ def _warm(asked: options.Options, started_ns: int) -> str:
         _tell(folder, "checkpoint.mount", started_ns, status="fallback", detail=detail)
     if job.is_served and not _await(folder.served, until):
         _tell(folder, "image.mount", started_ns, status="fallback", detail=detail)
-    if job.is_served and config["image.kernel_mount"] and not _await(folder.rooted, until):
-        _tell(folder, "image.kernel", started_ns, status="fallback", detail=detail)
     for line in asked.ignored:
         _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
     for name in reaped:
         _tell(folder, "node.reap", time.time_ns(), detail=f"left-overs of job {name}")
-    status, detail = _wait(folder, job.wait_s, until)
-    _tell(folder, "prolog", started_ns, status=status, detail=detail)
+    status, said = _wait(folder, job.wait_s, until)
+    # After the wait, in which an image is checked that this node has had for longer than it is up.
+    if job.is_served and config["image.kernel_mount"] and not _await(folder.rooted, until):
+        _tell(folder, "image.kernel", started_ns, status="fallback", detail=detail)
+    _tell(folder, "prolog", started_ns, status=status, detail=said)
     seconds = (time.time_ns() - started_ns) / 1e9
-    return f"job {job.job_id}, key {job.key}: {detail} ({seconds:.2f} s)"
+    return f"job {job.job_id}, key {job.key}: {said} ({seconds:.2f} s)"
 
 
 def _start_agent(folder: JobFolder, job: Job, until: float) -> None:

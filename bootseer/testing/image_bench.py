@@ -140,8 +140,8 @@ class ImageBench:
 
     def _run(self, command: str, *options: str) -> str:
         """Run something that is not the start of the image; returns what it says."""
-        if options:
-            command = f"{site.bootseer()} mark first-step && {command}"
+        if options:  # and let the window close
+            command = f"{site.bootseer()} mark first-step && sleep 1 && {command}"
         argv = ["srun", "-N1", *options, "sh", "-c", command]
         said = self._cluster.run(argv, user=USER, timeout_s=600).stdout
         self._cluster.wait_for_job(self._last_job())

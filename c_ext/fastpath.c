@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -30,6 +31,7 @@ enum {
     /* What the kernel insists on: room for the longest write, and more. */
     REQUEST_BYTES = LONGEST_READ + 4096,
     PAGE_BYTES = 4096,
+    HUGE_BYTES = 2 << 20,
     LOG_TOUCHES = 1 << 17,
 };
 
@@ -72,6 +74,17 @@ typedef struct {
 static size_t span_bytes(const bs_fastpath *self)
 {
     return LONGEST_READ + 2 * (size_t)self->block_bytes;
+}
+
+/* Allocate memory of huge pages, if there are any: it is copied to and from all the time. */
+static void *allocate_huge(size_t size_bytes)
+{
+    size_t whole = (size_bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    void *memory = aligned_alloc(HUGE_BYTES, whole);
+
+    if (memory != NULL)
+        (void)madvise(memory, whole, MADV_HUGEPAGE);
+    return memory;
 }
 
 static void forward(int to, const void *request, size_t size_bytes)
@@ -287,7 +300,7 @@ int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint3
     self->states = states;
     self->records = 1;
     self->request = malloc(REQUEST_BYTES);
-    self->near = malloc(span_bytes(self));
+    self->near = allocate_huge(span_bytes(self));
     self->logged = calloc(size_bytes / PAGE_BYTES / 8 + 1, 1);
     self->log = malloc(LOG_TOUCHES * sizeof *self->log);
     self->stop = eventfd(0, EFD_CLOEXEC);

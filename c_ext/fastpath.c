@@ -104,7 +104,7 @@ static size_t next_request(bs_fastpath *self, void *request)
         if (got >= (ssize_t)sizeof(struct fuse_in_header))
             return (size_t)got;
         if (got >= 0)
-            continue;
+            return 0;
         if (errno == EINTR || errno == ENOENT) /* who asked has been killed */
             continue;
         if (errno != EAGAIN)

@@ -1,5 +1,6 @@
 """An image read through cache and store: always its bytes, whatever is slow, damaged or gone."""
 
+import errno
 import os
 import random
 import tempfile
@@ -18,9 +19,11 @@ from bootseer.core.pack import plan_pack
 from bootseer.errors import Corrupt, Transient, Unavailable
 from bootseer.image import catalog, hotpack
 from bootseer.image.nodecache import NodeCache
+from bootseer.image.view import ImageView
 from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import FlakyStore, HangingStore, SlowStore
+from bootseer.testing.raw_kernel import raw_kernel
 from bootseer.testing.stored_image import (
     cache_in,
     keeper_link,
@@ -278,7 +281,7 @@ async def test_a_keeper_that_is_gone_fails_no_read(store, job_of):
 
 
 class Machine(RuleBasedStateMachine):
-    """Two jobs of a node read one image; the node, its disk and the store have bad days."""
+    """Two jobs of a node read one image as the kernel does; node, disk and store have bad days."""
 
     offsets = st.integers(0, len(CONTENT) + BLOCK)
     sizes = st.sampled_from([1, 100, BLOCK, 3 * BLOCK + 5, 40 * BLOCK, MIB])
@@ -317,28 +320,34 @@ class Machine(RuleBasedStateMachine):
 
     @rule(reads=st.lists(st.tuples(st.integers(0, 1), offsets, sizes, st.booleans()), max_size=6))
     def read(self, reads):
-        async def read(blocks, offset, size_bytes, is_urgent):
+        async def read(kernel, handles, offset, size_bytes, is_urgent):
             wanted = MANIFEST.covering(offset, max(0, min(size_bytes, len(CONTENT) - offset)))
+            flags = 0 if is_urgent else os.O_NOATIME
             try:
-                data = bytes(await blocks.read(offset, size_bytes, is_urgent=is_urgent))
-            except Transient:
-                assert self.is_down
-            except Corrupt:
-                assert self.spoilt & set(wanted)
+                data = await kernel.read(handles[flags], offset, size_bytes, flags)
+            except OSError as error:
+                assert error.errno == errno.EIO
+                assert self.is_down or self.spoilt & set(wanted)
             else:
                 assert data == content(offset, size_bytes)
 
         async def main():
             async with (
-                AsyncExitStack() as closing,
                 self.jobs[0].open() as one,
                 self.jobs[1].open() as other,
-                trio.open_nursery() as nursery,
+                AsyncExitStack() as closing,
             ):
-                await self.use_pack(one, closing)
-                await self.use_pack(other, closing)
-                for number, *what in reads:
-                    nursery.start_soon(read, (one, other)[number], *what)
+                ways = []
+                for job, blocks in zip(self.jobs, (one, other), strict=True):
+                    await self.use_pack(blocks, closing)
+                    view = ImageView(blocks, len(CONTENT), 0, 0, 0)
+                    kernel = await closing.enter_async_context(raw_kernel(job.cached, view))
+                    flags = (0, os.O_NOATIME)
+                    handles = {flag: (await view.open(2, flag)).handle for flag in flags}
+                    ways.append((kernel, handles))
+                async with trio.open_nursery() as readers:
+                    for number, *what in reads:
+                        readers.start_soon(read, *ways[number], *what)
 
         trio.run(main)
 

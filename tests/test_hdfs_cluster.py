@@ -70,6 +70,7 @@ class TestTheDaemons:
         assert refused.returncode != 0
         assert "Permission denied" in refused.stderr
 
+    @pytest.mark.faults
     def test_a_datanode_is_killed_and_comes_back(self, hdfs):
         assert hdfs.live_datanodes() == {"d1", "d2"}
         hdfs.stop("d2")
@@ -78,6 +79,7 @@ class TestTheDaemons:
         assert hdfs.live_datanodes() == {"d1", "d2"}
         assert hdfs.active_namenode() == HEAD
 
+    @pytest.mark.faults
     def test_the_namenode_is_restarted_and_knows_its_files(self, hdfs):
         hdfs.fs("-put", "/etc/hosts", "/kept")
         hdfs.stop(HEAD, kill=False)
@@ -209,6 +211,7 @@ def pair():
 
 
 @pytest.mark.hdfs
+@pytest.mark.faults
 class TestTwoNameNodes:
     def test_they_take_turns(self, pair):
         assert {name: pair.state(name) for name in ("head", "head2")} == {
@@ -332,7 +335,7 @@ def _read(path):
 
 @pytest.mark.root
 @pytest.mark.hdfs
-@pytest.mark.slow
+@pytest.mark.faults
 def test_an_ordinary_user_gets_the_same():
     as_user = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
     if why := refusal(*as_user):

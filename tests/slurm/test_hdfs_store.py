@@ -114,6 +114,7 @@ def test_image_and_checkpoint_are_warm_together(lab_with_hdfs):
     lab.assert_clean()
 
 
+@pytest.mark.faults
 def test_a_job_outlives_the_namenode_of_its_checkpoint(lab_with_hdfs):
     lab, hdfs = lab_with_hdfs
     hdfs.stop("head")
@@ -130,6 +131,7 @@ def test_a_job_outlives_the_namenode_of_its_checkpoint(lab_with_hdfs):
     assert "Input/output error" in job.stderr
 
 
+@pytest.mark.faults
 def test_a_namenode_that_is_gone_costs_the_job_nothing_but_the_warmth(lab_with_hdfs):
     lab, hdfs = lab_with_hdfs
     hdfs.stop("head")

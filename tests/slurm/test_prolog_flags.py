@@ -32,12 +32,13 @@ def on_one_cpu():
 
 @pytest.fixture(
     params=[
-        ("PrologFlags=",),
         ("PrologFlags=Alloc",),
-        ("PrologFlags=NoHold",),
-        ("PrologFlags=Alloc,Serial",),
-        ("PrologFlags=Contain",),
         ("PrologFlags=Contain", TMPFS),
+        # A cluster each: with the longer tests.
+        pytest.param(("PrologFlags=",), marks=pytest.mark.faults),
+        pytest.param(("PrologFlags=NoHold",), marks=pytest.mark.faults),
+        pytest.param(("PrologFlags=Alloc,Serial",), marks=pytest.mark.faults),
+        pytest.param(("PrologFlags=Contain",), marks=pytest.mark.faults),
     ],
     ids=" ".join,
 )

@@ -118,6 +118,7 @@ def test_a_later_start_reads_the_hot_pack_and_not_the_image(lab, stored):
     assert not list(lab.store().glob("packs/*"))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("damage", ["index", "block", "cut", "gone"])
 def test_a_hot_pack_that_is_damaged_is_done_without(lab, stored, damage):
     index = packed(lab)

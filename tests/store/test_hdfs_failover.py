@@ -12,7 +12,7 @@ from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.hdfs import Hdfs, hadoop_jars
 from bootseer.testing.hdfs.conf import NAMESERVICE
 
-pytestmark = [pytest.mark.root, pytest.mark.hdfs]
+pytestmark = [pytest.mark.root, pytest.mark.hdfs, pytest.mark.faults]
 
 BUILD = Path(__file__).parents[2] / "build"
 

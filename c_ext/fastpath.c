@@ -320,6 +320,8 @@ int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint3
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc < 0) {
+        /* Whoever serves the mount instead waits in its reads. */
+        (void)fcntl(files->device, F_SETFL, flags);
         bs_fastpath_stop(self);
         return rc;
     }

@@ -69,7 +69,6 @@ class ImageView:
     """A served image, and a record of what is read of it.
 
     Whoever opens the file with O_NOATIME only reads ahead: others go first, and it is not recorded.
-
     """
 
     valid_s = _NEVER_S

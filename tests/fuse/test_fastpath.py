@@ -5,7 +5,6 @@ import os
 import random
 import sys
 import threading
-import time
 
 import pytest
 import trio
@@ -15,6 +14,7 @@ from bootseer.fuse.attach import MountOptions, detach
 from bootseer.fuse.mount import serve
 from bootseer.image.view import ImageView
 from bootseer.store.memory import MemoryStore
+from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 from bootseer.units import MIB
 
@@ -205,5 +205,7 @@ async def test_it_ends_while_it_is_read(entry, tmp_path):
                     with trio.CancelScope(shield=True):
                         nursery.cancel_scope.cancel()
         blocks.close()
-    time.sleep(0.1)
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    wait_until(
+        lambda: (len(os.listdir("/proc/self/fd")), threading.active_count()) == before,
+        "no descriptor and no thread left",
+    )

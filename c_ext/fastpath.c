@@ -285,11 +285,14 @@ int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint3
     *out = NULL;
     if (threads < 1 || threads > MAX_THREADS || size_bytes == 0 || block_bytes == 0)
         return -EINVAL;
-    if (flags < 0 || fcntl(files->device, F_SETFL, flags | O_NONBLOCK) < 0)
-        return -errno;
     self = calloc(1, sizeof *self);
     if (self == NULL)
         return -ENOMEM;
+    if (flags < 0 || fcntl(files->device, F_SETFL, flags | O_NONBLOCK) < 0) {
+        rc = -errno;
+        free(self);
+        return rc;
+    }
     self->device = files->device;
     self->session = files->session;
     self->misses = files->misses;

@@ -217,7 +217,7 @@ INTERRUPTED = """
 import os, signal, sys, threading
 from bootseer.checkpoint import landing
 from bootseer.cli.main import main
-from bootseer.store import posix
+from bootseer import posix
 
 landing.JOURNAL_LEAST_BYTES = 4096
 left = 5

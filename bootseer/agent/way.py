@@ -21,8 +21,8 @@ from bootseer.image.identity import OpenImage, open_image
 from bootseer.image.nodecache import NodeCache
 from bootseer.image.source import ImageSource
 from bootseer.image.traces import read_hot_set
+from bootseer.posix import read_fully
 from bootseer.startup.plans import read_plan
-from bootseer.store.posix import read_fully
 from bootseer.units import GIB
 
 _LOOK_S = 1.0

@@ -13,6 +13,7 @@ from enum import IntEnum
 from bootseer.cache.blocks import SUM_BYTES, checksum, read_map
 from bootseer.core.image import ImageManifest
 from bootseer.errors import Corrupt, NoSpace, Unavailable
+from bootseer.posix import pwrite_fully
 
 _LOCK = struct.Struct("@hhqqi4x")  # struct flock of a 64-bit Linux
 
@@ -117,17 +118,16 @@ class BlockKeeper:
         if len(data) != self._manifest.block_range(blocks[-1]).stop - start:
             raise Corrupt(f"{len(data)} bytes do not make whole blocks at byte {start}")
         sums = array("Q")
-        for index in blocks:
-            block = self._manifest.block_range(index)
-            content = data[block.start - start : block.stop - start]
-            if not self._manifest.matches(index, content):
-                raise Corrupt(f"block {index} at byte {block.start} has another digest")
-            sums.append(checksum(content))
+        for index, block in self._manifest.cut(blocks, data):
+            if not self._manifest.matches(index, block):
+                at = self._manifest.block_range(index).start
+                raise Corrupt(f"block {index} at byte {at} has another digest")
+            sums.append(checksum(block))
         if not self._has_room(len(data)):
             raise NoSpace("the block cache is full")
         try:
-            _pwrite(self._data_fd, data, start)
-            _pwrite(self._map_fd, memoryview(sums).cast("B"), blocks.start * SUM_BYTES)
+            pwrite_fully(self._data_fd, data, start)
+            pwrite_fully(self._map_fd, memoryview(sums), blocks.start * SUM_BYTES)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise NoSpace(f"the block cache's disk is full: {error.strerror}") from error
@@ -148,9 +148,3 @@ class BlockKeeper:
                 return False
             raise
         return True
-
-
-def _pwrite(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written

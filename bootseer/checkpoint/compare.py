@@ -9,8 +9,8 @@ from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.core.ranges import ByteRange
 from bootseer.core.stripe import Layout
+from bootseer.posix import read_fully
 from bootseer.store.oserror import translated
-from bootseer.store.posix import read_fully
 from bootseer.units import NS_PER_MS
 
 

@@ -14,8 +14,8 @@ import stat
 from contextlib import suppress
 
 from bootseer.errors import Conflict, Denied
+from bootseer.posix import pwrite_fully, sync_folder
 from bootseer.store.oserror import translated
-from bootseer.store.posix import sync_folder
 from bootseer.units import MIB, format_numbers
 
 VERSION = 1
@@ -69,11 +69,8 @@ class Landing:
 
     def put(self, offset: int, data: bytes) -> None:
         """Write a piece at its place."""
-        view = memoryview(data)
         with translated("write", self.path, _HERE):
-            while view:
-                written = os.pwrite(self._fd, view, offset)
-                view, offset = view[written:], offset + written
+            pwrite_fully(self._fd, data, offset)
 
     def note(self, offset: int) -> bool:
         """Learn that a piece was written; returns whether it is time to `sync`."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 import trio
 
 from bootseer.errors import NoSpace, Unavailable
+from bootseer.posix import pwrite_fully
 from bootseer.units import format_size
 
 T = TypeVar("T")
@@ -95,10 +96,7 @@ class Spill:
         return self._fd
 
     def _write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        while len(view):
-            done = os.pwrite(self._open(), view, offset)
-            view, offset = view[done:], offset + done
+        pwrite_fully(self._open(), data, offset)
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
         data = os.pread(self._open(), size_bytes, offset)

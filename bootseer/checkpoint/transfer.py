@@ -29,9 +29,9 @@ from bootseer.core import stripe
 from bootseer.core.ranges import ByteRange
 from bootseer.core.stripe import PARTS_FOLDER
 from bootseer.errors import BootseerError, ConfigError, Conflict, Unavailable
+from bootseer.posix import read_fully
 from bootseer.store.name import check_name
 from bootseer.store.oserror import translated
-from bootseer.store.posix import read_fully
 
 _HERE = "this machine"
 _PUBLISH_S = 60.0

@@ -7,7 +7,7 @@ The manifest's own digest names the image.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -88,15 +88,17 @@ class ImageManifest:
         at = index * _DIGEST_BYTES
         return block_digest(data) == self.digests[at : at + _DIGEST_BYTES]
 
-    def bad_block(self, blocks: Sequence[int], data: memoryview) -> int | None:
-        """Return the first of some blocks, one behind the other in ``data``, that is not its."""
+    def cut(self, blocks: Sequence[int], data: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """Cut ``data`` into the blocks that lie one behind the other in it; yields index, bytes."""
         at = 0
         for index in blocks:
             size_bytes = self.block_range(index).size_bytes
-            if not self.matches(index, data[at : at + size_bytes]):
-                return index
+            yield index, data[at : at + size_bytes]
             at += size_bytes
-        return None
+
+    def bad_block(self, blocks: Sequence[int], data: memoryview) -> int | None:
+        """Return the first of some blocks, one behind the other in ``data``, that is not its."""
+        return next((i for i, block in self.cut(blocks, data) if not self.matches(i, block)), None)
 
     def encode(self) -> bytes:
         """Encode as a file; equal images give equal bytes."""

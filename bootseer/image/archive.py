@@ -20,7 +20,7 @@ from bootseer.core.squashfs import SUPERBLOCK_BYTES, find_tables
 from bootseer.errors import BootseerError, Corrupt, Denied, NotFound, Unavailable
 from bootseer.image import tar
 from bootseer.image.blob import Blob
-from bootseer.store.posix import read_fully
+from bootseer.posix import read_fully
 from bootseer.store.tree import Tree
 
 MAX_MEMBERS = 100_000

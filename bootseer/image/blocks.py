@@ -336,11 +336,7 @@ class ImageBlocks:
         """
         self.fetches += 1
         self.fetched_bytes += len(data)
-        at = 0
-        for index in blocks:
-            size_bytes = self.manifest.block_range(index).size_bytes
-            fetch.found[index] = data[at : at + size_bytes]
-            at += size_bytes
+        fetch.found |= self.manifest.cut(blocks, data)
         if len(fetch.found) == len(fetch.blocks):
             fetch.ended.set()  # who waits need not wait for the disk
         if fetch.is_urgent and self._keeping_bytes >= _KEEPING_BYTES:

@@ -8,22 +8,19 @@ them, `tar` takes them apart, `merge` decides which entry of which layer is what
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-from bootseer.errors import Conflict, Corrupt, NotFound, Unavailable
+from bootseer.errors import Corrupt, Unavailable
 from bootseer.image import tar
 from bootseer.image.archive import Kind
 from bootseer.image.blob import Budget, ByteStream, Layer
 from bootseer.image.manifest import Image, open_image
 from bootseer.image.merge import Merge, Plan, source_of
+from bootseer.image.newfile import new_file
 from bootseer.image.pack import Packer, Packing, pack
-from bootseer.store.oserror import translated
-from bootseer.store.tree import Tree
 from bootseer.units import GIB, KIB
 
 NAMED_DEVICES = 20
@@ -113,11 +110,7 @@ def convert(
 
     Durability: `target` is what it was, or the whole result, also after a crash.
     """
-    if target.is_dir():
-        raise Conflict(f"{target} is a folder; give the name of a file")
-    if not target.parent.is_dir():
-        raise NotFound(f"there is no folder {target.parent}; make it first")
-    with open_image(source, tag, platform) as (kind, image):
+    with new_file(target) as (_, path), open_image(source, tag, platform) as (kind, image):
         total = 2 * sum(layer.blob.size_bytes for layer in image.layers)
         done = 0
 
@@ -129,10 +122,9 @@ def convert(
         plan = _look(image, limits, count)
         files = len(plan.implied) + sum(len(names) for names in plan.names.values())
         root = plan.root or tar.Member("", tar.FOLDER)
-        with _written(target) as path:
-            with pack(path, packing, root) as packer:
-                lost = _fill(packer, image, plan, limits, count)
-            size_bytes = path.stat().st_size
+        with pack(path, packing, root) as packer:
+            lost = _fill(packer, image, plan, limits, count)
+        size_bytes = path.stat().st_size
     return Converted(
         kind=kind,
         digest=image.digest,
@@ -218,20 +210,3 @@ def _fits(name: str, value: bytes) -> bool:
     known = any(name.startswith(prefix) and name != prefix for prefix in _XATTRS)
     # The header in which it goes to mksquashfs knows no way to write a name with these.
     return known and not set(name) & {"=", "\0"} and len(value) <= _MAX_XATTR_BYTES
-
-
-@contextmanager
-def _written(target: Path) -> Iterator[Path]:
-    """Have a new file written, and then give it its name."""
-    tree = Tree(target.parent.absolute(), None)
-    about = partial(translated, "write", target.name, str(target.parent))
-    with ExitStack() as stack:
-        with about():
-            folder = stack.enter_context(tree.folder(()))
-            temporary = tree.create_temporary(folder)
-            stack.callback(os.close, temporary.fd)
-            stack.callback(temporary.discard)
-        yield target.parent / temporary.name
-        with about():
-            os.fsync(temporary.fd)
-            temporary.publish(target.name, overwrite=True)

@@ -23,7 +23,7 @@ from bootseer.core.squashfs import SUPERBLOCK_BYTES, find_tables
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image.record import MAX_IMAGE_BYTES
-from bootseer.store.posix import read_fully
+from bootseer.posix import read_fully
 from bootseer.units import KIB, MIB
 
 MAX_TABLE_BYTES = 64 * MIB

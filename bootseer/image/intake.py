@@ -24,8 +24,8 @@ from bootseer.image.archive import Kind, kind_of
 from bootseer.image.catalog import About
 from bootseer.image.convert import Converted, convert
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
+from bootseer.posix import read_fully
 from bootseer.store.base import Store, publish
-from bootseer.store.posix import read_fully
 from bootseer.units import MIB
 
 _CHUNK_BYTES = 4 * MIB

@@ -132,11 +132,8 @@ class NodeCache:
         except BootseerError as error:
             self._fail(error)
             return
-        at = 0
-        for index in blocks:
-            size_bytes = self._manifest.block_range(index).size_bytes
-            cached.note_kept(index, data[at : at + size_bytes])
-            at += size_bytes
+        for index, block in self._manifest.cut(blocks, data):
+            cached.note_kept(index, block)
 
     async def release(self, blocks: Sequence[int]) -> None:
         """Give up the claims on blocks that could not be fetched."""

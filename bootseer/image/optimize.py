@@ -5,21 +5,14 @@ What was written is compared with the image it is to replace before it gets its 
 
 from __future__ import annotations
 
-import errno
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-from bootseer.core.layout import (
-    arrange,
-    find_pieces,
-    total_size,
-)
+from bootseer.core.layout import arrange, find_pieces, total_size
 from bootseer.core.ranges import ByteRange
-from bootseer.errors import BootseerError, Corrupt, NoSpace, Unavailable
+from bootseer.errors import Corrupt
+from bootseer.image.newfile import new_file, writing
 from bootseer.image.rewrite import Optimized, Storing, TooFar, Writer
 from bootseer.image.same import compare
 from bootseer.image.squashfs import Squashfs
@@ -59,9 +52,8 @@ def optimize(
     Raises:
         NotFound: there is no such image.
         Corrupt: it is no squashfs, or a damaged one; or what was written differs.
-        Unavailable: it cannot be read, ``target`` cannot be written, or the image has a compressor
-            that is not known here.
-        NoSpace: the new image does not fit.
+        Unavailable: it cannot be read, or has a compressor that is not known here.
+        BootseerError: ``target`` cannot be written, see `bootseer.image.newfile`.
 
     Durability: ``target`` is what it was or the whole new image, also after a crash.
     Cancellation: an exception that ``progress`` raises ends it, with nothing left behind.
@@ -98,9 +90,10 @@ def _write_image(
         done_bytes += size_bytes
         progress(done_bytes, all_bytes)
 
-    with _new_file(target, source.mode) as (out, path):
-        optimized = Writer(source, out, layout, storing, advance).write()
-        out.flush()
+    with new_file(target) as (fd, path):
+        with writing(target), open(fd, "wb", buffering=_BUFFER_BYTES, closefd=False) as out:
+            optimized = Writer(source, out, layout, storing, advance).write()
+        os.fchmod(fd, source.mode)
         with Squashfs(path) as written:
             difference = compare(source, written, advance)
         if difference is not None:
@@ -109,31 +102,3 @@ def _write_image(
                 f"image is not what it is in {source.path}; was that changed meanwhile?"
             )
     return optimized
-
-
-@contextmanager
-def _new_file(target: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
-    """Give a file to write that becomes ``target`` at the end, and is gone if that fails."""
-    folder = target.parent
-    try:
-        fd, name = tempfile.mkstemp(dir=folder, prefix=f".{target.name[:200]}.")
-        path = Path(name)
-        try:
-            with open(fd, "wb", buffering=_BUFFER_BYTES) as out:
-                yield out, path
-                os.fchmod(fd, mode)
-                os.fsync(fd)
-            path.replace(target)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder_fd)
-        finally:
-            os.close(folder_fd)
-    except OSError as error:
-        kind: type[BootseerError] = Unavailable
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            kind = NoSpace
-        raise kind(f"cannot write {target}: {error.strerror or error}") from error

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bootseer.errors import BootseerError, NoSpace, OverQuota, Unavailable
 from bootseer.image.tar import Member
-from bootseer.store.posix import write_fully
+from bootseer.posix import write_fully
 from bootseer.units import KIB, MIB
 
 _PIPE_BYTES = MIB

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
 
 from bootseer.cache.link import MAX_BYTES
 from bootseer.core.image import ImageManifest
-from bootseer.errors import BootseerError, NoSpace, Unavailable
+from bootseer.errors import BootseerError
+from bootseer.image.newfile import new_file, writing
 from bootseer.image.source import ImageSource
+from bootseer.posix import pwrite_fully
 from bootseer.store.base import Store
 
 _STREAMS = 8
@@ -37,8 +37,7 @@ async def retrieve(
 
     Raises:
         Corrupt: the store has something else.
-        Unavailable: the file cannot be written.
-        NoSpace: there is none for it.
+        BootseerError: the file cannot be written, see `bootseer.image.newfile`.
 
     Durability: ``target`` is what it was, or the whole image, also after a crash.
 
@@ -47,9 +46,9 @@ async def retrieve(
     source = ImageSource(store, digest)
     per_read = MAX_BYTES // manifest.block_bytes
     starts = iter(range(0, manifest.blocks, per_read))
-    errors: list[BootseerError] = []
+    errors: list[BootseerError | OSError] = []
     try:
-        async with _new_file(target) as fd:
+        with new_file(target) as (fd, _), writing(target):
 
             async def write_some(scope: trio.CancelScope) -> None:
                 for start in starts:
@@ -57,8 +56,8 @@ async def retrieve(
                     try:
                         data = await source.read(manifest, blocks)
                         offset = manifest.block_range(start).start
-                        await trio.to_thread.run_sync(_pwrite, fd, data, offset, target)
-                    except BootseerError as error:
+                        await trio.to_thread.run_sync(pwrite_fully, fd, data, offset)
+                    except (BootseerError, OSError) as error:
                         errors.append(error)
                         scope.cancel()
                     else:
@@ -69,37 +68,7 @@ async def retrieve(
                     nursery.start_soon(write_some, nursery.cancel_scope)
             if errors:
                 raise errors[0]
+            # Here, where the rest of this process can go on.
+            await trio.to_thread.run_sync(os.fsync, fd)
     finally:
         await source.close()
-
-
-@asynccontextmanager
-async def _new_file(target: Path) -> AsyncIterator[int]:
-    """Give a file to write that becomes ``target`` at the end, and is gone if that fails."""
-    try:
-        fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:200]}.")
-    except OSError as error:
-        raise Unavailable(f"cannot write {target}: {error.strerror}") from error
-    try:
-        yield fd
-        mask = os.umask(0)
-        os.umask(mask)
-        os.fchmod(fd, 0o666 & ~mask)
-        await trio.to_thread.run_sync(os.fsync, fd)
-        os.replace(name, target)
-    except BaseException as error:
-        os.unlink(name)
-        if isinstance(error, OSError):
-            raise Unavailable(f"cannot write {target}: {error.strerror}") from error
-        raise
-    finally:
-        os.close(fd)
-
-
-def _pwrite(fd: int, data: memoryview, offset: int, target: Path) -> None:
-    try:
-        while data:
-            written = os.pwrite(fd, data, offset)
-            data, offset = data[written:], offset + written
-    except OSError as error:
-        raise NoSpace(f"cannot write {target}: {error.strerror}") from error

@@ -13,8 +13,8 @@ from bootseer.errors import Corrupt
 from bootseer.image.catalog import part_object
 from bootseer.image.identity import OpenImage
 from bootseer.image.parts import OpenParts
+from bootseer.posix import read_fully
 from bootseer.store.base import ObjectInfo, Store
-from bootseer.store.posix import read_fully
 from bootseer.units import KIB
 
 _INLINE_BYTES = 128 * KIB

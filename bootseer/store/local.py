@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import trio
 
+from bootseer import posix
 from bootseer.errors import Corrupt, Unavailable
-from bootseer.store import posix
 from bootseer.store.base import (
     Appender,
     Capabilities,

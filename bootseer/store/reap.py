@@ -6,8 +6,8 @@ import errno
 import os
 from contextlib import suppress
 
+from bootseer.posix import OPEN_FOLDER
 from bootseer.store.name import MAX_COMPONENTS, TEMPORARY_PREFIX
-from bootseer.store.posix import OPEN_FOLDER
 
 
 def reap(folder: int, written_before_ns: int, levels: int = MAX_COMPONENTS) -> int:

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bootseer.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
 from bootseer.store.name import is_component, temporary_name
-from bootseer.store.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
 from bootseer.store.reap import reap, remove_tree
 from bootseer.units import NS_PER_S
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import trio
 from rich.console import Console
@@ -22,10 +22,10 @@ from bootseer.testing import figures, read_speed, site
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.figures import Figure
 from bootseer.testing.images import cached_image, ch_run, demo_image
+from bootseer.testing.lab import SHARE, Lab
 from bootseer.units import NS_PER_S, format_duration, format_size
 
 USER = "alice"
-SHARE = "/mnt/share"
 NAME = "train:v1"
 _CACHE = "/var/cache/bootseer/images"
 _READY = re.compile(r"^ready (\d+)$", re.MULTILINE)
@@ -62,6 +62,7 @@ class ImageBench:
         self.store_bytes = 0.0
         self.hot_bytes = 0.0
         self._is_optimized = False
+        self._lab = Lab(cluster, share)
         self._cluster = cluster
         self._console = console
         self._share = share
@@ -72,10 +73,7 @@ class ImageBench:
     def prepare(self) -> None:
         """Write the job's script, and give the node a copy of the image."""
         shutil.copyfile(self._share / "image.sqsh", self._local)
-        mounts = self._cluster.state_dir / "containers"
-        mounts.mkdir(mode=0o1777, exist_ok=True)
-        mounts.chmod(0o1777)
-        start = " ".join(ch_run(Path("$image"), mounts, *self._command))
+        start = " ".join(ch_run(Path("$image"), self._lab.containers, *self._command))
         self._script.write_text(
             "#!/bin/sh -e\n"
             'image="${1:-$BOOTSEER_IMAGE}"\n'
@@ -125,7 +123,7 @@ class ImageBench:
         found: dict[str, float] = {}
         for how in ("sequential", "random"):
             for name, path, more in (("mount", mounted, options), ("local", local, ())):
-                self._drop_caches()
+                self._lab.drop_caches()
                 if how == "sequential":
                     self._cluster.run(
                         ["sh", "-c", f"cat {_CACHE}/*/data {local} > /dev/null"], node="n1"
@@ -144,7 +142,7 @@ class ImageBench:
             command = f"{site.bootseer()} mark first-step && sleep 1 && {command}"
         argv = ["srun", "-N1", *options, "sh", "-c", command]
         said = self._cluster.run(argv, user=USER, timeout_s=600).stdout
-        self._cluster.wait_for_job(self._last_job())
+        self._cluster.wait_for_job(self._lab.newest_job())
         return said
 
     def _served(self) -> float:
@@ -175,7 +173,8 @@ class ImageBench:
         options = (*self._options(NAME, "bench"), "--bootseer-wait=60")
         took_s = self._start("rootfs", options=options)
         prolog = self._stages()["prolog"]
-        return took_s - (prolog["end_s"] - prolog["start_s"])
+        prolog_s: float = prolog["end_s"] - prolog["start_s"]
+        return took_s - prolog_s
 
     def _optimize(self, name: str) -> None:
         """Write the image anew, behind the share, which jobs cannot write to."""
@@ -197,44 +196,34 @@ class ImageBench:
         """Run the job once; returns seconds from its submission to when it was ready."""
         self._cluster.run(["rm", "-f", "/var/tmp/copy.sqsh"], node="n1")
         if is_cold:
-            self._drop_caches()
+            self._lab.drop_caches()
         began_ns = time.time_ns()
         argv = ["srun", "-N1", "-J", "train", *options, "/shared/train.sh", *arguments]
         result = self._cluster.run(argv, user=USER, timeout_s=600)
         ready = _READY.search(result.stdout)
         if ready is None:
             raise Unavailable(f"the job did not become ready:\n{result.stdout}{result.stderr}")
-        self._cluster.wait_for_job(self._last_job())
+        self._cluster.wait_for_job(self._lab.newest_job())
         return (int(ready[1]) - began_ns) / NS_PER_S
 
     @staticmethod
     def _options(name: str, key: str) -> tuple[str, ...]:
         return f"--bootseer={key}", f"--bootseer-image=bootseer://{name}"
 
-    @staticmethod
-    def _drop_caches() -> None:
-        os.sync()
-        Path("/proc/sys/vm/drop_caches").write_text("3\n")
-
     def _forget_blocks(self) -> None:
         self._cluster.run(["rm", "-rf", _CACHE], node="n1")
 
-    def _stages(self) -> dict[str, dict[str, float]]:
-        argv = [site.bootseer(), "report", str(self._last_job()), "--alone", "--json"]
-        report = json.loads(self._cluster.run(argv, user=USER).stdout)[-1]
-        for stage in report["nodes"][0]["stages"]:
+    def _stages(self) -> dict[str, dict[str, Any]]:
+        stages = self._lab.stages(self._lab.newest_job())
+        for name, stage in stages.items():
             if stage["status"] == "fallback":
-                self._console.print(f"  fallback: {stage['stage']}: {stage['detail']}")
-        return {stage["stage"]: stage for stage in report["nodes"][0]["stages"]}
+                self._console.print(f"  fallback: {name}: {stage['detail']}")
+        return stages
 
     def show_report(self) -> None:
         """Print the last job's report."""
-        argv = [site.bootseer(), "report", str(self._last_job()), "--alone"]
+        argv = [site.bootseer(), "report", str(self._lab.newest_job()), "--alone"]
         print(self._cluster.run(argv, user=USER, env={"COLUMNS": "150"}).stdout)
-
-    def _last_job(self) -> int:
-        answer = self._cluster.run(["squeue", "--states=all", "--noheader", "--format=%A"])
-        return max(int(line) for line in answer.stdout.split())
 
 
 def run_image_bench(spec: ImageBenchSpec, console: Console) -> None:

@@ -396,7 +396,7 @@ KILLED = """
 import os, signal, sys
 from bootseer.checkpoint import landing
 from bootseer.cli.main import main
-from bootseer.store import posix
+from bootseer import posix
 
 landing.JOURNAL_LEAST_BYTES = 4096
 landing.SYNC_BYTES = 4096

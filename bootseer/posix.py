@@ -47,6 +47,14 @@ def write_fully(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data) :]
 
 
+def pwrite_fully(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write all of `data` at an offset, however the file system portions it."""
+    view = memoryview(data).cast("B")
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
 def read_fully(fd: int, offset: int, size: int) -> bytes:
     """Read `size` bytes, however the file system portions them; fewer only at the file's end."""
     pieces: list[bytes] = []

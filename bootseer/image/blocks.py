@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -27,7 +27,7 @@ _KEEPING_BYTES = 32 * MIB
 the store neither holds readers up nor fills the memory."""
 _SETTLE_POLL_S = 0.01
 _ROUNDS = 3
-"""Attempts to read from the cache what it ought to have, before it is done without."""
+"""Attempts to read from the cache what it ought to have, before the store is read past it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -163,9 +163,8 @@ class ImageBlocks:
     async def _read(self, offset: int, size_bytes: int, is_urgent: bool) -> memoryview:
         blocks = self.manifest.covering(offset, size_bytes)
         found: dict[int, memoryview] = {}
-        for attempt in range(_ROUNDS + 1):
-            left = [i for i in blocks if i not in found]
-            wanted = self._cache.missing(left) if attempt < _ROUNDS else left
+        for _ in range(_ROUNDS):
+            wanted = self._cache.missing(i for i in blocks if i not in found)
             if wanted:
                 if is_urgent:
                     self.urgent_at = trio.current_time()
@@ -175,19 +174,25 @@ class ImageBlocks:
             data = await self._assemble(offset, size_bytes, found)
             if data is not None:
                 return data
-        raise Unavailable(
-            f"image {self._source.digest[:12]}: {size_bytes} bytes at {offset} cannot be kept for "
-            "as long as it takes to read them"
-        )
+        for run in self._runs(i for i in blocks if i not in found):
+            found |= self.manifest.cut(run, await self._read_source(run))
+        data = await self._assemble(offset, size_bytes, found)
+        assert data is not None  # nothing of it is the cache's
+        return data
 
     async def _assemble(
         self, offset: int, size_bytes: int, found: dict[int, memoryview]
     ) -> memoryview | None:
-        """Put together what was fetched and what is in the cache; None if something is not."""
+        """Put together what was fetched and what is in the cache.
+
+        Returns:
+            None if something is neither; the cache knows now of all that it has lost.
+        """
         if not found:
             return await self._cache.read(offset, size_bytes)
         stop = offset + size_bytes
         whole = memoryview(bytearray(size_bytes))
+        is_whole = True
         for run in runs(self.manifest.covering(offset, size_bytes), found.__contains__):
             for index in run if run.start in found else run[:1]:
                 block = self.manifest.block_range(index)
@@ -199,10 +204,11 @@ class ImageBlocks:
                     end = min(stop, self.manifest.block_range(run[-1]).stop)
                     cached = await self._cache.read(start, end - start)
                     if cached is None:
-                        return None
+                        is_whole = False
+                        continue
                     data = cached
                 whole[start - offset : end - offset] = data
-        return whole
+        return whole if is_whole else None
 
     async def _fetch(self, wanted: list[int], is_urgent: bool) -> dict[int, memoryview]:
         """Fetch blocks, or wait for those who do; what is in the cache by then is left out.
@@ -289,11 +295,11 @@ class ImageBlocks:
         """Read blocks from the store, and bring them into the cache."""
         if fetch.is_packed:
             wanted = await self._bring_packed(fetch, wanted)
-        left = deque(runs(wanted, lambda i: i // self._per_fetch))
+        left = deque(self._runs(wanted))
         while left:
             run = left.popleft()
             try:
-                data = await self._source.read(self.manifest, run)
+                data = await self._read_source(run)
             except Corrupt as error:
                 if len(run) > 1:  # the others may be good
                     left.extendleft(range(i, i + 1) for i in reversed(run))
@@ -304,6 +310,21 @@ class ImageBlocks:
                 await self._give_up(fetch, run, error)
                 continue
             await self._take(fetch, run, data)
+
+    def _runs(self, blocks: Iterable[int]) -> Iterator[range]:
+        """Cut sorted blocks into what one read of the store can bring."""
+        return runs(blocks, lambda i: i // self._per_fetch)
+
+    async def _read_source(self, run: range) -> memoryview:
+        """Read blocks of the image from the store.
+
+        Raises:
+            BootseerError: the store does not give them.
+        """
+        data = await self._source.read(self.manifest, run)
+        self.fetches += 1
+        self.fetched_bytes += len(data)
+        return data
 
     async def _bring_packed(self, fetch: _Fetch, wanted: list[int]) -> list[int]:
         """Read blocks from the pack, as far as it has them; returns those that it has not."""
@@ -321,6 +342,8 @@ class ImageBlocks:
                     self._pack = None
                     self._say_lost(error)
                 continue
+            self.fetches += 1
+            self.fetched_bytes += len(data)
             self.packed_reads += 1
             self.packed_bytes += len(data)
             await self._take(fetch, run, data)
@@ -334,8 +357,6 @@ class ImageBlocks:
             blocks: one behind the other in ``data``.
             data: all of their bytes.
         """
-        self.fetches += 1
-        self.fetched_bytes += len(data)
         fetch.found |= self.manifest.cut(blocks, data)
         if len(fetch.found) == len(fetch.blocks):
             fetch.ended.set()  # who waits need not wait for the disk

@@ -200,6 +200,36 @@ async def test_a_damaged_block_of_the_cache_is_fetched_again(store, job_of):
         assert blocks.fetched_bytes == 0
 
 
+async def test_however_much_is_damaged_no_read_fails(store, job_of):
+    """What is damaged lies in many places, each between blocks that the node does not have."""
+    job = job_of(store)
+    there = range(0, 40, 2)
+    async with job.open() as blocks:
+        for index in there:
+            await blocks.read(index * BLOCK, BLOCK)
+    with open(job.entry.path / "data", "r+b") as file:
+        for index in there:
+            file.seek(index * BLOCK)
+            file.write(b"?????")
+    later = job_of(store)
+    async with later.open() as blocks:
+        assert await blocks.read(0, 40 * BLOCK) == content(0, 40 * BLOCK)
+        assert later.cached.damaged == len(there)
+    async with job_of(store).open() as blocks:
+        assert await blocks.read(0, 40 * BLOCK) == content(0, 40 * BLOCK)
+        assert blocks.fetched_bytes == 0
+
+
+async def test_a_cache_that_loses_what_it_is_given_fails_no_read(store, job_of, monkeypatch):
+    job = job_of(store)
+    async with job.open() as blocks:
+        await blocks.read(0, 9 * BLOCK)
+        await blocks.settle()
+        monkeypatch.setattr(job.cached, "read", lambda offset, size_bytes: None)
+        assert await blocks.read(0, 9 * BLOCK) == content(0, 9 * BLOCK)
+        assert blocks.fetched_bytes == 18 * BLOCK
+
+
 async def test_a_damaged_block_of_the_store_is_an_error_that_names_it(store, job_of):
     damaged = bytearray(CONTENT[MIB : 2 * MIB])
     damaged[7 * BLOCK + 1] ^= 1

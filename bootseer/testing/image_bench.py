@@ -234,9 +234,10 @@ def run_image_bench(spec: ImageBenchSpec, console: Console) -> None:
     """
     image = cached_image(demo_image(torch=spec.torch), spec.build_dir / "images", console.print)
     share = (spec.build_dir / "bench-image").absolute()
-    share.mkdir(exist_ok=True)
+    if share.exists():  # each run writes another image there
+        shutil.rmtree(share)
+    share.mkdir()
     linked = share / "image.sqsh"
-    linked.unlink(missing_ok=True)
     os.link(image, linked)
     with console.status("putting the image into the store"):
         digest = _store(share, linked, NAME)

@@ -55,12 +55,14 @@ class ImageBench:
     Attributes:
         store_bytes: read from the store by the last start.
         hot_bytes: of the hot set.
+        memory_mib: that the server had at most, while all of the image was read; of each time.
     """
 
     def __init__(self, cluster: Cluster, spec: ImageBenchSpec, console: Console, share: Path):
         """Take over a cluster with the plugin installed, and the folder behind its share."""
         self.store_bytes = 0.0
         self.hot_bytes = 0.0
+        self.memory_mib: list[float] = []
         self._is_optimized = False
         self._lab = Lab(cluster, share)
         self._cluster = cluster
@@ -133,8 +135,10 @@ class ImageBench:
         return found
 
     def _read_all(self, options: tuple[str, ...]) -> None:
-        """Bring all of a served image to the node."""
-        self._run("cat $BOOTSEER_IMAGE > /dev/null", *options)
+        """Bring all of a served image to the node, and note what the server took for it."""
+        peak = "grep VmHWM /proc/$(pgrep -f '[a]gent.worker import.* image ')/status"
+        said = self._run(f"cat $BOOTSEER_IMAGE > /dev/null; {peak}", *options)
+        self.memory_mib.append(int(said.split()[1]) / 1024)
 
     def _run(self, command: str, *options: str) -> str:
         """Run something that is not the start of the image; returns what it says."""
@@ -271,7 +275,8 @@ def run_image_bench(spec: ImageBenchSpec, console: Console) -> None:
     found = {name: Figure(f"{name}_ready_s", "s", tuple(times)) for name, times in seconds.items()}
     rates = {name: Figure(name, "MB/s", tuple(values)) for name, values in speeds.items()}
     store = Figure("store_bytes_over_hot_set", "x", tuple(store_over_hot))
-    measured = [*found.values(), store, *rates.values()]
+    memory = Figure("server_memory_mib", "MiB", tuple(bench.memory_mib))
+    measured = [*found.values(), store, memory, *rates.values()]
     ratios = {
         "served_warm_over_local_cold": found["served_warm"].median / found["local_cold"].median,
         "kernel_warm_over_local_warm": found["kernel_warm"].median / found["local_warm"].median,

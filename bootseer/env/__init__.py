@@ -1,0 +1,1 @@
+"""Environments: what a command made of a folder, captured once and restored everywhere."""

@@ -1,0 +1,251 @@
+"""What a folder holds, and what has become of it since.
+
+Standard library only, for any Python from 3.8 on: it runs inside containers too.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+_READ_BYTES = 1 << 20
+_BATCH_FILES = 64
+_BATCH_BYTES = 16 << 20
+"""What one thread hashes in one go: many small files, or one that is large."""
+
+_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "folder",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
+}
+
+
+class Node(NamedTuple):
+    """One name in a folder, and all that is kept of it.
+
+    Attributes:
+        kind: "file", "folder", "link", or a kind that no snapshot takes.
+        mode: permission bits.
+        uid, gid: owner, as whoever looked saw them.
+        size_bytes: of a file.
+        mtime_ns: last change; of folders and links too.
+        target: of a link.
+        same_as: of a file with several names, the first of them in order; else empty.
+        digest: SHA-256 of a file's content.
+        xattrs: extended attributes by name, in order.
+    """
+
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    target: bytes = b""
+    same_as: bytes = b""
+    digest: bytes = b""
+    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Difference(NamedTuple):
+    """What became of a tree, each in order.
+
+    Attributes:
+        added: paths that were not there.
+        changed: paths that were there, and are something else now.
+        deleted: paths that are gone, of a folder with all below it.
+    """
+
+    added: tuple[bytes, ...]
+    changed: tuple[bytes, ...]
+    deleted: tuple[bytes, ...]
+
+
+class Found(NamedTuple):
+    """A file whose content is to be looked at."""
+
+    path: bytes
+    status: os.stat_result
+
+
+def scan(
+    folder: str, *, threads: int = 2, count: Callable[[int], None] = lambda size_bytes: None
+) -> dict[bytes, Node]:
+    """Look at all that a folder holds, content and all; no link is followed.
+
+    Args:
+        folder: to look at; other file systems mounted below it are left out.
+        threads: that read.
+        count: told of bytes that have been read.
+
+    Returns:
+        All of it by path from the folder, with slashes between; itself is the empty path.
+
+    Raises:
+        OSError: something cannot be read, or was changed meanwhile (EBUSY, with its path).
+    """
+    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        tree: dict[bytes, Node] = {}
+        files: list[Found] = []
+        names: dict[tuple[int, int], bytes] = {}
+        for path, status in _walk(root):
+            node = _node(root, path, status)
+            if node.kind == "file":
+                first = names.setdefault((status.st_dev, status.st_ino), path)
+                if first != path:
+                    node = node._replace(same_as=first)
+                else:
+                    files.append(Found(path, status))
+            tree[path] = node
+        with ThreadPoolExecutor(threads) as pool:
+            for batch in pool.map(lambda some: _digests(root, some, count), _batches(files)):
+                for path, digest in batch:
+                    tree[path] = tree[path]._replace(digest=digest)
+    finally:
+        os.close(root)
+    for path, node in tree.items():
+        if node.same_as:
+            tree[path] = node._replace(digest=tree[node.same_as].digest)
+    return tree
+
+
+def difference(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> Difference:
+    """Compare two looks at a folder; of folders, the time alone is no change."""
+    return Difference(
+        added=tuple(path for path in sorted(after) if path not in before),
+        changed=tuple(
+            path
+            for path in sorted(after)
+            if path in before and _timeless(after[path]) != _timeless(before[path])
+        ),
+        deleted=tuple(path for path in sorted(before) if path not in after),
+    )
+
+
+def tree_digest(tree: Mapping[bytes, Node]) -> str:
+    """Return a digest of all that is known of a tree, in hexadecimal.
+
+    Of every path in order, each of these with its length in bytes, eight of them, little-endian,
+    before it: path, kind, then mode, uid, gid, size and mtime in decimal digits, target, same_as,
+    digest, and names and values of extended attributes.
+    """
+    whole = hashlib.sha256()
+    for path in sorted(tree):
+        node = tree[path]
+        numbers = (node.mode, node.uid, node.gid, node.size_bytes, node.mtime_ns)
+        fields = [path, node.kind.encode(), *(b"%d" % number for number in numbers)]
+        fields += [node.target, node.same_as, node.digest, b"%d" % len(node.xattrs)]
+        for pair in node.xattrs:
+            fields += pair
+        for field in fields:
+            whole.update(len(field).to_bytes(8, "little"))
+            whole.update(field)
+    return whole.hexdigest()
+
+
+def _walk(root: int) -> Iterator[tuple[bytes, os.stat_result]]:
+    """List a folder and all below it, a folder before what is in it."""
+    status = os.stat(root)
+    yield b"", status
+    waiting = [b""]
+    while waiting:
+        folder = waiting.pop()
+        fd = os.open(folder or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+        try:
+            with os.scandir(fd) as entries:
+                names = sorted(os.fsencode(entry.name) for entry in entries)
+            for name in names:
+                path = folder + b"/" + name if folder else name
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if found.st_dev != status.st_dev:
+                    continue
+                yield path, found
+                if stat.S_ISDIR(found.st_mode):
+                    waiting.append(path)
+        finally:
+            os.close(fd)
+
+
+def _node(root: int, path: bytes, status: os.stat_result) -> Node:
+    """Describe what a path is, but for a file's content."""
+    kind = _KINDS[stat.S_IFMT(status.st_mode)]
+    return Node(
+        kind=kind,
+        mode=stat.S_IMODE(status.st_mode),
+        uid=status.st_uid,
+        gid=status.st_gid,
+        size_bytes=status.st_size if kind == "file" else 0,
+        mtime_ns=status.st_mtime_ns,
+        target=os.readlink(path, dir_fd=root) if kind == "link" else b"",
+        xattrs=_xattrs(root, path) if kind in ("file", "folder") else (),
+    )
+
+
+def _xattrs(root: int, path: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    """Read extended attributes, of a name that may become a link at any time."""
+    where = b"/proc/self/fd/%d/%s" % (root, path or b".")
+    names = sorted(map(os.fsencode, os.listxattr(where, follow_symlinks=False)))
+    return tuple((name, os.getxattr(where, name, follow_symlinks=False)) for name in names)
+
+
+def _batches(files: list[Found]) -> Iterator[list[Found]]:
+    """Cut files into what one thread does at once."""
+    batch: list[Found] = []
+    size_bytes = 0
+    for file in files:
+        batch.append(file)
+        size_bytes += file.status.st_size
+        if len(batch) == _BATCH_FILES or size_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _digests(
+    root: int, files: list[Found], count: Callable[[int], None]
+) -> list[tuple[bytes, bytes]]:
+    """Read files and return path and digest of each.
+
+    Raises:
+        OSError: one cannot be read, or is another by now.
+    """
+    found = []
+    buffer = bytearray(_READ_BYTES)
+    view = memoryview(buffer)
+    for file in files:
+        digest = hashlib.sha256()
+        fd = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=root)
+        try:
+            while True:
+                got = os.readv(fd, [buffer])
+                if not got:
+                    break
+                digest.update(view[:got])
+                count(got)
+            if _version(os.fstat(fd)) != _version(file.status):
+                raise OSError(
+                    errno.EBUSY, "it was changed while it was read", os.fsdecode(file.path)
+                )
+        finally:
+            os.close(fd)
+        found.append((file.path, digest.digest()))
+    return found
+
+
+def _version(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _timeless(node: Node) -> Node:
+    return node._replace(mtime_ns=0) if node.kind == "folder" else node

@@ -1,0 +1,191 @@
+"""A folder's tree: everything that counts is seen, and nothing else."""
+
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.env import tree as tree_module
+from bootseer.env.tree import Node, difference, scan, tree_digest
+
+WHEN_NS = 1_600_000_000_123_456_789
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "env"
+    (folder / "lib/deep").mkdir(parents=True)
+    (folder / "lib/a.py").write_bytes(b"a = 1\n")
+    (folder / "lib/deep/large").write_bytes(bytes(3 << 20))
+    (folder / "lib/empty").touch()
+    os.link(folder / "lib/a.py", folder / "lib/same.py")
+    (folder / "bin").symlink_to("lib/deep")
+    (folder / "nowhere").symlink_to("/none/such")
+    for path in [*folder.rglob("*"), folder]:
+        os.utime(path, ns=(WHEN_NS, WHEN_NS), follow_symlinks=False)
+    return folder
+
+
+def test_all_is_seen(folder):
+    os.setxattr(folder / "lib/empty", "user.note", b"\0new")
+    found = scan(str(folder))
+    assert sorted(found) == [
+        *(b"", b"bin", b"lib", b"lib/a.py", b"lib/deep", b"lib/deep/large"),
+        *(b"lib/empty", b"lib/same.py", b"nowhere"),
+    ]
+    assert found[b"bin"].kind == "link" and found[b"bin"].target == b"lib/deep"
+    assert found[b"lib"].kind == found[b""].kind == "folder"
+    first, second = found[b"lib/a.py"], found[b"lib/same.py"]
+    assert (first.same_as, second.same_as) == (b"", b"lib/a.py")
+    assert first.digest == second.digest != b""
+    assert found[b"lib/deep/large"].size_bytes == 3 << 20
+    assert found[b"lib/empty"].xattrs == ((b"user.note", b"\0new"),)
+    assert {node.mtime_ns for node in found.values()} == {WHEN_NS}
+    assert {(node.uid, node.gid) for node in found.values()} == {(os.getuid(), os.getgid())}
+
+
+def test_a_copy_has_the_same_digest(folder, tmp_path):
+    os.setxattr(folder / "lib/empty", "user.note", b"x")
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", folder, copy], check=True)
+    assert tree_digest(scan(str(copy))) == tree_digest(scan(str(folder)))
+
+
+CHANGES = {
+    "content": lambda f: (f / "lib/a.py").write_bytes(b"a = 2\n"),
+    "length": lambda f: (f / "lib/empty").write_bytes(b" "),
+    "mode": lambda f: (f / "lib/a.py").chmod(0o755),
+    "owner": lambda f: os.chown(f / "lib/empty", 12345, -1),
+    "group": lambda f: os.chown(f / "lib/empty", -1, 12345),
+    "time": lambda f: os.utime(f / "lib/empty", ns=(0, WHEN_NS + 1)),
+    "a link's target": lambda f: ((f / "bin").unlink(), (f / "bin").symlink_to("lib")),
+    "a link's time": lambda f: os.utime(f / "bin", ns=(0, 0), follow_symlinks=False),
+    "an attribute": lambda f: os.setxattr(f / "lib/empty", "user.a", b""),
+    "a folder's mode": lambda f: (f / "lib/deep").chmod(0o700),
+    "a name of its own": lambda f: (
+        (f / "lib/same.py").unlink(),
+        shutil.copy2(f / "lib/a.py", f / "lib/same.py"),
+    ),
+}
+ROOT_ONLY = {"owner", "group"}
+OF_BOTH_NAMES = {"content", "mode"}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(name, marks=pytest.mark.root if name in ROOT_ONLY else ()) for name in CHANGES],
+)
+def test_whatever_changes_is_a_change(folder, what):
+    before = scan(str(folder))
+    CHANGES[what](folder)
+    for path in (folder, folder / "lib"):
+        os.utime(path, ns=(WHEN_NS, WHEN_NS))
+    after = scan(str(folder))
+    assert tree_digest(after) != tree_digest(before)
+    found = difference(before, after)
+    assert (found.added, found.deleted) == ((), ())
+    assert len(found.changed) == (2 if what in OF_BOTH_NAMES else 1)
+
+
+def test_a_file_that_was_written_again_with_the_same_content_and_time_is_none(folder):
+    before = scan(str(folder))
+    path = folder / "lib/empty"
+    path.unlink()
+    path.touch()
+    os.utime(path, ns=(WHEN_NS, WHEN_NS))
+    assert difference(before, scan(str(folder))) == ((), (), ())
+
+
+def test_what_is_new_and_what_is_gone(folder):
+    before = scan(str(folder))
+    shutil.rmtree(folder / "lib/deep")
+    (folder / "new/er").mkdir(parents=True)
+    (folder / "nowhere").unlink()
+    (folder / "nowhere").mkdir()
+    found = difference(before, scan(str(folder)))
+    assert found.added == (b"new", b"new/er")
+    assert found.deleted == (b"lib/deep", b"lib/deep/large")
+    assert found.changed == (b"nowhere",)
+
+
+def test_names_need_not_be_text(folder):
+    (folder / os.fsdecode(b"\xff\n\xc3")).write_bytes(b"?")
+    assert scan(str(folder))[b"\xff\n\xc3"].size_bytes == 1
+
+
+def test_kinds_that_are_no_files_are_named_and_not_opened(folder):
+    os.mkfifo(folder / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        found = scan(str(folder))
+    assert (found[b"fifo"].kind, found[b"socket"].kind) == ("fifo", "socket")
+
+
+@pytest.mark.root
+def test_what_is_mounted_below_is_left_out(folder):
+    mount = ["mount", "-t", "tmpfs", "none", str(folder / "lib/deep")]
+    look = f"import sys; from bootseer.env.tree import scan; print(sorted(scan({str(folder)!r})))"
+    script = f'{" ".join(mount)} && exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, sys.executable, look],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "lib/empty" in done.stdout and "lib/deep" not in done.stdout
+
+
+def test_a_file_that_changes_while_it_is_read_is_an_error_that_names_it(folder, monkeypatch):
+    def walk(root):
+        yield from list(walked(root))
+        (folder / "lib/deep/large").write_bytes(b"small")
+
+    walked = tree_module._walk
+    monkeypatch.setattr(tree_module, "_walk", walk)
+    with pytest.raises(OSError) as caught:
+        scan(str(folder))
+    assert caught.value.errno == errno.EBUSY
+    assert caught.value.filename == "lib/deep/large"
+
+
+def test_progress_is_all_that_was_read(folder):
+    counted = []
+    scan(str(folder), count=counted.append)
+    assert sum(counted) == (3 << 20) + 6
+
+
+NODES = st.builds(
+    Node,
+    kind=st.sampled_from(["file", "link"]),
+    mode=st.integers(0, 0o7777),
+    uid=st.integers(0, 3),
+    gid=st.integers(0, 3),
+    size_bytes=st.integers(0, 30),
+    mtime_ns=st.integers(0, 30),
+    target=st.binary(max_size=3),
+    same_as=st.binary(max_size=3),
+    digest=st.binary(max_size=3),
+    xattrs=st.lists(st.tuples(st.binary(max_size=2), st.binary(max_size=2)), max_size=2).map(tuple),
+)
+TREES = st.dictionaries(st.binary(max_size=4), NODES, max_size=5)
+
+
+@given(TREES, TREES)
+def test_digests_are_equal_where_trees_are(one, other):
+    assert (tree_digest(one) == tree_digest(other)) == (one == other)
+    assert tree_digest(dict(reversed(one.items()))) == tree_digest(one)
+
+
+@given(TREES, TREES)
+def test_a_difference_leads_from_one_to_the_other(before, after):
+    found = difference(before, after)
+    led = {path: node for path, node in before.items() if path not in found.deleted}
+    led |= {path: after[path] for path in (*found.added, *found.changed)}
+    assert led == after
+    assert not set(found.added) & set(before)

@@ -1,6 +1,7 @@
 """The package index for measurements: pip installs from it, and stand-ins do for libraries."""
 
 import functools
+import os
 import subprocess
 import sys
 import threading
@@ -36,8 +37,9 @@ def serve():
 
 
 def pip(*argv):
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *argv]
-    return subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", *argv]
+    direct = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    return subprocess.run(command, capture_output=True, text=True, env=direct)
 
 
 def test_pip_installs_what_a_stand_in_promises(tmp_path, serve):

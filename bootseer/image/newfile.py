@@ -13,8 +13,12 @@ from bootseer.store.tree import Tree
 
 
 @contextmanager
-def new_file(target: Path) -> Iterator[tuple[int, Path]]:
+def new_file(target: Path, mode: int | None = None) -> Iterator[tuple[int, Path]]:
     """Give a file to write, that replaces ``target`` at the end of the block.
+
+    Args:
+        target: path of the file.
+        mode: its permissions from the beginning; without, those that the umask leaves.
 
     Yields:
         Its descriptor, and its name until then.
@@ -35,7 +39,7 @@ def new_file(target: Path) -> Iterator[tuple[int, Path]]:
     with ExitStack() as stack:
         with writing(target):
             folder = stack.enter_context(tree.folder(()))
-            temporary = tree.create_temporary(folder)
+            temporary = tree.create_temporary(folder, mode)
             stack.callback(os.close, temporary.fd)
             stack.callback(temporary.discard)
         yield temporary.fd, target.parent / temporary.name

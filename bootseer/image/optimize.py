@@ -19,6 +19,8 @@ from bootseer.image.squashfs import Squashfs
 from bootseer.units import MIB
 
 _BUFFER_BYTES = 4 * MIB
+_PRIVATE = 0o600
+"""Permissions of the new image until it is whole: not all may read the old one."""
 
 _LZ4_GROWTH = 1.35
 """What lz4 is reckoned to take against what is there: 1.17 times zstd's size for an image with
@@ -90,10 +92,9 @@ def _write_image(
         done_bytes += size_bytes
         progress(done_bytes, all_bytes)
 
-    with new_file(target) as (fd, path):
+    with new_file(target, _PRIVATE) as (fd, path):
         with writing(target), open(fd, "wb", buffering=_BUFFER_BYTES, closefd=False) as out:
             optimized = Writer(source, out, layout, storing, advance).write()
-        os.fchmod(fd, source.mode)
         with Squashfs(path) as written:
             difference = compare(source, written, advance)
         if difference is not None:
@@ -101,4 +102,6 @@ def _write_image(
                 f"{target} is not written: {difference.what} of {difference.path} in the new "
                 f"image is not what it is in {source.path}; was that changed meanwhile?"
             )
+        with writing(target):
+            os.fchmod(fd, source.mode)
     return optimized

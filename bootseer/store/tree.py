@@ -113,18 +113,20 @@ class Tree:
             raise
         return fd, status
 
-    def create_temporary(self, folder: int) -> Temporary:
-        """Make an empty file with a name of its own; its descriptor is the caller's."""
+    def create_temporary(self, folder: int, mode: int | None = None) -> Temporary:
+        """Make an empty file with a name of its own, as `create_object` does."""
         name = temporary_name()
-        return Temporary(folder, name, self.create_object(folder, name))
+        return Temporary(folder, name, self.create_object(folder, name, mode))
 
-    def create_object(self, folder: int, name: str) -> int:
-        """Make an empty file; its descriptor is the caller's.
+    def create_object(self, folder: int, name: str, mode: int | None = None) -> int:
+        """Make an empty file, with permissions that are not the tree's if there is a `mode`.
+
+        Its descriptor is the caller's.
 
         Raises:
             FileExistsError: the name is taken.
         """
-        return os.open(name, _OPEN_NEW, self._file_mode, dir_fd=folder)
+        return os.open(name, _OPEN_NEW, self._file_mode if mode is None else mode, dir_fd=folder)
 
     def rename(self, source: Sequence[str], target: Sequence[str], *, overwrite: bool) -> None:
         """Give a file or a folder another name.

@@ -388,6 +388,18 @@ def test_who_watches_can_end_it_and_nothing_stays(tmp_path: Path, share: float) 
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
+def test_what_is_not_whole_is_its_writers_alone(large_and_small: Path, tmp_path: Path) -> None:
+    shutil.copy(large_and_small, tmp_path / "image")
+    modes = set()
+
+    def look(done_bytes: int, all_bytes: int) -> None:
+        [new] = set(tmp_path.iterdir()) - {tmp_path / "image"}
+        modes.add(stat.S_IMODE(new.stat().st_mode))
+
+    optimize(tmp_path / "image", [], tmp_path / "new", progress=look)
+    assert modes == {0o600}
+
+
 def test_progress_ends_at_all(large_and_small: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     optimize(large_and_small, [], tmp_path / "new", progress=lambda *both: seen.append(both))

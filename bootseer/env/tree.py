@@ -98,7 +98,7 @@ def scan(
         tree: dict[bytes, Node] = {}
         files: list[Found] = []
         names: dict[tuple[int, int], bytes] = {}
-        for path, status in _walk(root):
+        for path, status in sorted(_walk(root)):
             node = _node(root, path, status)
             if node.kind == "file":
                 first = names.setdefault((status.st_dev, status.st_ino), path)
@@ -154,7 +154,7 @@ def tree_digest(tree: Mapping[bytes, Node]) -> str:
 
 
 def _walk(root: int) -> Iterator[tuple[bytes, os.stat_result]]:
-    """List a folder and all below it, a folder before what is in it."""
+    """List a folder and all below it, in no order."""
     status = os.stat(root)
     yield b"", status
     waiting = [b""]
@@ -163,7 +163,7 @@ def _walk(root: int) -> Iterator[tuple[bytes, os.stat_result]]:
         fd = os.open(folder or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
         try:
             with os.scandir(fd) as entries:
-                names = sorted(os.fsencode(entry.name) for entry in entries)
+                names = [os.fsencode(entry.name) for entry in entries]
             for name in names:
                 path = folder + b"/" + name if folder else name
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)

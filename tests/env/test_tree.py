@@ -50,6 +50,14 @@ def test_all_is_seen(folder):
     assert {(node.uid, node.gid) for node in found.values()} == {(os.getuid(), os.getgid())}
 
 
+def test_of_several_names_the_first_in_order_is_the_files(folder):
+    os.link(folder / "lib/deep/large", folder / "zz")
+    found = scan(str(folder))
+    assert list(found) == sorted(found)
+    assert (found[b"lib/deep/large"].same_as, found[b"zz"].same_as) == (b"", b"lib/deep/large")
+    assert found[b"zz"].digest == found[b"lib/deep/large"].digest != b""
+
+
 def test_a_copy_has_the_same_digest(folder, tmp_path):
     os.setxattr(folder / "lib/empty", "user.note", b"x")
     copy = tmp_path / "copy"

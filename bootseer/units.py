@@ -74,6 +74,15 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
+def format_age(seconds: float) -> str:
+    """Format how long ago something was: ``40 s``, ``5 min``, ``3 h``, ``2 days``."""
+    for unit, length_s in (("day", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length_s:
+            count = int(seconds // length_s)
+            return f"{count} {unit}{'s' if unit == 'day' and count > 1 else ''}"
+    return f"{max(0, int(seconds))} s"
+
+
 def format_numbers(numbers: Iterable[int]) -> str:
     """Format a set of numbers, sorted: ``3, 7, 11-13``."""
     runs = []

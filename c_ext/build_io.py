@@ -6,7 +6,18 @@ from cffi import FFI
 
 # setuptools wants the sources relative to the project's folder, where it runs.
 HERE = Path("c_ext")
-SOURCES = ("residency.c", "readahead.c", "priority.c", "privilege.c", "mount.c", "fastpath.c")
+SOURCES = (
+    "residency.c",
+    "readahead.c",
+    "priority.c",
+    "privilege.c",
+    "mount.c",
+    "fastpath.c",
+    "tree.c",
+    "lz4frame.c",
+    "unpack.c",
+    "remove.c",
+)
 
 ffi = FFI()
 ffi.cdef((HERE / "io.cdef").read_text())
@@ -15,6 +26,7 @@ ffi.set_source(
     '#include "io.h"',
     sources=[str(HERE / name) for name in SOURCES],
     include_dirs=[str(HERE)],
+    libraries=["lz4"],
     define_macros=[("_GNU_SOURCE", None), ("_FILE_OFFSET_BITS", "64")],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wconversion", "-Wno-unused-parameter"],
 )

@@ -1,10 +1,12 @@
-/* Answer a FUSE mount's reads from a file of checked blocks, without Python.
+/* Answer a FUSE mount's reads from a file of checked blocks, without Python. With a tree, these are
+ * the blocks of an image, and it answers everything else as well.
  *
  * Threads take turns: one at a time waits for the kernel's requests. It answers what it finds in
  * the page cache at once, and passes on what is no read, or not here. For what has to come from the
  * disk it lets the next one wait for requests meanwhile.
  */
 #include "io.h"
+#include "tree.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +35,9 @@ enum {
     PAGE_BYTES = 4096,
     HUGE_BYTES = 2 << 20,
     LOG_TOUCHES = 1 << 17,
+    /* Longer reads of a tree are decompressed while another thread waits for requests. */
+    SHORT_BYTES = TREE_BLOCK_BYTES,
+    FIRST_MS = 5000,
 };
 
 struct bs_fastpath {
@@ -45,6 +50,7 @@ struct bs_fastpath {
     uint64_t block_bytes;
     const uint64_t *sums;  /* borrowed */
     const uint8_t *states; /* borrowed */
+    const bs_tree *tree;   /* borrowed; may be NULL */
     pthread_mutex_t turn;
     uint8_t *request; /* of whose turn it is, and what it reads: in the processor's cache */
     uint8_t *near;
@@ -68,12 +74,15 @@ typedef struct {
     size_t size_bytes;
     uint64_t start; /* the blocks that it lies in */
     size_t span_bytes;
+    bs_extent extent; /* with a tree: what is wanted comes out of it */
 } bs_hit;
 
-/* Return the length of all blocks that the longest read can lie in. */
-static size_t span_bytes(const bs_fastpath *self)
+/* Return the length of all blocks that the longest read can lie in, and of what comes out. */
+static size_t buffer_bytes(const bs_fastpath *self)
 {
-    return LONGEST_READ + 2 * (size_t)self->block_bytes;
+    size_t span = LONGEST_READ + 2 * (size_t)self->block_bytes;
+
+    return self->tree ? span + 2 * (size_t)TREE_LONGEST_EXTENT : span;
 }
 
 /* Allocate memory of huge pages, if there are any: it is copied to and from all the time. */
@@ -155,12 +164,21 @@ static int take(bs_fastpath *self, size_t size_bytes, bs_hit *hit)
     if (size_bytes < sizeof hit->request)
         return 0;
     memcpy(&hit->request, self->request, sizeof hit->request);
-    if (in->offset >= self->size_bytes || in->size == 0 || in->size > LONGEST_READ)
-        return 0;
-    stop = self->size_bytes - in->offset < in->size ? self->size_bytes : in->offset + in->size;
-    hit->offset = in->offset;
-    hit->size_bytes = (size_t)(stop - in->offset);
-    hit->start = in->offset - in->offset % self->block_bytes;
+    if (self->tree) {
+        if (bs_tree_extent(self->tree, hit->request.header.nodeid, in->offset, in->size,
+                           &hit->extent) < 0 ||
+            hit->extent.stored_bytes == 0)
+            return 0;
+        hit->offset = hit->extent.start;
+        stop = hit->offset + hit->extent.stored_bytes;
+    } else {
+        if (in->offset >= self->size_bytes || in->size == 0 || in->size > LONGEST_READ)
+            return 0;
+        hit->offset = in->offset;
+        stop = self->size_bytes - in->offset < in->size ? self->size_bytes : in->offset + in->size;
+    }
+    hit->size_bytes = (size_t)(stop - hit->offset);
+    hit->start = hit->offset - hit->offset % self->block_bytes;
     stop += (self->block_bytes - stop % self->block_bytes) % self->block_bytes;
     if (stop > self->size_bytes)
         stop = self->size_bytes;
@@ -168,8 +186,9 @@ static int take(bs_fastpath *self, size_t size_bytes, bs_hit *hit)
     for (uint64_t at = hit->start; at < stop; at += self->block_bytes)
         if (self->states[at / self->block_bytes] != PRESENT)
             return 0;
-    /* Who opened the file with O_NOATIME reads ahead, and that is not recorded. */
-    return in->flags & O_NOATIME || note(self, hit);
+    /* Who opened the file so reads ahead, and that is not recorded. Of a tree's files overlayfs opens
+     * all with O_NOATIME. */
+    return in->flags & (self->tree ? O_DSYNC : O_NOATIME) || note(self, hit);
 }
 
 static int is_good(const bs_fastpath *self, const bs_hit *hit, const uint8_t *data)
@@ -196,7 +215,11 @@ static int answer(bs_fastpath *self, const bs_hit *hit, uint8_t *data, int flags
         {&header, sizeof header},
         {data + (hit->offset - hit->start), hit->size_bytes},
     };
-    ssize_t got = preadv2(self->data, &into, 1, (off_t)hit->start, flags);
+    ssize_t got;
+
+    if (self->tree && flags & RWF_NOWAIT && hit->extent.content_bytes > SHORT_BYTES)
+        return -EAGAIN;
+    got = preadv2(self->data, &into, 1, (off_t)hit->start, flags);
 
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return -EAGAIN;
@@ -205,15 +228,32 @@ static int answer(bs_fastpath *self, const bs_hit *hit, uint8_t *data, int flags
         return flags & RWF_NOWAIT ? -EAGAIN : -EIO;
     if (!is_good(self, hit, data))
         return -EIO;
-    header.len = (uint32_t)(sizeof header + hit->size_bytes);
+    if (self->tree) {
+        uint8_t *content = data + hit->span_bytes;
+
+        if (bs_tree_extract(self->tree, &hit->extent, reply[1].iov_base, content) < 0)
+            return -EIO;
+        reply[1].iov_base = content + hit->extent.skip_bytes;
+        reply[1].iov_len = hit->extent.size_bytes;
+    }
+    header.len = (uint32_t)(sizeof header + reply[1].iov_len);
     header.unique = hit->request.header.unique;
     while (writev(self->device, reply, 2) < 0 && errno == EINTR)
         ;
     return 0;
 }
 
-/* Answer requests until one takes the disk, which is left to the caller; returns 0 if there are no
- * more. */
+/* Answer the request that is no read. */
+static void answer_with_tree(bs_fastpath *self, size_t size_bytes)
+{
+    size_t length = bs_tree_answer(self->tree, self->request, size_bytes, self->near, LONGEST_READ);
+
+    while (length > 0 && write(self->device, self->near, length) < 0 && errno == EINTR)
+        ;
+}
+
+/* Answer requests until one takes the disk or its time, which is left to the caller; returns 0 if
+ * there are no more. */
 static int take_turn(bs_fastpath *self, bs_hit *hit)
 {
     size_t size_bytes;
@@ -226,7 +266,10 @@ static int take_turn(bs_fastpath *self, bs_hit *hit)
         if (header->opcode == FUSE_INTERRUPT)
             continue; /* all is answered, sooner or later */
         if (header->opcode != FUSE_READ) {
-            forward(self->session, self->request, size_bytes);
+            if (self->tree)
+                answer_with_tree(self, size_bytes);
+            else
+                forward(self->session, self->request, size_bytes);
             continue;
         }
         rc = take(self, size_bytes, hit) ? answer(self, hit, self->near, RWF_NOWAIT) : -EIO;
@@ -240,7 +283,7 @@ static int take_turn(bs_fastpath *self, bs_hit *hit)
 static void *serve(void *argument)
 {
     bs_fastpath *self = argument;
-    uint8_t *data = malloc(span_bytes(self));
+    uint8_t *data = malloc(buffer_bytes(self));
     bs_hit hit;
 
     if (data == NULL)
@@ -274,8 +317,24 @@ static void *carry(void *argument)
     return NULL;
 }
 
+/* Answer the kernel's first request, which it made when it was mounted. */
+static int answer_first(bs_fastpath *self)
+{
+    struct pollfd polled = {self->device, POLLIN, 0};
+    ssize_t got;
+
+    if (poll(&polled, 1, FIRST_MS) != 1)
+        return -ETIMEDOUT;
+    got = read(self->device, self->request, REQUEST_BYTES);
+    if (got < (ssize_t)sizeof(struct fuse_in_header))
+        return got < 0 ? -errno : -EPROTO;
+    answer_with_tree(self, (size_t)got);
+    return 0;
+}
+
 int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint32_t block_bytes,
-                      const uint64_t *sums, const uint8_t *states, int threads, bs_fastpath **out)
+                      const uint64_t *sums, const uint8_t *states, const bs_tree *tree, int threads,
+                      bs_fastpath **out)
 {
     bs_fastpath *self;
     sigset_t all, before;
@@ -301,9 +360,10 @@ int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint3
     self->block_bytes = block_bytes;
     self->sums = sums;
     self->states = states;
+    self->tree = tree;
     self->records = 1;
     self->request = malloc(REQUEST_BYTES);
-    self->near = allocate_huge(span_bytes(self));
+    self->near = allocate_huge(buffer_bytes(self));
     self->logged = calloc(size_bytes / PAGE_BYTES / 8 + 1, 1);
     self->log = malloc(LOG_TOUCHES * sizeof *self->log);
     self->stop = eventfd(0, EFD_CLOEXEC);
@@ -313,11 +373,13 @@ int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint3
         rc = -errno;
     if (!self->request || !self->near || !self->logged || !self->log)
         rc = -ENOMEM;
+    if (rc == 0 && tree)
+        rc = answer_first(self);
     /* Signals are Python's. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (int i = 0; rc == 0 && i <= threads; i++) {
-        rc = -pthread_create(&self->threads[i], NULL, i == 0 ? carry : serve, self);
+    for (int i = tree ? 1 : 0; rc == 0 && i <= threads; i++) {
+        rc = -pthread_create(&self->threads[self->running], NULL, i == 0 ? carry : serve, self);
         if (rc == 0)
             self->running++;
     }
@@ -352,7 +414,8 @@ void bs_fastpath_stop(bs_fastpath *self)
 
     if (self->stop >= 0 && write(self->stop, &one, sizeof one) < 0)
         abort(); /* an eventfd takes a one */
-    shutdown(self->session, SHUT_RDWR);
+    if (!self->tree)
+        shutdown(self->session, SHUT_RDWR);
     shutdown(self->misses, SHUT_RDWR);
     for (int i = 0; i < self->running; i++)
         pthread_join(self->threads[i], NULL);

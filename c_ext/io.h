@@ -1,5 +1,5 @@
 /* The C that Python needs: page-cache residency, read-ahead with pinning, I/O priority,
- * rights, mounts, reads of a mount.
+ * rights, mounts, reads of a mount, mounts of snapshots, LZ4 frames, trees that are made and removed.
  *
  * Every function that can fail returns a negative errno; none keeps global state. A handle
  * borrows its file descriptor: the caller keeps it open for as long as the handle lives.
@@ -54,22 +54,50 @@ typedef struct {
     uint64_t at_ns;
 } bs_touch;
 
+/* The tree of a snapshot, as bootseer/env/index.py encodes it. */
+typedef struct {
+    const uint8_t *inodes;
+    const uint8_t *entries;
+    const uint8_t *blocks;
+    const uint8_t *strings;
+    uint32_t inode_count;
+    uint32_t entry_count;
+    uint32_t block_count;
+    uint64_t strings_bytes;
+    uint64_t image_bytes; /* of the squashfs that the blocks are in */
+    uint32_t uid;         /* whose all of it is */
+    uint32_t gid;
+} bs_tree_rows;
+
+typedef struct bs_tree bs_tree;
+
+/* Copy a tree; -EINVAL if it refers to what is not there. */
+int bs_tree_open(const bs_tree_rows *rows, bs_tree **out);
+
+void bs_tree_close(bs_tree *self);
+
 /* What a fast path reads and writes. */
 typedef struct {
     int device;  /* the mount's, of /dev/fuse */
-    int session; /* SOCK_SEQPACKET: requests that are no reads go there, and their answers come */
+    int session; /* SOCK_SEQPACKET: requests that are no reads go there, and their answers come;
+                  * not used with a tree */
     int misses;  /* the same for reads that are not answered here: who gets them answers them.
                   * Shut down when the mount is gone. */
-    int data;    /* the blocks, each where it is in the mount's one file */
+    int data;    /* the blocks, each where it is in the mount's one file, or in the image */
 } bs_fastpath_files;
 
 typedef struct bs_fastpath bs_fastpath;
 
 /* Answer, in threads of its own, the reads of a mount with one file of this length. Of the blocks
  * with state 1 (`states`, a byte each) those are given out whose XXH3 checksum (`sums`, eight
- * bytes each, never 0) is right. Both may change meanwhile. */
+ * bytes each, never 0) is right. Both may change meanwhile.
+ *
+ * With a tree, which it borrows, the mount shows that: its files' content comes out of an image of
+ * this length, and all other requests are answered here too. The kernel's first has been when this
+ * returns. */
 int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint32_t block_bytes,
-                      const uint64_t *sums, const uint8_t *states, int threads, bs_fastpath **out);
+                      const uint64_t *sums, const uint8_t *states, const bs_tree *tree, int threads,
+                      bs_fastpath **out);
 
 /* Take out what was answered here and not taken out before, in order of time, and say whether to
  * go on recording. More than `capacity` is left for the next call. */
@@ -94,8 +122,79 @@ int bs_die_with(int parent);
 int bs_mount_fuse(int target, const char *source, const char *type, int read_only,
                   const char *options);
 
+/* The kind of file system that a descriptor is open on, as statfs(2) has it. */
+int64_t bs_file_system(int fd);
+
+/* Mount an overlay, without set-user-ID programs and devices. */
+int bs_mount_overlay(const char *path, const char *options);
+
+/* Show a folder at another path as well. */
+int bs_bind(const char *source, const char *path);
+
+/* Copy the mount at a path, or a folder of one; returns a descriptor of it: it is nowhere yet. */
+int bs_copy_mount(const char *path);
+
+/* Attach such a copy to the directory that `target` is open on, in the mount namespace that
+ * `namespace` is open on, whose the target has to be. */
+int bs_show_mount(int tree, int namespace, int target);
+
 /* Take the topmost mount at a path away at once. Of a FUSE file system, every request in progress
  * ends with ECONNABORTED, and so does what is still open there. */
 int bs_unmount(const char *path);
+
+/* What a step is. */
+enum {
+    BS_FOLDER,    /* with mode 0700, as long as it is being filled */
+    BS_FILE,      /* whole, with mode and time */
+    BS_BEGIN,     /* a file that gets content, mode and time later */
+    BS_PART,      /* content for that */
+    BS_NAME,      /* another name for a file */
+    BS_LINK,      /* symbolic, with its time */
+    BS_ATTRIBUTE, /* for a file or folder */
+    BS_FINISH     /* mode and time for a file or folder */
+};
+
+/* One thing to make. Texts end with a zero. */
+typedef struct {
+    uint64_t path;  /* in the texts, from the folder */
+    uint64_t other; /* in the texts: a link's target, a file's first name, an attribute's name */
+    uint64_t start; /* in what is given, of what is written */
+    uint64_t size_bytes;
+    uint64_t offset; /* in the file */
+    int64_t mtime_s;
+    uint32_t mtime_ns;
+    uint32_t mode;
+    uint32_t folder; /* which one */
+    uint32_t origin; /* BS_NAME: which one the first name is from */
+    uint32_t action;
+    uint32_t unused;
+} bs_step;
+
+/* Where things are made. */
+typedef struct {
+    const int *folders;
+    size_t count;
+    const char *texts; /* all of them, one behind the other */
+    size_t texts_bytes;
+    int by_names; /* the kernel has no openat2(2) */
+} bs_ground;
+
+/* Whether the kernel has openat2(2), and lets us use it. */
+int bs_has_openat2(void);
+
+/* Open a folder below another for reading; returns its descriptor. No link is followed. */
+int bs_open_folder(int folder, const char *path, int by_names);
+
+/* Carry out steps in their order, none that leads through a link. Puts how many were done: after a
+ * failure, which one it was. Safe in several threads at once. */
+int bs_make(const bs_ground *ground, const bs_step *steps, size_t count, const uint8_t *content,
+            size_t content_bytes, size_t *done);
+
+/* Remove a file, a link, or a folder with all that is in it. */
+int bs_remove(int folder, const char *name);
+
+/* Decompress one LZ4 frame, which must say and have exactly `size_bytes`, and be all that is
+ * stored; -EBADMSG if not. */
+int bs_lz4_frame(const uint8_t *stored, size_t stored_bytes, uint8_t *out, size_t size_bytes);
 
 #endif

@@ -1,4 +1,5 @@
-/* Mount a FUSE file system on a directory that is open already, and take a mount away.
+/* Mount a FUSE file system on a directory that is open already, lay another over it, show a mount
+ * in another namespace, and take one away.
  *
  * The Python library has no mount(2). Everything goes by descriptor: a path could be made to lead
  * elsewhere between a check and its use.
@@ -6,8 +7,24 @@
 #include "io.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mount.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Since Linux 5.2; missing from older C libraries. The numbers are the same everywhere. */
+enum {
+    CALL_OPEN_TREE = 428,
+    CALL_MOVE_MOUNT = 429,
+    CLONE_THE_TREE = 1,
+    FROM_DESCRIPTOR = 0x04,
+    TO_DESCRIPTOR = 0x40,
+};
 
 int bs_mount_fuse(int target, const char *source, const char *type, int read_only,
                   const char *options)
@@ -22,4 +39,49 @@ int bs_mount_fuse(int target, const char *source, const char *type, int read_onl
 int bs_unmount(const char *path)
 {
     return umount2(path, MNT_FORCE | MNT_DETACH | UMOUNT_NOFOLLOW) != 0 ? -errno : 0;
+}
+
+int64_t bs_file_system(int fd)
+{
+    struct statfs info;
+
+    return fstatfs(fd, &info) != 0 ? -errno : (int64_t)info.f_type;
+}
+
+int bs_mount_overlay(const char *path, const char *options)
+{
+    return mount("bootseer", path, "overlay", MS_NOSUID | MS_NODEV, options) != 0 ? -errno : 0;
+}
+
+int bs_bind(const char *source, const char *path)
+{
+    return mount(source, path, NULL, MS_BIND, NULL) != 0 ? -errno : 0;
+}
+
+int bs_copy_mount(const char *path)
+{
+    long fd =
+        syscall(CALL_OPEN_TREE, AT_FDCWD, path, CLONE_THE_TREE | O_CLOEXEC | AT_SYMLINK_NOFOLLOW);
+
+    return fd < 0 ? -errno : (int)fd;
+}
+
+int bs_show_mount(int tree, int namespace, int target)
+{
+    /* Like fork(), which cannot share descriptors; and only a process of one thread may enter. */
+    pid_t pid = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
+    int status;
+
+    if (pid == 0) {
+        if (setns(namespace, CLONE_NEWNS) != 0 ||
+            syscall(CALL_MOVE_MOUNT, tree, "", target, "", FROM_DESCRIPTOR | TO_DESCRIPTOR) != 0)
+            _exit(errno);
+        _exit(0);
+    }
+    if (pid < 0)
+        return -errno;
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -errno;
+    return WIFEXITED(status) ? -WEXITSTATUS(status) : -EINTR;
 }

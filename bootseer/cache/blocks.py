@@ -153,3 +153,8 @@ class CachedBlocks:
     def _lose(self, index: int) -> None:
         self.states[index] = State.LOST
         self.damaged += 1
+
+
+def no_blocks(manifest: ImageManifest) -> CachedBlocks:
+    """Return the blocks of a node that keeps none."""
+    return CachedBlocks(os.memfd_create("data"), os.memfd_create("map"), manifest)

@@ -46,6 +46,10 @@ class Fields:
         """Read an object."""
         return Fields(self._get(key, dict), f"{self._name}: {key}")
 
+    def unread(self, key: str) -> dict[str, Any]:
+        """Return an object for others to read."""
+        return self._get(key, dict)
+
     def count(self, key: str, maximum: int = 2**63 - 1) -> int:
         """Read a whole number from 0 to ``maximum``."""
         value = self._get(key, int)

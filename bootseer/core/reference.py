@@ -9,6 +9,8 @@ import re
 
 SCHEME = "bootseer://"
 DOCKER = "docker://"
+ENVIRONMENT = "env://"
+"""Before the key of an environment that is mounted, as images are."""
 _USER = re.compile(r"docker://[^@/#]+@(?!sha256:)")
 
 

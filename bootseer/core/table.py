@@ -35,10 +35,15 @@ def encode(
         row: layout of one row.
         rows: values of each row, as many as ``row`` has fields.
     """
+    return close_table(magic, version, header, row.size, b"".join(row.pack(*r) for r in rows))
+
+
+def close_table(
+    magic: bytes, version: int, header: dict[str, Any], row_size: int, rows: bytes
+) -> bytes:
+    """Encode a table whose rows have been packed already; see `open_table`."""
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    body = b"".join(
-        [_FRAME.pack(magic, version, row.size, len(text)), text, *(row.pack(*r) for r in rows)]
-    )
+    body = b"".join([_FRAME.pack(magic, version, row_size, len(text)), text, rows])
     return body + hashlib.sha256(body).digest()
 
 

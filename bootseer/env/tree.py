@@ -77,26 +77,34 @@ class Found(NamedTuple):
     status: os.stat_result
 
 
-def scan(
-    folder: str, *, threads: int = 2, count: Callable[[int], None] = lambda size_bytes: None
-) -> dict[bytes, Node]:
-    """Look at all that a folder holds, content and all; no link is followed.
+class Look(NamedTuple):
+    """What a folder holds, without what is in its files.
+
+    Attributes:
+        tree: all of it by path, without digests.
+        statuses: of all of it, as lstat gives them.
+    """
+
+    tree: dict[bytes, Node]
+    statuses: dict[bytes, os.stat_result]
+
+
+def look(folder: str) -> Look:
+    """Look at all that a folder holds, but for what is in its files; no link is followed.
 
     Args:
-        folder: to look at; other file systems mounted below it are left out.
-        threads: that read.
-        count: told of bytes that have been read.
+        folder: to look at; folders below it that others are mounted on are left out.
 
     Returns:
-        All of it by path from the folder, with slashes between; itself is the empty path.
+        By path from the folder, with slashes between; itself is the empty path.
 
     Raises:
-        OSError: something cannot be read, or was changed meanwhile (EBUSY, with its path).
+        OSError: something cannot be looked at.
     """
     root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         tree: dict[bytes, Node] = {}
-        files: list[Found] = []
+        statuses: dict[bytes, os.stat_result] = {}
         names: dict[tuple[int, int], bytes] = {}
         for path, status in sorted(_walk(root)):
             node = _node(root, path, status)
@@ -104,19 +112,71 @@ def scan(
                 first = names.setdefault((status.st_dev, status.st_ino), path)
                 if first != path:
                     node = node._replace(same_as=first)
-                else:
-                    files.append(Found(path, status))
             tree[path] = node
+            statuses[path] = status
+    finally:
+        os.close(root)
+    return Look(tree, statuses)
+
+
+def scan(
+    folder: str, *, threads: int = 2, count: Callable[[int], None] = lambda size_bytes: None
+) -> dict[bytes, Node]:
+    """Look at all that a folder holds, content and all.
+
+    Args:
+        folder: as for `look`.
+        threads: that read.
+        count: told of bytes that have been read.
+
+    Raises:
+        OSError: something cannot be read, or was changed meanwhile (EBUSY, with its path).
+    """
+    tree, statuses = look(folder)
+    return digested(folder, tree, statuses, threads=threads, count=count)
+
+
+def digested(
+    folder: str,
+    tree: Mapping[bytes, Node],
+    statuses: Mapping[bytes, os.stat_result],
+    *,
+    threads: int = 2,
+    count: Callable[[int], None] = lambda size_bytes: None,
+) -> dict[bytes, Node]:
+    """Add the digests of its files to what was seen of a folder; see `scan`."""
+    whole = dict(tree)
+    files = [
+        Found(path, statuses[path])
+        for path, node in tree.items()
+        if node.kind == "file" and not node.same_as
+    ]
+    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         with ThreadPoolExecutor(threads) as pool:
             for batch in pool.map(lambda some: _digests(root, some, count), _batches(files)):
                 for path, digest in batch:
-                    tree[path] = tree[path]._replace(digest=digest)
+                    whole[path] = whole[path]._replace(digest=digest)
     finally:
         os.close(root)
-    for path, node in tree.items():
+    for path, node in whole.items():
         if node.same_as:
-            tree[path] = node._replace(digest=tree[node.same_as].digest)
-    return tree
+            whole[path] = node._replace(digest=whole[node.same_as].digest)
+    return whole
+
+
+def shape(tree: Mapping[bytes, Node]) -> str:
+    """Return a digest of what a folder holds by its names, kinds, modes, lengths and targets.
+
+    Not of times and owners, which differ wherever the same thing is made again, and not of what is
+    in files: there may be very much of it.
+    """
+    return tree_digest(
+        {
+            path: node._replace(uid=0, gid=0, mtime_ns=0, digest=b"", xattrs=())
+            for path, node in tree.items()
+        }
+    )
 
 
 def difference(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> Difference:
@@ -167,7 +227,8 @@ def _walk(root: int) -> Iterator[tuple[bytes, os.stat_result]]:
             for name in names:
                 path = folder + b"/" + name if folder else name
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if found.st_dev != status.st_dev:
+                # Of overlayfs, files may have the number of the layer that they are in.
+                if stat.S_ISDIR(found.st_mode) and found.st_dev != status.st_dev:
                     continue
                 yield path, found
                 if stat.S_ISDIR(found.st_mode):
@@ -194,7 +255,12 @@ def _node(root: int, path: bytes, status: os.stat_result) -> Node:
 def _xattrs(root: int, path: bytes) -> tuple[tuple[bytes, bytes], ...]:
     """Read extended attributes, of a name that may become a link at any time."""
     where = b"/proc/self/fd/%d/%s" % (root, path or b".")
-    names = sorted(map(os.fsencode, os.listxattr(where, follow_symlinks=False)))
+    try:
+        names = sorted(map(os.fsencode, os.listxattr(where, follow_symlinks=False)))
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.ENAMETOOLONG):
+            raise
+        return ()
     return tuple((name, os.getxattr(where, name, follow_symlinks=False)) for name in names)
 
 
@@ -233,7 +299,7 @@ def _digests(
                     break
                 digest.update(view[:got])
                 count(got)
-            if _version(os.fstat(fd)) != _version(file.status):
+            if version(os.fstat(fd)) != version(file.status):
                 raise OSError(
                     errno.EBUSY, "it was changed while it was read", os.fsdecode(file.path)
                 )
@@ -243,7 +309,8 @@ def _digests(
     return found
 
 
-def _version(status: os.stat_result) -> tuple[int, ...]:
+def version(status: os.stat_result) -> tuple[int, ...]:
+    """Tell a file from what it was before, without reading it."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +85,67 @@ def set_read_ahead(mountpoint: Path, kib: int) -> None:
     mount = find_mount(str(mountpoint))
     if mount is not None:
         Path(f"/sys/class/bdi/{mount.device}/read_ahead_kb").write_text(str(kib))
+
+
+def overlay(mountpoint: Path, lower: Path, scratch: Path) -> None:
+    """Lay a writable file system over a folder of a mount, as root.
+
+    Args:
+        mountpoint: an existing folder whose path only root can change.
+        lower: what is seen through it; it needs `MountOptions.for_all`.
+        scratch: folder with "upper", which takes changes and has the owner, mode and time that the
+            root of the overlay is to have, and "work".
+
+    Raises:
+        OSError: it cannot be mounted.
+    """
+    # Not by their paths: commas and colons have a meaning there.
+    folders = {"lowerdir": lower, "upperdir": scratch / "upper", "workdir": scratch / "work"}
+    with ExitStack() as stack:
+        options = ",".join(
+            f"{name}=/proc/self/fd/{stack.enter_context(_opened(folder))}"
+            for name, folder in folders.items()
+        )
+        _check(lib.bs_mount_overlay(os.fsencode(mountpoint), options.encode()))
+
+
+def bind(source: Path, mountpoint: Path) -> None:
+    """Show a folder of a mount at another path, as root; only root can change either.
+
+    Raises:
+        OSError: it cannot be shown.
+    """
+    _check(lib.bs_bind(os.fsencode(source), os.fsencode(mountpoint)))
+
+
+def show(mount: Path, namespace: int, target: int) -> None:
+    """Show a mount, or a folder of one, in another mount namespace as well, as root.
+
+    It stays there when it is taken away here, but gives errors if its server has ended.
+
+    Args:
+        mount: here.
+        namespace: descriptor of the other.
+        target: descriptor of a folder there.
+
+    Raises:
+        OSError: it cannot be shown: EINVAL if the folder is not in that namespace.
+    """
+    tree = lib.bs_copy_mount(os.fsencode(mount))
+    _check(tree)
+    try:
+        _check(lib.bs_show_mount(tree, namespace, target))
+    finally:
+        os.close(tree)
+
+
+def uncover(mountpoint: Path) -> None:
+    """Take away what `overlay` or `bind` has mounted, whoever uses it.
+
+    Raises:
+        OSError: it cannot be unmounted.
+    """
+    _check(lib.bs_unmount(os.fsencode(mountpoint)))
 
 
 def detach(mountpoint: Path) -> None:

@@ -1,7 +1,8 @@
 """Reads that find their blocks on this node, answered in C: at the speed of memory, not of Python.
 
-It stands between the kernel and pyfuse3. Reads of blocks that are there are answered by threads of
-its own; other reads go to the view, all that is no read to pyfuse3 over a socket.
+Reads of blocks that are there are answered by threads of its own, other reads by whoever can get
+them. It stands between the kernel and pyfuse3, which answers over a socket what is no read; or, for
+a snapshot's tree, alone.
 """
 
 from __future__ import annotations
@@ -12,44 +13,92 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import trio
 
 from bootseer._io import ffi, lib
 from bootseer.cache.blocks import CachedBlocks
-
-Read: TypeAlias = Callable[[int, int, int], Awaitable[bytes | memoryview]]
-"""Takes handle, offset and size."""
+from bootseer.core.treerows import TreeRows
+from bootseer.errors import Corrupt
 
 _THREADS = 8
 """Reads of the node's disk at once."""
 _TOUCHES = 4096
 """Taken out of the record at once."""
-_REQUEST = struct.Struct("=IIQQIIIHH QQI")
-"""fuse_in_header, and of fuse_read_in handle, offset and size."""
+_REQUEST = struct.Struct("=8xQQ16x QQIIQI4x")
+"""Of fuse_in_header number and node, and fuse_read_in without what fills it up."""
 _REPLY = struct.Struct("=IiQ")
 _MAX_REQUEST_BYTES = 4096
 
 
-class FastPath:
-    """The fast path of one mount with one file.
+class Asked(NamedTuple):
+    """A read.
 
     Attributes:
-        session: for pyfuse3, in place of the mount's descriptor; whoever uses it closes it.
+        node: the kernel's number of the file.
+        handle: with which it was opened, where there is such a thing.
+        offset, size_bytes: what is wanted.
+        flags: it was opened with.
     """
 
-    def __init__(self, connection: int, blocks: CachedBlocks) -> None:
+    node: int
+    handle: int
+    offset: int
+    size_bytes: int
+    flags: int
+
+
+Read: TypeAlias = Callable[[Asked], Awaitable[bytes | memoryview]]
+
+
+class Tree:
+    """A snapshot's tree, for as long as a fast path answers with it."""
+
+    def __init__(self, rows: TreeRows, image_bytes: int, uid: int, gid: int) -> None:
+        """Take a tree.
+
+        Args:
+            rows: as `bootseer.env.index` encodes them.
+            image_bytes: length of the image that content is in.
+            uid, gid: whose all of it is.
+
+        Raises:
+            Corrupt: it refers to what is not there.
+        """
+        parts = [ffi.from_buffer("uint8_t[]", part) for part in rows]
+        given = ffi.new("bs_tree_rows *", (*parts, *rows.counts, image_bytes, uid, gid))
+        out = ffi.new("bs_tree **")
+        result = lib.bs_tree_open(given, out)
+        if result == -errno.EINVAL:
+            raise Corrupt("the index of a snapshot refers to what is not there")
+        if result < 0:
+            raise OSError(-result, os.strerror(-result))
+        self.pointer = ffi.gc(out[0], lib.bs_tree_close)
+
+
+class FastPath:
+    """The fast path of one mount: of one file, or of a tree.
+
+    Attributes:
+        session: for pyfuse3, in place of the mount's descriptor; whoever uses it closes it. Unless
+            there is a tree.
+    """
+
+    def __init__(self, connection: int, blocks: CachedBlocks, tree: Tree | None = None) -> None:
         """Begin to answer.
 
         Args:
             connection: the mount's descriptor, which stays the caller's, and open until `stop`.
-            blocks: of the file; they stay the caller's, too.
+            blocks: of the file, or of the image that the tree's content is in; they stay the
+                caller's, too.
+            tree: that is mounted.
 
         Raises:
             OSError: it cannot be done.
         """
         self._connection = connection
+        self._tree = tree
         self._session, session = _pair()
         self._misses, self._asked = _pair()
         self._sums = ffi.from_buffer("uint64_t[]", blocks.sums)
@@ -63,17 +112,21 @@ class FastPath:
         out = ffi.new("bs_fastpath **")
         result = lib.bs_fastpath_start(
             *(files, manifest.size_bytes, manifest.block_bytes),
-            *(self._sums, self._states, _THREADS, out),
+            *(self._sums, self._states, ffi.NULL if tree is None else tree.pointer),
+            *(_THREADS, out),
         )
         if result < 0:
             for end in (self._session, session, self._misses, self._asked):
                 end.close()
             raise OSError(-result, os.strerror(-result))
         self._self = out[0]
-        self.session = session.detach()
+        if tree is None:
+            self.session = session.detach()
+        else:
+            session.close()
 
     async def answer_misses(self, read: Read) -> None:
-        """Have a view answer what is not answered here, until the mount is gone."""
+        """Have others answer what is not answered here, until the mount is gone."""
         misses = trio.socket.from_stdlib_socket(self._asked)
         async with trio.open_nursery() as nursery:
             while request := await misses.recv(_MAX_REQUEST_BYTES):
@@ -81,11 +134,11 @@ class FastPath:
             nursery.cancel_scope.cancel()
 
     async def _answer(self, request: bytes, read: Read) -> None:
-        unique, handle, offset, size_bytes = _unpacked(request)
+        unique, asked = _unpacked(request)
         error = 0
         data: bytes | memoryview = b""
         try:
-            data = await read(handle, offset, size_bytes)
+            data = await read(asked)
         except OSError as failed:
             error = -(failed.errno or errno.EIO)
         reply = _REPLY.pack(_REPLY.size + len(data), error, unique)
@@ -116,10 +169,10 @@ class FastPath:
             end.close()
 
 
-def _unpacked(request: bytes) -> tuple[int, int, int, int]:
-    """Return number, handle, offset and size of a request to read."""
-    fields = _REQUEST.unpack_from(request)
-    return fields[2], *fields[-3:]
+def _unpacked(request: bytes) -> tuple[int, Asked]:
+    """Return the number of a request to read, and what it asks for."""
+    unique, node, handle, offset, size_bytes, _, _, flags = _REQUEST.unpack_from(request)
+    return unique, Asked(node, handle, offset, size_bytes, flags)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -84,7 +84,7 @@ async def serve_fd(
 
     async def until_cut_off() -> None:
         if fast is not None:
-            await fast.answer_misses(view.read)
+            await fast.answer_misses(lambda a: view.read(a.handle, a.offset, a.size_bytes))
         else:
             await _cut_off(connection)
         nursery.cancel_scope.cancel()

@@ -40,7 +40,7 @@ class HotFile:
     ranges: tuple[ByteRange, ...]
 
 
-class _Hot:
+class HotRanges:
     """Hot ranges of an image, for looking up what touches them first."""
 
     def __init__(self, hot: Sequence[ByteRange]) -> None:
@@ -74,7 +74,7 @@ def hot_files(image: Path, hot: Sequence[ByteRange]) -> list[HotFile]:
         Unavailable: it cannot be read.
         Corrupt: it is damaged.
     """
-    index = _Hot(hot)
+    index = HotRanges(hot)
     found: list[tuple[int, HotFile]] = []
     seen: set[int] = set()
     with Squashfs(image) as squashfs:
@@ -114,7 +114,12 @@ class FilesPrefetch:
     """
 
     def __init__(
-        self, root: str, files: Sequence[HotFile], limit_bytes: int, budget: Budget
+        self,
+        root: str,
+        files: Sequence[HotFile],
+        limit_bytes: int,
+        budget: Budget,
+        flags: int = 0,
     ) -> None:
         """Prepare.
 
@@ -123,6 +128,7 @@ class FilesPrefetch:
             files: in the order in which they are to be read.
             limit_bytes: how much to read.
             budget: how fast.
+            flags: to open them with, beside those for reading.
         """
         self.files = 0
         self.read_bytes = 0
@@ -131,6 +137,7 @@ class FilesPrefetch:
         self._left = iter(files)
         self._limit_bytes = limit_bytes
         self._budget = budget
+        self._flags = flags | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._pin = True
         self._scratch = ffi.new("uint8_t[]", _PIECE_BYTES)
         self._lock = Lock()  # guards the files left, and the counters
@@ -163,7 +170,7 @@ class FilesPrefetch:
 
     def _read(self, file: HotFile) -> None:
         path = os.path.join(self._root, file.path)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, self._flags)
         try:
             size_bytes = os.fstat(fd).st_size
             handle = ffi.new("bs_window **")

@@ -78,7 +78,9 @@ async def raw_kernel(blocks: CachedBlocks, view: View) -> AsyncIterator[RawKerne
     kernel = RawKernel(trio.socket.from_stdlib_socket(ours))
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(fast.answer_misses, view.read)
+            nursery.start_soon(
+                fast.answer_misses, lambda a: view.read(a.handle, a.offset, a.size_bytes)
+            )
             nursery.start_soon(kernel.listen)
             yield kernel
             nursery.cancel_scope.cancel()

@@ -136,6 +136,23 @@ def test_kinds_that_are_no_files_are_named_and_not_opened(folder):
 
 
 @pytest.mark.root
+def test_files_of_a_lower_layer_are_seen_though_they_have_another_device_number(tmp_path):
+    """overlayfs gives them the number of where they are, and folders its own."""
+    lower, merged = tmp_path / "lower", tmp_path / "merged"
+    for name in ("lower/sub", "upper", "work", "merged"):
+        (tmp_path / name).mkdir(parents=True)
+    (lower / "a").write_bytes(b"of the lower layer")
+    (lower / "sub/b").write_bytes(b"of it, too")
+    layers = f"lowerdir={lower},upperdir={tmp_path}/upper,workdir={tmp_path}/work,xino=off"
+    subprocess.run(["mount", "-t", "overlay", "none", "-o", layers, merged], check=True)
+    try:
+        (merged / "c").write_bytes(b"of the upper")
+        assert {b"a", b"sub/b", b"c"} < scan(str(merged)).keys()
+    finally:
+        subprocess.run(["umount", merged], check=True)
+
+
+@pytest.mark.root
 def test_what_is_mounted_below_is_left_out(folder):
     mount = ["mount", "-t", "tmpfs", "none", str(folder / "lib/deep")]
     look = f"import sys; from bootseer.env.tree import scan; print(sorted(scan({str(folder)!r})))"

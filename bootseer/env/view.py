@@ -1,0 +1,98 @@
+"""The content of a mounted snapshot, for reads that its fast path cannot answer."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from bootseer.core.squashfs import BLOCK_RAW
+from bootseer.core.treerows import BLOCK, BLOCK_BYTES, INODE, TreeRows
+from bootseer.errors import BootseerError, Corrupt
+from bootseer.fuse.fastpath import Asked, FastPath
+from bootseer.image.blocks import ImageBlocks
+from bootseer.image.compressor import LZ4, decompressor
+from bootseer.image.touchlog import TouchLog
+
+AHEAD = os.O_DSYNC
+"""Who opens a file so only reads ahead: others go first, and it is not recorded. Not O_NOATIME, as
+of an image: overlayfs opens every file with that."""
+
+
+class TreeContent:
+    """The files of a snapshot, read out of its squashfs.
+
+    Attributes:
+        touched: what was read of the squashfs by others than who reads ahead.
+    """
+
+    def __init__(
+        self, rows: TreeRows, blocks: ImageBlocks, on_error: Callable[[str], None]
+    ) -> None:
+        """Take what it is made of.
+
+        Args:
+            rows: of a checked index.
+            blocks: of the squashfs.
+            on_error: told why something could not be read.
+        """
+        self.touched = TouchLog()
+        self._rows = rows
+        self._blocks = blocks
+        self._on_error = on_error
+        self._decompress = decompressor(LZ4)
+
+    def attach(self, fast: FastPath) -> None:
+        """Learn who answers all other reads."""
+        self.touched.attach(fast.touches)
+
+    async def read(self, asked: Asked) -> bytes:
+        """Return content of a file.
+
+        Raises:
+            OSError: EIO, whatever the reason: to a program, the file is there and may be read.
+        """
+        try:
+            return await self._read(asked)
+        except BootseerError as error:
+            self._on_error(str(error))
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
+
+    async def _read(self, asked: Asked) -> bytes:
+        size_bytes, _, start, _, first, *_ = INODE.unpack_from(
+            self._rows.inodes, (asked.node - 1) * INODE.size
+        )
+        stop = min(size_bytes, asked.offset + asked.size_bytes)
+        if asked.offset >= stop:
+            return b""
+        wanted = range(asked.offset // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        lengths = [self._length(first + index) for index in range(wanted.stop)]
+        start += sum(length & ~BLOCK_RAW for length in lengths[: wanted.start])
+        stored_bytes = sum(length & ~BLOCK_RAW for length in lengths[wanted.start :])
+        stored = await self._stored(start, stored_bytes, bool(asked.flags & AHEAD))
+        content = bytearray()
+        for index in wanted:
+            length = lengths[index] & ~BLOCK_RAW
+            left = min(BLOCK_BYTES, size_bytes - index * BLOCK_BYTES)
+            content += self._block(bytes(stored[:length]), lengths[index], left)
+            stored = stored[length:]
+        skip = asked.offset - wanted.start * BLOCK_BYTES
+        return bytes(content[skip : skip + stop - asked.offset])
+
+    async def _stored(self, start: int, size_bytes: int, is_ahead: bool) -> memoryview:
+        if not size_bytes:
+            return memoryview(b"")  # a hole
+        if not is_ahead:
+            self.touched.note(start, start + size_bytes)
+        return await self._blocks.read(start, size_bytes, is_urgent=not is_ahead)
+
+    def _length(self, index: int) -> int:
+        return int(BLOCK.unpack_from(self._rows.blocks, index * BLOCK.size)[0])
+
+    def _block(self, stored: bytes, length: int, size_bytes: int) -> bytes:
+        if not length:
+            return bytes(size_bytes)
+        data = stored if length & BLOCK_RAW else self._decompress(stored, size_bytes)
+        if len(data) != size_bytes:
+            raise Corrupt("a block of a snapshot holds another amount than its index says")
+        return data

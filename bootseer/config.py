@@ -51,6 +51,7 @@ _ITEMS = {
     "absolute paths": re.compile(r"/.*"),
     "digests of images": re.compile(r"[0-9a-f]{64}"),
     "ways: copy, file": re.compile(r"copy|file"),
+    "GROUP=URL": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*=(/|[a-z0-9]+://).+"),
 }
 
 
@@ -170,6 +171,18 @@ SETTINGS: dict[str, Setting] = {
         "ways that may be chosen for an image beside reading from the store what is needed: all of "
         "it (copy), or from the file that it was added from (file)",
         items="ways: copy, file",
+    ),
+    "env.scratch_dir": Setting(
+        "/var/tmp", 0, 0, "folder of the node for the squashfs of an environment that is captured"
+    ),
+    "env.keep_days": Setting(
+        30.0, 0, 36500, "days since its last use after which an environment goes; 0: never"
+    ),
+    "env.quota_gib": Setting(
+        100.0, 0, 1e6, "what a user's environments may take up in the store; 0: no limit"
+    ),
+    "env.shared": Setting(
+        [], 0, 0, "stores of environments that Unix groups share: GROUP=URL", items="GROUP=URL"
     ),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"

@@ -174,10 +174,15 @@ async def list_names(store: Store) -> list[NamedImage]:
 
 async def give_name(store: Store, name: str, digest: str, size_bytes: int) -> None:
     """Give an image of that size a name, which another may have had until now."""
-    with suppress(NotFound):
-        await store.delete(f"images/{digest}/removed")
+    await revive(store, digest)
     named = NamedImage(name, digest, size_bytes, time.time_ns())
     await publish(store, name_object(name), _encoded(_NAME_FORMAT, asdict(named)))
+
+
+async def revive(store: Store, digest: str) -> None:
+    """Have the bytes of an image stay that may have been removed."""
+    with suppress(NotFound):
+        await store.delete(f"images/{digest}/removed")
 
 
 async def remove(store: Store, reference: str, *, now: bool = False) -> tuple[str, bool]:
@@ -211,14 +216,22 @@ async def remove(store: Store, reference: str, *, now: bool = False) -> tuple[st
 async def sweep(store: Store, older_than_s: float = KEPT_S) -> list[str]:
     """Delete the bytes of images that were removed so long ago; returns their digests."""
     swept = []
+    for digest in await list_removed(store, older_than_s):
+        with suppress(NotFound):
+            await store.delete_tree(f"images/{digest}")
+            swept.append(digest)
+    return swept
+
+
+async def list_removed(store: Store, older_than_s: float = KEPT_S) -> list[str]:
+    """Return the digests of images that were removed so long ago: what `sweep` deletes."""
+    found = []
     for folder in await store.list("images"):
-        digest = folder.name.rpartition("/")[2]
         with suppress(NotFound):
             removed = await store.stat(f"{folder.name}/removed")
             if time.time_ns() - removed.mtime_ns >= older_than_s * NS_PER_S:
-                await store.delete_tree(folder.name)
-                swept.append(digest)
-    return swept
+                found.append(folder.name.rpartition("/")[2])
+    return found
 
 
 def _name(data: bytes, name: str) -> NamedImage:

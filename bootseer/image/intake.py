@@ -88,6 +88,20 @@ async def add(
     Cancellation: parts that were sent whole stay, for the next time.
     """
     catalog.check_name(name)
+    added = await put(store, path, about, progress, again=again)
+    await catalog.give_name(store, name, added.digest, added.manifest.size_bytes)
+    return added
+
+
+async def put(
+    store: Store,
+    path: Path,
+    about: About,
+    progress: Progress | None = None,
+    *,
+    again: bool = False,
+) -> Added:
+    """Put a squashfs image into the store, without a name; see `add`."""
     progress = progress or Progress()
     opened = await trio.to_thread.run_sync(open_image, str(path.absolute()))
     try:
@@ -108,7 +122,7 @@ async def add(
         os.close(opened.fd)
     await catalog.write_about(store, digest, about)
     await publish(store, catalog.manifest_object(digest), encoded)
-    await catalog.give_name(store, name, digest, manifest.size_bytes)
+    await catalog.revive(store, digest)
     return Added(digest, manifest, sent_bytes)
 
 

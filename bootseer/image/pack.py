@@ -32,6 +32,7 @@ class Packing:
 
     Attributes:
         block_bytes: the unit of compression, and the least that a read of a file fetches.
+        compressor: zstd or lz4.
         level: zstd's.
         fragments: put ends of files together into blocks: smaller, but whoever reads one file
             then fetches parts of others.
@@ -40,6 +41,7 @@ class Packing:
     """
 
     block_bytes: int = 128 * KIB
+    compressor: str = "zstd"
     level: int = 3
     fragments: bool = False
     processors: int = 0
@@ -75,13 +77,13 @@ class _Ended(Exception):
 
 
 @contextmanager
-def pack(path: Path, packing: Packing, root: Member) -> Iterator[Packer]:
+def pack(path: Path, packing: Packing, root: Member | None) -> Iterator[Packer]:
     """Write a squashfs file of what is written to the packer in the block.
 
     Args:
         path: of a file, which is overwritten.
         packing: how to write it.
-        root: whose owner, mode and time the root folder is to have.
+        root: whose owner, mode and time the root folder is to have; None if they do not matter.
 
     Raises:
         NoSpace: there is none left.
@@ -91,17 +93,20 @@ def pack(path: Path, packing: Packing, root: Member) -> Iterator[Packer]:
     """
     common = [
         *("-mkfs-time", "0", "-quiet", "-no-progress", "-exit-on-error"),
-        *("-root-mode", f"{root.mode:o}", "-root-time", str(root.mtime_s)),
-        *("-root-uid", str(root.uid), "-root-gid", str(root.gid)),
         *("-mem", f"{max(1, packing.memory_bytes // MIB)}M"),
     ]
+    if root is not None:
+        common += ["-root-mode", f"{root.mode:o}", "-root-time", str(root.mtime_s)]
+        common += ["-root-uid", str(root.uid), "-root-gid", str(root.gid)]
     if packing.processors:
         common += ["-processors", str(packing.processors)]
     options = [
         *("-tar", "-noappend", "-b", str(packing.block_bytes)),
-        *("-comp", "zstd", "-Xcompression-level", str(packing.level)),
+        *("-comp", packing.compressor),
         "-always-use-fragments" if packing.fragments else "-no-fragments",
     ]
+    if packing.compressor == "zstd":
+        options += ["-Xcompression-level", str(packing.level)]
     with _mksquashfs(path, [*options, *common], subprocess.PIPE) as process:
         assert process.stdin is not None
         packer = Packer(process.stdin.fileno())
@@ -109,9 +114,10 @@ def pack(path: Path, packing: Packing, root: Member) -> Iterator[Packer]:
         packer.write(bytes(1024))
         packer.flush()
         process.stdin.close()
-    # Nothing is appended: the names of what to append come from stdin.
-    with _mksquashfs(path, ["-cpiostyle", "-no-recovery", *common], subprocess.DEVNULL):
-        pass
+    if root is not None:
+        # Nothing is appended: the names of what to append come from stdin.
+        with _mksquashfs(path, ["-cpiostyle", "-no-recovery", *common], subprocess.DEVNULL):
+            pass
 
 
 @contextmanager

@@ -26,17 +26,25 @@ class Settings(Protocol):
         ...
 
 
-def connect(config: Settings, user: User) -> Store:
+def connect(
+    config: Settings,
+    user: User,
+    *,
+    operations: int = MAX_OPERATIONS,
+    backoff: Backoff | None = None,
+) -> Store:
     """Open the configured store of a user; nothing is read yet.
 
     Args:
         config: where stores are and how to reach them.
         user: the only one who may own and write it.
+        operations, backoff: as for `connect_to`.
 
     Raises:
         ConfigError: the URL is not of a kind that this version can use.
     """
-    return connect_to(user.fill(config["store.url"]), config, user)
+    url = user.fill(config["store.url"])
+    return connect_to(url, config, user, operations=operations, backoff=backoff)
 
 
 def connect_images(

@@ -1,0 +1,74 @@
+"""Unpack a snapshot out of a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import trio
+
+from bootseer.env import catalog
+from bootseer.env.restore import Target, restore
+from bootseer.env.snapshot import Snapshot
+from bootseer.env.source import FrameSource
+from bootseer.errors import Unavailable
+from bootseer.store.base import Store
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+async def unpack(
+    store: Store,
+    snapshot: Snapshot,
+    places: Sequence[Target],
+    count: Callable[[int], None] = lambda size_bytes: None,
+) -> int:
+    """Unpack a snapshot, as the calling user; see `bootseer.env.restore.restore`.
+
+    Args:
+        store: that has it.
+        snapshot: to unpack.
+        places: of its targets.
+        count: told of bytes that have been unpacked, by a thread.
+
+    Returns:
+        How many bytes the store has given.
+
+    Raises:
+        Corrupt: it is damaged.
+        BootseerError: the store does not give it, or it cannot be written.
+    """
+    index = await catalog.read_index(store, snapshot)
+    frames = await catalog.read_frames(store, snapshot)
+    async with FrameSource(store, snapshot) as source:
+        await trio.to_thread.run_sync(
+            partial(
+                restore,
+                *(index, frames, source.read, places),
+                count=count,
+                check_cancelled=trio.from_thread.check_cancelled,
+            )
+        )
+    return source.read_bytes
+
+
+@contextmanager
+def opened_places(targets: Sequence[str]) -> Iterator[list[Target]]:
+    """Open the folders that targets are in, for the length of a block; missing ones are made.
+
+    Raises:
+        Unavailable: it cannot be done.
+    """
+    places = []
+    with ExitStack() as stack:
+        try:
+            for target in targets:
+                parent, name = os.path.split(os.path.realpath(target))
+                os.makedirs(parent, exist_ok=True)
+                places.append(Target(os.open(parent, _FOLDER), name))
+                stack.callback(os.close, places[-1].parent)
+        except OSError as error:
+            raise Unavailable(f"{target} cannot be reached: {error.strerror}") from error
+        yield places

@@ -45,6 +45,9 @@ bench-ckpt: venv ## checkpoints in HDFS, read and written
 bench-image: venv ## a start from an image in a slow store, in every way
 	@$(BIN)/bootseer dev bench-image $(ARGS)
 
+bench-env: venv ## an environment on all nodes of a job, in every way
+	@$(BIN)/bootseer dev bench-env $(ARGS)
+
 fsx: venv ## random operations on a checkpoint mount, for ten minutes
 	@$(BIN)/bootseer dev fsx $(ARGS)
 
@@ -75,7 +78,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image fsx faults test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env fsx faults test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

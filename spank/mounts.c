@@ -1,8 +1,10 @@
-/* A task's start, as root: let it see the job's checkpoint and image, and tell it where.
+/* A task's start, as root: let it see the job's checkpoint, image and environments, and tell it
+ * where.
  *
- * The agent has mounted them in its own mount namespace, and says so in the job's folder. Where the
- * task is to see one elsewhere as well, or is in a namespace that was made before, the task gets a
- * mount namespace of its own: nobody else sees that, and it ends with the task.
+ * The agent has mounted them in its own mount namespace, and says so in the job's folder. All tasks
+ * of a job with an agent get a mount namespace of their own, where mounts are shared with such: what
+ * is mounted there, now or when `bootseer env run` asks for it, nobody else sees, and it ends with the
+ * task.
  */
 #define _GNU_SOURCE
 #include "bootseer.h"
@@ -33,6 +35,7 @@ enum {
 };
 
 enum {
+    MAX_ENVIRONMENTS = 64, /* targets of all that a job has mounted */
     FUSE_MAGIC = 0x65735546,
     SQUASHFS_MAGIC = 0x73717368,
     OPEN_MS = 5000, /* the user's folder may be on a file system that hangs */
@@ -69,8 +72,8 @@ struct mounted {
     int group_count;
 };
 
-/* Returns false when the job has none of the kind. */
-static bool read_mounted(const struct kind *kind, const char *run_dir, uint32_t job_id,
+/* Returns false when the job has nothing that is marked so. */
+static bool read_mounted(const char *mark, const char *folder, const char *run_dir, uint32_t job_id,
                          struct mounted *mounted)
 {
     char text[PATH_MAX + 64];
@@ -78,7 +81,7 @@ static bool read_mounted(const struct kind *kind, const char *run_dir, uint32_t 
     ssize_t length;
     int fd;
 
-    snprintf(text, sizeof(text), "%s/jobs/%u/%s", run_dir, job_id, kind->mark);
+    snprintf(text, sizeof(text), "%s/jobs/%u/%s", run_dir, job_id, mark);
     fd = open(text, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return false;
@@ -97,7 +100,7 @@ static bool read_mounted(const struct kind *kind, const char *run_dir, uint32_t 
     mounted->none = !strcmp(whose + 1, "none");
     snprintf(mounted->mountpoint, sizeof(mounted->mountpoint), "%s", mountpoint + 1);
     return snprintf(mounted->path, sizeof(mounted->path), "%s/jobs/%u/%s", run_dir, job_id,
-                    kind->folder) < (int)sizeof(mounted->path);
+                    folder) < (int)sizeof(mounted->path);
 }
 
 /* In a child: returns the mount as a descriptor, a copy that is nowhere yet. */
@@ -224,7 +227,7 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
     char told[PATH_MAX + 16];
     const char *path = mounted->path;
 
-    if (!read_mounted(kind, bootseer->settings.run_dir, job_id, mounted)) {
+    if (!read_mounted(kind->mark, kind->folder, bootseer->settings.run_dir, job_id, mounted)) {
         if (kind->option >= 0 && bootseer->request.given[kind->option] &&
             request_is_active(&bootseer->request) &&
             strstr(bootseer->request.value[kind->option], "://"))
@@ -263,6 +266,61 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
     spank_setenv(spank, kind->variable, told, 1);
 }
 
+/* Shows a task the environments that the job's `bootseer env run` have mounted so far. */
+static void show_environments(const struct bootseer *bootseer, spank_t spank, uint32_t job_id,
+                              struct mounted *mounted, bool *left)
+{
+    char mark[32], folder[32];
+
+    for (int number = 1; number <= MAX_ENVIRONMENTS; number++) {
+        snprintf(mark, sizeof(mark), "envs/%d.shown", number);
+        snprintf(folder, sizeof(folder), "envs/%d", number);
+        if (read_mounted(mark, folder, bootseer->settings.run_dir, job_id, mounted) &&
+            !show(mounted, mounted->mountpoint, mounted->owned, left))
+            step_fallback(bootseer, spank, "env.mount", "the environment cannot be shown at %s: %s",
+                          mounted->mountpoint, strerror(errno));
+    }
+}
+
+static bool has_agent(const char *run_dir, uint32_t job_id)
+{
+    char path[PATH_MAX + 32];
+    struct stat info;
+
+    snprintf(path, sizeof(path), "%s/jobs/%u", run_dir, job_id);
+    return !lstat(path, &info);
+}
+
+/* Whether what the agent mounts later appears in namespaces that are made before: systemd has it so. */
+static bool is_shared(const char *run_dir)
+{
+    FILE *file = fopen("/proc/self/mountinfo", "re");
+    size_t capacity = 0, longest = 0;
+    bool shared = false;
+    char *line = NULL;
+
+    while (file && getline(&line, &capacity, file) > 0) {
+        char point[PATH_MAX];
+        char *options = strstr(line, " - ");
+        size_t length;
+
+        if (!options || sscanf(line, "%*s %*s %*s %*s %4095s", point) != 1)
+            continue;
+        *options = '\0';
+        length = strcmp(point, "/") ? strlen(point) : 0;
+        /* Of several at one place the last is what is seen. */
+        if (length >= longest && !strncmp(run_dir, point, length) &&
+            (run_dir[length] == '/' || !run_dir[length])) {
+            longest = length;
+            shared = strstr(line, " shared:") != NULL;
+        }
+    }
+    free(line);
+    if (file)
+        fclose(file);
+    return shared;
+}
+
 void mounts_task(const struct bootseer *bootseer, spank_t spank)
 {
     struct mounted mounted = {.pid = 0};
@@ -275,6 +333,11 @@ void mounts_task(const struct bootseer *bootseer, spank_t spank)
         spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &mounted.groups, &mounted.group_count) !=
             ESPANK_SUCCESS)
         return;
+    if (has_agent(bootseer->settings.run_dir, job_id) && is_shared(bootseer->settings.run_dir) &&
+        !leave_namespace(&left))
+        step_fallback(bootseer, spank, "env.mount", "a task has no mount namespace of its own: %s",
+                      strerror(errno));
     for (size_t i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++)
         tell_task(&KINDS[i], bootseer, spank, job_id, &mounted, &left);
+    show_environments(bootseer, spank, job_id, &mounted, &left);
 }

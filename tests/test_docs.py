@@ -11,6 +11,7 @@ from bootseer import config
 from bootseer.checkpoint import tree
 from bootseer.cli.main import COMMANDS
 from bootseer.core import event, hotset, image, pack, plan, reads, stripe, table, trace
+from bootseer.env import key
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,7 +68,7 @@ def test_commands_that_are_mentioned_exist():
     for path in DOCS:
         named = set(
             re.findall(
-                r"(?:`|^ {4}|bin/)bootseer (?!warm plan|checkpoint reads)([a-z]+)",
+                r"(?:`|^ {4}|bin/)bootseer (?!warm plan|checkpoint reads|environment key)([a-z]+)",
                 path.read_text(),
                 re.MULTILINE,
             )
@@ -100,6 +101,7 @@ def test_relative_links_resolve(path):
         ("reads", reads),
         ("image", image),
         ("pack", pack),
+        ("env-key", key),
     ],
 )
 def test_formats_state_the_version_of_the_code(page, module):

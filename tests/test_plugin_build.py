@@ -183,7 +183,7 @@ def test_install_and_uninstall(built, site):
     prefix, plugstack_dir = site
     done = plugin.install(prefix, plugstack_dir, built=built.files[0].parent)
     names = {"bootseer.so", "bootseer-advice.so"}
-    names |= {"bootseer-prolog", "bootseer-epilog", "bootseer-importer"}
+    names |= {"bootseer-prolog", "bootseer-epilog", "bootseer-importer", "bootseer-env"}
     assert {path.name for path in prefix.iterdir()} == names
     for path in prefix.iterdir():
         info = path.stat()
@@ -193,7 +193,7 @@ def test_install_and_uninstall(built, site):
     assert "include" in done.next_steps[0] and "restart slurmd" in done.next_steps[1]
 
     (prefix / "theirs").touch()
-    assert len(plugin.uninstall(prefix, plugstack_dir)) == 6
+    assert len(plugin.uninstall(prefix, plugstack_dir)) == 7
     assert list(prefix.iterdir()) == [prefix / "theirs"] and not conf.exists()
     (prefix / "theirs").unlink()
     assert plugin.uninstall(prefix, plugstack_dir) == ()
@@ -228,7 +228,7 @@ def test_install_from_a_folder_without_a_build(site, tmp_path):
 def test_entry_scripts_run_and_cost_a_job_that_does_not_ask_nothing(site, tmp_path):
     prefix, plugstack_dir = site
     done = plugin.install(prefix, plugstack_dir, prolog_only=True)
-    assert not plugstack_dir.exists() and len(done.files) == 3
+    assert not plugstack_dir.exists() and len(done.files) == 4
     prolog = prefix / "bootseer-prolog"
     assert prolog.read_text().startswith(f"#!{sys.executable} -IS\n")
     assert "@" not in prolog.read_text()
@@ -256,9 +256,9 @@ def test_command_line(built, site):
     where = ["--prefix", str(prefix), "--plugstack-dir", str(plugstack_dir), "--json"]
     origin = ["--from", str(built.files[0].parent)]
     result = CliRunner().invoke(command, ["install", *where, *origin, "--", "max_wait=5"])
-    assert len(json.loads(result.output)["files"]) == 6
+    assert len(json.loads(result.output)["files"]) == 7
     result = CliRunner().invoke(command, ["uninstall", *where])
-    assert len(json.loads(result.output)["removed"]) == 6
+    assert len(json.loads(result.output)["removed"]) == 7
     for name in ("build", "install", "uninstall"):
         help_text = CliRunner().invoke(command, [name, "--help"]).output
         assert "Example" in help_text and "--json" in help_text

@@ -1,4 +1,4 @@
-"""Worker role "image": serve the job's image on the mount that root has made."""
+"""Worker role "image": serve an image or an environment on the mount that root has made."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from bootseer.agent.packing import Packing
 from bootseer.agent.process import CONNECTION_FD
 from bootseer.agent.way import Chooser
 from bootseer.agent.worker import Task
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.blocks import CachedBlocks, no_blocks
 from bootseer.cache.link import KeeperLink
 from bootseer.core import image as image_format
 from bootseer.core.choice import Way
 from bootseer.core.event import FALLBACK
 from bootseer.core.image import ImageManifest
+from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.trace import Touch
+from bootseer.env.catalog import read_rows
+from bootseer.env.shared import find_snapshot, shared_stores
+from bootseer.env.view import TreeContent
 from bootseer.errors import BootseerError, Closed, Unavailable
+from bootseer.fuse.fastpath import Tree
 from bootseer.fuse.mount import serve_fd
+from bootseer.fuse.tree import serve_tree
 from bootseer.image import catalog
 from bootseer.image.blocks import ImageBlocks
 from bootseer.image.fill import copy, fill
@@ -29,6 +35,7 @@ from bootseer.image.source import ImageSource
 from bootseer.image.view import ImageView, MissingImage
 from bootseer.store.backoff import Backoff
 from bootseer.store.base import Store
+from bootseer.store.connect import connect as connect_own
 from bootseer.store.connect import connect_images
 from bootseer.units import MIB, format_size
 
@@ -47,7 +54,8 @@ class _Served:
     manifest: ImageManifest
     cache: NodeCache
     blocks: ImageBlocks
-    view: ImageView
+    view: ImageView | TreeContent
+    tree: Tree | None
     packing: Packing
     source: ImageSource
     way: Way
@@ -67,13 +75,26 @@ async def run(task: Task) -> None:
             pass  # told as a fallback, if it was not the agent's end that it is about
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-            view = MissingImage(task.job.uid, task.job.gid) if served is None else served.view
-            blocks = served.cache.cached if served is not None else None
-            await serve_fd(view, CONNECTION_FD, blocks, task_status=task_status)
+            if served is None:
+                view = MissingImage(task.job.uid, task.job.gid)
+                await serve_fd(view, CONNECTION_FD, task_status=task_status)
+            else:
+                await _serve(served, task_status)
             nursery.cancel_scope.cancel()
 
         await nursery.start(serve)
         nursery.start_soon(_obey, task, served, nursery)
+
+
+async def _serve(served: _Served, task_status: trio.TaskStatus[None]) -> None:
+    """Serve what has been opened until the mount is taken away."""
+    cached = served.cache.cached
+    if isinstance(served.view, ImageView):
+        await serve_fd(served.view, CONNECTION_FD, cached, task_status=task_status)
+    else:
+        assert served.tree is not None
+        blocks = cached or no_blocks(served.manifest)
+        await serve_tree(served.tree, served.view, CONNECTION_FD, blocks, task_status=task_status)
 
 
 async def _open(task: Task, nursery: trio.Nursery) -> _Served:
@@ -86,7 +107,8 @@ async def _open(task: Task, nursery: trio.Nursery) -> _Served:
     deadline_s = config["image.io_deadline_s"]
     # A store that is down for a while is no reason to fail those who would have waited.
     backoff = Backoff.lasting(deadline_s)
-    store = connect_images(config, job.owner, operations=_OPERATIONS, backoff=backoff)
+    connect = connect_own if job.image.startswith(ENVIRONMENT) else connect_images
+    store = connect(config, job.owner, operations=_OPERATIONS, backoff=backoff)
     try:
         with trio.fail_after(deadline_s):
             return await _open_in(store, task, nursery)
@@ -101,7 +123,14 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
         BootseerError: as for `_open`.
     """
     config, job = task.config, task.job
-    digest = await catalog.resolve(store, job.image)
+    rows = None
+    if job.image.startswith(ENVIRONMENT):
+        stores = [store, *shared_stores(config, job.owner)]
+        store, snapshot = await find_snapshot(stores, job.image.removeprefix(ENVIRONMENT))
+        rows = await read_rows(store, snapshot)
+        digest = snapshot.image
+    else:
+        digest = await catalog.resolve(store, job.image)
     source = ImageSource(store, digest)
     info = await source.prove()
 
@@ -129,11 +158,17 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
     patience_s = min(PATIENCE_S, deadline_s / 4)
     cache = NodeCache(manifest, cached, link, note_cache, patience_s)
     blocks = ImageBlocks(manifest, source, cache, nursery, deadline_s)
-    view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
+    view: ImageView | TreeContent
+    tree = None
+    if rows is not None:
+        tree = Tree(rows, manifest.size_bytes, job.uid, job.gid)
+        view = TreeContent(rows, blocks, note_error)
+    else:
+        view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
     packs = task.store() if config["image.store_url"] else store  # the user's own
     packing = Packing(task, packs, blocks, digest, nursery)
     way = await Chooser(task, source, blocks, cache).choose(patience_s, note_file)
-    return _Served(manifest, cache, blocks, view, packing, source, way)
+    return _Served(manifest, cache, blocks, view, tree, packing, source, way)
 
 
 async def _borrow(
@@ -193,8 +228,8 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
         while True:
             message, _ = await task.channel.receive()
             if message.get("op") == "window":
-                served.view.stop_recording()
-                touches = served.view.touches()
+                served.view.touched.stop()
+                touches = served.view.touched.touches()
                 await task.channel.send({"op": "recorded", "touches": touches})
                 nursery.start_soon(_work_behind, task, served, touches)
             elif message.get("op") == "report":

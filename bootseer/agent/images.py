@@ -24,6 +24,7 @@ class JobImage(ABC):
         prefetched: ranges that are read ahead.
         is_prefetched: whether any are.
         done_bytes, want_bytes: how far that is.
+        is_used: the job has asked for it, and not only its plan.
     """
 
     def __init__(self, path: str, digest: str, size_bytes: int) -> None:
@@ -35,6 +36,7 @@ class JobImage(ABC):
         self.is_prefetched = False
         self.done_bytes = 0
         self.want_bytes = 0
+        self.is_used = True
 
     def note_prefetch(self, message: dict[str, Any]) -> None:
         """Remember which ranges the worker reads ahead: they are no news when they arrive."""

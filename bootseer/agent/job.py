@@ -9,9 +9,13 @@
         agent.sock             control socket; the job's user, 0600
         server.json            who serves images, should the agent die; root, 0600
         checkpoint, served     where the plugin finds the mounts, see `write_mounted`; root, 0600
+        named                  the environment that the job has named is there, or will not be
+        bootseer-env           `env run` for containers; everybody's to run
         ckpt/                  the checkpoint's mount; the job's user alone
-        image/, image-N/       mounts of served images, the first is the one that the prolog
-                               knew of; the job's user alone
+        image/, image-N/       mounts of served images and trees of environments, the first is the
+                               one that the prolog knew of; the job's user alone
+        envs/N, envs/N.shown   a target of an environment as tasks see it, and where, see
+                               `write_mounted`; root, 0700
 
 Imported by the hook path: the standard library only.
 """
@@ -46,6 +50,8 @@ class Job(NamedTuple):
         read_only: the job may not change it.
         nodes: how many the job has, 0 where that is not known.
         node_index: of this one among them, in Slurm's order.
+        environment: name of the environment that its tasks are to find, or path of a file that says
+            which; "" for none.
     """
 
     job_id: int
@@ -66,6 +72,7 @@ class Job(NamedTuple):
     read_only: bool = False
     nodes: int = 0
     node_index: int = 0
+    environment: str = ""
 
     @property
     def run(self) -> str:
@@ -97,6 +104,9 @@ class JobFolder:
         self.rooted = f"{path}/rooted"
         self.root = f"{path}/root"
         self.image = f"{path}/image"
+        self.environments = f"{path}/envs"
+        self.named = f"{path}/named"
+        self.program = f"{path}/bootseer-env"
 
     def image_mount(self, number: int) -> str:
         """Name the mount of one of the images that are served, 0 for what the prolog knew of."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -20,7 +21,21 @@ _ANSWER_S = 5.0
 _RETRY_S = 0.1
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
-Handler = Callable[[dict[str, Any], int], Awaitable[dict[str, Any]]]
+
+class Peer(NamedTuple):
+    """Who makes a request.
+
+    Attributes:
+        uid, pid: of the process that has connected.
+        connection: returns the connection, for who goes on talking on it.
+    """
+
+    uid: int
+    pid: int
+    connection: Callable[[], socket.socket]
+
+
+Handler = Callable[[dict[str, Any], Peer], Awaitable[dict[str, Any] | None]]
 Answered = Callable[[dict[str, Any]], None]
 
 
@@ -33,7 +48,7 @@ async def serve(listener: socket.socket, uid: int, handle: Handler, answered: An
     Args:
         listener: from `control.listen`, not blocking.
         uid: the user who may connect besides root.
-        handle: takes a request and the peer's uid, returns the answer.
+        handle: takes a request and who makes it, returns the answer; None if it has given one.
         answered: takes each answer once it has been sent, or nobody was there to take it.
     """
     server = trio.socket.from_stdlib_socket(listener)
@@ -58,10 +73,11 @@ async def _answer(
     # Whoever asked may go at any time, and may be one too many.
     with connection, suppress(OSError, trio.BrokenResourceError, trio.WouldBlock):
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        peer = _PEER.unpack(credentials)[1]
-        if peer == 0:
+        pid, peer_uid, _ = _PEER.unpack(credentials)
+        peer = Peer(peer_uid, pid, lambda: _copy(connection))
+        if peer.uid == 0:
             await _converse(connection, peer, handle, answered)
-        elif peer == uid:
+        elif peer.uid == uid:
             limiter.acquire_nowait()
             try:
                 await _converse(connection, peer, handle, answered)
@@ -70,7 +86,7 @@ async def _answer(
 
 
 async def _converse(
-    connection: trio.socket.SocketType, peer: int, handle: Handler, answered: Answered
+    connection: trio.socket.SocketType, peer: Peer, handle: Handler, answered: Answered
 ) -> None:
     request = await _request(connection)
     if request is None:
@@ -79,11 +95,18 @@ async def _converse(
         answer = await handle(request, peer)
     except BootseerError as error:
         answer = {"error": str(error)}
+    if answer is None:
+        return
     try:
         with trio.move_on_after(_ANSWER_S):
             await trio.SocketStream(connection).send_all(json.dumps(answer).encode() + b"\n")
     finally:
         answered(answer)
+
+
+def _copy(connection: trio.socket.SocketType) -> socket.socket:
+    """Return a connection as a socket of its own."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
 
 
 async def _request(connection: trio.socket.SocketType) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bootseer.agent import process
 from bootseer.agent.job import Job, JobFolder
+from bootseer.core.reference import ENVIRONMENT
 from bootseer.errors import BootseerError
 from bootseer.fuse.attach import MountOptions, attach
 
@@ -42,7 +43,9 @@ class Mounting:
     def image(cls, folder: JobFolder, job: Job, number: int = 0) -> Mounting:
         """Mount an image for a job, and tell prolog and plugin of the first in the same way."""
         path = folder.image_mount(number)
-        mounting = cls._of(folder, job, path, "image", MountOptions(read_only=True))
+        # What lies over a tree reads it as root; to others it is closed by the mode of its root.
+        options = MountOptions(read_only=True, for_all=job.image.startswith(ENVIRONMENT))
+        mounting = cls._of(folder, job, path, "image", options)
         if mounting.worker is not None:
             process.register_server(folder, mounting.worker[0])
         if number == 0:

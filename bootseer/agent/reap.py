@@ -62,7 +62,7 @@ def reap(folder: JobFolder) -> bool:
 
 def remove(folder: JobFolder) -> None:
     """Remove the folder of an agent that has ended, and a mount that it did not get to."""
-    if os.path.exists(folder.mounted) or os.path.exists(folder.served):
+    if any(map(os.path.exists, (folder.mounted, folder.served, folder.environments))):
         _unmount_below(folder.path)
     # Whatever of a mount were still there is its user's, and closed to root.
     shutil.rmtree(folder.path, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -81,6 +82,12 @@ class ServedImages:
             raise Unavailable(image.why)
         return image.file
 
+    def note_used(self, uri: str) -> None:
+        """Note that the job uses an image, and not only the plan names it."""
+        image = self._by_name.get(reference(uri))
+        if image is not None:
+            image.is_used = True
+
     def _mount(self, name: str, nursery: trio.Nursery) -> ServedImage:
         if self._ending:
             raise Unavailable("the job is ending")
@@ -89,12 +96,14 @@ class ServedImages:
         if len(self._by_name) >= MAX_SERVED:
             raise Unavailable(f"{MAX_SERVED} images of this job are served already")
         number = next(self._numbers)
-        mounting = Mounting.image(self._folder, self._job, number)
+        job = self._job._replace(
+            image=name, checkpoint="", environment="", started_ns=time.time_ns()
+        )
+        mounting = Mounting.image(self._folder, job, number)
         if mounting.worker is None:
             raise Unavailable(mounting.error)
         image = ServedImage(self._folder.image_mount(number), Worker(*mounting.worker), name)
         self._keep(image)
-        job = self._job._replace(image=name, checkpoint="", started_ns=image.began_ns)
         nursery.start_soon(self._follow, image, job)
         nursery.start_soon(self._warm, image, job)
         return image

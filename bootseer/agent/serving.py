@@ -26,6 +26,7 @@ from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
 from bootseer.core.image import ImageManifest
 from bootseer.core.ranges import ByteRange
+from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import UNKNOWN, Speed
 from bootseer.core.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
 from bootseer.errors import BootseerError, Closed, Corrupt, NotFound
@@ -100,18 +101,26 @@ class ServedImage(JobImage):
         self._kernel = kernel
         self._has_lent = False
         self._is_ending = False
+        self.is_used = not self.is_tree
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it is mounted as a tree, and not as a file: an environment is."""
+        return self.path.startswith(ENVIRONMENT)
 
     @property
     def file(self) -> str:
         """Path under which it can be read."""
-        return f"{self.mount}/{FILE_NAME}"
+        return self.mount if self.is_tree else f"{self.mount}/{FILE_NAME}"
 
     async def to_be_read(self) -> dict[str, Any]:
         """Describe it for the worker that reads ahead, once it is known how."""
+        root = self.mount if self.is_tree else ""
         if self._kernel is not None:
             await self._kernel.settled.wait()
+            root = self._kernel.path
         return {
-            "root": self._kernel.path if self._kernel is not None else "",
+            "root": root,
             "op": "image",
             "ok": True,
             "path": self.file,
@@ -224,6 +233,8 @@ class ServedImage(JobImage):
         self._set_read_ahead(_READ_AHEAD_CACHED_KIB if self._is_cached else _READ_AHEAD_KIB)
 
     def _set_read_ahead(self, kib: int) -> None:
+        if self.is_tree:
+            return  # many small files, and large ones that are read here and there
         with suppress(OSError):
             set_read_ahead(Path(self.mount), kib)
 

@@ -17,12 +17,14 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent import listen, spool
+from bootseer.agent import environments, listen, spool
+from bootseer.agent.environments import Environments
 from bootseer.agent.hands import Worker, fork, spawn
 from bootseer.agent.images import JobImage
 from bootseer.agent.job import Job, JobFolder
 from bootseer.agent.keeping import Keeping
 from bootseer.agent.kernelmount import KernelMount
+from bootseer.agent.listen import Peer
 from bootseer.agent.mounted import MountedCheckpoint
 from bootseer.agent.mounting import Mounting
 from bootseer.agent.opener import Opener
@@ -31,6 +33,8 @@ from bootseer.agent.served import ServedImages
 from bootseer.agent.serving import ServedImage
 from bootseer.agent.window import Window
 from bootseer.core.event import FALLBACK, OK, Event, from_json
+from bootseer.core.fields import Fields
+from bootseer.env.snapshot import MAX_TARGETS
 from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
 
 MAX_EVENTS = 5000
@@ -72,6 +76,10 @@ class Agent:
         self._window = Window(job, config, self._hear, served, checkpoint)
         self._served = ServedImages(folder, job, config, self._hear, self.note_fallback)
         self._keeping = Keeping(folder, job, config.values, self._hear, self.note_fallback)
+        self._environments = Environments(
+            *(folder, job, config.values, self._served, self._image_digest),
+            *(self._hear, self.note_fallback),
+        )
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
         self._ready_detail = ""
@@ -145,12 +153,30 @@ class Agent:
             self._now_ready(str(message.get("detail", ""))[:500])
         elif op == "serve" and self._nursery is not None:
             self._nursery.start_soon(self._serve_again, message.get("image"), self._nursery)
+        elif op == "environment" and self._nursery is not None:
+            self._nursery.start_soon(self._name_environment, message, self._nursery)
+        elif op == "environment-settled":
+            self._folder.write_mounted(self._folder.named, 0, "none")
 
     async def _serve_again(self, image: Any, nursery: trio.Nursery) -> None:
         """Serve at once what the last run asked for later; why it cannot be, has been told."""
         with suppress(BootseerError):
             if isinstance(image, str):
                 await self._served.serve(image, nursery)
+
+    async def _name_environment(self, message: dict[str, Any], nursery: trio.Nursery) -> None:
+        """Mount the environment that the job has named, for its tasks to find."""
+        why, began_ns = "", time.time_ns()
+        try:
+            fields = Fields(message, "message from the worker")
+            targets = fields.texts("targets", MAX_TARGETS)
+            await self._environments.name(fields.text("key", 64), targets, nursery)
+            detail = ", ".join(targets)[:500]
+            self.note(Event("env.mount", began_ns, time.time_ns(), "agent", detail=detail))
+        except (BootseerError, OSError) as error:
+            why = str(error)
+            self.note_fallback("env.mount", why)
+        await self._window.tell({"op": "environment", "why": why})
 
     def _now_ready(self, detail: str) -> None:
         if not self._ready.is_set():
@@ -167,10 +193,15 @@ class Agent:
     def _images(self) -> list[JobImage]:
         return [image for window in self._windows for image in window.images]
 
+    def _image_digest(self) -> str:
+        """Return the identity of the image that the job was given, "" while it is not known."""
+        named = self._job.image
+        return next((image.digest for image in self._images if image.path == named), "")
+
     # The control socket.
 
-    async def _handle(self, request: dict[str, Any], uid: int) -> dict[str, Any]:
-        op = request.get("op")
+    async def _handle(self, request: dict[str, Any], peer: Peer) -> dict[str, Any] | None:
+        op, uid = request.get("op"), peer.uid
         if op == "status":
             return self._status()
         if op == "event":
@@ -185,6 +216,11 @@ class Agent:
             if uid != 0:
                 raise Denied("only root ends a job's agent")
             return await self._finish(_seconds(request, "timeout_s", 600))
+        if op == "env":
+            if self._nursery is None or self._finishing:
+                raise Unavailable("the job is ending")
+            await self._environments.converse(peer.connection(), peer.pid, self._nursery)
+            return None
         if op in ("serve", "keep"):
             if self._nursery is None or self._finishing:
                 raise Unavailable("the job is ending")
@@ -233,6 +269,7 @@ class Agent:
                         "checkpoint.lost",
                         f"not all that was written could be stored within {left_s:.1f} s",
                     )
+            await self._environments.end(deadline - _PUBLISH_S - trio.current_time())
             await self._served.end(min(_KILL_S, deadline - trio.current_time()))
             left_s = max(0.0, deadline - trio.current_time())
             published, detail = await self._publish(left_s, began_ns)
@@ -299,7 +336,7 @@ class Agent:
     ) -> tuple[bool, str]:
         worker = spawn(self._folder, self._job, "publish")
         try:
-            images = [image.recorded() for image in self._images]
+            images = [image.recorded() for image in self._images if image.is_used]
             checkpoint = self._checkpoint
             told = {"reads": checkpoint.reads, "ahead": checkpoint.ahead} if checkpoint else {}
             await worker.send_task(self._job, self._config.values, images=images, kind=kind, **told)
@@ -359,8 +396,10 @@ def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
 
 
 def bury(folder: JobFolder, job: Job) -> None:
-    """Publish what a dead agent has left, and remove its folder."""
-    trio.run(Agent(folder, job, settings.load()).bury)
+    """Publish what a dead agent has left, and remove that."""
+    config = settings.load()
+    trio.run(Agent(folder, job, config).bury)
+    shutil.rmtree(environments.scratch(config.values, job), ignore_errors=True)
     shutil.rmtree(folder.path, ignore_errors=True)
 
 

@@ -10,12 +10,20 @@ from typing import Any
 import trio
 
 from bootseer.agent.ahead import read_checkpoint_ahead
+from bootseer.agent.named import provide
 from bootseer.agent.worker import Task
 from bootseer.core.budget import Budget
 from bootseer.core.event import FALLBACK
 from bootseer.core.hotset import HotSet
 from bootseer.core.order import prefetch_order
+from bootseer.core.plan import WarmPlan
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
+from bootseer.core.reference import ENVIRONMENT
+from bootseer.env.catalog import read_index
+from bootseer.env.hotcontent import hot_content
+from bootseer.env.shared import find_snapshot, shared_stores
+from bootseer.env.snapshot import Snapshot
+from bootseer.env.view import AHEAD
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.hotfiles import FilesPrefetch, hot_files
 from bootseer.image.identity import Identity, OpenImage, open_served
@@ -40,14 +48,20 @@ class Warm:
         self._image_said = trio.Event()
         self._image_message: dict[str, Any] = {}
         self._copied = trio.Event()
+        self._environment_said = trio.Event()
+        self._environment_message: dict[str, Any] = {}
         self._prefetch: Prefetch | None = None
         self._lingers = False
+        self._plan_lock = trio.Lock()
+        self._has_plan = False
+        self._known_plan: WarmPlan | None = None
 
     async def listen(self, scope: trio.CancelScope) -> None:
         """Obey the agent: "linger" makes the prefetch yield to the job; its end is ours.
 
         "served" tells that the job's checkpoint can be read, or never will be; "image" the same of
-        an image that comes from the store; "copied" that no more of that will come by itself.
+        an image that comes from the store; "copied" that no more of that will come by itself;
+        "environment" that the one that the job has named is mounted, or why not.
         """
         try:
             while True:
@@ -58,6 +72,9 @@ class Warm:
                 elif message.get("op") == "image":
                     self._image_message = message
                     self._image_said.set()
+                elif message.get("op") == "environment":
+                    self._environment_message = message
+                    self._environment_said.set()
                 elif message.get("op") == "copied":
                     self._copied.set()
                 elif message.get("op") == "linger":
@@ -84,10 +101,40 @@ class Warm:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell, self._image)
+            if not self._task.job.record_only and not self._is_environments:
+                nursery.start_soon(self._environments)
+            if self._task.job.environment:
+                nursery.start_soon(tell, self._named_environment)
             if self._task.job.checkpoint:
                 nursery.start_soon(tell, self._checkpoint)
         with suppress(Closed):
             await self._task.channel.send({"op": "ready", "detail": "; ".join(details)})
+
+    @property
+    def _is_environments(self) -> bool:
+        """Whether this worker is an environment's own, and not the job's."""
+        return self._task.job.image.startswith(ENVIRONMENT)
+
+    async def _environments(self) -> None:
+        """Have those of the last run mounted where only root sees them: `env run` shows them."""
+        with suppress(BootseerError):  # who reads the plan tells; and a closed channel is the end
+            plan = await self._plan(self._task.store())
+            for image in plan.images if plan is not None else ():
+                if image.path.startswith(ENVIRONMENT):
+                    await self._task.channel.send({"op": "serve", "image": image.path})
+
+    async def _named_environment(self, store: Store) -> str:
+        async def mount(snapshot: Snapshot) -> str:
+            wish = {"key": snapshot.key, "targets": snapshot.targets}
+            await self._task.channel.send({"op": "environment", **wish})
+            await self._environment_said.wait()
+            return str(self._environment_message.get("why", ""))
+
+        try:
+            return await provide(self._task, store, mount)
+        finally:
+            with trio.CancelScope(shield=True), suppress(Closed):
+                await self._task.channel.send({"op": "environment-settled"})
 
     async def _checkpoint(self, store: Store) -> str:
         async def is_served() -> bool:
@@ -134,14 +181,18 @@ class Warm:
         leading = tuple(ByteRange(*r) for r in message["leading"])
         identity = Identity(message["identity"], leading)
         path, size_bytes = message["path"], message["size_bytes"]
+        hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
+        if self._is_environments:
+            if hot_set is None:
+                return "this start is recorded"
+            return await self._read_files(store, path, path, hot_set)
         image = await trio.to_thread.run_sync(open_served, path, size_bytes)
         await self._task.channel.send({"op": "opened"})
-        hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
         if hot_set is None:
             await self._read_leading(image, identity)
             detail = "this start is recorded"
         elif message["root"]:
-            detail = await self._read_files(message["root"], path, hot_set)
+            detail = await self._read_files(store, message["root"], path, hot_set)
         else:
             detail = await self._read_ahead(image, identity, hot_set)
         if message["copies"] and self._task.job.wait_s:
@@ -149,17 +200,23 @@ class Warm:
             detail += "; the image was copied to the node"
         return detail
 
-    async def _read_files(self, root: str, path: str, hot_set: HotSet) -> str:
-        """Read what is hot through the kernel's mount of the image: it is decompressed then."""
+    async def _read_files(self, store: Store, root: str, path: str, hot_set: HotSet) -> str:
+        """Read what is hot through a mount of the image's tree: it is decompressed then."""
         task = self._task
         hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
         await task.channel.send({"op": "prefetch", "ranges": hot})
         if not task.job.wait_s:
             await task.channel.send({"op": "ready", "detail": "the prefetch is under way"})
         async with task.stage("image.prefetch") as said:
-            files = await trio.to_thread.run_sync(hot_files, Path(path), hot)
+            key = task.job.image.removeprefix(ENVIRONMENT)
+            if key != task.job.image:
+                stores = [store, *shared_stores(task.config, task.job.owner)]
+                index = await read_index(*await find_snapshot(stores, key))
+                files, flags = await trio.to_thread.run_sync(hot_content, index, hot), AHEAD
+            else:
+                files, flags = await trio.to_thread.run_sync(hot_files, Path(path), hot), 0
             budget = pinnable_bytes(task.config["image.memory_share"])
-            prefetch = FilesPrefetch(root, files, budget, self._budget)
+            prefetch = FilesPrefetch(root, files, budget, self._budget, flags)
             await prefetch.run()
             said["bytes"] = prefetch.read_bytes
             said["detail"] = (
@@ -180,12 +237,21 @@ class Warm:
         await prefetch.run(prefetch_order(identity.leading, (), size_bytes, PIECE_BYTES))
 
     async def _image_of_last_run(self, store: Store) -> str:
+        plan = await self._plan(store)
+        paths = [image.path for image in plan.images] if plan is not None else []
+        return next((path for path in paths if not path.startswith(ENVIRONMENT)), "")
+
+    async def _plan(self, store: Store) -> WarmPlan | None:
+        """Read the plan, once for all who want to know."""
         job = self._task.job
-        async with self._task.stage("plan.read") as said:
-            plan = await read_plan(store, job.user, job.key)
-            runs = len(plan.runs) if plan else 0
-            said["detail"] = f"key {job.key}: {runs} earlier runs"
-        return plan.images[0].path if plan and plan.images else ""
+        async with self._plan_lock:
+            if not self._has_plan:
+                self._has_plan = True
+                async with self._task.stage("plan.read") as said:
+                    self._known_plan = await read_plan(store, job.user, job.key)
+                    runs = len(self._known_plan.runs) if self._known_plan else 0
+                    said["detail"] = f"key {job.key}: {runs} earlier runs"
+            return self._known_plan
 
     async def _hot_set(self, store: Store, identity: Identity) -> HotSet | None:
         try:

@@ -68,9 +68,13 @@ class Window:
 
     async def linger(self) -> None:
         """Let the worker go on behind the job, which starts without having waited for the end."""
+        await self.tell({"op": "linger"})
+
+    async def tell(self, message: dict[str, Any]) -> None:
+        """Send the worker a message, if it is there."""
         if self._worker is not None:
             with suppress(Closed):
-                await self._worker.channel.send({"op": "linger"})
+                await self._worker.channel.send(message)
 
     async def run(self, worker: Worker) -> None:
         """Follow the worker until the window closes; then end it and close the recording."""

@@ -94,6 +94,26 @@ def bench(pairs: int, starts: int, build_dir: Path) -> None:
     run_bench(build_dir.absolute(), Console(), pairs, starts)
 
 
+@dev.command("bench-env")
+@click.option("--rounds", default=3, show_default=True, help="How often each way is measured.")
+@click.option(
+    "--nodes", multiple=True, type=click.IntRange(1, 8), default=(2, 4), show_default=True
+)
+@dev_common.build_dir("For the wheels, which are fetched once, and the figures.")
+def bench_env(rounds: int, nodes: tuple[int, ...], build_dir: Path) -> None:
+    """Have PyTorch and transformers on all nodes of a job, in every way there is; needs root.
+
+    \b
+    Example:
+      bootseer dev bench-env --rounds 1 --nodes 2
+    """
+    from rich.console import Console
+
+    from bootseer.testing.env_bench import EnvBenchSpec, run_env_bench
+
+    run_env_bench(EnvBenchSpec(rounds, nodes, build_dir), Console())
+
+
 @dev.command("bench-image")
 @click.option("--rounds", default=3, show_default=True, help="How often each way is measured.")
 @click.option("--small", is_flag=True, help="The demo's image of 1 GB instead of PyTorch's of 3.")

@@ -15,6 +15,7 @@ COMMANDS = {
     "status": "bootseer.cli.status:status",
     "mark": "bootseer.cli.mark:mark",
     "image": "bootseer.cli.image:image",
+    "env": "bootseer.cli.env:env",
     "importer": "bootseer.cli.importer:importer",
     "hot": "bootseer.cli.hot:hot",
     "ckpt": "bootseer.cli.ckpt:ckpt",

@@ -27,16 +27,25 @@ def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> 
     Raises:
         ConfigError: there is no such user.
     """
+    owner = take_on(user)
+    config = settings.load()
+
+    async def run() -> T:
+        return await work(connect(config, owner), owner.name)
+
+    return trio.run(run)
+
+
+def take_on(user: str | None) -> settings.User:
+    """Take on a named user's rights for good, if root asks; returns whose store it is.
+
+    Raises:
+        ConfigError: there is no such user.
+    """
     try:
         entry = pwd.getpwnam(user) if user else pwd.getpwuid(os.getuid())
     except KeyError as error:
         raise ConfigError(f"there is no user {user or os.getuid()}") from error
     if os.geteuid() == 0 and user:
         become(entry.pw_name, entry.pw_uid, entry.pw_gid, keep_lock=False)
-    config = settings.load()
-    owner = settings.User(entry.pw_name, entry.pw_uid, entry.pw_dir)
-
-    async def run() -> T:
-        return await work(connect(config, owner), owner.name)
-
-    return trio.run(run)
+    return settings.User(entry.pw_name, entry.pw_uid, entry.pw_dir)

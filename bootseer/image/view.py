@@ -5,17 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from bootseer.core.touched import FirstTouches
-from bootseer.core.trace import Touch
 from bootseer.errors import BootseerError
 from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
 from bootseer.image.blocks import ImageBlocks
 from bootseer.image.catalog import FILE_NAME
-from bootseer.units import NS_PER_MS
+from bootseer.image.touchlog import TouchLog
 
 _NAME = FILE_NAME.encode()
 _FILE_INODE = ROOT_INODE + 1
@@ -69,6 +66,9 @@ class ImageView:
     """A served image, and a record of what is read of it.
 
     Whoever opens the file with O_NOATIME only reads ahead: others go first, and it is not recorded.
+
+    Attributes:
+        touched: what was read by others than who reads ahead.
     """
 
     valid_s = _NEVER_S
@@ -91,31 +91,18 @@ class ImageView:
             uid, gid: who owns folder and file.
             on_error: told why something could not be read.
         """
-        self._touched = FirstTouches()
+        self.touched = TouchLog()
         self._blocks = blocks
         self._on_error = on_error
-        self._kernel: Kernel | None = None
-        self._began_ns = time.monotonic_ns()
-        self._records = True
         self._handles: dict[int, bool] = {}  # whether it only reads ahead
         self._next_handle = count(1)
         common = {"mtime_ns": mtime_ns, "ctime_ns": mtime_ns, "uid": uid, "gid": gid}
         self._root = Attributes(ROOT_INODE, stat.S_IFDIR | 0o555, links=2, **common)
         self._file = Attributes(_FILE_INODE, stat.S_IFREG | 0o444, size_bytes, **common)
 
-    def touches(self) -> list[Touch]:
-        """Return what was read by others than who reads ahead, until `stop_recording`."""
-        self._note_reads(go_on=True)
-        return self._touched.touches
-
-    def stop_recording(self) -> None:
-        """Let the record be what it is."""
-        self._note_reads(go_on=False)
-        self._records = False
-
     def attach(self, kernel: Kernel) -> None:
-        """Learn the way to the kernel: to ask what it has to ask, for an image does not change."""
-        self._kernel = kernel
+        """Learn the way to the kernel: only to ask what was read, for an image does not change."""
+        self.touched.attach(kernel.reads)
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return the file's attributes; there are no other names."""
@@ -148,10 +135,8 @@ class ImageView:
             OSError: EIO, whatever the reason: to a program, an open file is there and may be read.
         """
         is_ahead = self._handles[handle]
-        if self._records and not is_ahead:
-            self._note_reads(go_on=True)
-            stop = min(offset + size_bytes, self._file.size_bytes)
-            self._note(offset, stop, time.monotonic_ns())
+        if not is_ahead:
+            self.touched.note(offset, min(offset + size_bytes, self._file.size_bytes))
         try:
             return await self._blocks.read(offset, size_bytes, is_urgent=not is_ahead)
         except BootseerError as error:
@@ -164,16 +149,6 @@ class ImageView:
 
     def forget(self, inode: int) -> None:
         """Folder and file stay what they are."""
-
-    def _note_reads(self, *, go_on: bool) -> None:
-        """Add to the record what was read without asking here."""
-        if self._kernel is not None and self._records:
-            for start, stop, at_ns in self._kernel.reads(go_on=go_on):
-                self._note(start, stop, at_ns)
-
-    def _note(self, start: int, stop: int, at_ns: int) -> None:
-        if start < stop:
-            self._touched.add(start, stop, (at_ns - self._began_ns) // NS_PER_MS)
 
 
 def _missing() -> FileNotFoundError:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import os
 import pwd
+import time
 from collections.abc import Mapping
 
 import trio
 
 from bootseer import config as settings
 from bootseer.core.plan import WarmPlan
+from bootseer.core.reference import ENVIRONMENT
+from bootseer.env.catalog import read_snapshot, resolve
 from bootseer.errors import BootseerError
 from bootseer.slurm import options
 from bootseer.startup.plans import read_plan
+from bootseer.store.base import Store
 from bootseer.store.connect import connect
-from bootseer.units import format_size
+from bootseer.units import NS_PER_S, format_age, format_size
 
 
 def advise(values: Mapping[str, str]) -> list[str]:
@@ -33,16 +37,43 @@ def advise(values: Mapping[str, str]) -> list[str]:
     key = asked.key or options.key_of_name(values.get("BOOTSEER_JOB_NAME", ""))
     entry = pwd.getpwuid(os.getuid())
     user = settings.User(entry.pw_name, entry.pw_uid, entry.pw_dir)
+    lines = list(asked.ignored)
     try:
         config = settings.load()
 
-        async def read() -> WarmPlan | None:
-            return await read_plan(connect(config, user), user.name, key)
+        async def read() -> list[str]:
+            store = connect(config, user)
+            plan = await read_plan(store, user.name, key)
+            return [_known(plan, asked), *await _environments(store, plan, asked)]
 
-        plan = trio.run(read)
+        lines = [*trio.run(read), *lines]
     except BootseerError as error:
-        return [f"key {key}: nothing known: {error}"]
-    return [f"key {key}: {_known(plan, asked)}", *(line for line in asked.ignored)]
+        lines.insert(0, f"nothing known: {error}")
+    return [f"key {key}: {lines[0]}", *lines[1:]]
+
+
+async def _environments(store: Store, plan: WarmPlan | None, asked: options.Options) -> list[str]:
+    """Say what is known of the environment that the job names, or that its last run used."""
+    references = [asked.environment] if asked.environment else []
+    if plan is not None and not asked.record_only:
+        paths = [image.path for image in plan.images if image.path.startswith(ENVIRONMENT)]
+        references += [path.removeprefix(ENVIRONMENT) for path in paths]
+    lines = {}
+    for reference in references:
+        try:
+            key = await resolve(store, reference)
+            snapshot = await read_snapshot(store, key)
+        except BootseerError as error:
+            lines[reference] = f"environment {reference}: {error}"
+            continue
+        age = format_age((time.time_ns() - snapshot.captured_ns) / NS_PER_S)
+        will = "will be mounted" if snapshot.is_whole else "will be unpacked"
+        if reference != asked.environment:
+            will += " when `bootseer env run` asks for it"
+        size = format_size(snapshot.content_bytes)
+        text = f"environment snapshot {key[:12]}: {size}, captured {age} ago, {will}"
+        lines.setdefault(key, text)
+    return list(lines.values())
 
 
 def _known(plan: WarmPlan | None, asked: options.Options) -> str:
@@ -50,7 +81,10 @@ def _known(plan: WarmPlan | None, asked: options.Options) -> str:
         return "this start is recorded, as if it were the first"
     if plan is None:
         return "first start under this key: it is recorded, unless the image is known already"
-    image = next((i for i in plan.images if not asked.image or i.path == asked.image), None)
+    images = [image for image in plan.images if not image.path.startswith(ENVIRONMENT)]
+    image = next((i for i in images if not asked.image or i.path == asked.image), None)
+    if image is None and not asked.image:
+        return f"{len(plan.runs)} earlier starts, without an image"
     if image is None:
         return f"{len(plan.runs)} earlier starts, none with this image: it is recorded"
     if not image.hot_bytes:

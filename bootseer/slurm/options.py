@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bootseer.core.reference import reference
+from bootseer.core.reference import ENVIRONMENT, reference
 from bootseer.errors import ConfigError
 
 MAX_WAIT_S = 3600
@@ -37,6 +37,8 @@ class Options(NamedTuple):
         key: "" for the default, the user's job name.
         record_only: warm nothing, record as if for the first time.
         image: absolute path or URI of the image, "" when none was named.
+        environment: name of the environment, or absolute path of a file that says which, "" for
+            none.
         imported: what Pyxis is going to ask its importer for, "" for nothing.
         checkpoint: URI of the checkpoint folder, "" when none was named.
         mountpoint: absolute path where the job wants to see it, "" where it is put.
@@ -48,6 +50,7 @@ class Options(NamedTuple):
     key: str = ""
     record_only: bool = False
     image: str = ""
+    environment: str = ""
     imported: str = ""
     checkpoint: str = ""
     mountpoint: str = ""
@@ -131,7 +134,7 @@ def parse(environ: Mapping[str, str]) -> Options | None:
         raise ConfigError(f"--bootseer: {_show(key)} is not an acceptable key; nothing is done")
     ignored = []
     image = environ.get(PREFIX + "IMAGE", "")
-    if image and not is_image(image):
+    if image and (not is_image(image) or image.startswith(ENVIRONMENT)):
         ignored.append(f"--bootseer-image: {_show(image)} is neither an absolute path nor a URI")
         image = ""
     imported = ""
@@ -148,12 +151,15 @@ def parse(environ: Mapping[str, str]) -> Options | None:
         ignored.append(f"--bootseer-ckpt: {_show(ckpt)} is not URI[:MOUNTPOINT]")
         ckpt = ""
     checkpoint, mountpoint, read_only = split_ckpt(ckpt)
-    if environ.get(PREFIX + "ENV"):
-        ignored.append("--bootseer-env: not carried out by this version")
+    environment = environ.get(PREFIX + "ENV", "")
+    if environment and not is_env(environment):
+        ignored.append(f"--bootseer-env: {_show(environment)} is neither a name nor a path")
+        environment = ""
     return Options(
         key="" if record_only else key,
         record_only=record_only,
         image=image,
+        environment=environment,
         imported=imported,
         checkpoint=checkpoint,
         mountpoint=mountpoint,

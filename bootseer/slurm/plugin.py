@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import bootseer
+from bootseer.env import zipapp
 from bootseer.errors import ConfigError, Denied, NotFound, Unavailable
 
 PREFIX = Path("/usr/local/libexec/bootseer")
@@ -166,6 +167,7 @@ def install(
         for name, folder in SCRIPTS.items():
             text = _fill_in((share(folder) / name).read_text())
             files.append(_put(prefix / name, text.encode(), mode=0o755))
+        files.append(_put(prefix / zipapp.NAME, zipapp.build(), mode=0o755))
         if prolog_only:
             return Installed(tuple(files), _prolog_steps(prefix))
         if built is None:
@@ -192,7 +194,10 @@ def uninstall(prefix: Path = PREFIX, plugstack_dir: Path = PLUGSTACK_DIR) -> tup
     removed = []
     with _denied_is_ours():
         # The line goes first, or srun would look for a plugin that is gone.
-        for path in (plugstack_dir / CONF, *(prefix / n for n in (PLUGIN, ADVICE, *SCRIPTS))):
+        for path in (
+            plugstack_dir / CONF,
+            *(prefix / n for n in (PLUGIN, ADVICE, *SCRIPTS, zipapp.NAME)),
+        ):
             if path.is_symlink() or path.exists():
                 path.unlink()
                 removed.append(path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import sys
 import time
 
 from bootseer import config as settings
@@ -53,6 +54,7 @@ def _warm(asked: options.Options, started_ns: int) -> str:
         if not (reap(folder) and folder.claim()):
             return f"job {job.job_id}: what an agent has left is in the way, nothing is warmed"
     folder.write("job.json", job._asdict())
+    _put_program(folder)
     until = time.monotonic() + _AGENT_START_S
     _start_agent(folder, job, until)
     detail = f"not mounted within {_AGENT_START_S:g} s; the job starts without it"
@@ -60,6 +62,8 @@ def _warm(asked: options.Options, started_ns: int) -> str:
         _tell(folder, "checkpoint.mount", started_ns, status="fallback", detail=detail)
     if job.is_served and not _await(folder.served, until):
         _tell(folder, "image.mount", started_ns, status="fallback", detail=detail)
+    if job.environment and not _await(folder.named, max(until, time.monotonic() + job.wait_s)):
+        _tell(folder, "env.mount", started_ns, status="fallback", detail=detail)
     for line in asked.ignored:
         _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
     for name in reaped:
@@ -71,6 +75,20 @@ def _warm(asked: options.Options, started_ns: int) -> str:
     _tell(folder, "prolog", started_ns, status=status, detail=said)
     seconds = (time.time_ns() - started_ns) / 1e9
     return f"job {job.job_id}, key {job.key}: {said} ({seconds:.2f} s)"
+
+
+def _put_program(folder: JobFolder) -> None:
+    """Put bootseer-env where containers find it, which is installed beside our entry script."""
+    installed = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "bootseer-env")
+    try:
+        with open(installed, "rb") as file:
+            content = file.read()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(folder.program, flags, 0o755), "wb") as file:
+            os.fchmod(file.fileno(), 0o755)
+            file.write(content)
+    except OSError as error:
+        say(f"no {folder.program}: {error.strerror}; install the plugin again")
 
 
 def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
@@ -164,6 +182,7 @@ def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Jo
         read_only=asked.read_only,
         nodes=len(nodes),
         node_index=nodes.index(node) if nodes else 0,
+        environment=asked.environment,
         wait_s=min(wait_s, config["prolog.max_wait_s"]),
         started_ns=started_ns,
     )

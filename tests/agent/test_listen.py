@@ -38,8 +38,8 @@ async def asked(path, nursery):
     def answered(answer):
         pass
 
-    async def handle(request, uid):
-        requests.append((request, uid))
+    async def handle(request, peer):
+        requests.append((request, peer.uid))
         if request.get("op") == "wait":
             await trio.sleep_forever()
         return {"ok": True, "long": "x" * request.get("size", 0)}

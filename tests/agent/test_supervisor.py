@@ -14,6 +14,7 @@ from bootseer._io import lib
 from bootseer.agent import spool, supervisor
 from bootseer.agent.hands import Worker
 from bootseer.agent.job import Job, JobFolder
+from bootseer.agent.listen import Peer
 from bootseer.agent.watched import SETTLE_S, WatchedImage
 from bootseer.agent.worker import MAX_DETAIL_CHARS, Task
 from bootseer.core.ranges import ByteRange, subtract
@@ -39,14 +40,18 @@ def event(**more):
     return {"op": "event", "stage": "mark.x", "start_ns": 1, "end_ns": 2, **more}
 
 
+def peer(uid=USER):
+    return Peer(uid, os.getpid(), lambda: None)
+
+
 async def test_what_the_job_tells_is_bounded_and_the_agents_own_is_not_crowded_out(agent):
     told = 0
     with pytest.raises(Unavailable, match="more events"):
         for _ in range(100_000):
-            await agent._handle(event(), USER)
+            await agent._handle(event(), peer())
             told += 1
     assert 1000 < told < supervisor.MAX_EVENTS * 3 / 4
-    await agent._handle(event(stage="prolog", source="prolog"), 0)
+    await agent._handle(event(stage="prolog", source="prolog"), peer(0))
     assert agent._events[-1].stage == "prolog"
     assert os.stat(agent._folder.events).st_size < 2 * supervisor.MAX_TOLD_BYTES
 
@@ -54,7 +59,7 @@ async def test_what_the_job_tells_is_bounded_and_the_agents_own_is_not_crowded_o
 async def test_long_events_count_for_what_they_take(agent):
     with pytest.raises(Unavailable, match="more events"):
         for _ in range(200):
-            await agent._handle(event(detail="\U0001f600" * 1000), USER)
+            await agent._handle(event(detail="\U0001f600" * 1000), peer())
     assert os.stat(agent._folder.events).st_size < supervisor.MAX_TOLD_BYTES
 
 
@@ -91,15 +96,15 @@ async def test_long_events_count_for_what_they_take(agent):
 )
 async def test_requests_that_make_no_sense_are_refused(agent, request_):
     with pytest.raises(BootseerError):
-        await agent._handle(request_, USER)
+        await agent._handle(request_, peer())
     assert agent._events == []
     assert not agent._finishing
 
 
 async def test_a_user_cannot_speak_for_root(agent):
     with pytest.raises(Denied):
-        await agent._handle({"op": "finish", "timeout_s": 1}, USER)
-    await agent._handle(event(source="prolog"), USER)
+        await agent._handle({"op": "finish", "timeout_s": 1}, peer())
+    await agent._handle(event(source="prolog"), peer())
     assert agent._events[-1].source == "step"
 
 
@@ -144,7 +149,7 @@ async def test_what_the_epilog_gives_is_for_all_of_it(agent, autojump_clock, mon
         agent._finishing, agent._window.recorded = False, trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(record, takes_s)
-            await agent._handle({"op": "finish", "timeout_s": 13}, 0)
+            await agent._handle({"op": "finish", "timeout_s": 13}, peer(0))
     assert given == [pytest.approx(13 - 3 - supervisor._KILL_S), 0]
 
 
@@ -155,9 +160,9 @@ async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypat
     monkeypatch.setattr(agent, "_publish", publish)
     agent._window.recorded.set()
     finish = {"op": "finish", "timeout_s": 1}
-    answer = await agent._handle(finish, 0)
+    answer = await agent._handle(finish, peer(0))
     with pytest.raises(Unavailable):
-        await agent._handle(finish, 0)
+        await agent._handle(finish, peer(0))
     agent._answered(dict(answer))
     agent._answered({"error": "the agent is finishing already"})
     assert not agent._scope.cancel_called
@@ -191,7 +196,7 @@ async def test_a_full_run_directory_ends_no_agent(agent, autojump_clock):
     os.rmdir(agent._folder.path)
     with trio.move_on_after(5):
         await agent._keep_state()
-    await agent._handle(event(), USER)
+    await agent._handle(event(), peer())
     assert agent._events
 
 
@@ -340,7 +345,7 @@ async def test_what_a_worker_tells_is_one_line_that_the_agent_accepts(agent):
 async def test_images_that_make_no_sense_are_not_mounted(agent, nursery, op, image):
     agent._nursery = nursery
     with pytest.raises(Unavailable, match="printable"):
-        await agent._handle({"op": op, "image": image, "path": "/x"}, USER)
+        await agent._handle({"op": op, "image": image, "path": "/x"}, peer())
     assert os.listdir(agent._folder.path) == []
 
 
@@ -348,23 +353,23 @@ async def test_images_that_make_no_sense_are_not_mounted(agent, nursery, op, ima
 async def test_only_uris_are_served(agent, nursery, image):
     agent._nursery = nursery
     with pytest.raises(Unavailable, match="not the URI"):
-        await agent._handle({"op": "serve", "image": image}, USER)
+        await agent._handle({"op": "serve", "image": image}, peer())
     assert os.listdir(agent._folder.path) == []
 
 
 async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nursery):
     agent._nursery = nursery
     with pytest.raises(Unavailable, match="registry"):
-        await agent._handle({"op": "keep", "image": "bootseer://x", "path": "/x"}, USER)
+        await agent._handle({"op": "keep", "image": "bootseer://x", "path": "/x"}, peer())
     agent._keeping._job = JOB._replace(nodes=2, node_index=1)
     request = {"op": "keep", "image": "docker://x", "path": "/x"}
-    assert await agent._handle(request, USER) == {"kept": False}
+    assert await agent._handle(request, peer()) == {"kept": False}
     agent._keeping._job = JOB
     agent._config.values["image.keep_imports"] = False
-    assert await agent._handle(request, USER) == {"kept": False}
+    assert await agent._handle(request, peer()) == {"kept": False}
 
 
 async def test_an_agent_that_ends_serves_nothing_more(agent, nursery):
     agent._nursery, agent._finishing = nursery, True
     with pytest.raises(Unavailable, match="ending"):
-        await agent._handle({"op": "serve", "image": "bootseer://x"}, USER)
+        await agent._handle({"op": "serve", "image": "bootseer://x"}, peer())

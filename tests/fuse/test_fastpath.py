@@ -133,14 +133,14 @@ async def test_the_record_is_of_what_was_read_and_not_ahead(mounted):
     places = [(8192, 4096), (9 * MIB, 12288), (8192, 4096), (BLOCK, 4096)]
     await mounted.read((4 * MIB, MIB), flags=os.O_NOATIME)
     await mounted.read(*places)
-    touches = mounted.view.touches()  # a page each, or more: as the kernel asks
+    touches = mounted.view.touched.touches()  # a page each, or more: as the kernel asks
     pages = [at for t in touches for at in range(t.start, t.stop, 4096)]
     assert pages == [8192, *range(9 * MIB, 9 * MIB + 12288, 4096), BLOCK]
     assert [t.first_ms for t in touches] == sorted(t.first_ms for t in touches)
     await mounted.read((6 * MIB, 4096))
-    mounted.view.stop_recording()
+    mounted.view.touched.stop()
     await mounted.read((7 * MIB, 4096))
-    found = coalesce(ByteRange(t.start, t.stop) for t in mounted.view.touches())
+    found = coalesce(ByteRange(t.start, t.stop) for t in mounted.view.touched.touches())
     assert ByteRange(6 * MIB, 6 * MIB + 4096) in found
     assert not any(r.start <= 7 * MIB < r.stop for r in found)
 

@@ -54,6 +54,13 @@ def line(path):
     return f"{path} {path} none x-create=dir,rbind,nosuid,nodev,rslave,nofail,silent 0 0"
 
 
+def program(folder):
+    where = "/usr/local/bin/bootseer-env"
+    return (
+        f"{folder}/bootseer-env {where} none x-create=file,bind,ro,nosuid,nodev,nofail,silent 0 0"
+    )
+
+
 @pytest.mark.parametrize("shell", [("bash", "-euo", "pipefail"), ("sh", "-eu"), ()])
 def test_the_jobs_folder_is_mounted_and_its_variables_are_set(hook, agent, shell):
     ckpt, image = f"{hook.folder}/ckpt", f"{hook.folder}/image/image.sqsh"
@@ -63,19 +70,23 @@ def test_the_jobs_folder_is_mounted_and_its_variables_are_set(hook, agent, shell
         f"BOOTSEER_CKPT={ckpt}",
         f"BOOTSEER_IMAGE={image}",
     ]
-    assert mounts == [line(hook.folder)]
+    assert mounts == [line(hook.folder), program(hook.folder)]
 
 
 def test_a_checkpoint_elsewhere_is_mounted_there(hook, agent):
     environ, mounts = hook(BOOTSEER_CKPT="/home/alice/my \\ck\tpt")
     assert environ[-1] == "BOOTSEER_CKPT=/home/alice/my \\ck\tpt"
-    assert mounts == [line(hook.folder), line(r"/home/alice/my\040\134ck\011pt")]
+    assert mounts == [
+        line(hook.folder),
+        program(hook.folder),
+        line(r"/home/alice/my\040\134ck\011pt"),
+    ]
 
 
 @pytest.mark.parametrize("value", ["", "hdfs://nn/run", "yes", "/a\n/etc", "$(touch x)", "-n"])
 def test_what_is_no_path_is_not_mounted(hook, agent, value):
     environ, mounts = hook(BOOTSEER_CKPT=value)
-    assert mounts == [line(hook.folder)]
+    assert mounts == [line(hook.folder), program(hook.folder)]
     assert len(environ) == 1 + (value not in ("", "/a\n/etc"))
 
 

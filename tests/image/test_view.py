@@ -79,14 +79,14 @@ async def test_what_is_read_is_the_image_and_is_recorded(tmp_path, mountpoint, c
                 wanted = b"".join(CONTENT[at : at + 8192] for at in places)
                 assert await run(mountpoint, "random") == wanted
                 ranges = coalesce(ByteRange(at, at + 8192) for at in places)
-                touched = coalesce(ByteRange(t.start, t.stop) for t in view.touches())
+                touched = coalesce(ByteRange(t.start, t.stop) for t in view.touched.touches())
                 assert touched == ranges  # exactly: nothing is read ahead here
-                before = list(view.touches())
+                before = list(view.touched.touches())
                 assert await run(mountpoint, "ahead") == CONTENT
-                assert view.touches() == before
+                assert view.touched.touches() == before
                 assert await run(mountpoint, "sequential") == CONTENT
                 # From the page cache, but for a page that the kernel had another use for.
-                assert len(view.touches()) <= len(before) + 20
+                assert len(view.touched.touches()) <= len(before) + 20
                 nursery.cancel_scope.cancel()
     entry.close()
 

@@ -85,6 +85,7 @@ def populate(spec: ClusterSpec) -> None:
         machine = state_dir / "machines" / name
         _folder(machine / "cache")
         _folder(machine / "hdfs", mode=0o700)
+        _folder(machine / "local", mode=0o1777)
         _folder(machine / "log" / "hdfs")
     for name in ("bootseer", "hadoop"):
         _folder(state_dir / "etc" / name)

@@ -8,7 +8,7 @@ trace on the host. All of it lives in private mount namespaces and goes with the
     /etc, /var          overlays over the host's, written to memory
     /etc/{slurm,munge,bootseer,hadoop}, /home/USER, /shared
                         from the state directory, one for all
-    /var/log, /var/spool/slurm*, /var/cache/bootseer, /var/lib/hdfs
+    /var/log, /var/spool/slurm*, /var/cache/bootseer, /var/lib/hdfs, /local
                         from the state directory, one per machine
     /run, /dev/shm      tmpfs, one per machine (/run/munge is one for all)
     /proc               of the cluster's PID namespace
@@ -47,7 +47,8 @@ def enter_base(spec: ClusterSpec) -> None:
     syscalls.mount("bootseer-cluster", str(root), "tmpfs", data="mode=755")
     # Entries are added to these by root's clusters alone, whose root may list them whatever is set.
     opened = () if spec.is_rootless else _OPENED
-    made = {"proc", "run", "shared", "etc", "var"} | ({"root"} if spec.is_rootless else set())
+    made = {"proc", "run", "shared", "local", "etc", "var"}
+    made |= {"root"} if spec.is_rootless else set()
     _mirror(Path("/"), root, leave_out=made.union(opened))
     for name in opened:
         _mirror(Path("/", name), root / name, leave_out=set(spec.users))
@@ -87,12 +88,16 @@ def enter_base(spec: ClusterSpec) -> None:
 def enter_machine(spec: ClusterSpec, name: str) -> None:
     """Give the calling process, already in a mount namespace of its own, one machine's mounts."""
     folder = spec.state_dir / "machines" / name
+    # As systemd has it: namespaces that are made later see what is mounted then.
+    syscalls.mount("", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount("", "/", flags=syscalls.MS_REC | syscalls.MS_SHARED)
     syscalls.mount("tmpfs", "/run", "tmpfs", data="mode=755")
     syscalls.mount("tmpfs", "/dev/shm", "tmpfs", data="mode=1777")
     Path("/run/lock").mkdir(mode=0o755)
     syscalls.bind(str(folder / "log"), "/var/log")
     syscalls.bind(str(folder / "cache"), "/var/cache/bootseer")
     syscalls.bind(str(folder / "hdfs"), "/var/lib/hdfs")
+    syscalls.bind(str(folder / "local"), "/local")
     if spec.nodes:
         _bind_to(Path("/", _PRIVATE, "munge"), Path("/run/munge"))
         spool = "slurmctld" if name == HEAD else "slurmd"

@@ -4,7 +4,8 @@
 # Enroot runs this as the user for every container that starts, once its root is mounted. Lines that
 # are added to ENROOT_ENVIRON are variables of the container, those added to ENROOT_MOUNTS mounts: the
 # job's folder, with the control socket that `bootseer mark` talks to, and the job's checkpoint and
-# images below it; and the checkpoint once more where the job asked for it elsewhere.
+# images below it; the program bootseer-env; and the checkpoint once more where the job asked for it
+# elsewhere.
 #
 # For a job without BootSeer nothing is added. Whatever goes wrong here, the container starts: Enroot
 # gives up if a hook fails.
@@ -21,6 +22,7 @@ add_bootseer() {
     [ -S "$folder/agent.sock" ] || return 0
     add_mount "$folder"
     add_variable BOOTSEER_SOCKET "$folder/agent.sock"
+    add_program "$folder/bootseer-env"
     case "${BOOTSEER_CKPT:-}" in
     "$folder"/*) ;;
     /*) add_mount "$BOOTSEER_CKPT" ;;
@@ -44,6 +46,12 @@ add_mount() {
     *) printf '%s %s none x-create=dir,rbind,nosuid,nodev,rslave,nofail,silent 0 0\n' \
         "$point" "$point" >> "$ENROOT_MOUNTS" ;;
     esac
+}
+
+add_program() {
+    # The path has no spaces: it is made of run_dir above and a number.
+    printf '%s %s none x-create=file,bind,ro,nosuid,nodev,nofail,silent 0 0\n' \
+        "$1" "/usr/local/bin/${1##*/}" >> "$ENROOT_MOUNTS"
 }
 
 if [ -w "${ENROOT_ENVIRON:-}" ] && [ -w "${ENROOT_MOUNTS:-}" ]; then

@@ -1,0 +1,112 @@
+"""bootseer env: installed environments, captured once and restored everywhere."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from bootseer.cli import env_care, env_key, env_show
+from bootseer.cli.env_common import key_options, targets_option, words
+
+
+@click.group()
+def env() -> None:
+    """Keep what an install command makes, and have it on every node without running it again.
+
+    ENV is a name, a key, or how a key begins: eight digits at least.
+
+    \b
+    Examples:
+      bootseer env run --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
+      bootseer env ls
+    """
+
+
+@env.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="""\b
+Examples:
+  bootseer env run --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
+  bootseer env run --target /tmp/venv -- sh -c 'uv venv /tmp/venv && uv pip sync lock.txt'
+""",
+)
+@targets_option
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "mount", "unpack"]),
+    default="auto",
+    show_default=True,
+    help="How to restore.",
+)
+@click.option("--read-only", is_flag=True, help="Nothing is going to be written to the targets.")
+@click.option("--refresh", is_flag=True, help="Run the command, whatever there is, and keep that.")
+@click.option("--no-capture", is_flag=True, help="Do not keep what the command makes.")
+@click.option("--wait", "waits", is_flag=True, help="Go on only when all is stored.")
+@click.option(
+    "--wait-seconds",
+    type=click.IntRange(0, 86400),
+    default=600,
+    show_default=True,
+    help="Longest to wait for another node where the same command is running.",
+)
+@click.option(
+    "--check-drift",
+    is_flag=True,
+    help="Run the command aside, and compare with what was kept: `bootseer env drift`.",
+)
+@key_options
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
+@words
+def run(
+    targets: tuple[str, ...],
+    mode: str,
+    read_only: bool,
+    refresh: bool,
+    no_capture: bool,
+    waits: bool,
+    wait_seconds: int,
+    check_drift: bool,
+    extra: tuple[str, ...],
+    files: tuple[str, ...],
+    quiet: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run an install command, unless its result is known: then restore that.
+
+    The first time the command runs, and what it has made of its targets is captured. Whenever the
+    same command would give the same result, on any node, that is there without running it. If
+    anything goes wrong with that, the command runs as it would without.
+    """
+    if check_drift:
+        env_key.show_drift(targets, extra, files, command, is_long=False, as_json=False)
+        return
+    from bootseer.env import local
+    from bootseer.env.run import Asked, connect_agent
+    from bootseer.env.run import run as carry_out
+
+    asked = Asked(
+        command=command,
+        targets=targets,
+        mode=mode,
+        read_only=read_only,
+        refresh=refresh,
+        captures=not no_capture,
+        waits=waits or not os.environ.get("BOOTSEER_SOCKET"),
+        wait_s=wait_seconds,
+        extra=extra,
+        key_files=files,
+    )
+    path = os.environ.get("BOOTSEER_SOCKET", "")
+    connect = (lambda: connect_agent(path)) if path else local.start
+
+    def say(text: str) -> None:
+        if not quiet:
+            shown = "".join(c if c.isprintable() else "?" for c in text)
+            click.echo(f"bootseer: {shown}", err=True)
+
+    raise SystemExit(carry_out(asked, connect, os.environ, say))
+
+
+for _command in (*env_key.COMMANDS, *env_show.COMMANDS, *env_care.COMMANDS):
+    env.add_command(_command)

@@ -1,0 +1,83 @@
+"""bootseer-env: `bootseer env run` for containers. Standard library only, Python 3.8 or later.
+
+A file of its own, made by `bootseer.env.zipapp`, that is in each job's folder; nothing needs to be
+installed in the image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Sequence
+
+from bootseer.env import key as env_key
+from bootseer.env.run import Asked, connect_agent, execute, keys_of, run
+from bootseer.errors import BootseerError
+
+_EPILOG = """examples:
+  bootseer-env run --target /env -- pip install --target /env -r requirements.txt
+  bootseer-env key --target /env -- pip install --target /env -r requirements.txt
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="bootseer-env",
+        description="Keep what an install command makes, and have it without running it again.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|key")
+    for verb, text in (
+        ("run", "run an install command, unless its result is known: then restore that"),
+        ("key", "print what the result of an install command depends on"),
+    ):
+        _add_options(verbs.add_parser(verb, help=text, description=text), verb)
+    options = vars(parser.parse_args(arguments))
+    verb, quiet = options.pop("verb"), options.pop("quiet", False)
+    if options["command"][:1] == ["--"]:
+        del options["command"][0]
+    if not options["command"]:
+        parser.error("there is no command; give it behind --")
+    asked = Asked(**options)
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(
+                "bootseer: " + "".join(c if c.isprintable() else "?" for c in text), file=sys.stderr
+            )
+
+    try:
+        if verb == "key":
+            targets = [os.path.abspath(target) for target in asked.targets]
+            keys = keys_of(asked, targets, os.environ, os.getcwd(), "")
+            print(json.dumps(env_key.to_document(keys.parts), indent=1))
+            return 0
+        path = os.environ.get("BOOTSEER_SOCKET", "")
+        if not path:
+            say("running the command, and keeping nothing: this job has no --bootseer")
+            return execute(asked.command, os.environ)
+        return run(asked, lambda: connect_agent(path), os.environ, say)
+    except BootseerError as error:
+        print(f"bootseer: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _add_options(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add the options that `bootseer env` has for it, too."""
+    parser.add_argument("--target", dest="targets", action="append", required=True, metavar="DIR")
+    parser.add_argument("--key-extra", dest="extra", action="append", default=[])
+    parser.add_argument("--key-file", dest="key_files", action="append", default=[])
+    if verb == "run":
+        modes = ("auto", "mount", "unpack")
+        parser.add_argument("--mode", choices=modes, default="auto")
+        parser.add_argument("--read-only", action="store_true")
+        parser.add_argument("--refresh", action="store_true")
+        parser.add_argument("--no-capture", dest="captures", action="store_false")
+        parser.add_argument("--wait", dest="waits", action="store_true")
+        parser.add_argument("--wait-seconds", dest="wait_s", type=int, default=600)
+        parser.add_argument("-q", "--quiet", action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")

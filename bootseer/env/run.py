@@ -1,0 +1,387 @@
+"""Run an install command once, and find its result there ever after: the side of the command.
+
+Whoever has the store is asked over a socket (`bootseer.env.session`); if nobody answers, the
+command runs as it would without. Standard library only, for any Python from 3.8 on: this runs
+inside containers too.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+from bootseer.env import key as env_key
+from bootseer.env.gather import gather
+from bootseer.env.tree import look, shape
+from bootseer.errors import BootseerError, ConfigError, Unavailable
+from bootseer.units import format_size
+
+_SILENCE_S = 90.0
+"""Longest without a word from who restores; the command runs then."""
+_MAX_LINE_BYTES = 1 << 20
+VARIABLES = ("PYTHONNOUSERSITE", "TMPDIR", "SLURM_TMPDIR")
+"""Of the command, that decide what may go wrong with what it makes."""
+
+
+class Asked(NamedTuple):
+    """What `env run` is asked to do.
+
+    Attributes:
+        command: that installs.
+        targets: folders that it installs to.
+        mode: "auto", "mount" or "unpack".
+        read_only: nothing needs to be written to the targets afterwards.
+        refresh: run the command, whatever there is, and keep what it makes.
+        captures: keep what it makes.
+        waits: until that is stored.
+        wait_s: longest to wait for another node where the same command is running.
+        extra: what else the result depends on.
+        key_files: files that it depends on.
+    """
+
+    command: Sequence[str]
+    targets: Sequence[str]
+    mode: str = "auto"
+    read_only: bool = False
+    refresh: bool = False
+    captures: bool = True
+    waits: bool = False
+    wait_s: int = 600
+    extra: Sequence[str] = ()
+    key_files: Sequence[str] = ()
+
+
+class Keys(NamedTuple):
+    """The key of a command.
+
+    Attributes:
+        parts: that it is made of.
+        as_empty: that it would be made of if the targets held nothing.
+    """
+
+    parts: Sequence[env_key.Part]
+    as_empty: Sequence[env_key.Part]
+
+
+Say = Callable[[str], None]
+Connect = Callable[[], socket.socket]
+"""Returns a socket on which who has the store says hello; raises OSError if there is nobody."""
+
+
+def keys_of(
+    asked: Asked, targets: Sequence[str], environ: Mapping[str, str], cwd: str, image: str
+) -> Keys:
+    """Find out what the result of a command depends on.
+
+    Args:
+        asked: with the command.
+        targets: absolute paths.
+        environ: of the command.
+        cwd: where it runs.
+        image: digest of the image that it runs in, "" for none.
+
+    Raises:
+        BootseerError: no key could tell.
+    """
+    bases = {target: _base(target) for target in targets}
+    facts = gather(
+        asked.command,
+        bases,
+        environ=environ,
+        cwd=cwd,
+        extra=asked.extra,
+        key_files=asked.key_files,
+        image_digest=image,
+    )
+    empty = facts._replace(targets=dict.fromkeys(targets, env_key.EMPTY))
+    return Keys(env_key.parts_of(facts), env_key.parts_of(empty))
+
+
+def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) -> int:
+    """Have the result of a command: restored, or by running it. Returns its exit status.
+
+    Args:
+        asked: what to do.
+        connect: to who has the store.
+        environ: of the command.
+        say: takes lines for people.
+    """
+    targets = [os.path.abspath(target) for target in asked.targets]
+    for target in targets:
+        _make_folder(target)
+    try:
+        talk = _Talk(connect())
+    except (BootseerError, OSError) as error:
+        say(f"running the command, and keeping nothing: {error}")
+        return execute(asked.command, environ)
+    with talk:
+        try:
+            hello = talk.receive()
+            keys = keys_of(asked, targets, environ, os.getcwd(), str(hello.get("image", "")))
+            _ask(asked, targets, keys, talk, environ)
+            answer = _answer(talk, say)
+            if answer.get("why"):
+                raise Unavailable(str(answer["why"]))
+            if answer["op"] == "restored":
+                say(_restored(answer, targets))
+                return 0
+        except (_Gone, BootseerError, OSError) as error:
+            say(f"running the command, and keeping nothing: {error}")
+            return execute(asked.command, environ)
+        say(f"running the command; what it makes is kept under {_key(answer)}")
+        return _run_kept(asked.command, talk, environ, say)
+
+
+def connect_agent(path: str) -> socket.socket:
+    """Connect to the agent of a job, for one `env run`.
+
+    Args:
+        path: of its control socket.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        end.settimeout(_SILENCE_S)
+        end.connect(path)
+        end.sendall(b'{"op": "env"}\n')
+    except OSError:
+        end.close()
+        raise
+    return end
+
+
+def image_around(path: str) -> str:
+    """Ask the agent of a job for the digest of the image that the caller is in, "" for none.
+
+    Args:
+        path: of its control socket.
+
+    Raises:
+        Unavailable: it does not answer.
+    """
+    try:
+        with _Talk(connect_agent(path)) as talk:
+            return str(talk.receive().get("image", ""))
+    except (OSError, _Gone) as error:
+        raise Unavailable(f"the agent of the job does not answer at {path}: {error}") from error
+
+
+def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command as a shell would; returns its exit status."""
+    processes: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def pass_on(number: int, frame: Any) -> None:
+        if number == signal.SIGINT:
+            return  # the terminal's own goes to the command as well: it decides
+        for process in processes:
+            process.send_signal(number)
+        if not processes:
+            early.append(number)
+
+    # Handlers, even to ignore: the command starts without them.
+    passed = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, pass_on) for number in passed}
+    try:
+        processes.append(subprocess.Popen(list(command), env=dict(environ)))
+        for number in early:
+            processes[0].send_signal(number)
+        status = processes[0].wait()
+    except FileNotFoundError:
+        print(f"bootseer: {command[0]}: command not found", file=sys.stderr)
+        return 127
+    except OSError as error:
+        print(f"bootseer: {command[0]}: {error.strerror}", file=sys.stderr)
+        return 126
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+class _Gone(Exception):
+    """Who has the store does not answer any more."""
+
+
+class _Talk:
+    """Our end of the conversation: lines of JSON."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._socket.settimeout(_SILENCE_S)
+        self._rest = b""
+
+    def __enter__(self) -> _Talk:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            sent = self._socket.sendmsg([data], rights)
+            if sent < len(data):  # or who has answered already, and closed, would be an error
+                self._socket.sendall(data[sent:])
+        except OSError as error:
+            raise _Gone(f"who has the store has gone: {error}") from error
+
+    def receive(self) -> dict[str, Any]:
+        try:
+            while b"\n" not in self._rest:
+                part = self._socket.recv(65536)
+                if not part or len(self._rest) > _MAX_LINE_BYTES:
+                    raise _Gone("who has the store has gone")
+                self._rest += part
+            line, _, self._rest = self._rest.partition(b"\n")
+            message = json.loads(line.decode())
+        except socket.timeout as error:
+            raise _Gone(f"no answer within {_SILENCE_S:g} s") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise _Gone(f"no answer: {error}") from error
+        if not isinstance(message, dict):
+            raise _Gone("no answer that makes sense")
+        if "error" in message:
+            raise _Gone(str(message["error"]))
+        return message
+
+
+def _ask(
+    asked: Asked, targets: Sequence[str], keys: Keys, talk: _Talk, environ: Mapping[str, str]
+) -> None:
+    """Ask for the result of a command.
+
+    Raises:
+        OSError: a target cannot be opened.
+    """
+    with ExitStack() as opened:
+        fds: list[int] = []
+        names = []
+        for target in targets:
+            folder, name = os.path.split(os.path.realpath(target))
+            names.append(name)
+            # The folder above need not be readable.
+            for path, flags in ((folder, os.O_PATH), (os.path.join(folder, name), os.O_RDONLY)):
+                fds.append(os.open(path, flags | os.O_DIRECTORY | os.O_CLOEXEC))
+                opened.callback(os.close, fds[-1])
+        talk.send(
+            {
+                "op": "env",
+                "key": env_key.to_document(keys.parts),
+                "as_empty": env_key.to_document(keys.as_empty),
+                "targets": targets,
+                "names": names,
+                "mode": asked.mode,
+                "read_only": asked.read_only,
+                "refresh": asked.refresh,
+                "captures": asked.captures,
+                "waits": asked.waits,
+                "wait_s": asked.wait_s,
+                "environ": {name: environ[name] for name in VARIABLES if name in environ},
+            },
+            fds,
+        )
+
+
+def _run_kept(command: Sequence[str], talk: _Talk, environ: Mapping[str, str], say: Say) -> int:
+    """Run a command, tell who keeps what it makes, and hear what became of that."""
+    began = time.monotonic()
+    status = execute(command, environ)
+    took_ms = int((time.monotonic() - began) * 1000)
+    try:
+        talk.send({"op": "ran", "status": status, "took_ms": took_ms})
+        if status == 0:
+            _hear_end(_answer(talk, say), say)
+    except _Gone as gone:
+        say(f"what the command made is not kept: {gone}")
+    return status
+
+
+def _answer(talk: _Talk, say: Say) -> dict[str, Any]:
+    """Wait for an answer; show what is said until then."""
+    is_shown = False
+    while True:
+        message = talk.receive()
+        op = message.get("op")
+        if op == "say":
+            say(str(message.get("text")))
+        elif op == "progress" and sys.stderr.isatty():
+            done, total = _number(message, "done_bytes"), _number(message, "total_bytes")
+            text = f"unpacking {format_size(int(done))} of {format_size(int(total))}"
+            print(f"\rbootseer: {text:<60}", end="", file=sys.stderr, flush=True)
+            is_shown = True
+        elif op in ("restored", "run", "seen"):
+            if is_shown:
+                print(file=sys.stderr)
+            return message
+
+
+def _hear_end(answer: dict[str, Any], say: Say) -> None:
+    if answer.get("why"):
+        say("what the command made is not kept: {}".format(answer["why"]))
+    elif answer.get("key"):
+        found = int(_number(answer, "findings"))
+        see = f"; {found} findings: bootseer env show {_key(answer)}" if found else ""
+        say(f"kept as {_key(answer)}: {_size(answer)}{see}")
+
+
+def _restored(answer: dict[str, Any], targets: Sequence[str]) -> str:
+    how = {"mounted": "mounted", "unpacked": "unpacked", "there": "there already"}
+    return "{} {} in {:.1f} s, without running the command: {}, {}".format(
+        ", ".join(targets),
+        how.get(str(answer.get("how")), "restored"),
+        _number(answer, "took_s"),
+        _key(answer),
+        _size(answer),
+    )
+
+
+def _key(answer: dict[str, Any]) -> str:
+    return str(answer.get("key", ""))[:12]
+
+
+def _size(answer: dict[str, Any]) -> str:
+    files, size_bytes = int(_number(answer, "files")), int(_number(answer, "bytes"))
+    return f"{format_size(size_bytes)} in {files:,} files"
+
+
+def _number(answer: dict[str, Any], name: str) -> float:
+    """Return a number that is only shown: one that is not there is as good as 0."""
+    value = answer.get(name)
+    return value if isinstance(value, (int, float)) and abs(value) < 1e18 else 0
+
+
+def _make_folder(target: str) -> None:
+    """Make a target that is not there: what is mounted needs a place.
+
+    Raises:
+        ConfigError: it cannot be a folder.
+    """
+    if os.path.normpath(target) == "/":
+        raise ConfigError("--target / is no place for an environment")
+    try:
+        os.makedirs(target, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--target {target}: it cannot be made: {error.strerror}") from error
+
+
+def _base(target: str) -> str:
+    """Say what a target holds before the command runs."""
+    try:
+        tree = look(os.path.realpath(target)).tree
+    except FileNotFoundError:
+        return env_key.EMPTY
+    except OSError as error:
+        raise Unavailable(f"{target} cannot be looked at: {error}") from error
+    return shape(tree) if len(tree) > 1 else env_key.EMPTY

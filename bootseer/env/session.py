@@ -1,0 +1,349 @@
+"""One `env run`, from the side that has the store: find the snapshot and restore it, or capture.
+
+The side of the command is `bootseer.env.run`, and may be in a container. They talk over a socket, a
+line of JSON each; the targets come as descriptors, which are as good in any mount namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import trio
+
+from bootseer.core.event import FALLBACK
+from bootseer.core.fields import Fields
+from bootseer.env import capture, catalog, claim
+from bootseer.env import key as env_key
+from bootseer.env.capture import Before, Made
+from bootseer.env.claim import Claim
+from bootseer.env.collect import collect
+from bootseer.env.compare import numbered
+from bootseer.env.findings import examine
+from bootseer.env.publish import Story, publish_snapshot
+from bootseer.env.restoring import Restoring
+from bootseer.env.shared import find_snapshot
+from bootseer.env.snapshot import Snapshot
+from bootseer.env.talk import Talk
+from bootseer.env.tree import Node, look
+from bootseer.env.wish import NAME, Around, Wish, read_wish
+from bootseer.errors import BootseerError, Closed, Corrupt, NotFound, Unavailable
+from bootseer.store.base import Store
+from bootseer.units import format_size
+
+_POLL_S = 0.5
+_WAIT_S = 15.0
+"""The command's side gives up after six times as long without a word."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+async def serve(talk: Talk, around: Around) -> None:
+    """Carry one `env run` through, until all is stored or its command's side has gone.
+
+    What goes wrong is told, and the command runs as it would without.
+    """
+    async with trio.open_nursery() as nursery:  # for what keeps a claim up
+        with suppress(Closed), ExitStack() as opened:
+            try:
+                message, fds = await talk.receive()
+                for fd in fds:
+                    opened.callback(os.close, fd)
+                await _Session(talk, around, read_wish(message, fds), nursery).run()
+            except Closed:
+                raise
+            except BootseerError as error:
+                await talk.send({"op": "run", "why": str(error)})
+
+
+class _Session:
+    def __init__(self, talk: Talk, around: Around, wish: Wish, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._talk = talk
+        self._around = around
+        self._wish = wish
+        self._store = around.store
+        self._stage = around.stage
+        self._found_in = around.store
+
+    async def run(self) -> None:
+        self._nursery.start_soon(self._note_run)
+        found, is_damaged = None, False
+        try:
+            found = await self._find()
+            if found is not None and not self._wish.refresh:
+                await self._restore(found)
+                return
+        except (Corrupt, NotFound):
+            is_damaged = True  # told by the stage
+        if not self._wish.captures:
+            raise Unavailable("what the command makes is not kept")
+        before = found.capture if found is not None else ""
+        with self._patience():
+            held = await self._claim(before)
+        if isinstance(held, Snapshot):
+            await self._restore(held)
+            return
+        async with claim.kept(self._store, self._wish.key, held, self._nursery):
+            found = await self._captured(before)  # by who had the claim until now
+            if found is None:
+                await self._capture(replace=is_damaged or bool(before))
+        if found is not None:
+            await self._restore(found)
+        else:
+            await self._collect()
+
+    async def _collect(self) -> None:
+        """Make room in the store, now that there is more in it."""
+        around = self._around
+        with suppress(BootseerError):  # another time
+            await collect(
+                self._store, around.keep_days, around.quota_bytes, time.time_ns(), dry_run=False
+            )
+
+    async def _restore(self, snapshot: Snapshot) -> None:
+        """Restore a snapshot; raises BootseerError if that cannot be."""
+        store = self._found_in
+        await Restoring(self._talk, self._around, self._wish, store, snapshot).run()
+
+    async def _note_run(self) -> None:
+        with suppress(BootseerError):  # nothing depends on it
+            await catalog.note_run(self._store, self._wish.targets, self._wish.parts)
+
+    # What there is.
+
+    async def _find(self) -> Snapshot | None:
+        """Find what is to be restored, or is there already.
+
+        Raises:
+            Corrupt: it is damaged.
+            BootseerError: the store does not say.
+        """
+        wish = self._wish
+        async with self._stage("env.find") as said:
+            said["detail"] = f"key {wish.key[:12]}: none yet"
+            for parts in dict.fromkeys((wish.parts, wish.as_empty)):
+                key = env_key.key_of(parts)
+                try:
+                    self._found_in, snapshot = await self._read(key)
+                except NotFound:
+                    continue
+                if parts == wish.parts or await self._is_there(snapshot):
+                    said["bytes"] = snapshot.content_bytes
+                    said["detail"] = f"key {key[:12]}"
+                    return snapshot
+        return None
+
+    async def _read(self, key: str) -> tuple[Store, Snapshot]:
+        """Read the manifest of a snapshot, and tell which store has it.
+
+        Raises:
+            NotFound: there is none.
+            Corrupt: it is damaged.
+        """
+        store, snapshot = await find_snapshot([self._store, *self._around.shared], key)
+        if snapshot.targets != self._wish.targets:
+            raise Corrupt(f"the snapshot {key[:12]} is of other targets")
+        return store, snapshot
+
+    async def _captured(self, before: str) -> Snapshot | None:
+        """Return what has been captured since; None if that is nothing, or damaged."""
+        with suppress(NotFound, Corrupt):
+            self._found_in, snapshot = await self._read(self._wish.key)
+            if snapshot.capture != before:
+                return snapshot
+        return None
+
+    async def _is_there(self, snapshot: Snapshot) -> bool:
+        """Whether the targets hold a snapshot already, as far as can be seen without reading."""
+        index = await catalog.read_index(self._found_in, snapshot)
+
+        def compare() -> bool:
+            there: dict[bytes, Node] = {}
+            for number, folder in enumerate(self._wish.folders):
+                there |= numbered(number, look(f"/proc/self/fd/{folder}").tree)
+            return _visible(there) == _visible({p: n for p, n in index.tree.items() if p})
+
+        return await trio.to_thread.run_sync(compare, abandon_on_cancel=True)
+
+    async def _claim(self, before: str) -> Claim | Snapshot:
+        """Become the one who captures, or wait for what somebody else does.
+
+        Args:
+            before: the capture that is there and not good enough, "" for none.
+
+        Raises:
+            Unavailable: it takes too long.
+            BootseerError: the store does not say.
+        """
+        key, who = self._wish.key, f"{self._around.user} on {self._around.node}"
+        async with self._stage("env.claim") as said:
+            said["detail"] = f"key {key[:12]}: {who} captures"
+            deadline = trio.current_time() + self._wish.wait_s
+            is_said = False
+            while True:
+                snapshot = await self._captured(before)
+                if snapshot is not None:
+                    said["detail"] = f"key {key[:12]}: {snapshot.node} has captured it"
+                    return snapshot
+                held = await claim.try_claim(self._store, key, who)
+                if held is not None:
+                    return held
+                other = await claim.read_claim(self._store, key)
+                name = other.who if other is not None else "somebody"
+                if trio.current_time() > deadline:
+                    raise Unavailable(f"{name} has not captured it within {self._wish.wait_s:g} s")
+                if not is_said:
+                    await self._say(f"waiting for {name}, where the same command is running")
+                    is_said = True
+                await trio.sleep(_POLL_S)
+
+    # Capturing.
+
+    async def _capture(self, replace: bool) -> None:
+        """Let the command run, and store what it makes.
+
+        Args:
+            replace: what is stored is not good.
+
+        Raises:
+            Closed: the command's side has gone before the command had ended.
+            BootseerError: the targets cannot be looked at; the command has not run yet.
+        """
+        wish = self._wish
+        with self._patience():
+            befores = await self._look_before()
+        await self._talk.send({"op": "run", "why": "", "key": wish.key})
+        message, fds = await self._talk.receive()
+        for fd in fds:
+            os.close(fd)
+        fields = Fields(message, NAME)
+        if fields.count("status", 255):
+            await self._tell_nothing_kept(f"the command failed with {fields.count('status')}")
+            return
+        story = Story(
+            parts=wish.parts,
+            targets=wish.targets,
+            bases=tuple(before.base for before in befores),
+            user=self._around.user,
+            node=self._around.node,
+            command_ms=fields.count("took_ms"),
+        )
+        began = time.time_ns()
+        with self._patience(), ExitStack() as opened:
+            try:
+                made = await self._look_after(befores, opened)
+            except OSError as error:
+                await self._tell_nothing_kept(f"a target cannot be looked at: {error}")
+                return
+            if not wish.waits:
+                await self._talk.send({"op": "seen"})
+            try:
+                answer = _described(await self._publish(made, story, replace, began))
+            except BootseerError as error:
+                answer = {"op": "seen", "why": str(error)}
+            if wish.waits:
+                await self._talk.send(answer)
+
+    async def _look_before(self) -> list[Before]:
+        wish = self._wish
+        paths = [f"/proc/self/fd/{folder}" for folder in wish.folders]
+        try:
+            return [
+                await trio.to_thread.run_sync(capture.look_before, path, abandon_on_cancel=True)
+                for path in paths
+            ]
+        except OSError as error:
+            raise Unavailable(f"a target cannot be looked at: {error}") from error
+
+    async def _look_after(self, befores: Sequence[Before], opened: ExitStack) -> Made:
+        """Look at the targets, which the command may have made anew, and have them open.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        paths = []
+        for place in self._wish.places:
+            fd = os.open(place.name, _FOLDER, dir_fd=place.parent)
+            opened.callback(os.close, fd)
+            paths.append(f"/proc/self/fd/{fd}")
+        look = partial(capture.look_after, paths, befores, os.geteuid())
+        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+
+    async def _publish(self, made: Made, story: Story, replace: bool, began_ns: int) -> Snapshot:
+        """Store what the command has made.
+
+        Raises:
+            BootseerError: it is not stored, and that has been told.
+        """
+        around = self._around
+        async with self._stage("env.capture") as said:
+            said["start_ns"] = began_ns
+
+            def read(path: bytes, most_bytes: int) -> bytes:
+                return bytes(next(made.read(path), b""))[:most_bytes]
+
+            findings = await trio.to_thread.run_sync(
+                partial(examine, made.tree, read, story.targets, around.home, self._wish.environ),
+                abandon_on_cancel=True,
+            )
+            snapshot = await publish_snapshot(
+                self._store, made, story, findings, around.scratch, replace=replace
+            )
+            said["bytes"] = snapshot.content_bytes
+            stored_bytes = snapshot.image_bytes + snapshot.frames_bytes
+            said["detail"] = f"{snapshot.files} files, {format_size(stored_bytes)} stored"
+            return snapshot
+
+    async def _tell_nothing_kept(self, why: str) -> None:
+        async with self._stage("env.capture") as said:
+            said |= {"status": FALLBACK, "detail": why}
+        await self._talk.send({"op": "seen", "why": why})
+
+    async def _say(self, text: str) -> None:
+        await self._talk.send({"op": "say", "text": text})
+
+    @contextmanager
+    def _patience(self) -> Iterator[None]:
+        """Have the command's side wait for the length of a block, however long that takes."""
+        scope = trio.CancelScope()
+
+        async def ask() -> None:
+            with scope, suppress(Closed):
+                while True:
+                    await trio.sleep(_WAIT_S)
+                    await self._talk.send({"op": "wait"})
+
+        self._nursery.start_soon(ask)
+        try:
+            yield
+        finally:
+            scope.cancel()
+
+
+def _visible(tree: Mapping[bytes, Node]) -> dict[bytes, Node]:
+    """Return what tells trees apart without reading; times of folders change with each look."""
+    return {
+        path: node._replace(
+            uid=0,
+            gid=0,
+            digest=b"",
+            xattrs=(),
+            mode=node.mode & 0o1777,
+            mtime_ns=0 if node.kind == "folder" else node.mtime_ns,
+        )
+        for path, node in tree.items()
+    }
+
+
+def _described(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "op": "seen",
+        "key": snapshot.key,
+        "files": snapshot.files,
+        "bytes": snapshot.content_bytes,
+        "findings": len(snapshot.findings),
+    }

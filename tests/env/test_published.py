@@ -1,0 +1,439 @@
+"""A snapshot is there whole or not at all, whatever fails; one that is damaged is made anew."""
+
+import json
+import os
+import shutil
+
+import pytest
+import trio
+
+from bootseer.env import capture, catalog, publish, snapshot
+from bootseer.env.key import Part
+from bootseer.env.publish import Story, publish_snapshot
+from bootseer.env.restore import Target, restore
+from bootseer.env.source import FrameSource
+from bootseer.env.tree import tree_digest
+from bootseer.errors import BootseerError, Conflict, NotFound, Transient, Unavailable
+from bootseer.store import base as store_base
+from bootseer.store.local import LocalStore
+from bootseer.store.memory import MemoryStore
+from bootseer.testing.fault_store import CHANGES, FlakyStore, HangingStore
+
+STORY = Story((Part("command", "make it"),), ("/target",), ("empty",), "user", "node", 1234)
+KEY = STORY.key
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "made"
+    (folder / "lib").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def made(folder):
+    """What a command has made: enough for several parts, if these are small."""
+    before = [capture.look_before(str(folder))]
+    for number in range(5):
+        (folder / f"lib/{number}").write_bytes(os.urandom(30_000))
+    os.link(folder / "lib/1", folder / "again")
+    (folder / "link").symlink_to("lib")
+    (folder / "out").symlink_to("/etc")
+    before = [capture.Before({b"": before[0].tree[b""]}, {})]
+    return lambda: capture.look_after([str(folder)], before, os.geteuid())
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(catalog, "PART_BYTES", 50_000)
+
+
+async def store_it(store, made, tmp_path, **options):
+    return await publish_snapshot(store, made, STORY, [], str(tmp_path), **options)
+
+
+async def check_whole(store, folder, look, to):
+    """See that what is published can be restored; False if nothing is."""
+    try:
+        found = await catalog.read_snapshot(store, KEY)
+    except NotFound:
+        return False
+    index = await catalog.read_index(store, found)
+    frames = await catalog.read_frames(store, found)
+    parent = os.open(to.parent, os.O_RDONLY)
+    try:
+        async with FrameSource(store, found) as source:
+            await trio.to_thread.run_sync(
+                restore, index, frames, source.read, [Target(parent, to.name)]
+            )
+    finally:
+        os.close(parent)
+    assert tree_digest(look(to)) == tree_digest(look(folder))
+    shutil.rmtree(to)
+    return True
+
+
+async def captures(store):
+    """Folders of attempts that are in a store."""
+    listed = await store.list(catalog.folder_of(KEY))
+    return [info.name.rpartition("/")[2] for info in listed if info.is_folder]
+
+
+async def test_what_is_published_is_whole(made, folder, tmp_path, look):
+    store = MemoryStore()
+    counted = []
+    found = await store_it(store, made(), tmp_path, count=counted.append)
+    assert await check_whole(store, folder, look, tmp_path / "restored")
+    assert sum(counted) >= found.content_bytes == 150_000
+    assert await captures(store) == [found.capture]
+    names = [info.name for info in await store.list(catalog.folder_of(KEY, found.capture))]
+    assert sum("frames-" in name for name in names) == 4
+    assert (found.files, found.command_ms, found.outside) == (10, 1234, (b"0/out".hex(),))
+    assert os.listdir(tmp_path) == ["made"]
+
+
+def is_change(operation):
+    return operation in CHANGES and not operation.startswith("delete")
+
+
+async def count_changes(made, tmp_path):
+    watched = FlakyStore(MemoryStore(), lambda *_: False)
+    await store_it(watched, made(), tmp_path)
+    return sum(is_change(operation) for operation, _ in watched.calls)
+
+
+def nth_change(number):
+    """Choose the n-th operation that changes something, but for those that remove."""
+    seen = 0
+
+    def fails(count, operation, name):
+        nonlocal seen
+        seen += is_change(operation)
+        return is_change(operation) and seen == number
+
+    return fails
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["not done", "done all the same"])
+async def test_a_store_that_fails_at_any_step(made, folder, tmp_path, look, late):
+    """One step fails; none is published without all that it needs, and the next attempt is good."""
+    for number in range(1, 1 + await count_changes(made, tmp_path)):
+        inner = MemoryStore()
+        store = FlakyStore(inner, nth_change(number), late=late)
+        with pytest.raises(Transient):
+            await store_it(store, made(), tmp_path)
+        is_there = await check_whole(inner, folder, look, tmp_path / "restored")
+        if ("create", catalog.manifest_object(KEY)) not in store.calls:
+            assert await captures(inner) == []
+        if not is_there:
+            await store_it(inner, made(), tmp_path)
+            assert await check_whole(inner, folder, look, tmp_path / "restored")
+    assert is_there == late
+    assert os.listdir(tmp_path) == ["made"]
+
+
+class HangsOnce(FlakyStore):
+    """Hangs at an operation, before it is done or after that."""
+
+    async def around(self, operation, name, call):
+        self.calls.append((operation, name))
+        if not self._fails(len(self.calls), operation, name):
+            return await call()
+        if self._late:
+            await call()
+        self.reached.set()
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["not done", "done all the same"])
+async def test_who_is_cancelled_at_any_step(made, folder, tmp_path, look, late):
+    for number in range(1, 1 + await count_changes(made, tmp_path)):
+        inner = MemoryStore()
+        store = HangsOnce(inner, nth_change(number), late=late)
+        store.reached = trio.Event()
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store_it, store, made(), tmp_path)
+                await store.reached.wait()
+                nursery.cancel_scope.cancel()
+        is_there = await check_whole(inner, folder, look, tmp_path / "restored")
+        if not is_there:
+            await store_it(inner, made(), tmp_path)
+            assert await check_whole(inner, folder, look, tmp_path / "restored")
+    assert is_there == late
+    with trio.fail_after(5):
+        while os.listdir(tmp_path) != ["made"]:
+            await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize("operation", sorted({"create", "write", "commit"}))
+async def test_a_store_that_never_answers(made, tmp_path, operation):
+    inner = MemoryStore()
+    with trio.move_on_after(0.3) as limit:
+        await store_it(HangingStore(inner, {operation}), made(), tmp_path)
+    assert limit.cancelled_caught
+    assert [found.snapshot for found in await catalog.list_snapshots(inner)] in ([], [None])
+
+
+async def test_somebody_has_published_before(made, folder, tmp_path, look):
+    store = MemoryStore()
+    first = await store_it(store, made(), tmp_path)
+    with pytest.raises(Conflict):
+        await store_it(store, made(), tmp_path)
+    assert await captures(store) == [first.capture]
+    assert await check_whole(store, folder, look, tmp_path / "restored")
+    second = await store_it(store, made(), tmp_path, replace=True)
+    assert second.capture in await captures(store)
+    assert await catalog.read_snapshot(store, KEY) == second
+
+
+LATER = {
+    "changed": lambda folder: (folder / "lib/3").write_bytes(bytes(30_000)),
+    "longer": lambda folder: (folder / "lib/3").write_bytes(bytes(31_000)),
+    "removed": lambda folder: (folder / "lib/3").unlink(),
+    "replaced": lambda folder: os.replace(folder / "lib/4", folder / "lib/3"),
+    "removed with its folder": lambda folder: shutil.rmtree(folder / "lib"),
+}
+
+
+@pytest.mark.parametrize("later", LATER)
+async def test_a_file_that_has_become_another(made, folder, tmp_path, later):
+    store = MemoryStore()
+    seen = made()
+    os.utime(folder / "lib/3", ns=(0, 1))
+    LATER[later](folder)
+    with pytest.raises(Conflict, match=r"nothing is kept|another length"):
+        await store_it(store, seen, tmp_path)
+    assert await captures(store) == []
+    with pytest.raises(NotFound):
+        await catalog.read_snapshot(store, KEY)
+
+
+async def test_a_file_that_becomes_another_while_it_is_stored(made, folder, tmp_path):
+    store = MemoryStore()
+
+    def count(size_bytes):
+        if (folder / "lib/4").exists():
+            (folder / "lib/4").unlink()
+
+    with pytest.raises(Conflict, match=r"'lib/4' was changed"):
+        await store_it(store, made(), tmp_path, count=count)
+    assert await captures(store) == []
+
+
+async def test_more_links_that_lead_out_than_a_manifest_names(made, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "MAX_OUTSIDE", 3)
+    for number in range(3):
+        (folder / f"out {number}").symlink_to("/etc")
+    with pytest.raises(Unavailable, match="4 links lead out of their targets"):
+        await store_it(MemoryStore(), made(), tmp_path)
+
+
+async def test_a_manifest_that_would_be_too_long(made, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "MAX_BYTES", 300)
+    store = MemoryStore()
+    with pytest.raises(Unavailable, match="and may have 300"):
+        await store_it(store, made(), tmp_path)
+    assert await captures(store) == []
+
+
+async def test_what_no_index_takes_is_not_published(made, folder, tmp_path, monkeypatch):
+    """Rather than found damaged, and captured anew, at each run."""
+    monkeypatch.setattr("bootseer.env.index.MAX_XATTRS_BYTES", 10)
+    seen = made()
+    seen.tree[b"0/lib/2"] = seen.tree[b"0/lib/2"]._replace(xattrs=((b"user.a", bytes(100)),))
+    store = MemoryStore()
+    with pytest.raises(BootseerError):
+        await store_it(store, seen, tmp_path)
+    assert await captures(store) == []
+
+
+async def test_no_scratch_folder(made, tmp_path):
+    with pytest.raises(Unavailable, match=r"no folder can be made in .*/none"):
+        await store_it(MemoryStore(), made(), tmp_path / "none")
+
+
+async def test_a_part_that_cannot_be_stored_ends_it_soon(made, tmp_path):
+    failing = FlakyStore(MemoryStore(), lambda n, operation, name: "frames-0001" in name)
+    with pytest.raises(Transient, match="frames-0001"):
+        await store_it(failing, made(), tmp_path)
+    assert not any("index" in name for _, name in failing.calls)
+
+
+# Manifests that are not what they should be.
+
+
+SCRIPT = "echo 1 > {0}/file; ln -s file {0}/link; ln -s /etc {0}/out"
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "target"
+
+
+async def captured(lab, target, script=SCRIPT):
+    """Have a snapshot; returns its key and its manifest."""
+    await lab.run(script.format(target), target)
+    (listed,) = await catalog.list_snapshots(lab.store)
+    name = catalog.manifest_object(listed.key)
+    document = json.loads(await store_base.read_all(lab.store, name, 1 << 20))
+    shutil.rmtree(target)
+    return listed.key, document
+
+
+async def check_recaptured(lab, target, is_damage=True):
+    """The command runs, once, and then does not."""
+    before = lab.runs()
+    done = await lab.run(SCRIPT.format(target), target)
+    assert (done.status, lab.runs()) == (0, before + is_damage)
+    assert "kept as" in done.text
+    shutil.rmtree(target)
+    done = await lab.run(SCRIPT.format(target), target)
+    assert (done.status, lab.runs()) == (0, before + is_damage)
+    assert "unpacked" in done.text
+    assert (target / "file").read_text() == "1\n"
+
+
+FIELDS = {
+    "format": ["another", None, 5],
+    "version": [0, 2, "1", None],
+    "key": ["0" * 64, "x", None, 5],
+    "parts": [None, {}, []],
+    "targets": [[], ["/elsewhere"], ["relative"], ["/"], ["/a/../b"], None, ["/a", "/b"]],
+    "bases": [[], None, ["empty", "empty"], ["x" * 65]],
+    "capture": ["", "../../../x", None, "0" * 16],
+    "digest": ["", None],
+    "image": ["x", None],
+    "image_bytes": [-1, "1", None],
+    "index": ["0" * 64, "", None],
+    "frames": ["0" * 64, "", None],
+    "frames_bytes": [-1, None],
+    "files": [-1, 0.5, None],
+    "content_bytes": [-1, None],
+    "outside": [["x"], None, [], ["00" * 5000]],
+    "findings": [None, [5], [{"kind": "x"}]],
+    "captured_ns": [-1, None],
+    "captured_by": [None, "a\nb"],
+    "node": [None, 5],
+    "command_ms": [None, -1],
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+async def test_a_manifest_with_a_wrong_field_is_captured_anew(lab, target, field):
+    key, document = await captured(lab, target)
+    assert set(FIELDS) == set(document)
+    for value in FIELDS[field]:
+        changed = {name: found for name, found in document.items() if name != field}
+        if value is not None:
+            changed[field] = value
+        name = catalog.manifest_object(key)
+        await store_base.publish(lab.store, name, json.dumps(changed).encode())
+        await check_recaptured(lab, target)
+        shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (5 << 20)])
+async def test_a_manifest_that_is_none_is_captured_anew(lab, target, content):
+    key, _ = await captured(lab, target)
+    await store_base.publish(lab.store, catalog.manifest_object(key), content)
+    await check_recaptured(lab, target)
+
+
+async def test_the_manifest_of_another_key_is_captured_anew(lab, target):
+    key, _ = await captured(lab, target)
+    await lab.run(f"echo other > {target}/other", target)
+    shutil.rmtree(target)
+    (other,) = [found for found in await catalog.list_snapshots(lab.store) if found.key != key]
+    name = catalog.manifest_object(other.key)
+    content = await store_base.read_all(lab.store, name, 1 << 20)
+    await store_base.publish(lab.store, catalog.manifest_object(key), content)
+    await check_recaptured(lab, target)
+    assert not (target / "other").exists()
+
+
+async def test_what_the_session_is_told_is_told_to_people(lab, target, monkeypatch):
+    """A file that a job changes while it is stored: nothing is kept, and the status is its own."""
+    original = capture.look_after
+
+    def look_after(*args):
+        made = original(*args)
+        (target / "file").write_text("2\n")
+        os.utime(target / "file", ns=(0, 1))
+        return made
+
+    monkeypatch.setattr(capture, "look_after", look_after)
+    done = await lab.run(SCRIPT.format(target), target)
+    assert done.status == 0
+    assert "not kept: 'file' was changed" in done.text.replace("b'file'", "'file'")
+    assert "was changed" in lab.errors()["env.capture"]
+    assert await captures_in(lab.store) == []
+    monkeypatch.undo()
+
+
+async def captures_in(store):
+    found = await catalog.list_snapshots(store)
+    return [listed.snapshot for listed in found if listed.snapshot]
+
+
+async def test_a_target_that_is_gone_after_the_command(lab, target):
+    done = await lab.run(f"rm -rf {target}", target)
+    assert done.status == 0
+    assert "not kept: a target cannot be looked at" in done.text
+    assert await catalog.list_snapshots(lab.store) == []
+
+
+async def test_who_is_killed_while_it_is_stored_leaves_the_next_to_do_it(lab, target, monkeypatch):
+    """The session ends in mid-publish, and its claim with it."""
+    monkeypatch.setattr("bootseer.env.claim.LASTS_S", 0.3)
+    inner = lab.store
+    hanging = HangsOnce(
+        inner, lambda n, operation, name: "manifest" in name and operation == "commit"
+    )
+    hanging.reached = trio.Event()
+    async with trio.open_nursery() as nursery:
+
+        async def first():
+            await lab.run(SCRIPT.format(target), target, around=lab.around(hanging))
+
+        nursery.start_soon(first)
+        await hanging.reached.wait()
+        nursery.cancel_scope.cancel()
+    assert await captures_in(inner) == []
+    shutil.rmtree(target)
+    done = await lab.run(SCRIPT.format(target), target)
+    assert "kept as" in done.text
+
+
+@pytest.mark.root
+async def test_a_disk_that_is_full(lab, target):
+    """The command runs, and fails by itself if there is no room for it either."""
+    script = f"head -c 3000000 /dev/zero > {target}/large"
+    await lab.run(script, target)
+    (before,) = await catalog.list_snapshots(lab.store)
+    shutil.rmtree(target)
+    target.mkdir()
+    for options, status in [("size=1m", 1), ("size=8m", 0)]:
+        await trio.run_process(["mount", "-t", "tmpfs", "-o", options, "none", target])
+        try:
+            done = await lab.run(script, target)
+            assert done.status == status
+            if status:
+                assert "keeping nothing" in done.text
+                assert "has 1.05 MB left" in done.text
+            assert os.listdir(target) == ["large"]
+        finally:
+            await trio.run_process(["umount", target])
+    assert lab.runs() == 2
+    assert [found.snapshot for found in await catalog.list_snapshots(lab.store)] == [
+        before.snapshot
+    ]
+
+
+async def test_a_store_on_a_disk(lab, target, tmp_path):
+    lab.store = LocalStore(tmp_path / "store")
+    await captured(lab, target)
+    done = await lab.run(SCRIPT.format(target), target)
+    assert "unpacked" in done.text
+    left = [path for path in (tmp_path / "store").rglob("*") if "tmp" in path.name]
+    assert left == []

@@ -1,0 +1,444 @@
+"""`env run` in processes of its own: of any Python, with signals, pipes, and sudden ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from glob import glob
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+import bootseer
+from bootseer.env import catalog
+from bootseer.env import run as env_run
+from bootseer.env.run import execute
+from bootseer.store.local import LocalStore
+
+VERSIONS = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13"]
+
+CLIENT = """
+import os, socket, sys
+sys.path.insert(0, sys.argv[1])
+from bootseer.env.run import Asked, run
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+end = socket.socket(fileno=int(sys.argv[2]))
+sys.exit(run(Asked(sys.argv[4:], [sys.argv[3]], waits=True), lambda: end, os.environ, say))
+"""
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A folder with nothing to import but this package."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    (folder / "bootseer").symlink_to(Path(bootseer.__file__).parent)
+    return folder
+
+
+@pytest.fixture(params=VERSIONS)
+def python(request):
+    found = sorted(glob(f"/root/.pyenv/versions/{request.param}.*/bin/python"))
+    if not found:
+        pytest.skip(f"no Python {request.param} of pyenv's")
+    return found[-1]
+
+
+def test_the_standard_library_is_all_it_needs(alone, python):
+    code = "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
+    code += "sys.path.insert(0, sys.argv[1]); import bootseer.env.run\n"
+    code += "print(*sorted(name for name in sys.modules if 'bootseer' in name))"
+    argv = [python, "-I", "-S", "-W", "error", "-c", code, alone]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert not {"bootseer.store", "bootseer.env.session", "bootseer._io"} & set(done.stdout.split())
+
+
+class Clients:
+    """`env run` in processes, each with a session in this one."""
+
+    def __init__(self, lab, alone, nursery):
+        self.lab = lab
+        self.alone = alone
+        self.nursery = nursery
+        self.target = lab.counts.parent / "target"
+        self.scope = None
+
+    async def start(self, *command, python=sys.executable, **options):
+        ours, theirs = socket.socketpair()
+        scope = self.scope = trio.CancelScope()
+
+        async def serve():
+            with scope:
+                await self.lab.serve(theirs)
+
+        self.nursery.start_soon(serve)
+        with ours:
+            fd = ours.fileno()
+            argv = [python, "-I", "-S", "-c", CLIENT, self.alone, str(fd), self.target, *command]
+            return await trio.lowlevel.open_process(argv, pass_fds=[fd], **options)
+
+    async def run(self, script, **options):
+        """Run a script that counts; returns exit status, standard output and error."""
+        return await self.run_command(*self.lab.command(script), **options)
+
+    async def run_command(self, *command, given=b"", **options):
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = await self.start(*command, **pipes, **options)
+        outputs = {}
+
+        async def read(name):
+            outputs[name] = b""
+            async for part in getattr(process, name):
+                outputs[name] += part
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read, "stdout")
+                nursery.start_soon(read, "stderr")
+                await process.stdin.send_all(given)
+                await process.stdin.aclose()
+            status = await process.wait()
+        return status, outputs["stdout"], outputs["stderr"].decode()
+
+
+@pytest.fixture
+def clients(lab, alone, nursery):
+    return Clients(lab, alone, nursery)
+
+
+async def is_there(path):
+    with trio.fail_after(20):
+        while not path.exists():
+            await trio.sleep(0.01)
+
+
+async def test_every_python_captures_and_restores(clients, python, look):
+    script = f"echo 1 > {clients.target}/file; ln {clients.target}/file {clients.target}/again"
+    status, _, said = await clients.run(script, python=python)
+    assert (status, clients.lab.runs()) == (0, 1)
+    assert "kept as" in said
+    made = look(clients.target)
+    subprocess.run(["rm", "-r", clients.target], check=True)
+    status, _, said = await clients.run(script, python=python)
+    assert (status, clients.lab.runs()) == (0, 1)
+    assert "without running the command" in said
+    assert look(clients.target) == made
+
+
+async def test_silence_has_another_name_in_older_pythons(clients, python, monkeypatch):
+    silent = CLIENT.replace(
+        "\ndef say", "\nimport bootseer.env.run as r; r._SILENCE_S = 0.2\ndef say"
+    )
+    monkeypatch.setattr(sys.modules[__name__], "CLIENT", silent)
+
+    async def nothing(end):
+        with end:
+            await trio.sleep_forever()
+
+    clients.lab.serve = nothing
+    status, _, said = await clients.run("exit 3", python=python)
+    assert (status, clients.lab.runs()) == (3, 1)
+    assert "no answer within 0.2 s" in said
+    clients.scope.cancel()
+
+
+async def test_what_goes_in_and_out_is_the_commands(clients):
+    given = os.urandom(300_000)
+    status, out, said = await clients.run(
+        f"cat; echo told >&2; : > {clients.target}/x", given=given
+    )
+    assert (status, out) == (0, given)
+    assert [line.split(" ")[0] for line in said.splitlines()] == ["running", "told", "kept"]
+
+
+async def test_what_is_restored_reads_and_writes_nothing(clients):
+    script = f"cat; : > {clients.target}/x"
+    await clients.run(script)
+    subprocess.run(["rm", "-r", clients.target], check=True)
+    assert (await clients.run(script, given=b"ignored"))[:2] == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 5", 5), ("kill -TERM $$", 143), ("kill -KILL $$", 137), ("exec /none", 127)],
+)
+async def test_the_exit_status_is_the_commands(clients, script, status):
+    assert (await clients.run(script))[0] == status
+    assert await catalog.list_snapshots(clients.lab.store) == []
+    assert await clients.lab.store.list("env/claims") == []
+
+
+async def test_a_command_that_is_not_there_or_none(clients, tmp_path):
+    (tmp_path / "no-program").write_text("#!/bin/sh\n")
+    status, _, said = await clients.run_command("no-such-command")
+    assert status == 127
+    assert "no-such-command: command not found" in said
+    status, _, said = await clients.run_command(str(tmp_path / "no-program"))
+    assert status == 126
+    assert "Permission denied" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_signals_are_passed_on(clients, tmp_path, number):
+    name = number.name.removeprefix("SIG")
+    loop = f": > {tmp_path}/ready; while :; do sleep 0.02; done"
+    process = await clients.start(*clients.lab.command(f"trap 'exit 9' {name}; {loop}"))
+    await is_there(tmp_path / "ready")
+    process.send_signal(number)
+    with trio.fail_after(10):
+        assert await process.wait() == 9
+
+
+async def test_an_interrupt_is_for_the_command_to_decide(clients, tmp_path):
+    """The terminal's goes to both."""
+    script = f": > {tmp_path}/ready; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 4"
+    process = await clients.start(*clients.lab.command(script))
+    await is_there(tmp_path / "ready")
+    process.send_signal(signal.SIGINT)
+    (tmp_path / "go").touch()
+    with trio.fail_after(10):
+        assert await process.wait() == 4
+
+
+def test_a_signal_before_the_command_has_begun_is_passed_on(monkeypatch):
+    popen = subprocess.Popen
+
+    def late(*args, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return popen(*args, **options)
+
+    monkeypatch.setattr(env_run.subprocess, "Popen", late)
+    before = signal.getsignal(signal.SIGTERM)
+    assert execute(["sleep", "20"], os.environ) == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_command_has_the_signals_that_it_would_have(monkeypatch):
+    code = "import signal as s\nassert [s.getsignal(n) for n in (1, 15)] == [s.SIG_DFL] * 2\n"
+    code += "assert s.getsignal(2) is s.default_int_handler"
+    assert execute([sys.executable, "-c", code], os.environ) == 0
+
+
+async def test_a_session_that_dies_in_mid_command(clients, tmp_path):
+    script = f": > {tmp_path}/ready; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+    process = await clients.start(*clients.lab.command(script), stderr=subprocess.PIPE)
+    await is_there(tmp_path / "ready")
+    clients.scope.cancel()
+    (tmp_path / "go").touch()
+    said = b""
+    with trio.fail_after(10):
+        async for part in process.stderr:
+            said += part
+        assert await process.wait() == 0
+    assert b"what the command made is not kept: " in said
+    assert await clients.lab.store.list("env/claims") == []
+
+
+async def test_who_is_killed_in_mid_command_holds_nobody_up(clients, tmp_path):
+    """The claim goes with the conversation, and the next one captures."""
+    script = f": > {clients.target}/x; : > {tmp_path}/ready; sleep 0.3"
+    process = await clients.start(*clients.lab.command(script))
+    await is_there(tmp_path / "ready")
+    process.kill()
+    await process.wait()
+    subprocess.run(["rm", "-r", clients.target], check=True)
+    status, _, said = await clients.run(script)
+    assert (status, clients.lab.runs()) == (0, 2)
+    assert "kept as" in said
+
+
+# The command line, with a process of its own for the store.
+
+
+LOCAL = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from bootseer import config
+from bootseer.env import claim, local
+load = config.load
+config.load = lambda: load({config!r})
+claim.LASTS_S = 1.5
+{more}
+local.main()
+"""
+HANGING = """
+from bootseer.testing.fault_store import FlakyStore
+import trio
+class Hanging(FlakyStore):
+    async def around(self, operation, name, call):
+        if operation == "commit" and name.endswith("manifest.json"):
+            open({reached!r}, "w").close()
+            await trio.sleep_forever()
+        return await call()
+from bootseer.env import wish
+connect = wish.connect
+wish.connect = lambda *args: Hanging(connect(*args), lambda *_: False)
+"""
+CLI = """
+import sys
+from bootseer.cli.main import main
+from bootseer.env import local
+local._BOOT = sys.argv.pop(1)
+main()
+"""
+
+
+class CommandLine:
+    def __init__(self, folder):
+        self.folder = folder
+        self.target = folder / "target"
+        self.counts = folder / "counts"
+        self.config = folder / "bootseer.toml"
+        self.store = LocalStore(folder / "store")
+        self.reached = folder / "reached"
+        scratch = folder / "scratch"
+        scratch.mkdir(exist_ok=True)
+        self.config.write_text(
+            f'[store]\nurl = "file://{folder}/store"\n[env]\nscratch_dir = "{scratch}"\n'
+        )
+        self.environ = {**os.environ, "HOME": str(folder)}
+        self.environ.pop("BOOTSEER_SOCKET", None)
+
+    async def start(self, script, *, hangs=False, environ=()):
+        more = HANGING.format(reached=str(self.reached)) if hangs else ""
+        boot = LOCAL.format(config=str(self.config), more=more)
+        argv = [sys.executable, "-I", "-c", CLI, boot, "env", "run", "--target", self.target, "--"]
+        argv += ["sh", "-c", f"echo x >> {self.counts}; {script}"]
+        return await trio.lowlevel.open_process(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**self.environ, **dict(environ)},
+        )
+
+    async def run(self, script, **options):
+        with trio.fail_after(30):
+            return await self.end(await self.start(script, **options))
+
+    async def end(self, process):
+        out, said = b"", b""
+        async for part in process.stdout:
+            out += part
+        async for part in process.stderr:  # its end: nobody has it open any more
+            said += part
+        return await process.wait(), out.decode(), said.decode()
+
+    def runs(self):
+        return len(self.counts.read_text().split())
+
+
+@pytest.fixture
+def command_line(tmp_path):
+    return CommandLine(tmp_path)
+
+
+def children(process):
+    return psutil.Process(process.pid).children()
+
+
+async def test_the_command_line_without_an_agent(command_line):
+    script = f"echo out; echo 1 > {command_line.target}/file"
+    status, out, said = await command_line.run(script)
+    assert (status, out) == (0, "out\n")
+    assert "bootseer: kept as" in said
+    subprocess.run(["rm", "-r", command_line.target], check=True)
+    status, out, said = await command_line.run(script)
+    assert (status, out, command_line.runs()) == (0, "", 1)
+    assert "without running the command" in said
+    assert (command_line.target / "file").read_text() == "1\n"
+
+
+async def test_a_configuration_that_is_wrong_is_told(command_line):
+    command_line.config.write_text("[nonsense]\nx = 1\n")
+    status, _, said = await command_line.run("exit 6")
+    assert status == 6
+    assert "keeping nothing: " in said and "unknown setting nonsense.x" in said
+    assert "Traceback" not in said
+
+
+async def test_a_store_that_cannot_be_is_told(command_line):
+    command_line.folder.joinpath("store").write_text("no folder")
+    status, _, said = await command_line.run("exit 6")
+    assert status == 6
+    assert "keeping nothing: " in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("when", ["in mid-command", "while it is stored"])
+async def test_the_process_that_has_the_store_is_killed(command_line, when):
+    """What it claimed runs out, and the next one captures."""
+    waits = f": > {command_line.folder}/ready; sleep 0.3"
+    script = f"{waits}; echo 1 > {command_line.target}/file"
+    with trio.fail_after(40):
+        hangs = when == "while it is stored"
+        process = await command_line.start(script, hangs=hangs)
+        await is_there(command_line.reached if hangs else command_line.folder / "ready")
+        keeper = next(p for p in children(process) if "-ISB" in p.cmdline())
+        keeper.kill()
+        status, _, said = await command_line.end(process)
+        assert status == 0
+        assert "what the command made is not kept" in said
+        listed = await catalog.list_snapshots(command_line.store)
+        assert [found.snapshot for found in listed] == ([None] if hangs else [])
+        subprocess.run(["rm", "-r", command_line.target], check=True)
+        status, _, said = await command_line.run(script)
+        assert (status, command_line.runs()) == (0, 2)
+        assert "waiting for" in said
+        assert "kept as" in said
+
+
+async def test_no_process_is_left_when_env_run_is_killed(command_line):
+    script = f": > {command_line.folder}/ready; exec sleep 30"
+    with trio.fail_after(20):
+        process = await command_line.start(script)
+        await is_there(command_line.folder / "ready")
+        found = children(process)
+        process.kill()
+        await process.wait()
+        keeper = next(p for p in found if "-ISB" in p.cmdline())
+        await trio.to_thread.run_sync(keeper.wait, 10)
+        for left in found:
+            if left.is_running():
+                left.kill()  # the command: nobody is there to end it
+    assert await command_line.store.list("env/claims") == []
+
+
+async def test_the_command_line_with_an_agent(command_line, lab, nursery, tmp_path):
+    path = str(tmp_path / "socket")
+    listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    await listener.bind(path)
+    listener.listen()
+
+    async def agent():
+        while True:
+            end, _ = await listener.accept()
+            line = b""
+            while not line.endswith(b"\n"):
+                line += await end.recv(1)
+            assert json.loads(line) == {"op": "env"}
+            nursery.start_soon(lab.serve, socket.socket(fileno=end.detach()))
+
+    nursery.start_soon(agent)
+    script = f"echo 1 > {command_line.target}/file"
+    environ = {"BOOTSEER_SOCKET": path}
+    status, _, said = await command_line.run(script, environ=environ)
+    assert (status, "kept as" in said) == (0, False)  # by the agent, when the job goes on
+    with trio.fail_after(10):
+        while not any(f.snapshot for f in await catalog.list_snapshots(lab.store)):
+            await trio.sleep(0.02)
+    subprocess.run(["rm", "-r", command_line.target], check=True)
+    _, _, said = await command_line.run(script, environ=environ)
+    assert "without running the command" in said
+    assert command_line.runs() == 1
+    _, _, said = await command_line.run("exit 0", environ={"BOOTSEER_SOCKET": f"{path}.none"})
+    assert "keeping nothing: [Errno 2]" in said
+    nursery.cancel_scope.cancel()
+    listener.close()

@@ -1,0 +1,158 @@
+"""Environments that a Unix group shares."""
+
+import grp
+import os
+import stat
+
+import pytest
+from trio import to_thread
+
+from bootseer import config
+from bootseer.config import User
+from bootseer.env import catalog, shared
+from bootseer.env.verify import verify
+from bootseer.errors import ConfigError, Corrupt, Denied, NotFound
+from bootseer.image import catalog as images
+from bootseer.image.intake import Progress
+from bootseer.store.local import LocalStore
+
+MINE = grp.getgrgid(os.getegid()).gr_name
+OTHERS = next(g.gr_name for g in grp.getgrall() if g.gr_gid not in {os.getegid(), *os.getgroups()})
+MAKE = "head -c 200000 /dev/urandom >TARGET/a; echo x >TARGET/b"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "shared"
+    path.mkdir()
+    path.chmod(0o2770)
+    return path
+
+
+@pytest.fixture
+def target(folder):
+    return LocalStore(folder)
+
+
+@pytest.fixture
+def snapshot(installed):
+    return installed.run(MAKE)
+
+
+async def test_a_copy_is_whole_and_the_groups(installed, snapshot, folder, target):
+    mask = os.umask(0o077)
+    try:
+        counted = Progress()
+        assert await shared.copy_snapshot(installed.store, target, snapshot, counted.add)
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(mask)
+    assert counted.done_bytes == snapshot.frames_bytes + snapshot.image_bytes
+    assert await verify(target, snapshot.key, Progress()) == []
+    for path in folder.rglob("*"):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if path.is_file():
+            assert mode == 0o640, path
+        elif path.name in ("env", "snapshots", "images"):
+            assert mode == 0o2770, path
+        else:
+            assert mode == 0o2750, path
+    assert not await shared.copy_snapshot(installed.store, target, snapshot)
+    own = LocalStore(folder.parent / "own")
+    assert await shared.find_snapshot([own, target], snapshot.key) == (target, snapshot)
+    assert await shared.find_snapshot([installed.store, target], snapshot.key) == (
+        installed.store,
+        snapshot,
+    )
+    with pytest.raises(NotFound):
+        await shared.find_snapshot([own], snapshot.key)
+
+
+async def test_without_set_group_id_modes_are_set_too(installed, snapshot, folder, target):
+    folder.chmod(0o700)
+    assert await shared.copy_snapshot(installed.store, target, snapshot)
+    assert stat.S_IMODE((folder / "env/snapshots").stat().st_mode) == 0o770
+    assert stat.S_IMODE((folder / catalog.folder_of(snapshot.key)).stat().st_mode) == 0o750
+
+
+@pytest.mark.parametrize("what", ["frames-0000", "index", "frames", "image"])
+async def test_what_is_damaged_is_not_published(installed, snapshot, folder, target, what):
+    name = f"{catalog.folder_of(snapshot.key, snapshot.capture)}/{what}"
+    installed.damage(images.part_object(snapshot.image, 0) if what == "image" else name)
+    with pytest.raises(Corrupt):
+        await shared.copy_snapshot(installed.store, target, snapshot)
+    with pytest.raises(NotFound):
+        await catalog.read_snapshot(target, snapshot.key)
+    assert not (folder / catalog.folder_of(snapshot.key, snapshot.capture)).exists()
+
+
+async def test_what_everybody_may_write_is_not_used(installed, snapshot, folder, target):
+    await shared.copy_snapshot(installed.store, target, snapshot)
+    (folder / catalog.folder_of(snapshot.key)).chmod(0o777)
+    with pytest.raises(NotFound):
+        await shared.find_snapshot([LocalStore(folder.parent / "own"), target], snapshot.key)
+
+
+async def test_a_damaged_copy_does_not_count_and_is_replaced(installed, snapshot, folder, target):
+    await shared.copy_snapshot(installed.store, target, snapshot)
+    (folder / catalog.manifest_object(snapshot.key)).write_bytes(b"{}")
+    with pytest.raises(NotFound):
+        await shared.find_snapshot([LocalStore(folder.parent / "own"), target], snapshot.key)
+    assert await shared.copy_snapshot(installed.store, target, snapshot)
+    assert (await catalog.read_snapshot(target, snapshot.key)) == snapshot
+
+
+def settings(*texts):
+    values = {name: setting.default for name, setting in config.SETTINGS.items()}
+    return config.Config(values | {"env.shared": list(texts)}, "", frozenset())
+
+
+def test_only_members_have_a_groups_store():
+    user = User("ada", os.geteuid(), "/home/ada")
+    listed = settings(f"{MINE}=file:///a", f"{OTHERS}=file:///b", "no-such-group=/c")
+    assert [store.url for store in shared.shared_stores(listed, user)] == ["file:///a"]
+    with pytest.raises(Denied, match="not a member"):
+        shared.group_store(listed, user, OTHERS)
+    with pytest.raises(ConfigError, match=f"there are: {MINE}"):
+        shared.group_store(settings(f"{MINE}=/a"), user, "unlisted")
+
+
+@pytest.mark.parametrize("text", ["ml", "ml=", "=/a", "ml=relative", "a b=/c", "ml=HDFS://x"])
+def test_settings_that_are_no_groups_stores(tmp_path, text):
+    path = tmp_path / "bootseer.toml"
+    path.write_text(f'[env]\nshared = ["{text}"]\n')
+    with pytest.raises(ConfigError, match="GROUP=URL"):
+        config.load(str(path))
+    path.write_text('[env]\nshared = ["ml=hdfs://nn/x", "chem=/proj/chem"]\n')
+    assert len(config.load(str(path))["env.shared"]) == 2
+
+
+def test_publish(says, call, installed, snapshot, folder):
+    listed = [f"{MINE}={folder.as_uri()}", f"{OTHERS}={folder.as_uri()}"]
+    with pytest.raises(Denied):
+        call("publish", snapshot.key, "--group", OTHERS, shared=listed)
+    assert list(folder.iterdir()) == []
+    with pytest.raises(ConfigError):
+        call("publish", snapshot.key, "--group", "unlisted")
+    assert "published" in says("publish", snapshot.key[:12], "--group", MINE)
+    assert "there already" in says("publish", snapshot.key[:12], "--group", MINE)
+    assert snapshot.key in says("ls", "--group", MINE, "--json")
+    says("rm", snapshot.key)
+    installed.target.joinpath("a").unlink()
+    says("restore", snapshot.key, "--over", "--group", MINE)
+    assert "as they should be" in says("verify", "--all", "--group", MINE)
+
+
+async def test_who_is_first_is_believed(installed, snapshot, folder, target, monkeypatch):
+    real = catalog.read_index
+
+    async def slow(store, found):
+        index = await real(store, found)
+        monkeypatch.setattr(catalog, "read_index", real)
+        await shared.copy_snapshot(installed.store, target, found)
+        return index
+
+    monkeypatch.setattr(catalog, "read_index", slow)
+    assert not await shared.copy_snapshot(installed.store, target, snapshot)
+    assert await verify(target, snapshot.key, Progress()) == []
+    await to_thread.run_sync(lambda: None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bootseer.env.shared import find_snapshot, shared_stores
 from bootseer.env.snapshot import Snapshot
 from bootseer.env.view import AHEAD
 from bootseer.errors import BootseerError, Closed
-from bootseer.image.hotfiles import FilesPrefetch, hot_files
+from bootseer.image.hotfiles import FilesPrefetch, HotFile, hot_files
 from bootseer.image.identity import Identity, OpenImage, open_served
 from bootseer.image.prefetch import PIECE_BYTES, Prefetch, pinnable_bytes
 from bootseer.image.traces import read_hot_set
@@ -185,14 +186,18 @@ class Warm:
         if self._is_environments:
             if hot_set is None:
                 return "this start is recorded"
-            return await self._read_files(store, path, path, hot_set)
+            return await self._read_files(path, partial(self._hot_content, store), hot_set, AHEAD)
         image = await trio.to_thread.run_sync(open_served, path, size_bytes)
         await self._task.channel.send({"op": "opened"})
         if hot_set is None:
             await self._read_leading(image, identity)
             detail = "this start is recorded"
         elif message["root"]:
-            detail = await self._read_files(store, message["root"], path, hot_set)
+
+            async def find(hot: list[ByteRange]) -> list[HotFile]:
+                return await trio.to_thread.run_sync(hot_files, Path(path), hot)
+
+            detail = await self._read_files(message["root"], find, hot_set)
         else:
             detail = await self._read_ahead(image, identity, hot_set)
         if message["copies"] and self._task.job.wait_s:
@@ -200,23 +205,35 @@ class Warm:
             detail += "; the image was copied to the node"
         return detail
 
-    async def _read_files(self, store: Store, root: str, path: str, hot_set: HotSet) -> str:
-        """Read what is hot through a mount of the image's tree: it is decompressed then."""
-        task = self._task
+    async def _begin(self, hot_set: HotSet) -> tuple[list[ByteRange], int]:
+        """Tell the agent what is read ahead; returns that, and how much memory it may take up."""
         hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
-        await task.channel.send({"op": "prefetch", "ranges": hot})
-        if not task.job.wait_s:
-            await task.channel.send({"op": "ready", "detail": "the prefetch is under way"})
-        async with task.stage("image.prefetch") as said:
-            key = task.job.image.removeprefix(ENVIRONMENT)
-            if key != task.job.image:
-                stores = [store, *shared_stores(task.config, task.job.owner)]
-                index = await read_index(*await find_snapshot(stores, key))
-                files, flags = await trio.to_thread.run_sync(hot_content, index, hot), AHEAD
-            else:
-                files, flags = await trio.to_thread.run_sync(hot_files, Path(path), hot), 0
-            budget = pinnable_bytes(task.config["image.memory_share"])
-            prefetch = FilesPrefetch(root, files, budget, self._budget, flags)
+        await self._task.channel.send({"op": "prefetch", "ranges": hot})
+        if not self._task.job.wait_s:
+            # Nobody asked the prolog to hold the job: its start and the prefetch overlap.
+            message = {"op": "ready", "detail": "the prefetch is under way"}
+            await self._task.channel.send(message)
+        return hot, pinnable_bytes(self._task.config["image.memory_share"])
+
+    async def _hot_content(self, store: Store, hot: Sequence[ByteRange]) -> list[HotFile]:
+        """Find what is hot in the environment that this worker reads ahead."""
+        task = self._task
+        stores = [store, *shared_stores(task.config, task.job.owner)]
+        key = task.job.image.removeprefix(ENVIRONMENT)
+        index = await read_index(*await find_snapshot(stores, key))
+        return await trio.to_thread.run_sync(hot_content, index, hot)
+
+    async def _read_files(
+        self,
+        root: str,
+        find: Callable[[list[ByteRange]], Awaitable[list[HotFile]]],
+        hot_set: HotSet,
+        flags: int = 0,
+    ) -> str:
+        """Read what is hot through a mount of the image's tree: it is decompressed then."""
+        hot, budget = await self._begin(hot_set)
+        async with self._task.stage("image.prefetch") as said:
+            prefetch = FilesPrefetch(root, await find(hot), budget, self._budget, flags)
             await prefetch.run()
             said["bytes"] = prefetch.read_bytes
             said["detail"] = (
@@ -268,22 +285,16 @@ class Warm:
         return hot_set
 
     async def _read_ahead(self, image: OpenImage, identity: Identity, hot_set: HotSet) -> str:
-        task = self._task
-        hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
-        await task.channel.send({"op": "prefetch", "ranges": hot})
-        budget = pinnable_bytes(task.config["image.memory_share"])
-        if not task.job.wait_s:
-            # Nobody asked the prolog to hold the job: its start and the prefetch overlap.
-            await task.channel.send({"op": "ready", "detail": "the prefetch is under way"})
+        hot, budget = await self._begin(hot_set)
         pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
         hot_bytes = total_bytes(coalesce([*identity.leading, *hot]))
-        streams = task.config["image.streams"]
+        streams = self._task.config["image.streams"]
         prefetch = Prefetch(image.fd, image.size_bytes, streams, self._budget)
         self._prefetch = prefetch
         if self._lingers:
             prefetch.yield_to_others()
         want_bytes = min(budget, hot_bytes)
-        async with task.stage("image.prefetch") as said:
+        async with self._task.stage("image.prefetch") as said:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._report, prefetch, want_bytes)
                 await prefetch.run(pieces)

@@ -156,12 +156,3 @@ def counts(deltas: Sequence[Delta]) -> str:
 def when(time_ns: int) -> str:
     """Format a time."""
     return f"{datetime.fromtimestamp(time_ns / NS_PER_S, timezone.utc).astimezone():%Y-%m-%d %H:%M}"
-
-
-def age(time_ns: int, now_ns: int) -> str:
-    """Format how long ago something was."""
-    seconds = max(0, now_ns - time_ns) // NS_PER_S
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length} {unit}"
-    return "now"

@@ -13,7 +13,6 @@ import click
 
 from bootseer.cli.env_common import (
     KEY_CHARS,
-    age,
     as_json_option,
     complete,
     counts,
@@ -26,7 +25,7 @@ from bootseer.cli.env_common import (
     when,
     with_env_store,
 )
-from bootseer.units import NS_PER_MS, NS_PER_S, format_duration, format_size
+from bootseer.units import NS_PER_MS, NS_PER_S, format_age, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,24 +56,22 @@ def ls(user: str | None, group: str, as_json: bool) -> None:
         return
     now_ns = time.time_ns()
     table = Table(box=None, pad_edge=False, header_style="dim")
-    columns = ("env", "names", "content", "stored", "files", "captured", "used", "targets")
+    columns = ("env", "names", "content", "stored", "captured", "used", "targets")
     for column in columns:
         table.add_column(column, overflow="fold")
     for found in listed:
         snapshot, names = found.snapshot, plain(" ".join(found.names))
-        used = age(found.used_ns, now_ns)
+        used = format_age((now_ns - found.used_ns) / NS_PER_S)
         if snapshot is None:
             problem = plain(found.problem, "yellow")
-            table.add_row(found.key[:KEY_CHARS], names, "", "", "", "", used, problem)
+            table.add_row(found.key[:KEY_CHARS], names, "", "", "", used, problem)
             continue
-        captured = age(snapshot.captured_ns, now_ns)
         table.add_row(
             found.key[:KEY_CHARS],
             names,
             format_size(snapshot.content_bytes),
             format_size(snapshot.frames_bytes + snapshot.image_bytes),
-            f"{snapshot.files:,}",
-            plain(f"{captured}, {snapshot.captured_by}, {snapshot.node}"),
+            format_age((now_ns - snapshot.captured_ns) / NS_PER_S),
             used,
             plain(" ".join(snapshot.targets)),
         )

@@ -24,18 +24,7 @@ _EPILOG = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="bootseer-env",
-        description="Keep what an install command makes, and have it without running it again.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|key")
-    for verb, text in (
-        ("run", "run an install command, unless its result is known: then restore that"),
-        ("key", "print what the result of an install command depends on"),
-    ):
-        _add_options(verbs.add_parser(verb, help=text, description=text), verb)
+    parser = command_line()
     options = vars(parser.parse_args(arguments))
     verb, quiet = options.pop("verb"), options.pop("quiet", False)
     if options["command"][:1] == ["--"]:
@@ -54,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if verb == "key":
             targets = [os.path.abspath(target) for target in asked.targets]
             keys = keys_of(asked, targets, os.environ, os.getcwd(), "")
-            print(json.dumps(env_key.to_document(keys.parts), indent=1))
+            document = {**env_key.to_document(keys.parts), "targets": targets}
+            print(json.dumps(document, indent=1))
             return 0
         path = os.environ.get("BOOTSEER_SOCKET", "")
         if not path:
@@ -66,18 +56,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
+def command_line() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    parser = argparse.ArgumentParser(
+        prog="bootseer-env",
+        description="Keep what an install command makes, and have it without running it again.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|key")
+    for verb, text in (
+        ("run", "run an install command, unless its result is known: then restore that"),
+        ("key", "print what the result of an install command depends on"),
+    ):
+        _add_options(verbs.add_parser(verb, help=text, description=text), verb)
+    return parser
+
+
 def _add_options(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add the options that `bootseer env` has for it, too."""
-    parser.add_argument("--target", dest="targets", action="append", required=True, metavar="DIR")
-    parser.add_argument("--key-extra", dest="extra", action="append", default=[])
-    parser.add_argument("--key-file", dest="key_files", action="append", default=[])
+    add = parser.add_argument
+    folder = "Folder that the command installs to; may be given several times."
+    add("--target", dest="targets", action="append", required=True, metavar="DIR", help=folder)
     if verb == "run":
         modes = ("auto", "mount", "unpack")
-        parser.add_argument("--mode", choices=modes, default="auto")
-        parser.add_argument("--read-only", action="store_true")
-        parser.add_argument("--refresh", action="store_true")
-        parser.add_argument("--no-capture", dest="captures", action="store_false")
-        parser.add_argument("--wait", dest="waits", action="store_true")
-        parser.add_argument("--wait-seconds", dest="wait_s", type=int, default=600)
-        parser.add_argument("-q", "--quiet", action="store_true")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+        add("--mode", choices=modes, default="auto", help="How to restore.")
+        reads = "Nothing is going to be written to the targets."
+        add("--read-only", action="store_true", help=reads)
+        refresh = "Run the command, whatever there is, and keep that."
+        add("--refresh", action="store_true", help=refresh)
+        leave = "Do not keep what the command makes."
+        add("--no-capture", dest="captures", action="store_false", help=leave)
+        waits = "Go on only when all is stored."
+        add("--wait", dest="waits", action="store_true", help=waits)
+        limit = "Longest to wait for another node where the same command is running."
+        add("--wait-seconds", dest="wait_s", type=int, default=600, help=limit)
+        add("-q", "--quiet", action="store_true", help="Say nothing.")
+    extra = "What else the result depends on."
+    add("--key-extra", dest="extra", action="append", default=[], help=extra)
+    file = "A file that it depends on."
+    add("--key-file", dest="key_files", action="append", default=[], help=file)
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")

@@ -11,41 +11,32 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from urllib.parse import unquote, urlsplit
 
-from bootseer.env.index import leads_out
-from bootseer.env.snapshot import Finding, shown
+from bootseer.env.install import (
+    SMALL_BYTES,
+    VOLATILE,
+    WHY,
+    Install,
+    Places,
+    absolute,
+    distribution,
+    is_below,
+    sort_install,
+)
+from bootseer.env.snapshot import Finding
 from bootseer.env.tree import Node
 from bootseer.errors import BootseerError
 
 MOST_PER_KIND = 50
-_MOST_READS = 500
-"""Files that one rule opens at most: more are no install, or would take too long."""
-_SMALL_BYTES = 64 << 10
 _SHEBANG_BYTES = 4 << 10
 _DETAIL_CHARS = 300
 _PATH_CHARS = 4000
 _SAMPLE = 64
 _FEW_SOURCES = 100
 
-_TEMPORARY = ("/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm")
-_TEMPORARY_NAMED = ("TMPDIR", "TMP", "TEMP", "SLURM_TMPDIR", "XDG_RUNTIME_DIR")
-_HOMES = ("/home", "/root")
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt", "/nix", "/gnu")
-_WHY = {
-    "temporary": "a place for temporary files, which other nodes and later jobs do not have",
-    "home": "a home folder: this works only where every node has that, with the same in it",
-    "system": "a folder of this node: every other one needs the same there",
-    "elsewhere": "outside of the snapshot: every node needs the same there",
-}
-_VOLATILE = ("temporary", "home")
-
-_SITES = (b"site-packages", b"dist-packages")
 _SITE_OF_PYTHON = re.compile(r"(.*)/lib/python(\d+\.\d+t?)/(?:site|dist)-packages")
-_DISTRIBUTION = re.compile(r"(.+?)(?:-.*)?\.(?:dist|egg)-info")
 # Where a first line would be too long or has blanks, pip, uv and conda go through a shell:
 # '''exec' "/a/long/path/python" "$0" "$@"
 _EXEC = re.compile(r"""'''exec' (?:"([^"]+)"|(\S+))""")
@@ -74,7 +65,7 @@ def examine(
         By rule and then by path, at most `MOST_PER_KIND` of a kind and one that counts the others.
         What cannot be read is left out.
     """
-    install = _sort(tree, read, targets, _Places(targets, home, environ))
+    install = sort_install(tree, read, targets, Places(targets, home, environ))
     editable = _Editables(install)
     return list(
         _bounded(
@@ -92,142 +83,15 @@ def examine(
     )
 
 
-class _Places:
-    """Tells which paths will be there on another node, and later."""
-
-    def __init__(self, targets: Sequence[str], home: str, environ: Mapping[str, str]) -> None:
-        named = [os.path.normpath(environ.get(name, "")) for name in _TEMPORARY_NAMED]
-        # In this order: a target may be in a temporary folder, and that in a home.
-        self._kinds = (
-            ("inside", [*targets]),
-            ("temporary", [*_TEMPORARY, *named]),
-            ("home", [*_HOMES, os.path.normpath(home)]),
-            ("system", _SYSTEM),
-        )
-
-    def kind(self, path: str) -> str:
-        """Return "inside" of a target, or a key of `_WHY`."""
-        for kind, folders in self._kinds:
-            if any(_is_below(path, folder) for folder in folders):
-                return kind
-        return "elsewhere"
-
-
-@dataclass(slots=True)
-class _Install:
-    """A tree, sorted by what the rules look at; all paths in order.
-
-    Attributes:
-        links: those that may lead out of their target.
-        sites: folders that hold distributions, and the names of those.
-        direct_urls, path_files, egg_links, finders, scripts, configs: files that tell something.
-        sources: Python's, in packages.
-        compiled: bytecode, by the path of its source.
-    """
-
-    tree: Mapping[bytes, Node]
-    read: Callable[[bytes, int], bytes]
-    targets: Sequence[str]
-    places: _Places
-    links: list[bytes] = field(default_factory=list)
-    sites: dict[bytes, set[str]] = field(default_factory=dict)
-    direct_urls: list[bytes] = field(default_factory=list)
-    path_files: list[bytes] = field(default_factory=list)
-    egg_links: list[bytes] = field(default_factory=list)
-    finders: list[bytes] = field(default_factory=list)
-    scripts: list[bytes] = field(default_factory=list)
-    configs: list[bytes] = field(default_factory=list)
-    sources: list[bytes] = field(default_factory=list)
-    compiled: dict[bytes, bytes] = field(default_factory=dict)
-
-    def shown(self, path: bytes) -> str:
-        return shown(path, self.targets).rstrip("/")
-
-    def texts(self, paths: Iterable[bytes], most_bytes: int) -> Iterator[tuple[bytes, str]]:
-        """Read the beginning of those files that are text."""
-        for path in islice(paths, _MOST_READS):
-            try:
-                data = self.read(path, most_bytes)
-            except (OSError, BootseerError):
-                continue
-            if b"\0" not in data:
-                yield path, os.fsdecode(data)
-
-
-def _sort(
-    tree: Mapping[bytes, Node],
-    read: Callable[[bytes, int], bytes],
-    targets: Sequence[str],
-    places: _Places,
-) -> _Install:
-    install = _Install(tree, read, targets, places)
-    paths = sorted(tree)
-    for path in paths:
-        folder, _, name = path.rpartition(b"/")
-        if name in _SITES and tree[path].kind == "folder":
-            install.sites.setdefault(path, set())
-        elif name.endswith((b".dist-info", b".egg-info")) and folder:
-            install.sites.setdefault(folder, set()).add(_distribution(os.fsdecode(name)))
-    is_package: dict[bytes, bool] = {b"": False}
-    for path in paths:
-        folder, _, name = path.rpartition(b"/")
-        node = tree[path]
-        if node.kind == "folder":
-            is_package[path] = path in install.sites or is_package.get(folder, False)
-        elif node.kind == "link":
-            if leads_out(path, node.target):
-                install.links.append(path)
-        elif name.endswith(b".pyc"):
-            package, _, cache = folder.rpartition(b"/")
-            if cache == b"__pycache__":
-                # What is for -O, x.cpython-311.opt-1.pyc, comes out as that of no source.
-                module = name[: -len(b".pyc")].rpartition(b".")[0]
-                install.compiled[package + b"/" + module + b".py"] = path
-        elif name.endswith(b".py"):
-            if is_package.get(folder, False):
-                install.sources.append(path)
-            if name.startswith(b"__editable___") and name.endswith(b"_finder.py"):
-                install.finders.append(path)
-        elif node.size_bytes <= _SMALL_BYTES and not name.endswith(b".so"):
-            _sort_small(install, path, b"/" not in folder or folder in install.sites)
-    return install
-
-
-def _sort_small(install: _Install, path: bytes, is_site: bool) -> None:
-    """Keep a small file that some rule reads."""
-    folder, _, name = path.rpartition(b"/")
-    if name == b"direct_url.json" and folder.endswith(b".dist-info"):
-        install.direct_urls.append(path)
-    elif name.endswith(b".pth") and is_site:
-        install.path_files.append(path)
-    elif name.endswith(b".egg-link") and is_site:
-        install.egg_links.append(path)
-    elif name == b"pyvenv.cfg":
-        install.configs.append(path)
-    elif install.tree[path].mode & 0o111 and _is_bin(install, folder):
-        install.scripts.append(path)
-
-
-def _is_bin(install: _Install, folder: bytes) -> bool:
-    """Whether a folder holds an environment's commands; packages have a `bin` of their own."""
-    prefix, _, name = folder.rpartition(b"/")
-    if not prefix:
-        return os.path.basename(install.shown(folder)) == "bin"
-    marks = (b"pyvenv.cfg", b"conda-meta", b"lib")
-    return name == b"bin" and (
-        b"/" not in prefix or any(prefix + b"/" + mark in install.tree for mark in marks)
-    )
-
-
-def _links(install: _Install) -> Iterator[Finding]:
+def _links(install: Install) -> Iterator[Finding]:
     """Find links that need something that the snapshot does not hold."""
     for path in install.links:
         folder = install.shown(path.rpartition(b"/")[0])
-        leads_to = _absolute(folder, os.fsdecode(install.tree[path].target))
+        leads_to = absolute(folder, os.fsdecode(install.tree[path].target))
         kind = install.places.kind(leads_to)
         if kind != "inside":
-            name = "volatile link" if kind in _VOLATILE else "link to outside"
-            yield _finding(name, install.shown(path), "leads to ", leads_to, f", {_WHY[kind]}")
+            name = "volatile link" if kind in VOLATILE else "link to outside"
+            yield _finding(name, install.shown(path), "leads to ", leads_to, f", {WHY[kind]}")
 
 
 class _Editables:
@@ -237,21 +101,21 @@ class _Editables:
         locations: folders that they are imported from.
     """
 
-    def __init__(self, install: _Install) -> None:
+    def __init__(self, install: Install) -> None:
         self.locations: list[str] = []
         self._install = install
         # By the folder and name that all files of one project share: the first says most.
         self._found: dict[tuple[bytes, str], tuple[bytes, str]] = {}
-        for path, text in install.texts(install.direct_urls, _SMALL_BYTES):
+        for path, text in install.texts(install.direct_urls, SMALL_BYTES):
             location = _editable_location(text)
             if location is not None:
                 info = path.rpartition(b"/")[0]
                 self._add(info, info.removesuffix(b".dist-info"), location)
-        for path, text in install.texts(install.egg_links, _SMALL_BYTES):
-            location = _absolute(self._folder(path), text.partition("\n")[0].strip())
+        for path, text in install.texts(install.egg_links, SMALL_BYTES):
+            location = absolute(self._folder(path), text.partition("\n")[0].strip())
             self._add(path, path.removesuffix(b".egg-link"), location)
         named = filter(_is_editable, install.path_files)
-        for path, text in install.texts(named, _SMALL_BYTES):
+        for path, text in install.texts(named, SMALL_BYTES):
             paths = _outside(install, path, text)
             if not paths and not re.search(r"^import\s", text, re.MULTILINE):
                 continue
@@ -300,23 +164,23 @@ def _editable_location(direct_url: str) -> str | None:
         return None
 
 
-def _path_files(install: _Install, editable: Sequence[str]) -> Iterator[Finding]:
+def _path_files(install: Install, editable: Sequence[str]) -> Iterator[Finding]:
     """Find folders outside that .pth files have Python import from."""
     others = (path for path in install.path_files if not _is_editable(path))
-    for path, text in install.texts(others, _SMALL_BYTES):
+    for path, text in install.texts(others, SMALL_BYTES):
         paths = [
             leads_to
             for leads_to in _outside(install, path, text)
-            if not any(_is_below(leads_to, location) for location in editable)
+            if not any(is_below(leads_to, location) for location in editable)
         ]
         if paths:
             more = f" (and {len(paths) - 1} more folders)" if len(paths) > 1 else ""
-            why = _WHY[install.places.kind(paths[0])]
+            why = WHY[install.places.kind(paths[0])]
             before, after = "has Python import from ", f"{more}, {why}"
             yield _finding("path file", install.shown(path), before, paths[0], after)
 
 
-def _outside(install: _Install, path: bytes, text: str) -> list[str]:
+def _outside(install: Install, path: bytes, text: str) -> list[str]:
     """Return the folders outside of the targets that a .pth file names.
 
     Lines that run code are passed over: coverage, setuptools and namespace packages have them.
@@ -324,14 +188,14 @@ def _outside(install: _Install, path: bytes, text: str) -> list[str]:
     folder = install.shown(path.rpartition(b"/")[0])
     lines = (line.rstrip() for line in text.splitlines())
     named = (
-        _absolute(folder, line)
+        absolute(folder, line)
         for line in lines
         if line and not line.startswith(("#", "import ", "import\t"))
     )
     return [leads_to for leads_to in named if install.places.kind(leads_to) != "inside"]
 
 
-def _scripts(install: _Install) -> Iterator[Finding]:
+def _scripts(install: Install) -> Iterator[Finding]:
     """Find interpreters outside that scripts begin with; one finding for each of them."""
     users: defaultdict[str, list[bytes]] = defaultdict(list)
     for path, text in install.texts(install.scripts, _SHEBANG_BYTES):
@@ -348,7 +212,7 @@ def _scripts(install: _Install) -> Iterator[Finding]:
             install.shown(paths[0]),
             f"runs on{more} ",
             interpreter,
-            f", {_WHY[kind]}; install with a Python of the image or of a target",
+            f", {WHY[kind]}; install with a Python of the image or of a target",
         )
 
 
@@ -364,15 +228,15 @@ def _interpreter(script: str) -> str:
     return os.path.normpath(path) if path.startswith("/") else ""
 
 
-def _environments(install: _Install) -> Iterator[Finding]:
+def _environments(install: Install) -> Iterator[Finding]:
     """Find virtual environments that need more of a node than a Python of its system."""
-    for path, text in install.texts(install.configs, _SMALL_BYTES):
+    for path, text in install.texts(install.configs, SMALL_BYTES):
         pairs = (line.partition("=") for line in text.splitlines())
         settings = {key.strip().lower(): value.strip() for key, _, value in pairs}
         base = settings.get("home", "")
         kind = install.places.kind(os.path.normpath(base)) if base else ""
-        if kind in _VOLATILE:
-            after = f", {_WHY[kind]}; make it with a Python of the image"
+        if kind in VOLATILE:
+            after = f", {WHY[kind]}; make it with a Python of the image"
             yield _finding("base Python", install.shown(path), "its Python is in ", base, after)
         if settings.get("include-system-site-packages", "").lower() == "true":
             yield _finding(
@@ -385,7 +249,7 @@ def _environments(install: _Install) -> Iterator[Finding]:
             )
 
 
-def _uncompiled(install: _Install) -> Iterator[Finding]:
+def _uncompiled(install: Install) -> Iterator[Finding]:
     """Find targets in which most packages come without bytecode."""
     total = Counter(path.partition(b"/")[0] for path in install.sources)
     missing = Counter(
@@ -404,7 +268,7 @@ def _uncompiled(install: _Install) -> Iterator[Finding]:
             )
 
 
-def _stale(install: _Install) -> Iterator[Finding]:
+def _stale(install: Install) -> Iterator[Finding]:
     """Find bytecode that is not of the source beside it, in a sample; see PEP 552."""
     both = [
         (source, compiled)
@@ -439,7 +303,7 @@ def _four_bytes(number: int) -> bytes:
 
 
 def _shadowed(
-    install: _Install,
+    install: Install,
     home: str,
     environ: Mapping[str, str],
     listing: Callable[[str], Iterable[str]],
@@ -465,7 +329,7 @@ def _shadowed(
         is_venv = f"{prefix}/pyvenv.cfg" in configs or "pyvenv.cfg" in names(prefix or "/")
         if is_venv or install.places.kind(theirs) == "inside":
             continue
-        both = sorted(distributions & {_distribution(name) for name in names(theirs)} - {""})
+        both = sorted(distributions & {distribution(name) for name in names(theirs)} - {""})
         if both:
             more = f" and {len(both) - 3} more" if len(both) > 3 else ""
             yield _finding(
@@ -482,12 +346,6 @@ def _names(listing: Callable[[str], Iterable[str]], folder: str) -> set[str]:
         return set(listing(folder))
     except OSError:
         return set()
-
-
-def _distribution(name: str) -> str:
-    """Return the name of a distribution, as PEP 503 has it; "" if this folder is not of one."""
-    found = _DISTRIBUTION.fullmatch(name)
-    return re.sub(r"[-_.]+", "-", found[1]).lower() if found else ""
 
 
 def _bounded(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -514,13 +372,3 @@ def _short(text: str, most_chars: int) -> str:
         return text
     head = (most_chars - 1) // 2
     return f"{text[:head]}…{text[len(text) - (most_chars - 1 - head) :]}"
-
-
-def _absolute(folder: str, path: str) -> str:
-    """Return where a path leads that is written in a folder, without a look at links on its way."""
-    return "/" + os.path.normpath(os.path.join(folder, path)).lstrip("/")
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """Whether a path is a folder's or of something in it; nothing is in / for this."""
-    return path == folder or path.startswith(folder + "/")

@@ -6,7 +6,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,7 @@ async def publish_snapshot(
         made: what it is; has its digests afterwards.
         story: how it came to be.
         findings: what may go wrong with it elsewhere.
-        scratch: folder of this node for the squashfs while it is made.
+        scratch: folder of this node for the squashfs, which has no name there.
         replace: a snapshot that is there is damaged.
         count: told of bytes of content that have been stored.
 
@@ -102,11 +102,12 @@ async def publish_snapshot(
     folder = catalog.folder_of(key, capture)
     is_closing = False
     try:
-        with _scratch_folder(scratch) as scratch_folder:
-            image = Path(scratch_folder, "image.sqsh")
+        with ExitStack() as opened:
             sink = _Parts(store, partial(catalog.frames_object, key, capture))
             layout = await trio.to_thread.run_sync(archive.plan, made.tree)
-            table_rows = await sink.take(partial(_pack, made, layout, image, sink, count))
+            table_rows, image = await sink.take(
+                partial(_pack, made, layout, scratch, opened, sink, count)
+            )
             content = await trio.to_thread.run_sync(find_content, image)
             added = await put(store, image, about_now(f"environment {key}", story.user))
         places = {
@@ -154,27 +155,19 @@ async def publish_snapshot(
     return snapshot
 
 
-@contextmanager
-def _scratch_folder(parent: str) -> Iterator[str]:
-    """Have a folder for the length of a block; who was abandoned may still write to it.
-
-    Raises:
-        Unavailable: it cannot be made.
-    """
-    try:
-        made = tempfile.TemporaryDirectory(
-            prefix="bootseer-env-", dir=parent, ignore_cleanup_errors=True
-        )
-    except OSError as error:
-        raise Unavailable(f"no folder can be made in {parent}: {error.strerror}") from error
-    with made as folder:
-        yield folder
-
-
 def _pack(
-    made: Made, layout: Layout, image: Path, sink: _Parts, count: Callable[[int], None]
-) -> list[Frame]:
+    made: Made,
+    layout: Layout,
+    scratch: str,
+    opened: ExitStack,
+    sink: _Parts,
+    count: Callable[[int], None],
+) -> tuple[list[Frame], Path]:
     """Read everything once, and make both forms of it.
+
+    Returns:
+        The frames, and where the squashfs is until `opened` is closed: it has no name, so that
+        nothing of it is left, however this process ends.
 
     Raises:
         Conflict: something has changed.
@@ -182,20 +175,30 @@ def _pack(
     """
     starts = [place.start for place in layout.places.values()]
     done = []
-    with pack(image, Packing(BLOCK_BYTES, "lz4"), None) as packer:
+    with ExitStack() as opening:
+        try:
+            unnamed = opening.enter_context(tempfile.TemporaryFile(dir=scratch))
+        except OSError as error:
+            raise Unavailable(f"no file can be made in {scratch}: {error.strerror}") from error
+        image = Path(f"/proc/self/fd/{unnamed.fileno()}")
+        packing = Packing(BLOCK_BYTES, "lz4")
+        with pack(image, packing, None, [unnamed.fileno()]) as packer:
 
-        def pieces() -> Iterator[bytes | memoryview]:
-            for piece in archive.stream(made.tree, made.read):
-                packer.write(piece)
-                count(len(piece))
-                yield piece
+            def pieces() -> Iterator[bytes | memoryview]:
+                for piece in archive.stream(made.tree, made.read):
+                    packer.write(piece)
+                    count(len(piece))
+                    yield piece
 
-        lengths = frames.cut(starts, layout.size_bytes)
-        for frame, stored in frames.compress(pieces(), lengths, _THREADS):
-            sink.write(stored)
-            done.append(frame)
-    made.finish()
-    return done
+            lengths = frames.cut(starts, layout.size_bytes)
+            for frame, stored in frames.compress(pieces(), lengths, _THREADS):
+                sink.write(stored)
+                done.append(frame)
+        made.finish()
+        # Given away only now: whoever gave up on this thread must not close what it writes to.
+        trio.from_thread.check_cancelled()
+        opened.push(opening.pop_all())
+    return done, image
 
 
 class _Parts:

@@ -31,7 +31,14 @@ from bootseer.env.snapshot import Snapshot
 from bootseer.env.talk import Talk
 from bootseer.env.tree import Node, look
 from bootseer.env.wish import NAME, Around, Wish, read_wish
-from bootseer.errors import BootseerError, Closed, Corrupt, NotFound, Unavailable
+from bootseer.errors import (
+    BootseerError,
+    Closed,
+    Corrupt,
+    NotFound,
+    Unavailable,
+    UnknownVersion,
+)
 from bootseer.store.base import Store
 from bootseer.units import format_size
 
@@ -77,6 +84,8 @@ class _Session:
             if found is not None and not self._wish.refresh:
                 await self._restore(found)
                 return
+        except UnknownVersion:
+            raise  # who wrote that can use it
         except (Corrupt, NotFound):
             is_damaged = True  # told by the stage
         if not self._wish.captures:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,13 +77,16 @@ class _Ended(Exception):
 
 
 @contextmanager
-def pack(path: Path, packing: Packing, root: Member | None) -> Iterator[Packer]:
+def pack(
+    path: Path, packing: Packing, root: Member | None, fds: Sequence[int] = ()
+) -> Iterator[Packer]:
     """Write a squashfs file of what is written to the packer in the block.
 
     Args:
         path: of a file, which is overwritten.
         packing: how to write it.
         root: whose owner, mode and time the root folder is to have; None if they do not matter.
+        fds: that mksquashfs inherits, so that it can open a path in /proc/self/fd.
 
     Raises:
         NoSpace: there is none left.
@@ -107,7 +110,7 @@ def pack(path: Path, packing: Packing, root: Member | None) -> Iterator[Packer]:
     ]
     if packing.compressor == "zstd":
         options += ["-Xcompression-level", str(packing.level)]
-    with _mksquashfs(path, [*options, *common], subprocess.PIPE) as process:
+    with _mksquashfs(path, [*options, *common], subprocess.PIPE, fds) as process:
         assert process.stdin is not None
         packer = Packer(process.stdin.fileno())
         yield packer
@@ -116,12 +119,14 @@ def pack(path: Path, packing: Packing, root: Member | None) -> Iterator[Packer]:
         process.stdin.close()
     if root is not None:
         # Nothing is appended: the names of what to append come from stdin.
-        with _mksquashfs(path, ["-cpiostyle", "-no-recovery", *common], subprocess.DEVNULL):
+        with _mksquashfs(path, ["-cpiostyle", "-no-recovery", *common], subprocess.DEVNULL, fds):
             pass
 
 
 @contextmanager
-def _mksquashfs(path: Path, options: list[str], stdin: int) -> Iterator[subprocess.Popen[bytes]]:
+def _mksquashfs(
+    path: Path, options: list[str], stdin: int, fds: Sequence[int]
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run mksquashfs alongside a block, and see it end well behind it."""
     search = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     program = shutil.which("mksquashfs", path=search)
@@ -129,7 +134,7 @@ def _mksquashfs(path: Path, options: list[str], stdin: int) -> Iterator[subproce
         raise Unavailable("mksquashfs not found: install the package squashfs-tools")
     log = os.memfd_create("mksquashfs")  # no pipe: nobody reads it before the end
     try:
-        process = _start([program, "-", str(path.absolute()), *options], stdin, log)
+        process = _start([program, "-", str(path.absolute()), *options], stdin, log, fds)
         with process:
             try:
                 with suppress(_Ended):
@@ -142,7 +147,7 @@ def _mksquashfs(path: Path, options: list[str], stdin: int) -> Iterator[subproce
         os.close(log)
 
 
-def _start(command: list[str], stdin: int, log: int) -> subprocess.Popen[bytes]:
+def _start(command: list[str], stdin: int, log: int, fds: Sequence[int]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
@@ -151,6 +156,7 @@ def _start(command: list[str], stdin: int, log: int) -> subprocess.Popen[bytes]:
             stderr=log,
             bufsize=0,
             pipesize=_PIPE_BYTES,
+            pass_fds=fds,
             env=_ENVIRONMENT,
             start_new_session=True,  # Ctrl-C is ours to handle
         )
@@ -159,10 +165,10 @@ def _start(command: list[str], stdin: int, log: int) -> subprocess.Popen[bytes]:
 
 
 def _failure(path: Path, status: int, log: bytes) -> BootseerError:
-    said = log.decode(errors="replace")
+    said, folder = log.decode(errors="replace"), path.resolve().parent
     for sign, error in _FULL.items():
         if sign in said:
-            return error(f"cannot write an image in {path.parent}: {sign.lower()}; free some")
+            return error(f"cannot write an image in {folder}: {sign.lower()}; free some")
     if "invalid option" in said:
         return Unavailable("mksquashfs is too old: install squashfs-tools 4.5 or newer, with zstd")
     lines = [ascii(line)[1:-1] for line in said.splitlines() if line.strip()]

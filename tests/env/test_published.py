@@ -248,8 +248,8 @@ async def test_what_no_index_takes_is_not_published(made, folder, tmp_path, monk
     assert await captures(store) == []
 
 
-async def test_no_scratch_folder(made, tmp_path):
-    with pytest.raises(Unavailable, match=r"no folder can be made in .*/none"):
+async def test_no_folder_for_the_squashfs(made, tmp_path):
+    with pytest.raises(Unavailable, match=r"no file can be made in .*/none"):
         await store_it(MemoryStore(), made(), tmp_path / "none")
 
 
@@ -296,7 +296,7 @@ async def check_recaptured(lab, target, is_damage=True):
 
 FIELDS = {
     "format": ["another", None, 5],
-    "version": [0, 2, "1", None],
+    "version": ["1", -1, None],
     "key": ["0" * 64, "x", None, 5],
     "parts": [None, {}, []],
     "targets": [[], ["/elsewhere"], ["relative"], ["/"], ["/a/../b"], None, ["/a", "/b"]],
@@ -331,6 +331,20 @@ async def test_a_manifest_with_a_wrong_field_is_captured_anew(lab, target, field
         await store_base.publish(lab.store, name, json.dumps(changed).encode())
         await check_recaptured(lab, target)
         shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_a_manifest_of_another_version_stays(lab, target, version):
+    """Who wrote it can use it: two that capture in turn help nobody."""
+    key, document = await captured(lab, target)
+    name = catalog.manifest_object(key)
+    content = json.dumps(document | {"version": version}).encode()
+    await store_base.publish(lab.store, name, content)
+    before = lab.runs()
+    done = await lab.run(SCRIPT.format(target), target)
+    assert (done.status, lab.runs()) == (0, before + 1)
+    assert "only version 1" in done.text and "kept as" not in done.text
+    assert await store_base.read_all(lab.store, name, 1 << 20) == content
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (5 << 20)])

@@ -274,7 +274,7 @@ from bootseer.testing.fault_store import FlakyStore
 import trio
 class Hanging(FlakyStore):
     async def around(self, operation, name, call):
-        if operation == "commit" and name.endswith("manifest.json"):
+        if operation == "commit" and name.endswith("/manifest"):  # of its squashfs
             open({reached!r}, "w").close()
             await trio.sleep_forever()
         return await call()
@@ -299,10 +299,10 @@ class CommandLine:
         self.config = folder / "bootseer.toml"
         self.store = LocalStore(folder / "store")
         self.reached = folder / "reached"
-        scratch = folder / "scratch"
-        scratch.mkdir(exist_ok=True)
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir(exist_ok=True)
         self.config.write_text(
-            f'[store]\nurl = "file://{folder}/store"\n[env]\nscratch_dir = "{scratch}"\n'
+            f'[store]\nurl = "file://{folder}/store"\n[env]\nscratch_dir = "{self.scratch}"\n'
         )
         self.environ = {**os.environ, "HOME": str(folder)}
         self.environ.pop("BOOTSEER_SOCKET", None)
@@ -386,6 +386,7 @@ async def test_the_process_that_has_the_store_is_killed(command_line, when):
         status, _, said = await command_line.end(process)
         assert status == 0
         assert "what the command made is not kept" in said
+        assert not any(command_line.scratch.iterdir())
         listed = await catalog.list_snapshots(command_line.store)
         assert [found.snapshot for found in listed] == ([None] if hangs else [])
         subprocess.run(["rm", "-r", command_line.target], check=True)

@@ -175,6 +175,7 @@ def test_a_job_is_requeued_while_it_reads(lab, stored):
             lab.cluster.run(now, check=False).returncode and lab.cluster.job_state(job) in states
         ),
         "the job running again",
+        explain=lambda: lab.cluster.run(["scontrol", "show", "job", str(job)]).stdout,
     )
     assert lab.cluster.wait_for_job(job) == "COMPLETED"
     assert (lab.cluster.shared / f"{job}.out").read_text().splitlines()[-1] == stored["sum"]

@@ -52,7 +52,7 @@ class _Place:
         above: descriptor of the folder that it is made in: the target's parent, or the target.
         name: of the temporary folder there.
         made: descriptor of that.
-        old: descriptor of the target, if that has something in it.
+        old: descriptor of the target, if that cannot be replaced.
     """
 
     target: Target
@@ -75,9 +75,10 @@ def restore(
     """Put a snapshot into its targets, as the calling user.
 
     A target that is not there, or empty, is there whole or not at all. In one that holds something,
-    files and links of the snapshot replace what has their names, and what the snapshot's command
-    deleted is deleted. That is done when all is unpacked, each at once, but one after the other:
-    what fails or is cancelled then leaves some of it as it was.
+    and where the file system gives folders no other names, files and links of the snapshot replace
+    what has their names, and what the snapshot's command deleted is deleted. That is done when all
+    is unpacked, each at once, but one after the other: what fails or is cancelled then leaves some
+    of it as it was.
 
     Args:
         index, frames, read, threads, count, check_cancelled: see `bootseer.env.unpack.unpack`.
@@ -130,12 +131,28 @@ def _made_place(target: Target) -> Iterator[_Place]:
     with ExitStack() as stack:
         with explained(os.fsencode(target.name)):
             old = _open_target(target)
+            moves = _moves_folders(target.parent)
+            if old is None and not moves:
+                stack.enter_context(_made_empty(target))
+                old = _open_target(target)
             if old is not None:
                 stack.callback(os.close, old)
-            place = _make_place(target, old)
+            place = _make_place(target, old, moves)
         stack.callback(_remove_quietly, place)
         stack.callback(os.close, place.made)
         yield place
+
+
+@contextmanager
+def _made_empty(target: Target) -> Iterator[None]:
+    """Make a target, and if the block fails before there is something in it, remove it."""
+    os.mkdir(target.name, 0o700, dir_fd=target.parent)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.rmdir(target.name, dir_fd=target.parent)
+        raise
 
 
 def _open_target(target: Target) -> int | None:
@@ -156,9 +173,9 @@ def _open_target(target: Target) -> int | None:
     return os.open(target.name, _OPEN, dir_fd=target.parent)
 
 
-def _make_place(target: Target, old: int | None) -> _Place:
+def _make_place(target: Target, old: int | None, moves: bool) -> _Place:
     """Make a temporary folder beside a target, or in it where it cannot be replaced."""
-    if old is not None and (os.listdir(old) or _mount(old) != _mount(target.parent)):
+    if old is not None and (not moves or os.listdir(old) or _mount(old) != _mount(target.parent)):
         return _folder_in(target, old, old)
     try:
         return _folder_in(target, target.parent, None)
@@ -166,6 +183,25 @@ def _make_place(target: Target, old: int | None) -> _Place:
         if old is None or error.errno not in _NO_WRITING:
             raise
         return _folder_in(target, old, old)
+
+
+def _moves_folders(folder: int) -> bool:
+    """Whether folders can be given another name in a folder, as far as that can be found out.
+
+    They cannot on overlays that a user's container runtime has mounted: that takes root's xattrs.
+    """
+    names = [f".bootseer-{secrets.token_hex(8)}" for _ in range(2)]
+    try:
+        os.mkdir(names[0], 0o700, dir_fd=folder)
+    except OSError:
+        return True
+    try:
+        os.rename(*names, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        os.rmdir(names[0], dir_fd=folder)
+        return error.errno != errno.EXDEV
+    os.rmdir(names[1], dir_fd=folder)
+    return True
 
 
 def _folder_in(target: Target, above: int, old: int | None) -> _Place:
@@ -252,7 +288,7 @@ def _merge(index: Index, root: bytes, made: int, old: int, check_cancelled: Chec
 
 
 def _moved(path: bytes, node: Node, source: int, target: int) -> bool:
-    """Move something over what has its name; False if both are folders, to be gone through."""
+    """Move something over what has its name; False if it is a folder that is to be gone through."""
     name = os.fsdecode(path.rpartition(b"/")[2])
     with suppress(FileNotFoundError):
         is_folder = stat.S_ISDIR(status_at(name, target).st_mode)
@@ -260,7 +296,13 @@ def _moved(path: bytes, node: Node, source: int, target: int) -> bool:
             return False
         if is_folder or node.kind == "folder":
             remove(target, name)
-    os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+    try:
+        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+    except OSError as error:
+        if error.errno != errno.EXDEV or node.kind != "folder":
+            raise
+        os.mkdir(name, 0o700, dir_fd=target)  # see `_moves_folders`
+        return False
     return True
 
 

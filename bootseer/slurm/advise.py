@@ -68,8 +68,8 @@ async def _environments(store: Store, plan: WarmPlan | None, asked: options.Opti
             continue
         age = format_age((time.time_ns() - snapshot.captured_ns) / NS_PER_S)
         will = "will be mounted" if snapshot.is_whole else "will be unpacked"
-        if reference != asked.environment:
-            will += " when `bootseer env run` asks for it"
+        if reference != asked.environment:  # `env run` finds out what is sooner
+            will = "will be ready when `bootseer env run` asks for it"
         size = format_size(snapshot.content_bytes)
         text = f"environment snapshot {key[:12]}: {size}, captured {age} ago, {will}"
         lines.setdefault(key, text)

@@ -1,5 +1,6 @@
 """What is restored is the tree that was captured, made whole or not at all."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -83,6 +85,62 @@ def test_an_empty_folder_is_replaced(source, take, look, tmp_path):
     (tmp_path / "new").mkdir()
     snapshot.restore(tmp_path / "new")
     assert look(tmp_path / "new") == part(snapshot.tree)
+
+
+@pytest.fixture
+def users_overlay(tmp_path):
+    """The root of an overlay that is mounted as a user's container runtime does, without xattrs.
+
+    Its lower layer has an empty folder, and one with something in it.
+    """
+    for name in ("lower/empty", "lower/full/lib/deep", "upper", "work", "merged"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lower/full/lib/kept").write_text("kept")
+    layers = ",".join(f"{name}dir={tmp_path}/{name}" for name in ("lower", "upper", "work"))
+    merged = tmp_path / "merged"
+    script = f"mount -t overlay overlay -o {layers} {merged} && echo done && exec cat"
+    command = ["unshare", "--user", "--mount", "--map-root-user", "sh", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"done\n"
+        yield Path(f"/proc/{process.pid}/root{merged}")
+        process.stdin.close()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("there", ["new", "empty"])
+def test_where_folders_cannot_be_moved(source, take, look, users_overlay, there):
+    """As in containers of Enroot and Pyxis."""
+    (users_overlay / "folder").mkdir()
+    with pytest.raises(OSError) as found:
+        os.rename(users_overlay / "folder", users_overlay / "other")
+    assert found.value.errno == errno.EXDEV
+    before = sorted({*os.listdir(users_overlay), there})
+    snapshot = take(source)
+    snapshot.restore(users_overlay / there)
+    assert look(users_overlay / there) == part(snapshot.tree)
+    assert sorted(os.listdir(users_overlay)) == before
+
+
+@pytest.mark.root
+def test_what_is_there_stays_where_folders_cannot_be_moved(source, take, look, users_overlay):
+    snapshot = take(source)
+    snapshot.restore(users_overlay / "full")
+    found = look(users_overlay / "full")
+    assert found.pop(b"lib/kept").size_bytes == 4
+    assert found == part(snapshot.tree)
+
+
+@pytest.mark.root
+def test_what_fails_leaves_nothing_where_folders_cannot_be_moved(source, take, users_overlay):
+    snapshot = take(source, frame_bytes=1000)
+    before = sorted(os.listdir(users_overlay))
+
+    def read(frame):
+        raise Unavailable("the store is gone")
+
+    with pytest.raises(Unavailable, match="gone"):
+        snapshot.restore(users_overlay / "new", read=read)
+    assert sorted(os.listdir(users_overlay)) == before
 
 
 NAMES = st.binary(min_size=1, max_size=6).filter(

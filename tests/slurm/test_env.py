@@ -84,7 +84,7 @@ def test_the_plan_has_it_mounted_before_it_is_asked_for(lab):
     forget(lab)
     job = lab.srun("--bootseer=k", command=f"sleep 1; {env_run()}; {see}")
     assert job.stdout.split() == ["7", "more"] * 2
-    assert "will be mounted when" in job.stderr
+    assert "will be ready when" in job.stderr
     for node in lab.cluster.node_names:
         stages = lab.stages(job, node)
         assert stages["image.mount"]["end_s"] < stages["env.find"]["start_s"]

@@ -332,7 +332,8 @@ def _hear_end(answer: dict[str, Any], say: Say) -> None:
         say("what the command made is not kept: {}".format(answer["why"]))
     elif answer.get("key"):
         found = int(_number(answer, "findings"))
-        see = f"; {found} findings: bootseer env show {_key(answer)}" if found else ""
+        findings = "1 finding" if found == 1 else f"{found} findings"
+        see = f"; {findings}: bootseer env show {_key(answer)}" if found else ""
         say(f"kept as {_key(answer)}: {_size(answer)}{see}")
 
 

@@ -216,14 +216,12 @@ class Agent:
             if uid != 0:
                 raise Denied("only root ends a job's agent")
             return await self._finish(_seconds(request, "timeout_s", 600))
-        if op == "env":
+        if op in ("env", "serve", "keep"):
             if self._nursery is None or self._finishing:
                 raise Unavailable("the job is ending")
-            await self._environments.converse(peer.connection(), peer.pid, self._nursery)
-            return None
-        if op in ("serve", "keep"):
-            if self._nursery is None or self._finishing:
-                raise Unavailable("the job is ending")
+            if op == "env":
+                await self._environments.converse(peer.connection(), peer.pid, self._nursery)
+                return None
             uri = _text(request, "image", MAX_URI_CHARS)
             if op == "serve":
                 return {"path": await self._served.serve(uri, self._nursery)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import click
 
@@ -81,8 +82,7 @@ def run(
     if check_drift:
         env_key.show_drift(targets, extra, files, command, is_long=False, as_json=False)
         return
-    from bootseer.env import local
-    from bootseer.env.run import Asked, connect_agent
+    from bootseer.env.run import Asked, connect_agent, tell
     from bootseer.env.run import run as carry_out
 
     asked = Asked(
@@ -98,12 +98,18 @@ def run(
         key_files=files,
     )
     path = os.environ.get("BOOTSEER_SOCKET", "")
-    connect = (lambda: connect_agent(path)) if path else local.start
+
+    def connect() -> socket.socket:
+        if path:
+            return connect_agent(path)
+        # Not needed in a job, where what this imports would delay the start.
+        from bootseer.env import local
+
+        return local.start()
 
     def say(text: str) -> None:
         if not quiet:
-            shown = "".join(c if c.isprintable() else "?" for c in text)
-            click.echo(f"bootseer: {shown}", err=True)
+            tell(text)
 
     raise SystemExit(carry_out(asked, connect, os.environ, say))
 

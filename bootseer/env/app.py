@@ -13,7 +13,7 @@ import sys
 from typing import Sequence
 
 from bootseer.env import key as env_key
-from bootseer.env.run import Asked, connect_agent, execute, keys_of, run
+from bootseer.env.run import Asked, connect_agent, execute, keys_of, run, tell
 from bootseer.errors import BootseerError
 
 _EPILOG = """examples:
@@ -35,9 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def say(text: str) -> None:
         if not quiet:
-            print(
-                "bootseer: " + "".join(c if c.isprintable() else "?" for c in text), file=sys.stderr
-            )
+            tell(text)
 
     try:
         if verb == "key":

@@ -140,6 +140,12 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
         return _run_kept(asked.command, talk, environ, say)
 
 
+def tell(text: str) -> None:
+    """Print a line on standard error; nothing of what is in it commands a terminal."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    print(f"bootseer: {shown}", file=sys.stderr)
+
+
 def connect_agent(path: str) -> socket.socket:
     """Connect to the agent of a job, for one `env run`.
 

@@ -45,7 +45,8 @@ def alone(tmp_path):
 
 @pytest.fixture(params=VERSIONS)
 def python(request):
-    found = sorted(glob(f"/root/.pyenv/versions/{request.param}.*/bin/python"))
+    versions = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv")) + "/versions"
+    found = sorted(glob(f"{versions}/{request.param}.*/bin/python"))
     if not found:
         pytest.skip(f"no Python {request.param} of pyenv's")
     return found[-1]

@@ -7,7 +7,7 @@ import importlib
 import click
 
 from bootseer import __version__
-from bootseer.agent.process import leave
+from bootseer.agent.node.process import leave
 from bootseer.errors import BootseerError
 
 COMMANDS = {

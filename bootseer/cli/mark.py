@@ -8,7 +8,7 @@ import time
 
 import click
 
-from bootseer.agent import control
+from bootseer.agent.node import control_client
 from bootseer.errors import BootseerError
 
 
@@ -30,7 +30,7 @@ def mark(name: str, quiet: bool) -> None:
             raise BootseerError("BOOTSEER_SOCKET is not set: not inside a job with --bootseer")
         rank = int(os.environ.get("SLURM_PROCID", "-1"))
         request = {"op": "event", "stage": f"mark.{name}", "start_ns": now, "end_ns": now}
-        control.ask(path, {**request, "rank": rank}, deadline_s=2)
+        control_client.ask(path, {**request, "rank": rank}, deadline_s=2)
     except (BootseerError, ValueError) as error:
         if not quiet:
             click.echo(f"bootseer mark: {error}", err=True)

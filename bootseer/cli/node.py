@@ -10,9 +10,9 @@ import subprocess
 import click
 
 from bootseer import config as settings
-from bootseer.agent import process
-from bootseer.agent.job import job_folders
-from bootseer.agent.reap import reap, reap_dead
+from bootseer.agent.node import process
+from bootseer.agent.node.job import job_folders
+from bootseer.agent.node.reap import reap, reap_dead
 from bootseer.errors import Denied, Unavailable
 
 _SQUEUE_S = 20

@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from bootseer import config as settings
-from bootseer.agent import control
-from bootseer.agent.job import job_folders
+from bootseer.agent.node import control_client
+from bootseer.agent.node.job import job_folders
 from bootseer.errors import BootseerError
 from bootseer.startup.render import plain
 from bootseer.units import format_size
@@ -36,7 +36,7 @@ def status(as_json: bool) -> None:
 
 def _state(folder: Any) -> dict[str, Any] | None:
     try:
-        answer: dict[str, Any] = control.ask(folder.socket, {"op": "status"}, deadline_s=2)
+        answer: dict[str, Any] = control_client.ask(folder.socket, {"op": "status"}, deadline_s=2)
     except BootseerError:
         kept = folder.read("state.json")  # root's to read
         return {**kept, "state": "agent died"} if kept else None

@@ -10,7 +10,7 @@ from typing import TypeVar
 import trio
 
 from bootseer import config as settings
-from bootseer.agent.rights import become
+from bootseer.agent.node.privileges import become
 from bootseer.errors import ConfigError
 from bootseer.store.base import Store
 from bootseer.store.connect import connect

@@ -26,7 +26,7 @@ MODES = ("auto", "mount", "unpack")
 NAME = "what env run asks for"
 
 Stage = Callable[[str], AbstractAsyncContextManager[dict[str, Any]]]
-"""Times a block and tells of it, see `bootseer.agent.worker.Task.stage`."""
+"""Times a block and tells of it, see `bootseer.agent.workers.base.Task.stage`."""
 
 
 class Hands(Protocol):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 
 from bootseer import config as settings
-from bootseer.agent import control, process
-from bootseer.agent.job import JobFolder
-from bootseer.agent.reap import reap, remove
+from bootseer.agent.node import control_client, process
+from bootseer.agent.node.job import JobFolder
+from bootseer.agent.node.reap import reap, remove
 from bootseer.errors import BootseerError, NotFound
 from bootseer.slurm.hook import say
 
@@ -49,7 +49,7 @@ def _end(folder: JobFolder, config: settings.Config) -> str:
     deadline_s = config["epilog.deadline_s"]
     try:
         request = {"op": "finish", "timeout_s": max(0.5, deadline_s - _MARGIN_S)}
-        answer = control.ask(folder.socket, request, deadline_s=deadline_s - _MARGIN_S / 2)
+        answer = control_client.ask(folder.socket, request, deadline_s=deadline_s - _MARGIN_S / 2)
     except NotFound:
         reap(folder)
         return "its agent had died; what it left is cleared away"

@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from bootseer import config as settings
-from bootseer.agent import control
-from bootseer.agent.job import JobFolder
+from bootseer.agent.node import control_client
+from bootseer.agent.node.job import JobFolder
 from bootseer.core.reference import SCHEME, reference
 from bootseer.errors import BootseerError, ConfigError, Denied, NotFound, Unavailable
 from bootseer.slurm.options import is_uri
@@ -121,7 +121,7 @@ def _served(socket: str, name: str) -> str:
     Raises:
         BootseerError: it does not, or not so that this step can read it.
     """
-    answer = control.ask(socket, {"op": "serve", "image": name}, SERVE_S)
+    answer = control_client.ask(socket, {"op": "serve", "image": name}, SERVE_S)
     path = str(answer.get("path"))
     try:
         with open(path, "rb") as file:
@@ -235,7 +235,7 @@ def _tell(socket: str, name: str, path: str, began_ns: int, why: str) -> None:
         requests.append({"op": "keep", "image": name, "path": path})
     try:
         for request in requests:
-            control.ask(socket, request, _TELL_S)
+            control_client.ask(socket, request, _TELL_S)
     except BootseerError as error:
         _say(f"{name}: {error}")
 

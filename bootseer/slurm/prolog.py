@@ -15,9 +15,9 @@ import sys
 import time
 
 from bootseer import config as settings
-from bootseer.agent import control, process
-from bootseer.agent.job import Job, JobFolder
-from bootseer.agent.reap import reap, reap_dead
+from bootseer.agent.node import control_client, process
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.node.reap import reap, reap_dead
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 from bootseer.slurm import options
 from bootseer.slurm.hook import say
@@ -111,7 +111,7 @@ def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
             time.sleep(_POLL_S)
     else:
         # Requests that come before the agent listens wait in the socket's queue.
-        with control.listen(folder.socket, job.uid) as listener:
+        with control_client.listen(folder.socket, job.uid) as listener:
             process.hurry()
             process.start(folder, "warm", listener)
 
@@ -135,7 +135,7 @@ def _wait(folder: JobFolder, wait_s: float, until: float) -> tuple[str, str]:
     try:
         request = {"op": "wait", "timeout_s": wait_s}
         deadline_s = wait_s + max(0.0, until - time.monotonic())
-        answer = control.ask(folder.socket, request, deadline_s)
+        answer = control_client.ask(folder.socket, request, deadline_s)
     except BootseerError as error:
         return "fallback", str(error)
     if answer.get("ready") is True:
@@ -209,6 +209,6 @@ def _tell(folder: JobFolder, stage: str, start_ns: int, **more: object) -> None:
         **more,
     }
     try:
-        control.tell(folder.socket, request)
+        control_client.tell(folder.socket, request)
     except BootseerError as error:
         say(f"event {stage} is lost: {error}")

@@ -14,7 +14,7 @@ from functools import partial
 
 import trio
 
-from bootseer.agent.rights import become
+from bootseer.agent.node.privileges import become
 from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.mount import CheckpointOptions, serve_checkpoint

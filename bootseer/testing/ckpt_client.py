@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import trio
 from hdfs_native import Client, WriteOptions
 
-from bootseer.agent.process import leave
+from bootseer.agent.node.process import leave
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.mount import keep_large_buffers
 from bootseer.checkpoint.tree import CheckpointTree

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from bootseer.agent.rights import become
+from bootseer.agent.node.privileges import become
 from bootseer.errors import NoSpace
 from bootseer.fuse.mount import run, serve_fd
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE, Attributes, Kernel, Opened, Space

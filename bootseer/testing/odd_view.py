@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import trio
 
-from bootseer.agent.rights import become
+from bootseer.agent.node.privileges import become
 from bootseer.fuse.mount import run, serve_fd
 from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
 from bootseer.units import MIB

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.agent.channel import MAX_MESSAGE_BYTES, Channel
+from bootseer.agent.node.channel import MAX_MESSAGE_BYTES, Channel
 from bootseer.errors import Closed, Corrupt
 
 

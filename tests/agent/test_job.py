@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.agent import spool
-from bootseer.agent.job import Job, JobFolder
+from bootseer.agent.node import spool
+from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import Denied
 
 pytestmark = [pytest.mark.root]

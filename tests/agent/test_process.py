@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bootseer.agent import process
-from bootseer.agent.job import JobFolder
+from bootseer.agent.node import process
+from bootseer.agent.node.job import JobFolder
 
 pytestmark = [pytest.mark.root]
 
@@ -132,7 +132,7 @@ def test_a_process_may_have_any_name(start, tmp_path):
 @pytest.mark.parametrize("code", [0, 3])
 def test_leaving_says_what_was_to_be_said_and_waits_for_no_thread(code):
     program = (
-        "import threading, time; from bootseer.agent.process import leave; "
+        "import threading, time; from bootseer.agent.node.process import leave; "
         "threading.Thread(target=time.sleep, args=[60]).start(); "
         f"print('said'); leave({code})"
     )

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from bootseer.agent import process, reap
-from bootseer.agent.job import JobFolder, job_folders
+from bootseer.agent.node import process, reap
+from bootseer.agent.node.job import JobFolder, job_folders
 
 pytestmark = [pytest.mark.root]
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_moved_keeps_nobody_else(run_dir, buried, monkeypatch):
 
 MOUNTS = r"""
 import os, subprocess, sys
-from bootseer.agent import reap
+from bootseer.agent.node import reap
 folder = os.fsencode(sys.argv[1])
 inside, others = [folder + b"/jobs/7/a b\\\xff\r"], [folder + b"/\xff\n\r", folder + b"/jobs/70"]
 for point in (*inside, *others):

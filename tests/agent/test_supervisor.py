@@ -11,12 +11,13 @@ import trio
 
 from bootseer import config as settings
 from bootseer._io import lib
-from bootseer.agent import spool, supervisor
-from bootseer.agent.hands import Worker
-from bootseer.agent.job import Job, JobFolder
-from bootseer.agent.listen import Peer
-from bootseer.agent.watched import SETTLE_S, WatchedImage
-from bootseer.agent.worker import MAX_DETAIL_CHARS, Task
+from bootseer.agent.node import spool
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor import supervisor
+from bootseer.agent.supervisor.control_server import Peer
+from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
+from bootseer.agent.supervisor.worker_process import Worker
+from bootseer.agent.workers.base import MAX_DETAIL_CHARS, Task
 from bootseer.core.ranges import ByteRange, subtract
 from bootseer.core.trace import Touch
 from bootseer.errors import BootseerError, Denied, Unavailable

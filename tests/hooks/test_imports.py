@@ -35,15 +35,15 @@ def test_a_hook_imports_the_standard_library_only(module):
 
 
 def test_the_image_is_opened_before_anything_slow_is_imported():
-    argv = [sys.executable, "-c", IMPORTED, ROOT, "bootseer.agent.start"]
+    argv = [sys.executable, "-c", IMPORTED, ROOT, "bootseer.agent.supervisor.__main__"]
     answer = subprocess.run(argv, capture_output=True, text=True, check=True)
     tops = {name.partition(".")[0] for name in json.loads(answer.stdout)}
     assert tops - set(sys.stdlib_module_names) == {"bootseer", "_cffi_backend"}
 
 
 def test_the_agents_command_line_takes_nothing_of_the_callers(tmp_path, monkeypatch):
-    from bootseer.agent import process
-    from bootseer.agent.job import JobFolder
+    from bootseer.agent.node import process
+    from bootseer.agent.node.job import JobFolder
 
     for name in ("PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "SPANK_BOOTSEER_KEY", "HOME"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.agent import control, process
-from bootseer.agent.job import Job, JobFolder
+from bootseer.agent.node import control_client, process
+from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import Unavailable
 from bootseer.slurm import prolog
 
@@ -53,21 +53,23 @@ def test_nobody_waits_for_an_agent_that_systemd_does_not_start(folder, systemd_r
 
 def test_an_agent_makes_its_socket_before_it_imports_anything_slow(folder, systemd_run):
     # What it would import is kept from it: the socket is there all the same.
-    code = "import sys; sys.modules['bootseer.agent.supervisor'] = None; "
+    code = "import sys; sys.modules['bootseer.agent.supervisor.supervisor'] = None; "
     systemd_run(lambda argv: [*argv[:3], code + argv[3], *argv[4:]])
     prolog._start_agent(folder, JOB, time.monotonic() + 30)
     assert os.path.exists(folder.socket)
     assert os.stat(folder.socket).st_uid == JOB.uid
     os.wait()
     with open(f"{folder.path}/agent.log") as log:
-        assert "bootseer.agent.supervisor" in log.read()
+        assert "bootseer.agent.supervisor.supervisor" in log.read()
 
 
 def test_requests_are_answered_once_the_socket_is_there(folder, systemd_run):
     systemd_run(lambda argv: argv)
     prolog._start_agent(folder, JOB, time.monotonic() + 30)
     try:
-        assert control.ask(folder.socket, {"op": "status"}, 30)["job"]["job_id"] == JOB.job_id
+        assert (
+            control_client.ask(folder.socket, {"op": "status"}, 30)["job"]["job_id"] == JOB.job_id
+        )
     finally:
         os.kill(process.agent_pid(folder), signal.SIGKILL)
         os.wait()

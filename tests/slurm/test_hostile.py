@@ -696,7 +696,7 @@ def workers(lab, node, job):
     return [
         p.pid
         for p in lab.cluster.processes(node)
-        if p.uid and (f"jobs/{job}" in p.command or "bootseer.agent.worker" in p.command)
+        if p.uid and (f"jobs/{job}" in p.command or "bootseer.agent.workers.base" in p.command)
     ]
 
 

@@ -1,0 +1,1 @@
+"""What every side knows of a job on this node; imported by the hook path too."""

@@ -1,0 +1,82 @@
+"""Clear away what dead agents have left: processes, mounts, folders.
+
+Imported by the hook path: the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+
+from bootseer.agent.node import process
+from bootseer.agent.node.job import JobFolder, job_folders
+
+
+def reap_dead(run_dir: str) -> list[str]:
+    """Reap the folders of all agents that have died; returns the jobs' names.
+
+    A job whose image is being served is left to its epilog.
+
+    What they had noted is published by a process of its own, which nobody waits for. What cannot be
+    reaped is left to the next who comes.
+    """
+    reaped = []
+    graves = job_folders(run_dir, "dead")
+    for folder in job_folders(run_dir):
+        if process.agent_pid(folder) is not None or process.is_starting(folder):
+            continue
+        if not process.is_served(folder) and reap(folder):
+            reaped.append(os.path.basename(folder.path))
+    for grave in graves:
+        if process.agent_pid(grave) is None and not process.is_starting(grave):
+            shutil.rmtree(grave.path, ignore_errors=True)  # whoever was to bury it has died too
+    return reaped
+
+
+def reap(folder: JobFolder) -> bool:
+    """End what is left of an agent, dead or alive, and see to its folder.
+
+    The folder gets another name first, so that a job with the same id can start anew at once.
+
+    Returns:
+        Whether it has; otherwise another was first, or /run is full.
+    """
+    dead = f"{os.path.dirname(os.path.dirname(folder.path))}/dead"
+    grave = JobFolder(f"{dead}/{os.path.basename(folder.path)}-{time.time_ns()}")
+    try:
+        # First, for what it is looking at may be waiting for a mount whose server is stopped.
+        _unmount_below(folder.path)
+        process.kill_all(folder)
+        _unmount_below(folder.path)
+        os.makedirs(dead, mode=0o700, exist_ok=True)
+        process.deregister(folder)
+        os.rename(folder.path, grave.path)
+    except OSError:
+        return False
+    with suppress(OSError):
+        process.start(grave, "bury")
+    return True
+
+
+def remove(folder: JobFolder) -> None:
+    """Remove the folder of an agent that has ended, and a mount that it did not get to."""
+    if any(map(os.path.exists, (folder.mounted, folder.served, folder.environments))):
+        _unmount_below(folder.path)
+    # Whatever of a mount were still there is its user's, and closed to root.
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _unmount_below(path: str) -> None:
+    from bootseer.fuse.mountinfo import read_mounts  # only now, and so is ctypes: they take 8 ms
+
+    below = [m.mountpoint for m in read_mounts() if m.mountpoint.startswith(f"{path}/")]
+    if not below:
+        return
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    mnt_force, mnt_detach = 1, 2  # by force, or who waits there waits for the server's end
+    for point in sorted(below, reverse=True):
+        libc.umount2(os.fsencode(point), mnt_force | mnt_detach)

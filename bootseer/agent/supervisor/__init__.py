@@ -1,0 +1,1 @@
+"""One job on one node, from its prolog to its epilog."""

@@ -1,0 +1,121 @@
+"""The agent's side of a job's mounted checkpoint, which a worker with the user's rights serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor.worker_process import Worker
+from bootseer.core.reads import MAX_FILES
+from bootseer.errors import Closed
+from bootseer.fuse.attach import detach, set_read_ahead
+
+_READ_AHEAD_KIB = 4096
+"""How far the kernel reads ahead of a reader: four requests of the largest size."""
+_KILL_S = 1.0
+"""Of the time for the end, for a worker that does not keep to it."""
+
+
+class MountedCheckpoint:
+    """A mount from its worker's start to its end.
+
+    Attributes:
+        served: set once files can be read.
+        reads: what was read of it in the start-up window, as the worker tells it.
+        ahead: what was read ahead of it, as the worker `prefetch` tells it.
+    """
+
+    def __init__(self, folder: JobFolder, worker: Worker) -> None:
+        """Take over a worker that has been started."""
+        self.served = trio.Event()
+        self.reads: list[Any] = []
+        self.ahead: list[Any] = []
+        self._folder = folder
+        self._worker = worker
+        self._ended = trio.Event()
+        self._window_is_open = True
+        self._said_window = trio.Event()
+        self._in_order = False
+
+    async def follow(
+        self, job: Job, config: dict[str, Any], hear: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Have it served until the worker ends; then files give errors.
+
+        Args:
+            job: whose checkpoint it is.
+            config: effective settings.
+            hear: takes the worker's events.
+
+        Raises:
+            BootseerError: the worker ended without having been told to, or makes no sense.
+        """
+        try:
+            await self._worker.send_task(job, config)
+            while True:
+                message, _ = await self._worker.channel.receive()
+                op = message.get("op")
+                if op == "served":
+                    set_read_ahead(Path(self._folder.mount), _READ_AHEAD_KIB)
+                    self.served.set()
+                elif op == "reads" and isinstance(files := message.get("files"), list):
+                    self.reads = files
+                    self._said_window.set()
+                elif op == "ended":
+                    self._in_order = True
+                    return
+                else:
+                    hear(message)
+        finally:
+            self._ended.set()
+            self._said_window.set()
+
+    async def is_served(self) -> bool:
+        """Wait until it can be read; False if it never will be."""
+        async with trio.open_nursery() as nursery:
+
+            async def until(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until, self.served)
+            nursery.start_soon(until, self._ended)
+        return self.served.is_set()
+
+    def note_ahead(self, message: dict[str, Any]) -> None:
+        """Remember that a file is being read ahead: that is not the job's doing."""
+        if len(self.ahead) < MAX_FILES:
+            self.ahead.append(message.get("file"))
+
+    async def close_window(self) -> None:
+        """Have it told what was read so far; what comes later is not the start's."""
+        if self._window_is_open and self.served.is_set():
+            self._window_is_open = False
+            with suppress(Closed):
+                await self._worker.channel.send({"op": "window"})
+            await self._said_window.wait()
+
+    async def end(self, timeout_s: float) -> bool:
+        """End it in so many seconds; returns whether all that was closed is published.
+
+        Files that are closed are published first. Whoever still has the mount open gets errors.
+        """
+        with trio.move_on_after(max(0.0, timeout_s)) as limit:
+            await self.close_window()
+            left_s = max(0.0, limit.deadline - trio.current_time() - _KILL_S)
+            with suppress(Closed):
+                await self._worker.channel.send({"op": "stop", "timeout_s": left_s})
+            await self._ended.wait()
+        self.remove()
+        await self._worker.end()
+        return self._in_order
+
+    def remove(self) -> None:
+        """Take the mount away, whatever its users and its worker are doing."""
+        with suppress(OSError):
+            detach(Path(self._folder.mount))

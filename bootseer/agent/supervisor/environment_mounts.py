@@ -1,0 +1,342 @@
+"""The agent's side of environments: a worker for each `env run`, and what takes root's rights.
+
+A mounted snapshot is served like an image, and recorded and read ahead as one. Over it lies a file
+system that takes what is written, on the node's disk, and that is what is shown at its target: to
+whoever asked, in the mount namespace that they are in, and to all tasks that start later, by the
+plugin. Nobody's namespace but those of the job's own processes is touched, and so nothing is left
+when they have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trio
+
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor.image_mounts import ServedImages
+from bootseer.agent.supervisor.worker_process import Worker, spawn
+from bootseer.core.fields import Fields
+from bootseer.core.reference import ENVIRONMENT
+from bootseer.env.snapshot import MAX_TARGETS
+from bootseer.errors import BootseerError, Closed, Corrupt, Unavailable
+from bootseer.fuse.attach import bind, overlay, show, uncover
+from bootseer.ownership import check_roots
+
+MAX_RUNS = 64
+"""At once, for a job on a node: each has a process of the user's."""
+_NAME = "message from the worker"
+_IMAGE_S = 10.0
+_POLL_S = 0.05
+
+
+class _Asker(NamedTuple):
+    """Who asks for an environment.
+
+    Attributes:
+        namespace: descriptor of the mount namespace that they are in; None if that is not the job's
+            own.
+        in_container: their paths mean nothing outside of it.
+    """
+
+    namespace: int | None
+    in_container: bool
+
+
+class Environments:
+    """What a job has of environments on this node."""
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        job: Job,
+        config: dict[str, Any],
+        served: ServedImages,
+        image: Callable[[], str],
+        hear: Callable[[dict[str, Any]], None],
+        fall_back: Callable[[str, str], None],
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            folder, job: the job and its folder.
+            config: effective settings.
+            served: mounts snapshots, as it does images.
+            image: tells the identity of the job's image, "" while it is not known.
+            hear: takes the events of the workers.
+            fall_back: takes the stage and the reason of what could not be done.
+        """
+        self._folder = folder
+        self._job = job
+        self._config = config
+        self._served = served
+        self._image = image
+        self._hear = hear
+        self._fall_back = fall_back
+        self._scratch = scratch(config, job)
+        self._mounted: dict[tuple[Path, bool], list[Path]] = {}
+        self._made: list[Path] = []
+        self._mounting = trio.Lock()
+        self._running: set[trio.CancelScope] = set()
+        self._idle = trio.Event()
+        self._idle.set()
+        self._ending = False
+
+    async def converse(self, connection: socket.socket, pid: int, nursery: trio.Nursery) -> None:
+        """Have a worker carry one `env run` through; returns when it has ended.
+
+        Args:
+            connection: to who asks; closed by then.
+            pid: process id of who asks.
+            nursery: for what serves a mount, until the end of the job.
+
+        Raises:
+            Unavailable: there are too many.
+        """
+        if self._ending or len(self._running) >= MAX_RUNS:
+            raise Unavailable("the job is ending, or has too many `bootseer env run` at once")
+        with ExitStack() as opened, trio.CancelScope() as scope:
+            opened.enter_context(connection)
+            # Another's root folder may be on a file system that hangs.
+            asker = await trio.to_thread.run_sync(
+                _look_at, pid, self._job.uid, abandon_on_cancel=True
+            )
+            if asker.namespace is not None:
+                opened.callback(os.close, asker.namespace)
+            self._running.add(scope)
+            self._idle = trio.Event()
+            worker = spawn(self._folder, self._job, "run_environment")
+            try:
+                image = await self._known_image() if asker.in_container else ""
+                await worker.send_task(self._job, self._config, image=image)
+                await worker.channel.send({"op": "connection"}, fd=connection.fileno())
+                connection.close()
+                await self._obey(worker, asker, nursery)
+            except Closed:
+                pass  # it has ended
+            finally:
+                self._running.discard(scope)
+                if not self._running:
+                    self._idle.set()
+                with trio.CancelScope(shield=True):
+                    await worker.end()
+
+    async def name(self, key: str, targets: Sequence[str], nursery: trio.Nursery) -> None:
+        """Mount a snapshot for all tasks that start from now on.
+
+        Args:
+            key: of it.
+            targets: paths of its targets, which the plugin opens as the job's user.
+            nursery: as for `converse`.
+
+        Raises:
+            BootseerError, OSError: it cannot be done.
+        """
+        mounts = await self._mount(key, False, len(targets), nursery)
+        for mount, target in zip(mounts, targets, strict=True):
+            self._folder.write_mounted(f"{mount}.shown", os.getpid(), "owned", target)
+
+    async def _known_image(self) -> str:
+        """Wait until the job's image is known, if it was given one.
+
+        Raises:
+            Unavailable: it does not become known.
+        """
+        with trio.move_on_after(_IMAGE_S):
+            while self._job.image and not self._image():
+                await trio.sleep(_POLL_S)
+            return self._image()
+        raise Unavailable("the image that it runs in has not been read, so there is no key")
+
+    async def _obey(self, worker: Worker, asker: _Asker, nursery: trio.Nursery) -> None:
+        while True:
+            message, fd = await worker.channel.receive()
+            if fd is not None:
+                os.close(fd)
+            if message.get("op") != "mount":
+                self._hear(message)
+                continue
+            fields = Fields(message, _NAME)
+            key, read_only = fields.text("key", 64), fields.flag("read_only")
+            with ExitStack() as opened:
+                folders = []
+                for _ in range(fields.count("folders", MAX_TARGETS)):
+                    _, folder = await worker.channel.receive()
+                    if folder is None:
+                        raise Corrupt(f"{_NAME}: a folder without its descriptor")
+                    opened.callback(os.close, folder)
+                    folders.append(folder)
+                answer: dict[str, Any] = {"ok": True}
+                try:
+                    mounts = await self._mount(key, read_only, len(folders), nursery)
+                    for mount, folder in zip(mounts, folders, strict=True):
+                        await self._show(mount, folder, asker)
+                except (BootseerError, OSError) as error:
+                    answer = {"ok": False, "why": str(error)}
+            await worker.channel.send(answer)
+
+    async def _mount(
+        self, key: str, read_only: bool, count: int, nursery: trio.Nursery
+    ) -> list[Path]:
+        """Mount a snapshot where only root sees it, unless it is; returns where its targets are.
+
+        Raises:
+            BootseerError, OSError: it cannot be done.
+        """
+        async with self._mounting:
+            tree = Path(await self._served.serve(f"{ENVIRONMENT}{key}", nursery))
+            mounts = self._mounted.get((tree, read_only))
+            if mounts is None:
+                mounts = await trio.to_thread.run_sync(
+                    self._lay, tree, count, read_only, abandon_on_cancel=True
+                )
+                self._mounted[tree, read_only] = mounts
+        if len(mounts) != count:
+            raise Corrupt(f"{_NAME}: the snapshot has {len(mounts)} targets, and not {count}")
+        self._served.note_used(f"{ENVIRONMENT}{key}")
+        return mounts
+
+    async def _show(self, mount: Path, folder: int, asker: _Asker) -> None:
+        """Show a mount to who asks, and to tasks that start later.
+
+        Raises:
+            Unavailable, OSError: it cannot be done.
+        """
+        if asker.namespace is None:
+            raise Unavailable("who asks is in no mount namespace of the job's own")
+        fds = os.dup(folder), os.dup(asker.namespace)  # the thread may outlast ours
+        uid = self._job.uid
+        await trio.to_thread.run_sync(_show, mount, *fds, uid, abandon_on_cancel=True)
+        if not asker.in_container:
+            path = os.readlink(f"/proc/self/fd/{folder}")
+            self._folder.write_mounted(f"{mount}.shown", os.getpid(), "owned", path)
+
+    def _lay(self, tree: Path, count: int, read_only: bool) -> list[Path]:
+        """Make the mounts that are shown, in a thread; returns where.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        mounts = []
+        os.makedirs(self._folder.environments, 0o700, exist_ok=True)
+        for number in range(count):
+            mount = Path(self._folder.environments, str(len(self._made) + 1))
+            mount.mkdir(0o755)
+            self._made.append(mount)
+            lower = tree / str(number)
+            if read_only:
+                bind(lower, mount)
+            else:
+                overlay(mount, lower, self._make_scratch(mount.name, lower))
+            mounts.append(mount)
+        return mounts
+
+    def _make_scratch(self, name: str, lower: Path) -> Path:
+        """Make the folder that takes what is written over a tree."""
+        if not self._scratch.exists():
+            os.makedirs(self._scratch.parent, 0o700, exist_ok=True)
+            check_roots(str(self._scratch.parent))
+            _remove_left(self._scratch.parent, self._folder)
+            self._scratch.mkdir(0o700)
+        made = self._scratch / name
+        upper, work = made / "upper", made / "work"
+        for folder in (made, upper, work):
+            folder.mkdir(0o700)
+        status = os.stat(lower)
+        os.chown(upper, self._job.uid, self._job.gid)
+        os.chmod(upper, stat.S_IMODE(status.st_mode))
+        os.utime(upper, ns=(status.st_mtime_ns, status.st_mtime_ns))
+        return made
+
+    async def end(self, timeout_s: float) -> None:
+        """Let what is being stored arrive, for so many seconds; then take all mounts away."""
+        self._ending = True
+        with trio.move_on_after(max(0.0, timeout_s)) as limit:
+            await self._idle.wait()
+        if limit.cancelled_caught:
+            self._fall_back("env.capture", "the job ended before the environment was stored")
+        for scope in self._running:
+            scope.cancel()
+        await trio.to_thread.run_sync(self._remove, abandon_on_cancel=True)
+
+    def _remove(self) -> None:
+        for mount in self._made:
+            with suppress(OSError):
+                uncover(mount)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def scratch(config: dict[str, Any], job: Job) -> Path:
+    """Name the folder of the node that takes what a job writes over environments."""
+    return Path(config["node.cache_dir"], "environments", str(job.job_id))
+
+
+def _remove_left(parent: Path, folder: JobFolder) -> None:
+    """Remove what was written over environments in jobs that are not there any more.
+
+    Args:
+        parent: where that of all jobs is.
+        folder: of a job that is.
+    """
+    jobs = Path(folder.path).parent
+    for left in parent.iterdir():
+        if not (jobs / left.name).exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _show(mount: Path, folder: int, namespace: int, uid: int) -> None:
+    """Show a mount on a folder of a user's, in a thread; the descriptors are closed then.
+
+    Raises:
+        Unavailable, OSError: it cannot be done.
+    """
+    try:
+        status = os.fstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid:
+            raise Unavailable("a target is no folder of the user's own")
+        show(mount, namespace, folder)
+    finally:
+        os.close(folder)
+        os.close(namespace)
+
+
+def _look_at(pid: int, uid: int) -> _Asker:
+    return _Asker(_namespace(pid, uid), _is_in_container(pid))
+
+
+def _namespace(pid: int, uid: int) -> int | None:
+    """Open the mount namespace of a process of a user's, unless it is ours; None then.
+
+    The process may have ended, and another have its number: one of the same user's will do.
+    """
+    try:
+        process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(process).st_uid != uid:
+            return None
+        namespace = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
+    except OSError:
+        return None
+    finally:
+        os.close(process)
+    if os.path.samestat(os.fstat(namespace), os.stat("/proc/self/ns/mnt")):
+        os.close(namespace)
+        return None
+    return namespace
+
+
+def _is_in_container(pid: int) -> bool:
+    """Whether a process sees another root folder than we do: its paths mean nothing here."""
+    try:
+        return not os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat("/"))
+    except OSError:
+        return True

@@ -1,0 +1,402 @@
+"""The agent's side of an image that a worker with the user's rights serves: cache and record."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.image_record import JobImage
+from bootseer.agent.supervisor.kernel_mount import KernelMount
+from bootseer.agent.supervisor.worker_process import Worker
+from bootseer.cache.folder import BlockCache, CacheEntry, entry_key
+from bootseer.cache.keeper import BlockKeeper
+from bootseer.cache.link import serve_keeper
+from bootseer.core import image as image_format
+from bootseer.core.event import FALLBACK, OK, Event
+from bootseer.core.fields import Fields
+from bootseer.core.image import ImageManifest
+from bootseer.core.ranges import ByteRange
+from bootseer.core.reference import ENVIRONMENT
+from bootseer.core.speed import UNKNOWN, Speed
+from bootseer.core.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
+from bootseer.errors import BootseerError, Closed, Corrupt, NotFound
+from bootseer.fuse.attach import detach, set_read_ahead
+from bootseer.image.catalog import FILE_NAME
+from bootseer.units import GIB
+
+_READ_AHEAD_KIB = 128
+"""How far the kernel reads ahead of readers while blocks come from the store: no further than of a
+disk, for what a start reads is scattered, and every byte counts."""
+_READ_AHEAD_CACHED_KIB = 4096
+"""The same when all of the image is on this node."""
+_REQUEST_KIB = 1024
+"""The same for who reads ahead: the kernel's requests are no longer, even of those who ask for more
+at once."""
+_THREADS_S = 1.0
+"""For the worker, and the threads that write for it, to end by themselves."""
+_MESSAGE = "message from the worker"
+_LOOK_S = 1.0
+_LOOKS = 3
+"""How often a worker must have been found stopped, and how far apart, to be given up."""
+
+
+def open_cache(config: dict[str, Any]) -> BlockCache:
+    """Name the node's block cache, as the settings say."""
+    return BlockCache(
+        Path(config["node.cache_dir"], "images"),
+        int(config["cache.quota_gib"] * GIB),
+        config["cache.free_share"],
+    )
+
+
+class ServedImage(JobImage):
+    """An image on a mount of the agent's, from its worker's start to its end.
+
+    Attributes:
+        served: set once it can be read, or never will be; `is_served` says which, and `why` why.
+        mount: where it is mounted.
+        began_ns: when that was, nanoseconds since the epoch.
+        leading: what every start reads of it.
+        copies: all of it comes to the node at once; `copied` is set when that has ended.
+    """
+
+    def __init__(
+        self, mount: str, worker: Worker, uri: str, kernel: KernelMount | None = None
+    ) -> None:
+        """Take over a worker that has been started.
+
+        Args:
+            mount: that has been made for it.
+            worker: that serves it.
+            uri: of the image, as the job names it.
+            kernel: what the kernel may mount of it.
+        """
+        super().__init__(uri, "", 0)
+        self.served = trio.Event()
+        self.is_served = False
+        self.why = "what was to serve it has ended"
+        self.mount = mount
+        self.leading: list[Any] = []
+        self.copies = False
+        self.copied = trio.Event()
+        self._worker = worker
+        self._ended = trio.Event()
+        self._closing = trio.Event()
+        self._is_cached = False
+        self._touches: list[Touch] = []
+        self.began_ns = time.time_ns()
+        self._reported = trio.Event()
+        self._speeds = {"store": UNKNOWN, "file": UNKNOWN}
+        self._watching = trio.CancelScope()
+        self._kernel = kernel
+        self._has_lent = False
+        self._is_ending = False
+        self.is_used = not self.is_tree
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it is mounted as a tree, and not as a file: an environment is."""
+        return self.path.startswith(ENVIRONMENT)
+
+    @property
+    def file(self) -> str:
+        """Path under which it can be read."""
+        return self.mount if self.is_tree else f"{self.mount}/{FILE_NAME}"
+
+    async def to_be_read(self) -> dict[str, Any]:
+        """Describe it for the worker that reads ahead, once it is known how."""
+        root = self.mount if self.is_tree else ""
+        if self._kernel is not None:
+            await self._kernel.settled.wait()
+            root = self._kernel.path
+        return {
+            "root": root,
+            "op": "image",
+            "ok": True,
+            "path": self.file,
+            "identity": self.digest,
+            "size_bytes": self.size_bytes,
+            "leading": self.leading,
+            "copies": self.copies,
+        }
+
+    async def follow(
+        self, job: Job, config: dict[str, Any], hear: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Have it served until the worker ends; then reading it gives errors.
+
+        Args:
+            job: whose image it is.
+            config: effective settings.
+            hear: takes the worker's events.
+
+        Raises:
+            BootseerError: the worker ended without having been told to, or makes no sense.
+        """
+        error: BootseerError | None = None
+        try:
+            await self._worker.send_task(job._replace(image=self.path), config)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
+                try:
+                    await self._obey(config, hear, nursery)
+                except BootseerError as ended:
+                    error = ended
+                self._watching.cancel()
+                # The threads that write to the cache end when the worker has.
+                nursery.cancel_scope.deadline = trio.current_time() + _THREADS_S
+        finally:
+            if self._kernel is not None:
+                self._kernel.settle()
+            for event in (self._ended, self.served, self.copied, self._closing):
+                event.set()
+        if error is not None and not self._reported.is_set():
+            self._reported.set()
+            raise error
+
+    async def _watch(self) -> None:
+        """Kill the worker should it be stopped: who waits for it cannot be killed before.
+
+        The job's user can stop it. Slurm would take the node away for processes that do not end.
+        """
+        stopped = 0
+        with self._watching:
+            while stopped < _LOOKS:
+                await trio.sleep(_LOOK_S)
+                stopped = stopped + 1 if self._worker.is_stopped else 0
+            self._worker.kill()
+
+    async def _obey(
+        self,
+        config: dict[str, Any],
+        hear: Callable[[dict[str, Any]], None],
+        nursery: trio.Nursery,
+    ) -> None:
+        while True:
+            message, fd = await self._worker.channel.receive()
+            op = message.get("op")
+            if op == "cache":
+                await self._lend(message, fd, config, hear, nursery)
+                continue
+            if fd is not None:
+                os.close(fd)
+            if op == "served":
+                self._take(message)
+            elif op == "missing":
+                return  # an empty folder is all that it shows, until its end
+            elif op == "recorded":
+                self._touches = _touches(message, self.size_bytes)
+                self._closing.set()
+            elif op == "copied":
+                self.copied.set()
+            elif op == "reported":
+                speeds = Fields(message, _MESSAGE).part("speeds")
+                self._speeds = {name: Speed.of(speeds.part(name)) for name in self._speeds}
+                self._reported.set()
+            else:
+                if not self.is_served:
+                    self._note_failure(message)
+                hear(message)
+
+    def _note_failure(self, message: dict[str, Any]) -> None:
+        """Keep for who asks for the image what has been told of its end."""
+        event = message.get("event")
+        if isinstance(event, dict) and event.get("stage") == "image.mount":
+            self.why = str(event.get("detail"))[:500]
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """Learn that it can be read, and what it is."""
+        fields = Fields(message, _MESSAGE)
+        self.digest = fields.text("identity", 200)
+        self.size_bytes = fields.count("size_bytes")
+        self.leading = list(fields.ranges("leading", 8))
+        self._is_cached = fields.flag("is_cached")
+        self.copies = fields.flag("copies")
+        if self._kernel is not None and not self._has_lent:
+            self._kernel.settle()
+        self._set_read_ahead(_REQUEST_KIB)
+        self.is_served = True
+        self.served.set()
+
+    def note_opened(self) -> None:
+        """Learn that who reads ahead has opened it: what is set now is for all others."""
+        self._set_read_ahead(_READ_AHEAD_CACHED_KIB if self._is_cached else _READ_AHEAD_KIB)
+
+    def _set_read_ahead(self, kib: int) -> None:
+        if self.is_tree:
+            return  # many small files, and large ones that are read here and there
+        with suppress(OSError):
+            set_read_ahead(Path(self.mount), kib)
+
+    # The block cache.
+
+    async def _lend(
+        self,
+        message: dict[str, Any],
+        fd: int | None,
+        config: dict[str, Any],
+        hear: Callable[[dict[str, Any]], None],
+        nursery: trio.Nursery,
+    ) -> None:
+        """Give the worker what the node has of an image that its user may read.
+
+        The worker has opened the image in the store, which only those can who may read it.
+
+        Args:
+            message: which image, of which store.
+            fd: of a file with the manifest, None if the node ought to have it.
+            config: effective settings.
+            hear: takes events.
+            nursery: for the threads that write to the cache.
+        """
+        send = self._worker.channel.send
+        try:
+            fields = Fields(message, _MESSAGE)
+            digest = fields.text("digest", 64)
+            key = entry_key(fields.text("store"), digest, fields.text("version", 400))
+            manifest = None if fd is None else _read(fd)
+            cache = open_cache(config)
+            entry = await trio.to_thread.run_sync(_open, cache, key, digest, manifest)
+        except NotFound:
+            await send({"op": "cache", "ok": False, "manifest": True})
+            return
+        except BootseerError as error:
+            hear(_fallback("image.cache", f"blocks are not kept on this node: {error}"))
+            await send({"op": "cache", "ok": False, "manifest": False})
+            return
+        with ExitStack() as theirs, ExitStack() as ours:
+            ours.callback(entry.close)
+            try:
+                keeper = entry.keeper(cache.room())
+                ours.callback(keeper.close)
+                fds = [os.open(entry.path / "manifest", os.O_RDONLY), *entry.open_blocks()]
+                for opened in fds:
+                    theirs.callback(os.close, opened)
+            except (BootseerError, OSError) as error:
+                hear(_fallback("image.cache", f"blocks are not kept on this node: {error}"))
+                await send({"op": "cache", "ok": False, "manifest": False})
+                return
+            ends = []
+            for _ in range(2):
+                end, its = socket.socketpair()
+                ends.append(end)
+                fds.append(theirs.enter_context(its).fileno())
+            self._has_lent = True
+            if self._kernel is not None:
+                nursery.start_soon(self._kernel.make, digest, entry, hear)
+            nursery.start_soon(_keep, keeper, entry.manifest, ends, ours.pop_all())
+            await send({"op": "cache", "ok": True})
+            for opened in fds:
+                await send({"op": "fd"}, fd=opened)
+
+    # The record.
+
+    def touched_bytes(self) -> int:
+        """Say how much has been read; known at the end only."""
+        return sum(t.stop - t.start for t in self._touches)
+
+    async def close(self, deadline: float) -> Event:
+        """End the recording; returns the stage that it was."""
+        status, detail = OK, ""
+        if self.is_served and not self._closing.is_set():
+            with trio.move_on_at(deadline) as scope:
+                with suppress(Closed):
+                    await self._worker.channel.send({"op": "window"})
+                await self._closing.wait()
+            if scope.cancelled_caught:
+                status, detail = FALLBACK, "what serves the image has not said what was read"
+        news = self.news(self._touches)
+        return Event(
+            "image.record",
+            self.began_ns,
+            time.time_ns(),
+            "agent",
+            status,
+            bytes=sum(t.stop - t.start for t in news),
+            detail=detail or self.said(news),
+        )
+
+    def recorded(self) -> dict[str, Any]:
+        """Describe it for the worker that publishes."""
+        return {
+            "path": self.path,
+            "digest": self.digest,
+            "size_bytes": self.size_bytes,
+            "kind": MISSED if self.is_prefetched else COMPLETE,
+            "touches": self.news(self._touches),
+            "speeds": {name: asdict(speed) for name, speed in self._speeds.items()},
+        }
+
+    # The end.
+
+    async def end(self, timeout_s: float) -> None:
+        """End it in so many seconds; whoever still reads it gets errors. The first call counts."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        if self.is_served:
+            with trio.move_on_after(max(0.0, timeout_s)), suppress(Closed):
+                await self._worker.channel.send({"op": "report"})
+                await self._reported.wait()
+        with suppress(OSError):
+            detach(Path(self.mount))
+        if self._kernel is not None:
+            self._kernel.remove()
+        with trio.move_on_after(_THREADS_S):
+            await self._ended.wait()  # without a mount, it has nothing to do
+        await self._worker.end()
+
+
+async def _keep(
+    keeper: BlockKeeper, manifest: ImageManifest, ends: list[socket.socket], opened: ExitStack
+) -> None:
+    """Answer the worker's requests to the cache until it ends; then let go of what is open."""
+    async with trio.open_nursery() as nursery:
+        for end in ends:
+            call = partial(serve_keeper, keeper, manifest, end)
+            nursery.start_soon(partial(trio.to_thread.run_sync, call, abandon_on_cancel=True))
+    opened.close()  # if cancelled, a thread is still at it
+
+
+def _open(cache: BlockCache, key: str, digest: str, manifest: bytes | None) -> CacheEntry:
+    cache.sweep()
+    return cache.open(key, digest, manifest)
+
+
+def _read(fd: int) -> bytes:
+    """Read the memory that a worker hands over, and close it."""
+    with os.fdopen(fd, "rb") as file:
+        own = os.memfd_create("bootseer")
+        is_memory = os.fstat(own).st_dev == os.fstat(fd).st_dev
+        os.close(own)
+        # Any other file's could keep root waiting.
+        data = file.read(image_format.MAX_BYTES + 1) if is_memory else b""
+    if not is_memory or len(data) > image_format.MAX_BYTES:
+        raise Corrupt("what the worker hands over is not the manifest of an image")
+    return data
+
+
+def _touches(message: dict[str, Any], size_bytes: int) -> list[Touch]:
+    touches = []
+    for item in Fields(message, _MESSAGE).items("touches", MAX_TOUCHES):
+        if not (isinstance(item, list) and len(item) == 3 and all(type(n) is int for n in item)):
+            raise Corrupt(f"{_MESSAGE}: something that is not a touch")
+        touches.append(Touch(*item))
+    check_disjoint([ByteRange(t.start, t.stop) for t in touches], size_bytes, _MESSAGE)
+    return touches
+
+
+def _fallback(stage: str, detail: str) -> dict[str, Any]:
+    now = time.time_ns()
+    event = Event(stage, now, now, "agent", FALLBACK, detail=detail[:500])
+    return {"op": "event", "event": event.document()}

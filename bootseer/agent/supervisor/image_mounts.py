@@ -1,0 +1,156 @@
+"""The images that an agent serves: the one that the prolog knew of, and those asked for later."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import trio
+
+from bootseer import config as settings
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor.image_mount import ServedImage
+from bootseer.agent.supervisor.premount import Mounting
+from bootseer.agent.supervisor.recording_window import Window
+from bootseer.agent.supervisor.worker_process import Worker, spawn
+from bootseer.core.reference import reference
+from bootseer.errors import BootseerError, Unavailable
+
+MAX_SERVED = 8
+"""For a job, on a node: each has a process, and descriptors of the agent's."""
+
+
+class ServedImages:
+    """A job's mounts of images, by the name that each has.
+
+    Attributes:
+        windows: of the images that were asked for later; the first is in the job's own.
+    """
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        job: Job,
+        config: settings.Config,
+        hear: Callable[[dict[str, Any]], None],
+        fall_back: Callable[[str, str], None],
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            folder, job: the job and its folder.
+            config: effective settings.
+            hear: takes the events of the workers.
+            fall_back: takes the stage and the reason of what could not be done.
+        """
+        self.windows: list[Window] = []
+        self._folder = folder
+        self._job = job
+        self._config = config
+        self._hear = hear
+        self._fall_back = fall_back
+        self._numbers = count(1)
+        self._mounts: list[ServedImage] = []
+        self._by_name: dict[str, ServedImage] = {}
+        self._ending = False
+
+    def begin(self, image: ServedImage, nursery: trio.Nursery) -> None:
+        """Have the image served that was mounted before the agent ran."""
+        self._keep(image)
+        nursery.start_soon(self._follow, image, self._job)
+
+    async def serve(self, uri: str, nursery: trio.Nursery) -> str:
+        """Have an image served, unless it is already; returns its path once it can be read.
+
+        Args:
+            uri: of the image, as a container runtime or a user names it.
+            nursery: for what serves it, until the end of the job.
+
+        Raises:
+            Unavailable: it cannot be served, and why.
+
+        Cancellation: it goes on being mounted, for who asks next.
+        """
+        name = reference(uri)
+        image = self._by_name.get(name) or self._mount(name, nursery)
+        await image.served.wait()
+        if not image.is_served:
+            raise Unavailable(image.why)
+        return image.file
+
+    def note_used(self, uri: str) -> None:
+        """Note that the job uses an image, and not only the plan names it."""
+        image = self._by_name.get(reference(uri))
+        if image is not None:
+            image.is_used = True
+
+    def _mount(self, name: str, nursery: trio.Nursery) -> ServedImage:
+        if self._ending:
+            raise Unavailable("the job is ending")
+        if "://" not in name:
+            raise Unavailable(f"{name[:100]!a} is not the URI of an image")
+        if len(self._by_name) >= MAX_SERVED:
+            raise Unavailable(f"{MAX_SERVED} images of this job are served already")
+        number = next(self._numbers)
+        job = self._job._replace(
+            image=name, checkpoint="", environment="", started_ns=time.time_ns()
+        )
+        mounting = Mounting.image(self._folder, job, number)
+        if mounting.worker is None:
+            raise Unavailable(mounting.error)
+        image = ServedImage(self._folder.image_mount(number), Worker(*mounting.worker), name)
+        self._keep(image)
+        nursery.start_soon(self._follow, image, job)
+        nursery.start_soon(self._warm, image, job)
+        return image
+
+    def _keep(self, image: ServedImage) -> None:
+        self._mounts.append(image)
+        self._by_name[reference(image.path)] = image
+
+    async def _follow(self, image: ServedImage, job: Job) -> None:
+        """Have an image served until that ends; then whoever asks for it gets another mount."""
+        try:
+            await image.follow(job, self._config.values, self._hear)
+        except BootseerError as error:
+            if not self._ending and image.is_served:
+                self._fall_back(
+                    "image.serve", f"reading it gives errors, what serves it ended: {error}"
+                )
+        self._by_name.pop(reference(image.path), None)
+        if not image.is_served and job is not self._job:
+            # Nobody has been told of this mount.
+            self._mounts.remove(image)
+            await image.end(0)
+            with suppress(OSError):
+                os.rmdir(image.mount)
+
+    async def _warm(self, image: ServedImage, job: Job) -> None:
+        """Read an image ahead and record it, as the job's first, in a window of its own."""
+
+        def hear(message: dict[str, Any]) -> None:
+            if message.get("op") == "event":
+                self._hear(message)
+
+        window = Window(job, self._config, hear, image)
+        self.windows.append(window)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(window.run, spawn(self._folder, job, "prefetch"))
+            await image.served.wait()
+            if not image.is_served:
+                window.close()
+        if not window.images:
+            self.windows.remove(window)
+
+    async def end(self, timeout_s: float) -> None:
+        """End all of them in so many seconds; whoever still reads gets errors."""
+        self._ending = True
+        async with trio.open_nursery() as nursery:
+            for image in self._mounts:
+                if not image.served.is_set():
+                    self._fall_back("image.mount", "the job ended before it could be read")
+                nursery.start_soon(image.end, timeout_s)

@@ -1,0 +1,99 @@
+"""The agent's side of images that a job had to import: a worker puts each into the store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor.worker_process import spawn
+from bootseer.core.reference import DOCKER, reference
+from bootseer.errors import BootseerError, Unavailable
+
+MAX_KEPT = 4
+"""At once, for a job; each reads and hashes an image."""
+
+
+class _Kept:
+    """One that is on its way: whether its file is open, and what ends it."""
+
+    def __init__(self) -> None:
+        self.opened = trio.Event()
+        self.scope = trio.CancelScope()
+
+
+class Keeping:
+    """What is on its way into the store while the job runs; nobody waits for it."""
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        job: Job,
+        config: dict[str, Any],
+        hear: Callable[[dict[str, Any]], None],
+        fall_back: Callable[[str, str], None],
+    ) -> None:
+        """Begin with nothing; the arguments are those of `ServedImages`."""
+        self._folder = folder
+        self._job = job
+        self._config = config
+        self._hear = hear
+        self._fall_back = fall_back
+        self._under_way: dict[str, _Kept] = {}
+
+    async def keep(self, uri: str, path: str, nursery: trio.Nursery) -> bool:
+        """Begin to put a file into the store under the name of what it was imported from.
+
+        Returns:
+            Whether it is on its way, and has been opened: its name is not needed any more.
+            Otherwise another node of the job does it, or the settings say not to.
+
+        Raises:
+            Unavailable: there are too many, or it is not what registries have.
+        """
+        name = reference(uri)
+        if not name.startswith(DOCKER):
+            raise Unavailable("only images that were imported from a registry are kept")
+        if self._job.node_index or not self._config["image.keep_imports"]:
+            return False
+        if name not in self._under_way:
+            if len(self._under_way) >= MAX_KEPT:
+                raise Unavailable(f"{MAX_KEPT} images are on their way into the store already")
+            self._under_way[name] = _Kept()
+            nursery.start_soon(self._keep, name, path)
+        await self._under_way[name].opened.wait()
+        return True
+
+    def end(self) -> None:
+        """Give up what is not there yet."""
+        for name, kept in self._under_way.items():
+            self._fall_back("image.keep", f"the job ended before {name} was in the store")
+            kept.scope.cancel()
+
+    async def _keep(self, name: str, path: str) -> None:
+        worker = spawn(self._folder, self._job, "upload_import")
+        kept = self._under_way[name]
+        why = "what put it into the store has been killed"
+        try:
+            with kept.scope:
+                await worker.send_task(self._job, self._config, image=name, path=path)
+                while True:
+                    message, fd = await worker.channel.receive()
+                    if fd is not None:
+                        os.close(fd)
+                    if message.get("op") == "opened":
+                        kept.opened.set()
+                    else:
+                        self._hear(message)
+                        why = ""
+        except BootseerError as error:
+            if why:
+                self._fall_back("image.keep", f"{why}: {error}")
+        finally:
+            kept.opened.set()
+            del self._under_way[name]
+            with trio.CancelScope(shield=True):
+                await worker.end()

@@ -1,0 +1,185 @@
+"""A start-up window: one worker at work, and what a start reads of its images recorded."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from bootseer import config as settings
+from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
+from bootseer.agent.supervisor.image_mount import ServedImage
+from bootseer.agent.supervisor.image_record import JobImage
+from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
+from bootseer.agent.supervisor.worker_process import Worker
+from bootseer.core.event import FALLBACK, Event
+from bootseer.errors import BootseerError, Closed
+
+MAX_IMAGES = 8
+_SAMPLING_SHARE = 0.1
+"""Most of its time that the agent spends on sampling: a huge image is looked at less often."""
+
+
+class Window:
+    """From the start of a worker that reads ahead, until what was read is recorded.
+
+    Attributes:
+        images: that are recorded, or have been.
+        recorded: set at the end.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        config: settings.Config,
+        hear: Callable[[dict[str, Any]], None],
+        served: ServedImage | None = None,
+        checkpoint: MountedCheckpoint | None = None,
+    ) -> None:
+        """Plan it; nothing is started yet.
+
+        Args:
+            job: what the worker is told.
+            config: effective settings.
+            hear: takes what is not about the images: events; and that the worker is ready, which
+                is told again when it has ended.
+            served: the image, if it is served and not a file.
+            checkpoint: that is read ahead as well.
+        """
+        self.images: list[JobImage] = []
+        self.recorded = trio.Event()
+        self._job = job
+        self._config = config
+        self._hear_else = hear
+        self._served = served
+        self._checkpoint = checkpoint
+        self._worker: Worker | None = None
+        self._has_task = trio.Event()
+        self._scope = trio.CancelScope()
+
+    def close(self) -> None:
+        """Let it end now."""
+        self._scope.cancel()
+
+    async def linger(self) -> None:
+        """Let the worker go on behind the job, which starts without having waited for the end."""
+        await self.tell({"op": "linger"})
+
+    async def tell(self, message: dict[str, Any]) -> None:
+        """Send the worker a message, if it is there."""
+        if self._worker is not None:
+            with suppress(Closed):
+                await self._worker.channel.send(message)
+
+    async def run(self, worker: Worker) -> None:
+        """Follow the worker until the window closes; then end it and close the recording."""
+        self._worker = worker
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sample_often)
+            if self._job.checkpoint:
+                nursery.start_soon(self._say_checkpoint, worker)
+            if self._job.is_served:
+                nursery.start_soon(self._say_image, worker)
+            try:
+                with self._scope, trio.move_on_after(self._config["image.window_s"]):
+                    await self._follow(worker)
+                    # Whatever became of the worker, what it has handed over is recorded to the
+                    # end: a recording cut short would pass for a whole one.
+                    await trio.sleep_forever()
+            finally:
+                nursery.cancel_scope.cancel()
+                self._hear_else({"op": "ready", "detail": "the worker has ended"})
+                self._worker = None
+                with trio.CancelScope(shield=True):
+                    await worker.end()
+                    await self._close_recording()
+                self.recorded.set()
+
+    async def _close_recording(self) -> None:
+        self._sample()
+        deadline = trio.current_time() + SETTLE_S
+        if self._checkpoint is not None:
+            with trio.move_on_at(deadline):
+                await self._checkpoint.close_window()
+        for image in self.images:
+            self._tell(await image.close(deadline))
+
+    async def _follow(self, worker: Worker) -> None:
+        try:
+            await worker.send_task(self._job, self._config.values)
+            self._has_task.set()
+            while True:
+                message, fd = await worker.channel.receive()
+                self._hear(message, fd)
+        except BootseerError as error:
+            self._tell_fallback("agent.worker", f"the worker has ended early: {error}")
+            self._hear_else({"op": "ready", "detail": "the worker has ended"})
+
+    def _hear(self, message: dict[str, Any], fd: int | None) -> None:
+        op = message.get("op")
+        if op == "image" and fd is not None and len(self.images) < MAX_IMAGES:
+            self.images.append(WatchedImage(message, fd))
+            return
+        if fd is not None:
+            os.close(fd)
+        if op == "prefetch" and self.images:
+            self.images[-1].note_prefetch(message)
+        elif op == "progress" and self.images:
+            self.images[-1].note_progress(message)
+        elif op == "opened" and self._served is not None:
+            self._served.note_opened()
+        elif op == "ahead" and self._checkpoint is not None:
+            self._checkpoint.note_ahead(message)
+        else:
+            self._hear_else(message)
+
+    async def _say_checkpoint(self, worker: Worker) -> None:
+        """Tell the worker when the checkpoint can be read, or never will."""
+        await self._has_task.wait()
+        is_served = self._checkpoint is not None and await self._checkpoint.is_served()
+        with suppress(Closed):
+            await worker.channel.send({"op": "served", "ok": is_served})
+
+    async def _say_image(self, worker: Worker) -> None:
+        """Tell the worker when the image can be read, or never will be."""
+        await self._has_task.wait()
+        image = self._served
+        message: dict[str, Any] = {"op": "image", "ok": False}
+        if image is not None:
+            await image.served.wait()
+            if image.is_served:
+                self.images.append(image)
+                message = await image.to_be_read()
+        with suppress(Closed):
+            await worker.channel.send(message)
+            if image is not None and image.copies:
+                await image.copied.wait()
+                await worker.channel.send({"op": "copied"})
+
+    async def _sample_often(self) -> None:
+        took_s = 0.0
+        while True:
+            interval_s = self._config["image.sample_interval_s"]
+            await trio.sleep(max(interval_s, took_s / _SAMPLING_SHARE))
+            began_s = time.monotonic()
+            self._sample()
+            took_s = time.monotonic() - began_s
+
+    def _sample(self) -> None:
+        for image in self.images:
+            try:
+                image.sample()
+            except BootseerError as error:
+                self._tell_fallback("image.record", str(error))
+
+    def _tell(self, event: Event) -> None:
+        self._hear_else({"op": "event", "event": event.document()})
+
+    def _tell_fallback(self, stage: str, detail: str) -> None:
+        now = time.time_ns()
+        self._tell(Event(stage, now, now, "agent", FALLBACK, detail=detail[:500]))

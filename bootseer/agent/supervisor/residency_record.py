@@ -1,0 +1,104 @@
+"""An image that the agent watches: its recorder, and how far its prefetch is."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import trio
+
+from bootseer.agent.supervisor.image_record import MAX_RANGES, JobImage
+from bootseer.core.event import FALLBACK, OK, Event
+from bootseer.core.fields import Fields
+from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
+from bootseer.image.record import Recorder
+from bootseer.units import NS_PER_S
+
+SETTLE_S = 2.0
+"""For looking at some 100,000 pages, a matter of 0.1 s while all of them are in memory."""
+
+
+class WatchedImage(JobImage):
+    """An image file whose pages are watched, from the worker's word that it is open."""
+
+    def __init__(self, message: dict[str, Any], fd: int) -> None:
+        """Begin to watch; takes over ``fd``.
+
+        Raises:
+            Corrupt: the worker's message is not acceptable.
+            Unavailable: the descriptor cannot be watched.
+        """
+        try:
+            fields = Fields(message, "message from the worker")
+            path, digest = fields.text("path"), fields.text("digest", 200)
+            leading = fields.ranges("leading", MAX_RANGES)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._recorder = Recorder(fd, leading)
+        super().__init__(path, digest, self._recorder.size_bytes)
+        self._began_ns = time.monotonic_ns()
+        self._began_wall_ns = time.time_ns()
+        self._touched_bytes = 0
+
+    def sample(self) -> None:
+        """Take a sample."""
+        now_ms = (time.monotonic_ns() - self._began_ns) * 1000 // NS_PER_S
+        self._touched_bytes += self._recorder.sample(now_ms)
+
+    def touched_bytes(self) -> int:
+        """Say how much has come into the page cache."""
+        return self._touched_bytes
+
+    async def close(self, deadline: float) -> Event:
+        """End the recording; returns the stage that it was.
+
+        Kept is what was asked for beyond the prefetch, and not what the kernel read ahead of it.
+        Should telling them apart not be done in time, both are kept, and the recorder is left to
+        the thread that is in it.
+
+        Args:
+            deadline: for that, on trio's clock.
+        """
+        self._recorder.touches = self.touched()
+        with trio.move_on_at(deadline) as scope:
+            await trio.to_thread.run_sync(self._recorder.settle, abandon_on_cancel=True)
+        if scope.cancelled_caught:
+            self._recorder.stop_settling()
+        else:
+            self._recorder.close()
+        touched = self.touched()
+        detail = self.said(touched)
+        if not self._recorder.found_cold:
+            detail += "; part of the image was in memory before"
+        if scope.cancelled_caught:
+            detail += f"; telling read-ahead apart was not done within {SETTLE_S:g} s"
+        return Event(
+            "image.record",
+            self._began_wall_ns,
+            time.time_ns(),
+            "agent",
+            FALLBACK if scope.cancelled_caught else OK,
+            bytes=sum(t.stop - t.start for t in touched),
+            detail=detail,
+        )
+
+    def touched(self) -> list[Touch]:
+        """Return what the start touched beyond what was read ahead, in first-touch order."""
+        return self.news(self._recorder.touches)
+
+    def recorded(self) -> dict[str, Any]:
+        """Describe it for the worker that publishes."""
+        resident = [Touch(r.start, r.stop, 0) for r in self._recorder.resident_before]
+        touches = self.touched()
+        unaided = COMPLETE if self._recorder.found_cold else PARTIAL
+        kind = MISSED if self.is_prefetched else unaided
+        return {
+            "path": self.path,
+            "digest": self.digest,
+            "size_bytes": self.size_bytes,
+            "kind": kind,
+            # What was in the page cache beforehand may have been read as well.
+            "touches": touches if self.is_prefetched else [*resident, *touches],
+        }

@@ -1,0 +1,434 @@
+"""The agent: root's side of one job on one node, from its prolog to its epilog.
+
+It starts workers with the rights of the job's user, watches what the image's pages do, answers on
+the control socket, and at the epilog's word ends the workers and has the recording published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from bootseer import config as settings
+from bootseer.agent.node import spool
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.node.process import take_time
+from bootseer.agent.supervisor import control_server, environment_mounts
+from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
+from bootseer.agent.supervisor.control_server import Peer
+from bootseer.agent.supervisor.environment_mounts import Environments
+from bootseer.agent.supervisor.image_mount import ServedImage
+from bootseer.agent.supervisor.image_mounts import ServedImages
+from bootseer.agent.supervisor.image_record import JobImage
+from bootseer.agent.supervisor.import_uploads import Keeping
+from bootseer.agent.supervisor.kernel_mount import KernelMount
+from bootseer.agent.supervisor.premount import Mounting
+from bootseer.agent.supervisor.recording_window import Window
+from bootseer.agent.supervisor.worker_process import Worker, fork, spawn
+from bootseer.agent.workers.identify_image import Opener
+from bootseer.core.event import FALLBACK, OK, Event, from_json
+from bootseer.core.fields import Fields
+from bootseer.env.snapshot import MAX_TARGETS
+from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
+
+MAX_EVENTS = 5000
+MAX_TOLD_BYTES = 1024 * 1024
+"""Of the events that the job's own processes tell: they take up memory, here and in /run."""
+_LEAST_TOLD_BYTES = 300
+"""What the shortest counts for, so that they leave room for the agent's own in MAX_EVENTS."""
+MAX_URI_CHARS = 1024
+MAX_PATH_CHARS = 4096
+_WARMING = ("hotset.read", "checkpoint.prefetch")
+_STATE_S = 1.0
+_PUBLISH_S = 3.0
+"""Of what the epilog gives, at least, for what was recorded; the rest is the checkpoint's."""
+_KILL_S = 1.0
+"""Of what the epilog gives, for the end of a worker that does not publish in time."""
+_TIDY_S = 0.5
+"""What a worker gets to clear old runs away, once it has published."""
+
+
+class Agent:
+    """The state of one job on this node, and the tasks that change it."""
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        job: Job,
+        config: settings.Config,
+        checkpoint: MountedCheckpoint | None = None,
+        served: ServedImage | None = None,
+    ) -> None:
+        """Take over a job; nothing is started yet, but what serves its checkpoint and image."""
+        self._folder = folder
+        self._job = job
+        self._config = config
+        self._events: list[Event] = []
+        self._told_bytes = 0
+        self._checkpoint = checkpoint
+        self._first = served
+        self._window = Window(job, config, self._hear, served, checkpoint)
+        self._served = ServedImages(folder, job, config, self._hear, self.note_fallback)
+        self._keeping = Keeping(folder, job, config.values, self._hear, self.note_fallback)
+        self._environments = Environments(
+            *(folder, job, config.values, self._served, self._image_digest),
+            *(self._hear, self.note_fallback),
+        )
+        self._nursery: trio.Nursery | None = None
+        self._ready = trio.Event()
+        self._ready_detail = ""
+        self._finishing = False
+        self._last_answer: dict[str, Any] | None = None
+        self._scope = trio.CancelScope()
+
+    async def run(
+        self, worker: Worker, listener: socket.socket, opener: Opener | None = None
+    ) -> None:
+        """Serve the job until its epilog has been answered."""
+        listener.setblocking(False)
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(
+                    control_server.serve, listener, self._job.uid, self._handle, self._answered
+                )
+                nursery.start_soon(self._window.run, worker)
+                if self._checkpoint is not None:
+                    nursery.start_soon(self._follow_checkpoint, self._checkpoint)
+                if self._first is not None:
+                    self._served.begin(self._first, nursery)
+                if opener is not None:
+                    nursery.start_soon(_await_end, opener)
+                nursery.start_soon(self._keep_state)
+
+    async def bury(self) -> None:
+        """Publish what a dead agent of this job has left."""
+        self._events = self._left_events()
+        self.note_fallback("agent.died", "what it had recorded is lost")
+        await self._publish(self._config["epilog.deadline_s"])
+
+    def note(self, event: Event) -> None:
+        """Keep an event, in memory and in the job's folder."""
+        if len(self._events) < MAX_EVENTS:
+            self._events.append(event)
+            try:
+                self._folder.append_event(json.dumps(event.document()))
+            except OSError:
+                return  # the copy serves only should this process die
+
+    def note_fallback(self, stage: str, detail: str) -> None:
+        """Keep that something could not be done, and why."""
+        now = time.time_ns()
+        self.note(Event(stage, now, now, "agent", FALLBACK, detail=detail[:500]))
+
+    def _left_events(self) -> list[Event]:
+        events = []
+        with suppress(OSError), open(self._folder.events, "rb") as file:
+            for line in file:
+                with suppress(ValueError, RecursionError, Corrupt):  # cut short by a full disk
+                    events.append(from_json(json.loads(line), "events.jsonl"))
+        return events
+
+    async def _follow_checkpoint(self, checkpoint: MountedCheckpoint) -> None:
+        """Have the checkpoint served until that ends."""
+        try:
+            await checkpoint.follow(self._job, self._config.values, self._hear)
+        except BootseerError as error:
+            if not self._finishing:
+                self.note_fallback(
+                    "checkpoint.mount", f"its files give errors, what serves them ended: {error}"
+                )
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        op = message.get("op")
+        if op == "event":
+            self.note(from_json(message.get("event"), "event from the worker"))
+        elif op == "ready":
+            self._now_ready(str(message.get("detail", ""))[:500])
+        elif op == "serve" and self._nursery is not None:
+            self._nursery.start_soon(self._serve_again, message.get("image"), self._nursery)
+        elif op == "environment" and self._nursery is not None:
+            self._nursery.start_soon(self._name_environment, message, self._nursery)
+        elif op == "environment-settled":
+            self._folder.write_mounted(self._folder.named, 0, "none")
+
+    async def _serve_again(self, image: Any, nursery: trio.Nursery) -> None:
+        """Serve at once what the last run asked for later; why it cannot be, has been told."""
+        with suppress(BootseerError):
+            if isinstance(image, str):
+                await self._served.serve(image, nursery)
+
+    async def _name_environment(self, message: dict[str, Any], nursery: trio.Nursery) -> None:
+        """Mount the environment that the job has named, for its tasks to find."""
+        why, began_ns = "", time.time_ns()
+        try:
+            fields = Fields(message, "message from the worker")
+            targets = fields.texts("targets", MAX_TARGETS)
+            await self._environments.name(fields.text("key", 64), targets, nursery)
+            detail = ", ".join(targets)[:500]
+            self.note(Event("env.mount", began_ns, time.time_ns(), "agent", detail=detail))
+        except (BootseerError, OSError) as error:
+            why = str(error)
+            self.note_fallback("env.mount", why)
+        await self._window.tell({"op": "environment", "why": why})
+
+    def _now_ready(self, detail: str) -> None:
+        if not self._ready.is_set():
+            self._ready_detail = detail
+            now = time.time_ns()
+            self.note(Event("agent.ready", self._job.started_ns, now, "agent", detail=detail))
+        self._ready.set()
+
+    @property
+    def _windows(self) -> list[Window]:
+        return [self._window, *self._served.windows]
+
+    @property
+    def _images(self) -> list[JobImage]:
+        return [image for window in self._windows for image in window.images]
+
+    def _image_digest(self) -> str:
+        """Return the identity of the image that the job was given, "" while it is not known."""
+        named = self._job.image
+        return next((image.digest for image in self._images if image.path == named), "")
+
+    # The control socket.
+
+    async def _handle(self, request: dict[str, Any], peer: Peer) -> dict[str, Any] | None:
+        op, uid = request.get("op"), peer.uid
+        if op == "status":
+            return self._status()
+        if op == "event":
+            return self._take_event(request, uid)
+        if op == "wait":
+            with trio.move_on_after(_seconds(request, "timeout_s", 3600)):
+                await self._ready.wait()
+            if uid == 0 and not self._ready.is_set():
+                await self._window.linger()
+            return {"ready": self._ready.is_set(), "detail": self._ready_detail}
+        if op == "finish":
+            if uid != 0:
+                raise Denied("only root ends a job's agent")
+            return await self._finish(_seconds(request, "timeout_s", 600))
+        if op in ("env", "serve", "keep"):
+            if self._nursery is None or self._finishing:
+                raise Unavailable("the job is ending")
+            if op == "env":
+                await self._environments.converse(peer.connection(), peer.pid, self._nursery)
+                return None
+            uri = _text(request, "image", MAX_URI_CHARS)
+            if op == "serve":
+                return {"path": await self._served.serve(uri, self._nursery)}
+            path = _text(request, "path", MAX_PATH_CHARS)
+            return {"kept": await self._keeping.keep(uri, path, self._nursery)}
+        raise Unavailable(f"unknown operation {op!r}")
+
+    def _take_event(self, request: dict[str, Any], uid: int) -> dict[str, Any]:
+        fields = {"status": OK, "bytes": 0, "rank": -1, "detail": "", **request}
+        fields["source"] = fields.get("source", "plugin") if uid == 0 else "step"
+        event = from_json(fields, "event")
+        if not event.stage.replace(".", "").replace("-", "").replace("_", "").isalnum():
+            raise Unavailable("a stage's name is letters, digits, dots, dashes and underscores")
+        if event.stage == "mark.first-step":
+            self._close_windows()
+        if uid != 0:
+            size_bytes = len(json.dumps(event.document()))
+            self._told_bytes += max(size_bytes, _LEAST_TOLD_BYTES)
+            if self._told_bytes > MAX_TOLD_BYTES:
+                raise Unavailable("this job has told more events than are kept")
+        self.note(event)
+        return {"ok": True}
+
+    def _close_windows(self) -> None:
+        for window in self._windows:
+            window.close()
+
+    async def _finish(self, timeout_s: float) -> dict[str, Any]:
+        if self._finishing:
+            raise Unavailable("the agent is finishing already")
+        self._finishing = True
+        began_ns = time.time_ns()
+        deadline = trio.current_time() + timeout_s - _KILL_S
+        with trio.CancelScope(shield=True):
+            self._keeping.end()
+            self._close_windows()
+            for window in self._windows:
+                await window.recorded.wait()
+            if self._checkpoint is not None:
+                left_s = deadline - _PUBLISH_S - trio.current_time()
+                if not await self._checkpoint.end(left_s):
+                    self.note_fallback(
+                        "checkpoint.lost",
+                        f"not all that was written could be stored within {left_s:.1f} s",
+                    )
+            await self._environments.end(deadline - _PUBLISH_S - trio.current_time())
+            await self._served.end(min(_KILL_S, deadline - trio.current_time()))
+            left_s = max(0.0, deadline - trio.current_time())
+            published, detail = await self._publish(left_s, began_ns)
+        self._last_answer = {"published": published, "detail": detail}
+        return self._last_answer
+
+    def _answered(self, answer: dict[str, Any]) -> None:
+        """End once the epilog has its answer."""
+        if answer is self._last_answer:
+            self._scope.cancel()
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "job": self._job._asdict(),
+            "state": "finishing"
+            if self._finishing
+            else ("ready" if self._ready.is_set() else "warming"),
+            "detail": self._ready_detail,
+            "window_open": not all(window.recorded.is_set() for window in self._windows),
+            "images": [image.status() for image in self._images],
+            "checkpoint": self._checkpoint is not None and self._checkpoint.served.is_set(),
+            "events": len(self._events),
+        }
+
+    async def _keep_state(self) -> None:
+        while True:
+            with suppress(OSError):  # /run is full: no reason to end
+                self._folder.write("state.json", self._status())
+            await trio.sleep(_STATE_S)
+
+    # Publishing.
+
+    async def _publish(self, timeout_s: float, began_ns: int = 0) -> tuple[bool, str]:
+        """Have a worker publish the recording; what fails to arrive waits in the spool."""
+        kind = self._kind()
+        cache_dir, uid = self._config["node.cache_dir"], self._job.uid
+        waiting: list[Any] = []
+        with suppress(BootseerError, OSError):  # said below, where it matters
+            waiting = spool.take(cache_dir, uid)
+        published, detail = False, f"not within {timeout_s:.1f} s"
+        with trio.move_on_after(timeout_s):
+            try:
+                published, detail = await self._publish_by_worker(kind, waiting, began_ns)
+            except (BootseerError, OSError) as error:
+                detail = str(error)
+        if published:
+            for path, _ in waiting:
+                path.unlink(missing_ok=True)
+        else:
+            self.note_fallback("publish", detail)
+            try:
+                spool.put(cache_dir, uid, self._run_document(kind))
+            except (BootseerError, OSError) as error:
+                detail += f"; and cannot be kept: {error}"
+        return published, detail
+
+    def _kind(self) -> str:
+        """Say "warm" if something was read ahead; from the events, which outlive us."""
+        known = any(e.stage in _WARMING and e.bytes for e in self._events)
+        return "warm" if known else "cold"
+
+    async def _publish_by_worker(
+        self, kind: str, waiting: list[Any], began_ns: int
+    ) -> tuple[bool, str]:
+        worker = spawn(self._folder, self._job, "publish")
+        try:
+            images = [image.recorded() for image in self._images if image.is_used]
+            checkpoint = self._checkpoint
+            told = {"reads": checkpoint.reads, "ahead": checkpoint.ahead} if checkpoint else {}
+            await worker.send_task(self._job, self._config.values, images=images, kind=kind, **told)
+            while True:
+                message, fd = await worker.channel.receive()
+                if fd is not None:
+                    os.close(fd)
+                self._hear(message)
+                if message.get("op") == "events?":
+                    now = time.time_ns()
+                    if began_ns:
+                        self.note(Event("epilog", began_ns, now, "epilog"))
+                    runs = [self._run_document(kind), *(run for _, run in waiting)]
+                    await worker.channel.send({"runs": runs})
+                elif message.get("op") == "published":
+                    # Now it clears old runs away, if there is time for that.
+                    with trio.move_on_after(_TIDY_S, shield=True), suppress(Closed):
+                        await worker.channel.receive()
+                    return message.get("ok") is True, str(message.get("detail", ""))
+        finally:
+            with trio.CancelScope(shield=True):
+                await worker.end()
+
+    def _run_document(self, kind: str) -> dict[str, Any]:
+        job = self._job
+        return {
+            "run": job.run,
+            "job": job.job_id,
+            "key": job.key,
+            "node": job.node,
+            "kind": kind,
+            "started_ns": job.started_ns,
+            "events": [event.document() for event in self._events],
+        }
+
+
+async def _await_end(opener: Opener) -> None:
+    """Wait until the opener has ended, and end it should it still read when the agent ends."""
+    try:
+        await trio.to_thread.run_sync(opener.wait, abandon_on_cancel=True)
+    finally:
+        opener.end()
+
+
+def _text(request: dict[str, Any], name: str, maximum: int) -> str:
+    value = request.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= maximum or not value.isprintable():
+        raise Unavailable(f"{name} is not a text of up to {maximum} printable characters")
+    return value
+
+
+def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
+    value = request.get(name)
+    if not isinstance(value, int | float) or not 0 <= value <= maximum:
+        raise Unavailable(f"{name} is not a number from 0 to {maximum:g}")
+    return float(value)
+
+
+def bury(folder: JobFolder, job: Job) -> None:
+    """Publish what a dead agent has left, and remove that."""
+    config = settings.load()
+    trio.run(Agent(folder, job, config).bury)
+    shutil.rmtree(environment_mounts.scratch(config.values, job), ignore_errors=True)
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def serve(
+    folder: JobFolder,
+    job: Job,
+    listener: socket.socket,
+    opener: Opener | None,
+    checkpoint: Mounting | None,
+    image: Mounting | None,
+) -> None:
+    """Be the job's agent until its epilog has been answered.
+
+    Args:
+        folder, job: the job and its folder.
+        listener: the control socket.
+        opener: at work on the job's image, where its path is known.
+        checkpoint, image: what has been mounted for the job, or could not be.
+    """
+    config = settings.load()
+    mounted = served = None
+    if checkpoint is not None and checkpoint.worker is not None:
+        mounted = MountedCheckpoint(folder, Worker(*checkpoint.worker))
+    if image is not None and image.worker is not None:
+        kernel = KernelMount(folder, job, config.values)
+        served = ServedImage(folder.image, Worker(*image.worker), job.image, kernel)
+    agent = Agent(folder, job, config, mounted, served)
+    for stage, mounting in (("checkpoint.mount", checkpoint), ("image.mount", image)):
+        if mounting is not None and mounting.error:
+            agent.note_fallback(stage, mounting.error)
+    worker = fork(job, listener, opener.answer if opener else None)
+    take_time()
+    trio.run(agent.run, worker, listener, opener)

@@ -1,0 +1,1 @@
+"""Processes that handle a user's data, with that user's rights."""

@@ -1,0 +1,137 @@
+"""The agent's hands: a process with the rights of the job's user and nothing more.
+
+The agent starts one per task and talks to it over a channel. A worker lives until its task is done
+or the channel closes, whichever comes first; then everything it held is gone with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from bootseer.agent.node.channel import Channel
+from bootseer.agent.node.job import Job
+from bootseer.agent.node.privileges import confine
+from bootseer.agent.node.process import CHANNEL_FD, leave, take_time
+from bootseer.agent.workers.identify_image import Opened, open_and_identify, receive
+from bootseer.core.event import FALLBACK, Event
+from bootseer.errors import BootseerError, Closed
+from bootseer.store.base import Store
+from bootseer.store.connect import connect
+
+MAX_DETAIL_CHARS = 500
+
+
+class Task:
+    """What a worker was asked for, and how it reports."""
+
+    def __init__(
+        self, channel: Channel, message: dict[str, Any], opened: socket.socket | None = None
+    ) -> None:
+        """Take the task from the agent's first message.
+
+        Args:
+            channel: to the agent.
+            message: the first that came.
+            opened: where the opener of the job's image answers.
+        """
+        self.channel = channel
+        self._opened = opened
+        self.job = Job(**message["job"])
+        self.config: dict[str, Any] = message["config"]
+        self.message = message
+
+    def store(self) -> Store:
+        """Open the user's store; nothing is read yet.
+
+        Raises:
+            ConfigError: the configured place is not one that this version can use.
+        """
+        return connect(self.config, self.job.owner)
+
+    async def opened(self, path: str) -> Opened:
+        """Have an image opened and identified, or take over what the opener has done already.
+
+        Raises:
+            BootseerError: what kept the image from being opened or identified.
+
+        Cancellation: returns at once; a thread is left that may hang in the file system.
+        """
+        if self._opened is None:
+            return await trio.to_thread.run_sync(open_and_identify, path, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(receive, self._opened, path, abandon_on_cancel=True)
+
+    @asynccontextmanager
+    async def stage(self, name: str) -> AsyncIterator[dict[str, Any]]:
+        """Time a block and tell the agent; the dictionary takes the fields of an event.
+
+        An error of ours is told as a fallback, with its message, and raised on.
+        """
+        said: dict[str, Any] = {"start_ns": time.time_ns()}
+        try:
+            yield said
+        except BootseerError as error:
+            said |= {"status": FALLBACK, "detail": str(error)}
+            raise
+        finally:
+            with trio.CancelScope(shield=True):
+                # One line that the agent accepts, whatever a path in it looks like.
+                said["detail"] = " ".join(str(said.get("detail", "")).split())[:MAX_DETAIL_CHARS]
+                event = Event(name, source="worker", **{"end_ns": time.time_ns(), **said})
+                await self.channel.send({"op": "event", "event": event.document()})
+
+
+def serve(
+    role: str,
+    end: socket.socket,
+    user: str,
+    uid: int,
+    gid: int,
+    agent: int,
+    opened: socket.socket | None = None,
+) -> None:
+    """Become the user, take a task from the channel and carry it out; does not return.
+
+    Args:
+        role: module of this package.
+        end: of the channel.
+        user, uid, gid: whose rights to take on.
+        agent: process id of the agent.
+        opened: where the opener of the job's image answers.
+    """
+    # Imported before the rights go: the user may not be able to read this installation.
+    work = importlib.import_module(f"bootseer.agent.workers.{role}").run
+    # With who serves a mount goes what a job has written, or what it is running.
+    serves = role in ("serve_checkpoint", "serve_image")
+    confine(
+        *(user, uid, gid, agent),
+        keep_lock=role == "prefetch",
+        expendable=not serves,
+        outlives=role == "serve_image",
+    )
+    end.setblocking(False)
+
+    async def take_task() -> None:
+        channel = Channel(end)
+        try:
+            message, _ = await channel.receive()
+            await work(Task(channel, message, opened))
+        except Closed:
+            return  # the agent has ended, and with it the reason for this process
+
+    take_time()
+    trio.run(take_task)
+    leave(0)
+
+
+def main() -> None:
+    """Serve as the command line says: role, user, uid, gid, agent."""
+    role, user, uid, gid, agent = sys.argv[1:6]
+    serve(role, socket.socket(fileno=CHANNEL_FD), user, int(uid), int(gid), int(agent))

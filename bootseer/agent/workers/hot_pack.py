@@ -1,0 +1,174 @@
+"""The hot pack of an image that is served: read at a start, and written behind one.
+
+It is written by whoever serves the image, when the start is over, nobody waits for the store and
+the blocks are on this node: an epilog has a deadline, and the node's next job waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from bootseer.agent.workers.base import Task
+from bootseer.core.event import FALLBACK
+from bootseer.core.pack import HotPack, has_settled, is_outdated, is_worth_it, plan_pack
+from bootseer.core.ranges import runs
+from bootseer.errors import BootseerError, Closed, Corrupt, NotFound, Unavailable, UnknownVersion
+from bootseer.image import hotpack
+from bootseer.image.blocks import ImageBlocks
+from bootseer.image.fill import until_idle
+from bootseer.image.hotpack import PackSource
+from bootseer.image.traces import read_hot_set
+from bootseer.store.base import Store
+from bootseer.units import format_size
+
+_INDEX_S = 2.0
+"""For the index; the prefetch waits for it, the job does not."""
+_QUIET_S = 2.0
+"""After the start: many jobs that are short end then."""
+MOST_COPIES = 10
+"""As many as Hadoop gives to what all nodes of a job read at its start (its
+mapreduce.client.submit.file.replication)."""
+_NODES_PER_COPY = 8
+_USUAL_COPIES = 3
+"""Of what is in HDFS."""
+
+
+class Packing:
+    """What one job has to do with its image's pack."""
+
+    def __init__(
+        self, task: Task, store: Store, blocks: ImageBlocks, image: str, nursery: trio.Nursery
+    ) -> None:
+        """Take what it is about; nothing is read yet.
+
+        Args:
+            task: of the worker.
+            store: that has packs.
+            blocks: the image.
+            image: its digest.
+            nursery: for what is to be told meanwhile.
+        """
+        self._task = task
+        self._store = store
+        self._blocks = blocks
+        self._image = image
+        self._nursery = nursery
+        self._source: PackSource | None = None
+        self._began_ns = 0
+        self._is_lost = False
+        self._is_damaged = False
+
+    async def use(self) -> None:
+        """Have read from the pack what is read ahead, if there is one."""
+        self._began_ns = time.time_ns()
+        manifest = self._blocks.manifest
+        try:
+            with trio.fail_after(_INDEX_S):
+                self._source = await hotpack.open_pack(self._store, manifest, self._image)
+        except trio.TooSlowError:
+            late = f"{self._store.url} has not given its index within {_INDEX_S:g} s"
+            await self._give_up(Unavailable(late))
+        except BootseerError as error:
+            await self._give_up(error)
+        if self._source is not None:
+            self._blocks.use_pack(self._source, self._lose)
+
+    async def report(self) -> None:
+        """Tell what was read from the pack."""
+        if self._source is None or self._is_lost:
+            return
+        async with self._task.stage("image.pack") as said:
+            said["start_ns"] = self._began_ns
+            said["bytes"] = self._blocks.packed_bytes
+            said["detail"] = (
+                f"{self._blocks.packed_reads} reads of a pack of "
+                f"{format_size(self._source.pack.size_bytes)}"
+            )
+
+    async def write(self, touched: Sequence[tuple[int, int]], bytes_per_s: float) -> None:
+        """Write a pack, if the hot set has settled and there is none that is as good.
+
+        Args:
+            touched: what this start has read.
+            bytes_per_s: how fast; 0 for not at all.
+        """
+        if self._task.job.node_index or not bytes_per_s:
+            return  # one node of a job is enough
+        await trio.sleep(_QUIET_S)
+        with suppress(BootseerError):  # the next start tries again; told as a fallback
+            wanted = await self._wanted(touched)
+            if wanted is None:
+                return
+            async with self._task.stage("image.pack.write") as said:
+                said["detail"] = "not finished before the job's end: the next start goes on"
+                said["bytes"] = await hotpack.write_pack(
+                    self._store,
+                    wanted,
+                    partial(self._read, bytes_per_s),
+                    anew=self._is_damaged,
+                    copies=copies_for(self._task.config["image.pack_copies"], self._task.job.nodes),
+                )
+                said["detail"] = f"a pack of {format_size(wanted.size_bytes)}"
+
+    async def _read(self, bytes_per_s: float, blocks: Sequence[int]) -> bytes:
+        """Read some blocks from this node, checked, while nobody waits for the store."""
+        await until_idle(self._blocks)
+        began = trio.current_time()
+        manifest = self._blocks.manifest
+        data = bytearray()
+        for run in runs(blocks):
+            start = manifest.block_range(run.start).start
+            stop = manifest.block_range(run[-1]).stop
+            data += await self._blocks.read(start, stop - start, is_urgent=False)
+        bad = await trio.to_thread.run_sync(manifest.bad_block, blocks, memoryview(data))
+        if bad is not None:
+            raise Corrupt(f"block {bad} of the image is damaged where it was read for a hot pack")
+        await trio.sleep_until(began + len(data) / bytes_per_s)
+        return bytes(data)
+
+    async def _wanted(self, touched: Sequence[tuple[int, int]]) -> HotPack | None:
+        """Return the pack that is to be written, None if none is."""
+        manifest, store = self._blocks.manifest, self._store
+        hot_set = await read_hot_set(store, manifest.identity)
+        if hot_set is None or not has_settled(manifest, hot_set, touched):
+            return None
+        wanted = plan_pack(manifest, self._image, hot_set)
+        if not is_worth_it(manifest, wanted):
+            return None
+        await hotpack.sweep(store, manifest.identity)
+        try:
+            current = await hotpack.read_index(store, manifest.identity)
+        except UnknownVersion:
+            return None  # whoever wrote it has a use for it
+        except Corrupt:
+            return wanted
+        if current is None or self._is_damaged or is_outdated(current.pack, wanted):
+            return wanted
+        return None
+
+    def _lose(self, error: BootseerError) -> None:
+        self._nursery.start_soon(self._give_up, error)
+
+    async def _give_up(self, error: BootseerError) -> None:
+        """Tell that there is a pack and what it has is read from the image all the same."""
+        self._is_lost = True
+        self._is_damaged = isinstance(error, Corrupt | NotFound)
+        with suppress(Closed):
+            async with self._task.stage("image.pack") as said:
+                said |= {"status": FALLBACK, "detail": f"the hot pack is not used: {error}"}
+
+
+def copies_for(setting: int, nodes: int) -> int:
+    """Say on how many machines to keep a pack; 0 for as many as the store keeps of anything.
+
+    Args:
+        setting: `image.pack_copies`.
+        nodes: of the job that writes it, all of which will read it at once.
+    """
+    copies = setting or min(MOST_COPIES, nodes // _NODES_PER_COPY)
+    return copies if setting or copies > _USUAL_COPIES else 0

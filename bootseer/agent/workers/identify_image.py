@@ -1,0 +1,128 @@
+"""Have the image opened and identified, as the job's user, while the agent is still starting.
+
+The agent's imports take longer than all that an image needs to be found out about, so a process of
+the user's does that meanwhile. It is forked first thing, before anything slow is imported: until
+then this module and what it imports need the standard library and our own extension only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+
+from bootseer.agent.node.job import Job
+from bootseer.agent.node.privileges import confine
+from bootseer.agent.node.process import fork, take_time
+from bootseer.core.ranges import ByteRange
+from bootseer.errors import BootseerError, Unavailable
+from bootseer.image.identity import Identity, OpenImage, identify, open_image
+
+_MAX_ANSWER_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An image that has been opened and identified, and since when that was under way."""
+
+    image: OpenImage
+    identity: Identity
+    start_ns: int
+
+
+def open_and_identify(path: str) -> Opened:
+    """Open an image with the rights of this process, and find out what it is.
+
+    Raises:
+        NotFound, Denied, Unavailable, Corrupt: with what to do about it.
+    """
+    start_ns = time.time_ns()
+    image = open_image(path)
+    return Opened(image, identify(image), start_ns)
+
+
+class Opener:
+    """The process that opens the image, and the socket on which it answers."""
+
+    def __init__(self, pid: int, answer: socket.socket) -> None:
+        """Take over a child and our end of its socket."""
+        self._pid = pid
+        self._let_go = False
+        self.answer = answer
+
+    @classmethod
+    def fork(cls, job: Job, not_its: socket.socket) -> Opener:
+        """Start it; only while this process has one thread.
+
+        Args:
+            job: with the image and its user.
+            not_its: a socket of ours that it must not keep.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        agent = os.getpid()
+
+        def work() -> None:
+            ours.close()
+            not_its.close()
+            take_time()
+            confine(job.user, job.uid, job.gid, agent)
+            _answer(theirs, job.image)
+
+        pid = fork(work)
+        theirs.close()
+        return cls(pid, ours)
+
+    def wait(self) -> None:
+        """Wait for its end; in a thread, for reading from a file system may hang.
+
+        It is not reaped, so that its process id stays its own until `end`.
+        """
+        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+
+    def end(self) -> None:
+        """End it, if it has not ended; does not wait for that."""
+        if not self._let_go:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, os.WNOHANG)
+            self._let_go = True
+
+
+def receive(answer: socket.socket, path: str) -> Opened:
+    """Wait for the opener's answer.
+
+    Args:
+        answer: its socket.
+        path: of the image.
+
+    Raises:
+        BootseerError: what kept the image from being opened or identified.
+    """
+    body, fds, _, _ = socket.recv_fds(answer, _MAX_ANSWER_BYTES, 1)
+    if not body:
+        raise Unavailable(f"image {path}: the process that was to open it has died")
+    said = json.loads(body)
+    if "error" in said:
+        raise Unavailable(said["error"])
+    leading = tuple(ByteRange(*r) for r in said["leading"])
+    image = OpenImage(path, fds[0], said["size_bytes"], said["mtime_ns"])
+    return Opened(image, Identity(said["digest"], leading), said["start_ns"])
+
+
+def _answer(answer: socket.socket, path: str) -> None:
+    """Tell what `receive` waits for."""
+    try:
+        opened = open_and_identify(path)
+    except BootseerError as error:
+        answer.send(json.dumps({"error": str(error)}).encode())
+        return
+    said = {
+        "size_bytes": opened.image.size_bytes,
+        "mtime_ns": opened.image.mtime_ns,
+        "digest": opened.identity.digest,
+        "leading": opened.identity.leading,
+        "start_ns": opened.start_ns,
+    }
+    socket.send_fds(answer, [json.dumps(said).encode()], [opened.image.fd])

@@ -1,0 +1,341 @@
+"""Read the image's hot set ahead and hold it, read the checkpoint ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.prefetch_checkpoint import read_checkpoint_ahead
+from bootseer.agent.workers.provide_environment import provide
+from bootseer.core.budget import Budget
+from bootseer.core.event import FALLBACK
+from bootseer.core.hotset import HotSet
+from bootseer.core.order import prefetch_order
+from bootseer.core.plan import WarmPlan
+from bootseer.core.ranges import ByteRange, coalesce, total_bytes
+from bootseer.core.reference import ENVIRONMENT
+from bootseer.env.catalog import read_index
+from bootseer.env.hotcontent import hot_content
+from bootseer.env.shared import find_snapshot, shared_stores
+from bootseer.env.snapshot import Snapshot
+from bootseer.env.view import AHEAD
+from bootseer.errors import BootseerError, Closed
+from bootseer.image.hotfiles import FilesPrefetch, HotFile, hot_files
+from bootseer.image.identity import Identity, OpenImage, open_served
+from bootseer.image.prefetch import PIECE_BYTES, Prefetch, pinnable_bytes
+from bootseer.image.traces import read_hot_set
+from bootseer.startup.plans import read_plan
+from bootseer.store.base import Store
+from bootseer.units import MIB, format_size
+
+_PROGRESS_S = 0.05
+
+
+class Warm:
+    """One job's image on its way into memory."""
+
+    def __init__(self, task: Task) -> None:
+        """Take the task; nothing is done yet."""
+        self._task = task
+        self._budget = Budget(task.config["prefetch.mib_per_s"] * MIB)
+        self._served = trio.Event()
+        self._is_served = False
+        self._image_said = trio.Event()
+        self._image_message: dict[str, Any] = {}
+        self._copied = trio.Event()
+        self._environment_said = trio.Event()
+        self._environment_message: dict[str, Any] = {}
+        self._prefetch: Prefetch | None = None
+        self._lingers = False
+        self._plan_lock = trio.Lock()
+        self._has_plan = False
+        self._known_plan: WarmPlan | None = None
+
+    async def listen(self, scope: trio.CancelScope) -> None:
+        """Obey the agent: "linger" makes the prefetch yield to the job; its end is ours.
+
+        "served" tells that the job's checkpoint can be read, or never will be; "image" the same of
+        an image that comes from the store; "copied" that no more of that will come by itself;
+        "environment" that the one that the job has named is mounted, or why not.
+        """
+        try:
+            while True:
+                message, _ = await self._task.channel.receive()
+                if message.get("op") == "served":
+                    self._is_served = message["ok"]
+                    self._served.set()
+                elif message.get("op") == "image":
+                    self._image_message = message
+                    self._image_said.set()
+                elif message.get("op") == "environment":
+                    self._environment_message = message
+                    self._environment_said.set()
+                elif message.get("op") == "copied":
+                    self._copied.set()
+                elif message.get("op") == "linger":
+                    self._lingers = True
+                    if self._prefetch is not None:
+                        self._prefetch.yield_to_others()
+        except Closed:
+            scope.cancel()
+
+    async def carry_out(self) -> None:
+        """Read ahead the image and the checkpoint, then hold the image.
+
+        What cannot be done has been told as a fallback; the job is let go all the same.
+        """
+        details = []
+
+        async def tell(part: Callable[[Store], Awaitable[str]]) -> None:
+            try:
+                details.append(await part(self._task.store()))
+            except Closed:
+                return  # `listen` sees it as well and ends this worker
+            except BootseerError as error:
+                details.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell, self._image)
+            if not self._task.job.record_only and not self._is_environments:
+                nursery.start_soon(self._environments)
+            if self._task.job.environment:
+                nursery.start_soon(tell, self._named_environment)
+            if self._task.job.checkpoint:
+                nursery.start_soon(tell, self._checkpoint)
+        with suppress(Closed):
+            await self._task.channel.send({"op": "ready", "detail": "; ".join(details)})
+
+    @property
+    def _is_environments(self) -> bool:
+        """Whether this worker is an environment's own, and not the job's."""
+        return self._task.job.image.startswith(ENVIRONMENT)
+
+    async def _environments(self) -> None:
+        """Have those of the last run mounted where only root sees them: `env run` shows them."""
+        with suppress(BootseerError):  # who reads the plan tells; and a closed channel is the end
+            plan = await self._plan(self._task.store())
+            for image in plan.images if plan is not None else ():
+                if image.path.startswith(ENVIRONMENT):
+                    await self._task.channel.send({"op": "serve", "image": image.path})
+
+    async def _named_environment(self, store: Store) -> str:
+        async def mount(snapshot: Snapshot) -> str:
+            wish = {"key": snapshot.key, "targets": snapshot.targets}
+            await self._task.channel.send({"op": "environment", **wish})
+            await self._environment_said.wait()
+            return str(self._environment_message.get("why", ""))
+
+        try:
+            return await provide(self._task, store, mount)
+        finally:
+            with trio.CancelScope(shield=True), suppress(Closed):
+                await self._task.channel.send({"op": "environment-settled"})
+
+    async def _checkpoint(self, store: Store) -> str:
+        async def is_served() -> bool:
+            await self._served.wait()
+            return self._is_served
+
+        return await read_checkpoint_ahead(self._task, store, is_served, self._budget)
+
+    async def _image(self, store: Store) -> str:
+        """Find, identify, hand over and read ahead the image."""
+        task, job = self._task, self._task.job
+        if job.is_served:
+            return await self._served_image(store)
+        path = job.image or await self._image_of_last_run(store)
+        if "://" in path:
+            await task.channel.send({"op": "serve", "image": path})
+            return "the image of the last start is served"
+        if not path:
+            return "no image is known for this key: give --bootseer-image=PATH once"
+        async with task.stage("image.identify") as said:
+            opened = await task.opened(path)
+            image, identity = opened.image, opened.identity
+            said |= {
+                "start_ns": opened.start_ns,
+                "bytes": total_bytes(identity.leading),
+                "detail": identity.digest[:18],
+            }
+        await task.channel.send(
+            {"op": "image", "path": path, "digest": identity.digest, "leading": identity.leading},
+            fd=image.fd,
+        )
+        hot_set = None if job.record_only else await self._hot_set(store, identity)
+        if hot_set is None:
+            # The agent has taken its first sample before it reads what follows.
+            return "this start is recorded"
+        return await self._read_ahead(image, identity, hot_set)
+
+    async def _served_image(self, store: Store) -> str:
+        """Read ahead an image that is served, through its mount."""
+        await self._image_said.wait()
+        message = self._image_message
+        if not message["ok"]:
+            return "the image is not served"
+        leading = tuple(ByteRange(*r) for r in message["leading"])
+        identity = Identity(message["identity"], leading)
+        path, size_bytes = message["path"], message["size_bytes"]
+        hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
+        if self._is_environments:
+            if hot_set is None:
+                return "this start is recorded"
+            return await self._read_files(path, partial(self._hot_content, store), hot_set, AHEAD)
+        image = await trio.to_thread.run_sync(open_served, path, size_bytes)
+        await self._task.channel.send({"op": "opened"})
+        if hot_set is None:
+            await self._read_leading(image, identity)
+            detail = "this start is recorded"
+        elif message["root"]:
+
+            async def find(hot: list[ByteRange]) -> list[HotFile]:
+                return await trio.to_thread.run_sync(hot_files, Path(path), hot)
+
+            detail = await self._read_files(message["root"], find, hot_set)
+        else:
+            detail = await self._read_ahead(image, identity, hot_set)
+        if message["copies"] and self._task.job.wait_s:
+            await self._copied.wait()
+            detail += "; the image was copied to the node"
+        return detail
+
+    async def _begin(self, hot_set: HotSet) -> tuple[list[ByteRange], int]:
+        """Tell the agent what is read ahead; returns that, and how much memory it may take up."""
+        hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
+        await self._task.channel.send({"op": "prefetch", "ranges": hot})
+        if not self._task.job.wait_s:
+            # Nobody asked the prolog to hold the job: its start and the prefetch overlap.
+            message = {"op": "ready", "detail": "the prefetch is under way"}
+            await self._task.channel.send(message)
+        return hot, pinnable_bytes(self._task.config["image.memory_share"])
+
+    async def _hot_content(self, store: Store, hot: Sequence[ByteRange]) -> list[HotFile]:
+        """Find what is hot in the environment that this worker reads ahead."""
+        task = self._task
+        stores = [store, *shared_stores(task.config, task.job.owner)]
+        key = task.job.image.removeprefix(ENVIRONMENT)
+        index = await read_index(*await find_snapshot(stores, key))
+        return await trio.to_thread.run_sync(hot_content, index, hot)
+
+    async def _read_files(
+        self,
+        root: str,
+        find: Callable[[list[ByteRange]], Awaitable[list[HotFile]]],
+        hot_set: HotSet,
+        flags: int = 0,
+    ) -> str:
+        """Read what is hot through a mount of the image's tree: it is decompressed then."""
+        hot, budget = await self._begin(hot_set)
+        async with self._task.stage("image.prefetch") as said:
+            prefetch = FilesPrefetch(root, await find(hot), budget, self._budget, flags)
+            await prefetch.run()
+            said["bytes"] = prefetch.read_bytes
+            said["detail"] = (
+                f"{prefetch.files} files, decompressed, {format_size(prefetch.pinned_bytes)} pinned"
+            )
+            if prefetch.read_bytes > budget:
+                said |= {
+                    "status": FALLBACK,
+                    "detail": f"stopped after {format_size(prefetch.read_bytes)}: "
+                    "image.memory_share of the free memory",
+                }
+        return "the hot files are in memory"
+
+    async def _read_leading(self, image: OpenImage, identity: Identity) -> None:
+        """Read ahead what every start reads, of an image that is new."""
+        prefetch = Prefetch(image.fd, image.size_bytes, self._task.config["image.streams"])
+        size_bytes = total_bytes(identity.leading)
+        await prefetch.run(prefetch_order(identity.leading, (), size_bytes, PIECE_BYTES))
+
+    async def _image_of_last_run(self, store: Store) -> str:
+        plan = await self._plan(store)
+        paths = [image.path for image in plan.images] if plan is not None else []
+        return next((path for path in paths if not path.startswith(ENVIRONMENT)), "")
+
+    async def _plan(self, store: Store) -> WarmPlan | None:
+        """Read the plan, once for all who want to know."""
+        job = self._task.job
+        async with self._plan_lock:
+            if not self._has_plan:
+                self._has_plan = True
+                async with self._task.stage("plan.read") as said:
+                    self._known_plan = await read_plan(store, job.user, job.key)
+                    runs = len(self._known_plan.runs) if self._known_plan else 0
+                    said["detail"] = f"key {job.key}: {runs} earlier runs"
+            return self._known_plan
+
+    async def _hot_set(self, store: Store, identity: Identity) -> HotSet | None:
+        try:
+            async with self._task.stage("hotset.read") as said:
+                hot_set = await read_hot_set(store, identity.digest)
+                said["detail"] = "none yet"
+                if hot_set is not None:
+                    said["bytes"] = hot_set.hot_bytes
+                    said["detail"] = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
+        except Closed:
+            raise
+        except BootseerError:
+            return None  # told as a fallback
+        return hot_set
+
+    async def _read_ahead(self, image: OpenImage, identity: Identity, hot_set: HotSet) -> str:
+        hot, budget = await self._begin(hot_set)
+        pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
+        hot_bytes = total_bytes(coalesce([*identity.leading, *hot]))
+        streams = self._task.config["image.streams"]
+        prefetch = Prefetch(image.fd, image.size_bytes, streams, self._budget)
+        self._prefetch = prefetch
+        if self._lingers:
+            prefetch.yield_to_others()
+        want_bytes = min(budget, hot_bytes)
+        async with self._task.stage("image.prefetch") as said:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._report, prefetch, want_bytes)
+                await prefetch.run(pieces)
+                nursery.cancel_scope.cancel()
+            await self._say_progress(prefetch, want_bytes)
+            said["bytes"] = prefetch.read_bytes
+            said["detail"] = f"{format_size(prefetch.pinned_bytes)} pinned"
+            if prefetch.error:
+                said |= {"status": FALLBACK, "detail": f"some reads failed: {prefetch.error}"}
+            elif hot_bytes > budget:
+                said |= {
+                    "status": FALLBACK,
+                    "detail": f"stopped after {format_size(prefetch.read_bytes)} of "
+                    f"{format_size(hot_bytes)}: image.memory_share of the free memory",
+                }
+        return "the hot set is in memory"
+
+    async def _report(self, prefetch: Prefetch, want_bytes: int) -> None:
+        """Tell the agent how far the prefetch is, until cancelled.
+
+        Jobs that start together have all found the memory free: looking again holds them to it.
+        """
+        share = self._task.config["image.memory_share"]
+        while True:
+            if pinnable_bytes(share) == 0:
+                prefetch.stop_pinning()
+            try:
+                await self._say_progress(prefetch, want_bytes)
+            except Closed:
+                return
+            await trio.sleep(_PROGRESS_S)
+
+    async def _say_progress(self, prefetch: Prefetch, want_bytes: int) -> None:
+        await self._task.channel.send(
+            {"op": "progress", "done_bytes": prefetch.read_bytes, "want_bytes": want_bytes}
+        )
+
+
+async def run(task: Task) -> None:
+    """Carry out the job's warm plan until the agent says so or is gone."""
+    warm = Warm(task)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(warm.listen, nursery.cancel_scope)
+        nursery.start_soon(warm.carry_out)

@@ -1,0 +1,61 @@
+"""The environment that a job names with --bootseer-env: there before its first step.
+
+It is mounted by the agent, or, where that cannot be, unpacked by this worker, which has the user's
+rights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+
+from bootseer.agent.workers.base import Task
+from bootseer.env import catalog
+from bootseer.env.fetch import opened_places, unpack
+from bootseer.env.shared import find_snapshot, shared_stores
+from bootseer.env.snapshot import Snapshot
+from bootseer.errors import ConfigError
+from bootseer.store.base import Store
+from bootseer.units import format_size
+
+
+async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitable[str]]) -> str:
+    """Have the job's environment where it belongs; returns what has been done.
+
+    Args:
+        task: of the worker.
+        store: of the user.
+        mount: has the agent mount a snapshot; returns why it could not, "" if it has.
+
+    Raises:
+        BootseerError: there is no such environment, or it cannot be restored.
+    """
+    async with task.stage("env.find") as said:
+        key = await catalog.resolve(store, task.job.environment)
+        stores = [store, *shared_stores(task.config, task.job.owner)]
+        store, snapshot = await find_snapshot(stores, key)
+        said["detail"] = f"key {key[:12]}"
+        said["bytes"] = snapshot.content_bytes
+    why = "its targets held something before"
+    if snapshot.is_whole:
+        with opened_places(snapshot.targets) as places:
+            for place in places:
+                _make(place.name, place.parent)
+        why = await mount(snapshot)
+    if why:
+        async with task.stage("env.unpack") as said:
+            with opened_places(snapshot.targets) as places:
+                read_bytes = await unpack(store, snapshot, places)
+            said["bytes"] = snapshot.content_bytes
+            said["detail"] = f"{snapshot.files} files, {format_size(read_bytes)} read; {why}"
+    await catalog.note_use(store, key)
+    return f"the environment {key[:12]} is {'unpacked' if why else 'mounted'}"
+
+
+def _make(name: str, parent: int) -> None:
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{name!a} cannot be made: {error.strerror}") from error

@@ -1,0 +1,146 @@
+"""Write what a run has recorded to the user's store.
+
+Each part is tried by itself: a trace that cannot be written does not keep the events back.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from bootseer.agent.workers.base import Task
+from bootseer.core.event import Event, from_json
+from bootseer.core.plan import PlannedImage, PlannedRun
+from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.core.reads import NodeReads, combine
+from bootseer.core.speed import Speed
+from bootseer.core.trace import COMPLETE, MAX_TOUCHES, Touch, Trace
+from bootseer.errors import BootseerError, Closed
+from bootseer.image.traces import publish_trace, read_hot_set, rebuild
+from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events
+from bootseer.startup.plans import add_run
+from bootseer.startup.reads import publish_reads
+from bootseer.store.base import Store
+from bootseer.units import format_size
+
+
+async def run(task: Task) -> None:
+    """Publish traces, hot sets, the warm plan and, last, the events of all that.
+
+    The answer to the agent says whether the events have arrived in the store; where they have
+    not, the agent keeps them on the node for the user's next job.
+    """
+    try:
+        store = task.store()
+        images = [await _image(task, store, image) for image in task.message["images"]]
+        await _plan(task, store, tuple(images))
+        await _reads(task, store)
+    except Closed:
+        raise
+    except BootseerError as error:
+        await task.channel.send({"op": "published", "ok": False, "detail": str(error)})
+        return
+    # The agent has seen the stages above and sends the whole list back.
+    await task.channel.send({"op": "events?"})
+    message, _ = await task.channel.receive()
+    try:
+        for document in message["runs"]:
+            await publish_events(store, _node_run(document))
+    except Closed:
+        raise
+    except BootseerError as error:
+        await task.channel.send({"op": "published", "ok": False, "detail": str(error)})
+        return
+    await task.channel.send({"op": "published", "ok": True, "detail": store.url})
+    # The agent waits a little for this and no longer: what is left is for another time.
+    with suppress(BootseerError):
+        await drop_old_runs(store)
+
+
+async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImage:
+    digest, size_bytes = image["digest"], image["size_bytes"]
+    hot_bytes = 0
+    try:
+        if image["touches"]:
+            async with task.stage("trace.publish") as said:
+                trace = _trace(task, image)
+                said["bytes"] = sum(t.stop - t.start for t in trace.touches)
+                kept = await publish_trace(store, trace, task.config["image.traces_per_run"])
+                said["detail"] = f"{len(trace.touches)} ranges"
+                if not kept:
+                    said["detail"] = "enough nodes of this run have published theirs"
+            async with task.stage("hotset.merge") as said:
+                merged = await rebuild(store, digest, task.config["image.runs_kept"])
+                hot_bytes = merged.hot_set.hot_bytes
+                said["bytes"] = hot_bytes
+                said["detail"] = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
+        else:
+            hot_set = await read_hot_set(store, digest)
+            hot_bytes = hot_set.hot_bytes if hot_set else 0
+    except Closed:
+        raise
+    except BootseerError:
+        pass  # told as a fallback by the stage it happened in
+    planned = PlannedImage(image["path"], digest, size_bytes, hot_bytes)
+    if speeds := image.get("speeds"):
+        planned = replace(planned, store=Speed(**speeds["store"]), file=Speed(**speeds["file"]))
+        if image["kind"] == COMPLETE:
+            touched = [Touch(*touch) for touch in image["touches"]]
+            touched_bytes = sum(touch.stop - touch.start for touch in touched)
+            planned = replace(planned, touched_bytes=touched_bytes, touched_reads=len(touched))
+    return planned
+
+
+def _trace(task: Task, image: dict[str, Any]) -> Trace:
+    return Trace(
+        digest=image["digest"],
+        size_bytes=image["size_bytes"],
+        run=task.job.run,
+        started_ns=task.job.started_ns,
+        node=task.job.node,
+        kind=image["kind"],
+        touches=tuple(Touch(*touch) for touch in image["touches"][:MAX_TOUCHES]),
+    )
+
+
+async def _plan(task: Task, store: Store, images: tuple[PlannedImage, ...]) -> None:
+    job = task.job
+    run = PlannedRun(job.run, job.job_id, task.message["kind"], job.started_ns)
+    try:
+        async with task.stage("plan.write") as said:
+            plan = await add_run(store, job.user, job.key, run, images)
+            said["detail"] = f"key {job.key}: {len(plan.runs)} runs"
+    except Closed:
+        raise
+    except BootseerError:
+        pass  # told as a fallback
+
+
+async def _reads(task: Task, store: Store) -> None:
+    """Keep what this node has read of its checkpoint; the last run's is what counts."""
+    job = task.job
+    if not task.message.get("reads") or not job.nodes:
+        return
+    try:
+        async with task.stage("checkpoint.record") as said:
+            ahead: dict[str, tuple[int, list[ByteRange]]] = {}
+            for path, ranges in task.message["ahead"]:
+                opens = ahead.get(path, (0, []))[0]
+                ahead[path] = opens + 1, [ByteRange(*r) for r in ranges]
+            files = combine(task.message["reads"], ahead, "what the mount has told")
+            reads = NodeReads(job.user, job.key, job.nodes, job.node_index, files)
+            said["bytes"] = sum(total_bytes(file.ranges) for file in files)
+            said["detail"] = f"{len(files)} files"
+            await publish_reads(store, reads)
+    except Closed:
+        raise
+    except BootseerError:
+        pass  # told as a fallback
+
+
+def _node_run(document: dict[str, Any]) -> NodeRun:
+    events: tuple[Event, ...] = tuple(
+        from_json(event, "events from the agent") for event in document.pop("events")
+    )
+    return NodeRun(events=events, **document)

@@ -1,0 +1,44 @@
+"""Carry one `bootseer env run` through, which talks on a socket of its own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from bootseer.agent.workers.base import Task
+from bootseer.env.session import serve
+from bootseer.env.talk import Talk
+from bootseer.env.wish import around
+from bootseer.errors import Closed, Unavailable
+
+
+class AgentHands:
+    """Root's side, by way of the agent."""
+
+    def __init__(self, task: Task) -> None:
+        """Ask through a task's channel."""
+        self._task = task
+
+    async def mount(self, key: str, folders: Sequence[int], read_only: bool) -> None:
+        """Have a snapshot mounted; see `bootseer.env.wish.Hands`."""
+        channel = self._task.channel
+        await channel.send(
+            {"op": "mount", "key": key, "folders": len(folders), "read_only": read_only}
+        )
+        for folder in folders:
+            await channel.send({"op": "folder"}, fd=folder)
+        answer, _ = await channel.receive()
+        if answer.get("ok") is not True:
+            raise Unavailable(str(answer.get("why")))
+
+
+async def run(task: Task) -> None:
+    """Serve the one conversation whose socket the agent hands over."""
+    _, fd = await task.channel.receive()
+    if fd is None:
+        raise Closed("the agent hands nothing over")
+    job = task.job
+    talk = Talk(socket.socket(fileno=fd))
+    await talk.send({"op": "hello", "image": task.message["image"]})
+    hands = AgentHands(task)
+    await serve(talk, around(task.config, job.owner, job.node, job.nodes, task.stage, hands))

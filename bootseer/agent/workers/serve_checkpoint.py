@@ -1,0 +1,125 @@
+"""Serve the job's checkpoint folder on the mount that root has made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from bootseer.agent.node.process import CONNECTION_FD
+from bootseer.agent.workers.base import Task
+from bootseer.checkpoint.fetch import FetchLimits
+from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.mount import CheckpointOptions, CheckpointService, serve_checkpoint
+from bootseer.checkpoint.pipelines import WriteOptions
+from bootseer.checkpoint.view import ViewOptions
+from bootseer.core.event import FALLBACK
+from bootseer.core.meter import Meter
+from bootseer.errors import BootseerError, Closed
+from bootseer.store.connect import connect_to
+from bootseer.units import GIB, MIB, format_size
+
+_OPERATIONS = 64
+"""Of the store at once: all reads and writes under way, and look-ups beside them."""
+
+
+def checkpoint_options(config: dict[str, Any], *, read_only: bool) -> CheckpointOptions:
+    """Take what concerns checkpoints out of the settings."""
+    return CheckpointOptions(
+        FetchLimits(
+            memory_bytes=config["checkpoint.read_memory_mib"] * MIB,
+            streams=config["checkpoint.streams"],
+        ),
+        WriteOptions(
+            unit_bytes=config["checkpoint.unit_mib"] * MIB,
+            width=config["checkpoint.width"],
+            streams=2 * config["checkpoint.width"],
+            memory_bytes=config["checkpoint.write_memory_mib"] * MIB,
+            spill_dir=config["checkpoint.spill_dir"],
+            spill_bytes=int(config["checkpoint.spill_gib"] * GIB),
+        ),
+        ViewOptions(read_only=read_only),
+    )
+
+
+async def run(task: Task) -> None:
+    """Serve until the agent says so, or the mount is taken away; then report what was done."""
+    stop = trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+
+        async def serve(*, task_status: trio.TaskStatus[CheckpointService]) -> None:
+            with stop:
+                await serve_checkpoint(
+                    store, CONNECTION_FD, owners, options, task_status=task_status
+                )
+            nursery.cancel_scope.cancel()
+
+        try:
+            async with task.stage("checkpoint.mount") as said:
+                said["start_ns"] = task.job.started_ns
+                store = connect_to(
+                    task.job.checkpoint,
+                    task.config,
+                    task.job.owner,
+                    private=False,
+                    operations=_OPERATIONS,
+                )
+                owners = Owners(task.job.uid, task.job.gid, task.job.user)
+                options = checkpoint_options(task.config, read_only=task.job.read_only)
+                service = await nursery.start(serve)
+                said["detail"] = store.url
+        except Closed:
+            raise
+        except BootseerError:
+            await task.channel.send({"op": "ended"})
+            return  # told as a fallback
+        await task.channel.send({"op": "served"})
+        await _obey(task, service, stop)
+    await _report(task, service)
+
+
+async def _obey(task: Task, service: CheckpointService, stop: trio.CancelScope) -> None:
+    """Do what the agent says: "window" ends the recording, "stop" ends all."""
+    try:
+        while True:
+            message, _ = await task.channel.receive()
+            if message.get("op") == "window":
+                await task.channel.send({"op": "reads", "files": await service.reads.close()})
+            elif message.get("op") == "stop":
+                service.settle_s = float(message["timeout_s"])
+                stop.cancel()
+    except Closed:
+        stop.cancel()
+
+
+async def _report(task: Task, service: CheckpointService) -> None:
+    """Tell what the mount has done."""
+    fetcher, pipelines = service.fetcher, service.pipelines
+    await _report_transfer(
+        task, "checkpoint.read", fetcher.fetched, {"asked for twice": fetcher.hedged}
+    )
+    await _report_transfer(
+        task,
+        "checkpoint.write",
+        pipelines.written,
+        {"parts broke": pipelines.broken, "parts moved": pipelines.moved},
+    )
+    if service.lost:
+        names: dict[str, list[str]] = {}
+        for lost in service.lost:
+            names.setdefault(lost.reason, []).append(lost.name)
+        told = [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
+        async with task.stage("checkpoint.lost") as said:
+            said |= {"status": FALLBACK, "detail": "; ".join(told)}
+    await task.channel.send({"op": "ended"})
+
+
+async def _report_transfer(task: Task, name: str, meter: Meter, counts: dict[str, int]) -> None:
+    """Tell what was transferred, from the first to the last, and what was out of the ordinary."""
+    if not meter.began_ns:
+        return
+    told = [f"{number} {what}" for what, number in counts.items() if number]
+    rate = f"{format_size(meter.bytes_per_s)}/s while at work"
+    async with task.stage(name) as said:
+        said |= {"start_ns": meter.began_ns, "end_ns": meter.ended_ns}
+        said |= {"bytes": meter.size_bytes, "detail": ", ".join([rate, *told])}

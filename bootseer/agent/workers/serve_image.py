@@ -1,0 +1,278 @@
+"""Serve an image or an environment on the mount that root has made."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+import trio
+
+from bootseer.agent.node.process import CONNECTION_FD
+from bootseer.agent.workers.access_strategy import Chooser
+from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.hot_pack import Packing
+from bootseer.cache.blocks import CachedBlocks, no_blocks
+from bootseer.cache.link import KeeperLink
+from bootseer.core import image as image_format
+from bootseer.core.choice import Way
+from bootseer.core.event import FALLBACK
+from bootseer.core.image import ImageManifest
+from bootseer.core.reference import ENVIRONMENT
+from bootseer.core.trace import Touch
+from bootseer.env.catalog import read_rows
+from bootseer.env.shared import find_snapshot, shared_stores
+from bootseer.env.view import TreeContent
+from bootseer.errors import BootseerError, Closed, Unavailable
+from bootseer.fuse.fastpath import Tree
+from bootseer.fuse.mount import serve_fd
+from bootseer.fuse.tree import serve_tree
+from bootseer.image import catalog
+from bootseer.image.blocks import ImageBlocks
+from bootseer.image.fill import copy, fill
+from bootseer.image.nodecache import PATIENCE_S, NodeCache
+from bootseer.image.source import ImageSource
+from bootseer.image.view import ImageView, MissingImage
+from bootseer.store.backoff import Backoff
+from bootseer.store.base import Store
+from bootseer.store.connect import connect as connect_own
+from bootseer.store.connect import connect_images
+from bootseer.units import MIB, format_size
+
+_SETTLE_S = 0.5
+"""For what has been read to be kept on the node, at the end of a job."""
+_OPERATIONS = 48
+"""Of the store at once: all fetches under way."""
+_ERRORS_TOLD = 8
+"""Different ones, of reading the image: a damaged part has a thousand blocks."""
+
+
+@dataclass(slots=True)
+class _Served:
+    """What is being served."""
+
+    manifest: ImageManifest
+    cache: NodeCache
+    blocks: ImageBlocks
+    view: ImageView | TreeContent
+    tree: Tree | None
+    packing: Packing
+    source: ImageSource
+    way: Way
+
+
+async def run(task: Task) -> None:
+    """Serve until the mount is taken away; without the agent too, should that die."""
+    served = None
+    async with trio.open_nursery() as nursery:
+        try:
+            async with task.stage("image.mount") as said:
+                said["start_ns"] = task.job.started_ns
+                served = await _open(task, nursery)
+                said["bytes"] = served.manifest.size_bytes
+                said["detail"] = f"{format_size(_present_bytes(served))} of it are on this node"
+        except BootseerError:
+            pass  # told as a fallback, if it was not the agent's end that it is about
+
+        async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+            if served is None:
+                view = MissingImage(task.job.uid, task.job.gid)
+                await serve_fd(view, CONNECTION_FD, task_status=task_status)
+            else:
+                await _serve(served, task_status)
+            nursery.cancel_scope.cancel()
+
+        await nursery.start(serve)
+        nursery.start_soon(_obey, task, served, nursery)
+
+
+async def _serve(served: _Served, task_status: trio.TaskStatus[None]) -> None:
+    """Serve what has been opened until the mount is taken away."""
+    cached = served.cache.cached
+    if isinstance(served.view, ImageView):
+        await serve_fd(served.view, CONNECTION_FD, cached, task_status=task_status)
+    else:
+        assert served.tree is not None
+        blocks = cached or no_blocks(served.manifest)
+        await serve_tree(served.tree, served.view, CONNECTION_FD, blocks, task_status=task_status)
+
+
+async def _open(task: Task, nursery: trio.Nursery) -> _Served:
+    """Find the image and open it, in the store and on this node.
+
+    Raises:
+        BootseerError: there is no such image, or the user may not read it.
+    """
+    config, job = task.config, task.job
+    deadline_s = config["image.io_deadline_s"]
+    # A store that is down for a while is no reason to fail those who would have waited.
+    backoff = Backoff.lasting(deadline_s)
+    connect = connect_own if job.image.startswith(ENVIRONMENT) else connect_images
+    store = connect(config, job.owner, operations=_OPERATIONS, backoff=backoff)
+    try:
+        with trio.fail_after(deadline_s):
+            return await _open_in(store, task, nursery)
+    except trio.TooSlowError as error:
+        raise Unavailable(f"no answer from {store.url} within {deadline_s:g} s") from error
+
+
+async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
+    """Open the image in a store.
+
+    Raises:
+        BootseerError: as for `_open`.
+    """
+    config, job = task.config, task.job
+    rows = None
+    if job.image.startswith(ENVIRONMENT):
+        stores = [store, *shared_stores(config, job.owner)]
+        store, snapshot = await find_snapshot(stores, job.image.removeprefix(ENVIRONMENT))
+        rows = await read_rows(store, snapshot)
+        digest = snapshot.image
+    else:
+        digest = await catalog.resolve(store, job.image)
+    source = ImageSource(store, digest)
+    info = await source.prove()
+
+    async def note(stage: str, reason: str) -> None:
+        with suppress(Closed):
+            async with task.stage(stage) as said:
+                said |= {"status": FALLBACK, "detail": reason}
+
+    told: set[str] = set()
+
+    def note_error(reason: str) -> None:
+        if reason not in told and len(told) < _ERRORS_TOLD:
+            told.add(reason)
+            nursery.start_soon(note, "image.read", reason)
+
+    manifest, cached, link = await _borrow(task, store, digest, f"{info.mtime_ns} {info.owner}")
+
+    def note_cache(reason: str) -> None:
+        nursery.start_soon(note, "image.cache", reason)
+
+    def note_file(reason: str) -> None:
+        nursery.start_soon(note, "image.file", reason)
+
+    deadline_s = config["image.io_deadline_s"]
+    patience_s = min(PATIENCE_S, deadline_s / 4)
+    cache = NodeCache(manifest, cached, link, note_cache, patience_s)
+    blocks = ImageBlocks(manifest, source, cache, nursery, deadline_s)
+    view: ImageView | TreeContent
+    tree = None
+    if rows is not None:
+        tree = Tree(rows, manifest.size_bytes, job.uid, job.gid)
+        view = TreeContent(rows, blocks, note_error)
+    else:
+        view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
+    packs = task.store() if config["image.store_url"] else store  # the user's own
+    packing = Packing(task, packs, blocks, digest, nursery)
+    way = await Chooser(task, source, blocks, cache).choose(patience_s, note_file)
+    return _Served(manifest, cache, blocks, view, tree, packing, source, way)
+
+
+async def _borrow(
+    task: Task, store: Store, digest: str, version: str
+) -> tuple[ImageManifest, CachedBlocks | None, KeeperLink | None]:
+    """Get the manifest, and from root what this node has of the image.
+
+    Raises:
+        BootseerError: the store does not give the manifest.
+    """
+    request = {"op": "cache", "store": store.url, "digest": digest, "version": version}
+    with suppress(Closed):  # the agent has died: the job goes on
+        await task.channel.send(request)
+        answer, _ = await task.channel.receive()
+        if answer.get("manifest"):
+            encoded, _ = await catalog.read_manifest(store, digest)
+            with os.fdopen(os.memfd_create("manifest"), "w+b") as file:
+                file.write(encoded)
+                file.seek(0)
+                await task.channel.send(request, fd=file.fileno())
+            answer, _ = await task.channel.receive()
+        if answer.get("ok"):
+            fds = [fd for _ in range(5) if (fd := (await task.channel.receive())[1]) is not None]
+            manifest_fd, data_fd, map_fd, claims, blocks = fds
+            with os.fdopen(manifest_fd, "rb") as file:
+                manifest = image_format.decode(file.read(), f"the manifest of {digest}", digest)
+            return manifest, CachedBlocks(data_fd, map_fd, manifest), KeeperLink.of(claims, blocks)
+    _, manifest = await catalog.read_manifest(store, digest)
+    return manifest, None, None
+
+
+async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> None:
+    """Tell the agent that the image can be read, and do what it says; go on without it if it dies.
+
+    "window" ends the recording, "report" is for what was done in all.
+    """
+    with suppress(Closed):
+        if served is None:
+            await task.channel.send({"op": "missing"})
+            return
+        cached = served.cache.cached
+        if not task.job.record_only and served.way is not Way.FILE:
+            # Before who reads ahead begins: what it asks for comes from the pack, or does not.
+            await served.packing.use()
+        await task.channel.send(
+            {
+                "op": "served",
+                "identity": served.manifest.identity,
+                "size_bytes": served.manifest.size_bytes,
+                "leading": served.manifest.leading,
+                "is_cached": cached is not None and cached.is_complete,
+                "copies": served.way is Way.COPY,
+            }
+        )
+        if served.way is Way.COPY:
+            nursery.start_soon(_copy, task, served)
+        while True:
+            message, _ = await task.channel.receive()
+            if message.get("op") == "window":
+                served.view.touched.stop()
+                touches = served.view.touched.touches()
+                await task.channel.send({"op": "recorded", "touches": touches})
+                nursery.start_soon(_work_behind, task, served, touches)
+            elif message.get("op") == "report":
+                await _report(task, served)
+
+
+async def _copy(task: Task, served: _Served) -> None:
+    """Bring all of the image to the node."""
+    with suppress(Closed):
+        with suppress(BootseerError):  # told as a fallback; what is needed comes all the same
+            async with task.stage("image.copy") as said:
+                said["bytes"] = await copy(served.blocks, served.cache)
+        await task.channel.send({"op": "copied"})
+
+
+async def _work_behind(task: Task, served: _Served, touches: list[Touch]) -> None:
+    """Do what later starts gain by, now that this one is over."""
+    bytes_per_s = task.config["image.fill_mib_per_s"] * MIB
+    await served.packing.write([(t.start, t.stop) for t in touches], bytes_per_s)
+    await fill(served.blocks, served.cache, bytes_per_s / max(1, task.job.nodes))
+
+
+async def _report(task: Task, served: _Served) -> None:
+    """Tell what was read of the store, and what the node has now."""
+    blocks, cached = served.blocks, served.cache.cached
+    with trio.move_on_after(_SETTLE_S):
+        await blocks.settle()
+    async with task.stage("image.serve") as said:
+        said["bytes"] = blocks.fetched_bytes
+        source = served.source
+        told = [f"{blocks.fetches} reads of {'the store' if source.file is None else 'its file'}"]
+        if blocks.filled_bytes:
+            told.append(f"{format_size(blocks.filled_bytes)} of it that nobody waited for")
+        if cached is not None and cached.damaged:
+            told.append(f"{cached.damaged} damaged blocks of the node's fetched again")
+        told.append(f"{format_size(_present_bytes(served))} are on this node")
+        said["detail"] = ", ".join(told)
+    await served.packing.report()
+    nodes = task.job.nodes
+    speeds = {"store": source.speed.speed(nodes), "file": source.file_speed.speed(nodes)}
+    said_speeds = {name: asdict(speed) for name, speed in speeds.items()}
+    await task.channel.send({"op": "reported", "speeds": said_speeds})
+
+
+def _present_bytes(served: _Served) -> int:
+    return served.cache.cached.present_bytes if served.cache.cached is not None else 0

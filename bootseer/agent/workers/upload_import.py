@@ -1,0 +1,38 @@
+"""Put an image that a job had to import into the store, for the next job."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from bootseer._io import lib
+from bootseer.agent.workers.base import Task
+from bootseer.errors import BootseerError, NotFound
+from bootseer.image import catalog, intake
+from bootseer.image.identity import open_image
+from bootseer.store.connect import connect_images
+
+_NICE = 19
+
+
+async def run(task: Task) -> None:
+    """Add the file to the store under the name of what it was imported from; then end."""
+    os.nice(_NICE)
+    lib.bs_io_idle()
+    name, path = task.message["image"], task.message["path"]
+    with suppress(BootseerError):  # told as a fallback
+        async with task.stage("image.keep") as said:
+            store = connect_images(task.config, task.job.owner)
+            with suppress(NotFound):
+                digest = await catalog.resolve(store, name)
+                said["detail"] = f"{name} is in the store by now, as {digest[:12]}"
+                return
+            opened = await trio.to_thread.run_sync(open_image, path, abandon_on_cancel=True)
+            # From now on the job may remove it.
+            await task.channel.send({"op": "opened"})
+            about = intake.about_now(name, task.job.user)
+            added = await intake.add(store, Path(f"/proc/self/fd/{opened.fd}"), name, about)
+            said |= {"bytes": added.sent_bytes, "detail": f"{name} is {added.digest[:12]}"}

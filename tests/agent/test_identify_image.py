@@ -1,0 +1,128 @@
+"""The process that opens a job's image, as its user, while the agent is starting."""
+
+import os
+import signal
+import socket
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from bootseer.agent.node.job import Job
+from bootseer.agent.workers import base
+from bootseer.agent.workers.identify_image import Opener, open_and_identify, receive
+from bootseer.errors import BootseerError, Unavailable
+
+pytestmark = [pytest.mark.root]
+
+NOBODY = 65534
+IMAGE_BYTES = b"not a squashfs, and an image all the same" * 1000
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Start an opener for an image; gives it and what it answers."""
+    os.chmod(tmp_path, 0o755)
+    for parent in tmp_path.parents[:2]:
+        os.chmod(parent, 0o755)
+    begun = []
+    not_its = socket.socket()
+
+    def start(image):
+        job = Job(7, "c", "n1", NOBODY, NOBODY, "nobody", "/", "k", False, str(image), 1.0, 1)
+        opener = Opener.fork(job, not_its)
+        begun.append(opener)
+        return opener
+
+    yield start
+    not_its.close()
+    for opener in begun:
+        opener.end()
+        opener.answer.close()
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "image"
+    path.write_bytes(IMAGE_BYTES)
+    path.chmod(0o644)
+    return path
+
+
+def test_it_hands_over_what_it_has_found(ask, image):
+    opener = ask(image)
+    opened = receive(opener.answer, str(image))
+    opener.wait()
+    expected = open_and_identify(str(image))
+    assert opened.identity == expected.identity
+    assert opened.image.size_bytes == len(IMAGE_BYTES)
+    assert os.pread(opened.image.fd, 100, 0) == IMAGE_BYTES[:100]
+    assert opened.start_ns <= expected.start_ns
+    os.close(opened.image.fd)
+    os.close(expected.image.fd)
+
+
+def test_it_opens_with_the_users_rights(ask, image):
+    image.chmod(0o600)
+    with pytest.raises(BootseerError, match="may not be read by the job's user"):
+        receive(ask(image).answer, str(image))
+
+
+@pytest.mark.parametrize("name", ["missing", "missing\n", "\udcff", "a\0b"])
+def test_what_cannot_be_opened_is_told(ask, tmp_path, name):
+    with pytest.raises(BootseerError, match="image"):
+        receive(ask(tmp_path / name).answer, name)
+
+
+def test_its_death_is_told(ask, image, monkeypatch):
+    monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", lambda _: signal.pause())
+    opener = ask(image)
+    opener.end()
+    with pytest.raises(Unavailable, match="has died"):
+        receive(opener.answer, str(image))
+
+
+def test_what_has_ended_keeps_its_process_id_until_it_is_let_go(ask, image, monkeypatch):
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    opener = ask(image)
+    opener.wait()
+    assert os.waitid(os.P_PID, opener._pid, os.WEXITED | os.WNOWAIT).si_pid == opener._pid
+    opener.end()
+    opener.end()
+    assert killed == [opener._pid]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(opener._pid, 0)
+
+
+def test_what_goes_wrong_in_it_is_printed(ask, image, monkeypatch, capfd):
+    def fails(_):
+        raise RuntimeError("something unforeseen")
+
+    monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", fails)
+    ask(image).wait()
+    assert "RuntimeError: something unforeseen" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("by_opener", [True, False])
+async def test_whoever_waits_for_an_image_that_hangs_can_leave(monkeypatch, by_opener):
+    answered, left = threading.Event(), threading.Event()
+
+    def hangs(*_):
+        answered.wait(5)  # in place of ever
+        left.set()
+
+    monkeypatch.setattr(base, "open_and_identify", hangs)
+    monkeypatch.setattr(base, "receive", hangs)
+    job = Job(7, "c", "n1", NOBODY, NOBODY, "nobody", "/", "k", False, "/x", 1.0, 1)
+    opened = "of the opener" if by_opener else None
+    task = base.Task(None, {"job": job._asdict(), "config": {}}, opened)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task.opened, "/x")
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    assert not left.is_set()
+    answered.set()
+    assert left.wait(5)

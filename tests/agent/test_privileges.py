@@ -1,0 +1,139 @@
+"""What acts for a user has their rights and nothing more."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bootseer.agent.node.privileges import MAX_DATA_BYTES
+
+pytestmark = [pytest.mark.root]
+
+USER, GROUP = 65534, 65534
+IPC_LOCK = 1 << 14
+
+LOOK = """
+import ctypes, json, os, resource, sys
+from bootseer.agent.node.privileges import confine
+confine("nobody", 65534, 65534, os.getppid(), keep_lock=sys.argv[1] == "prefetch")
+libc = ctypes.CDLL(None, use_errno=True)
+PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS, PR_CAP_AMBIENT, IS_SET = 3, 39, 47, 1
+
+def fails(what, *arguments):
+    try:
+        what(*arguments)
+    except OSError:
+        return True
+    return False
+
+status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines())
+pages = ctypes.create_string_buffer(1 << 20)
+print(json.dumps({
+    "status": {name: status[name].split() for name in
+        ("Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapInh", "CapAmb", "NoNewPrivs")},
+    "dumpable": libc.prctl(PR_GET_DUMPABLE),
+    "owner": os.stat("/proc/self/environ").st_uid,
+    "oom": open("/proc/self/oom_score_adj").read().strip(),
+    "data": resource.getrlimit(resource.RLIMIT_DATA),
+    "lock": libc.mlock(pages, len(pages)),
+    "refused": [
+        fails(os.setuid, 0),
+        fails(os.setgid, 0),
+        fails(os.setgroups, [0]),
+        fails(os.setresuid, 0, 0, 0),
+        fails(os.listdir, "/root"),
+        fails(open, "/etc/shadow"),
+        fails(os.chown, "/proc/self/fd/0", 0, 0),
+        fails(open, "/proc/self/oom_score_adj", "w"),
+        fails(os.kill, 1, 0),
+    ],
+}))
+"""
+
+
+@pytest.fixture(params=["prefetch", "publish"])
+def seen(request):
+    import json
+
+    # A user's own limit of locked memory, which only the capability gets past.
+    def few():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+
+    argv = [sys.executable, "-I", "-c", LOOK, request.param]
+    answer = subprocess.run(argv, capture_output=True, text=True, check=True, preexec_fn=few)
+    return {"role": request.param, **json.loads(answer.stdout)}
+
+
+def test_its_identity_is_the_users_alone(seen):
+    status = seen["status"]
+    assert status["Uid"] == [str(USER)] * 4
+    assert status["Gid"] == [str(GROUP)] * 4
+    assert {int(group) for group in status["Groups"]} == {*os.getgrouplist("nobody", GROUP)}
+    assert status["NoNewPrivs"] == ["1"]
+    assert all(seen["refused"]), seen["refused"]
+
+
+def test_it_may_lock_memory_to_warm_and_nothing_else(seen):
+    status = seen["status"]
+    expected = IPC_LOCK if seen["role"] == "prefetch" else 0
+    held = int(status["CapPrm"][0], 16)
+    if seen["role"] == "prefetch" and not held:
+        pytest.skip("CAP_IPC_LOCK is not ours to give")
+    assert (held, int(status["CapEff"][0], 16)) == (expected, expected)
+    assert int(status["CapInh"][0], 16) == int(status["CapAmb"][0], 16) == 0
+    assert (seen["lock"] == 0) == (seen["role"] == "prefetch")
+
+
+def test_its_user_can_neither_trace_nor_read_it(seen):
+    assert seen["dumpable"] != 1
+    assert seen["owner"] == 0
+
+
+def test_it_is_the_first_to_go_and_bounded(seen):
+    assert seen["oom"] == "1000"
+    assert 0 < seen["data"][0] == seen["data"][1] <= MAX_DATA_BYTES
+
+
+def test_root_acts_with_a_users_rights_on_a_users_data():
+    code = (
+        "import os\nfrom bootseer.cli.userstore import with_store\n"
+        "async def who(store, name): return name, os.getresuid()\n"
+        "assert with_store(None, who) == ('root', (0,) * 3)\n"
+        "assert with_store('nobody', who) == ('nobody', (65534,) * 3)\n"
+        "assert with_store('root', who)[1] == (65534,) * 3\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", code], check=True)
+
+
+LEFT = """
+import os, signal, sys
+from bootseer.agent.node.privileges import confine
+agent, (r, w) = os.getpid(), os.pipe()
+if os.fork() == 0:
+    signal.alarm(30)
+    confine("nobody", 65534, 65534, agent)
+    os.write(w, b"x")
+    while True:
+        signal.pause()
+assert os.read(r, 1)
+"""
+
+
+def test_it_dies_with_the_agent():
+    # Its output ends with the last process that holds it.
+    subprocess.run(
+        [sys.executable, "-I", "-c", LEFT], stdout=subprocess.PIPE, check=True, timeout=10
+    )
+
+
+def test_it_does_not_begin_when_the_agent_has_died_before():
+    code = (
+        "import os\nfrom bootseer.agent.node.privileges import confine\n"
+        "try:\n    confine('nobody', 65534, 65534, os.getpid())\n"
+        "except ProcessLookupError:\n    print('ended')\n"
+    )
+    answer = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True)
+    assert answer.stdout == b"ended\n"

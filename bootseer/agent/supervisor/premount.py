@@ -34,7 +34,7 @@ class Mounting:
     def checkpoint(cls, folder: JobFolder, job: Job) -> Mounting:
         """Mount a job's checkpoint and tell prolog and plugin; they do not wait for more."""
         options = MountOptions(read_only=job.read_only, checks_modes=False)
-        mounting = cls._of(folder, job, folder.mount, "checkpoint", options)
+        mounting = cls._of(folder, job, folder.mount, "serve_checkpoint", options)
         whose = "listed" if job.mountpoint_listed else "owned"
         folder.write_mounted(folder.mounted, mounting._namespace(), whose, job.mountpoint)
         return mounting
@@ -45,7 +45,7 @@ class Mounting:
         path = folder.image_mount(number)
         # What lies over a tree reads it as root; to others it is closed by the mode of its root.
         options = MountOptions(read_only=True, for_all=job.image.startswith(ENVIRONMENT))
-        mounting = cls._of(folder, job, path, "image", options)
+        mounting = cls._of(folder, job, path, "serve_image", options)
         if mounting.worker is not None:
             process.register_server(folder, mounting.worker[0])
         if number == 0:

@@ -137,7 +137,7 @@ class ImageBench:
 
     def _read_all(self, options: tuple[str, ...]) -> None:
         """Bring all of a served image to the node, and note what the server took for it."""
-        peak = "grep VmHWM /proc/$(pgrep -f '[a]gent.worker import.* image ')/status"
+        peak = "grep VmHWM /proc/$(pgrep -f '[a]gent.workers.base import.* serve_image ')/status"
         said = self._run(f"cat $BOOTSEER_IMAGE > /dev/null; {peak}", *options)
         self.memory_mib.append(int(said.split()[1]) / 1024)
 

@@ -108,7 +108,7 @@ class JobShell:
         (server,) = (
             process.pid
             for process in self._lab.cluster.processes(node)
-            if " image " in process.command and str(process.pid) in children
+            if " serve_image " in process.command and str(process.pid) in children
         )
         return server
 

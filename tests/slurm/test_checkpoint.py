@@ -222,7 +222,7 @@ def _servers(lab, node, job_id):
     return [
         process
         for process in lab.cluster.processes(node)
-        if "worker checkpoint" in process.command or " checkpoint alice" in process.command
+        if " serve_checkpoint alice" in process.command
     ]
 
 

@@ -89,7 +89,7 @@ def test_an_agent_that_dies_takes_no_environment_away(lab, captured):
 def test_who_serves_it_is_killed(lab, captured):
     with JobShell(lab, "--bootseer=k") as job:
         job.run(env_run())
-        os.kill(find(lab, " image alice "), signal.SIGKILL)
+        os.kill(find(lab, " serve_image alice "), signal.SIGKILL)
         assert job.run(f"cat {TARGET}/lib/random > /dev/null").code != 0
         clear(lab)
         assert "mounted" in job.run(env_run()).text

@@ -12,6 +12,7 @@ SOURCES = (
     "priority.c",
     "privilege.c",
     "mount.c",
+    "usermount.c",
     "fastpath.c",
     "tree.c",
     "lz4frame.c",

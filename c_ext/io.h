@@ -122,14 +122,44 @@ int bs_die_with(int parent);
 int bs_mount_fuse(int target, const char *source, const char *type, int read_only,
                   const char *options);
 
+/* For whom a mount is made: never root. */
+typedef struct {
+    uint32_t uid;
+    uint32_t gid;
+    const uint32_t *groups;
+    size_t group_count;
+} bs_user;
+
+/* How a FUSE file system is mounted, see MountOptions in bootseer/fuse/attach.py. */
+typedef struct {
+    const char *source;
+    const char *subtype;
+    int read_only;
+    int checks_modes;
+} bs_fuse_options;
+
+/* What an overlay is made of. Only root can change the paths, the lower one up to the user's own
+ * mount; the folders at their ends are the user's. */
+typedef struct {
+    const char *lower;
+    const char *upper;
+    const char *work;
+    int read_only;
+} bs_overlay_folders;
+
+/* Mount FUSE for a user, with a superblock in a user namespace where only the user's ids are mapped.
+ * Returns a descriptor of the mount, which is attached nowhere yet, and of the connection. */
+int bs_mount_fuse_for(const bs_user *user, const bs_fuse_options *options, int *device);
+
+/* Mount an overlay in the same way; returns a descriptor of the mount. The upper folder takes on the
+ * mode and time of the lower. */
+int bs_mount_overlay_for(const bs_user *user, const bs_overlay_folders *folders);
+
+/* Attach a mount that is nowhere yet to the folder that `target` is open on. */
+int bs_attach_mount(int mount, int target);
+
 /* The kind of file system that a descriptor is open on, as statfs(2) has it. */
 int64_t bs_file_system(int fd);
-
-/* Mount an overlay, without set-user-ID programs and devices. */
-int bs_mount_overlay(const char *path, const char *options);
-
-/* Show a folder at another path as well. */
-int bs_bind(const char *source, const char *path);
 
 /* Copy the mount at a path, or a folder of one; returns a descriptor of it: it is nowhere yet. */
 int bs_copy_mount(const char *path);

@@ -48,22 +48,19 @@ int64_t bs_file_system(int fd)
     return fstatfs(fd, &info) != 0 ? -errno : (int64_t)info.f_type;
 }
 
-int bs_mount_overlay(const char *path, const char *options)
-{
-    return mount("bootseer", path, "overlay", MS_NOSUID | MS_NODEV, options) != 0 ? -errno : 0;
-}
-
-int bs_bind(const char *source, const char *path)
-{
-    return mount(source, path, NULL, MS_BIND, NULL) != 0 ? -errno : 0;
-}
-
 int bs_copy_mount(const char *path)
 {
     long fd =
         syscall(CALL_OPEN_TREE, AT_FDCWD, path, CLONE_THE_TREE | O_CLOEXEC | AT_SYMLINK_NOFOLLOW);
 
     return fd < 0 ? -errno : (int)fd;
+}
+
+int bs_attach_mount(int mount, int target)
+{
+    return syscall(CALL_MOVE_MOUNT, mount, "", target, "", FROM_DESCRIPTOR | TO_DESCRIPTOR) != 0
+               ? -errno
+               : 0;
 }
 
 int bs_show_mount(int tree, int namespace, int target)
@@ -73,10 +70,9 @@ int bs_show_mount(int tree, int namespace, int target)
     int status;
 
     if (pid == 0) {
-        if (setns(namespace, CLONE_NEWNS) != 0 ||
-            syscall(CALL_MOVE_MOUNT, tree, "", target, "", FROM_DESCRIPTOR | TO_DESCRIPTOR) != 0)
+        if (setns(namespace, CLONE_NEWNS) != 0)
             _exit(errno);
-        _exit(0);
+        _exit(-bs_attach_mount(tree, target));
     }
     if (pid < 0)
         return -errno;

@@ -1,7 +1,8 @@
 /* A task's start, as root: let it see the job's checkpoint, image and environments, and tell it
  * where.
  *
- * The agent has mounted them in its own mount namespace, and says so in the job's folder. All tasks
+ * The agent has mounted them in its own mount namespace, and says so in the job's folder. Where that
+ * is not this task's, a copy comes from the agent, as a descriptor over a socket of root's. All tasks
  * of a job with an agent get a mount namespace of their own, where mounts are shared with such: what
  * is mounted there, now or when `bootseer env run` asks for it, nobody else sees, and it ends with the
  * task.
@@ -19,8 +20,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,11 +41,23 @@ enum {
     MAX_ENVIRONMENTS = 64, /* targets of all that a job has mounted */
     FUSE_MAGIC = 0x65735546,
     SQUASHFS_MAGIC = 0x73717368,
+    OVERLAY_MAGIC = 0x794c7630,
     OPEN_MS = 5000, /* the user's folder may be on a file system that hangs */
+    ASK_MS = 1500,  /* the agent may be only starting */
+    RETRY_MS = 10,
+};
+
+/* What the agent is asked for, see bootseer/agent/broker/mount_requests.py. */
+enum mount_kind { MOUNT_CHECKPOINT, MOUNT_IMAGE, MOUNT_ROOT, MOUNT_ENVIRONMENT };
+
+struct mount_request {
+    uint32_t kind;
+    uint32_t number;
 };
 
 /* What a job may have mounted. */
 struct kind {
+    enum mount_kind mount;
     const char *mark;     /* in the job's folder: the agent says there what it has done */
     const char *folder;   /* where it is mounted, in the job's folder */
     const char *file;     /* what the task is told of: a file in it, or "" */
@@ -53,19 +68,24 @@ struct kind {
 };
 
 static const struct kind KINDS[] = {
-    {"checkpoint", "ckpt", "", "BOOTSEER_CKPT", "checkpoint", "checkpoint.mountpoint", OPTION_CKPT},
-    {"served", "image", "/image.sqsh", "BOOTSEER_IMAGE", "image", "image.mountpoint", OPTION_IMAGE},
-    {"rooted", "root/rootfs", "", "BOOTSEER_ROOTFS", "image's tree", "image.kernel", -1},
+    {MOUNT_CHECKPOINT, "checkpoint", "ckpt", "", "BOOTSEER_CKPT", "checkpoint",
+     "checkpoint.mountpoint", OPTION_CKPT},
+    {MOUNT_IMAGE, "served", "image", "/image.sqsh", "BOOTSEER_IMAGE", "image", "image.mountpoint",
+     OPTION_IMAGE},
+    {MOUNT_ROOT, "rooted", "root/rootfs", "", "BOOTSEER_ROOTFS", "image's tree", "image.kernel",
+     -1},
 };
 
 /* What the agent says in RUN_DIR/jobs/JOBID/MARK, and whose job it is. */
 struct mounted {
     char path[PATH_MAX]; /* of the mount, as the agent sees it */
+    char socket[PATH_MAX];
+    struct mount_request request;
     char mountpoint[PATH_MAX];
-    int pid;    /* has the mount in its namespace; 0: it could not be made */
-    bool owned; /* the mount point has to be the user's */
-    bool plain; /* nothing is mounted, what there is to tell is in `mountpoint` */
-    bool none;  /* nothing is mounted, and there is nothing to tell */
+    bool failed; /* it could not be mounted */
+    bool owned;  /* the mount point has to be the user's */
+    bool plain;  /* nothing is mounted, what there is to tell is in `mountpoint` */
+    bool none;   /* nothing is mounted, and there is nothing to tell */
     uid_t uid;
     gid_t gid;
     gid_t *groups;
@@ -77,43 +97,112 @@ static bool read_mounted(const char *mark, const char *folder, const char *run_d
                          struct mounted *mounted)
 {
     char text[PATH_MAX + 64];
-    char *whose, *mountpoint, *end;
+    char *mountpoint, *end;
     ssize_t length;
     int fd;
 
     snprintf(text, sizeof(text), "%s/jobs/%u/%s", run_dir, job_id, mark);
-    fd = open(text, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    fd = open(text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return false;
     length = read(fd, text, sizeof(text) - 1);
     close(fd);
     text[length > 0 ? length : 0] = '\0';
-    whose = strchr(text, '\n');
-    mountpoint = whose ? strchr(whose + 1, '\n') : NULL;
+    mountpoint = strchr(text, '\n');
     end = mountpoint ? strchr(mountpoint + 1, '\n') : NULL;
     if (!end || end - mountpoint > (ptrdiff_t)sizeof(mounted->mountpoint))
         return false;
-    *whose = *mountpoint = *end = '\0';
-    mounted->pid = atoi(text);
-    mounted->owned = strcmp(whose + 1, "listed");
-    mounted->plain = !strcmp(whose + 1, "plain");
-    mounted->none = !strcmp(whose + 1, "none");
+    *mountpoint = *end = '\0';
+    mounted->failed = !strcmp(text, "failed");
+    mounted->owned = !strcmp(text, "owned");
+    mounted->plain = !strcmp(text, "plain");
+    mounted->none = !strcmp(text, "none");
+    if (!mounted->failed && !mounted->owned && !mounted->plain && !mounted->none &&
+        strcmp(text, "listed"))
+        return false;
     snprintf(mounted->mountpoint, sizeof(mounted->mountpoint), "%s", mountpoint + 1);
-    return snprintf(mounted->path, sizeof(mounted->path), "%s/jobs/%u/%s", run_dir, job_id,
+    return snprintf(mounted->socket, sizeof(mounted->socket), "%s/jobs/%u/mounts.sock", run_dir,
+                    job_id) < (int)sizeof(mounted->socket) &&
+           snprintf(mounted->path, sizeof(mounted->path), "%s/jobs/%u/%s", run_dir, job_id,
                     folder) < (int)sizeof(mounted->path);
 }
 
-/* In a child: returns the mount as a descriptor, a copy that is nowhere yet. */
+/* Connects to the agent, which has to be root's. Returns a socket, or -1 with errno set. */
+static int connect_agent(const char *path)
+{
+    const struct timeval limit = {.tv_sec = 1};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = -1;
+
+    if (snprintf(address.sun_path, sizeof(address.sun_path), "%s", path) >=
+        (int)sizeof(address.sun_path)) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    for (int waited = 0; waited < ASK_MS; waited += RETRY_MS) {
+        struct ucred peer;
+        socklen_t length = sizeof(peer);
+
+        fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        if (fd < 0)
+            return -1;
+        if (!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) &&
+            !setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) &&
+            !connect(fd, (const struct sockaddr *)&address, sizeof(address)) &&
+            !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length)) {
+            if (peer.uid == 0)
+                return fd;
+            errno = EPERM;
+        }
+        close(fd);
+        if (errno != ENOENT && errno != ECONNREFUSED)
+            return -1;
+        poll(NULL, 0, RETRY_MS);
+    }
+    return -1;
+}
+
+/* Asks the agent for a copy of the mount that is nowhere yet. Returns -1 with errno set. */
+static int ask_for_mount(const struct mounted *mounted)
+{
+    char space[CMSG_SPACE(sizeof(int))] = {0};
+    int32_t refused = EPROTO;
+    struct iovec body = {&refused, sizeof(refused)};
+    struct msghdr message = {
+        .msg_iov = &body, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
+    struct cmsghdr *head;
+    int tree = -1, fd = connect_agent(mounted->socket);
+
+    if (fd < 0)
+        return -1;
+    if (send(fd, &mounted->request, sizeof(mounted->request), MSG_NOSIGNAL) < 0 ||
+        recvmsg(fd, &message, MSG_CMSG_CLOEXEC) < 0)
+        refused = errno;
+    head = CMSG_FIRSTHDR(&message);
+    if (!refused && head && head->cmsg_type == SCM_RIGHTS &&
+        head->cmsg_len == CMSG_LEN(sizeof(int)))
+        memcpy(&tree, CMSG_DATA(head), sizeof(tree));
+    close(fd);
+    errno = refused ? refused : EPROTO;
+    return tree;
+}
+
+/* Whether the mount is in this process's namespace: asks the kernel, not whoever serves it. */
+static bool is_visible(const char *path)
+{
+    struct statfs info;
+
+    return !statfs(path, &info) && (info.f_type == FUSE_MAGIC || info.f_type == SQUASHFS_MAGIC ||
+                                    info.f_type == OVERLAY_MAGIC);
+}
+
+/* Returns the mount as a descriptor, a copy that is nowhere yet, or -1 with errno set. */
 static int copy_mount(const struct mounted *mounted)
 {
-    char path[64];
-    int namespace;
-
-    snprintf(path, sizeof(path), "/proc/%d/ns/mnt", mounted->pid);
-    namespace = open(path, O_RDONLY | O_CLOEXEC);
-    if (namespace < 0 || setns(namespace, CLONE_NEWNS))
-        return -1;
-    return (int)syscall(CALL_OPEN_TREE, AT_FDCWD, mounted->path, CLONE_THE_TREE | O_CLOEXEC);
+    if (is_visible(mounted->path))
+        return (int)syscall(CALL_OPEN_TREE, AT_FDCWD, mounted->path,
+                            CLONE_THE_TREE | O_CLOEXEC | AT_SYMLINK_NOFOLLOW);
+    return ask_for_mount(mounted);
 }
 
 /* In a child: returns the mount point, which the user can reach and owns. */
@@ -135,9 +224,9 @@ static int open_owned(const struct mounted *mounted)
     return fd;
 }
 
-/* Opens something in a child that shares this process's descriptors, and nothing else of it: neither
- * its namespace nor its rights. Returns the descriptor, or -1 with errno set. */
-static int open_in_child(int (*open_it)(const struct mounted *), const struct mounted *mounted)
+/* Opens the mount point in a child that shares this process's descriptors, but not its rights. Returns
+ * the descriptor, or -1 with errno set. */
+static int open_as_user(const struct mounted *mounted)
 {
     int answer[2] = {-1, ETIMEDOUT}; /* a descriptor, an errno */
     struct pollfd ready;
@@ -149,7 +238,7 @@ static int open_in_child(int (*open_it)(const struct mounted *), const struct mo
     /* Like fork(), which cannot share descriptors. */
     pid = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
     if (pid == 0) {
-        int opened[2] = {open_it(mounted), 0};
+        int opened[2] = {open_owned(mounted), 0};
 
         opened[1] = opened[0] < 0 ? errno : 0;
         _exit(write(ends[1], opened, sizeof(opened)) != sizeof(opened));
@@ -174,7 +263,7 @@ static int open_in_child(int (*open_it)(const struct mounted *), const struct mo
 /* Mounts a copy on what the descriptor is open on, in this process's namespace. */
 static bool mount_copy(const struct mounted *mounted, int target)
 {
-    int tree = target < 0 ? -1 : open_in_child(copy_mount, mounted);
+    int tree = target < 0 ? -1 : copy_mount(mounted);
     bool done;
     int error;
 
@@ -185,14 +274,6 @@ static bool mount_copy(const struct mounted *mounted, int target)
     close(tree);
     errno = error;
     return done;
-}
-
-/* Whether the mount is in this process's namespace: asks the kernel, not whoever serves it. */
-static bool is_visible(const char *path)
-{
-    struct statfs info;
-
-    return !statfs(path, &info) && (info.f_type == FUSE_MAGIC || info.f_type == SQUASHFS_MAGIC);
 }
 
 /* Gives this process a mount namespace of its own, once. Others' mounts go on to appear in it. */
@@ -210,8 +291,8 @@ static bool show(const struct mounted *mounted, const char *path, bool owned, bo
 
     if (!leave_namespace(left))
         return false;
-    target = owned ? open_in_child(open_owned, mounted)
-                   : open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    target =
+        owned ? open_as_user(mounted) : open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     done = mount_copy(mounted, target);
     error = errno;
     if (target >= 0)
@@ -243,7 +324,8 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
         spank_setenv(spank, kind->variable, mounted->mountpoint, 1);
         return;
     }
-    if (!mounted->pid) {
+    mounted->request = (struct mount_request){kind->mount, 0};
+    if (mounted->failed) {
         step_fallback(bootseer, spank, kind->stage,
                       "the %s is not mounted: `bootseer report` says why", kind->name);
         return;
@@ -275,6 +357,7 @@ static void show_environments(const struct bootseer *bootseer, spank_t spank, ui
     for (int number = 1; number <= MAX_ENVIRONMENTS; number++) {
         snprintf(mark, sizeof(mark), "envs/%d.shown", number);
         snprintf(folder, sizeof(folder), "envs/%d", number);
+        mounted->request = (struct mount_request){MOUNT_ENVIRONMENT, (uint32_t)number};
         if (read_mounted(mark, folder, bootseer->settings.run_dir, job_id, mounted) &&
             !show(mounted, mounted->mountpoint, mounted->owned, left))
             step_fallback(bootseer, spank, "env.mount", "the environment cannot be shown at %s: %s",
@@ -323,7 +406,7 @@ static bool is_shared(const char *run_dir)
 
 void mounts_task(const struct bootseer *bootseer, spank_t spank)
 {
-    struct mounted mounted = {.pid = 0};
+    struct mounted mounted = {.failed = false};
     bool left = false;
     uint32_t job_id;
 

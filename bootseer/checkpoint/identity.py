@@ -14,7 +14,8 @@ NOBODY = 65534
 class Owners:
     """Turns the store's names of users and groups into numbers.
 
-    The store decides who may do what; this is what `ls -l` shows.
+    The store decides who may do what; this is what `ls -l` shows. Root's files appear
+    as nobody's, since a user's mount maps no id of root's.
     """
 
     def __init__(self, uid: int, gid: int, user: str) -> None:
@@ -32,19 +33,17 @@ class Owners:
 
 @lru_cache(maxsize=1024)
 def _uid(name: str) -> int:
-    if name.isdecimal():
-        return int(name)
     try:
-        return pwd.getpwnam(name).pw_uid
+        uid = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
     except KeyError:
         return NOBODY
+    return uid or NOBODY
 
 
 @lru_cache(maxsize=1024)
 def _gid(name: str) -> int:
-    if name.isdecimal():
-        return int(name)
     try:
-        return grp.getgrnam(name).gr_gid
+        gid = int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
     except KeyError:
         return NOBODY
+    return gid or NOBODY

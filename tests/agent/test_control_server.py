@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from bootseer.agent.node import control_client
-from bootseer.agent.supervisor import control_server
+from bootseer.agent.supervisor import containment, control_server
 from bootseer.errors import NotFound, Unavailable
 
 pytestmark = [pytest.mark.root]
@@ -226,3 +226,38 @@ def test_a_full_queue_is_waited_for_until_the_deadline(path):
     os.unlink(path)
     with pytest.raises(NotFound):
         control_client.ask(path, json.loads("{}"), 0.3)
+
+
+async def test_an_unexpected_error_ends_the_request_alone(path, nursery, capfd):
+    async def handle(request, peer):
+        if request["op"] == "odd":
+            raise UnicodeEncodeError("utf-8", "\udce4\x1b[31m", 0, 1, "surrogates not allowed")
+        return {"ok": True}
+
+    before = containment.count()
+    with control_client.listen(path, USER) as listener:
+        listener.setblocking(False)
+        nursery.start_soon(control_server.serve, listener, USER, handle, lambda answer: None)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="internal error"):
+                await ask(path, {"op": "odd"})
+            assert await ask(path, {"op": "fine"}) == {"ok": True}
+        nursery.cancel_scope.cancel()
+    assert containment.count() == before + 2
+    told = capfd.readouterr().err
+    assert "unexpected error in a request on the control socket" in told
+    assert "Traceback" in told and "\x1b" not in told
+
+
+async def test_a_task_that_fails_ends_no_other(nursery):
+    told = []
+
+    async def fail():
+        raise RecursionError("deep")
+
+    await containment.contained("image.mount", told.append, fail)
+    assert told == ["image.mount ended: internal error RecursionError; agent.log says more"]
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await containment.contained("image.mount", told.append, trio.sleep_forever)
+    assert len(told) == 1

@@ -374,3 +374,32 @@ async def test_an_agent_that_ends_serves_nothing_more(agent, nursery):
     agent._nursery, agent._finishing = nursery, True
     with pytest.raises(Unavailable, match="ending"):
         await agent._handle({"op": "serve", "image": "bootseer://x"}, peer())
+
+
+class Stoppable(Worker):
+    """A worker whose user stops it now and then."""
+
+    def __init__(self, states):
+        self.states = iter(states)
+        self.killed = False
+
+    @property
+    def is_stopped(self):
+        return next(self.states)
+
+    def kill(self):
+        self.killed = True
+
+
+async def test_a_worker_that_is_stopped_again_and_again_is_killed(autojump_clock):
+    worker = Stoppable([True, False, False, True, False, True])
+    await worker.kill_if_stopped()
+    assert worker.killed
+    assert next(worker.states, "all seen") == "all seen"
+
+
+async def test_a_worker_that_goes_on_is_left_alone(autojump_clock):
+    worker = Stoppable([True, False] + [False] * 100)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await worker.kill_if_stopped()
+    assert not worker.killed

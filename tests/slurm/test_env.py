@@ -134,7 +134,7 @@ def test_nobody_else_sees_what_is_mounted(lab):
         "--bootseer=k", command=f"{env_run()} && touch {TARGET}/up && sleep 60"
     )
     try:
-        see = f"ls {TARGET}; ls /run/bootseer/jobs/*/envs /run/bootseer/jobs/*/image-1 || true"
+        see = f"ls {TARGET}; cd /run/bootseer/jobs/*; ls envs; ls image-1; true"
         shown = ["sh", "-c", "ls /run/bootseer/jobs/*/envs/*.shown"]
         wait_until(
             lambda: not lab.cluster.run(shown, node="n1", check=False).returncode,

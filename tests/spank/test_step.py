@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
+import struct
+import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -128,7 +133,7 @@ def test_run_dir_too_long_for_a_socket(host):
 
 
 def test_a_checkpoint_that_could_not_be_mounted_is_told(host, agent):
-    (host.job_dir / "checkpoint").write_text("0\nowned\n\n")
+    (host.job_dir / "checkpoint").write_text("failed\n\n")
     seen = host.run("step", options={"bootseer-ckpt": "hdfs://nn/x"})
     assert seen.of("error") == [
         "bootseer: the checkpoint is not mounted: `bootseer report` says why"
@@ -150,10 +155,11 @@ def test_a_checkpoint_that_comes_with_a_step_is_too_late(host, agent):
     [
         "",
         "\n",
-        "12",
-        "12\nowned",
-        "12\nowned\n/x",
-        "12\nowned\n" + "x" * 4200 + "\n",
+        "owned",
+        "owned\n/x",
+        "12\n/x\n",
+        "mine\n/x\n",
+        "owned\n" + "x" * 4200 + "\n",
         "x" * 9000,
         "\0" * 5000,
     ],
@@ -165,10 +171,62 @@ def test_what_only_looks_like_a_mounted_checkpoint_is_none(host, agent, text):
     assert not [line for line in seen.of("setenv") if "BOOTSEER_CKPT" in line]
 
 
+@pytest.fixture
+def mounts(host, agent):
+    """Whoever answers for mounts, as a hostile process might; returns how it is to answer."""
+
+    @contextmanager
+    def answering(answer):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(host.job_dir / "mounts.sock"))
+            listener.listen()
+            listener.settimeout(10)
+
+            def serve():
+                connection, _ = listener.accept()
+                with connection:
+                    requests.append(connection.recv(100))
+                    answer(connection)
+
+            requests = []
+            thread = threading.Thread(target=serve)
+            thread.start()
+            yield requests
+            thread.join()
+
+    return answering
+
+
+def send_file(connection):
+    with open(os.devnull) as file:
+        socket.send_fds(connection, [struct.pack("=i", 0)], [file.fileno()])
+
+
+ANSWERS = {
+    "refused": lambda connection: connection.send(struct.pack("=i", errno.ENOENT)),
+    "nothing": lambda connection: None,
+    "cut short": lambda connection: connection.send(b"\0"),
+    "no descriptor": lambda connection: connection.send(struct.pack("=i", 0)),
+    "what is no mount": send_file,
+}
+
+
 @pytest.mark.root
-@pytest.mark.parametrize("pid", ["1", "-1", "99999999", "99999999999999"])
-def test_a_mount_that_has_gone_is_told(host, agent, pid):
-    (host.job_dir / "checkpoint").write_text(f"{pid}\nlisted\n/mnt\n")
-    seen = host.run("step", options={"bootseer": "k"})
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_mount_that_cannot_be_had_is_told(host, mounts, answer):
+    (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
+    (host.job_dir / "ckpt").mkdir()
+    with mounts(ANSWERS[answer]) as requests:
+        seen = host.run("step", options={"bootseer": "k"})
+    assert requests == [struct.pack("=II", 0, 0)]
     assert seen.hooks() == {"0"}
+    assert "cannot be made visible" in seen.of("error")[0]
+
+
+@pytest.mark.root
+def test_a_mount_of_an_agent_that_has_gone_is_told_soon(host, agent):
+    (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
+    (host.job_dir / "ckpt").mkdir()
+    seen = host.run("step", options={"bootseer": "k"})
+    assert seen.hooks() == {"0"} and seen.seconds < 5
     assert "cannot be made visible" in seen.of("error")[0]

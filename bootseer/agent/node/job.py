@@ -7,6 +7,7 @@
         events.jsonl           events so far, in case the agent dies; root, 0600
         agent.log              what the agent prints when something is wrong; root, 0600
         agent.sock             control socket; the job's user, 0600
+        mounts.sock            where slurmstepd gets mounts; root, 0600
         server.json            who serves images, should the agent die; root, 0600
         checkpoint, served     where the plugin finds the mounts, see `write_mounted`; root, 0600
         named                  the environment that the job has named is there, or will not be
@@ -85,6 +86,11 @@ class Job(NamedTuple):
         return "://" in self.image
 
     @property
+    def groups(self) -> list[int]:
+        """All groups of the job's user."""
+        return os.getgrouplist(self.user, self.gid)
+
+    @property
     def owner(self) -> User:
         """The job's user, as settings know users."""
         return User(self.user, self.uid, self.home)
@@ -97,6 +103,7 @@ class JobFolder:
         """Name the folder; nothing is touched."""
         self.path = path
         self.socket = f"{path}/agent.sock"
+        self.mounts = f"{path}/mounts.sock"
         self.events = f"{path}/events.jsonl"
         self.mounted = f"{path}/checkpoint"
         self.mount = f"{path}/ckpt"
@@ -159,26 +166,24 @@ class JobFolder:
         except TypeError:
             return None
 
-    def write_mounted(
-        self, mark: str, pid: int, whose: str = "owned", mountpoint: str = ""
-    ) -> None:
+    def write_mounted(self, mark: str, state: str, mountpoint: str = "") -> None:
         """Tell the prolog and the plugin that something is mounted, or will not be.
 
-        Three lines: a process in whose mount namespace it is, 0 if it is not mounted; what the
-        plugin has to check of the mount point, "owned" or "listed"; the mount point. With "plain"
-        nothing is to be mounted, and the last is what tasks are told; with "none" there is nothing
-        to tell.
+        Two lines: the state and the mount point.
 
         Args:
-            mark: the file that says so, `mounted`, `served` or `rooted`.
-            pid, whose, mountpoint: what it says.
+            mark: the file that says so, `mounted`, `served`, `rooted` or `named`.
+            state: "failed" if it is not mounted; "owned" or "listed" if it is, as the plugin has to
+                check the mount point; "plain" if nothing is to be mounted and tasks are told the
+                mount point; "none" if there is nothing to tell.
+            mountpoint: where the tasks are to see it as well, "" for nowhere.
 
         Raises:
             OSError: it cannot be told.
         """
         descriptor = os.open(f"{mark}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{pid}\n{whose}\n{mountpoint}\n")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(b"%s\n%s\n" % (state.encode(), os.fsencode(mountpoint)))
         os.rename(f"{mark}.new", mark)
 
     def append_event(self, line: str) -> None:

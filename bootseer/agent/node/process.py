@@ -26,6 +26,7 @@ CONTROL_FD = 3
 CHANNEL_FD = 3
 CONNECTION_FD = 4
 """Where a worker finds its channel, and the mount that it is to serve."""
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _HURRY_NICE = -10
 _STARTING_S = 10.0
 """A folder younger than this may belong to an agent that is only starting."""
@@ -46,7 +47,7 @@ def command(module: str, *args: str) -> list[str]:
 
 def environment(folder: JobFolder) -> dict[str, str]:
     """Build the environment of all the agent's processes; nothing of the caller's is in it."""
-    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", TAG: folder.path}
+    return {"PATH": _PATH, "LANG": "C.UTF-8", TAG: folder.path}
 
 
 def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -> int:
@@ -83,6 +84,26 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     os.close(null)
     os.close(log)
     return pid
+
+
+def spawn_detached(module: str, *args: str) -> None:
+    """Run ``bootseer.agent.MODULE`` as root in a session of its own, which nobody waits for.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        argv = command(module, *args)
+        os.posix_spawn(
+            argv[0],
+            argv,
+            {"PATH": _PATH, "LANG": "C.UTF-8"},
+            file_actions=[(os.POSIX_SPAWN_DUP2, null, fd) for fd in range(3)],
+            setsid=True,
+        )
+    finally:
+        os.close(null)
 
 
 def spawn_worker(

@@ -6,7 +6,6 @@ Imported by the hook path: the standard library only.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from contextlib import suppress
 
@@ -31,7 +30,7 @@ def reap_dead(run_dir: str) -> list[str]:
             reaped.append(os.path.basename(folder.path))
     for grave in graves:
         if process.agent_pid(grave) is None and not process.is_starting(grave):
-            shutil.rmtree(grave.path, ignore_errors=True)  # whoever was to bury it has died too
+            remove_folder(grave)  # whoever was to bury it has died too
     return reaped
 
 
@@ -64,8 +63,30 @@ def remove(folder: JobFolder) -> None:
     """Remove the folder of an agent that has ended, and a mount that it did not get to."""
     if any(map(os.path.exists, (folder.mounted, folder.served, folder.environments))):
         _unmount_below(folder.path)
-    # Whatever of a mount were still there is its user's, and closed to root.
-    shutil.rmtree(folder.path, ignore_errors=True)
+    remove_folder(folder)
+
+
+def remove_folder(folder: JobFolder) -> None:
+    """Remove the folder of a job, but nothing of a mount that were still there: it is a user's.
+
+    All that is in it are files, empty folders for mounts, and folders of those.
+    """
+    _remove_below(folder.path, levels=2)
+
+
+def _remove_below(path: str, levels: int) -> None:
+    """Remove a folder that only root can change, and so many levels below it."""
+    with suppress(OSError):
+        for name in os.listdir(path) if levels else ():
+            below = f"{path}/{name}"
+            try:
+                os.unlink(below)
+            except IsADirectoryError:
+                _remove_below(below, levels - 1)
+            except OSError:
+                continue  # in use; the rest goes all the same
+    with suppress(OSError):
+        os.rmdir(path)
 
 
 def _unmount_below(path: str) -> None:

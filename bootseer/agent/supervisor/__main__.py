@@ -25,7 +25,7 @@ def main() -> None:
         checkpoint = Mounting.checkpoint(folder, job) if job.checkpoint else None
         image = Mounting.image(folder, job) if job.is_served else None
         if job.image and image is None:
-            folder.write_mounted(folder.served, 0, "plain", job.image)
+            folder.write_mounted(folder.served, "plain", job.image)
         listener = (
             socket.socket(fileno=fd) if fd >= 0 else control_client.listen(folder.socket, job.uid)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import trio
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.core.reads import MAX_FILES
-from bootseer.errors import Closed
+from bootseer.errors import BootseerError, Closed
 from bootseer.fuse.attach import detach, set_read_ahead
 
 _READ_AHEAD_KIB = 4096
@@ -57,8 +58,23 @@ class MountedCheckpoint:
         """
         try:
             await self._worker.send_task(job, config)
+            async with trio.open_nursery() as watch:
+                watch.start_soon(self._worker.kill_if_stopped)
+                ended = await self._obey(hear)
+                watch.cancel_scope.cancel()
+        finally:
+            self._ended.set()
+            self._said_window.set()
+        if ended is not None:
+            raise ended
+
+    async def _obey(self, hear: Callable[[dict[str, Any]], None]) -> BootseerError | None:
+        """Handle messages until the worker ends; returns why, if it was not told to."""
+        try:
             while True:
-                message, _ = await self._worker.channel.receive()
+                message, fd = await self._worker.channel.receive()
+                if fd is not None:
+                    os.close(fd)
                 op = message.get("op")
                 if op == "served":
                     set_read_ahead(Path(self._folder.mount), _READ_AHEAD_KIB)
@@ -68,12 +84,11 @@ class MountedCheckpoint:
                     self._said_window.set()
                 elif op == "ended":
                     self._in_order = True
-                    return
+                    return None
                 else:
                     hear(message)
-        finally:
-            self._ended.set()
-            self._said_window.set()
+        except BootseerError as error:
+            return error
 
     async def is_served(self) -> bool:
         """Wait until it can be read; False if it never will be."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import trio
 
 from bootseer.agent.node.control_client import MAX_LINE_BYTES
+from bootseer.agent.supervisor.containment import contain
 from bootseer.errors import BootseerError
 
 _MAX_CONNECTIONS = 64
@@ -95,6 +96,9 @@ async def _converse(
         answer = await handle(request, peer)
     except BootseerError as error:
         answer = {"error": str(error)}
+    except Exception:  # noqa: BLE001 (one request never ends the agent)
+        contain("a request on the control socket")
+        answer = {"error": "internal error; the node's agent.log says more"}
     if answer is None:
         return
     try:

@@ -10,7 +10,6 @@ when they have ended.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import stat
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from bootseer.agent.broker.cleanup import discard
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor.image_mounts import ServedImages
 from bootseer.agent.supervisor.worker_process import Worker, spawn
@@ -27,11 +27,13 @@ from bootseer.core.fields import Fields
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.snapshot import MAX_TARGETS
 from bootseer.errors import BootseerError, Closed, Corrupt, Unavailable
-from bootseer.fuse.attach import bind, overlay, show, uncover
+from bootseer.fuse.attach import overlay, show, uncover
 from bootseer.ownership import check_roots
 
 MAX_RUNS = 64
-"""At once, for a job on a node: each has a process of the user's."""
+"""At once, for a job on a node."""
+MAX_WORKERS = 16
+"""Of those, at work: each has a process of the user's, whose memory is no job's. Others wait."""
 _NAME = "message from the worker"
 _IMAGE_S = 10.0
 _POLL_S = 0.05
@@ -84,6 +86,7 @@ class Environments:
         self._mounted: dict[tuple[Path, bool], list[Path]] = {}
         self._made: list[Path] = []
         self._mounting = trio.Lock()
+        self._workers = trio.CapacityLimiter(MAX_WORKERS)
         self._running: set[trio.CancelScope] = set()
         self._idle = trio.Event()
         self._idle.set()
@@ -112,21 +115,29 @@ class Environments:
                 opened.callback(os.close, asker.namespace)
             self._running.add(scope)
             self._idle = trio.Event()
-            worker = spawn(self._folder, self._job, "run_environment")
             try:
-                image = await self._known_image() if asker.in_container else ""
-                await worker.send_task(self._job, self._config, image=image)
-                await worker.channel.send({"op": "connection"}, fd=connection.fileno())
-                connection.close()
-                await self._obey(worker, asker, nursery)
-            except Closed:
-                pass  # it has ended
+                async with self._workers:
+                    await self._carry_out(connection, asker, nursery)
             finally:
                 self._running.discard(scope)
                 if not self._running:
                     self._idle.set()
-                with trio.CancelScope(shield=True):
-                    await worker.end()
+
+    async def _carry_out(
+        self, connection: socket.socket, asker: _Asker, nursery: trio.Nursery
+    ) -> None:
+        worker = spawn(self._folder, self._job, "run_environment")
+        try:
+            image = await self._known_image() if asker.in_container else ""
+            await worker.send_task(self._job, self._config, image=image)
+            await worker.channel.send({"op": "connection"}, fd=connection.fileno())
+            connection.close()
+            await self._obey(worker, asker, nursery)
+        except Closed:
+            pass  # it has ended
+        finally:
+            with trio.CancelScope(shield=True):
+                await worker.end()
 
     async def name(self, key: str, targets: Sequence[str], nursery: trio.Nursery) -> None:
         """Mount a snapshot for all tasks that start from now on.
@@ -141,7 +152,7 @@ class Environments:
         """
         mounts = await self._mount(key, False, len(targets), nursery)
         for mount, target in zip(mounts, targets, strict=True):
-            self._folder.write_mounted(f"{mount}.shown", os.getpid(), "owned", target)
+            self._folder.write_mounted(f"{mount}.shown", "owned", target)
 
     async def _known_image(self) -> str:
         """Wait until the job's image is known, if it was given one.
@@ -216,7 +227,9 @@ class Environments:
         await trio.to_thread.run_sync(_show, mount, *fds, uid, abandon_on_cancel=True)
         if not asker.in_container:
             path = os.readlink(f"/proc/self/fd/{folder}")
-            self._folder.write_mounted(f"{mount}.shown", os.getpid(), "owned", path)
+            if "\n" in path:
+                raise Unavailable("a target with a newline in its path is not shown to later tasks")
+            self._folder.write_mounted(f"{mount}.shown", "owned", path)
 
     def _lay(self, tree: Path, count: int, read_only: bool) -> list[Path]:
         """Make the mounts that are shown, in a thread; returns where.
@@ -230,29 +243,23 @@ class Environments:
             mount = Path(self._folder.environments, str(len(self._made) + 1))
             mount.mkdir(0o755)
             self._made.append(mount)
-            lower = tree / str(number)
-            if read_only:
-                bind(lower, mount)
-            else:
-                overlay(mount, lower, self._make_scratch(mount.name, lower))
+            job, scratch = self._job, self._make_scratch(mount.name)
+            user = (job.uid, job.gid, job.groups)
+            overlay(mount, tree / str(number), scratch, *user, read_only=read_only)
             mounts.append(mount)
         return mounts
 
-    def _make_scratch(self, name: str, lower: Path) -> Path:
+    def _make_scratch(self, name: str) -> Path:
         """Make the folder that takes what is written over a tree."""
         if not self._scratch.exists():
             os.makedirs(self._scratch.parent, 0o700, exist_ok=True)
             check_roots(str(self._scratch.parent))
-            _remove_left(self._scratch.parent, self._folder)
             self._scratch.mkdir(0o700)
         made = self._scratch / name
-        upper, work = made / "upper", made / "work"
-        for folder in (made, upper, work):
+        made.mkdir(0o700)
+        for folder in (made / "upper", made / "work"):
             folder.mkdir(0o700)
-        status = os.stat(lower)
-        os.chown(upper, self._job.uid, self._job.gid)
-        os.chmod(upper, stat.S_IMODE(status.st_mode))
-        os.utime(upper, ns=(status.st_mtime_ns, status.st_mtime_ns))
+            os.chown(folder, self._job.uid, self._job.gid)
         return made
 
     async def end(self, timeout_s: float) -> None:
@@ -270,25 +277,12 @@ class Environments:
         for mount in self._made:
             with suppress(OSError):
                 uncover(mount)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        discard(str(self._scratch), self._config["node.run_dir"])
 
 
 def scratch(config: dict[str, Any], job: Job) -> Path:
     """Name the folder of the node that takes what a job writes over environments."""
     return Path(config["node.cache_dir"], "environments", str(job.job_id))
-
-
-def _remove_left(parent: Path, folder: JobFolder) -> None:
-    """Remove what was written over environments in jobs that are not there any more.
-
-    Args:
-        parent: where that of all jobs is.
-        folder: of a job that is.
-    """
-    jobs = Path(folder.path).parent
-    for left in parent.iterdir():
-        if not (jobs / left.name).exists():
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def _show(mount: Path, folder: int, namespace: int, uid: int) -> None:

@@ -45,9 +45,6 @@ at once."""
 _THREADS_S = 1.0
 """For the worker, and the threads that write for it, to end by themselves."""
 _MESSAGE = "message from the worker"
-_LOOK_S = 1.0
-_LOOKS = 3
-"""How often a worker must have been found stopped, and how far apart, to be given up."""
 
 
 def open_cache(config: dict[str, Any]) -> BlockCache:
@@ -97,7 +94,6 @@ class ServedImage(JobImage):
         self.began_ns = time.time_ns()
         self._reported = trio.Event()
         self._speeds = {"store": UNKNOWN, "file": UNKNOWN}
-        self._watching = trio.CancelScope()
         self._kernel = kernel
         self._has_lent = False
         self._is_ending = False
@@ -147,12 +143,13 @@ class ServedImage(JobImage):
         try:
             await self._worker.send_task(job._replace(image=self.path), config)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch)
-                try:
-                    await self._obey(config, hear, nursery)
-                except BootseerError as ended:
-                    error = ended
-                self._watching.cancel()
+                async with trio.open_nursery() as watch:
+                    watch.start_soon(self._worker.kill_if_stopped)
+                    try:
+                        await self._obey(config, hear, nursery)
+                    except BootseerError as ended:
+                        error = ended
+                    watch.cancel_scope.cancel()
                 # The threads that write to the cache end when the worker has.
                 nursery.cancel_scope.deadline = trio.current_time() + _THREADS_S
         finally:
@@ -163,18 +160,6 @@ class ServedImage(JobImage):
         if error is not None and not self._reported.is_set():
             self._reported.set()
             raise error
-
-    async def _watch(self) -> None:
-        """Kill the worker should it be stopped: who waits for it cannot be killed before.
-
-        The job's user can stop it. Slurm would take the node away for processes that do not end.
-        """
-        stopped = 0
-        with self._watching:
-            while stopped < _LOOKS:
-                await trio.sleep(_LOOK_S)
-                stopped = stopped + 1 if self._worker.is_stopped else 0
-            self._worker.kill()
 
     async def _obey(
         self,

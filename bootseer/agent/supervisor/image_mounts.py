@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -13,6 +14,7 @@ import trio
 
 from bootseer import config as settings
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.premount import Mounting
 from bootseer.agent.supervisor.recording_window import Window
@@ -22,6 +24,8 @@ from bootseer.errors import BootseerError, Unavailable
 
 MAX_SERVED = 8
 """For a job, on a node: each has a process, and descriptors of the agent's."""
+MAX_MOUNTS = 32
+"""The same with those whose server has ended: who killed it has the mount still."""
 
 
 class ServedImages:
@@ -61,7 +65,7 @@ class ServedImages:
     def begin(self, image: ServedImage, nursery: trio.Nursery) -> None:
         """Have the image served that was mounted before the agent ran."""
         self._keep(image)
-        nursery.start_soon(self._follow, image, self._job)
+        self._start("image.serve", nursery, self._follow, image, self._job)
 
     async def serve(self, uri: str, nursery: trio.Nursery) -> str:
         """Have an image served, unless it is already; returns its path once it can be read.
@@ -95,6 +99,8 @@ class ServedImages:
             raise Unavailable(f"{name[:100]!a} is not the URI of an image")
         if len(self._by_name) >= MAX_SERVED:
             raise Unavailable(f"{MAX_SERVED} images of this job are served already")
+        if len(self._mounts) >= MAX_MOUNTS:
+            raise Unavailable(f"{MAX_MOUNTS} mounts of this job were made already")
         number = next(self._numbers)
         job = self._job._replace(
             image=name, checkpoint="", environment="", started_ns=time.time_ns()
@@ -104,9 +110,14 @@ class ServedImages:
             raise Unavailable(mounting.error)
         image = ServedImage(self._folder.image_mount(number), Worker(*mounting.worker), name)
         self._keep(image)
-        nursery.start_soon(self._follow, image, job)
-        nursery.start_soon(self._warm, image, job)
+        self._start("image.serve", nursery, self._follow, image, job)
+        self._start("image.prefetch", nursery, self._warm, image, job)
         return image
+
+    def _start(
+        self, stage: str, nursery: trio.Nursery, work: Callable[..., Awaitable[Any]], *args: Any
+    ) -> None:
+        nursery.start_soon(contained, stage, partial(self._fall_back, stage), work, *args)
 
     def _keep(self, image: ServedImage) -> None:
         self._mounts.append(image)

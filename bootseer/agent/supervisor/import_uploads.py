@@ -9,6 +9,7 @@ from typing import Any
 import trio
 
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.worker_process import spawn
 from bootseer.core.reference import DOCKER, reference
 from bootseer.errors import BootseerError, Unavailable
@@ -63,7 +64,7 @@ class Keeping:
             if len(self._under_way) >= MAX_KEPT:
                 raise Unavailable(f"{MAX_KEPT} images are on their way into the store already")
             self._under_way[name] = _Kept()
-            nursery.start_soon(self._keep, name, path)
+            nursery.start_soon(contained, "image.keep", self._note, self._keep, name, path)
         await self._under_way[name].opened.wait()
         return True
 
@@ -72,6 +73,9 @@ class Keeping:
         for name, kept in self._under_way.items():
             self._fall_back("image.keep", f"the job ended before {name} was in the store")
             kept.scope.cancel()
+
+    def _note(self, why: str) -> None:
+        self._fall_back("image.keep", why)
 
     async def _keep(self, name: str, path: str) -> None:
         worker = spawn(self._folder, self._job, "upload_import")

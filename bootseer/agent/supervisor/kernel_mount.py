@@ -74,9 +74,9 @@ class KernelMount:
         """Tell prolog and plugin what there is; the first time counts."""
         if not self.settled.is_set():
             if self.path:
-                self._folder.write_mounted(self._folder.rooted, os.getpid())
+                self._folder.write_mounted(self._folder.rooted, "owned")
             elif self._listed:
-                self._folder.write_mounted(self._folder.rooted, 0, "none")
+                self._folder.write_mounted(self._folder.rooted, "none")
             self.settled.set()
 
     def remove(self) -> None:

@@ -36,20 +36,20 @@ class Mounting:
         options = MountOptions(read_only=job.read_only, checks_modes=False)
         mounting = cls._of(folder, job, folder.mount, "serve_checkpoint", options)
         whose = "listed" if job.mountpoint_listed else "owned"
-        folder.write_mounted(folder.mounted, mounting._namespace(), whose, job.mountpoint)
+        folder.write_mounted(folder.mounted, mounting._state(whose), job.mountpoint)
         return mounting
 
     @classmethod
     def image(cls, folder: JobFolder, job: Job, number: int = 0) -> Mounting:
         """Mount an image for a job, and tell prolog and plugin of the first in the same way."""
         path = folder.image_mount(number)
-        # What lies over a tree reads it as root; to others it is closed by the mode of its root.
-        options = MountOptions(read_only=True, for_all=job.image.startswith(ENVIRONMENT))
+        # An environment is shown in namespaces that its user may own.
+        options = MountOptions(read_only=True, confined=job.image.startswith(ENVIRONMENT))
         mounting = cls._of(folder, job, path, "serve_image", options)
         if mounting.worker is not None:
             process.register_server(folder, mounting.worker[0])
         if number == 0:
-            folder.write_mounted(folder.served, mounting._namespace())
+            folder.write_mounted(folder.served, mounting._state("owned"))
         return mounting
 
     @classmethod
@@ -58,7 +58,7 @@ class Mounting:
     ) -> Mounting:
         try:
             os.mkdir(path, 0o755)
-            connection = attach(Path(path), job.uid, job.gid, options)
+            connection = attach(Path(path), job.uid, job.gid, options, job.groups)
         except (BootseerError, OSError) as error:
             return cls(str(error), None)
         try:
@@ -67,5 +67,5 @@ class Mounting:
         finally:
             os.close(connection)
 
-    def _namespace(self) -> int:
-        return os.getpid() if self.worker else 0
+    def _state(self, mounted: str) -> str:
+        return mounted if self.worker else "failed"

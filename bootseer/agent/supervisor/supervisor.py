@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import trio
 
 from bootseer import config as settings
+from bootseer.agent.broker import mount_requests
+from bootseer.agent.broker.cleanup import discard
 from bootseer.agent.node import spool
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.process import take_time
-from bootseer.agent.supervisor import control_server, environment_mounts
+from bootseer.agent.node.reap import remove_folder
+from bootseer.agent.supervisor import containment, control_server, environment_mounts
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
+from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.control_server import Peer
 from bootseer.agent.supervisor.environment_mounts import Environments
 from bootseer.agent.supervisor.image_mount import ServedImage
@@ -99,14 +104,21 @@ class Agent:
                 nursery.start_soon(
                     control_server.serve, listener, self._job.uid, self._handle, self._answered
                 )
-                nursery.start_soon(self._window.run, worker)
+                self._start("agent.mounts", self._hand_out_mounts)
+                self._start("agent.worker", self._window.run, worker)
                 if self._checkpoint is not None:
-                    nursery.start_soon(self._follow_checkpoint, self._checkpoint)
+                    self._start("checkpoint.mount", self._follow_checkpoint, self._checkpoint)
                 if self._first is not None:
                     self._served.begin(self._first, nursery)
                 if opener is not None:
-                    nursery.start_soon(_await_end, opener)
-                nursery.start_soon(self._keep_state)
+                    self._start("image.identify", _await_end, opener)
+                self._start("agent.state", self._keep_state)
+
+    def _start(self, stage: str, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Start a task that ends by itself, whatever becomes of it."""
+        if self._nursery is not None:
+            report = partial(self.note_fallback, stage)
+            self._nursery.start_soon(contained, stage, report, work, *args)
 
     async def bury(self) -> None:
         """Publish what a dead agent of this job has left."""
@@ -136,6 +148,14 @@ class Agent:
                     events.append(from_json(json.loads(line), "events.jsonl"))
         return events
 
+    async def _hand_out_mounts(self) -> None:
+        """Give slurmstepd the mounts that it asks for."""
+        with mount_requests.listen(self._folder.mounts) as listener:
+            while True:
+                await trio.lowlevel.wait_readable(listener)
+                with suppress(OSError):  # whoever came has gone again
+                    mount_requests.answer(listener.accept()[0], self._folder)
+
     async def _follow_checkpoint(self, checkpoint: MountedCheckpoint) -> None:
         """Have the checkpoint served until that ends."""
         try:
@@ -153,11 +173,11 @@ class Agent:
         elif op == "ready":
             self._now_ready(str(message.get("detail", ""))[:500])
         elif op == "serve" and self._nursery is not None:
-            self._nursery.start_soon(self._serve_again, message.get("image"), self._nursery)
+            self._start("image.mount", self._serve_again, message.get("image"), self._nursery)
         elif op == "environment" and self._nursery is not None:
-            self._nursery.start_soon(self._name_environment, message, self._nursery)
+            self._start("env.mount", self._name_environment, message, self._nursery)
         elif op == "environment-settled":
-            self._folder.write_mounted(self._folder.named, 0, "none")
+            self._folder.write_mounted(self._folder.named, "none")
 
     async def _serve_again(self, image: Any, nursery: trio.Nursery) -> None:
         """Serve at once what the last run asked for later; why it cannot be, has been told."""
@@ -291,6 +311,7 @@ class Agent:
             "images": [image.status() for image in self._images],
             "checkpoint": self._checkpoint is not None and self._checkpoint.served.is_set(),
             "events": len(self._events),
+            "errors": containment.count(),
         }
 
     async def _keep_state(self) -> None:
@@ -398,8 +419,8 @@ def bury(folder: JobFolder, job: Job) -> None:
     """Publish what a dead agent has left, and remove that."""
     config = settings.load()
     trio.run(Agent(folder, job, config).bury)
-    shutil.rmtree(environment_mounts.scratch(config.values, job), ignore_errors=True)
-    shutil.rmtree(folder.path, ignore_errors=True)
+    discard(str(environment_mounts.scratch(config.values, job)), config["node.run_dir"])
+    remove_folder(folder)
 
 
 def serve(

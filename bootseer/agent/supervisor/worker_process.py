@@ -10,9 +10,13 @@ from typing import Any
 import trio
 
 from bootseer.agent.node import process
-from bootseer.agent.node.channel import Channel
+from bootseer.agent.node.channel import MAX_TOLD_BYTES, Channel
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.workers import base, prefetch  # noqa: F401 (what is forked here needs it)
+
+_LOOK_S = 1.0
+_LOOKS = 3
+"""How often a worker must have been found stopped, and how far apart, to be given up."""
 
 
 class Worker:
@@ -29,7 +33,7 @@ class Worker:
         """Our end of the channel; first used once trio runs."""
         if self._channel is None:
             self._end.setblocking(False)
-            self._channel = Channel(self._end)
+            self._channel = Channel(self._end, MAX_TOLD_BYTES)
         return self._channel
 
     @property
@@ -37,6 +41,19 @@ class Worker:
         """Whether somebody has stopped it, as SIGSTOP does: its user can."""
         with open(f"/proc/{self._pid}/status", "rb") as file:  # it is our child, and not reaped yet
             return b"\nState:\tT" in file.read()
+
+    async def kill_if_stopped(self) -> None:
+        """Kill it once it has been found stopped a few times, until cancelled.
+
+        The job's user can stop it. Processes that wait for it in a mount cannot be killed before,
+        and Slurm takes a node away whose processes do not end. Times do not have to follow each
+        other: a user could let it go on in between.
+        """
+        stopped = 0
+        while stopped < _LOOKS:
+            await trio.sleep(_LOOK_S)
+            stopped += self.is_stopped
+        self.kill()
 
     def kill(self) -> None:
         """Kill it; `end` is still to come."""

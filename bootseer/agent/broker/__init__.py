@@ -1,0 +1,1 @@
+"""What takes root's rights on a node, for one job."""

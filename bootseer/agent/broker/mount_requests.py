@@ -1,0 +1,92 @@
+"""Hand a job's mounts to slurmstepd, for tasks whose mount namespace does not have them.
+
+The socket is in a folder where only root can make names, and only root may connect. A request is
+two numbers, a kind of mount and its number. The answer is an errno; with 0 comes a descriptor of a
+copy of the mount that is attached nowhere. spank/mounts.c is the other end.
+
+Standard library and our own extension only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from enum import IntEnum
+
+from bootseer.agent.node.job import JobFolder
+from bootseer.fuse.attach import copy_mount
+
+REQUEST = struct.Struct("=II")
+REPLY = struct.Struct("=i")
+MAX_WAITING = 64
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_REQUEST_S = 0.2
+"""For root's request to arrive, which is sent before we look."""
+
+
+class Kind(IntEnum):
+    """What may be mounted for a job."""
+
+    CHECKPOINT = 0
+    IMAGE = 1
+    ROOT = 2
+    ENVIRONMENT = 3
+
+
+def listen(path: str) -> socket.socket:
+    """Create the socket; requests that come before `answer` wait."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    previous = os.umask(0o177)
+    try:
+        listener.bind(f"{path}.new")
+    finally:
+        os.umask(previous)
+    listener.setblocking(False)
+    listener.listen(MAX_WAITING)
+    os.rename(f"{path}.new", path)
+    return listener
+
+
+def answer(connection: socket.socket, folder: JobFolder) -> None:
+    """Answer the one request of a connection; whatever it is, nothing is raised.
+
+    Args:
+        connection: closed at the end.
+        folder: of the job.
+    """
+    with connection:
+        try:
+            connection.settimeout(_REQUEST_S)
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            if _PEER.unpack(peer)[1] != 0:
+                return
+            mount = _copy(connection.recv(REQUEST.size + 1), folder)
+            try:
+                socket.send_fds(connection, [REPLY.pack(0)], [mount])
+            finally:
+                os.close(mount)
+        except OSError as error:
+            _refuse(connection, error.errno or errno.EIO)
+
+
+def _copy(request: bytes, folder: JobFolder) -> int:
+    try:
+        kind, number = REQUEST.unpack(request)
+        paths = {
+            Kind.CHECKPOINT: folder.mount,
+            Kind.IMAGE: folder.image,
+            Kind.ROOT: f"{folder.root}/rootfs",
+            Kind.ENVIRONMENT: f"{folder.environments}/{number}",
+        }
+        return copy_mount(paths[Kind(kind)])
+    except (struct.error, ValueError) as error:
+        raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from error
+
+
+def _refuse(connection: socket.socket, number: int) -> None:
+    try:
+        connection.send(REPLY.pack(number))
+    except OSError:
+        return  # nobody is there any more

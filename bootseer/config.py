@@ -63,6 +63,12 @@ SETTINGS: dict[str, Setting] = {
         "where warm plans, hot sets and events live; {home}, {user} and {uid} are the job's user's",
         is_template=True,
     ),
+    "store.shared_bucket": Setting(
+        False,
+        0,
+        0,
+        "store.url may be one place for all users in an object store: its policy says who writes",
+    ),
     "store.deadline_s": Setting(10.0, 0.1, 600, "longest one operation on the store may take"),
     "hdfs.conf_dir": Setting(
         "", 0, 0, "Hadoop's configuration; empty: HADOOP_CONF_DIR's if set, else /etc/hadoop/conf"
@@ -128,6 +134,15 @@ SETTINGS: dict[str, Setting] = {
         "where images are that bootseer:// names; empty: in each user's store.url",
         is_template=True,
     ),
+    "image.store_group": Setting(
+        "", 0, 0, "group whose members may write in image.store_url; empty: its owner alone"
+    ),
+    "image.shared_bucket": Setting(
+        False,
+        0,
+        0,
+        "image.store_url may be one place for all users in an object store",
+    ),
     "image.io_deadline_s": Setting(
         45.0,
         1,
@@ -183,6 +198,12 @@ SETTINGS: dict[str, Setting] = {
     ),
     "env.shared": Setting(
         [], 0, 0, "stores of environments that Unix groups share: GROUP=URL", items="GROUP=URL"
+    ),
+    "env.shared_bucket": Setting(
+        False,
+        0,
+        0,
+        "env.shared may have one place for all users in an object store",
     ),
     "image.window_s": Setting(
         300.0, 1, 86400, "start-up window: recording and pinning end with it"
@@ -272,6 +293,11 @@ def _check(path: str, name: str, value: Any, setting: Setting) -> Any:
             f"{path}: {name} = {value!r}: only {{home}}, {{user}} and {{uid}} may stand in braces"
         )
     return value
+
+
+def is_per_user(value: str) -> bool:
+    """Tell whether each user has a value of this setting of their own."""
+    return any(name for _, name, _, _ in Formatter().parse(value))
 
 
 def _is_template(value: str) -> bool:

@@ -6,13 +6,24 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+import trio
 from rich.console import Console
 from rich.table import Table
 
 from bootseer import config as settings
+from bootseer.errors import BootseerError
+
+if TYPE_CHECKING:
+    from bootseer.store.base import Store
+
+_LISTED = ("file:", "hdfs:")
+"""These tell owners."""
+_LOOK_S = 5.0
 
 PLUGSTACK = Path("/etc/slurm/plugstack.conf.d/bootseer.conf")
 
@@ -22,7 +33,7 @@ PLUGSTACK = Path("/etc/slurm/plugstack.conf.d/bootseer.conf")
 def doctor(as_json: bool) -> None:
     """Check this node, and print every setting with its effective value and where it comes from."""
     config = settings.load()
-    checks = {name: check() for name, check in CHECKS.items()}
+    checks = {name: check() for name, check in CHECKS.items()} | _stores(config)
     if as_json:
         document = {
             "checks": {name: {"ok": ok, "detail": detail} for name, (ok, detail) in checks.items()},
@@ -66,6 +77,39 @@ def _residency() -> tuple[bool, str]:
     if found and (int(found[1]), int(found[2])) >= (6, 5):
         return True, "the kernel has cachestat"
     return True, "no cachestat before Linux 6.5: sampling a large image costs some ms each time"
+
+
+def _stores(config: settings.Config) -> dict[str, tuple[bool, str]]:
+    """Look at each store that the settings name, and say what is wrong with it."""
+    from bootseer.cli.running import caller
+    from bootseer.env.shared import is_member, shared_urls
+    from bootseer.store.connect import connect, connect_images, connect_shared
+
+    user = caller()
+    stores: dict[str, Callable[[], Store]] = {"store.url": lambda: connect(config, user)}
+    if config["image.store_url"]:
+        stores["image.store_url"] = lambda: connect_images(config, user)
+    for group, url in shared_urls(config).items():
+        if user.uid != 0 and not is_member(group):
+            continue
+        stores[f"env.shared {group}"] = partial(connect_shared, url, group, config, user)
+    return {name: _store(opened) for name, opened in stores.items()}
+
+
+def _store(opened: Callable[[], Store]) -> tuple[bool, str]:
+    async def look() -> str:
+        store = opened()
+        if store.url.startswith(_LISTED):
+            with trio.move_on_after(_LOOK_S):
+                await store.list()
+                return f"{store.url}: only trusted users can write there"
+            return f"{store.url}: no answer within {_LOOK_S:g} s"
+        return f"{store.url}: its bucket's policy says who can write there"
+
+    try:
+        return True, trio.run(look)
+    except BootseerError as error:
+        return False, str(error)
 
 
 CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {

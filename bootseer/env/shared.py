@@ -1,8 +1,8 @@
 """Stores of environments that the members of a Unix group share.
 
 The administrator lists them in `env.shared`; who may read and write there is decided by the store's
-own permissions. What is in one is run by all of the group, so nothing is taken from where everybody
-may write.
+own permissions. What is in one is run by all of the group, so nothing is taken from where others
+than the group may write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bootseer.errors import (
 )
 from bootseer.image import catalog as images
 from bootseer.store.base import Store, publish, read_all
-from bootseer.store.connect import Settings, connect_to
+from bootseer.store.connect import Settings, connect_shared
 from bootseer.units import MIB
 
 OBJECT_MODE = 0o640
@@ -60,7 +60,8 @@ def group_store(config: Settings, user: User, group: str) -> Store:
         group: its name.
 
     Raises:
-        ConfigError: the administrator has listed none.
+        ConfigError: the administrator has listed none, or one place for all users in an object
+            store, see `check_bucket`.
         Denied: this process is not of the group.
     """
     urls = shared_urls(config)
@@ -70,17 +71,17 @@ def group_store(config: Settings, user: User, group: str) -> Store:
             f"group {group!a} has no store for environments; there are: {known}. Ask your "
             "administrator to list one in env.shared"
         )
-    if not _is_member(group):
+    if not is_member(group):
         raise Denied(
             f"{user.name} is not a member of the group {group!a}: `id -Gn` lists yours; after you "
             "have been added, log in again"
         )
-    return connect_to(user.fill(urls[group]), config, user, private=False)
+    return connect_shared(urls[group], group, config, user)
 
 
 def shared_stores(config: Settings, user: User) -> list[Store]:
     """Open the stores of all groups that this process is of, in the administrator's order."""
-    return [group_store(config, user, name) for name in shared_urls(config) if _is_member(name)]
+    return [group_store(config, user, name) for name in shared_urls(config) if is_member(name)]
 
 
 async def find_snapshot(stores: Sequence[Store], key: str) -> tuple[Store, Snapshot]:
@@ -94,8 +95,8 @@ async def find_snapshot(stores: Sequence[Store], key: str) -> tuple[Store, Snaps
         The store that has it, and its manifest.
 
     Raises:
-        NotFound: none of them has it. Shared stores that do not answer, that everybody may write
-            to, or that hold a damaged manifest of it, do not count.
+        NotFound: none of them has it. Shared stores that do not answer, that others than the group
+            may write to, or that hold a damaged manifest of it, do not count.
         BootseerError: the user's own does not say.
     """
     own, *others = stores
@@ -104,7 +105,6 @@ async def find_snapshot(stores: Sequence[Store], key: str) -> tuple[Store, Snaps
     for store in others:
         with suppress(BootseerError):
             snapshot = await catalog.read_snapshot(store, key)
-            await _check_writers(store, key)
             return store, snapshot
     raise NotFound(f"there is no environment {key[:12]} in {own.url} or in a shared store")
 
@@ -250,18 +250,6 @@ async def _make_folder(store: Store, name: str, mode: int) -> None:
             await store.set_mode(name, mode)
 
 
-async def _check_writers(store: Store, key: str) -> None:
-    """Refuse what anybody could have put there.
-
-    Raises:
-        Denied: it is in a folder that everybody may write to.
-    """
-    for name in ("env", "env/snapshots", catalog.folder_of(key)):
-        info = await store.stat(name)
-        if info.mode is not None and info.mode & stat.S_IWOTH:
-            raise Denied(f"{name} in {store.url} can be written to by everybody: not used")
-
-
 class _Frames:
     """Compares frames with their digests, out of a stream that is cut anywhere."""
 
@@ -298,7 +286,8 @@ def _umask(mask: int) -> Iterator[None]:
         os.umask(before)
 
 
-def _is_member(group: str) -> bool:
+def is_member(group: str) -> bool:
+    """Whether this process is of a group."""
     try:
         gid = grp.getgrnam(group).gr_gid
     except KeyError:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import grp
 from typing import Any, Protocol
 
 import trio
 
-from bootseer.config import User
+from bootseer.config import User, is_per_user
+from bootseer.errors import ConfigError
+from bootseer.store import arrowfs
 from bootseer.store.backoff import Backoff
 from bootseer.store.base import Store
 from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
+from bootseer.store.owners import TrustedOwners
 from bootseer.store.retry import RetryStore
 
 MAX_OPERATIONS = 16
@@ -41,8 +45,9 @@ def connect(
         operations, backoff: as for `connect_to`.
 
     Raises:
-        ConfigError: the URL is not of a kind that this version can use.
+        ConfigError: the URL is not of a kind that this version can use, or one for all users.
     """
+    check_bucket(config["store.url"], "store", config)
     url = user.fill(config["store.url"])
     return connect_to(url, config, user, operations=operations, backoff=backoff)
 
@@ -58,12 +63,73 @@ def connect_images(
 
     Args:
         config, user, operations, backoff: as for `connect_to`.
+
+    Raises:
+        ConfigError: as for `connect`, or there is no such group as `image.store_group`.
     """
-    url = config["image.store_url"] or config["store.url"]
-    private = not config["image.store_url"]
+    if not config["image.store_url"]:
+        return connect(config, user, operations=operations, backoff=backoff)
+    check_bucket(config["image.store_url"], "image", config)
     return connect_to(
-        user.fill(url), config, user, private=private, operations=operations, backoff=backoff
+        user.fill(config["image.store_url"]),
+        config,
+        user,
+        trusted=image_owners(config, user),
+        operations=operations,
+        backoff=backoff,
     )
+
+
+def image_owners(config: Settings, user: User) -> TrustedOwners:
+    """Say who may write in the image store that users share.
+
+    Raises:
+        ConfigError: there is no such group as `image.store_group`.
+    """
+    group = config["image.store_group"]
+    if not group:
+        return TrustedOwners(user.name, user.uid)
+    gid = _gid("image.store_group", group)
+    return TrustedOwners(user.name, user.uid, group, gid, widens=True)
+
+
+def connect_shared(url: str, group: str, config: Settings, user: User) -> Store:
+    """Open a store of environments that a group shares; its members are trusted.
+
+    Args:
+        url: as the administrator has set it.
+        group: its name.
+        config, user: as for `connect_to`.
+
+    Raises:
+        ConfigError: as for `connect`, or there is no such group.
+    """
+    check_bucket(url, "env", config)
+    gid = _gid("env.shared", group)
+    trusted = TrustedOwners(user.name, user.uid, group, gid, setting="env.shared")
+    return connect_to(user.fill(url), config, user, trusted=trusted)
+
+
+def check_bucket(url: str, section: str, config: Settings) -> None:
+    """Refuse one place for all users in an object store, which tells no owners.
+
+    Args:
+        url: as the administrator has set it, with its braces.
+        section: of the settings; its `shared_bucket` allows it.
+        config: the settings.
+
+    Raises:
+        ConfigError: whoever writes there first would have all others run it.
+    """
+    if url.partition("://")[0] not in arrowfs.SCHEMES or is_per_user(url):
+        return
+    if not config[f"{section}.shared_bucket"]:
+        raise ConfigError(
+            f"store {arrowfs.shown(url)!r} is the same for all users, and an object store does not "
+            "tell who wrote what: a user could have others run it. The administrator puts {user} "
+            f"into the URL, or sets {section}.shared_bucket = true after the bucket's policy lets "
+            "only trusted users write there"
+        )
 
 
 def connect_to(
@@ -72,6 +138,7 @@ def connect_to(
     user: User,
     *,
     private: bool = True,
+    trusted: TrustedOwners | None = None,
     operations: int = MAX_OPERATIONS,
     backoff: Backoff | None = None,
 ) -> Store:
@@ -82,14 +149,23 @@ def connect_to(
         config: how to reach it.
         user: as whom.
         private: in a directory, only this user may own and write it; see `LocalStore`.
+        trusted: of a store that many users run things from, who may; then it is not private.
         operations: how many at once.
         backoff: how often to try again; None for the default.
     """
-    owner_uid = user.uid if private else None
-    inner = open_store(url, owner_uid=owner_uid, hdfs=hdfs_options(config, user))
+    owner_uid = user.uid if private and trusted is None else None
+    options = hdfs_options(config, user)
+    inner = open_store(url, owner_uid=owner_uid, trusted=trusted, hdfs=options)
     limit = trio.CapacityLimiter(operations)
     limited = LimitStore(inner, deadline_s=config["store.deadline_s"], operations=limit)
     return RetryStore(limited, backoff)
+
+
+def _gid(setting: str, group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as error:
+        raise ConfigError(f"{setting}: this node has no group {group!a}") from error
 
 
 def hdfs_options(config: Settings, user: User) -> HdfsOptions:

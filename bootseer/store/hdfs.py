@@ -111,6 +111,15 @@ class HdfsStore:
 
         return await self._run("stat", name, work)
 
+    async def stat_root(self) -> ObjectInfo:
+        """Describe the folder that the store is in, under the name "".
+
+        Raises:
+            NotFound: it has not been made yet.
+        """
+        path = self._root or "/"
+        return await self._run("stat", "", lambda: _info("", self._client().get_file_info(path)))
+
     async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
         """See `Store.list`."""
         path = self._path(check_folder(folder))

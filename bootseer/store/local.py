@@ -33,6 +33,7 @@ from bootseer.store.gate import Gate
 from bootseer.store.lease import Lease
 from bootseer.store.name import check_folder, check_name, check_rename
 from bootseer.store.oserror import translated
+from bootseer.store.owners import TrustedOwners
 from bootseer.store.tree import Temporary, Tree
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class LocalStore:
         root: Path,
         owner_uid: int | None = None,
         *,
+        trusted: TrustedOwners | None = None,
         threads: trio.CapacityLimiter | None = None,
     ) -> None:
         """Use the directory `root`, which is made by the first write that finds it missing.
@@ -74,13 +76,15 @@ class LocalStore:
             owner_uid: the user who must own `root` and the folders in it, with no write permission
                 for others; an operation is Denied where that does not hold. What is made without
                 a mode is then private (0700 and 0600). None: any owner, and the umask decides.
+            trusted: of a store that many users run things from, who may own and write its folders
+                and objects; an operation is Denied where others can. None: anybody.
             threads: how many calls may be under way at once; `THREADS` of this store's own if None.
 
         Raises:
             ValueError: `root` is relative.
         """
         self.url = root.as_uri()
-        self._tree = Tree(root, owner_uid)
+        self._tree = Tree(root, owner_uid, trusted)
         self._threads = threads or trio.CapacityLimiter(THREADS)
 
     async def stat(self, name: str) -> ObjectInfo:

@@ -12,6 +12,7 @@ from bootseer.store import arrowfs
 from bootseer.store.base import Store
 from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.local import LocalStore
+from bootseer.store.owners import TrustedOwners
 
 SCHEMES = ("file", "hdfs", *arrowfs.SCHEMES)
 """What this version has."""
@@ -19,7 +20,13 @@ SCHEMES = ("file", "hdfs", *arrowfs.SCHEMES)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | None = None) -> Store:
+def open_store(
+    url: str,
+    *,
+    owner_uid: int | None = None,
+    trusted: TrustedOwners | None = None,
+    hdfs: HdfsOptions | None = None,
+) -> Store:
     """Return the store that a URL names, without touching it.
 
     Args:
@@ -28,13 +35,15 @@ def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | No
             configuration; for ``s3://`` and pyarrow's other file systems, see `ArrowStore`.
         owner_uid: the only user who may own and write the store's directory; see `LocalStore`. In
             HDFS what is made is then private, and permissions decide; in an object store its rules.
+        trusted: who may own and write a store that many users run things from, in a directory or in
+            HDFS. An object store does not tell.
         hdfs: how to reach an HDFS; as `find_conf_dir("")` says if None.
 
     Raises:
         ConfigError: there is no such scheme, or the path is relative or contains ``..``.
     """
     if url.startswith("/"):
-        return LocalStore(_root(url, url), owner_uid)
+        return LocalStore(_root(url, url), owner_uid, trusted=trusted)
     try:
         parsed = urlsplit(url)
     except ValueError as error:
@@ -46,12 +55,13 @@ def open_store(url: str, *, owner_uid: int | None = None, hdfs: HdfsOptions | No
         return _open_arrow(url, parsed)
     if parsed.scheme == "hdfs":
         options = hdfs or HdfsOptions(find_conf_dir(""))
-        return _open_hdfs(url, parsed, options, private=owner_uid is not None)
+        return _open_hdfs(url, parsed, options, owner_uid is not None, trusted)
     if parsed.netloc or parsed.query or parsed.fragment:
         raise ConfigError(
             f"store {url!r}: file URLs are file:///abs/path, with three slashes and no '?' or '#'"
         )
-    return LocalStore(_root(url, unquote(parsed.path) if parsed.scheme else url), owner_uid)
+    root = _root(url, unquote(parsed.path) if parsed.scheme else url)
+    return LocalStore(root, owner_uid, trusted=trusted)
 
 
 def divide(url: str) -> tuple[str, str]:
@@ -79,8 +89,15 @@ def divide(url: str) -> tuple[str, str]:
     return Path(root).as_uri(), os.path.relpath(path, root) if path != "/" else ""
 
 
-def _open_hdfs(url: str, parsed: SplitResult, options: HdfsOptions, *, private: bool) -> Store:
+def _open_hdfs(
+    url: str,
+    parsed: SplitResult,
+    options: HdfsOptions,
+    private: bool,
+    trusted: TrustedOwners | None,
+) -> Store:
     from bootseer.store.hdfs import HdfsStore  # 25 ms that other stores do without
+    from bootseer.store.trusted import TrustedStore
 
     if not parsed.netloc or "@" in parsed.netloc or parsed.query or parsed.fragment:
         raise ConfigError(
@@ -88,7 +105,8 @@ def _open_hdfs(url: str, parsed: SplitResult, options: HdfsOptions, *, private: 
             "no '?' or '#'"
         )
     root = _root(url, unquote(parsed.path) or "/")
-    return HdfsStore(parsed.netloc, root, options, private=private)
+    store = HdfsStore(parsed.netloc, root, options, private=private)
+    return store if trusted is None else TrustedStore(store, trusted)
 
 
 def _open_arrow(url: str, parsed: SplitResult) -> Store:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bootseer.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
 from bootseer.store.name import is_component, temporary_name
+from bootseer.store.owners import Ownership, TrustedOwners
 from bootseer.store.reap import reap, remove_tree
 from bootseer.units import NS_PER_S
 
@@ -67,10 +68,13 @@ class Tree:
         root: an absolute path; links that lead to it are followed, as whoever set it meant.
         owner_uid: the only user who may own its folders and write in them; what is made is then
             private. None: any owner, and the umask decides.
+        trusted: of a tree that many users run things from, who may own its folders and files and
+            write in them. None: anybody.
     """
 
     root: Path
     owner_uid: int | None
+    trusted: TrustedOwners | None = None
 
     @contextmanager
     def folder(self, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
@@ -79,21 +83,11 @@ class Tree:
         Raises:
             FileNotFoundError: it does not exist, or is a file.
             NotADirectoryError: there is a file where a folder is to be made.
-            PermissionError: it, or one on the way, is not its owner's alone to write in.
+            PermissionError: others can write in it, or in one on the way.
             OSError: ELOOP, a component is a symbolic link.
         """
-        fd = self._open_root(make)
-        try:
-            path = self.root
-            self._check_owner(fd, path)
-            for part in parts:
-                fd, above = self._enter(fd, part, make), fd
-                os.close(above)
-                path /= part
-                self._check_owner(fd, path)
+        with self._walk(parts, make) as (fd, _):
             yield fd
-        finally:
-            os.close(fd)
 
     def open_object(self, parts: Sequence[str]) -> tuple[int, os.stat_result]:
         """Open a regular file for reading; the descriptor is the caller's.
@@ -101,13 +95,14 @@ class Tree:
         Raises:
             OSError: ELOOP a symbolic link, ENXIO any other kind of file, EISDIR a folder.
         """
-        with self.folder(parts[:-1]) as folder:
+        with self._walk(parts[:-1]) as (folder, top):
             fd = os.open(parts[-1], _OPEN_OBJECT, dir_fd=folder)
         try:
             status = os.fstat(fd)
             check_kind(status)
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self._check_trusted(status, self.root.joinpath(*parts), top)
         except BaseException:
             os.close(fd)
             raise
@@ -232,6 +227,25 @@ class Tree:
         return 0
 
     @contextmanager
+    def _walk(
+        self, parts: Sequence[str], make: bool = False
+    ) -> Iterator[tuple[int, os.stat_result]]:
+        """Open a folder as `folder` does, and describe the tree's top folder."""
+        fd = self._open_root(make)
+        try:
+            path, top = self.root, os.fstat(fd)
+            self._check_above(fd)
+            self._check_owner(top, path, top)
+            for part in parts:
+                fd, above = self._enter(fd, part, make), fd
+                os.close(above)
+                path /= part
+                self._check_owner(os.fstat(fd), path, top)
+            yield fd, top
+        finally:
+            os.close(fd)
+
+    @contextmanager
     def _handle(self, parts: Sequence[str]) -> Iterator[str]:
         """Lend a path of a file or folder that is good whatever becomes of its name.
 
@@ -258,10 +272,29 @@ class Tree:
         self._make_root()
         return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
 
-    def _check_owner(self, folder: int, path: Path) -> None:
+    def _check_above(self, root: int) -> None:
+        """Refuse a tree that many use and that everybody can exchange for another."""
+        if self.trusted is None:
+            return
+        mode = os.stat("..", dir_fd=root).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            above = os.path.dirname(os.path.realpath(self.root))
+            raise PermissionError(
+                errno.EPERM,
+                f"everybody can exchange {self.root} for another folder; run `chmod o-w {above}`",
+            )
+
+    def _check_trusted(self, status: os.stat_result, path: Path, top: os.stat_result) -> None:
+        if self.trusted is None:
+            return
+        problem = self.trusted.problem(str(path), _ownership(status), _ownership(top))
+        if problem:
+            raise PermissionError(errno.EPERM, problem)
+
+    def _check_owner(self, status: os.stat_result, path: Path, top: os.stat_result) -> None:
+        self._check_trusted(status, path, top)
         if self.owner_uid is None:
             return
-        status = os.fstat(folder)
         if status.st_uid != self.owner_uid:
             raise PermissionError(
                 errno.EPERM,
@@ -280,6 +313,12 @@ class Tree:
                 errno.EPERM,
                 f"{self.root} does not exist and only uid {self.owner_uid} may make it; "
                 "make it as that user",
+            )
+        if self.trusted is not None and os.geteuid() != 0:
+            raise PermissionError(
+                errno.EPERM,
+                f"{self.root} does not exist, and many users would run what is in it; the "
+                f"administrator makes it, with `install -d {self.root}`",
             )
         missing = [path for path in [self.root, *self.root.parents] if not path.exists()]
         for path in reversed(missing):
@@ -305,16 +344,37 @@ class Tree:
             if make:
                 raise
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
+        is_mine = False
         with suppress(FileExistsError):
             os.mkdir(part, self._folder_mode, dir_fd=fd)
+            is_mine = True
         # Who made it meanwhile, on another node perhaps, may not have come that far.
         sync_folder(fd)
-        return os.open(part, OPEN_FOLDER, dir_fd=fd)
+        made = os.open(part, OPEN_FOLDER, dir_fd=fd)
+        if is_mine and self.trusted is not None and self.trusted.widens:
+            above = os.fstat(fd)
+            try:
+                os.fchown(made, -1, above.st_gid)
+                os.fchmod(made, stat.S_IMODE(above.st_mode))
+            except BaseException:
+                os.close(made)
+                raise
+        return made
 
     @property
     def _folder_mode(self) -> int:
-        return 0o777 if self.owner_uid is None else 0o700
+        if self.owner_uid is not None:
+            return 0o700
+        if self.trusted is None:
+            return 0o777
+        return 0o755 if self.trusted.gid is None else 0o775
 
     @property
     def _file_mode(self) -> int:
-        return 0o666 if self.owner_uid is None else 0o600
+        if self.owner_uid is not None:
+            return 0o600
+        return 0o666 if self.trusted is None else 0o644
+
+
+def _ownership(status: os.stat_result) -> Ownership:
+    return Ownership(stat.S_IMODE(status.st_mode), str(status.st_uid), str(status.st_gid))

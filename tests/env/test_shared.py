@@ -31,7 +31,8 @@ def folder(tmp_path):
 
 @pytest.fixture
 def target(folder):
-    return LocalStore(folder)
+    user = User("ada", os.geteuid(), "/home/ada")
+    return shared.group_store(settings(f"{MINE}={folder}"), user, MINE)
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def lab(tmp_path_factory):
 
 def settings(lab, url, deadline_s):
     image = f'[image]\nstore_url = "{url}"\nio_deadline_s = {deadline_s}\nfill_mib_per_s = 0\n'
+    image += f"shared_bucket = {'true' if url.startswith('s3:') else 'false'}\n"
     path = lab.cluster.etc_bootseer / "bootseer.toml"
     path.write_text(CONFIG.replace("[image]\n", image))
 

@@ -13,6 +13,7 @@ from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.hdfs import HdfsStore
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
+from bootseer.store.owners import TrustedOwners
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.cluster.spec import HEAD, address
 from bootseer.testing.hdfs import Hdfs, hadoop_jars
@@ -281,3 +282,35 @@ async def test_a_dead_namenode_is_a_passing_matter(hdfs):
     finally:
         hdfs.start_namenode()
     assert await read_all(store, "object", 1) == b"1"
+
+
+async def test_what_others_can_write_in_a_shared_store_is_refused(hdfs, monkeypatch):
+    for command in (
+        ("-mkdir", "-p", "/shared-images/image-names"),
+        ("-chown", "-R", "provider:staff", "/shared-images"),
+    ):
+        hdfs.fs(*command)
+    monkeypatch.setenv("HADOOP_USER_NAME", "provider")
+    url = at("/shared-images").url
+    name = "image-names/train"
+    provider = TrustedOwners("provider", 1)
+    await publish(open_store(url, trusted=provider), name, b"1")
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+
+    async def read(group=""):
+        owners = TrustedOwners("alice", 2, group, 12345 if group else None)
+        return await read_all(open_store(url, trusted=owners), name, 1)
+
+    assert await read() == b"1"
+    for where in ("", "/image-names", f"/{name}"):
+        for mode, says in (("777", "everybody"), ("775", "group staff")):
+            hdfs.fs("-chmod", mode, f"/shared-images{where}")
+            with pytest.raises(Denied, match=f"{says} can write in {url}{where}:"):
+                await read()
+        assert await read("staff") == b"1"
+        hdfs.fs("-chmod", "755", f"/shared-images{where}")
+    hdfs.fs("-chown", "mallory", "/shared-images/image-names")
+    with pytest.raises(Denied, match="belongs to user mallory"):
+        await read()
+    hdfs.fs("-chown", "alice", "/shared-images/image-names")
+    assert await read() == b"1"

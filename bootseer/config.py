@@ -83,6 +83,9 @@ SETTINGS: dict[str, Setting] = {
     "hdfs.kerberos_principal": Setting(
         "{user}", 0, 0, "whose tickets to take from hdfs.kerberos_cache", is_template=True
     ),
+    "aws.profile": Setting(
+        "", 0, 0, "profile of the user's ~/.aws/credentials and ~/.aws/config; empty: default"
+    ),
     "node.run_dir": Setting("/run/bootseer", 0, 0, "state of the jobs on this node"),
     "node.cache_dir": Setting("/var/cache/bootseer", 0, 0, "what outlives a job on this node"),
     "cache.quota_gib": Setting(

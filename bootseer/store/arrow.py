@@ -20,6 +20,7 @@ import trio
 from bootseer.errors import Conflict, NotFound, Unavailable
 from bootseer.store import arrowfs
 from bootseer.store.arrowerror import translated
+from bootseer.store.awsprofile import AwsOptions
 from bootseer.store.base import (
     Appender,
     Capabilities,
@@ -75,16 +76,23 @@ class ArrowStore:
         snapshots=False,
     )
 
-    def __init__(self, url: str, *, threads: trio.CapacityLimiter | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        aws: AwsOptions | None = None,
+        *,
+        threads: trio.CapacityLimiter | None = None,
+    ) -> None:
         """Use what the URL names, which must exist; nothing is asked yet.
 
         Args:
-            url: as `pyarrow.fs.FileSystem.from_uri` takes it. Credentials that it does not have
-                are found as pyarrow finds them.
+            url: as `pyarrow.fs.FileSystem.from_uri` takes it.
+            aws: whose credentials for S3, if the URL has none; this process' user's if None.
             threads: how many calls may be under way at once; `THREADS` of this store's own if None.
         """
         self.url = arrowfs.shown(url)
         self._whole_url = url
+        self._aws = aws
         self._threads = threads or trio.CapacityLimiter(THREADS)
         self._lock = threading.Lock()
         self._made: tuple[FileSystem, str] | None = None
@@ -273,7 +281,7 @@ class ArrowStore:
     def _connected(self) -> tuple[FileSystem, str]:
         with self._lock:
             if self._made is None:
-                self._made = arrowfs.connect(self._whole_url)
+                self._made = arrowfs.connect(self._whole_url, self._aws)
             return self._made
 
     def _filesystem(self) -> FileSystem:

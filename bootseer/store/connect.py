@@ -10,6 +10,7 @@ import trio
 from bootseer.config import User, is_per_user
 from bootseer.errors import ConfigError
 from bootseer.store import arrowfs
+from bootseer.store.awsprofile import AwsOptions
 from bootseer.store.backoff import Backoff
 from bootseer.store.base import Store
 from bootseer.store.hadoop import HdfsOptions, find_conf_dir
@@ -154,8 +155,13 @@ def connect_to(
         backoff: how often to try again; None for the default.
     """
     owner_uid = user.uid if private and trusted is None else None
-    options = hdfs_options(config, user)
-    inner = open_store(url, owner_uid=owner_uid, trusted=trusted, hdfs=options)
+    inner = open_store(
+        url,
+        owner_uid=owner_uid,
+        trusted=trusted,
+        hdfs=hdfs_options(config, user),
+        aws=AwsOptions(user.home, user.uid, config["aws.profile"]),
+    )
     limit = trio.CapacityLimiter(operations)
     limited = LimitStore(inner, deadline_s=config["store.deadline_s"], operations=limit)
     return RetryStore(limited, backoff)

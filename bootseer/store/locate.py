@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from bootseer.errors import ConfigError
 from bootseer.store import arrowfs
+from bootseer.store.awsprofile import AwsOptions
 from bootseer.store.base import Store
 from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.local import LocalStore
@@ -26,6 +27,7 @@ def open_store(
     owner_uid: int | None = None,
     trusted: TrustedOwners | None = None,
     hdfs: HdfsOptions | None = None,
+    aws: AwsOptions | None = None,
 ) -> Store:
     """Return the store that a URL names, without touching it.
 
@@ -38,6 +40,7 @@ def open_store(
         trusted: who may own and write a store that many users run things from, in a directory or in
             HDFS. An object store does not tell.
         hdfs: how to reach an HDFS; as `find_conf_dir("")` says if None.
+        aws: whose credentials to use for S3; those of this process' user if None.
 
     Raises:
         ConfigError: there is no such scheme, or the path is relative or contains ``..``.
@@ -52,7 +55,7 @@ def open_store(
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise ConfigError(f"store {url!r}: this version has {known} and plain absolute paths")
     if parsed.scheme in arrowfs.SCHEMES:
-        return _open_arrow(url, parsed)
+        return _open_arrow(url, parsed, aws)
     if parsed.scheme == "hdfs":
         options = hdfs or HdfsOptions(find_conf_dir(""))
         return _open_hdfs(url, parsed, options, owner_uid is not None, trusted)
@@ -109,7 +112,7 @@ def _open_hdfs(
     return store if trusted is None else TrustedStore(store, trusted)
 
 
-def _open_arrow(url: str, parsed: SplitResult) -> Store:
+def _open_arrow(url: str, parsed: SplitResult, aws: AwsOptions | None) -> Store:
     from bootseer.store.arrow import ArrowStore
 
     if not parsed.netloc or parsed.fragment:
@@ -117,7 +120,7 @@ def _open_arrow(url: str, parsed: SplitResult) -> Store:
             f"store {arrowfs.shown(url)!r}: name a bucket, as s3://BUCKET/path, without '#'"
         )
     _root(arrowfs.shown(url), unquote(parsed.path) or "/")
-    return ArrowStore(url)
+    return ArrowStore(url, aws)
 
 
 def _root(url: str, path: str) -> Path:

@@ -1,12 +1,8 @@
 """The store by pyarrow's file systems, on an S3 server."""
 
-import http.client
 import os
 import signal
-import subprocess
 import sys
-from itertools import count
-from urllib.parse import urlsplit
 
 import pytest
 import trio
@@ -20,10 +16,7 @@ from bootseer.store.base import publish, read_all
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
 from bootseer.store.name import TEMPORARY_PREFIX
-from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.store_suite import StoreSuite
-
-_numbers = count()
 
 WRITE_AND_DIE = """
 import os, sys, trio
@@ -40,41 +33,12 @@ trio.run(main)
 """
 
 
-class Server:
-    """An S3 server of its own on loopback."""
-
-    def __init__(self, folder):
-        self.log = folder / "log"
-        argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log)
-        self.address = urlsplit(wait_until(self._url, "the S3 server", timeout_s=30)).netloc
-
-    def _url(self):
-        words = self.log.read_text().split()
-        return next((word for word in words if word.startswith("http://127.")), "")
-
-    def url(self, path=""):
-        """The URL of a new bucket, or of a path in it."""
-        bucket = f"bucket-{next(_numbers)}"
-        connection = http.client.HTTPConnection(self.address)
-        connection.request("PUT", f"/{bucket}")
-        assert connection.getresponse().status == 200
-        connection.close()
-        options = f"endpoint_override={self.address}&scheme=http&region=us-east-1"
-        return f"s3://{bucket}{path}?{options}"
-
-
 @pytest.fixture(scope="module", autouse=True)
-def server(tmp_path_factory):
-    started = Server(tmp_path_factory.mktemp("s3"))
+def server(s3_server):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "id")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "geheim")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        yield started
-    started.process.kill()
-    started.process.wait()
+        yield s3_server
 
 
 class TestArrowStore(StoreSuite):

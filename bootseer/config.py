@@ -169,6 +169,12 @@ SETTINGS: dict[str, Setting] = {
     "image.keep_imports": Setting(
         True, 0, 0, "what bootseer-importer had to import is put where images are"
     ),
+    "image.pin": Setting(
+        False,
+        0,
+        0,
+        "a name that leads to another image than in the job's last run is not served",
+    ),
     "image.pack_copies": Setting(
         0,
         0,

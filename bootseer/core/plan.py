@@ -20,6 +20,7 @@ VERSION = 1
 MAX_BYTES = 256 * 1024
 MAX_RUNS = 20
 MAX_IMAGES = 8
+MAX_NAMES = 32
 _FORMAT = "bootseer warm plan"
 _URI = re.compile(r"[a-z][a-z0-9+.-]{0,15}://", re.ASCII)
 
@@ -61,6 +62,19 @@ class PlannedImage:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedName:
+    """What the name of a served image led to, in the newest run that used it.
+
+    Attributes:
+        path: URI, as the job named it.
+        digest: of all of the image, by which the store has it.
+    """
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRun:
     """An earlier run under this key.
 
@@ -85,6 +99,7 @@ class WarmPlan:
     key: str
     images: tuple[PlannedImage, ...] = ()
     runs: tuple[PlannedRun, ...] = ()
+    names: tuple[PlannedName, ...] = ()
 
     def encode(self) -> bytes:
         """Encode as a file."""
@@ -92,7 +107,12 @@ class WarmPlan:
         document.update(asdict(self))
         return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
 
-    def tells(self, run: PlannedRun, images: tuple[PlannedImage, ...]) -> bool:
+    def tells(
+        self,
+        run: PlannedRun,
+        images: tuple[PlannedImage, ...],
+        names: tuple[PlannedName, ...] = (),
+    ) -> bool:
         """Whether a node of this run has said what there is to say of it.
 
         What nodes of a run see can differ a little, as when they began and how large a hot set was.
@@ -100,12 +120,19 @@ class WarmPlan:
         """
         known = {(image.path, image.digest) for image in self.images}
         mine = {(image.path, image.digest) for image in images}
-        return any(r.run == run.run for r in self.runs) and mine <= known
+        is_known = any(r.run == run.run for r in self.runs)
+        return is_known and mine <= known and set(names) <= set(self.names)
 
-    def with_run(self, run: PlannedRun, images: tuple[PlannedImage, ...]) -> WarmPlan:
+    def with_run(
+        self,
+        run: PlannedRun,
+        images: tuple[PlannedImage, ...],
+        names: tuple[PlannedName, ...] = (),
+    ) -> WarmPlan:
         """Add a run and what it used.
 
-        The images of the newest run count; a run that used none leaves them as they are.
+        The images of the newest run count; a run that used none leaves them as they are. A name
+        stays until a newer run has used it, so that a run that was refused its image changes none.
         """
         runs = {r.run: r for r in (*self.runs, run)}
         newest = sorted(runs.values(), key=lambda r: (r.started_ns, r.run))[-MAX_RUNS:]
@@ -116,7 +143,22 @@ class WarmPlan:
             self,
             images=images[:MAX_IMAGES] if images and is_newest else self.images,
             runs=tuple(newest),
+            names=self._with_names(names) if is_newest else self.names,
         )
+
+    def _with_names(self, names: tuple[PlannedName, ...]) -> tuple[PlannedName, ...]:
+        used = {name.path for name in names}
+        return (*(name for name in self.names if name.path not in used), *names)[-MAX_NAMES:]
+
+    def retagged(self, path: str, digest: str) -> str:
+        """Return what the name of an image led to last, if that was another one, else "".
+
+        Args:
+            path: as the job names it.
+            digest: of the image that has the name now.
+        """
+        known = next((name.digest for name in self.names if name.path == path), digest)
+        return known if known != digest else ""
 
 
 def object_name(key: str) -> str:
@@ -156,6 +198,10 @@ def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
                 started_ns=run.count("started_ns"),
             )
             for run in fields.objects("runs", MAX_RUNS)
+        ),
+        names=tuple(
+            PlannedName(_path(named.text("path"), name), named.text("digest", 64))
+            for named in (fields.objects("names", MAX_NAMES) if fields.has("names") else ())
         ),
     )
     if (plan.user, plan.key) != (user, key):

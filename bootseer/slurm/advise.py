@@ -14,14 +14,15 @@ from collections.abc import Mapping
 import trio
 
 from bootseer import config as settings
-from bootseer.core.plan import WarmPlan
-from bootseer.core.reference import ENVIRONMENT
+from bootseer.core.plan import PlannedImage, WarmPlan
+from bootseer.core.reference import ENVIRONMENT, SCHEME
 from bootseer.env.catalog import read_snapshot, resolve
 from bootseer.errors import BootseerError
+from bootseer.image.catalog import resolve as resolve_image
 from bootseer.slurm import options
 from bootseer.startup.plans import read_plan
 from bootseer.store.base import Store
-from bootseer.store.connect import connect
+from bootseer.store.connect import connect, connect_images
 from bootseer.units import NS_PER_S, format_age, format_size
 
 
@@ -44,12 +45,32 @@ def advise(values: Mapping[str, str]) -> list[str]:
         async def read() -> list[str]:
             store = connect(config, user)
             plan = await read_plan(store, user.name, key)
-            return [_known(plan, asked), *await _environments(store, plan, asked)]
+            moved = await _moved(config, user, plan, asked)
+            return [_known(plan, asked), *moved, *await _environments(store, plan, asked)]
 
         lines = [*trio.run(read), *lines]
     except BootseerError as error:
         lines.insert(0, f"nothing known: {error}")
     return [f"key {key}: {lines[0]}", *lines[1:]]
+
+
+async def _moved(
+    config: settings.Config, user: settings.User, plan: WarmPlan | None, asked: options.Options
+) -> list[str]:
+    """Say if the name of the image leads to another one than in the last run."""
+    image = _image(plan, asked)
+    if plan is None or image is None or "://" not in image.path:
+        return []
+    try:
+        digest = await resolve_image(connect_images(config, user), image.path)
+    except BootseerError:
+        return []  # said at the start
+    if not plan.retagged(image.path, digest):
+        return []
+    will = "the job gets that one"
+    if config["image.pin"] and not asked.record_only:
+        will = f"it is refused: give --bootseer-image={SCHEME}{digest}, or --bootseer=record"
+    return [f"{image.path} is another image than in the last run, and {will}"]
 
 
 async def _environments(store: Store, plan: WarmPlan | None, asked: options.Options) -> list[str]:
@@ -76,13 +97,18 @@ async def _environments(store: Store, plan: WarmPlan | None, asked: options.Opti
     return list(lines.values())
 
 
+def _image(plan: WarmPlan | None, asked: options.Options) -> PlannedImage | None:
+    """Find the image of this start in the plan."""
+    images = [i for i in plan.images if not i.path.startswith(ENVIRONMENT)] if plan else []
+    return next((i for i in images if not asked.image or i.path == asked.image), None)
+
+
 def _known(plan: WarmPlan | None, asked: options.Options) -> str:
     if asked.record_only:
         return "this start is recorded, as if it were the first"
     if plan is None:
         return "first start under this key: it is recorded, unless the image is known already"
-    images = [image for image in plan.images if not image.path.startswith(ENVIRONMENT)]
-    image = next((i for i in images if not asked.image or i.path == asked.image), None)
+    image = _image(plan, asked)
     if image is None and not asked.image:
         return f"{len(plan.runs)} earlier starts, without an image"
     if image is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bootseer.core.plan import (
     MAX_BYTES,
     PlannedImage,
+    PlannedName,
     PlannedRun,
     WarmPlan,
     decode,
@@ -31,7 +32,12 @@ async def read_plan(store: Store, user: str, key: str) -> WarmPlan | None:
 
 
 async def add_run(
-    store: Store, user: str, key: str, run: PlannedRun, images: tuple[PlannedImage, ...]
+    store: Store,
+    user: str,
+    key: str,
+    run: PlannedRun,
+    images: tuple[PlannedImage, ...],
+    names: tuple[PlannedName, ...] = (),
 ) -> WarmPlan:
     """Add a run to the plan of a user's key, made anew where it is missing or damaged.
 
@@ -48,8 +54,8 @@ async def add_run(
             raise
         except Corrupt:
             before = WarmPlan(user, key)
-        after = before.with_run(run, images)
-        if after == before or before.tells(run, images):
+        after = before.with_run(run, images, names)
+        if after == before or before.tells(run, images, names):
             return before
         await publish(store, object_name(key), after.encode())
     return after

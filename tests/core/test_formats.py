@@ -95,6 +95,9 @@ PLAN = plan.WarmPlan("alice", "k", (plan.PlannedImage("/i", "d", 1, 0),))
         ({"images": {}}, "images"),
         ({"images": [[]]}, "object"),
         ({"runs": [{}] * 1000}, "more than"),
+        ({"names": [{"path": "a", "digest": ""}]}, "absolute"),
+        ({"names": [{"path": "a://b", "digest": "x" * 65}]}, "digest"),
+        ({"names": [{"path": "a://b", "digest": ""}] * 33}, "more than"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(change, said):

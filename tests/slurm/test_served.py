@@ -13,7 +13,7 @@ import pytest
 from bootseer.core.image import BLOCK_BYTES
 from bootseer.testing import site
 from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.images import TinyImage, ch_run
+from bootseer.testing.images import TinyImage, ch_run, write_image
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 
@@ -220,3 +220,52 @@ def test_the_job_goes_on_when_its_agent_dies(lab, stored):
     assert (running.returncode, out) == (0, TinyImage().output * 2), err
     lab.assert_clean()
     assert lab.fallbacks(job_id) >= {"agent.died"}
+
+
+def tag_again(lab, seed):
+    """Give the name to an image with other data in files of the same names and sizes."""
+    source = lab.cluster.shared / "tiny.sqsh"
+    source.unlink()
+    recipe = TinyImage(seed=seed)
+    write_image(recipe, source)
+    source.chmod(0o644)
+    add = [site.bootseer(), "image", "add", str(source), "--name", NAME, "--json"]
+    return json.loads(lab.cluster.run(add, user="alice").stdout)["digest"], recipe
+
+
+def test_a_name_that_leads_to_another_image_is_told(lab, stored):
+    served(lab)
+    digest, recipe = tag_again(lab, 7)
+    moved = served(lab)
+    assert moved.stdout == recipe.output * 2
+    assert lab.fallbacks(moved) == {"image.retagged"}
+    detail = lab.stages(moved)["image.retagged"]["detail"]
+    assert digest[:12] in detail and stored["digest"][:12] in detail
+    assert "another image than in the last run" in moved.stderr
+    again = served(lab)
+    assert lab.fallbacks(again) == set(), "it is told once"
+    assert "another image" not in again.stderr
+
+
+def test_a_pinned_name_that_leads_to_another_image_is_not_served(lab, stored):
+    served(lab)
+    digest, recipe = tag_again(lab, 8)
+    config = lab.cluster.etc_bootseer / "bootseer.toml"
+    before = config.read_text()
+    config.write_text(before.replace("[image]\n", "[image]\npin = true\n"))
+    try:
+        for _ in range(2):  # a run that was refused does not change what is known
+            refused = lab.srun(*SERVED, command="cat $BOOTSEER_IMAGE", check=False)
+            assert refused.exit_code != 0 and refused.stdout == ""
+            assert {"image.retagged", "image.mount"} <= lab.fallbacks(refused)
+            assert f"bootseer://{digest}" in lab.stages(refused)["image.retagged"]["detail"]
+            assert "is refused" in refused.stderr
+        named = (SERVED[0], f"--bootseer-image=bootseer://{digest}")
+        assert lab.srun(*named, command=start(lab)).stdout == recipe.output * 2
+        record = ("--bootseer=record", "--job-name=served", SERVED[1])
+        assert lab.srun(*record, command=start(lab)).stdout == recipe.output * 2
+        accepted = served(lab)
+        assert accepted.stdout == recipe.output * 2
+        assert lab.fallbacks(accepted) == set()
+    finally:
+        config.write_text(before)

@@ -5,7 +5,14 @@ import json
 import pytest
 import trio
 
-from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan, object_name
+from bootseer.core.plan import (
+    MAX_NAMES,
+    PlannedImage,
+    PlannedName,
+    PlannedRun,
+    WarmPlan,
+    object_name,
+)
 from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.startup.plans import add_run, read_plan
 from bootseer.store.base import publish, read_all
@@ -81,3 +88,34 @@ async def test_a_damaged_plan_is_replaced_and_one_of_another_version_stays():
     with pytest.raises(UnknownVersion):
         await add_run(store, "alice", "k", run(2), IMAGES)
     assert await read_all(store, name, 1 << 20) == newer
+
+
+NAME = "bootseer://train:v1"
+
+
+async def test_a_plan_tells_when_a_name_leads_to_another_image():
+    store = MemoryStore()
+    first, second = (PlannedName(NAME, digit * 64) for digit in "ab")
+    other = PlannedName("docker://ubuntu", "c" * 64)
+    plan = await add_run(store, "alice", "k", run(1), IMAGES, (first,))
+    assert plan.retagged(NAME, first.digest) == ""
+    assert plan.retagged(other.path, other.digest) == "", "nothing is known of it"
+    assert plan.retagged(NAME, second.digest) == first.digest
+    # A run that was refused the image, and used another one, has not forgotten it.
+    await add_run(store, "alice", "k", run(2), IMAGES, (other,))
+    plan = await read_plan(store, "alice", "k")
+    assert plan.retagged(NAME, second.digest) == first.digest
+    await add_run(store, "alice", "k", run(3), IMAGES, (second,))
+    # One that began earlier, and ends later.
+    await add_run(store, "alice", "k", run(4, started_ns=2), IMAGES, (first,))
+    plan = await read_plan(store, "alice", "k")
+    assert plan.names == (other, second)
+    assert plan.retagged(NAME, second.digest) == ""
+
+
+def test_names_are_bounded_and_the_newest_stay():
+    plan = WarmPlan("alice", "k")
+    for number in range(1, MAX_NAMES + 3):
+        plan = plan.with_run(run(number), (), (PlannedName(f"docker://{number}", "a" * 64),))
+    assert len(plan.names) == MAX_NAMES
+    assert plan.names[-1].path == f"docker://{MAX_NAMES + 2}"

@@ -90,6 +90,7 @@ class ServedImage(JobImage):
         self._ended = trio.Event()
         self._closing = trio.Event()
         self._is_cached = False
+        self._content = ""
         self._touches: list[Touch] = []
         self.began_ns = time.time_ns()
         self._reported = trio.Event()
@@ -203,6 +204,7 @@ class ServedImage(JobImage):
         """Learn that it can be read, and what it is."""
         fields = Fields(message, _MESSAGE)
         self.digest = fields.text("identity", 200)
+        self._content = fields.text("content", 64)
         self.size_bytes = fields.count("size_bytes")
         self.leading = list(fields.ranges("leading", 8))
         self._is_cached = fields.flag("is_cached")
@@ -316,6 +318,7 @@ class ServedImage(JobImage):
         return {
             "path": self.path,
             "digest": self.digest,
+            "content": self._content,
             "size_bytes": self.size_bytes,
             "kind": MISSED if self.is_prefetched else COMPLETE,
             "touches": self.news(self._touches),

@@ -11,9 +11,10 @@ from typing import Any
 
 from bootseer.agent.workers.base import Task
 from bootseer.core.event import Event, from_json
-from bootseer.core.plan import PlannedImage, PlannedRun
+from bootseer.core.plan import PlannedImage, PlannedName, PlannedRun
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.core.reads import NodeReads, combine
+from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import Speed
 from bootseer.core.trace import COMPLETE, MAX_TOUCHES, Touch, Trace
 from bootseer.errors import BootseerError, Closed
@@ -107,9 +108,14 @@ def _trace(task: Task, image: dict[str, Any]) -> Trace:
 async def _plan(task: Task, store: Store, images: tuple[PlannedImage, ...]) -> None:
     job = task.job
     run = PlannedRun(job.run, job.job_id, task.message["kind"], job.started_ns)
+    names = tuple(
+        PlannedName(image["path"], image["content"])
+        for image in task.message["images"]
+        if image.get("content") and not image["path"].startswith(ENVIRONMENT)
+    )
     try:
         async with task.stage("plan.write") as said:
-            plan = await add_run(store, job.user, job.key, run, images)
+            plan = await add_run(store, job.user, job.key, run, images, names)
             said["detail"] = f"key {job.key}: {len(plan.runs)} runs"
     except Closed:
         raise

@@ -12,6 +12,7 @@ from bootseer.agent.node.process import CONNECTION_FD
 from bootseer.agent.workers.access_strategy import Chooser
 from bootseer.agent.workers.base import Task
 from bootseer.agent.workers.hot_pack import Packing
+from bootseer.agent.workers.image_pin import check_pin
 from bootseer.cache.blocks import CachedBlocks, no_blocks
 from bootseer.cache.link import KeeperLink
 from bootseer.core import image as image_format
@@ -131,6 +132,10 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
         digest = snapshot.image
     else:
         digest = await catalog.resolve(store, job.image)
+        if config["image.pin"]:
+            await check_pin(task, digest)
+        else:
+            nursery.start_soon(check_pin, task, digest)
     source = ImageSource(store, digest)
     info = await source.prove()
 
@@ -217,6 +222,7 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
             {
                 "op": "served",
                 "identity": served.manifest.identity,
+                "content": served.source.digest,
                 "size_bytes": served.manifest.size_bytes,
                 "leading": served.manifest.leading,
                 "is_cached": cached is not None and cached.is_complete,

@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bootseer import config as settings
 from bootseer.agent.node import control_client
 from bootseer.agent.node.job import JobFolder
 from bootseer.core.reference import SCHEME, reference
-from bootseer.errors import BootseerError, ConfigError, Denied, NotFound, Unavailable
+from bootseer.errors import BootseerError, ConfigError, NotFound, Unavailable
 from bootseer.slurm.options import is_uri
 
 SERVE_S = 60.0
@@ -27,6 +27,8 @@ SERVE_S = 60.0
 _TELL_S = 5.0
 """Longest that what was imported waits to be opened by who keeps it."""
 _FILE = "image.sqsh"
+_PARENTS = ("/var/tmp", "/tmp")
+_RANDOM_BYTES = 8
 _MAGIC = b"hsqs"
 _SCHEMES = (SCHEME, "docker://", "dockerd://", "podman://")
 _USAGE = "usage: bootseer-importer get URI | bootseer-importer release"
@@ -84,18 +86,21 @@ def get(uri: str, environ: Mapping[str, str]) -> str:
 def release(environ: Mapping[str, str]) -> None:
     """Remove what `get` has imported for this step, if anything.
 
+    Only folders of this user's that are closed to all others are looked into, and no link is
+    followed: anybody can make others of such names.
+
     Raises:
-        OSError: it cannot be removed.
+        OSError: one of this user's cannot be removed.
     """
+    prefix = _prefix(environ)
     for parent in _parents(environ):
-        folder = _folder(parent, environ)
+        above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _check_own(folder)
-        except (FileNotFoundError, BootseerError):
-            continue
-        for name in os.listdir(folder):
-            os.unlink(f"{folder}/{name}")
-        os.rmdir(folder)
+            for name in os.listdir(above):
+                if name.startswith(prefix):
+                    _remove_own(name, above)
+        finally:
+            os.close(above)
 
 
 def _socket(environ: Mapping[str, str]) -> str:
@@ -149,8 +154,6 @@ def _import(uri: str, environ: Mapping[str, str]) -> str:
     path = f"{_make_folder(environ)}/{_FILE}"
     argv = [enroot, "import", "--output", path, "--", uri]
     try:
-        if os.path.exists(path):  # a step that tries again
-            os.unlink(path)
         code = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=2, check=False).returncode
         if code != 0 or not os.path.isfile(path):
             raise Unavailable(f"enroot import {uri} failed with exit code {code}")
@@ -161,24 +164,54 @@ def _import(uri: str, environ: Mapping[str, str]) -> str:
 
 
 def _make_folder(environ: Mapping[str, str]) -> str:
-    """Make the folder of this step's.
+    """Make a folder for this step, under a name that nobody can guess and take before.
 
     Raises:
-        Denied, Unavailable: others have put theirs in its place, or there is no place.
+        Unavailable: there is no place for it.
     """
-    denied: BootseerError = Unavailable("there is no folder to import into")
+    why = "none of its parents is there"
     for parent in _parents(environ):
-        folder = _folder(parent, environ)
+        folder = f"{parent}/{_prefix(environ)}{os.urandom(_RANDOM_BYTES).hex()}"
         try:
             os.mkdir(folder, 0o700)
-        except FileExistsError:
-            try:
-                _check_own(folder)
-            except Denied as error:
-                denied = error
-                continue
+        except OSError as error:  # one that exists is not this step's
+            why = str(error)
+            continue
         return folder
-    raise denied
+    raise Unavailable(f"there is no folder to import into: {why}; see that /var/tmp can be written")
+
+
+def _remove_own(name: str, above: int) -> None:
+    """Remove a folder that `get` has made; what others have put there under such a name stays.
+
+    Args:
+        name: of the folder.
+        above: descriptor of the folder that it is in.
+
+    Raises:
+        OSError: it is this user's, and cannot be removed.
+    """
+    try:
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+    except OSError:  # a link, a file, another user's, or gone
+        return
+    try:
+        info = os.fstat(folder)
+        if info.st_uid != os.getuid() or info.st_mode & 0o077:
+            return
+        for entry in os.listdir(folder):
+            _forgive_missing(os.unlink, entry, folder)
+    finally:
+        os.close(folder)
+    _forgive_missing(os.rmdir, name, above)
+
+
+def _forgive_missing(remove: Callable[..., None], name: str, folder: int) -> None:
+    """Remove a name in a folder, unless another release of this step has."""
+    try:
+        remove(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
 
 
 def _parents(environ: Mapping[str, str]) -> list[str]:
@@ -188,35 +221,32 @@ def _parents(environ: Mapping[str, str]) -> list[str]:
     only, and Pyxis releases an image when those have ended.
     """
     runtime = environ.get("PYXIS_RUNTIME_PATH", "")
+    paths = (f"{runtime}/{os.getuid()}" if runtime else "", *_PARENTS)
     return [
-        path
-        for path in (f"{runtime}/{os.getuid()}" if runtime else "", "/var/tmp", "/tmp")
-        if path.startswith("/")
-        and path.isprintable()
-        and os.path.isdir(path)
-        and os.access(path, os.W_OK | os.X_OK)
+        path for path in paths if path.startswith("/") and path.isprintable() and _is_safe(path)
     ]
 
 
-def _folder(parent: str, environ: Mapping[str, str]) -> str:
+def _is_safe(parent: str) -> bool:
+    """Whether this user can make folders there, and nobody but root can move them away."""
+    try:
+        info = os.stat(parent)
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(info.st_mode)
+        and info.st_uid in (0, os.getuid())
+        and (not info.st_mode & 0o022 or bool(info.st_mode & stat.S_ISVTX))
+        and os.access(parent, os.R_OK | os.W_OK | os.X_OK)
+    )
+
+
+def _prefix(environ: Mapping[str, str]) -> str:
+    """Return what the names of this step's folders begin with: nodes may share their parent."""
     job, step = environ.get("SLURM_JOB_ID", "none"), environ.get("SLURM_STEP_ID", "batch")
     known = job.isalnum() and step.lstrip("-").isalnum()
-    # Nodes may share the folder.
     mine = f"{os.getuid()}-{os.uname().nodename}"
-    return f"{parent}/bootseer-import-{mine}-{f'{job}.{step}' if known else 'none'}"
-
-
-def _check_own(folder: str) -> None:
-    """Make sure that a folder is this user's alone: its name can be guessed.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        Denied: it is somebody else's, or others may write to it.
-    """
-    info = os.lstat(folder)
-    mode = info.st_mode
-    if not stat.S_ISDIR(mode) or info.st_uid != os.getuid() or stat.S_IMODE(mode) & 0o077:
-        raise Denied(f"{folder} is not this user's alone; remove it")
+    return f"bootseer-import-{mine}-{f'{job}.{step}' if known else 'none'}-"
 
 
 def _tell(socket: str, name: str, path: str, began_ns: int, why: str) -> None:

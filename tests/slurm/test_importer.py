@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 
 NAME = "docker://nvcr.io#nvidia/pytorch:24.01"
 OTHER = "train:v2"
-IMPORTED = r"/var/tmp/bootseer-import-\d+-n\d-\d+\.0/image\.sqsh"
+IMPORTED = r"/var/tmp/bootseer-import-\d+-n\d-\d+\.0-[0-9a-f]{16}/image\.sqsh"
 RUN_DIR = "/run/bootseer/jobs"
 
 # A stand-in for the real one, which needs a registry: a squashfs of a folder it has.
@@ -245,15 +245,16 @@ def test_what_others_have_put_in_the_way_is_not_written_to(lab, shared):
     job = lab.newest_job() + 1
     alice = lab.cluster.run(["id", "-u", "alice"]).stdout.strip()
     trap = f"/var/tmp/bootseer-import-{alice}-n1-{job}.0"
-    lab.cluster.run(["mkdir", "-m", "777", trap], node="n1", user="mallory")
+    traps = [trap, f"{trap}-{'0' * 16}", f"{trap}-{'1' * 16}"]
+    lab.cluster.run(["mkdir", "-m", "777", *traps[:2]], node="n1", user="mallory")
+    lab.cluster.run(["ln", "-s", traps[0], traps[2]], node="n1", user="mallory")
     try:
-        elsewhere = lab.srun("-N1", "-w", "n1", command=get(lab, NAME))
-        assert elsewhere.stdout.startswith(trap.removeprefix("/var")) and elsewhere.stdout.endswith(
-            "gone\n"
-        )
-        assert elsewhere.job_id == job
+        imported = lab.srun("-N1", "-w", "n1", command=get(lab, NAME))
+        assert imported.job_id == job
+        assert re.fullmatch(rf"{IMPORTED} \w+ gone\n", imported.stdout)
+        assert sorted(list_imports(lab)) == sorted(traps)
     finally:
-        lab.cluster.run(["rmdir", trap], node="n1", user="mallory")
+        lab.cluster.run(["rm", "-r", *traps], node="n1", user="mallory")
 
 
 def test_all_images_are_served_on_when_the_agent_dies(lab, shared):

@@ -6,6 +6,8 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -58,11 +60,17 @@ def publish_as(path, uid, name, *, groups="", trusted_gid=""):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A store's folder that all users can reach, made by a user who provides images."""
-    for above in (tmp_path, *tmp_path.parents[:2]):
-        above.chmod(0o755)
-    path = tmp_path / "images"
+def place():
+    """A folder that other users can reach: pytest closes the one that all of its own are in."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def folder(place):
+    """A store's folder, made by a user who provides images."""
+    path = place / "images"
     path.mkdir(mode=0o755)
     os.chown(path, PROVIDER, PROVIDER)
     publish_as(path, PROVIDER, OBJECT)
@@ -128,27 +136,27 @@ async def test_an_image_that_a_stranger_has_tagged_again_is_not_run(folder):
         await catalog.resolve(connect_images(settings, ADA), "train")
 
 
-async def test_a_link_in_the_place_of_a_folder_is_not_followed(folder, store, tmp_path):
-    elsewhere = tmp_path / "elsewhere"
+async def test_a_link_in_the_place_of_a_folder_is_not_followed(folder, store, place):
+    elsewhere = place / "elsewhere"
     (folder / "image-names").rename(elsewhere)
     (folder / "image-names").symlink_to(elsewhere)
     with pytest.raises(Denied, match="symbolic link"):
         await read_all(store, OBJECT, 1)
 
 
-async def test_the_folder_above_is_not_everybodys_to_exchange(folder, store, tmp_path):
-    tmp_path.chmod(0o777)
-    with pytest.raises(Denied, match=f"chmod o-w {tmp_path}`"):
+async def test_the_folder_above_is_not_everybodys_to_exchange(folder, store, place):
+    place.chmod(0o777)
+    with pytest.raises(Denied, match=f"chmod o-w {place}`"):
         await read_all(store, OBJECT, 1)
-    tmp_path.chmod(0o1777)
+    place.chmod(0o1777)
     assert await read_all(store, OBJECT, 1) == b"1"
 
 
-def test_a_users_process_does_not_make_the_store(folder, tmp_path):
-    tmp_path.chmod(0o1777)
-    said = publish_as(tmp_path / "missing", MALLORY, OBJECT)
+def test_a_users_process_does_not_make_the_store(folder, place):
+    place.chmod(0o1777)
+    said = publish_as(place / "missing", MALLORY, OBJECT)
     assert "the administrator makes it" in said
-    assert not (tmp_path / "missing").exists()
+    assert not (place / "missing").exists()
 
 
 async def test_members_of_a_group_write_where_the_administrator_says_so(folder):

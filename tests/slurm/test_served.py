@@ -222,6 +222,27 @@ def test_the_job_goes_on_when_its_agent_dies(lab, stored):
     assert lab.fallbacks(job_id) >= {"agent.died"}
 
 
+def test_a_store_that_a_stranger_can_write_is_not_used(lab, stored):
+    folder = lab.cluster.shared / "open"
+    lab.cluster.run(["cp", "-r", str(lab.store()), "/shared/open"], user="alice")
+    lab.cluster.run(["chmod", "-R", "a+rX", "/shared/open"], user="alice")
+    try:
+        with image_store(lab, "file:///shared/open"):
+            assert served(lab, user="mallory").stdout == TinyImage().output * 2
+            (folder / "image-names").chmod(0o777)
+            refused = lab.srun(*SERVED, command="cat $BOOTSEER_IMAGE", user="mallory", check=False)
+            assert refused.exit_code != 0 and refused.stdout == ""
+            (stage,) = [
+                stage
+                for stage in lab.report(refused, user="mallory")["nodes"][0]["stages"]
+                if stage["stage"] == "image.mount"
+            ]
+            assert stage["status"] == "fallback"
+            assert "chmod o-w /shared/open/image-names" in stage["detail"]
+    finally:
+        lab.cluster.run(["rm", "-r", "/shared/open"])
+
+
 def tag_again(lab, seed):
     """Give the name to an image with other data in files of the same names and sizes."""
     source = lab.cluster.shared / "tiny.sqsh"

@@ -177,6 +177,7 @@ def test_the_settings_lead_to_the_users_ticket(kdc, cache):
     settings = {
         "store.url": f"hdfs://{NAMENODE}/user/{{user}}",
         "store.deadline_s": 10,
+        "aws.profile": "",
         "hdfs.conf_dir": "/etc/hadoop",
         "hdfs.kerberos_cache": cache.format(folder=kdc.folder),
         "hdfs.kerberos_principal": "{user}",

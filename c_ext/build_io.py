@@ -15,6 +15,7 @@ SOURCES = (
     "usermount.c",
     "fastpath.c",
     "tree.c",
+    "tree_check.c",
     "lz4frame.c",
     "unpack.c",
     "remove.c",

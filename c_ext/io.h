@@ -71,7 +71,7 @@ typedef struct {
 
 typedef struct bs_tree bs_tree;
 
-/* Copy a tree; -EINVAL if it refers to what is not there. */
+/* Copy a tree; -EINVAL if it is none, refers to what is not there, or gives rights. */
 int bs_tree_open(const bs_tree_rows *rows, bs_tree **out);
 
 void bs_tree_close(bs_tree *self);

@@ -1,5 +1,7 @@
 #include "tree.h"
 
+#include "tree_rows.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <linux/fuse.h>
@@ -9,35 +11,12 @@
 #include <sys/stat.h>
 
 enum {
-    BLOCK_RAW = 1 << 24,
-    BLOCK_LENGTH = BLOCK_RAW - 1,
-    MAX_NAME_BYTES = 255,
+    BLOCK_LENGTH = TREE_BLOCK_RAW - 1,
     /* Since Linux 3.15; before, answers have other lengths. */
     LEAST_MINOR = 23,
     BACKGROUND = 64,
     FOR_EVER_S = 365 * 86400,
 };
-
-/* The rows, little-endian as they are stored. */
-typedef struct {
-    uint64_t size_bytes;
-    int64_t mtime_ns;
-    uint64_t data;
-    uint64_t tar;
-    uint32_t first;
-    uint32_t count;
-    uint32_t mode;
-    uint32_t links;
-    uint32_t xattrs;
-    uint32_t xattrs_bytes;
-    uint8_t digest[32];
-} row_inode;
-
-typedef struct {
-    uint32_t name;
-    uint32_t name_bytes;
-    uint32_t inode;
-} row_entry;
 
 struct bs_tree {
     row_inode *inodes;
@@ -51,8 +30,6 @@ struct bs_tree {
     int has_xattrs;
 };
 
-_Static_assert(sizeof(row_inode) == 88 && sizeof(row_entry) == 12, "as index.py packs them");
-
 static void *copy(const void *rows, size_t count, size_t row_bytes)
 {
     void *memory = malloc(count * row_bytes + 1); /* never of no bytes */
@@ -62,67 +39,10 @@ static void *copy(const void *rows, size_t count, size_t row_bytes)
     return memory;
 }
 
-/* Whether [first, first + count) lies in [0, all). */
-static int within(uint64_t first, uint64_t count, uint64_t all)
-{
-    return count <= all && first <= all - count;
-}
-
-static int is_good_folder(const bs_tree *self, const row_inode *inode, const bs_tree_rows *rows)
-{
-    if (!within(inode->first, inode->count, rows->entry_count))
-        return 0;
-    for (uint32_t i = inode->first; i < inode->first + inode->count; i++) {
-        const row_entry *entry = &self->entries[i];
-
-        if (entry->inode >= rows->inode_count || entry->name_bytes == 0 ||
-            entry->name_bytes > MAX_NAME_BYTES ||
-            !within(entry->name, entry->name_bytes, rows->strings_bytes))
-            return 0;
-    }
-    return 1;
-}
-
-/* Find where the blocks of a file are in the image. */
-static int is_good_file(const bs_tree *self, const row_inode *inode, const bs_tree_rows *rows)
-{
-    uint64_t start = inode->data;
-    uint64_t whole =
-        inode->size_bytes / TREE_BLOCK_BYTES + (inode->size_bytes % TREE_BLOCK_BYTES > 0);
-
-    if (!within(inode->first, inode->count, rows->block_count) || inode->count != whole)
-        return 0;
-    for (uint32_t i = inode->first; i < inode->first + inode->count; i++) {
-        uint32_t length = self->blocks[i] & BLOCK_LENGTH;
-
-        if (length > TREE_BLOCK_BYTES || !within(start, length, rows->image_bytes))
-            return 0;
-        self->starts[i] = start;
-        start += length;
-    }
-    return 1;
-}
-
-static int is_good(const bs_tree *self, const bs_tree_rows *rows)
-{
-    for (uint32_t i = 0; i < rows->inode_count; i++) {
-        const row_inode *inode = &self->inodes[i];
-
-        if (!within(inode->xattrs, inode->xattrs_bytes, rows->strings_bytes))
-            return 0;
-        if (S_ISDIR(inode->mode) ? !is_good_folder(self, inode, rows)
-            : S_ISREG(inode->mode)
-                ? !is_good_file(self, inode, rows)
-                : !S_ISLNK(inode->mode) || inode->size_bytes >= FUSE_MIN_READ_BUFFER / 2 ||
-                      !within(inode->data, inode->size_bytes, rows->strings_bytes))
-            return 0;
-    }
-    return rows->inode_count > 0 && S_ISDIR(self->inodes[0].mode);
-}
-
 int bs_tree_open(const bs_tree_rows *rows, bs_tree **out)
 {
     bs_tree *self = calloc(1, sizeof *self);
+    int rc;
 
     *out = NULL;
     if (self == NULL)
@@ -141,9 +61,21 @@ int bs_tree_open(const bs_tree_rows *rows, bs_tree **out)
     self->gid = rows->gid;
     for (uint32_t i = 0; i < rows->inode_count; i++)
         self->has_xattrs |= self->inodes[i].xattrs_bytes > 0;
-    if (!is_good(self, rows)) {
+    rc = bs_tree_check(&(bs_tree_parts){
+        .inodes = self->inodes,
+        .entries = self->entries,
+        .blocks = self->blocks,
+        .strings = self->strings,
+        .starts = self->starts,
+        .inode_count = rows->inode_count,
+        .entry_count = rows->entry_count,
+        .block_count = rows->block_count,
+        .strings_bytes = rows->strings_bytes,
+        .image_bytes = rows->image_bytes,
+    });
+    if (rc < 0) {
         bs_tree_close(self);
-        return -EINVAL;
+        return rc;
     }
     *out = self;
     return 0;
@@ -208,12 +140,12 @@ int bs_tree_extract(const bs_tree *self, const bs_extent *extent, const uint8_t 
 
         if (length == 0)
             memset(out, 0, content); /* a hole */
-        else if (self->blocks[i] & BLOCK_RAW
+        else if (self->blocks[i] & TREE_BLOCK_RAW
                      ? length != content
                      : LZ4_decompress_safe((const char *)stored, (char *)out, (int)length,
                                            (int)content) != (int)content)
             return -EIO;
-        else if (self->blocks[i] & BLOCK_RAW)
+        else if (self->blocks[i] & TREE_BLOCK_RAW)
             memcpy(out, stored, content);
         stored += length;
         out += content;
@@ -259,7 +191,7 @@ static void fill_attributes(const bs_tree *self, uint64_t node, struct fuse_attr
         .mtimensec = (uint32_t)rest,
         .ctimensec = (uint32_t)rest,
         /* The root is how the tree is reached without its targets: for its user and root alone. */
-        .mode = node == 1 ? S_IFDIR | 0700 : inode->mode,
+        .mode = node == 1 ? S_IFDIR | 0700 : inode->mode & (S_IFMT | TREE_RIGHTS),
         .nlink = inode->links,
         .uid = self->uid,
         .gid = self->gid,
@@ -312,7 +244,7 @@ static int look_up(const bs_tree *self, const row_inode *folder, const void *bod
 
     if (!S_ISDIR(folder->mode))
         return -ENOTDIR;
-    if (name_bytes > MAX_NAME_BYTES)
+    if (name_bytes > TREE_MAX_NAME_BYTES)
         return -ENAMETOOLONG;
     low = folder->first;
     high = folder->first + folder->count;
@@ -392,37 +324,15 @@ static int list(const bs_tree *self, uint64_t node, const void *body, size_t bod
     return 0;
 }
 
-/* Take the next attribute out of a row's; returns 0 at the end. */
-static int next_xattr(const uint8_t **at, const uint8_t *stop, const uint8_t **name,
-                      size_t *name_bytes, const uint8_t **value, size_t *value_bytes)
-{
-    uint16_t first;
-    uint32_t second;
-
-    if ((size_t)(stop - *at) < sizeof first + sizeof second)
-        return 0;
-    memcpy(&first, *at, sizeof first);
-    memcpy(&second, *at + sizeof first, sizeof second);
-    *at += sizeof first + sizeof second;
-    if (!within(first, second, (uint64_t)(stop - *at)) || first > MAX_NAME_BYTES)
-        return 0;
-    *name = *at;
-    *name_bytes = first;
-    *value = *at + first;
-    *value_bytes = second;
-    *at += (size_t)first + second;
-    return 1;
-}
-
 /* Answer with extended attributes: the value of `wanted`, or all names if that is NULL. */
 static int tell_xattrs(const bs_tree *self, const row_inode *inode, const void *body,
                        size_t body_bytes, int names, answer *to)
 {
     const struct fuse_getxattr_in *in = body;
     const uint8_t *at = self->strings + inode->xattrs, *stop = at + inode->xattrs_bytes;
-    const uint8_t *name, *value;
     const char *wanted = (const char *)body + sizeof *in;
-    size_t name_bytes, value_bytes, found = 0, room;
+    row_xattr xattr;
+    size_t found = 0, room;
     int is_there = names;
 
     if (!self->has_xattrs)
@@ -430,17 +340,17 @@ static int tell_xattrs(const bs_tree *self, const row_inode *inode, const void *
     if (body_bytes < sizeof *in || (!names && body_bytes == sizeof *in))
         return -EINVAL;
     room = to->capacity - sizeof(struct fuse_out_header);
-    while (next_xattr(&at, stop, &name, &name_bytes, &value, &value_bytes)) {
-        if (!names && (strnlen(wanted, body_bytes - sizeof *in) != name_bytes ||
-                       memcmp(wanted, name, name_bytes) != 0))
+    while (bs_tree_next_xattr(&at, stop, &xattr)) {
+        if (!names && (strnlen(wanted, body_bytes - sizeof *in) != xattr.name_bytes ||
+                       memcmp(wanted, xattr.name, xattr.name_bytes) != 0))
             continue;
         is_there = 1;
-        found += names ? name_bytes + 1 : value_bytes;
+        found += names ? xattr.name_bytes + 1 : xattr.value_bytes;
         if (in->size == 0)
             continue;
         if (found > in->size || found > room)
             return -ERANGE;
-        add(to, names ? name : value, names ? name_bytes : value_bytes);
+        add(to, names ? xattr.name : xattr.value, names ? xattr.name_bytes : xattr.value_bytes);
         if (names)
             add(to, "", 1);
     }
@@ -460,7 +370,7 @@ static int reply_to(const bs_tree *self, const struct fuse_in_header *header, co
     const row_inode *inode = find(self, header->nodeid);
     struct fuse_attr_out attributes = {.attr_valid = FOR_EVER_S};
     struct fuse_statfs_out space = {
-        .st = {.bsize = 4096, .frsize = 4096, .namelen = MAX_NAME_BYTES}};
+        .st = {.bsize = 4096, .frsize = 4096, .namelen = TREE_MAX_NAME_BYTES}};
 
     if (header->opcode == FUSE_INIT)
         return open_connection(body, body_bytes, to);

@@ -28,10 +28,14 @@ MAX_BYTES = 512 * MIB
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
 MAX_XATTRS_BYTES = 64 * KIB
+MAX_PATHS_BYTES = 512 * MIB
+"""Of all paths together: a few rows in a deep folder could stand for very many."""
 MAX_FILE_BYTES = 1 << 50
 _KINDS = {"file": stat.S_IFREG, "folder": stat.S_IFDIR, "link": stat.S_IFLNK}
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
 _UNIT_BYTES = 4
+_RIGHTS = 0o1777
+"""All but set-user-ID and set-group-ID."""
 
 
 class Place(NamedTuple):
@@ -160,10 +164,11 @@ def decode(data: bytes, name: str, outside: Collection[bytes] = ()) -> Index:
 
 
 def open_rows(data: bytes, name: str) -> TreeRows:
-    """Open the rows of an index to mount it, which `bootseer.fuse.fastpath.Tree` checks.
+    """Open the rows of an index to mount it.
 
-    Much faster than `decode`, which refuses what no command makes: nothing of that can do harm on a
-    mount of the user's own, where no rights and no devices count.
+    `bootseer.fuse.fastpath.Tree` checks them, much faster than `decode`, and refuses the same. Two
+    rules are for unpacking alone: a mount shows links that lead anywhere, for the kernel follows
+    them with the rights of the process that opens them; and it deletes nothing.
 
     Raises:
         UnknownVersion: it is of another version.
@@ -209,6 +214,7 @@ class _Reader:
         self._inodes = list(INODE.iter_unpack(rows.inodes))
         self._entries = list(ENTRY.iter_unpack(rows.entries))
         self._blocks = [length for (length,) in BLOCK.iter_unpack(rows.blocks)]
+        self._unused_bytes = len(rows.strings)
 
     def refuse(self, path: bytes, why: str) -> Corrupt:
         return Corrupt(f"{self._name}: {path[:200]!a} {why}; nothing of the snapshot is used")
@@ -220,48 +226,76 @@ class _Reader:
             Corrupt: they make no tree.
         """
         numbers = self._walk()
-        tree: dict[bytes, Node] = {}
-        places: dict[bytes, Place] = {}
+        paths = sorted(numbers)
         firsts: dict[int, bytes] = {}
-        for path in sorted(numbers):
-            number = numbers[path]
-            first = firsts.setdefault(number, path)
-            node = self._node(path, number, first)
+        for path in paths:
+            firsts.setdefault(numbers[path], path)
+        if len(firsts) != len(self._inodes):
+            raise Corrupt(f"{self._name}: some of its inodes are nowhere in its tree")
+        nodes: list[Node] = []
+        places: dict[bytes, Place] = {}
+        block, tar = 0, 0
+        for number in range(len(self._inodes)):
+            path = firsts[number]
+            node = self._node(path, number)
+            if node.kind == "file":
+                place = places[path] = self._place(path, number, block)
+                block += len(place.blocks)
+                if node.size_bytes:
+                    if place.tar < tar:  # little could become very much
+                        raise self.refuse(path, "has the content of another file in it")
+                    tar = place.tar + node.size_bytes
+            nodes.append(node)
+        if block != len(self._blocks):
+            raise Corrupt(f"{self._name}: some of its blocks are no file's")
+        tree: dict[bytes, Node] = {}
+        for path in paths:
+            node, first = nodes[numbers[path]], firsts[numbers[path]]
             if path and b"/" not in path and node.kind != "folder":
                 raise self.refuse(path, "is a target, and no folder")
-            if node.kind == "file" and first == path:
-                places[path] = self._place(path, number)
-            tree[path] = node
-        if len(firsts) != len(self._inodes) or len(tree) != len(self._entries) + 1:
-            raise Corrupt(f"{self._name}: some of its inodes or entries are nowhere in its tree")
-        self._check_overlaps(tree, places)
-        return tree, places
+            self._check_link(path, node)
+            tree[path] = node if first == path else node._replace(same_as=first)
+        return tree, {path: places[path] for path in paths if path in places}
 
     def _walk(self) -> dict[bytes, int]:
-        """Return the number of the inode at every path."""
+        """Return the number of the inode at every path.
+
+        Folders come before the folders in them, and their entries in the same order, which leaves
+        no way to make a loop, or many paths of few entries.
+        """
         if not self._inodes or not stat.S_ISDIR(self._inodes[0][6]):
             raise Corrupt(f"{self._name}: it has no root")
         numbers = {b"": 0}
-        folders = {0}
-        waiting = [b""]
-        while waiting:
-            folder = waiting.pop()
-            for name, number in self._listed(folder, numbers[folder]):
+        folders = {0: b""}
+        entry, paths_bytes = 0, 0
+        for number, row in enumerate(self._inodes):
+            if not stat.S_ISDIR(row[6]):
+                continue
+            folder = folders.pop(number, None)
+            if folder is None:
+                raise Corrupt(f"{self._name}: its folder {number} is nowhere in its tree")
+            for name, child in self._listed(folder, number, entry):
                 path = folder + b"/" + name if folder else name
-                if len(path) > MAX_PATH_BYTES or not 0 < number < len(self._inodes):
+                paths_bytes += len(path)
+                if len(path) > MAX_PATH_BYTES or not 0 < child < len(self._inodes):
                     raise self.refuse(path, "is too long, or nothing")
-                numbers[path] = number
-                if stat.S_ISDIR(self._inodes[number][6]):
-                    if number in folders:
-                        raise self.refuse(path, "is a folder in two places")
-                    folders.add(number)
-                    waiting.append(path)
+                if paths_bytes > MAX_PATHS_BYTES:
+                    raise self.refuse(path, "is one of too many long paths")
+                numbers[path] = child
+                if stat.S_ISDIR(self._inodes[child][6]):
+                    if child <= number or child in folders:
+                        raise self.refuse(path, "is a folder in two places, or out of order")
+                    folders[child] = path
+            entry += row[5]
+        if entry != len(self._entries):
+            raise Corrupt(f"{self._name}: some of its entries are nowhere in its tree")
         return numbers
 
-    def _listed(self, folder: bytes, number: int) -> Iterator[tuple[bytes, int]]:
-        first, count = self._inodes[number][4:6]
-        if first + count > len(self._entries):
-            raise self.refuse(folder, "has entries that are not there")
+    def _listed(self, folder: bytes, number: int, first: int) -> Iterator[tuple[bytes, int]]:
+        """List a folder whose entries have to begin with this one."""
+        found, count = self._inodes[number][4:6]
+        if found != first or count > len(self._entries) - first:
+            raise self.refuse(folder, "has entries that are not there, or another folder's")
         before = b""
         for at, length, inode in self._entries[first : first + count]:
             name = self._string(folder, at, length)
@@ -270,20 +304,18 @@ class _Reader:
             before = name
             yield name, inode
 
-    def _node(self, path: bytes, number: int, first: bytes) -> Node:
+    def _node(self, path: bytes, number: int) -> Node:
         size_bytes, mtime_ns, data, _, _, _, mode, _, xattrs, length, digest = self._inodes[number]
         kind = _KIND_OF.get(stat.S_IFMT(mode))
         if kind is None:
             raise self.refuse(path, "is no file, folder or link")
-        if stat.S_IMODE(mode) & ~0o1777:
+        if mode & ~(0o170000 | _RIGHTS):
             raise self.refuse(path, "would take on the rights of another user or group")
         target = b""
         if kind == "link":
             target = self._string(path, data, size_bytes)
             if not 0 < len(target) <= MAX_PATH_BYTES or b"\0" in target:
                 raise self.refuse(path, "is a link to what is no path")
-            if leads_out(path, target) and path not in self._outside:
-                raise self.refuse(path, f"leads out of its folder, to {target[:200]!a}")
         return Node(
             kind=kind,
             mode=stat.S_IMODE(mode),
@@ -292,10 +324,13 @@ class _Reader:
             size_bytes=size_bytes if kind == "file" else 0,
             mtime_ns=mtime_ns,
             target=target,
-            same_as=first if first != path else b"",
             digest=digest if kind == "file" else b"",
             xattrs=tuple(self._xattrs(path, xattrs, length)),
         )
+
+    def _check_link(self, path: bytes, node: Node) -> None:
+        if node.kind == "link" and leads_out(path, node.target) and path not in self._outside:
+            raise self.refuse(path, f"leads out of its folder, to {node.target[:200]!a}")
 
     def _xattrs(self, path: bytes, at: int, length: int) -> Iterator[tuple[bytes, bytes]]:
         packed = self._string(path, at, length)
@@ -306,34 +341,32 @@ class _Reader:
             stop = XATTR.size + name_bytes + value_bytes
             name = packed[XATTR.size : XATTR.size + name_bytes]
             # What else there is gives rights (security, system, trusted).
-            if stop > len(packed) or not name.startswith(b"user.") or b"\0" in name:
+            is_users = name.startswith(b"user.") and b"\0" not in name
+            if stop > len(packed) or not is_users or not 5 < name_bytes <= MAX_NAME_BYTES:
                 raise self.refuse(path, f"has an extended attribute {name[:80]!a}")
             yield name, packed[XATTR.size + name_bytes : stop]
             packed = packed[stop:]
 
-    def _place(self, path: bytes, number: int) -> Place:
+    def _place(self, path: bytes, number: int, block: int) -> Place:
+        """Return where a file's content is, whose blocks have to begin with this one."""
         size_bytes, _, start, tar, first, count, *_ = self._inodes[number]
-        blocks = tuple(self._blocks[first : first + count])
         if size_bytes > MAX_FILE_BYTES or max(start, tar) > MAX_FILE_BYTES:
             raise self.refuse(path, "is unreasonably large")
-        if len(blocks) != count or count != -(-size_bytes // BLOCK_BYTES):
+        if count != -(-size_bytes // BLOCK_BYTES):
             raise self.refuse(path, "has another number of blocks than its length takes")
+        if first != block or count > len(self._blocks) - first:
+            raise self.refuse(path, "has blocks that are not there, or another file's")
+        blocks = tuple(self._blocks[first : first + count])
         if any(length & ~BLOCK_RAW > BLOCK_BYTES for length in blocks):
             raise self.refuse(path, "has a block of impossible length")
         return Place(start, blocks, tar)
 
-    def _check_overlaps(self, tree: Mapping[bytes, Node], places: Mapping[bytes, Place]) -> None:
-        """Refuse files that share content in the tar stream: little could become very much."""
-        stop = 0
-        for path, place in sorted(places.items(), key=lambda item: item[1].tar):
-            if tree[path].size_bytes:
-                if place.tar < stop:
-                    raise self.refuse(path, "has the content of another file in it")
-                stop = place.tar + tree[path].size_bytes
-
     def _string(self, path: bytes, at: int, length: int) -> bytes:
         if at + length > len(self.rows.strings):
             raise self.refuse(path, "refers to a text that is not there")
+        self._unused_bytes -= length
+        if self._unused_bytes < 0:
+            raise self.refuse(path, "has a text that is another's too")
         return self.rows.strings[at : at + length]
 
 

@@ -64,14 +64,14 @@ class Tree:
             uid, gid: whose all of it is.
 
         Raises:
-            Corrupt: it refers to what is not there.
+            Corrupt: it is no tree, refers to what is not there, or holds what no snapshot may.
         """
         parts = [ffi.from_buffer("uint8_t[]", part) for part in rows]
         given = ffi.new("bs_tree_rows *", (*parts, *rows.counts, image_bytes, uid, gid))
         out = ffi.new("bs_tree **")
         result = lib.bs_tree_open(given, out)
         if result == -errno.EINVAL:
-            raise Corrupt("the index of a snapshot refers to what is not there")
+            raise Corrupt("the index of a snapshot holds what no snapshot may; capture it again")
         if result < 0:
             raise OSError(-result, os.strerror(-result))
         self.pointer = ffi.gc(out[0], lib.bs_tree_close)

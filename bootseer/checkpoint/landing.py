@@ -199,7 +199,7 @@ def _pieces(line: bytes, count: int) -> list[int] | None:
         if not first.isdigit() or not (last if dash else first).isdigit() or len(run) > 40:
             return None
         start, stop = int(first), int(last or first) + 1
-        if not start < stop <= count:
+        if not start < stop <= count or len(numbers) + stop - start > count:
             return None
         numbers += range(start, stop)
     return numbers

@@ -152,7 +152,10 @@ def read_directory(directories: Table, inodes: Table, inode: Inode) -> Iterator[
         _, block, _ = _LIST_HEADER.unpack_from(directories.data, header_at)
         at = header_at + _LIST_HEADER.size
         for _ in range(count):
-            offset, _, _, length = _LIST_ENTRY.unpack_from(directories.data, at)
+            try:
+                offset, _, _, length = _LIST_ENTRY.unpack_from(directories.data, at)
+            except struct.error as error:
+                raise Corrupt("a directory of the image is cut short") from error
             at += _LIST_ENTRY.size
             name = directories.data[at : at + length + 1]
             at += length + 1

@@ -195,7 +195,7 @@ async def read_run(store: Store, targets: Sequence[str]) -> tuple[Part, ...]:
     data = await read_all(store, name, manifest.MAX_BYTES)
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Corrupt(f"{name}: not JSON") from error
     return env_key.from_document(document, name)
 
@@ -210,7 +210,7 @@ def _last_object(targets: Sequence[str]) -> str:
 
 async def read_figures(store: Store) -> Figures:
     """Read what restoring has taken lately; what is not known is what is usual."""
-    with suppress(BootseerError, ValueError, TypeError):
+    with suppress(BootseerError, ValueError, TypeError, OverflowError, RecursionError):
         found = json.loads(await read_all(store, _FIGURES, _MAX_FIGURES_BYTES))
         values = {name: float(found[name]) for name in Figures.__slots__ if name in found}
         if all(0 < value < _MAX_FIGURE_S for value in values.values()):

@@ -21,7 +21,7 @@ from bootseer.units import KIB, MIB
 
 BLOCK_BYTES = 512
 MAX_HEADER_BYTES = MIB
-"""Of one extended header: attributes have up to 64 KiB each, names 4 KiB."""
+"""Of a member's extended headers: attributes have up to 64 KiB each, names 4 KiB."""
 MAX_HOLES = 100_000
 """Pieces of data that one sparse file may have."""
 MAX_BYTES = 1 << 62
@@ -107,6 +107,7 @@ class TarReader:
         """
         records: list[tuple[bytes, bytes]] = []
         names: dict[str, str] = {}
+        room = MAX_HEADER_BYTES
         while True:
             self._stream.skip(self._end - self._stream.position)
             # Not all tools fill up the last block, `umoci insert` for one.
@@ -118,7 +119,9 @@ class TarReader:
                 return
             kind = self._check(header)
             if kind in "xXgLK":
-                data = self._extended(header)
+                data = self._extended(header, room)
+                if kind != "g":
+                    room -= len(data)
                 if kind in "xX":
                     records += self._parse(data)
                 elif kind != "g":  # what holds for all members is comments, in practice
@@ -130,7 +133,7 @@ class TarReader:
             if member.extents is not None:
                 self._check_extents(member)
             yield member
-            records, names = [], {}
+            records, names, room = [], {}, MAX_HEADER_BYTES
 
     def content(self, member: Member) -> Iterator[bytes | memoryview]:
         """Read the content of the member that was iterated to last, holes filled with zeros.
@@ -159,9 +162,9 @@ class TarReader:
         self._end = self._stream.position
         return chr(header[156])
 
-    def _extended(self, header: bytes) -> bytes:
+    def _extended(self, header: bytes, room: int) -> bytes:
         size = self._number(header[124:136])
-        if not 0 <= size <= MAX_HEADER_BYTES:
+        if not 0 <= size <= room:
             raise self._corrupt(f"an extended header of {size} bytes is not acceptable")
         data = self._stream.read(_padded(size))
         if len(data) < size:
@@ -293,7 +296,7 @@ class TarReader:
                 raise self._corrupt(f"the map of the sparse file {member.name!a} is damaged")
             at = offset + length
         stored = sum(length for _, length in member.extents or ())
-        if at > member.size_bytes or stored != member.stored_bytes or at > MAX_BYTES:
+        if not at <= member.size_bytes < MAX_BYTES or stored != member.stored_bytes:
             raise self._corrupt(f"the map of the sparse file {member.name!a} is damaged")
 
     def _number(self, raw: bytes) -> int:

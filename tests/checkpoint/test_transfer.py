@@ -319,6 +319,11 @@ class TestLanding:
     def journal(self, monkeypatch):
         monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 4)
 
+    def test_a_line_names_a_piece_once(self):
+        """Or a few bytes each would stand for all pieces."""
+        assert landing._pieces(b"0-2, 3\n", 4) == [0, 1, 2, 3]
+        assert landing._pieces(b"0-3, 0-3\n", 4) is None
+
     def begun(self, path):
         made = self.begin(path)
         for offset in (6, 0, 2):

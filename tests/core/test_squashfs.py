@@ -1,9 +1,11 @@
 import os
+import stat
 import struct
 import subprocess
 
 import pytest
 
+from bootseer.core.inodes import Inode, Table, read_directory
 from bootseer.core.squashfs import SUPERBLOCK_BYTES, find_tables
 from bootseer.errors import Corrupt
 
@@ -33,6 +35,14 @@ def test_other_files_are_no_squashfs(data):
 def test_tables_outside_the_file_are_refused(data):
     with pytest.raises(Corrupt, match="tables outside"):
         find_tables(data, 8192)
+
+
+@pytest.mark.parametrize("left", [b"", b"\0\0", b"\0" * 7])
+def test_a_directory_that_ends_within_an_entry_is_refused(left):
+    listed = Table(struct.pack("<3I", 0, 0, 1) + left, {0: 0})
+    inode = Inode(0, False, 1, stat.S_IFDIR | 0o755, 0, 0, 0, size=len(listed.data) + 3)
+    with pytest.raises(Corrupt, match="directory of the image"):
+        list(read_directory(listed, listed, inode))
 
 
 def test_a_real_image(tmp_path):

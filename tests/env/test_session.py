@@ -9,7 +9,7 @@ from bootseer.env import catalog, claim
 from bootseer.env.choice import Figures
 from bootseer.env.key import key_of
 from bootseer.env.tree import tree_digest
-from bootseer.errors import Denied, NoSpace, Unavailable
+from bootseer.errors import Corrupt, Denied, NoSpace, Unavailable
 from bootseer.image import catalog as images
 from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
@@ -256,9 +256,26 @@ async def test_what_took_less_before_is_chosen(lab, target):
 
 
 async def test_damaged_figures_are_none(lab):
-    for data in (b"", b"[]", b'{"mount_s": "x"}', b'{"mount_s": 1e400}', b'{"mount_s": -1}'):
+    huge = b'{"mount_s": 1%s}' % (b"0" * 400)
+    deep = b"[" * 100_000
+    for data in (
+        b"",
+        b"[]",
+        b'{"mount_s": "x"}',
+        b'{"mount_s": 1e400}',
+        b'{"mount_s": -1}',
+        huge,
+        deep,
+    ):
         await publish(lab.store, "env/figures.json", data)
         assert await catalog.read_figures(lab.store) == Figures()
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"[" * 100_000])
+async def test_a_damaged_last_run_is_told(lab, data):
+    await publish(lab.store, catalog._last_object(["/venv"]), data)
+    with pytest.raises(Corrupt):
+        await catalog.read_run(lab.store, ["/venv"])
 
 
 async def test_where_other_nodes_see_the_target_it_is_unpacked(lab, target, monkeypatch):

@@ -155,6 +155,11 @@ HOSTILE = {
     "NUL in a name": (pax(b"12 path=a\0b\n") + header(), "has a NUL"),
     "huge extended header": (pax(b"", 1 << 40), "of 1099511627776 bytes"),
     "huge long name": (pax(b"", 2 << 20, b"L"), "of 2097152 bytes"),
+    "many extended headers": (
+        pax(b"510000 a=" + b"b" * 509_990 + b"\n") * 3 + header(),
+        "of 510000",
+    ),
+    "many long names": (pax(b"a" * 600_000, kind=b"L") * 2 + header(), "of 600000 bytes"),
     "record too long": (pax(b"99 path=a\n") + header(), "is damaged"),
     "record of nothing": (pax(b"0 path=a\n") + header(), "is damaged"),
     "record goes back": (pax(b"9 path=a\n-9 path=a\n") + header(), "is damaged"),
@@ -167,6 +172,10 @@ HOSTILE = {
     ),
     "map is longer than the file": (
         header(kind=b"S", size=512, at386=b"0" * 11 + b"\0" + b"00000001000\0", at483=b"0000\0"),
+        "sparse file 'file' is damaged",
+    ),
+    "file without end": (
+        header(kind=b"S", size=0, at483=b"\x80" + b"\xff" * 11),
         "sparse file 'file' is damaged",
     ),
     "endless map": (

@@ -48,8 +48,8 @@ struct bs_fastpath {
     int stop;
     uint64_t size_bytes;
     uint64_t block_bytes;
-    const uint64_t *sums;  /* borrowed */
-    const uint8_t *states; /* borrowed */
+    const uint64_t *sums;  /* borrowed, and changed by others meanwhile */
+    const uint8_t *states; /* the same */
     const bs_tree *tree;   /* borrowed; may be NULL */
     pthread_mutex_t turn;
     uint8_t *request; /* of whose turn it is, and what it reads: in the processor's cache */
@@ -184,7 +184,7 @@ static int take(bs_fastpath *self, size_t size_bytes, bs_hit *hit)
         stop = self->size_bytes;
     hit->span_bytes = (size_t)(stop - hit->start);
     for (uint64_t at = hit->start; at < stop; at += self->block_bytes)
-        if (self->states[at / self->block_bytes] != PRESENT)
+        if (__atomic_load_n(&self->states[at / self->block_bytes], __ATOMIC_RELAXED) != PRESENT)
             return 0;
     /* Who opened the file so reads ahead, and that is not recorded. Of a tree's files overlayfs opens
      * all with O_NOATIME. */
@@ -199,7 +199,7 @@ static int is_good(const bs_fastpath *self, const bs_hit *hit, const uint8_t *da
         size_t left = hit->span_bytes - at;
         uint64_t sum = XXH3_64bits(data + at, left < self->block_bytes ? left : self->block_bytes);
 
-        if ((sum ? sum : 1) != self->sums[index])
+        if ((sum ? sum : 1) != __atomic_load_n(&self->sums[index], __ATOMIC_RELAXED))
             return 0;
     }
     return 1;

@@ -215,7 +215,7 @@ int bs_has_openat2(void);
 /* Open a folder below another for reading; returns its descriptor. No link is followed. */
 int bs_open_folder(int folder, const char *path, int by_names);
 
-/* Carry out steps in their order, none that leads through a link. Puts how many were done: after a
+/* Carry out steps in their order, none that leads through a link or upwards. Puts how many were done: after a
  * failure, which one it was. Safe in several threads at once. */
 int bs_make(const bs_ground *ground, const bs_step *steps, size_t count, const uint8_t *content,
             size_t content_bytes, size_t *done);

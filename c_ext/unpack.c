@@ -96,13 +96,15 @@ int bs_open_folder(int folder, const char *path, int by_names)
                       by_names);
 }
 
-/* Open the folder that a path is in, and put its last name. */
+/* Open the folder that a path is in, and put its last name, which does not lead up either. */
 static int enter(struct site *self, uint32_t folder, const char *path, const char **name)
 {
     const char *slash = strrchr(path, '/');
     size_t length = slash == NULL ? 0 : (size_t)(slash - path);
 
     *name = slash == NULL ? path : slash + 1;
+    if (strcmp(*name, "..") == 0)
+        return -EXDEV;
     if (self->fd >= 0 && self->folder == folder && self->length == length &&
         memcmp(self->path, path, length) == 0)
         return 0;

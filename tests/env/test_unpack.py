@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bootseer._io import lib
+from bootseer._io import ffi, lib
 from bootseer.env import restore as restore_module
 from bootseer.env import unpack as unpack_module
 from bootseer.env.restore import remove
@@ -184,6 +184,29 @@ def test_any_tree_comes_back(tmp_path_factory, written, look, drawn, frame_bytes
     tree, content = drawn
     written(tree, content, frame_bytes=frame_bytes).restore(folder / "new", threads=threads)
     assert look(folder / "new") == part(tree)
+
+
+@pytest.mark.parametrize("by_names", [0, 1])
+@pytest.mark.parametrize("path", [b"..", b"a/..", b"../x", b"a/../../x"])
+@pytest.mark.parametrize("action", ["FOLDER", "FILE", "BEGIN", "PART", "NAME", "LINK", "FINISH"])
+def test_no_step_leads_upwards(tmp_path, look, action, path, by_names):
+    """No index has such a path; should one come through, nothing is done with it."""
+    (tmp_path / "folder" / "a").mkdir(parents=True)
+    (tmp_path / "x").write_bytes(b"precious")
+    before = look(tmp_path)
+    texts = ffi.new("char[]", path + b"\0x")
+    other = len(path) + 1
+    step = {"path": 0, "other": other, "mode": 0o700, "action": getattr(lib, f"BS_{action}")}
+    fd = os.open(tmp_path / "folder", os.O_RDONLY)
+    try:
+        folders = ffi.new("int[]", [fd])
+        ground = ffi.new("bs_ground *", (folders, 1, texts, len(texts), by_names))
+        done = ffi.new("size_t *")
+        result = lib.bs_make(ground, ffi.new("bs_step *", step), 1, ffi.NULL, 0, done)
+    finally:
+        os.close(fd)
+    assert result == -errno.EXDEV
+    assert look(tmp_path) == before
 
 
 def test_paths_as_long_as_they_can_be(written, tmp_path, ways):

@@ -17,7 +17,9 @@ OPEN := umask 022 &&
 # Folders count too: theirs is the time of the last removal.
 SOURCES := $(shell find bootseer c_ext spank prolog epilog importer slurm-conf-examples setup.py \
              -name __pycache__ -prune -o -print)
-C_FILES = $(wildcard c_ext/*.[ch] spank/*.[ch])
+C_FILES = $(wildcard c_ext/*.[ch] spank/*.[ch] tests/fuzz/c/*.c)
+# That each fuzz target is run.
+SECONDS ?= 600
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -54,6 +56,9 @@ fsx: venv ## random operations on a checkpoint mount, for ten minutes
 faults: venv ## the longer tests: daemons are killed, disks full, files damaged
 	@$(BIN)/pytest -m faults $(ARGS)
 
+fuzz: venv ## feed hostile input to all decoders, each for SECONDS (600); ARGS name some
+	@$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
+
 test-torch: $(TORCH)/installed ## checkpoints of PyTorch on a mount; fetches PyTorch, several GB
 	@$(BIN)/pytest -m torch $(ARGS)
 
@@ -78,7 +83,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env fsx faults test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env fsx faults fuzz test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

@@ -214,9 +214,9 @@ def index_seeds():
     for one, gone in ((tree, [b"0/x", b"0/y/z"]), ({b"": FOLDER}, [])):
         used = {path: place for path, place in places.items() if path in one}
         encoded = index.encode(one, used, gone)
-        header, rows = table.open_table(index.MAGIC, index.VERSION, 4, encoded, "")
-        counts = [header[k] for k in ("inodes", "entries", "blocks", "deleted")]
-        seeds.append(_COUNTS.pack(*counts) + bytes(rows))
+        rows, left = index._sections(encoded, "")
+        counts = _COUNTS.pack(*rows.counts[:3], len(left))
+        seeds.append(b"".join([counts, *rows, left]))
     return seeds
 
 
@@ -565,7 +565,8 @@ def tar_seeds():
                 if form != tarfile.USTAR_FORMAT:
                     info.name += "x" * 120
                 file.addfile(info, io.BytesIO(b"12345"))
-        made.append(buffer.getvalue()[:-8192].rstrip(b"\0").ljust(8192, b"\0"))
+        data = buffer.getvalue().rstrip(b"\0")
+        made.append(data + bytes(-len(data) % 512 + 1024))
     if shutil.which("tar"):
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "sparse"), "wb") as file:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import fuzz_decoders
+from fuzz_images import frame_seeds
+from fuzz_tables import index_seeds
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("-g", "-O1", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-Ic_ext", "-Ispank")
@@ -52,7 +53,7 @@ def _trees() -> list[bytes]:
     )
     asked += b"".join(bytes([0, 2, 2, 0]) + name.ljust(60, b"\0") for name in (b"a", b"zz"))
     seeds = []
-    for seed in fuzz_decoders.index_seeds():
+    for seed in index_seeds():
         *counts, gone = struct.unpack_from("<4H", seed)
         rows = seed[8 : len(seed) - gone]
         seeds.append(struct.pack("<4H", *counts, len(asked)) + rows + asked)
@@ -101,7 +102,7 @@ PROGRAMS = {
     for program in (
         Program("tree", ("c_ext/tree.c", "c_ext/tree_check.c"), _trees, libraries=("-llz4",)),
         Program("unpack", ("c_ext/unpack.c", "c_ext/remove.c"), _steps),
-        Program("lz4frame", ("c_ext/lz4frame.c",), fuzz_decoders.frame_seeds, libraries=("-llz4",)),
+        Program("lz4frame", ("c_ext/lz4frame.c",), frame_seeds, libraries=("-llz4",)),
         Program(
             "options",
             ("spank/options.c",),

@@ -3,7 +3,8 @@
  * Without libFuzzer, which is of no use with threads: fastpath SECONDS [SEED]. Prints how many
  * requests were made. Whatever is read without an error has to be the file's.
  */
-#include "io.h"
+#include "tree.h"
+#include "tree_rows.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,6 +28,7 @@ enum {
     BLOCKS = 700,
     LENGTH = BLOCK * BLOCKS - 77,
     THREADS = 4,
+    TREE_BLOCKS = LENGTH / TREE_BLOCK_BYTES,
     ROUND = 400,
     ROOM = 2 << 20,
     SO_SNDBUF_FORCE = 32,
@@ -183,6 +186,51 @@ static void pair(int *one, int *other)
     *other = ends[1];
 }
 
+/* A tree with one file, which has what the image has: node 3. */
+static bs_tree *make_tree(void)
+{
+    static row_inode inodes[] = {
+        {.mode = S_IFDIR | 0755, .first = 0, .count = 1},
+        {.mode = S_IFDIR | 0755, .first = 1, .count = 1},
+        {.mode = S_IFREG | 0644,
+         .count = TREE_BLOCKS,
+         .size_bytes = TREE_BLOCKS * TREE_BLOCK_BYTES},
+    };
+    static row_entry entries[] = {{0, 1, 1}, {1, 1, 2}};
+    static uint32_t blocks[TREE_BLOCKS];
+    bs_tree_rows rows = {
+        .inodes = (const uint8_t *)inodes,
+        .entries = (const uint8_t *)entries,
+        .blocks = (const uint8_t *)blocks,
+        .strings = (const uint8_t *)"0a",
+        .inode_count = 3,
+        .entry_count = 2,
+        .block_count = TREE_BLOCKS,
+        .strings_bytes = 2,
+        .image_bytes = LENGTH,
+    };
+    bs_tree *tree;
+
+    for (int i = 0; i < TREE_BLOCKS; i++)
+        blocks[i] = TREE_BLOCK_RAW | TREE_BLOCK_BYTES;
+    if (bs_tree_open(&rows, &tree) < 0)
+        abort();
+    return tree;
+}
+
+/* What the kernel asks first. */
+static void say_hello(play *self)
+{
+    struct {
+        struct fuse_in_header header;
+        struct fuse_init_in in;
+    } request = {{.len = sizeof request, .opcode = FUSE_INIT},
+                 {.major = FUSE_KERNEL_VERSION, .minor = FUSE_KERNEL_MINOR_VERSION}};
+
+    if (send(self->kernel, &request, sizeof request, 0) < 0)
+        abort();
+}
+
 /* From start to end, once. */
 static uint64_t run(const uint8_t *content, uint64_t seed)
 {
@@ -191,6 +239,7 @@ static uint64_t run(const uint8_t *content, uint64_t seed)
     pthread_t threads[2];
     uint64_t asked;
     int ways = (int)(seed % 3);
+    bs_tree *tree = seed >> 9 & 1 ? make_tree() : NULL;
 
     self->seed = seed;
     self->content = content;
@@ -200,7 +249,9 @@ static uint64_t run(const uint8_t *content, uint64_t seed)
     self->data = files.data = memfd_create("blocks", MFD_CLOEXEC);
     if (self->data < 0 || ftruncate(self->data, LENGTH) != 0)
         abort();
-    if (bs_fastpath_start(&files, LENGTH, BLOCK, self->sums, self->states, NULL, THREADS,
+    if (tree)
+        say_hello(self);
+    if (bs_fastpath_start(&files, LENGTH, BLOCK, self->sums, self->states, tree, THREADS,
                           &self->path) < 0)
         abort();
     (void)pthread_create(&threads[0], NULL, change_map, self);
@@ -220,6 +271,8 @@ static uint64_t run(const uint8_t *content, uint64_t seed)
                            files.misses, files.data, -1};
          *fd >= 0; fd++)
         close(*fd);
+    if (tree)
+        bs_tree_close(tree);
     asked = self->asked;
     free(self);
     return asked;

@@ -1,0 +1,229 @@
+"""The decoders of JSON documents, of journals and of events."""
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+
+import trio
+from fuzz_base import DIGEST, Decoder, in_memory, shared_memory
+
+from bootseer.checkpoint import landing
+from bootseer.core import event, plan, reads
+from bootseer.core.fields import open_document
+from bootseer.core.ranges import ByteRange
+from bootseer.env import catalog, key, snapshot
+from bootseer.env.wish import read_wish
+from bootseer.errors import ConfigError, Corrupt, NotFound
+from bootseer.startup import collect
+from bootseer.store.base import publish, read_all
+from bootseer.store.memory import MemoryStore
+from bootseer.units import MIB
+
+# JSON.
+
+
+def documents(name, samples, decode, allowed=(Corrupt,)):
+    return Decoder(
+        name,
+        lambda: [s if isinstance(s, bytes) else json.dumps(s).encode() for s in samples()],
+        decode,
+        allowed,
+    )
+
+
+def _plan():
+    known = plan.PlannedImage("/images/a.sqsh", "sqfs1-a", 1 << 30, 1 << 20, 5, 6)
+    run = plan.PlannedRun("run", 7, "cold", 8)
+    return plan.WarmPlan("user", "key", (known, replace(known, path="env://key")), (run,))
+
+
+def run_plan(data):
+    found = plan.decode(data, "plan", "user", "key")
+    assert plan.decode(found.encode(), "plan", "user", "key") == found
+
+
+def _reads():
+    file = reads.FileReads("a/step-12/b", (1,), (ByteRange(0, 9), ByteRange(20, 30)))
+    return reads.NodeReads("user", "key", 2, 1, (file, file))
+
+
+def run_reads(data):
+    found = reads.decode(data, "reads", "user", "key")
+    assert reads.decode(found.encode(), "reads", "user", "key") == found
+    for file in found.files[:100]:
+        reads.numbered(file.path)
+        reads.newest_components(file.path, lambda folder: ["step-3", "step-20"])
+        reads.expand(file, lambda folder: ["step-3", "step-20"])
+
+
+def _event():
+    return event.Event("image.prefetch", 1, 2, "agent", event.OK, 3, -1, "it").document()
+
+
+def run_event(data):
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    found = event.from_json(value, "event")
+    assert event.from_json(found.document(), "event") == found
+    collect._row(found)
+
+
+def parts():
+    return (key.Part("command", "pip install x", "what is run"), key.Part("python", "3.11", ""))
+
+
+def sealed_key(data, *above):
+    """Repair the key of a document of a key, which may be a part of the one that this is."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return data, None
+    for name in above or (None,):
+        part = document.get(name) if name and isinstance(document, dict) else document
+        with suppress(Exception):
+            part["key"] = key.key_of(key.Part(**item) for item in part["parts"])
+            if name == "parts":
+                document["key"] = part["key"]
+    with suppress(ValueError):
+        return json.dumps(document).encode(), document
+    return data, None
+
+
+def run_key(data):
+    _, document = sealed_key(data)
+    found = key.from_document(document, "key")
+    assert key.from_document(key.to_document(found), "key") == found
+
+
+def _snapshot():
+    return snapshot.Snapshot(
+        key=key.key_of(parts()), parts=parts(), targets=("/venv", "/x/y"),
+        bases=(snapshot.EMPTY, DIGEST), capture="0123456789abcdef", digest=DIGEST, image=DIGEST,
+        image_bytes=4096, index=DIGEST, frames=DIGEST, frames_bytes=9, files=3, content_bytes=5,
+        outside=("302f6c",), findings=(snapshot.Finding("owner", "/venv/a", "somebody's"),),
+        captured_ns=5, captured_by="user", node="node", command_ms=7,
+    )  # fmt: skip
+
+
+def run_snapshot(data):
+    sealed, document = sealed_key(data, "parts")
+    wanted = document.get("key") if isinstance(document, dict) else ""
+    found = snapshot.decode(sealed, "snapshot", wanted if isinstance(wanted, str) else "")
+    assert snapshot.decode(found.encode(), "snapshot", found.key) == found
+    assert isinstance(found.is_whole, bool)
+    for path in found.outside_paths:
+        assert isinstance(path, bytes)
+
+
+def _wish():
+    listed = key.to_document(parts())
+    return {"targets": ["/venv"], "names": ["venv"], "mode": "auto", "environ": {"TMPDIR": "/tmp"},
+            "key": listed, "as_empty": listed, "read_only": False, "refresh": True,
+            "captures": True, "waits": False, "wait_s": 5}  # fmt: skip
+
+
+@cache
+def _folder():
+    return os.open("/", os.O_RDONLY)
+
+
+def run_wish(data):
+    _, document = sealed_key(data, "key", "as_empty")
+    if isinstance(document, dict):
+        targets = document.get("targets")
+        count = len(targets) if isinstance(targets, list) else 1
+        assert read_wish(document, [_folder()] * 2 * count).key
+
+
+def run_document(data):
+    fields = open_document(data, "claim", "bootseer env claim", 1)
+    fields.text("who", 300)
+    fields.text("token", 64)
+    fields.count("until_ns")
+
+
+async def _from_store(data):
+    store = MemoryStore()
+    await publish(store, catalog._last_object(["/venv"]), data)
+    await publish(store, catalog._FIGURES, data)
+    await catalog.read_figures(store)
+    await catalog.read_run(store, ["/venv"])
+
+
+def run_catalog(data):
+    trio.run(_from_store, sealed_key(data)[0])
+
+
+def run_key_file(data):
+    with in_memory(data) as path:
+        catalog._key_in(path)
+
+
+def run_journal(data):
+    """The numbers of pieces, a line for each time that they were on the disk."""
+    for line in data.splitlines(keepends=True)[:50]:
+        pieces = landing._pieces(line, 2000)
+        assert pieces is None or (set(pieces) <= set(range(2000)) and len(pieces) <= 2000)
+
+
+def run_landing(data):
+    """A journal beside a file that an export goes on with; a line that is good is kept."""
+    with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
+        path = os.path.join(folder, "file")
+        for beside, size in zip(
+            landing._beside(path), (landing.JOURNAL_LEAST_BYTES, 0), strict=True
+        ):
+            with open(beside, "wb") as file:
+                file.truncate(size)
+                if not size:
+                    file.write(data)
+        landed = landing.Landing(path, landing.JOURNAL_LEAST_BYTES, MIB, {"a": "b"})
+        assert landed.done <= set(range(64))
+        landed.discard()
+        landed.close()
+
+
+def _journal():
+    header = {"version": 1, "piece_bytes": MIB, "source": {"a": "b"}}
+    return [json.dumps(header, sort_keys=True).encode() + b"\n0-3, 5\n7\n63\n"]
+
+
+@cache
+def events_seeds():
+    async def write():
+        store = MemoryStore()
+        happened = (event.from_json(_event(), ""),)
+        name = await collect.publish_events(
+            store, collect.NodeRun("run", 5, "key", "node", "cold", 7, happened)
+        )
+        return bytes(await read_all(store, name, MIB))
+
+    return [trio.run(write)]
+
+
+def run_events(data):
+    for one in collect._decode(data, "events").events:
+        assert event.from_json(one.document(), "") == one
+
+
+DOCUMENTS = [
+    documents("plan", lambda: [_plan().encode()], run_plan),
+    documents("reads", lambda: [_reads().encode()], run_reads),
+    documents("event", lambda: [_event()], run_event),
+    documents("key", lambda: [key.to_document(parts())], run_key),
+    documents("snapshot", lambda: [_snapshot().encode()], run_snapshot),
+    documents("request", lambda: [_wish()], run_wish),
+    documents("claim", lambda: [{"format": "bootseer env claim", "version": 1, "who": "a",
+                                 "token": "b", "until_ns": 3}], run_document),
+    documents("catalog", lambda: [key.to_document(parts()), {"mount_s": 3, "unpack_s": 5.5}],
+              run_catalog, (Corrupt, NotFound)),
+    documents("key_file", lambda: [{"key": DIGEST}], run_key_file, (ConfigError, NotFound)),
+    Decoder("journal", lambda: [b"0-3, 5\n7, 9-1999\n", b"1\n"], run_journal),
+    Decoder("landing", _journal, run_landing),
+    Decoder("events", events_seeds, run_events),
+]  # fmt: skip

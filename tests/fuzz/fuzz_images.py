@@ -1,0 +1,285 @@
+"""The decoders of images: squashfs, archives, and what is compressed."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import tarfile
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import lz4.frame
+import xxhash
+from blake3 import blake3
+from fuzz_base import DIGEST, Decoder, in_memory
+
+from bootseer.core import squashfs
+from bootseer.core.relocate import relocate_directories, relocate_xattrs
+from bootseer.env import frames
+from bootseer.errors import BootseerError, Corrupt, Unavailable
+from bootseer.image import tar
+from bootseer.image.blob import Blob, Budget, ByteStream, Layer
+from bootseer.image.compressor import decompressor
+from bootseer.image.manifest import open_image
+from bootseer.image.squashfs import Squashfs
+from bootseer.units import MIB
+
+# Frames and compressed blocks.
+
+
+def frame_seeds():
+    data = bytes(range(256)) * 300
+    options = {"block_size": lz4.frame.BLOCKSIZE_MAX256KB, "store_size": True}
+    return [
+        lz4.frame.compress(data, block_linked=False, **options),
+        lz4.frame.compress(data[:9], **options),
+        lz4.frame.compress(random.Random(3).randbytes(900), content_checksum=True, **options),
+    ]
+
+
+def run_frame(data):
+    stored = bytearray(data)
+    if len(stored) > 14:  # flags, length, checksum of both
+        stored[14] = xxhash.xxh32(bytes(stored[4:14])).intdigest() >> 8 & 0xFF
+        size_bytes = struct.unpack_from("<Q", stored, 6)[0]
+    else:
+        size_bytes = 9
+    if size_bytes > 4 * MIB:  # the table of frames allows no more
+        size_bytes = 76_800
+    stored = bytes(stored)
+    frame = frames.Frame(0, size_bytes, 0, len(stored), blake3(stored).digest())
+    assert len(frames.content(frame, stored)) == size_bytes
+
+
+def _blocks():
+    import lzma
+    import zlib
+
+    import lzallright
+    import zstandard
+
+    text = b"all the same, all the same, " * 200
+    made = {1: zlib.compress(text), 2: lzma.compress(text, lzma.FORMAT_ALONE),
+            3: bytes(lzallright.LZOCompressor().compress(text)),
+            4: lzma.compress(text, lzma.FORMAT_XZ), 5: lz4.block.compress(text, store_size=False),
+            6: zstandard.compress(text)}  # fmt: skip
+    return [bytes([number]) + data for number, data in made.items()]
+
+
+def run_block(data):
+    if data:
+        assert len(decompressor(data[0] % 8)(data[1:], 8192)) <= 8192
+
+
+# Squashfs.
+
+
+@cache
+def squashfs_seeds():
+    """An image with raw tables, so that what is changed is what is read, and one compressed."""
+    if shutil.which("mksquashfs") is None:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder, "top")
+        (top / "dir" / "deep").mkdir(parents=True)
+        for number in range(12):
+            (top / "dir" / f"file-{number}").write_bytes(b"content " * number * 40)
+        (top / "large").write_bytes(random.Random(5).randbytes(9000))
+        (top / "link").symlink_to("dir/file-1")
+        os.link(top / "large", top / "again")
+        with suppress(OSError):
+            os.setxattr(top / "large", "user.key", b"value")
+            os.setxattr(top / "dir", "user.other", b"v" * 300)
+        made = []
+        raw = ["-noI", "-noD", "-noF", "-noX", "-noId"]
+        for options in (raw, [*raw, "-no-fragments", "-no-exports"], ["-comp", "lz4"]):
+            out = Path(folder, f"image-{len(made)}")
+            command = ["mksquashfs", top, out, "-b", "4096", "-noappend", "-quiet", "-no-progress"]
+            command += ["-nopad", "-all-time", "5", "-mkfs-time", "5", *options]
+            subprocess.run(command, check=True, capture_output=True)
+            made.append(out.read_bytes())
+        return made
+
+
+def run_squashfs(data):
+    with in_memory(data) as path:
+        found = squashfs.find_tables(data[:96], len(data))
+        if found is None:
+            return
+        try:
+            with Squashfs(Path(path)) as opened:
+                left = 4 * MIB
+                for _, inode in opened.walk():
+                    opened.xattrs(inode)
+                    opened.owner(inode.owner)
+                    if inode.is_file and left > 0:
+                        for piece in opened.content(inode):
+                            left -= len(piece)
+                assert opened.data_start > 0
+                inodes = opened.inodes.values()
+                with suppress(Corrupt):
+                    relocate_directories(opened.inode_table, opened.directory_table, inodes)
+                relocate_xattrs(opened.xattr_values, opened.xattr_sets)
+        finally:
+            squashfs.decode_superblock(data[:96], len(data))
+
+
+# Tar streams and images in them.
+
+
+@cache
+def tar_seeds():
+    made = []
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=form) as file:
+            for number, kind in enumerate((b"0", b"1", b"2", b"5", b"3", b"6")):
+                info = tarfile.TarInfo(f"folder/name-{number}")
+                info.type, info.size = kind, 5 if kind == b"0" else 0
+                info.linkname = "folder/name-0" if kind in b"12" else ""
+                if form == tarfile.PAX_FORMAT:
+                    info.pax_headers = {"SCHILY.xattr.user.a": "b", "mtime": "5.25"}
+                if form != tarfile.USTAR_FORMAT:
+                    info.name += "x" * 120
+                file.addfile(info, io.BytesIO(b"12345"))
+        data = buffer.getvalue().rstrip(b"\0")
+        made.append(data + bytes(-len(data) % 512 + 1024))
+    if shutil.which("tar"):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "sparse"), "wb") as file:
+                for at in (0, 90_000, 400_000):
+                    file.seek(at)
+                    file.write(b"data")
+                file.truncate(1 << 20)
+            for form in ("gnu", "posix --sparse-version=0.0", "posix --sparse-version=0.1",
+                         "posix --sparse-version=1.0"):  # fmt: skip
+                command = f"tar -C {folder} -cS --format={form} sparse"
+                done = subprocess.run(command.split(), check=True, capture_output=True)
+                made.append(done.stdout)
+    return made
+
+
+def sealed_tar(data: bytes) -> bytes:
+    """Repair the checksum of every block that may be a header."""
+    blocks = bytearray(data)
+    for at in range(0, len(blocks) - 511, 512):
+        if blocks[at + 257 : at + 262] == b"ustar":
+            head = blocks[at : at + 512]
+            total = sum(head) - sum(head[148:156]) + 8 * 32
+            blocks[at + 148 : at + 156] = b"%06o\0 " % total
+    return bytes(blocks)
+
+
+def run_tar(data):
+    data = sealed_tar(data)
+    reader = tar.TarReader(ByteStream("archive", iter([data])), "archive")
+    for member in reader:
+        tar.encode(member, "name")
+        left = 1 * MIB
+        for piece in reader.content(member):
+            left -= len(piece)
+            if left < 0:
+                break
+
+
+def _layer(data):
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _compressed():
+    import gzip
+
+    import zstandard
+
+    text = tar_seeds()[0]
+    return [gzip.compress(text, 1), zstandard.compress(text), text, gzip.compress(b"") * 3]
+
+
+def run_layer(data):
+    with in_memory(data) as path, open(path, "rb") as file:
+        blob = Blob("layer", file.fileno(), 0, len(data))
+        for piece in Layer(blob, _layer(data), _layer(data)).archive(
+            Budget(8 * MIB), lambda n: None, again=True
+        ):
+            assert len(piece) <= MIB
+
+
+def _members(files):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as file:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+CONFIG = {"os": "linux", "architecture": "amd64", "rootfs": {"diff_ids": [f"sha256:{DIGEST}"]}}
+DESCRIBED = {"mediaType": "a/b.tar", "digest": "", "size": 0}
+
+
+def oci_seeds():
+    """An index, a manifest and a configuration; what refers to one another is put in at the end."""
+    entry = {**DESCRIBED, "digest": "@1", "platform": {"os": "linux", "architecture": "amd64"}}
+    entry["annotations"] = {"org.opencontainers.image.ref.name": "tag"}
+    manifest = {"config": {**DESCRIBED, "digest": "@2"}, "layers": [{**DESCRIBED, "digest": "@3"}]}
+    several = {"manifests": [entry, {**entry, "annotations": {}}, {**entry, "digest": "@0"}]}
+    return [
+        b"\0".join(json.dumps(part).encode() for part in (one, manifest, CONFIG))
+        for one in ({"manifests": [entry]}, several)
+    ]
+
+
+def run_oci(data):
+    index_json, manifest, config, *_ = [*data.split(b"\0"), b"{}", b"{}", b"{}"]
+    files = {"oci-layout": b"{}"}
+    filled = []
+    for number, part in ((3, b""), (2, config), (1, manifest), (0, index_json)):
+        for mark, digest, size in filled:
+            found = b'"digest":"%s","size":%d' % (digest, size)
+            part = part.replace(b'"digest": "@%d", "size": 0' % mark, found)
+            part = part.replace(b'"digest":"@%d","size":0' % mark, found)
+        filled.append((number, _layer(part).encode(), len(part)))
+        files[f"blobs/sha256/{_layer(part)[7:]}"] = part
+    files["index.json"] = part
+    with (
+        in_memory(_members(files)) as path,
+        open_image(Path(path), "", "linux/amd64") as (_, found),
+    ):
+        assert found.layers is not None
+
+
+def docker_seeds():
+    name = f"{hashlib.sha256(json.dumps(CONFIG).encode()).hexdigest()}.json"
+    entry = {"Config": name, "RepoTags": ["a:b"], "Layers": ["layer.tar"]}
+    return [json.dumps([entry]).encode() + b"\0" + json.dumps(CONFIG).encode()]
+
+
+def run_docker(data):
+    manifest, config, *_ = [*data.split(b"\0"), b"{}"]
+    digest = hashlib.sha256(json.dumps(CONFIG).encode()).hexdigest().encode()
+    manifest = manifest.replace(digest, hashlib.sha256(config).hexdigest().encode())
+    files = {"manifest.json": manifest, "layer.tar": b"", "plain": config}
+    files[f"{hashlib.sha256(config).hexdigest()}.json"] = config
+    with (
+        in_memory(_members(files)) as path,
+        open_image(Path(path), "", "linux/amd64") as (_, found),
+    ):
+        assert found.layers is not None
+
+
+IMAGES = [
+    Decoder("frame", frame_seeds, run_frame),
+    Decoder("block", _blocks, run_block, (Corrupt, Unavailable)),
+    Decoder("squashfs", squashfs_seeds, run_squashfs, (Corrupt, Unavailable)),
+    Decoder("tar", tar_seeds, run_tar),
+    Decoder("layer", _compressed, run_layer, (Corrupt, Unavailable)),
+    Decoder("oci", oci_seeds, run_oci, (BootseerError,)),
+    Decoder("docker", docker_seeds, run_docker, (BootseerError,)),
+]

@@ -1,0 +1,107 @@
+"""The decoders of what processes tell each other over sockets."""
+
+import random
+import socket
+import struct
+from contextlib import suppress
+from functools import partial
+
+import trio
+from fuzz_base import Decoder
+from fuzz_tables import image_manifest
+
+from bootseer.agent.node.channel import Channel
+from bootseer.agent.supervisor import control_server
+from bootseer.cache.link import serve_keeper
+from bootseer.env.talk import Talk
+from bootseer.errors import Closed, Corrupt
+
+# What processes tell each other.
+
+
+def _sent(data):
+    """Return a socket from which this can be read, and no more."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with suppress(BlockingIOError):
+        ours.sendall(data[:100_000])
+    ours.shutdown(socket.SHUT_WR)
+    return ours, theirs
+
+
+async def _talk(data):
+    ours, theirs = _sent(data)
+    with ours:
+        talk = Talk(theirs)
+        try:
+            while True:
+                message, fds = await talk.receive()
+                assert isinstance(message, dict) and not fds
+        finally:
+            talk.close()
+
+
+async def _channel(data):
+    ours, theirs = _sent(data)
+    theirs.setblocking(False)
+    with ours:
+        channel = Channel(theirs)
+        try:
+            while True:
+                message, fd = await channel.receive()
+                assert isinstance(message, dict) and fd is None
+        finally:
+            channel.close()
+
+
+async def _control(data):
+    ours, theirs = _sent(data)
+    theirs.setblocking(False)
+    with ours, trio.socket.from_stdlib_socket(theirs) as connection:
+        request = await control_server._request(connection)
+        assert request is None or isinstance(request, dict)
+
+
+def _said(*messages):
+    return [b"".join(struct.pack("<I", len(m)) + m for m in messages)]
+
+
+class Keeper:
+    """Takes what a link asks of it as the real one does, without an entry of the cache."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def claim(self, blocks, *, anew):
+        assert 0 <= blocks.start < blocks.stop <= self.made.blocks
+        return [1] * len(blocks)
+
+    def release(self, blocks):
+        assert 0 <= blocks.start < blocks.stop <= self.made.blocks
+
+    def keep(self, first, data):
+        if len(data) == 0:
+            raise Corrupt("nothing")
+        assert 0 <= first < self.made.blocks
+
+
+def _link_seeds():
+    block = random.Random(1).randbytes(20_000)[:4096]
+    asked = [struct.pack("<BxxxII2I", what, 2, 0, 0, 1) for what in (1, 2, 3)]
+    return [b"".join(asked), struct.pack("<BxxxIII", 4, 1, 4096, 0) + block]
+
+
+def run_link(data):
+    made = image_manifest()
+    ours, theirs = _sent(data)
+    with ours:
+        serve_keeper(Keeper(made), made, theirs)
+
+
+GONE = (Corrupt, Closed)
+MESSAGES = [
+    Decoder("talk", lambda: [b'{"a":[1]}\n{"b":{}}\n'], partial(trio.run, _talk), GONE),
+    Decoder("channel", lambda: _said(b'{"a":1}', b"{}"), partial(trio.run, _channel), GONE),
+    Decoder("control", lambda: [b'{"command":"status"}\n'], partial(trio.run, _control), ()),
+    Decoder("link", _link_seeds, run_link, ()),
+]

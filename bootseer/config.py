@@ -94,6 +94,9 @@ SETTINGS: dict[str, Setting] = {
     "cache.free_share": Setting(
         0.1, 0, 0.9, "share of the file system of node.cache_dir that they leave free"
     ),
+    "cache.user_share": Setting(
+        0.5, 0.01, 1, "share of cache.quota_gib that the entries of one user may take up"
+    ),
     "prolog.wait_s": Setting(
         0.0, 0, 3600, "how long the prolog waits for the hot set, without --bootseer-wait"
     ),

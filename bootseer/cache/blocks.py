@@ -16,9 +16,8 @@ from enum import IntEnum
 
 from xxhash import xxh3_64_intdigest
 
+from bootseer.cache.size import SUM_BYTES
 from bootseer.core.image import ImageManifest
-
-SUM_BYTES = 8
 
 
 class State(IntEnum):

@@ -1,336 +1,374 @@
 """The block cache's folder on a node: an entry for each image, and the room that they share.
 
-    FOLDER/KEY/manifest    of the image
-    FOLDER/KEY/data        sparse, as long as the image
-    FOLDER/KEY/map         eight bytes for each block, see `bootseer.cache.blocks`
-    FOLDER/KEY/claims      empty; who fetches a block has a lock on its byte
+    FOLDER/.lock           held for as long as an account is looked up or changed
+    FOLDER/NAME/manifest   of the image
+    FOLDER/NAME/data       sparse, as long as the image
+    FOLDER/NAME/map        eight bytes for each block, see `bootseer.cache.blocks`
+    FOLDER/NAME/claims     empty; who fetches a block has a lock on its byte
+    FOLDER/NAME/account    empty; its length is what the entry may take up, its group the user's id
+    FOLDER/.new-…          an entry that is being made
     FOLDER/.going-…        an entry that is being removed
 
-All of it is root's alone. Whoever uses an entry has a shared lock on its map; who removes it needs
-an exclusive one, so that nothing is removed that is in use.
+All of it is root's alone. Whoever uses an entry has a shared lock on its account, of which nobody
+else gets a descriptor. Who removes it needs an exclusive one, so that nothing in use is removed.
+
+Room is reserved before anything is written. What was reserved and not used is free again when the
+last user of the entry has closed it, or has died and somebody needs the room.
+
+Part of root's side: imports the standard library only. A manifest is bytes to it, with a token.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import secrets
-import shutil
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from bootseer.cache.blocks import SUM_BYTES, CachedBlocks
-from bootseer.cache.keeper import BlockKeeper
-from bootseer.core import image
-from bootseer.core.image import ImageManifest
-from bootseer.errors import Corrupt, NotFound, Unavailable
+from bootseer.cache.ledger import (
+    LOCK,
+    NEW,
+    Ledger,
+    charge,
+    is_entry,
+    open_file,
+    settle,
+    size_of,
+)
+from bootseer.cache.removal import FILES, unexpected
+from bootseer.cache.shares import Account, Book, Demand
+from bootseer.cache.size import SUM_BYTES, EntrySize
+from bootseer.cache.token import entry_name
+from bootseer.errors import NoSpace, NotFound, Unavailable
 from bootseer.ownership import check_roots
+from bootseer.posix import pwrite_fully
 from bootseer.units import MIB
 
-_GOING = ".going-"
-_STEP_BYTES = 64 * MIB
-"""How much is written before the room is looked at again."""
 _ATTEMPTS = 10
 """To open an entry that is being removed all the time."""
-
-
-@dataclass(frozen=True, slots=True)
-class EntryInfo:
-    """What is known of an entry from outside.
-
-    Attributes:
-        key: its name.
-        size_bytes: of the image.
-        cached_bytes: that it takes up on the disk.
-        used_ns: last use, nanoseconds since 1970.
-    """
-
-    key: str
-    size_bytes: int
-    cached_bytes: int
-    used_ns: int
+_REFUSED_S = 1.0
+"""For how long an entry that was refused room is not looked at again."""
+_COPY_BYTES = MIB
 
 
 class CacheEntry:
     """An image's entry, in use until it is closed.
 
     Attributes:
-        manifest: what the image holds.
+        path: its folder.
+        lock_fd: has a shared lock on it: a process that gets this one too keeps the entry in use.
     """
 
-    def __init__(self, path: Path, map_fd: int, manifest: ImageManifest) -> None:
-        """Take over the map's descriptor, with its shared lock."""
+    def __init__(self, cache: BlockCache, path: Path, lock_fd: int, uid: int) -> None:
+        """Take over the descriptor with the lock."""
         self.path = path
-        self.manifest = manifest
-        self._map_fd = map_fd
+        self.lock_fd = lock_fd
+        self._cache = cache
+        self._uid = uid
+        self._refused_until = 0.0
+
+    def open_manifest(self) -> int:
+        """Open the manifest for reading.
+
+        Raises:
+            Unavailable: it is not there any more, or cannot be opened.
+        """
+        return self._open(os.O_RDONLY, "manifest")[0]
 
     def open_blocks(self) -> tuple[int, int]:
-        """Open data and map for somebody to read them.
+        """Open data and map for somebody to read them; see `open_manifest`."""
+        data, block_map = self._open(os.O_RDONLY, "data", "map")
+        return data, block_map
 
-        Raises:
-            Unavailable: they are not there any more, or cannot be opened.
-        """
-        data = _open(self.path / "data", os.O_RDONLY)
-        try:
-            return data, _open(self.path / "map", os.O_RDONLY)
-        except BaseException:
-            os.close(data)
-            raise
+    def open_keeper(self) -> tuple[int, int, int]:
+        """Open data, map and claims for a `BlockKeeper`; see `open_manifest`."""
+        data, block_map, claims = self._open(os.O_RDWR, "data", "map", "claims")
+        return data, block_map, claims
 
-    def blocks(self) -> CachedBlocks:
-        """Open it for reading here."""
-        return CachedBlocks(*self.open_blocks(), self.manifest)
-
-    def keeper(self, has_room: Callable[[int], bool]) -> BlockKeeper:
-        """Open it for writing.
+    def reserve(self, size_bytes: int, wanted_bytes: int) -> int:
+        """Reserve room for blocks before they are written.
 
         Args:
-            has_room: see `BlockCache.room`.
+            size_bytes: that are to be written now.
+            wanted_bytes: that may be, later; as many if that takes nothing from others.
 
-        Raises:
-            Unavailable: as for `open_blocks`.
+        Returns:
+            How many bytes may be written, 0 for none.
         """
-        with ExitStack() as opened:
-            fds = []
-            for name in ("data", "map", "claims"):
-                fds.append(_open(self.path / name, os.O_RDWR))
-                opened.callback(os.close, fds[-1])
-            opened.pop_all()
-        data_fd, map_fd, claims_fd = fds
-        return BlockKeeper(data_fd, map_fd, claims_fd, self.manifest, has_room)
+        if time.monotonic() < self._refused_until:
+            return 0
+        granted_bytes = self._cache.reserve(self, self._uid, size_bytes, wanted_bytes)
+        if not granted_bytes:
+            self._refused_until = time.monotonic() + self._cache.refused_s
+        return granted_bytes
 
     def close(self) -> None:
-        """Note the use, and let others remove it."""
-        with suppress(OSError):
-            os.utime(self.path)
-        os.close(self._map_fd)
+        """Note the use, give back what was reserved and not used, and let others remove it."""
+        self._cache.release(self)
+
+    def _open(self, flags: int, *names: str) -> list[int]:
+        with ExitStack() as opened:
+            fds = []
+            for name in names:
+                try:
+                    fds.append(open_file(self.path / name, flags))
+                except OSError as error:
+                    raise Unavailable(f"the block cache cannot be opened: {error}") from error
+                opened.callback(os.close, fds[-1])
+            opened.pop_all()
+        return fds
 
 
 class BlockCache:
     """The cache of a node; root's.
 
     Concurrency: any number of processes.
+
+    Attributes:
+        refused_s: for how long an entry that was refused room is not looked at again.
     """
 
-    def __init__(self, folder: Path, quota_bytes: int, free_share: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        quota_bytes: int,
+        free_share: float,
+        user_share: float = 1.0,
+        user_entries: int = 1000,
+        refused_s: float = _REFUSED_S,
+    ) -> None:
         """Name the folder; nothing is touched.
 
         Args:
             folder: on a file system of the node's own.
             quota_bytes: what all entries may take up together.
             free_share: of that file system, to be left free.
+            user_share: of the quota, that one user's entries may take up at most.
+            user_entries: that one user may have.
+            refused_s: see `refused_s`.
         """
+        self.refused_s = refused_s
         self._folder = folder
-        self._quota_bytes = quota_bytes
-        self._free_share = free_share
+        self._ledger = Ledger(folder, quota_bytes, free_share, user_share, user_entries)
 
-    def open(self, key: str, digest: str, manifest: bytes | None = None) -> CacheEntry:
-        """Open an entry, and make it if the manifest is at hand.
+    # Entries.
+
+    def find(self, token: bytes, uid: int) -> CacheEntry:
+        """Open the entry of an image.
 
         Args:
-            key: see `entry_key`.
-            digest: of the image.
-            manifest: of the image, encoded.
+            token: of its manifest, see `bootseer.cache.token`.
+            uid: of the user who reads the image.
 
         Raises:
-            NotFound: there is none, and no manifest to make it.
-            Corrupt: it is not the manifest of that image.
-            Unavailable: the disk is full, or does not do what it should.
+            NotFound: there is none that is whole; `create` makes it.
+            Unavailable: the disk does not do what it should.
             Denied: the folder is not root's alone.
         """
-        path = self._folder / key
-        if manifest is not None:
-            image.decode(manifest, "manifest", digest)
+        with self._usable():
+            entry = self._opened(entry_name(token), uid)
+            if entry is not None:
+                if all((entry.path / name).exists() for name in FILES):
+                    return entry
+                entry.close()
+        raise NotFound("the image is not in the block cache")
+
+    def create(self, token: bytes, size: EntrySize, manifest_fd: int, uid: int) -> CacheEntry:
+        """Open the entry of an image; make it, or what is missing of it.
+
+        Args:
+            token: as for `find`; computed from what ``manifest_fd`` gives.
+            size: of the image, as whoever decoded the manifest says.
+            manifest_fd: of the manifest in sealed memory.
+            uid: of the user for whom it is counted.
+
+        Raises:
+            NoSpace: there is no room for it; nothing was written.
+            Corrupt: no image is of that size.
+            Unavailable, Denied: as for `find`.
+        """
+        size.check()
+        name = entry_name(token)
+        with self._usable():
+            for _ in range(_ATTEMPTS):
+                entry = self._opened(name, uid) or self._make(name, size, manifest_fd, uid)
+                if entry is not None:
+                    return self._filled(entry, size, manifest_fd)
+        raise Unavailable(f"the block cache's {self._folder / name} is removed all the time")
+
+    def accounts(self) -> list[Account]:
+        """List the entries, and what they take up."""
+        with suppress(OSError), self._ledger.locked():
+            return self._ledger.accounts()
+        return []
+
+    def remove(self, name: str) -> bool:
+        """Remove an entry that nobody uses; returns whether it is gone for all others."""
+        try:
+            with self._ledger.locked():
+                is_gone = self._ledger.take_away(name)
+        except OSError:
+            return False
+        self._ledger.free_some()
+        return is_gone
+
+    def sweep(self) -> list[str]:
+        """Remove some of what was left by processes that died, and of what was being removed.
+
+        Returns:
+            What is there and is no part of a cache: it stays.
+        """
+        try:
+            with self._ledger.locked():
+                for name in os.listdir(self._folder):
+                    if name.startswith(NEW):
+                        self._ledger.take_away(name)
+            self._ledger.free_some()
+            names = os.listdir(self._folder)
+        except OSError:
+            return []
+        found = []
+        for name in sorted(set(names) - {LOCK}):
+            path = self._folder / name
+            strange = [path / what for what in unexpected(path)] if is_entry(name) else [path]
+            found += [f"{os.fspath(what)!a} is no part of the block cache" for what in strange]
+        return found
+
+    # Room.
+
+    def reserve(self, entry: CacheEntry, uid: int, size_bytes: int, wanted_bytes: int) -> int:
+        """See `CacheEntry.reserve`."""
+        granted_bytes = 0
+
+        def demand(book: Book) -> Demand | None:
+            account = next((a for a in book.accounts if a.name == entry.path.name), None)
+            if account is None:
+                return None
+            most_bytes = size_of(entry.path).most_bytes
+            left_bytes = max(0, most_bytes - account.charged_bytes)
+            for amount in (max(size_bytes, wanted_bytes), size_bytes):
+                demanded = book.demand(account, uid, min(left_bytes, amount))
+                if book.fits(demanded):
+                    break
+            return demanded
+
+        def commit(book: Book, demanded: Demand) -> None:
+            nonlocal granted_bytes
+            info = os.stat(entry.path / "account")
+            charged_bytes = info.st_size + demanded.more_bytes
+            charge(entry.path, charged_bytes, is_open=True)
+            if info.st_gid != demanded.uid:
+                os.chown(entry.path / "account", -1, demanded.uid)
+            # What is there already, and is written again because it is damaged, takes no more.
+            is_all = charged_bytes >= size_of(entry.path).most_bytes
+            wanted = max(size_bytes, wanted_bytes)
+            granted_bytes = wanted if is_all else demanded.more_bytes
+
+        with suppress(OSError):  # then it is not granted
+            self._ledger.admit(demand, commit)
+        return granted_bytes
+
+    def release(self, entry: CacheEntry) -> None:
+        """See `CacheEntry.close`."""
+        os.close(entry.lock_fd)
+        with suppress(OSError), self._ledger.locked():
+            os.utime(entry.path / "account")
+            settle(entry.path)
+
+    # Making and removing.
+
+    def _opened(self, name: str, uid: int) -> CacheEntry | None:
+        """Open an entry, if there is one with an account."""
+        path = self._folder / name
+        with self._ledger.locked():
+            try:
+                fd = open_file(path / "account", os.O_RDONLY)
+            except FileNotFoundError:
+                self._ledger.take_away(name)  # if there is something
+                return None
+            try:
+                with suppress(FileNotFoundError):  # not whole: `create` makes it so
+                    settle(path)
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                os.utime(path / "account")
+            except BaseException:
+                os.close(fd)
+                raise
+            return CacheEntry(self, path, fd, uid)
+
+    def _make(self, name: str, size: EntrySize, manifest_fd: int, uid: int) -> CacheEntry | None:
+        """Make an entry; None if another process was first.
+
+        Raises:
+            NoSpace: there is no room.
+        """
+        path = self._folder / f"{NEW}{secrets.token_hex(8)}"
+        made: list[CacheEntry] = []
+
+        def commit(book: Book, demand: Demand) -> None:
+            path.mkdir(mode=0o700)
+            fd = open_file(path / "account", os.O_RDONLY | os.O_CREAT | os.O_EXCL)
+            made.append(CacheEntry(self, path, fd, uid))
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os.chown(fd, -1, uid)
+            charge(path, demand.more_bytes, is_open=True)
+
+        fixed = Demand(uid, size.fixed_bytes, size.fixed_bytes, 1)
+        try:
+            if not self._ledger.admit(lambda book: fixed, commit):
+                raise NoSpace(f"the block cache is full: no room for {size.fixed_bytes} bytes more")
+            (entry,) = made
+            _fill(path, size, manifest_fd)
+            with self._ledger.locked(), suppress(OSError):
+                path.rename(self._folder / name)
+                entry.path = self._folder / name
+                return entry
+        finally:
+            if made and made[0].path == path:  # not under its name
+                os.close(made[0].lock_fd)
+                self.remove(path.name)
+        return None
+
+    def _filled(self, entry: CacheEntry, size: EntrySize, manifest_fd: int) -> CacheEntry:
+        """Return an entry of which nothing is missing."""
+        try:
+            _fill(entry.path, size, manifest_fd)
+        except BaseException:
+            entry.close()
+            raise
+        return entry
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Make the folder if it is not there; errors of the disk say what they are about."""
         try:
             self._folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._folder.mkdir(mode=0o700, exist_ok=True)
             check_roots(str(self._folder.parent), str(self._folder))
-            for _ in range(_ATTEMPTS):
-                if manifest is not None:
-                    _make(path, manifest)
-                entry = _opened(path, digest)
-                if entry is not None:
-                    return entry
+            yield
         except OSError as error:
             raise Unavailable(f"the block cache {self._folder} cannot be used: {error}") from error
-        raise NotFound(f"{path} is not in the block cache")
-
-    def room(self) -> Callable[[int], bool]:
-        """Return what tells a keeper whether it may write so many bytes more.
-
-        Entries that nobody uses make room, the least recently used first.
-        """
-        granted_bytes = 0
-
-        def has_room(size_bytes: int) -> bool:
-            nonlocal granted_bytes
-            if granted_bytes < size_bytes:
-                step_bytes = max(size_bytes, _STEP_BYTES)
-                if self._fits(self.entries(), step_bytes):
-                    granted_bytes = step_bytes
-                elif self.make_room(size_bytes):
-                    granted_bytes = size_bytes
-                else:
-                    return False
-            granted_bytes -= size_bytes
-            return True
-
-        return has_room
-
-    def make_room(self, size_bytes: int) -> bool:
-        """Remove what was not used for longest, until so many bytes more have room.
-
-        Returns:
-            Whether they have.
-        """
-        left = sorted(self.entries(), key=lambda e: e.used_ns)
-        in_use: list[EntryInfo] = []
-        while not self._fits([*in_use, *left], size_bytes):
-            if not left:
-                return False
-            oldest = left.pop(0)
-            if not self.remove(oldest.key):
-                in_use.append(oldest)
-        return True
-
-    def entries(self) -> list[EntryInfo]:
-        """List what is there."""
-        found = []
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            return []
-        for name in names:
-            if name.startswith("."):
-                continue
-            with suppress(OSError):  # removed meanwhile, or half made
-                data = os.stat(self._folder / name / "data")
-                used_ns = os.stat(self._folder / name).st_mtime_ns
-                found.append(EntryInfo(name, data.st_size, data.st_blocks * 512, used_ns))
-        return found
-
-    def remove(self, key: str) -> bool:
-        """Remove an entry that nobody uses; returns whether it is gone."""
-        path = self._folder / key
-        going = self._folder / f"{_GOING}{secrets.token_hex(8)}"
-        try:
-            fd = _lock_map(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            fd = -1  # was never finished
-        except OSError:
-            return False
-        try:
-            path.rename(going)
-        except OSError:
-            return False
-        finally:
-            if fd >= 0:
-                os.close(fd)
-        shutil.rmtree(going, ignore_errors=True)
-        return True
-
-    def sweep(self) -> None:
-        """Remove what was being removed when somebody died."""
-        with suppress(OSError):
-            for name in os.listdir(self._folder):
-                if name.startswith(_GOING):
-                    shutil.rmtree(self._folder / name, ignore_errors=True)
-
-    def _fits(self, entries: list[EntryInfo], size_bytes: int) -> bool:
-        """Whether so many bytes more have room beside these entries."""
-        try:
-            space = os.statvfs(self._folder)
-        except OSError:
-            return False
-        free_bytes = space.f_bavail * space.f_frsize - self._free_share * (
-            space.f_blocks * space.f_frsize
-        )
-        used_bytes = sum(e.cached_bytes for e in entries)
-        return size_bytes <= min(free_bytes, self._quota_bytes - used_bytes)
 
 
-def entry_key(store_url: str, digest: str, version: str) -> str:
-    """Name the entry of an image that comes from a store.
-
-    Of two stores that have the same image, each has an entry of its own: who may read it in the one
-    need not be allowed to in the other, and shall not learn from the cache what is in it.
-
-    Args:
-        store_url: where the image is.
-        digest: of the image.
-        version: tells the object there from another under its name.
-    """
-    return hashlib.sha256(f"{store_url}\n{digest}\n{version}".encode()).hexdigest()
-
-
-def _make(path: Path, manifest: bytes) -> None:
-    """Make what is missing of an entry; it may be removed again before it is in use."""
-    with suppress(FileNotFoundError):
-        path.mkdir(mode=0o700, exist_ok=True)
-        if not _holds(path / "manifest", manifest):
-            partial = path / f"manifest-{secrets.token_hex(8)}"
-            try:
-                partial.write_bytes(manifest)
-                partial.rename(path / "manifest")
-            except OSError:
-                partial.unlink(missing_ok=True)
-                raise
-        for name in ("claims", "map", "data"):  # an entry with data has a map
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            os.close(os.open(path / name, flags, 0o600))
-
-
-def _holds(path: Path, data: bytes) -> bool:
+def _fill(path: Path, size: EntrySize, manifest_fd: int) -> None:
+    """Make what is missing of an entry, and mend its manifest."""
+    fd = open_file(path / "manifest", os.O_RDWR | os.O_CREAT)
     try:
-        return path.read_bytes() == data
-    except FileNotFoundError:
-        return False
-
-
-def _opened(path: Path, digest: str) -> CacheEntry | None:
-    """Open an entry with a shared lock; None if it is not there, or not whole."""
-    try:
-        map_fd = _lock_map(path, fcntl.LOCK_SH)  # waits for a rename at most
-    except FileNotFoundError:
-        return None
-    try:
-        if os.fstat(map_fd).st_ino != os.stat(path / "map").st_ino:
-            raise FileNotFoundError
-        data = (path / "manifest").read_bytes()
-        manifest = image.decode(data, str(path / "manifest"), digest)
-        _complete(path, manifest)
-        os.utime(path)
-    except (FileNotFoundError, Corrupt):
-        os.close(map_fd)
-        return None
-    except BaseException:
-        os.close(map_fd)
-        raise
-    return CacheEntry(path, map_fd, manifest)
-
-
-def _complete(path: Path, manifest: ImageManifest) -> None:
-    """Give data and map their lengths; a crash may have come before."""
-    for name, size_bytes in (("data", manifest.size_bytes), ("map", manifest.blocks * SUM_BYTES)):
-        if (path / name).stat().st_size != size_bytes:
-            os.truncate(path / name, size_bytes)
-
-
-def _open(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        raise Unavailable(f"the block cache's {path} cannot be opened: {error}") from error
-
-
-def _lock_map(path: Path, how: int) -> int:
-    fd = os.open(path / "map", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, how)
-    except BaseException:
+        for at in range(0, size.manifest_bytes, _COPY_BYTES):
+            data = os.pread(manifest_fd, _COPY_BYTES, at)
+            if os.pread(fd, len(data), at) != data:
+                pwrite_fully(fd, data, at)
+        os.truncate(fd, size.manifest_bytes)
+    finally:
         os.close(fd)
-        raise
-    return fd
+    lengths = {"claims": 0, "map": size.blocks * SUM_BYTES, "data": size.image_bytes}
+    for name, size_bytes in lengths.items():
+        fd = open_file(path / name, os.O_RDWR | os.O_CREAT)
+        try:
+            if os.fstat(fd).st_size != size_bytes:
+                os.truncate(fd, size_bytes)
+        finally:
+            os.close(fd)

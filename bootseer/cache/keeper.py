@@ -1,4 +1,7 @@
-"""Root's side of an image's blocks on this node: it alone writes them, and only what is right."""
+"""The keeper of an image's blocks on this node: it alone writes them, and only what is right.
+
+It needs no rights, only the descriptors of an entry. It decodes the manifests, which users wrote.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from array import array
 from collections.abc import Callable
 from enum import IntEnum
 
-from bootseer.cache.blocks import SUM_BYTES, checksum, read_map
+from bootseer.cache.blocks import checksum, read_map
+from bootseer.cache.size import SUM_BYTES, EntrySize
+from bootseer.core import image
 from bootseer.core.image import ImageManifest
 from bootseer.errors import Corrupt, NoSpace, Unavailable
-from bootseer.posix import pwrite_fully
+from bootseer.posix import pwrite_fully, read_fully
 
 _LOCK = struct.Struct("@hhqqi4x")  # struct flock of a 64-bit Linux
 
@@ -27,6 +32,27 @@ class Claim(IntEnum):
     """It is the caller's to fetch; nobody else will until it is kept or released."""
     PRESENT = 2
     """It is there already."""
+
+
+def read_manifest(fd: int) -> bytes:
+    """Read an encoded manifest, of a cache's entry or in sealed memory.
+
+    Raises:
+        Corrupt: it is too long for one.
+        Unavailable: it cannot be read.
+    """
+    try:
+        encoded = read_fully(fd, 0, image.MAX_BYTES + 1)
+    except OSError as error:
+        raise Unavailable(f"a manifest cannot be read: {error.strerror}") from error
+    if len(encoded) > image.MAX_BYTES:
+        raise Corrupt("what was handed over is longer than any manifest")
+    return encoded
+
+
+def entry_size(encoded: bytes, manifest: ImageManifest) -> EntrySize:
+    """Say what root's side knows of an image."""
+    return EntrySize(len(encoded), manifest.size_bytes, manifest.blocks)
 
 
 class BlockKeeper:

@@ -183,7 +183,7 @@ async def _copy_frames(
 
 async def _copy_image(source: Store, target: Store, digest: str, count: Count) -> None:
     """Copy an image, and compare every block with its digest; parts that are there stay."""
-    _, manifest = await images.read_manifest(source, digest)
+    encoded, manifest = await images.read_manifest(source, digest)
 
     def check(start: int, data: bytes) -> bool:
         return manifest.bad_block(manifest.covering(start, len(data)), memoryview(data)) is None
@@ -196,8 +196,8 @@ async def _copy_image(source: Store, target: Store, digest: str, count: Count) -
     for number in range(manifest.parts):
         name = images.part_object(digest, number)
         await _copy_part(source, target, name, manifest.part_range(number), check, count)
-    for name in (f"images/{digest}/about.json", images.manifest_object(digest)):
-        await _copy_object(source, target, name)
+    await _copy_object(source, target, f"images/{digest}/about.json")
+    await images.write_manifest(target, digest, encoded, OBJECT_MODE)
     await images.revive(target, digest)
 
 

@@ -2,6 +2,7 @@
 
 image-names/NAME.json      one name of an image, its digest
 images/DIGEST/manifest     what it holds, see `bootseer.core.image`; written last
+images/DIGEST/token        what shows a node that its user can read the manifest
 images/DIGEST/part-NNNN    its bytes, in order
 images/DIGEST/about.json   where it came from
 images/DIGEST/removed      has no name any more; the parts go a day later, for jobs that read them
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
+from bootseer.cache.token import TOKEN_BYTES, manifest_token
 from bootseer.core import image
 from bootseer.core.fields import open_document
 from bootseer.core.image import ImageManifest
@@ -96,6 +98,11 @@ def manifest_object(digest: str) -> str:
     return f"images/{digest}/manifest"
 
 
+def token_object(digest: str) -> str:
+    """Name the store's object for the token of an image."""
+    return f"images/{digest}/token"
+
+
 def part_object(digest: str, index: int) -> str:
     """Name the store's object for a part of an image."""
     return f"images/{digest}/part-{index:04}"
@@ -138,6 +145,33 @@ async def read_manifest(store: Store, digest: str) -> tuple[bytes, ImageManifest
     except NotFound as error:
         raise NotFound(f"there is no image {digest} in {store.url}") from error
     return data, image.decode(data, f"{name} in {store.url}", digest)
+
+
+async def write_manifest(
+    store: Store, digest: str, encoded: bytes, mode: int | None = None
+) -> None:
+    """Write the manifest of an image, and before it the token, with the same rights.
+
+    Args:
+        store: that has everything else of the image.
+        digest: of the image.
+        encoded: the manifest.
+        mode: of both objects, see `Store.create`.
+    """
+    token = manifest_token(encoded).hex().encode() + b"\n"
+    await publish(store, token_object(digest), token, mode=mode)
+    await publish(store, manifest_object(digest), encoded, mode=mode)
+
+
+async def read_token(store: Store, digest: str) -> bytes | None:
+    """Read the token of an image; None if that does not go well: the manifest says it as well.
+
+    Images that were added before there were tokens have none.
+    """
+    with suppress(BootseerError, ValueError):
+        token = bytes.fromhex((await read_all(store, token_object(digest), _MAX_BYTES)).decode())
+        return token if len(token) == TOKEN_BYTES else None
+    return None
 
 
 async def read_about(store: Store, digest: str) -> About | None:

@@ -25,7 +25,7 @@ from bootseer.image.catalog import About
 from bootseer.image.convert import Converted, convert
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
 from bootseer.posix import read_fully
-from bootseer.store.base import Store, publish
+from bootseer.store.base import Store
 from bootseer.units import MIB
 
 _CHUNK_BYTES = 4 * MIB
@@ -121,7 +121,7 @@ async def put(
     finally:
         os.close(opened.fd)
     await catalog.write_about(store, digest, about)
-    await publish(store, catalog.manifest_object(digest), encoded)
+    await catalog.write_manifest(store, digest, encoded)
     await catalog.revive(store, digest)
     return Added(digest, manifest, sent_bytes)
 

@@ -46,12 +46,11 @@ class ImageSource:
         self._threads = trio.CapacityLimiter(_FILE_READS)
         self._parts = OpenParts(store, partial(part_object, digest))
 
-    async def prove(self) -> ObjectInfo:
-        """Open its beginning, as only those can who may read it.
+    async def open_first(self) -> ObjectInfo:
+        """Open its beginning: who may not read the image, or has none, is told so at once.
 
         Returns:
-            What the store says of that. Owner and time tell it from another object that may have
-            this name one day: the time alone could be put there by anybody.
+            What the store says of that.
 
         Raises:
             NotFound: it is not there.

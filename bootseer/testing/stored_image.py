@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import trio
 
-from bootseer.cache.folder import BlockCache, CacheEntry, entry_key
+from bootseer.cache.folder import BlockCache
+from bootseer.cache.image_entry import ImageEntry, create_image
 from bootseer.cache.link import KeeperLink, serve_keeper
+from bootseer.cache.token import seal_manifest
 from bootseer.core import image
 from bootseer.core.image import ImageManifest, block_digest
 from bootseer.core.ranges import ByteRange
@@ -46,26 +49,30 @@ async def store_image(store: Store, content: bytes, name: str, block_bytes: int 
     for index in range(manifest.parts):
         part = manifest.part_range(index)
         await publish(store, catalog.part_object(digest, index), content[part.start : part.stop])
-    await publish(store, catalog.manifest_object(digest), encoded)
+    await catalog.write_manifest(store, digest, encoded)
     await catalog.give_name(store, name, digest, manifest.size_bytes)
     return digest
 
 
-def cache_in(folder: Path, quota_bytes: int = GIB) -> BlockCache:
-    """Return a block cache in a folder."""
-    return BlockCache(folder / "cache" / "images", quota_bytes, free_share=0.0)
+def cache_in(folder: Path, quota_bytes: int = GIB, user_share: float = 1.0) -> BlockCache:
+    """Return a block cache in a folder; what was refused room may ask again at once."""
+    cache = folder / "cache" / "images"
+    return BlockCache(cache, quota_bytes, 0.0, user_share=user_share, refused_s=0.0)
 
 
-def open_entry(cache: BlockCache, store: Store, manifest: ImageManifest) -> CacheEntry:
+def open_entry(cache: BlockCache, manifest: ImageManifest, uid: int = 0) -> ImageEntry:
     """Open the entry of an image, and make it if it is not there."""
     encoded = manifest.encode()
-    digest = image.image_digest(encoded)
-    return cache.open(entry_key(store.url, digest, ""), digest, encoded)
+    fd = seal_manifest(encoded)
+    try:
+        return create_image(cache, image.image_digest(encoded), fd, uid)
+    finally:
+        os.close(fd)
 
 
 @asynccontextmanager
 async def keeper_link(
-    entry: CacheEntry, has_room: Callable[[int], bool] = lambda size_bytes: True
+    entry: ImageEntry, has_room: Callable[[int], bool] = lambda size_bytes: True
 ) -> AsyncIterator[KeeperLink]:
     """Have a keeper of an entry at work in threads, as root's side has."""
     keeper = entry.keeper(has_room)

@@ -6,11 +6,9 @@ import subprocess
 import pytest
 
 from bootseer.agent.supervisor.kernel_mount import check_entry, mount_image
-from bootseer.cache.folder import entry_key
-from bootseer.core import image
 from bootseer.errors import Corrupt, NotFound, Unavailable
 from bootseer.testing.images import TinyImage, write_image
-from bootseer.testing.stored_image import cache_in, manifest_of
+from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 from bootseer.units import MIB
 
 pytestmark = pytest.mark.root
@@ -26,9 +24,7 @@ def content(tmp_path_factory):
 
 @pytest.fixture
 def entry(tmp_path, content):
-    manifest = manifest_of(content, 65536).encode()
-    digest = image.image_digest(manifest)
-    entry = cache_in(tmp_path).open(entry_key("memory:", digest, 0), digest, manifest)
+    entry = open_entry(cache_in(tmp_path), manifest_of(content, 65536))
     yield entry
     entry.close()
 

@@ -5,11 +5,9 @@ import random
 
 import pytest
 
-from bootseer.cache.blocks import SUM_BYTES
 from bootseer.cache.keeper import Claim
-from bootseer.core import image
-from bootseer.errors import Corrupt, NoSpace, NotFound
-from bootseer.store.memory import MemoryStore
+from bootseer.cache.size import SUM_BYTES
+from bootseer.errors import Corrupt, NoSpace
 from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
@@ -24,7 +22,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def entry(cache):
-    entry = open_entry(cache, MemoryStore(), manifest_of(CONTENT))
+    entry = open_entry(cache, manifest_of(CONTENT))
     yield entry
     entry.close()
 
@@ -145,68 +143,3 @@ def test_a_keeper_without_room_keeps_nothing(entry):
     assert keeper.claim(range(1)) == [Claim.GRANTED]
     assert entry.blocks().missing(range(1)) == [0]
     keeper.close()
-
-
-def test_entries_give_way_to_others_but_not_while_in_use(tmp_path):
-    cache = cache_in(tmp_path, quota_bytes=20 * BLOCK)
-    contents = [random.Random(seed).randbytes(8 * BLOCK) for seed in range(3)]
-    manifests = [manifest_of(content) for content in contents]
-    store = MemoryStore()
-
-    def fill(number):
-        entry = open_entry(cache, store, manifests[number])
-        keeper = entry.keeper(cache.room())
-        try:
-            keeper.keep(0, memoryview(contents[number]))
-        except NoSpace:
-            entry.close()
-            raise
-        finally:
-            keeper.close()
-        return entry
-
-    first, second = fill(0), fill(1)
-    with pytest.raises(NoSpace):
-        fill(2)
-    second.close()
-    first.close()
-    open_entry(cache, store, manifests[1]).close()  # used later than the first
-    third = fill(2)
-    assert not first.path.exists()
-    assert second.path.exists() and third.path.exists()
-    assert not cache.remove(third.path.name)
-    third.close()
-    assert cache.remove(third.path.name)
-    assert [e.key for e in cache.entries()] == [second.path.name]
-
-
-def test_an_entry_opened_while_it_is_removed_is_made_again(cache):
-    store, manifest = MemoryStore(), manifest_of(CONTENT)
-    entry = open_entry(cache, store, manifest)
-    entry.close()
-    (entry.path / "map").unlink()  # half removed, or half made
-    again = open_entry(cache, store, manifest)
-    assert again.blocks().missing(range(11)) == list(range(11))
-    again.close()
-    assert cache.remove(again.path.name)
-    with pytest.raises(NotFound):
-        cache.open(again.path.name, image.image_digest(manifest.encode()))
-
-
-def test_a_damaged_manifest_is_written_again(cache, entry, keeper):
-    keeper.keep(0, block(0))
-    damage(entry.path / "manifest", 20, b"?")
-    digest = image.image_digest(manifest_of(CONTENT).encode())
-    with pytest.raises(NotFound):
-        cache.open(entry.path.name, digest)
-    again = open_entry(cache, MemoryStore(), manifest_of(CONTENT))
-    assert again.blocks().read(0, BLOCK) == block(0)
-    again.close()
-
-
-def test_what_was_left_of_a_removal_is_swept(cache, entry):
-    left = entry.path.with_name(".going-x")
-    left.mkdir()
-    (left / "data").write_bytes(b"x")
-    cache.sweep()
-    assert not left.exists() and entry.path.exists()

@@ -12,7 +12,6 @@ import pytest
 from bootseer.cache.keeper import Claim
 from bootseer.cache.link import MAX_BLOCKS, MAX_BYTES, serve_keeper
 from bootseer.errors import Corrupt, NoSpace
-from bootseer.store.memory import MemoryStore
 from bootseer.testing.stored_image import cache_in, keeper_link, manifest_of, open_entry
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
@@ -23,7 +22,7 @@ MANIFEST = manifest_of(CONTENT)
 
 @pytest.fixture
 def entry(tmp_path):
-    entry = open_entry(cache_in(tmp_path), MemoryStore(), MANIFEST)
+    entry = open_entry(cache_in(tmp_path), MANIFEST)
     yield entry
     entry.close()
 

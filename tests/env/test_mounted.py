@@ -22,7 +22,6 @@ from bootseer.errors import Corrupt, Unavailable
 from bootseer.fuse.attach import MountOptions, attach, detach
 from bootseer.fuse.fastpath import Tree
 from bootseer.fuse.tree import serve_tree
-from bootseer.store.memory import MemoryStore
 from bootseer.testing.snapshots import disown, make_tree, squash
 from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 
@@ -91,7 +90,7 @@ sys.stdout.buffer.write(pickle.dumps(scan(sys.argv[1])))
 @pytest.fixture
 def mount(snapshot, tmp_path, nursery):
     """Mount the snapshot on a node that has some of its blocks."""
-    entry = open_entry(cache_in(tmp_path), MemoryStore(), snapshot.manifest)
+    entry = open_entry(cache_in(tmp_path), snapshot.manifest)
     folder = tmp_path / "mnt"
     folder.mkdir()
 
@@ -343,7 +342,7 @@ def test_blocks_past_the_end_of_the_image_are_refused(snapshot):
 async def test_a_mount_that_is_gone_is_not_waited_for(snapshot, tmp_path):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.close()
-    entry = open_entry(cache_in(tmp_path), MemoryStore(), snapshot.manifest)
+    entry = open_entry(cache_in(tmp_path), snapshot.manifest)
     cached = entry.blocks()
     tree = Tree(snapshot.index.rows, snapshot.manifest.size_bytes, 0, 0)
     content = TreeContent(snapshot.index.rows, Blocks(b""), print)

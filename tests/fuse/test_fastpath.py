@@ -13,7 +13,6 @@ from bootseer.core.ranges import ByteRange, coalesce
 from bootseer.fuse.attach import MountOptions, detach
 from bootseer.fuse.mount import serve
 from bootseer.image.view import ImageView
-from bootseer.store.memory import MemoryStore
 from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 from bootseer.units import MIB
@@ -41,7 +40,7 @@ class Asked(ImageView):
 
 @pytest.fixture
 def entry(tmp_path):
-    entry = open_entry(cache_in(tmp_path), MemoryStore(), MANIFEST)
+    entry = open_entry(cache_in(tmp_path), MANIFEST)
     yield entry
     entry.close()
 

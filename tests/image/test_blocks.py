@@ -52,7 +52,7 @@ class Job:
 
     def __init__(self, cache, store, has_room=lambda size_bytes: True):
         self.store = store
-        self.entry = open_entry(cache, store, MANIFEST)
+        self.entry = open_entry(cache, MANIFEST)
         self.cached = self.entry.blocks()
         self.has_room = has_room
         self.said = []

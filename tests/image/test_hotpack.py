@@ -90,7 +90,7 @@ def node(tmp_path):
         @asynccontextmanager
         async def open(self, store, has_room=lambda size_bytes: True):
             async with AsyncExitStack() as opened:
-                entry = open_entry(cache, store, MANIFEST)
+                entry = open_entry(cache, MANIFEST)
                 opened.callback(entry.close)
                 cached = entry.blocks()
                 opened.callback(cached.close)

@@ -9,6 +9,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
+from bootseer.cache.token import manifest_token
 from bootseer.cli.image import image as command
 from bootseer.core import image
 from bootseer.core.trace import COMPLETE, Touch, Trace
@@ -70,6 +71,37 @@ async def test_an_image_is_stored_as_it_is(store, path, small_parts):
     assert (manifest.identity, manifest.leading) == (identity.digest, identity.leading)
     assert await catalog.read_about(store, digest) == ABOUT
     assert await verify(store, digest, manifest, lambda size_bytes: None) == []
+
+
+async def test_the_token_is_beside_the_manifest_and_goes_with_it(store, path):
+    added = await add(store, path, "tiny:1", ABOUT)
+    encoded, _ = await catalog.read_manifest(store, added.digest)
+    assert await catalog.read_token(store, added.digest) == manifest_token(encoded)
+    name = catalog.token_object(added.digest)
+    for damaged in (b"", b"zz" * 32, b"ab" * 31, b"\xff" * 64, b"ab" * 40_000):
+        await publish(store, name, damaged)
+        assert await catalog.read_token(store, added.digest) is None
+    await store.delete(name)  # as images of older versions
+    assert await catalog.read_token(store, added.digest) is None
+    await add(store, path, "tiny:1", ABOUT)
+    assert await catalog.read_token(store, added.digest) == manifest_token(encoded)
+    await catalog.remove(store, "tiny:1")
+    assert await catalog.sweep(store, 0) == [added.digest]
+    for gone in (name, catalog.manifest_object(added.digest)):
+        with pytest.raises(NotFound):
+            await store.stat(gone)
+
+
+async def test_the_token_has_the_manifests_rights(path, tmp_path):
+    store = LocalStore(tmp_path / "store")
+    added = await add(store, path, "tiny:1", ABOUT)
+    names = (catalog.token_object(added.digest), catalog.manifest_object(added.digest))
+    token, manifest = ((tmp_path / "store" / name).stat() for name in names)
+    assert (token.st_mode, token.st_uid, token.st_gid) == (
+        manifest.st_mode,
+        manifest.st_uid,
+        manifest.st_gid,
+    )
 
 
 async def test_what_was_interrupted_goes_on(store, path, small_parts):

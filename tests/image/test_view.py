@@ -60,7 +60,7 @@ async def test_what_is_read_is_the_image_and_is_recorded(tmp_path, mountpoint, c
     store = MemoryStore()
     digest = await store_image(store, CONTENT, "test", 65536)
     manifest = manifest_of(CONTENT, 65536)
-    entry = open_entry(cache_in(tmp_path), store, manifest)
+    entry = open_entry(cache_in(tmp_path), manifest)
     async with keeper_link(entry) as link:
         here = None if cached == "nothing" else entry.blocks()
         node = NodeCache(manifest, here, link)

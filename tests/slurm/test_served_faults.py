@@ -357,7 +357,7 @@ def test_the_image_is_larger_than_the_quota(lab, stored, config):
 def test_images_push_each_other_out_of_the_cache(lab, stored, config):
     """Three of them, each read by a job after the other, where one and a half have room."""
     quota_mib = 36
-    config(more=f"[cache]\nquota_gib = {quota_mib / 1024}\n")
+    config(more=f"[cache]\nquota_gib = {quota_mib / 1024}\nuser_share = 1\n")
     names = [NAME, "second:v1", "third:v1"]
     for seed, name in enumerate(names):
         stored.add(name, TinyImage(seed=seed))

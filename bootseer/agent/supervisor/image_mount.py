@@ -18,10 +18,11 @@ from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.worker_process import Worker
-from bootseer.cache.folder import BlockCache, CacheEntry, entry_key
+from bootseer.cache.folder import BlockCache
+from bootseer.cache.image_entry import ImageEntry, create_image, find_image
 from bootseer.cache.keeper import BlockKeeper
 from bootseer.cache.link import serve_keeper
-from bootseer.core import image as image_format
+from bootseer.cache.token import TOKEN_BYTES
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
 from bootseer.core.image import ImageManifest
@@ -53,6 +54,7 @@ def open_cache(config: dict[str, Any]) -> BlockCache:
         Path(config["node.cache_dir"], "images"),
         int(config["cache.quota_gib"] * GIB),
         config["cache.free_share"],
+        config["cache.user_share"],
     )
 
 
@@ -91,6 +93,7 @@ class ServedImage(JobImage):
         self._closing = trio.Event()
         self._is_cached = False
         self._content = ""
+        self._uid = -1
         self._touches: list[Touch] = []
         self.began_ns = time.time_ns()
         self._reported = trio.Event()
@@ -141,6 +144,7 @@ class ServedImage(JobImage):
             BootseerError: the worker ended without having been told to, or makes no sense.
         """
         error: BootseerError | None = None
+        self._uid = job.uid
         try:
             await self._worker.send_task(job._replace(image=self.path), config)
             async with trio.open_nursery() as nursery:
@@ -237,11 +241,12 @@ class ServedImage(JobImage):
     ) -> None:
         """Give the worker what the node has of an image that its user may read.
 
-        The worker has opened the image in the store, which only those can who may read it.
+        The worker shows that with the image's token, or with the manifest itself: what it merely
+        says counts for nothing.
 
         Args:
-            message: which image, of which store.
-            fd: of a file with the manifest, None if the node ought to have it.
+            message: which image, and its token if the worker has it.
+            fd: of the manifest in sealed memory, None if the node ought to have it.
             config: effective settings.
             hear: takes events.
             nursery: for the threads that write to the cache.
@@ -250,10 +255,9 @@ class ServedImage(JobImage):
         try:
             fields = Fields(message, _MESSAGE)
             digest = fields.text("digest", 64)
-            key = entry_key(fields.text("store"), digest, fields.text("version", 400))
-            manifest = None if fd is None else _read(fd)
-            cache = open_cache(config)
-            entry = await trio.to_thread.run_sync(_open, cache, key, digest, manifest)
+            token = _token(fields.text("token", 2 * TOKEN_BYTES))
+            call = partial(_open, open_cache(config), digest, token, fd, self._uid)
+            entry, strange = await trio.to_thread.run_sync(call)
         except NotFound:
             await send({"op": "cache", "ok": False, "manifest": True})
             return
@@ -261,15 +265,22 @@ class ServedImage(JobImage):
             hear(_fallback("image.cache", f"blocks are not kept on this node: {error}"))
             await send({"op": "cache", "ok": False, "manifest": False})
             return
+        finally:
+            if fd is not None:
+                os.close(fd)
+        for what in strange:
+            hear(_fallback("image.cache", what))
         with ExitStack() as theirs, ExitStack() as ours:
             ours.callback(entry.close)
             try:
-                keeper = entry.keeper(cache.room())
+                keeper = entry.keeper()
                 ours.callback(keeper.close)
-                fds = [os.open(entry.path / "manifest", os.O_RDONLY), *entry.open_blocks()]
-                for opened in fds:
+                fds = [entry.entry.open_manifest()]
+                theirs.callback(os.close, fds[0])
+                for opened in entry.entry.open_blocks():
+                    fds.append(opened)
                     theirs.callback(os.close, opened)
-            except (BootseerError, OSError) as error:
+            except BootseerError as error:
                 hear(_fallback("image.cache", f"blocks are not kept on this node: {error}"))
                 await send({"op": "cache", "ok": False, "manifest": False})
                 return
@@ -356,22 +367,31 @@ async def _keep(
     opened.close()  # if cancelled, a thread is still at it
 
 
-def _open(cache: BlockCache, key: str, digest: str, manifest: bytes | None) -> CacheEntry:
-    cache.sweep()
-    return cache.open(key, digest, manifest)
+def _token(text: str) -> bytes | None:
+    """Decode a token that a worker presents, None if it has none.
+
+    Raises:
+        Corrupt: it is no token.
+    """
+    try:
+        token = bytes.fromhex(text)
+    except ValueError as error:
+        raise Corrupt(f"{_MESSAGE}: something that is not a token") from error
+    if len(token) not in (0, TOKEN_BYTES):
+        raise Corrupt(f"{_MESSAGE}: a token of {len(token)} bytes")
+    return token or None
 
 
-def _read(fd: int) -> bytes:
-    """Read the memory that a worker hands over, and close it."""
-    with os.fdopen(fd, "rb") as file:
-        own = os.memfd_create("bootseer")
-        is_memory = os.fstat(own).st_dev == os.fstat(fd).st_dev
-        os.close(own)
-        # Any other file's could keep root waiting.
-        data = file.read(image_format.MAX_BYTES + 1) if is_memory else b""
-    if not is_memory or len(data) > image_format.MAX_BYTES:
-        raise Corrupt("what the worker hands over is not the manifest of an image")
-    return data
+def _open(
+    cache: BlockCache, digest: str, token: bytes | None, fd: int | None, uid: int
+) -> tuple[ImageEntry, list[str]]:
+    """Open the entry of an image; also returns what is in the cache and is no part of it."""
+    strange = cache.sweep()
+    if fd is not None:
+        return create_image(cache, digest, fd, uid), strange
+    if token is None:
+        raise NotFound("the worker has no token")
+    return find_image(cache, digest, token, uid), strange
 
 
 def _touches(message: dict[str, Any], size_bytes: int) -> list[Touch]:

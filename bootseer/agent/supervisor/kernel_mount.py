@@ -19,7 +19,7 @@ import trio
 
 from bootseer._io import lib
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.cache.folder import CacheEntry
+from bootseer.cache.image_entry import ImageEntry
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.errors import BootseerError, Corrupt, NotFound, Unavailable
 from bootseer.units import MIB
@@ -46,7 +46,7 @@ class KernelMount:
         self._checked = Path(config["node.run_dir"], "checked")
 
     async def make(
-        self, digest: str, entry: CacheEntry, hear: Callable[[dict[str, Any]], None]
+        self, digest: str, entry: ImageEntry, hear: Callable[[dict[str, Any]], None]
     ) -> None:
         """Mount the image, if it is listed and whole.
 
@@ -84,12 +84,12 @@ class KernelMount:
         if self.path:
             lib.bs_unmount(os.fsencode(self.path))
 
-    def _make(self, entry: CacheEntry) -> Path:
+    def _make(self, entry: ImageEntry) -> Path:
         check_entry(entry, self._checked)
         return mount_image(entry, Path(self._folder.root), self._job.uid, self._job.gid)
 
 
-def check_entry(entry: CacheEntry, checked: Path) -> None:
+def check_entry(entry: ImageEntry, checked: Path) -> None:
     """Check that all of an image is on this node as it should be, once for each boot.
 
     Args:
@@ -126,7 +126,7 @@ def check_entry(entry: CacheEntry, checked: Path) -> None:
         partial.rename(note)
 
 
-def mount_image(entry: CacheEntry, folder: Path, uid: int, gid: int) -> Path:
+def mount_image(entry: ImageEntry, folder: Path, uid: int, gid: int) -> Path:
     """Mount an image that has been checked, for one user.
 
     Args:
@@ -162,7 +162,7 @@ def mount_image(entry: CacheEntry, folder: Path, uid: int, gid: int) -> Path:
     return target
 
 
-def _state(entry: CacheEntry) -> list[list[int]]:
+def _state(entry: ImageEntry) -> list[list[int]]:
     """Return what is different once data or map have been written to."""
     files = [os.stat(entry.path / name) for name in ("data", "map")]
     return [[f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns] for f in files]

@@ -77,7 +77,8 @@ class Chooser:
 
     def _allowed(self) -> list[Way]:
         config, size_bytes = self._task.config, self._blocks.manifest.size_bytes
-        fits = self._cached is not None and size_bytes <= config["cache.quota_gib"] * GIB
+        user_bytes = config["cache.user_share"] * config["cache.quota_gib"] * GIB
+        fits = self._cached is not None and size_bytes <= user_bytes
         ways = [Way(name) for name in config["image.ways"]]
         return [way for way in ways if fits or way is not Way.COPY]
 

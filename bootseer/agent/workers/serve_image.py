@@ -15,6 +15,7 @@ from bootseer.agent.workers.hot_pack import Packing
 from bootseer.agent.workers.image_pin import check_pin
 from bootseer.cache.blocks import CachedBlocks, no_blocks
 from bootseer.cache.link import KeeperLink
+from bootseer.cache.token import seal_manifest
 from bootseer.core import image as image_format
 from bootseer.core.choice import Way
 from bootseer.core.event import FALLBACK
@@ -137,7 +138,7 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
         else:
             nursery.start_soon(check_pin, task, digest)
     source = ImageSource(store, digest)
-    info = await source.prove()
+    info = await source.open_first()
 
     async def note(stage: str, reason: str) -> None:
         with suppress(Closed):
@@ -151,7 +152,7 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
             told.add(reason)
             nursery.start_soon(note, "image.read", reason)
 
-    manifest, cached, link = await _borrow(task, store, digest, f"{info.mtime_ns} {info.owner}")
+    manifest, cached, link = await _borrow(task, store, digest)
 
     def note_cache(reason: str) -> None:
         nursery.start_soon(note, "image.cache", reason)
@@ -177,23 +178,25 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
 
 
 async def _borrow(
-    task: Task, store: Store, digest: str, version: str
+    task: Task, store: Store, digest: str
 ) -> tuple[ImageManifest, CachedBlocks | None, KeeperLink | None]:
     """Get the manifest, and from root what this node has of the image.
 
     Raises:
         BootseerError: the store does not give the manifest.
     """
-    request = {"op": "cache", "store": store.url, "digest": digest, "version": version}
+    token = await catalog.read_token(store, digest)
+    request = {"op": "cache", "digest": digest, "token": token.hex() if token else ""}
     with suppress(Closed):  # the agent has died: the job goes on
         await task.channel.send(request)
         answer, _ = await task.channel.receive()
         if answer.get("manifest"):
             encoded, _ = await catalog.read_manifest(store, digest)
-            with os.fdopen(os.memfd_create("manifest"), "w+b") as file:
-                file.write(encoded)
-                file.seek(0)
-                await task.channel.send(request, fd=file.fileno())
+            memory = seal_manifest(encoded)
+            try:
+                await task.channel.send(request, fd=memory)
+            finally:
+                os.close(memory)
             answer, _ = await task.channel.receive()
         if answer.get("ok"):
             fds = [fd for _ in range(5) if (fd := (await task.channel.receive())[1]) is not None]

@@ -1,0 +1,99 @@
+"""An entry of the block cache with its manifest decoded: root's side and the keeper's in one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.folder import BlockCache, CacheEntry
+from bootseer.cache.keeper import BlockKeeper, entry_size, read_manifest
+from bootseer.cache.reservation import Room
+from bootseer.cache.token import manifest_token, sealed_token
+from bootseer.core import image
+from bootseer.core.image import ImageManifest
+from bootseer.errors import NotFound
+
+
+class ImageEntry:
+    """An image's entry, in use until it is closed.
+
+    Attributes:
+        entry: of the cache.
+        manifest: what the image holds.
+    """
+
+    def __init__(self, entry: CacheEntry, manifest: ImageManifest) -> None:
+        """Take over an entry."""
+        self.entry = entry
+        self.manifest = manifest
+
+    @property
+    def path(self) -> Path:
+        """The entry's folder."""
+        return self.entry.path
+
+    def blocks(self) -> CachedBlocks:
+        """Open it for reading here."""
+        return CachedBlocks(*self.entry.open_blocks(), self.manifest)
+
+    def keeper(self, has_room: Callable[[int], bool] | None = None) -> BlockKeeper:
+        """Open it for writing.
+
+        Args:
+            has_room: asked before so many bytes are written; None for what the cache says.
+
+        Raises:
+            Unavailable: it cannot be opened.
+        """
+        fds = self.entry.open_keeper()
+        return BlockKeeper(*fds, self.manifest, has_room or Room(self.entry.reserve).take)
+
+    def close(self) -> None:
+        """Let others remove it; see `CacheEntry.close`."""
+        self.entry.close()
+
+
+def find_image(cache: BlockCache, digest: str, token: bytes, uid: int) -> ImageEntry:
+    """Open the entry of an image for somebody who has its token.
+
+    Raises:
+        NotFound: the node has none, or a damaged one: `create_image` makes it.
+        Corrupt: the token is another image's.
+        BootseerError: as for `BlockCache.find`.
+    """
+    entry = cache.find(token, uid)
+    try:
+        fd = entry.open_manifest()
+        try:
+            encoded = read_manifest(fd)
+        finally:
+            os.close(fd)
+        if manifest_token(encoded) != token:
+            raise NotFound("the manifest in the block cache is damaged")
+        return ImageEntry(entry, image.decode(encoded, "the manifest in the block cache", digest))
+    except BaseException:
+        entry.close()
+        raise
+
+
+def create_image(cache: BlockCache, digest: str, manifest_fd: int, uid: int) -> ImageEntry:
+    """Open the entry of an image for somebody who hands its manifest over; make it if need be.
+
+    Args:
+        cache: of the node.
+        digest: of the image.
+        manifest_fd: of the manifest in sealed memory; stays the caller's.
+        uid: of the user.
+
+    Raises:
+        Corrupt: it is not the manifest of that image.
+        BootseerError: as for `BlockCache.create`.
+    """
+    token, _ = sealed_token(manifest_fd)
+    encoded = read_manifest(manifest_fd)
+    manifest = image.decode(encoded, "the manifest handed over", digest)
+    return ImageEntry(
+        cache.create(token, entry_size(encoded, manifest), manifest_fd, uid), manifest
+    )

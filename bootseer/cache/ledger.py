@@ -1,0 +1,233 @@
+"""What the entries of the block cache take up, and how one that needs more room gets it.
+
+Every entry has an account: an empty file, whose length is what the entry may take up, whose group
+is the number of the user for whom it is counted, and whose time is the entry's last use. It is
+executable while some of that may not have been used yet. So one call reads it, and a crash leaves
+no half of a number.
+
+Part of root's side: imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bootseer.cache.removal import cut, disk_bytes
+from bootseer.cache.shares import Account, Book, Demand, Limits
+from bootseer.cache.size import SUM_BYTES, EntrySize, on_disk
+
+GOING, NEW, LOCK = ".going-", ".new-", ".lock"
+_ENTRY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_OPEN = stat.S_IXUSR
+_ROUNDS = 16
+"""Of making room, before a request is refused."""
+_VICTIMS = 8
+"""Entries that give way in each."""
+_PIECES = 8
+"""Of removed entries' data that are freed in each, see `bootseer.cache.removal`."""
+
+
+class Ledger:
+    """The accounts of a cache, and the room that they share.
+
+    Concurrency: any number of processes and threads. Nobody waits while data are removed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        quota_bytes: int,
+        free_share: float,
+        user_share: float,
+        user_entries: int,
+    ) -> None:
+        """Name the folder; see `BlockCache`."""
+        self._folder = folder
+        self._quota_bytes = quota_bytes
+        self._free_share = free_share
+        self._user_bytes = int(user_share * quota_bytes)
+        self._user_entries = user_entries
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Have the accounts to itself: nothing long is done meanwhile."""
+        fd = open_file(self._folder / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def admit(
+        self, demand: Callable[[Book], Demand | None], commit: Callable[[Book, Demand], None]
+    ) -> bool:
+        """Make room for a demand, and meet it.
+
+        Args:
+            demand: says what is wanted, None for nothing any more.
+            commit: writes it to the accounts; the lock is held.
+
+        Returns:
+            Whether there was room.
+
+        Raises:
+            OSError: the disk does not do what it should.
+        """
+        busy: set[str] = set()
+        for number in range(_ROUNDS):
+            with self.locked():
+                book = self._book()
+                if number == 0 and (found := demand(book)) and not book.fits(found):
+                    self._settle_dead(book)
+                    book = self._book()
+                found = demand(book)
+                if found is None:
+                    return False
+                if book.fits(found):
+                    commit(book, found)
+                    return True
+                is_hopeful = self._push_out(book, found, busy)
+            self.free_some()
+            if not is_hopeful:
+                return False
+        return False
+
+    def _push_out(self, book: Book, demand: Demand, busy: set[str]) -> bool:
+        """Have entries give way; returns whether any is leaving now. The lock is held."""
+        for _ in range(_VICTIMS):
+            victim = book.victim(demand, busy)
+            while victim is not None and not self.take_away(victim.name):
+                busy.add(victim.name)
+                victim = book.victim(demand, busy)
+            if victim is None:
+                break
+            book.note_leaving(victim)
+        return any(a.is_leaving and a.charged_bytes for a in book.accounts)
+
+    def _settle_dead(self, book: Book) -> None:
+        """Void what was reserved by processes that have died. The lock is held."""
+        for account in book.accounts:
+            if account.is_open:
+                with suppress(OSError):
+                    settle(self._folder / account.name)
+
+    def _book(self) -> Book:
+        accounts = self.accounts()
+        charged_bytes = sum(a.charged_bytes for a in accounts)
+        space = os.statvfs(self._folder)
+        kept_bytes = int(self._free_share * space.f_blocks * space.f_frsize)
+        free_bytes = space.f_bavail * space.f_frsize - kept_bytes
+        for account in accounts:
+            if account.is_open:  # others are about to use it
+                there = disk_bytes(self._folder / account.name)
+                free_bytes -= max(0, account.charged_bytes - there)
+        total_bytes = min(self._quota_bytes, charged_bytes + free_bytes)
+        limits = Limits(max(0, total_bytes), self._user_bytes, self._user_entries)
+        return Book(accounts, limits, time.time_ns())
+
+    def accounts(self) -> list[Account]:
+        """Read the accounts of all entries; one call for each. The lock is held."""
+        found = []
+        for name in os.listdir(self._folder):
+            if not is_entry(name):
+                continue
+            leaves = name.startswith(GOING)
+            try:
+                info = os.lstat(f"{self._folder}/{name}/account")
+            except OSError:  # not made by this version, or damaged
+                found.append(Account(name, 0, disk_bytes(self._folder / name), 0, leaves))
+                continue
+            is_open = not leaves and bool(info.st_mode & _OPEN)
+            numbers = info.st_gid, info.st_size, info.st_mtime_ns
+            found.append(Account(name, *numbers, leaves, is_open))
+        return found
+
+    def take_away(self, name: str) -> bool:
+        """Rename an entry that nobody uses, so that it is gone for all others. The lock is held."""
+        path = self._folder / name
+        fd = -1
+        try:
+            for guard in ("account", "map"):  # of another version, which locks the map
+                with suppress(FileNotFoundError):
+                    fd = open_file(path / guard, os.O_RDONLY)
+                    break
+            if fd >= 0:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                os.truncate(path / "account", disk_bytes(path))
+            path.rename(self._folder / f"{GOING}{secrets.token_hex(8)}")
+        except OSError:
+            return False
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return True
+
+    def free_some(self) -> None:
+        """Free some of the room of what is being removed, without the lock."""
+        pieces = _PIECES
+        with suppress(OSError):
+            for name in os.listdir(self._folder):
+                if name.startswith(GOING) and pieces:
+                    pieces = cut(self._folder / name, pieces)
+
+
+def is_entry(name: str) -> bool:
+    """Whether this is the name of an entry, of one that is being made or of one that leaves."""
+    return name.startswith((GOING, NEW)) or _ENTRY.fullmatch(name) is not None
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Open a file of the cache, or make it; it is no link.
+
+    Raises:
+        OSError: that cannot be done.
+    """
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def size_of(path: Path) -> EntrySize:
+    """Return how large an entry is, by the lengths of its files; OSError if one is missing."""
+    sizes = [os.lstat(path / name).st_size for name in ("manifest", "data", "map")]
+    return EntrySize(sizes[0], sizes[1], sizes[2] // SUM_BYTES)
+
+
+def charge(path: Path, charged_bytes: int, *, is_open: bool) -> None:
+    """Write to an entry's account what it may take up. The lock is held.
+
+    Args:
+        path: of the entry.
+        charged_bytes: see `Account`.
+        is_open: see `Account`.
+    """
+    account = path / "account"
+    if is_open:
+        account.chmod(0o600 | _OPEN)
+    os.truncate(account, charged_bytes)
+    if not is_open:
+        account.chmod(0o600)
+
+
+def settle(path: Path) -> None:
+    """Give back what was reserved of an entry and not used, if nobody uses it. The lock is held."""
+    fd = open_file(path / "account", os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        size = size_of(path)
+        data_bytes = os.lstat(path / "data").st_blocks * 512
+        charged_bytes = size.fixed_bytes + min(data_bytes, on_disk(size.image_bytes))
+        info = os.fstat(fd)
+        charge(path, charged_bytes, is_open=False)
+        os.utime(path / "account", ns=(info.st_atime_ns, info.st_mtime_ns))  # this is no use
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(fd)

@@ -72,7 +72,10 @@ def find_image(cache: BlockCache, digest: str, token: bytes, uid: int) -> ImageE
             os.close(fd)
         if manifest_token(encoded) != token:
             raise NotFound("the manifest in the block cache is damaged")
-        return ImageEntry(entry, image.decode(encoded, "the manifest in the block cache", digest))
+        manifest = image.decode(encoded, "the manifest in the block cache", digest)
+        if entry.size() != entry_size(encoded, manifest):
+            raise NotFound("files in the block cache do not have the image's length")
+        return ImageEntry(entry, manifest)
     except BaseException:
         entry.close()
         raise

@@ -206,6 +206,24 @@ def test_a_damaged_manifest_is_written_again(tmp_path):
     entry.close()
 
 
+@pytest.mark.parametrize("name", ["data", "map"])
+@pytest.mark.parametrize("size_bytes", [0, 77, 10 * MIB])
+def test_files_of_another_length_are_mended(tmp_path, name, size_bytes):
+    """Otherwise what is written there would not be counted."""
+    cache = cache_in(tmp_path)
+    entry = fill(cache, content_of(1), ALICE)
+    encoded = manifest_of(content_of(1)).encode()
+    digest, token = image.image_digest(encoded), manifest_token(encoded)
+    right = (entry.path / name).stat().st_size
+    os.truncate(entry.path / name, size_bytes)
+    with pytest.raises(NotFound):
+        find_image(cache, digest, token, ALICE)
+    handed(cache, digest, encoded).close()
+    find_image(cache, digest, token, ALICE).close()
+    assert (entry.path / name).stat().st_size == right
+    entry.close()
+
+
 def test_what_was_left_of_a_removal_is_swept_a_piece_at_a_time(tmp_path):
     cache = cache_in(tmp_path)
     entry = open_entry(cache, MANIFEST)

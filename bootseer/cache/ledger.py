@@ -83,19 +83,24 @@ class Ledger:
         """
         busy: set[str] = set()
         for number in range(_ROUNDS):
+            is_first = number == 0
             with self.locked():
                 book = self._book()
-                if number == 0 and (found := demand(book)) and not book.fits(found):
+                found = demand(book)
+                if is_first and found is not None and not book.fits(found):
                     self._settle_dead(book)
                     book = self._book()
-                found = demand(book)
+                    found = demand(book)
                 if found is None:
                     return False
                 if book.fits(found):
                     commit(book, found)
                     return True
-                is_hopeful = self._push_out(book, found, busy)
-            self.free_some()
+                is_hopeful = not is_first and self._push_out(book, found, busy)
+            if is_first:
+                is_hopeful = book.is_possible(found)  # or nothing shall give way in vain
+            else:
+                self.free_some()
             if not is_hopeful:
                 return False
         return False

@@ -10,6 +10,7 @@ others while having no more than an equal part.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from bootseer.units import NS_PER_S
@@ -129,6 +130,18 @@ class Book:
             return _oldest(own)
         others = [a for a in self._free_to_take(left, demand.uid, part) if a.name not in busy]
         return _oldest(others) or _oldest(own)
+
+    def is_possible(self, demand: Demand) -> bool:
+        """Whether there will be room if all gives way that may, as far as is known."""
+        if demand.user_bytes > min(self._limits.user_bytes, self._limits.total_bytes):
+            return False
+        trial = copy(self)
+        trial.accounts = list(self.accounts)
+        busy = {a.name for a in self.accounts if a.is_open}
+        while (victim := trial.victim(demand, busy)) is not None:
+            trial.note_leaving(victim)
+        trial.accounts = [a for a in trial.accounts if not a.is_leaving]
+        return trial.fits(demand)
 
     def note_leaving(self, account: Account) -> None:
         """Learn that an entry is being removed."""

@@ -330,7 +330,7 @@ def test_a_keeper_elsewhere_asks_over_its_socket(tmp_path):
 
 def test_a_manifest_without_room_is_not_written(tmp_path):
     cache = cache_in(tmp_path, 20 * MIB)
-    keep_all(cache, ALICE, 1)
+    kept = keep_all(cache, ALICE, 1)
     before = disk_use(tmp_path)
     digests = random.Random(3).randbytes(32 * 1_000_000)
     for number in range(3):
@@ -345,8 +345,9 @@ def test_a_manifest_without_room_is_not_written(tmp_path):
             digests=digests,
         ).encode()
         with pytest.raises(NoSpace, match="full"):
-            handed(cache, image.image_digest(bomb), bomb)
+            handed(cache, image.image_digest(bomb), bomb, ALICE)
     assert disk_use(tmp_path) == before and len(cache.accounts()) == 1
+    assert kept[0].exists()  # nothing gave way in vain
 
 
 @pytest.mark.parametrize(

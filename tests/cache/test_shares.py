@@ -1,5 +1,7 @@
 """Who may have how much of the block cache: the rule, without a disk."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +70,16 @@ def test_a_fixed_share_is_the_most_even_of_an_empty_cache():
     assert not book(*accounts).fits(demand(ALICE, 1))  # one entry more than five
     assert victims(accounts, demand(ALICE, 1)) == ["4"]
     assert book(*accounts).fits(demand(ALICE, 10, entries=0))
+
+
+def test_nothing_gives_way_in_vain():
+    accounts = [account("alice", ALICE, 30), account("bob", BOB, 40), account("carol", CAROL, 20)]
+    assert book(*accounts).is_possible(demand(CAROL, 10))  # in the place of Bob's
+    busy = [account("alice", ALICE, 30), replace(account("bob", BOB, 40), is_open=True)]
+    assert not book(*busy).is_possible(demand(CAROL, 21))
+    assert book(*busy).is_possible(demand(CAROL, 20))
+    assert not book(*accounts).is_possible(demand(ALICE, 61))
+    assert [a.name for a in accounts] == ["alice", "bob", "carol"]
 
 
 def test_what_is_leaving_counts_until_it_has_left():

@@ -50,6 +50,8 @@ async def test_a_copy_is_whole_and_the_groups(installed, snapshot, folder, targe
         os.umask(mask)
     assert counted.done_bytes == snapshot.frames_bytes + snapshot.image_bytes
     assert await verify(target, snapshot.key, Progress()) == []
+    token = await images.read_token(target, snapshot.image)
+    assert token is not None and token == await images.read_token(installed.store, snapshot.image)
     for path in folder.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         if path.is_file():

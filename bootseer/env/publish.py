@@ -29,6 +29,7 @@ from bootseer.env.squash import find_content
 from bootseer.env.tree import tree_digest
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.image.intake import about_now, put
+from bootseer.image.mksquashfs import Start, start_plainly
 from bootseer.image.pack import Packing, pack
 from bootseer.store.base import Data, Store, publish
 
@@ -74,6 +75,7 @@ async def publish_snapshot(
     *,
     replace: bool = False,
     count: Callable[[int], None] = lambda size_bytes: None,
+    mksquashfs: Start = start_plainly,
 ) -> Snapshot:
     """Store what a command has made; the manifest is written last.
 
@@ -85,6 +87,7 @@ async def publish_snapshot(
         scratch: folder of this node for the squashfs, which has no name there.
         replace: a snapshot that is there is damaged.
         count: told of bytes of content that have been stored.
+        mksquashfs: starts it.
 
     Raises:
         Conflict: a file was changed meanwhile, or somebody has published the same key.
@@ -106,7 +109,7 @@ async def publish_snapshot(
             sink = _Parts(store, partial(catalog.frames_object, key, capture))
             layout = await trio.to_thread.run_sync(archive.plan, made.tree)
             table_rows, image = await sink.take(
-                partial(_pack, made, layout, scratch, opened, sink, count)
+                partial(_pack, made, layout, scratch, opened, sink, count, mksquashfs)
             )
             content = await trio.to_thread.run_sync(find_content, image)
             added = await put(store, image, about_now(f"environment {key}", story.user))
@@ -162,6 +165,7 @@ def _pack(
     opened: ExitStack,
     sink: _Parts,
     count: Callable[[int], None],
+    mksquashfs: Start,
 ) -> tuple[list[Frame], Path]:
     """Read everything once, and make both forms of it.
 
@@ -182,7 +186,7 @@ def _pack(
             raise Unavailable(f"no file can be made in {scratch}: {error.strerror}") from error
         image = Path(f"/proc/self/fd/{unnamed.fileno()}")
         packing = Packing(BLOCK_BYTES, "lz4")
-        with pack(image, packing, None, [unnamed.fileno()]) as packer:
+        with pack(image, packing, None, [unnamed.fileno()], mksquashfs) as packer:
 
             def pieces() -> Iterator[bytes | memoryview]:
                 for piece in archive.stream(made.tree, made.read):

@@ -300,7 +300,9 @@ class _Session:
                 abandon_on_cancel=True,
             )
             snapshot = await publish_snapshot(
-                self._store, made, story, findings, around.scratch, replace=replace
+                *(self._store, made, story, findings, around.scratch),
+                replace=replace,
+                mksquashfs=around.mksquashfs,
             )
             said["bytes"] = snapshot.content_bytes
             stored_bytes = snapshot.image_bytes + snapshot.frames_bytes

@@ -18,6 +18,7 @@ from bootseer.env.run import VARIABLES
 from bootseer.env.shared import shared_stores
 from bootseer.env.snapshot import MAX_TARGETS
 from bootseer.errors import Corrupt
+from bootseer.image.mksquashfs import Start, start_plainly
 from bootseer.store.base import Store
 from bootseer.store.connect import Settings, connect
 from bootseer.units import GIB
@@ -61,6 +62,7 @@ class Around:
         hands: of root, None without.
         keep_days: how long to keep what is not used; 0 for ever.
         quota_bytes: that all environments of the user may take up in the store; 0 for any.
+        mksquashfs: starts it.
     """
 
     store: Store
@@ -74,6 +76,7 @@ class Around:
     hands: Hands | None
     keep_days: float = 0
     quota_bytes: int = 0
+    mksquashfs: Start = start_plainly
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,13 @@ def read_wish(message: dict[str, Any], fds: Sequence[int]) -> Wish:
 
 
 def around(
-    config: Settings, user: User, node: str, nodes: int, stage: Stage, hands: Hands | None
+    config: Settings,
+    user: User,
+    node: str,
+    nodes: int,
+    stage: Stage,
+    hands: Hands | None,
+    mksquashfs: Start = start_plainly,
 ) -> Around:
     """Describe where this happens, by the settings.
 
@@ -166,4 +175,5 @@ def around(
         hands=hands,
         keep_days=config["env.keep_days"],
         quota_bytes=int(config["env.quota_gib"] * GIB),
+        mksquashfs=mksquashfs,
     )

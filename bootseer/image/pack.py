@@ -8,21 +8,20 @@ writes tables only, and takes 0.7 s for 200,000 files.
 
 from __future__ import annotations
 
+import fcntl
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bootseer.errors import BootseerError, NoSpace, OverQuota, Unavailable
+from bootseer.image.mksquashfs import Start, start_plainly
 from bootseer.image.tar import Member
 from bootseer.posix import write_fully
 from bootseer.units import KIB, MIB
 
 _PIPE_BYTES = MIB
-_ENVIRONMENT = {"LC_ALL": "C"}  # and no SOURCE_DATE_EPOCH, which would change the files' times
 _FULL = {"No space left on device": NoSpace, "Disk quota exceeded": OverQuota}
 
 
@@ -78,7 +77,11 @@ class _Ended(Exception):
 
 @contextmanager
 def pack(
-    path: Path, packing: Packing, root: Member | None, fds: Sequence[int] = ()
+    path: Path,
+    packing: Packing,
+    root: Member | None,
+    fds: Sequence[int] = (),
+    start: Start = start_plainly,
 ) -> Iterator[Packer]:
     """Write a squashfs file of what is written to the packer in the block.
 
@@ -87,6 +90,7 @@ def pack(
         packing: how to write it.
         root: whose owner, mode and time the root folder is to have; None if they do not matter.
         fds: that mksquashfs inherits, so that it can open a path in /proc/self/fd.
+        start: starts it.
 
     Raises:
         NoSpace: there is none left.
@@ -110,58 +114,36 @@ def pack(
     ]
     if packing.compressor == "zstd":
         options += ["-Xcompression-level", str(packing.level)]
-    with _mksquashfs(path, [*options, *common], subprocess.PIPE, fds) as process:
-        assert process.stdin is not None
-        packer = Packer(process.stdin.fileno())
+    with _mksquashfs(path, [*options, *common], fds, start) as fd:
+        packer = Packer(fd)
         yield packer
         packer.write(bytes(1024))
         packer.flush()
-        process.stdin.close()
     if root is not None:
         # Nothing is appended: the names of what to append come from stdin.
-        with _mksquashfs(path, ["-cpiostyle", "-no-recovery", *common], subprocess.DEVNULL, fds):
+        with _mksquashfs(path, ["-cpiostyle", "-no-recovery", *common], fds, start):
             pass
 
 
 @contextmanager
-def _mksquashfs(
-    path: Path, options: list[str], stdin: int, fds: Sequence[int]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run mksquashfs alongside a block, and see it end well behind it."""
-    search = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-    program = shutil.which("mksquashfs", path=search)
-    if program is None:
-        raise Unavailable("mksquashfs not found: install the package squashfs-tools")
-    log = os.memfd_create("mksquashfs")  # no pipe: nobody reads it before the end
-    try:
-        process = _start([program, "-", str(path.absolute()), *options], stdin, log, fds)
-        with process:
-            try:
-                with suppress(_Ended):
-                    yield process
-                if process.wait() != 0:
-                    raise _failure(path, process.returncode, os.pread(log, 64 * KIB, 0))
-            finally:
-                process.kill()
-    finally:
-        os.close(log)
-
-
-def _start(command: list[str], stdin: int, log: int, fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            bufsize=0,
-            pipesize=_PIPE_BYTES,
-            pass_fds=fds,
-            env=_ENVIRONMENT,
-            start_new_session=True,  # Ctrl-C is ours to handle
-        )
-    except OSError as error:
-        raise Unavailable(f"{command[0]} cannot be run: {error.strerror}") from error
+def _mksquashfs(path: Path, options: list[str], fds: Sequence[int], start: Start) -> Iterator[int]:
+    """Run mksquashfs alongside a block, which gets its input, and see it end well behind it."""
+    with ExitStack() as opened:
+        log = os.memfd_create("mksquashfs")  # no pipe: nobody reads it before the end
+        opened.callback(os.close, log)
+        with ExitStack() as reading, ExitStack() as writing:
+            source, sink = os.pipe()
+            writing.callback(os.close, sink)
+            reading.callback(os.close, source)
+            fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            process = start(["-", str(path.absolute()), *options], source, log, fds)
+            reading.close()  # or it could not tell that nobody reads
+            opened.callback(process.wait)
+            opened.callback(process.kill)
+            with suppress(_Ended):
+                yield sink
+        if process.wait() != 0:
+            raise _failure(path, process.wait(), os.pread(log, 64 * KIB, 0))
 
 
 def _failure(path: Path, status: int, log: bytes) -> BootseerError:

@@ -1,0 +1,114 @@
+"""Start mksquashfs: plainly, or through a process that may where this one may not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from bootseer.errors import Unavailable
+
+ENVIRONMENT = {"LC_ALL": "C"}  # and no SOURCE_DATE_EPOCH, which would change the files' times
+MAX_REQUEST_BYTES = 16 * 1024
+MAX_FDS = 8
+"""Of a request: connection, standard input and error, and what is inherited."""
+
+
+class Program(Protocol):
+    """A running mksquashfs."""
+
+    def wait(self) -> int:
+        """Wait for its end; returns its exit status, or the negative number of a signal."""
+        ...
+
+    def kill(self) -> None:
+        """Kill it, if it has not ended; `wait` is still to come."""
+        ...
+
+
+Start = Callable[[Sequence[str], int, int, Sequence[int]], Program]
+"""Starts mksquashfs with arguments, standard input, standard error, and descriptors that it
+inherits under the same numbers. All stay the caller's. Raises Unavailable if it cannot."""
+
+
+def find_program() -> str:
+    """Return the path of mksquashfs.
+
+    Raises:
+        Unavailable: it is not installed.
+    """
+    search = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    program = shutil.which("mksquashfs", path=search)
+    if program is None:
+        raise Unavailable("mksquashfs not found: install the package squashfs-tools")
+    return program
+
+
+def start_plainly(arguments: Sequence[str], stdin: int, stderr: int, fds: Sequence[int]) -> Program:
+    """Start mksquashfs as a child with this process's rights; see `Start`."""
+    program = find_program()
+    try:
+        return subprocess.Popen(
+            [program, *arguments],
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=fds,
+            env=ENVIRONMENT,
+            start_new_session=True,  # Ctrl-C is ours to handle
+        )
+    except OSError as error:
+        raise Unavailable(f"{program} cannot be run: {error.strerror}") from error
+
+
+class ConfinedStart:
+    """Starts mksquashfs through `bootseer.agent.workers.mksquashfs_starter`."""
+
+    def __init__(self, starter: socket.socket) -> None:
+        """Take over a socket to the starter."""
+        self._starter = starter
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._starter.fileno()
+
+    def __call__(
+        self, arguments: Sequence[str], stdin: int, stderr: int, fds: Sequence[int]
+    ) -> Program:
+        """Have it started; see `Start`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = json.dumps({"arguments": list(arguments), "numbers": list(fds)}).encode()
+        with theirs:
+            try:
+                given = [theirs.fileno(), stdin, stderr, *fds]
+                socket.send_fds(self._starter, [request], given)
+            except OSError as error:
+                ours.close()
+                raise Unavailable(f"mksquashfs cannot be run: {error.strerror}") from error
+        return _ConfinedProgram(ours)
+
+
+class _ConfinedProgram:
+    """A mksquashfs that is another process's child."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._status: int | None = None
+
+    def wait(self) -> int:
+        if self._status is None:
+            with self._connection:
+                answer = self._connection.recv(16)
+            self._status = int(answer) if answer else -signal.SIGKILL  # it died with the starter
+        return self._status
+
+    def kill(self) -> None:
+        if self._status is None:
+            with suppress(OSError):  # the starter has gone
+                self._connection.shutdown(socket.SHUT_WR)

@@ -11,6 +11,7 @@ SOURCES = (
     "readahead.c",
     "priority.c",
     "privilege.c",
+    "seccomp.c",
     "mount.c",
     "usermount.c",
     "fastpath.c",

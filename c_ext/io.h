@@ -109,13 +109,27 @@ void bs_fastpath_stop(bs_fastpath *self);
 /* Give the calling thread idle I/O priority. */
 int bs_io_idle(void);
 
-/* Become a user for good, with their groups; keep_lock keeps CAP_IPC_LOCK where it is held.
- * Call it while there is one thread. After a failure the process must end. */
+/* Become a user for good, with their groups; keep_lock keeps CAP_IPC_LOCK where it is held. No other
+ * capability is left, none can come back, and nobody but root can trace the process: that is read
+ * back, and -EPERM if it is not so. Call it while there is one thread. After a failure the process
+ * must end. */
 int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, int keep_lock);
 
 /* Have this process killed when the thread that started it ends; -ESRCH when `parent`, of which
  * that is the first, has ended already. Becoming a user undoes it. */
 int bs_die_with(int parent);
+
+/* What a process may do beyond working on memory, files and what it has open. */
+enum {
+    BS_NETWORK = 1, /* IP sockets, and the kernel's keyring */
+    BS_PIN = 2,     /* lock memory */
+    BS_EXEC = 4,    /* run another program, which is bound by the same; no sockets at all then */
+    BS_FORK = 8     /* start processes, and end any of the same user's */
+};
+
+/* Limit the system calls of all threads, and of programs that are run, for good. With BS_NETWORK or
+ * BS_FORK it can be called again, to take more away. */
+int bs_confine_system_calls(unsigned flags);
 
 /* Mount a FUSE file system, without set-user-ID programs and devices, on the directory that the
  * descriptor `target` is open on. `options` are those of fuse(4), the device's descriptor first. */

@@ -67,6 +67,11 @@ def open_store(
     return LocalStore(root, owner_uid, trusted=trusted)
 
 
+def needs_network(url: str) -> bool:
+    """Whether the store that a URL names is reached over the network by this process itself."""
+    return not url.startswith(("/", "file:"))
+
+
 def divide(url: str) -> tuple[str, str]:
     """Return the URL of the largest store that has what a URL names, and its name there.
 

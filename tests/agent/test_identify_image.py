@@ -101,7 +101,9 @@ def test_what_goes_wrong_in_it_is_printed(ask, image, monkeypatch, capfd):
         raise RuntimeError("something unforeseen")
 
     monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", fails)
-    ask(image).wait()
+    with open(2, "w", buffering=1, closefd=False) as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)  # pytest's is a descriptor that is closed
+        ask(image).wait()
     assert "RuntimeError: something unforeseen" in capfd.readouterr().err
 
 

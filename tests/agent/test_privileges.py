@@ -15,10 +15,13 @@ IPC_LOCK = 1 << 14
 
 LOOK = """
 import ctypes, json, os, resource, sys
-from bootseer.agent.node.privileges import confine
-confine("nobody", 65534, 65534, os.getppid(), keep_lock=sys.argv[1] == "prefetch")
+from bootseer.agent.node.privileges import Profile, confine
+profile = Profile.PIN if sys.argv[1] == "prefetch" else Profile.PLAIN
+kept, closed = os.open("/", os.O_RDONLY), [os.open("/", os.O_RDONLY) for _ in range(50)]
+os.dup2(closed[0], 900)
+confine("nobody", 65534, 65534, os.getppid(), keep=[kept], profile=profile)
 libc = ctypes.CDLL(None, use_errno=True)
-PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS, PR_CAP_AMBIENT, IS_SET = 3, 39, 47, 1
+PR_GET_DUMPABLE, PR_GET_KEEPCAPS, PR_GET_SECUREBITS = 3, 7, 27
 
 def fails(what, *arguments):
     try:
@@ -31,7 +34,13 @@ status = dict(line.split(":\\t") for line in open("/proc/self/status").read().sp
 pages = ctypes.create_string_buffer(1 << 20)
 print(json.dumps({
     "status": {name: status[name].split() for name in
-        ("Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapInh", "CapAmb", "NoNewPrivs")},
+        ("Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapInh", "CapAmb", "CapBnd", "NoNewPrivs",
+         "Seccomp")},
+    "opened": [int(fd) - kept for fd in os.listdir("/proc/self/fd") if int(fd) > 2],
+    "keep": libc.prctl(PR_GET_KEEPCAPS),
+    "bits": libc.prctl(PR_GET_SECUREBITS),
+    "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "core": resource.getrlimit(resource.RLIMIT_CORE),
     "dumpable": libc.prctl(PR_GET_DUMPABLE),
     "owner": os.stat("/proc/self/environ").st_uid,
     "oom": open("/proc/self/oom_score_adj").read().strip(),
@@ -47,6 +56,8 @@ print(json.dumps({
         fails(os.chown, "/proc/self/fd/0", 0, 0),
         fails(open, "/proc/self/oom_score_adj", "w"),
         fails(os.kill, 1, 0),
+        fails(os.kill, os.getppid(), 0),
+        fails(os.fork),
     ],
 }))
 """
@@ -73,6 +84,7 @@ def test_its_identity_is_the_users_alone(seen):
     assert status["Gid"] == [str(GROUP)] * 4
     assert {int(group) for group in status["Groups"]} == {*os.getgrouplist("nobody", GROUP)}
     assert status["NoNewPrivs"] == ["1"]
+    assert status["Seccomp"] == ["2"]
     assert all(seen["refused"]), seen["refused"]
 
 
@@ -83,7 +95,10 @@ def test_it_may_lock_memory_to_warm_and_nothing_else(seen):
     if seen["role"] == "prefetch" and not held:
         pytest.skip("CAP_IPC_LOCK is not ours to give")
     assert (held, int(status["CapEff"][0], 16)) == (expected, expected)
-    assert int(status["CapInh"][0], 16) == int(status["CapAmb"][0], 16) == 0
+    assert {int(status[kind][0], 16) for kind in ("CapInh", "CapAmb", "CapBnd")} == {0}
+    no_root, no_root_locked, fixup_locked, no_ambient, no_ambient_locked = 1, 2, 8, 64, 128
+    assert seen["bits"] == no_root | no_root_locked | fixup_locked | no_ambient | no_ambient_locked
+    assert seen["keep"] == 0
     assert (seen["lock"] == 0) == (seen["role"] == "prefetch")
 
 
@@ -95,6 +110,13 @@ def test_its_user_can_neither_trace_nor_read_it(seen):
 def test_it_is_the_first_to_go_and_bounded(seen):
     assert seen["oom"] == "1000"
     assert 0 < seen["data"][0] == seen["data"][1] <= MAX_DATA_BYTES
+    assert 0 < seen["files"][0] == seen["files"][1] <= 4096
+    assert seen["core"] == [0, 0]
+
+
+def test_it_has_no_descriptors_but_those_named(seen):
+    of_the_listing = 1
+    assert seen["opened"] == [0, of_the_listing]
 
 
 def test_root_acts_with_a_users_rights_on_a_users_data():
@@ -114,7 +136,7 @@ from bootseer.agent.node.privileges import confine
 agent, (r, w) = os.getpid(), os.pipe()
 if os.fork() == 0:
     signal.alarm(30)
-    confine("nobody", 65534, 65534, agent)
+    confine("nobody", 65534, 65534, agent, keep=[w])
     os.write(w, b"x")
     while True:
         signal.pause()
@@ -132,8 +154,20 @@ def test_it_dies_with_the_agent():
 def test_it_does_not_begin_when_the_agent_has_died_before():
     code = (
         "import os\nfrom bootseer.agent.node.privileges import confine\n"
-        "try:\n    confine('nobody', 65534, 65534, os.getpid())\n"
+        "try:\n    confine('nobody', 65534, 65534, os.getpid(), keep=())\n"
         "except ProcessLookupError:\n    print('ended')\n"
     )
     answer = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True)
     assert answer.stdout == b"ended\n"
+
+
+def test_no_process_goes_on_that_keeps_a_capability():
+    # Without CAP_SETPCAP the bounding set cannot be emptied.
+    code = (
+        "import os\nfrom bootseer.agent.node.privileges import confine\n"
+        "try:\n    confine('nobody', 65534, 65534, os.getppid(), keep=())\n"
+        "except PermissionError:\n    print('refused')\n"
+    )
+    argv = ["setpriv", "--bounding-set=-setpcap", sys.executable, "-I", "-c", code]
+    answer = subprocess.run(argv, capture_output=True, check=True)
+    assert answer.stdout == b"refused\n"

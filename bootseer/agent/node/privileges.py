@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import resource
+from collections.abc import Collection
+from contextlib import suppress
 
 from bootseer._io import ffi, lib
 
 MAX_DATA_BYTES = 4 << 30
 """Traces of 16 MB take 250 MB each to merge; stacks of 256 threads count with 2 GB."""
+
+_MAX_OPEN_FILES = 4096
+_LIMITS = {
+    resource.RLIMIT_DATA: MAX_DATA_BYTES,
+    resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
+    resource.RLIMIT_CORE: 0,
+}
+_STANDARD = (0, 1, 2)
+
+
+class Profile(enum.IntFlag):
+    """What a confined process may do beyond working on memory, files and what it has open.
+
+    PLAIN allows threads, and Unix sockets, which name services use. In every profile, mounts,
+    namespaces, other identities and access to other processes are refused.
+    """
+
+    PLAIN = 0
+    NETWORK = lib.BS_NETWORK
+    """IP sockets, and the kernel's keyring, where Kerberos tickets may be."""
+    PIN = lib.BS_PIN
+    """Locking memory."""
+    EXEC = lib.BS_EXEC
+    """Running another program, bound by the same; no sockets can be made then."""
+    FORK = lib.BS_FORK
+    """Starting processes, and ending them."""
+
 
 IDENTITY = (
     *("HOME", "HADOOP_USER_NAME", "HADOOP_PROXY_USER", "HADOOP_TOKEN_FILE_LOCATION"),
@@ -45,32 +75,77 @@ def confine(
     uid: int,
     gid: int,
     agent: int,
-    keep_lock: bool = False,
+    *,
+    keep: Collection[int],
+    profile: Profile = Profile.PLAIN,
     expendable: bool = True,
     outlives: bool = False,
 ) -> None:
-    """Become the user in a process of the agent's, whose memory is bounded.
+    """Become the user in a process of the agent's, with a few descriptors and system calls left.
 
-    What it holds is charged to nobody's job, and depends on what lies in the user's store.
+    Memory is bounded: what the process holds is charged to nobody's job, and depends on what lies
+    in the user's store. The number of threads and the length of files are not bounded here.
+    RLIMIT_NPROC counts all of the user's threads on the node, so it would fail beside a large job;
+    and the files are the user's, whose quotas hold.
+
+    Call it after imports, while there is one thread, and before anything of the user's is read.
 
     Args:
-        user, uid, gid, keep_lock: as for `become`.
+        user, uid, gid: as for `become`.
         agent: process id of the agent, which has started this process.
+        keep: descriptors that stay open, beside standard input, output and error. Other objects
+            that have closed ones must not be closed afterwards: the number may be in use again.
+        profile: what it may do. The right to lock memory stays with `Profile.PIN` only.
         expendable: when memory runs out, it is the first to go; otherwise as likely as any.
         outlives: it does not die with the agent, whatever it waits for.
 
     Raises:
         OSError: it could not be done, or the agent has died; the process must end.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    data_bytes = MAX_DATA_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_DATA_BYTES)
-    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+    _close_others(keep)
+    for kind, most in _LIMITS.items():
+        _, hard = resource.getrlimit(kind)
+        bound = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(kind, (bound, bound))
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000" if expendable else "0")
     os.chdir("/")
-    become(user, uid, gid, keep_lock)
+    become(user, uid, gid, Profile.PIN in profile)
     if not outlives:
-        _check(lib.bs_die_with(agent))  # taking on other rights ends that
+        die_with(agent)  # taking on other rights ends that
+    confine_system_calls(profile)
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when the thread ends that has started it.
+
+    Args:
+        parent: process id of the parent, whose first thread that was.
+
+    Raises:
+        OSError: the parent has died; this process must end.
+    """
+    _check(lib.bs_die_with(parent))
+
+
+def confine_system_calls(profile: Profile) -> None:
+    """Limit the system calls of this process for good; `confine` does it already.
+
+    With `Profile.NETWORK` or `Profile.FORK` in force, another call can take rights away, and none
+    can add any.
+
+    Raises:
+        OSError: it could not be done; the process must end.
+    """
+    _check(lib.bs_confine_system_calls(profile))
+
+
+def _close_others(keep: Collection[int]) -> None:
+    kept = {*_STANDARD, *keep}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in kept:
+            with suppress(OSError):  # the listing's own has gone
+                os.close(fd)
 
 
 def _check(result: int) -> None:

@@ -10,7 +10,7 @@ import importlib
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,13 +18,17 @@ import trio
 
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.node.job import Job
-from bootseer.agent.node.privileges import confine
-from bootseer.agent.node.process import CHANNEL_FD, leave, take_time
+from bootseer.agent.node.privileges import Profile, confine, confine_system_calls
+from bootseer.agent.node.process import CHANNEL_FD, CONNECTION_FD, leave, take_time
+from bootseer.agent.workers import mksquashfs_starter
 from bootseer.agent.workers.identify_image import Opened, open_and_identify, receive
 from bootseer.core.event import FALLBACK, Event
+from bootseer.env.shared import shared_urls
 from bootseer.errors import BootseerError, Closed
+from bootseer.image.mksquashfs import Start, start_plainly
 from bootseer.store.base import Store
-from bootseer.store.connect import connect
+from bootseer.store.connect import Settings, connect
+from bootseer.store.locate import needs_network
 
 MAX_DETAIL_CHARS = 500
 
@@ -33,7 +37,11 @@ class Task:
     """What a worker was asked for, and how it reports."""
 
     def __init__(
-        self, channel: Channel, message: dict[str, Any], opened: socket.socket | None = None
+        self,
+        channel: Channel,
+        message: dict[str, Any],
+        opened: socket.socket | None = None,
+        mksquashfs: Start = start_plainly,
     ) -> None:
         """Take the task from the agent's first message.
 
@@ -41,8 +49,10 @@ class Task:
             channel: to the agent.
             message: the first that came.
             opened: where the opener of the job's image answers.
+            mksquashfs: starts it.
         """
         self.channel = channel
+        self.mksquashfs = mksquashfs
         self._opened = opened
         self.job = Job(**message["job"])
         self.config: dict[str, Any] = message["config"]
@@ -88,6 +98,22 @@ class Task:
                 await self.channel.send({"op": "event", "event": event.document()})
 
 
+def store_urls(role: str, job: Job, config: Settings) -> Iterator[str]:
+    """Yield the URLs of all stores that a worker may use.
+
+    Args:
+        role: module of this package.
+        job: whose worker it is.
+        config: where stores are.
+    """
+    if role == "serve_checkpoint":
+        yield job.checkpoint
+    else:
+        yield config["store.url"]
+        yield config["image.store_url"] or config["store.url"]
+        yield from shared_urls(config).values()
+
+
 def serve(
     role: str,
     end: socket.socket,
@@ -110,9 +136,18 @@ def serve(
     work = importlib.import_module(f"bootseer.agent.workers.{role}").run
     # With who serves a mount goes what a job has written, or what it is running.
     serves = role in ("serve_checkpoint", "serve_image")
+    keep = [end.fileno()]
+    keep += [CONNECTION_FD] if serves else []
+    keep += [opened.fileno()] if opened is not None else []
+    mksquashfs: Start = start_plainly
+    if role == "run_environment":
+        mksquashfs, fd = mksquashfs_starter.start(user, uid, gid)
+        keep += [fd] if fd is not None else []
+    pin = Profile.PIN if role == "prefetch" else Profile.PLAIN
     confine(
         *(user, uid, gid, agent),
-        keep_lock=role == "prefetch",
+        keep=keep,
+        profile=pin | Profile.NETWORK,
         expendable=not serves,
         outlives=role == "serve_image",
     )
@@ -122,7 +157,10 @@ def serve(
         channel = Channel(end)
         try:
             message, _ = await channel.receive()
-            await work(Task(channel, message, opened))
+            task = Task(channel, message, opened, mksquashfs)
+            if not any(map(needs_network, store_urls(role, task.job, task.config))):
+                confine_system_calls(pin)
+            await work(task)
         except Closed:
             return  # the agent has ended, and with it the reason for this process
 

@@ -68,7 +68,7 @@ class Opener:
             ours.close()
             not_its.close()
             take_time()
-            confine(job.user, job.uid, job.gid, agent)
+            confine(job.user, job.uid, job.gid, agent, keep=[theirs.fileno()])
             _answer(theirs, job.image)
 
         pid = fork(work)

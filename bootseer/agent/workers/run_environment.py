@@ -41,4 +41,5 @@ async def run(task: Task) -> None:
     talk = Talk(socket.socket(fileno=fd))
     await talk.send({"op": "hello", "image": task.message["image"]})
     hands = AgentHands(task)
-    await serve(talk, around(task.config, job.owner, job.node, job.nodes, task.stage, hands))
+    here = (job.owner, job.node, job.nodes, task.stage, hands, task.mksquashfs)
+    await serve(talk, around(task.config, *here))

@@ -11,6 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bootseer.agent.workers import mksquashfs_starter
+from bootseer.errors import Unavailable
+
 pytestmark = [pytest.mark.root]
 
 USER = 65534
@@ -225,3 +228,21 @@ def test_that_it_fails_is_told(worker):
     _, mksquashfs = worker.pack()
     mksquashfs.send_signal(signal.SIGKILL)
     assert worker.say("go on").hear().startswith("Unavailable mksquashfs ended by signal 9")
+
+
+def test_it_does_not_begin_where_the_kernel_leaves_it_open(monkeypatch, tmp_path):
+    setting = tmp_path / "suid_dumpable"
+    setting.write_text("1\n")
+    monkeypatch.setattr(mksquashfs_starter, "_SUID_DUMPABLE", str(setting))
+    start, fd = mksquashfs_starter.start("nobody", USER, USER)
+    assert fd is None
+    with pytest.raises(Unavailable, match=r"fs\.suid_dumpable"):
+        start(["-"], 0, 2, [])
+
+
+def test_that_there_is_no_mksquashfs_is_told(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    start, fd = mksquashfs_starter.start("nobody", USER, USER)
+    assert fd is None
+    with pytest.raises(Unavailable, match="squashfs-tools"):
+        start(["-"], 0, 2, [])

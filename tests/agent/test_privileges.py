@@ -110,7 +110,7 @@ def test_its_user_can_neither_trace_nor_read_it(seen):
 def test_it_is_the_first_to_go_and_bounded(seen):
     assert seen["oom"] == "1000"
     assert 0 < seen["data"][0] == seen["data"][1] <= MAX_DATA_BYTES
-    assert 0 < seen["files"][0] == seen["files"][1] <= 4096
+    assert 0 < seen["files"][0] == seen["files"][1] <= 16384
     assert seen["core"] == [0, 0]
 
 

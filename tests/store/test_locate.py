@@ -6,7 +6,7 @@ import pytest
 from bootseer.errors import ConfigError, Denied
 from bootseer.store.base import publish, read_all
 from bootseer.store.hadoop import find_conf_dir
-from bootseer.store.locate import divide, open_store
+from bootseer.store.locate import divide, needs_network, open_store
 
 
 @pytest.mark.parametrize("form", ["{path}", "{path}/", "file://{path}", "file://{path}/"])
@@ -98,3 +98,17 @@ def test_a_divided_path_is_that_of_the_file(tmp_path: Path) -> None:
     assert divide(f"{tmp_path}/link") == ("file:///", f"{real}/link")
     with pytest.raises(ConfigError, match=r"'\.\.'"):
         divide(f"{tmp_path}/a/../b")
+
+
+@pytest.mark.parametrize(
+    ("url", "is_needed"),
+    [
+        ("/shared/store", False),
+        ("file:///shared/store", False),
+        ("hdfs://namenode/store", True),
+        ("s3://bucket/store", True),
+        ("FILE:///shared/store", True),  # what is not known for sure may need it
+    ],
+)
+def test_tells_which_stores_need_the_network(url: str, is_needed: bool) -> None:
+    assert needs_network(url) is is_needed

@@ -13,7 +13,9 @@ from bootseer._io import ffi, lib
 MAX_DATA_BYTES = 4 << 30
 """Traces of 16 MB take 250 MB each to merge; stacks of 256 threads count with 2 GB."""
 
-_MAX_OPEN_FILES = 4096
+_MAX_OPEN_FILES = 16_384
+"""A job may have thousands of files of its checkpoint open at once."""
+
 _LIMITS = {
     resource.RLIMIT_DATA: MAX_DATA_BYTES,
     resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,

@@ -34,6 +34,8 @@ _MFD_EXEC = 0x10
 _RUN_ONLY = 0o111
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _NOT_FOUND = 127
+_SUID_DUMPABLE = "/proc/sys/fs/suid_dumpable"
+_TRACEABLE = "1"
 
 
 def start(user: str, uid: int, gid: int) -> tuple[Start, int | None]:
@@ -47,6 +49,7 @@ def start(user: str, uid: int, gid: int) -> tuple[Start, int | None]:
         none, because mksquashfs cannot be run: then it raises Unavailable.
     """
     try:
+        _check_protection()
         program = _copy_program(find_program())
     except Unavailable as error:
         return _refusal(str(error)), None
@@ -73,6 +76,20 @@ def _refusal(why: str) -> Start:
         raise Unavailable(why)
 
     return refuse
+
+
+def _check_protection() -> None:
+    """Check that the kernel closes programs that their user cannot read.
+
+    Raises:
+        Unavailable: it does not.
+    """
+    with open(_SUID_DUMPABLE) as file:
+        if file.read().strip() == _TRACEABLE:
+            raise Unavailable(
+                "users may trace programs that they cannot read, mksquashfs among them: have your "
+                "administrator set the sysctl fs.suid_dumpable to 0 or 2"
+            )
 
 
 def _copy_program(path: str) -> int:

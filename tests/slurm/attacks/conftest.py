@@ -312,7 +312,9 @@ def arena(world):
     world.check()
     for path in (arena.cluster.state_dir / "home/mallory").iterdir():
         subprocess.run(["rm", "-rf", path], check=True)
-    arena.sh("rm -rf /shared/m* /local/m* /tmp/m-* 2>/dev/null; true")
+    for node in arena.cluster.node_names:
+        clear = f"rm -rf /shared/m* /local/m* /tmp/m-* {CACHE}/spool"
+        arena.cluster.run(["sh", "-c", clear], node=node)
     world.is_spoilt = False
 
 

@@ -59,8 +59,16 @@ def signal_own(arena, number, role=None):
 # Attack 4: to have the node drained.
 
 
-@pytest.mark.parametrize("role", ["serve_checkpoint", "serve_image", "prefetch", None])
-@pytest.mark.parametrize("end", ["cancel", "end"])
+@pytest.mark.parametrize(
+    ("role", "end"),
+    [
+        ("serve_checkpoint", "cancel"),
+        ("serve_image", "cancel"),
+        ("prefetch", "cancel"),
+        (None, "cancel"),
+        (None, "end"),
+    ],
+)
 def test_what_serves_is_stopped_while_others_wait_for_it(arena, stored, role, end):
     """Readers with O_DIRECT wait for a stopped server; then the job is cancelled, or ends."""
     options, run = stored
@@ -96,26 +104,27 @@ COMMAND = (
 )
 
 
-@pytest.mark.parametrize("number", ["STOP", "KILL", "SEGV"])
+@pytest.mark.parametrize("number", ["STOP", "KILL"])
 @pytest.mark.parametrize("phase", ["start", "window", "running", "epilog"])
 def test_own_processes_are_signalled(arena, stored, number, phase):
     """From outside of the job, from a phase on, each that appears. The job ends as Slurm has it."""
     options, run = stored
     mark = f"{site.bootseer()} mark first-step" if phase == "running" else "true"
-    command = COMMAND.format(run=run, mark=mark)
+    # What waits for a process that is stopped is hers alone.
+    command = f"timeout -k2 15 sh -c {shlex.quote(COMMAND.format(run=run, mark=mark))}; true"
     if phase == "start":
         with arena.attacking("menace.py", number, 30):
-            job, _, _ = arena.ask_for_job(*options, command=f"{command}; true", timeout_s=90)
+            job, _, _ = arena.ask_for_job(*options, command=command, timeout_s=90)
     else:
         shell = arena.shell(*options)
         job = shell.job_id
         wait_until(lambda: arena.ours(job, uid=arena.uid("mallory")), "workers")
         if phase != "epilog":
             with arena.attacking("menace.py", number, 20):
-                shell.start(f"timeout 15 sh -c {shlex.quote(command)}; exit 0")
+                shell.start(f"{command}; exit 0")
                 assert arena.cluster.wait_for_job(job, timeout_s=END_S) in OVER
         else:
-            shell.run(f"timeout 15 sh -c {shlex.quote(command)}; true", 60)
+            shell.run(command, 60)
             with arena.attacking("menace.py", number, 20):
                 shell.start("exit 0")
                 assert arena.cluster.wait_for_job(job, timeout_s=END_S) in OVER
@@ -126,13 +135,13 @@ def test_own_processes_are_signalled(arena, stored, number, phase):
 
 
 def test_servers_are_killed_again_and_again(arena, stored):
-    """MAX_SERVED holds: she kills what serves her images, and asks again, a hundred times."""
-    ask = "{ " + shlex.join(arena.program("ask_again.py", "bootseer://m", 100)) + "; }"
+    """MAX_SERVED holds: she kills what serves her images, and asks again, forty times."""
+    ask = "{ " + shlex.join(arena.program("ask_again.py", "bootseer://m", 40)) + "; }"
     with arena.shell("--bootseer=m") as job:
         broker = [one for one in arena.ours(job.job_id) if one.uid == 0]
         before = len(os.listdir(f"/proc/{broker[0].pid}/fd"))
         said = job.run(ask, 170)
-        assert "asked 100" in said.text, said.text[-500:]
+        assert "asked 40" in said.text, said.text[-500:]
         point = arena.folder(job.job_id)
         mounts = [m for m in arena.cluster.mounts("n1") if m.mountpoint.startswith(f"{point}/")]
         assert len(mounts) <= 9
@@ -167,10 +176,10 @@ def test_a_job_is_requeued_again_and_again(arena, stored):
         arena.wait_for_agents(job, "n1")
         arena.cluster.run(["scontrol", "requeue", str(job)])
         wait_until(
-            lambda: arena.cluster.job_state(job) != "RUNNING", "it is requeued", timeout_s=60
+            lambda: arena.cluster.job_state(job) == "PENDING", "it is requeued", timeout_s=60
         )
-        arena.cluster.run(["scontrol", "release", str(job)], check=False)
-        arena.cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
+        # Slurm would have it wait for two minutes.
+        arena.cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
     arena.cluster.run(["scancel", str(job)])
     arena.cluster.wait_for_job(job, timeout_s=END_S)
 

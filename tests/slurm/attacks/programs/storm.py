@@ -15,8 +15,9 @@ while time.monotonic() < end:
     with suppress(OSError):
         match generator.randrange(9):
             case 0:
-                with open(one, "wb") as file:
-                    file.write(os.urandom(generator.randrange(200_000)))
+                file = os.open(one, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK)
+                os.write(file, os.urandom(generator.randrange(200_000)))
+                os.close(file)
             case 1:
                 os.rename(one, other)
             case 2:

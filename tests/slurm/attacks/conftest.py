@@ -225,9 +225,8 @@ class Victim:
 class World:
     """A cluster with a victim; after an attack that did harm the next one gets another."""
 
-    def __init__(self, name, images):
+    def __init__(self, name):
         self._name = name
-        self._images = images
         self._cluster = None
         self.arena = None
         self.victim = None
@@ -251,7 +250,9 @@ class World:
         secret = cluster.shared / "roots"
         secret.write_text(SECRET)
         secret.chmod(0o600)
-        self.arena = Arena(cluster, self._images)
+        images = cluster.state_dir / "images"
+        images.mkdir(mode=0o755)
+        self.arena = Arena(cluster, images)
         self.arena.put_image()
         self.arena.mount_share()
         self.victim = Victim(self.arena)
@@ -291,15 +292,11 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, request):
-    images = tmp_path_factory.mktemp("images")
-    for folder in (images, *images.parents[:2]):
-        folder.chmod(0o755)
+def world(request):
     name = request.module.__name__.rpartition("test_")[2].replace("_", "-")
-    world = World(f"attack-{name}"[:31], images)
+    world = World(f"attack-{name}"[:31])
     yield world
     world.leave()
-    shutil.rmtree(images)
 
 
 @pytest.fixture
@@ -313,7 +310,7 @@ def arena(world):
     for path in (arena.cluster.state_dir / "home/mallory").iterdir():
         subprocess.run(["rm", "-rf", path], check=True)
     for node in arena.cluster.node_names:
-        clear = f"rm -rf /shared/m* /local/m* /tmp/m-* {CACHE}/spool"
+        clear = f"rm -rf /shared/m* /local/m* {CACHE}/spool"
         arena.cluster.run(["sh", "-c", clear], node=node)
     world.is_spoilt = False
 

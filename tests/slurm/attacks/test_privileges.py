@@ -147,19 +147,19 @@ def test_the_number_of_a_dead_agent_leads_nowhere(arena, forged):
         fakes = [f"{arena.folder(job.job_id)}/envs/{n}" for n in (1, 2)]
         fakes += [f"{arena.folder(job.job_id)}/ckpt"]
         occupy = shlex.join(arena.program("occupy", first.inner, TARGET, *fakes))
-        job.run(f"{{ unshare -Urm {occupy} > /tmp/m-occupy 2>&1 & }}")
-        said = arena.on_host("/tmp/m-occupy")
+        job.run(f"{{ unshare -Urm {occupy} > /local/m-occupy 2>&1 & }}")
+        said = arena.on_host("/local/m-occupy")
         wait_until(
             lambda: said.exists() and "occupied" in said.read_text(),
             "the number is mallory's",
             timeout_s=60,
-            explain=lambda: said.read_text(),
+            explain=lambda: said.read_text() if said.exists() else "it said nothing",
         )
         step = job.run(
             f"srun --overlap -n1 -wn1 sh -c '{GAIN} {ROOTS} {ALICES}; $BOOTSEER_CKPT/gain {ROOTS}'"
         )
         assert "GAINED" not in step.text
-        job.run("pkill occupy; rm -f /tmp/m-occupy; true")
+        job.run("pkill occupy; rm -f /local/m-occupy; true")
 
 
 def test_a_checkpoint_holds_no_privileged_program(arena):

@@ -43,8 +43,8 @@ def begin_reading(arena, job, run):
     """Have what is mounted read without a cache, in the background of a job."""
     job.run(f"{run}; head -c 9000000 /dev/urandom > $BOOTSEER_CKPT/data", 60)
     reader = shlex.join(arena.program("direct_read.py"))
-    job.run(f"{{ {reader} $BOOTSEER_CKPT/data $BOOTSEER_IMAGE {TARGET}/data > /tmp/m-r 2>&1 & }}")
-    said = arena.on_host("/tmp/m-r")
+    job.run(f"{{ {reader} $BOOTSEER_CKPT/data $BOOTSEER_IMAGE {TARGET}/data > /local/m-r 2>&1 & }}")
+    said = arena.on_host("/local/m-r")
     wait_until(lambda: said.exists() and "at it" in said.read_text(), "readers")
 
 

@@ -42,10 +42,10 @@ def main():
     print(f"remounted {done} of {len(points)}", flush=True)
     run(file, secrets)
     # A copy of the mount, which has flags of its own.
-    os.makedirs("/tmp/m-copy", exist_ok=True)
-    mount(os.path.dirname(file), "/tmp/m-copy", MS_BIND | MS_REC)
-    mount(None, "/tmp/m-copy", MS_REMOUNT | MS_BIND)
-    run(f"/tmp/m-copy/{os.path.basename(file)}", secrets)
+    os.makedirs("/local/m-copy", exist_ok=True)
+    mount(os.path.dirname(file), "/local/m-copy", MS_BIND | MS_REC)
+    mount(None, "/local/m-copy", MS_REMOUNT | MS_BIND)
+    run(f"/local/m-copy/{os.path.basename(file)}", secrets)
     # What is written anew gets to the disk of the node, by root's hand.
     try:
         os.chmod(file, 0o6755)

@@ -154,7 +154,7 @@ def ask_for(arena, job, names):
 
 @pytest.mark.parametrize("case", ["manifests", "full_images"])
 def test_the_cache_does_not_grow_past_its_quota(arena, alices_image, case):
-    """Images of hers fill it: 58 MiB of digests each and no bytes, or bytes; alice's stays."""
+    """Images of hers fill it: 58 MiB of digests each and no good bytes, or bytes; alice's stays."""
     alices, before = alices_image
     quota = max(96 * MIB, before + 64 * MIB)
     counts = (4, 1_900_000) if case == "manifests" else (6, 40 * MIB)

@@ -123,9 +123,9 @@ def pyxis(arena):
     (here / "m-bin/enroot").chmod(0o755)
     script = str(site.libexec(arena.cluster) / "bootseer-importer")
     python = site.bootseer().removesuffix("bootseer") + "python"
-    get = shlex.join([python, "/shared/m-as_pyxis.py", script, "get", "docker://x/y:1"])
+    get = shlex.join([python, "/shared/m-as_pyxis.py", script, "get"])
     release = shlex.join([python, "/shared/m-as_pyxis.py", script, "release"])
-    return f"PATH=/shared/m-bin:$PATH; export PATH; {get}", release
+    return f"PATH=/shared/m-bin:$PATH; export PATH; {get} docker://x/y:$SLURM_JOB_ID", release
 
 
 TRAPS = {

@@ -38,7 +38,7 @@ def give_name(name, digest, size_bytes):
 
 
 def manifest(number, blocks, block_bytes=4096, leading=()):
-    """A manifest of so many blocks, for which there need not be any bytes."""
+    """A manifest of so many blocks; there are objects for them, which take up no room."""
     random.seed(number)
     digests = random.randbytes(32) * blocks if blocks > 1000 else random.randbytes(32 * blocks)
     size_bytes = blocks * block_bytes
@@ -47,12 +47,15 @@ def manifest(number, blocks, block_bytes=4096, leading=()):
     ).encode()
     digest = image.image_digest(data)
     put(catalog.manifest_object(digest), data)
+    for part in range(-(-size_bytes // image.PART_BYTES)):
+        put(catalog.part_object(digest, part), b"")
+        length = min(image.PART_BYTES, size_bytes - part * image.PART_BYTES)
+        os.truncate(STORE / catalog.part_object(digest, part), length)
     give_name(f"m{number}", digest, size_bytes)
-    return digest
 
 
 def manifests(count, blocks):
-    """Many images with long manifests and no bytes."""
+    """Many images with long manifests, and zeros that are not what they say."""
     for number in range(int(count)):
         manifest(number, int(blocks))
 

@@ -148,27 +148,37 @@ def test_the_number_of_a_dead_agent_leads_nowhere(arena, forged):
     run = forged("rights")
     few_numbers(arena)
     with arena.shell("--bootseer=m", "-c2", "--bootseer-ckpt=file:///shared/m-c") as job:
-        job.run(f"mkdir -p /shared/m-c; {run}; touch {GAIN}; chmod 6755 {GAIN}")
-        ours = arena.ours(job.job_id)
-        [first, *_] = [one for one in ours if one.uid == 0]
-        for one in ours:
-            with suppress(ProcessLookupError):  # some die with their agent
-                os.kill(one.pid, signal.SIGKILL)
+        [first, *_] = [one for one in arena.ours(job.job_id) if one.uid == 0]
         fakes = [f"{arena.folder(job.job_id)}/envs/{n}" for n in (1, 2)]
         fakes += [f"{arena.folder(job.job_id)}/ckpt"]
         occupy = shlex.join(arena.program("occupy", first.inner, TARGET, *fakes))
-        job.run(f"{{ unshare -Urm {occupy} > /local/m-occupy 2>&1 & }}")
+        # Asked for in there, it is mounted in there, and what flags it has is for her to say.
+        script = shlex.quote(f"{run}; touch {GAIN}; chmod 6755 {GAIN}; exec {occupy}")
+        job.run(f"mkdir -p /shared/m-c; {{ unshare -Urm sh -c {script} > /local/m-occupy 2>&1 & }}")
         said = arena.on_host("/local/m-occupy")
-        wait_until(
-            lambda: said.exists() and "occupied" in said.read_text(),
-            "the number is mallory's",
-            timeout_s=60,
-            explain=lambda: said.read_text() if said.exists() else "it said nothing",
-        )
+
+        def says(word):
+            return said.exists() and word in said.read_text()
+
+        def all_dead():
+            for one in arena.ours(job.job_id):
+                with suppress(ProcessLookupError):  # some die with their agent
+                    os.kill(one.pid, signal.SIGKILL)
+            return not arena.ours(job.job_id)
+
+        wait_until(lambda: says("at it"), "her mounts", timeout_s=30)
+        wait_until(all_dead, "the end of all that is ours")
+        wait_until(lambda: says("occupied"), "the number is hers", timeout_s=60)
         step = job.run(
             f"srun --overlap -n1 -wn1 sh -c '{GAIN} {ROOTS} {ALICES}; $BOOTSEER_CKPT/gain {ROOTS}'"
         )
         assert "GAINED" not in step.text
+        # Nor does the step have a mount out of her namespace, where its flags were hers to take.
+        shown = job.run(f"srun --overlap -n1 -wn1 grep ' {TARGET} ' /proc/self/mountinfo").text
+        for line in shown.splitlines():
+            words = line.split()
+            if words[4:5] == [TARGET]:
+                assert {"nosuid", "nodev"} <= set(words[5].split(",")), line
         job.run("pkill occupy; rm -f /local/m-occupy; true")
 
 

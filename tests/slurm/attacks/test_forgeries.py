@@ -72,7 +72,7 @@ OBJECTS = {
     "frames of an environment": "env/snapshots/*/*/frames",
     "stored frames": "env/snapshots/*/*/frames-*",
     "manifest of an environment": "env/snapshots/*/manifest.json",
-    "reads of a checkpoint": "reads/*/*",
+    "reads of a checkpoint": "reads/**/*",
 }
 
 

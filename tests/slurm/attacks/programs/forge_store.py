@@ -97,7 +97,7 @@ def plan(key, count):
 def flip(pattern, seed, bits):
     """Other bits in each object that fits a pattern; checksums of tables are made right."""
     generator = random.Random(int(seed))
-    for path in sorted(STORE.glob(pattern)):
+    for path in sorted(filter(Path.is_file, STORE.glob(pattern))):
         data = bytearray(path.read_bytes())
         for _ in range(int(bits) if data else 0):
             data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)

@@ -26,7 +26,7 @@ ROLES = (
     *("publish", "upload_import", "identify_image", "hot_pack", "mksquashfs"),
 )
 """Words of a command line that tell what a process of ours does."""
-_OURS = re.compile(r"bootseer\.(agent|broker|supervisor)|bootseer-(pro|epi)log|^mksquashfs")
+_OURS = re.compile(r"bootseer\.(agent|broker|supervisor)|bootseer-(pro|epi)log|^\S*mksquashfs")
 _TAG = re.compile(rb"\0BOOTSEER_JOB_DIR=([^\0]*)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-OURS = re.compile(rb"bootseer\.(agent|broker|supervisor)|^mksquashfs")
+OURS = re.compile(rb"bootseer\.(agent|broker|supervisor)|^\S*mksquashfs")
 number = getattr(signal, f"SIG{sys.argv[1]}")
 role = sys.argv[3].encode() if len(sys.argv) > 3 else b""
 own = os.getuid()

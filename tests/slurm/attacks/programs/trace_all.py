@@ -13,7 +13,7 @@ from contextlib import suppress
 
 SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17
 LIBC = ctypes.CDLL(None, use_errno=True)
-OURS = re.compile(rb"bootseer\.(agent|broker|supervisor)|^mksquashfs|^unsquashfs")
+OURS = re.compile(rb"bootseer\.(agent|broker|supervisor)|^\S*mksquashfs")
 tried = {}
 
 

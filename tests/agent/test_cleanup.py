@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from bootseer._io import lib
 from bootseer.agent.broker import cleanup
 from bootseer.agent.node import process
 from bootseer.agent.node.job import JobFolder
@@ -23,7 +24,10 @@ def ground(tmp_path):
     parent, run_dir = tmp_path / "environments", tmp_path / "run"
     parent.mkdir()
     (run_dir / "jobs").mkdir(parents=True)
-    return parent, run_dir
+    yield parent, run_dir
+    folder = os.open(tmp_path, os.O_RDONLY)
+    lib.bs_remove(folder, b"environments")  # pytest could not
+    os.close(folder)
 
 
 def make_deep(folder):
@@ -46,11 +50,13 @@ def test_deep_folders_and_those_of_other_jobs_that_have_ended(ground):
     (run_dir / "jobs/10").mkdir()
     cleanup.discard(str(parent / "7"), str(run_dir))
     assert not (parent / "7").exists()  # at once, so that the job's number is free again
-    wait_until(lambda: os.listdir(parent) == ["10"], "all but the living job's is removed", 60)
+    wait_until(
+        lambda: os.listdir(parent) == ["10"], "all but the living job's is removed", timeout_s=60
+    )
     assert os.path.isdir(parent / "10/d/d/d")
     (run_dir / "jobs/10").rmdir()
     cleanup.discard(str(parent / "missing"), str(run_dir))
-    wait_until(lambda: os.listdir(parent) == [], "all is removed", 60)
+    wait_until(lambda: os.listdir(parent) == [], "all is removed", timeout_s=60)
 
 
 def test_one_that_takes_too_long_stops_nothing_else(ground, monkeypatch):

@@ -120,6 +120,8 @@ def test_a_job_has_several_images_and_each_once(lab, shared):
     first = add(lab, OTHER)
     lab.put_image(TinyImage(files=31))
     second = add(lab, NAME)
+    for node in lab.cluster.node_names:  # other tests have left what has the same content
+        lab.cluster.run(["rm", "-rf", "/var/cache/bootseer/images"], node=node)
     scripts = [get(lab, f"docker://bootseer://{OTHER}"), get(lab, NAME), get(lab, NAME)]
     options = ("-N1", "--bootseer=two", f"--bootseer-image=bootseer://{OTHER}")
     job = lab.srun(*options, command="".join(scripts))

@@ -24,10 +24,10 @@ def listed(lab):
     config = lab.cluster.etc_bootseer / "bootseer.toml"
     before = config.read_text()
     config.write_text(before.replace("[image]\n", f'[image]\nkernel_mount = ["{digest}"]\n'))
+    for node in lab.cluster.node_names:  # other tests have left what has the same content
+        lab.cluster.run(["rm", "-rf", CACHE], node=node)
     yield digest
     config.write_text(before)
-    for node in lab.cluster.node_names:
-        lab.cluster.run(["rm", "-rf", CACHE], node=node)
 
 
 def test_a_listed_image_is_a_tree_once_the_node_has_all_of_it(lab, listed):

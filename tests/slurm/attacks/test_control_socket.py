@@ -7,7 +7,7 @@ import pytest
 
 from bootseer.testing.cluster.poll import wait_until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 
 NAMESPACES = {
     "none": "",

@@ -12,7 +12,7 @@ import pytest
 from bootseer.testing import site
 from bootseer.testing.cluster.poll import wait_until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 
 CAP_SYS_ADMIN, CAP_IPC_LOCK = 1 << 21, 1 << 14
 FILTERED = 2

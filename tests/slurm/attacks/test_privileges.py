@@ -14,7 +14,7 @@ import pytest
 from bootseer.testing import site
 from bootseer.testing.cluster.poll import wait_until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 
 TARGET = "/local/m/env"
 GAIN = f"{TARGET}/gain"

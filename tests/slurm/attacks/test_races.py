@@ -8,7 +8,7 @@ import pytest
 
 from bootseer.testing import site
 
-pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 
 ROUNDS = 6
 

@@ -59,6 +59,9 @@ faults: venv ## the longer tests: daemons are killed, disks full, files damaged
 fuzz: venv ## feed hostile input to all decoders, each for SECONDS (600); ARGS name some
 	@$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
+attacks: venv ## a second user against root, other users and the node, on a real cluster
+	@$(BIN)/pytest -m attacks $(ARGS)
+
 test-torch: $(TORCH)/installed ## checkpoints of PyTorch on a mount; fetches PyTorch, several GB
 	@$(BIN)/pytest -m torch $(ARGS)
 
@@ -83,7 +86,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env fsx faults fuzz test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env fsx faults attacks fuzz test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

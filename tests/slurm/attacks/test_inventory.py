@@ -15,6 +15,7 @@ from bootseer.testing.cluster.poll import wait_until
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 
 CAP_SYS_ADMIN, CAP_IPC_LOCK = 1 << 21, 1 << 14
+FUSE = os.makedev(10, 229)
 FILTERED = 2
 """What /proc/PID/status calls a process with a filter of system calls."""
 
@@ -81,13 +82,16 @@ def kind_of(path):
 def descriptors(pid):
     found = {}
     for number in os.listdir(f"/proc/{pid}/fd"):
-        path = os.readlink(f"/proc/{pid}/fd/{number}")
+        opened = f"/proc/{pid}/fd/{number}"
+        path = os.readlink(opened)
         try:
-            mode = os.stat(f"/proc/{pid}/fd/{number}").st_mode if path.startswith("/") else 0
+            status = os.stat(opened)
         except PermissionError:  # in a mount that is closed to root
             found[int(number)] = "data"
             continue
-        found[int(number)] = "folder" if stat.S_ISDIR(mode) else kind_of(path)
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev == FUSE:
+            path = "/dev/fuse"  # opened in a mount namespace that has gone
+        found[int(number)] = "folder" if stat.S_ISDIR(status.st_mode) else kind_of(path)
     return found
 
 

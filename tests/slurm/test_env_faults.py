@@ -107,7 +107,8 @@ def test_who_captures_is_killed_while_the_command_runs(lab, victim):
     with JobShell(lab, "--bootseer=k") as job:
         job.start(env_run(more="while [ ! -e /shared/go ]; do sleep 0.1; done; exit 0"))
         wait_until((lab.cluster.shared / "ran").exists, "the command")
-        pid = find(lab, " run_environment alice ") if victim == "worker" else lab.agent("n1", job.job_id)
+        name = " run_environment alice "
+        pid = find(lab, name) if victim == "worker" else lab.agent("n1", job.job_id)
         os.kill(pid, signal.SIGKILL)
         lab.cluster.run(["touch", "/shared/go"])
         answer = job.answer()

@@ -190,7 +190,7 @@ static void fill_attributes(const bs_tree *self, uint64_t node, struct fuse_attr
         .atimensec = (uint32_t)rest,
         .mtimensec = (uint32_t)rest,
         .ctimensec = (uint32_t)rest,
-        /* The root is how the tree is reached without its targets: for its user and root alone. */
+        /* The root is how the tree is reached without its targets: for its user alone. */
         .mode = node == 1 ? S_IFDIR | 0700 : inode->mode & (S_IFMT | TREE_RIGHTS),
         .nlink = inode->links,
         .uid = self->uid,

@@ -20,7 +20,6 @@ from bootseer.fuse.attach import copy_mount
 
 REQUEST = struct.Struct("=II")
 REPLY = struct.Struct("=i")
-MAX_WAITING = 64
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _REQUEST_S = 0.2
 """For root's request to arrive, which is sent before we look."""
@@ -33,20 +32,6 @@ class Kind(IntEnum):
     IMAGE = 1
     ROOT = 2
     ENVIRONMENT = 3
-
-
-def listen(path: str) -> socket.socket:
-    """Create the socket; requests that come before `answer` wait."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    previous = os.umask(0o177)
-    try:
-        listener.bind(f"{path}.new")
-    finally:
-        os.umask(previous)
-    listener.setblocking(False)
-    listener.listen(MAX_WAITING)
-    os.rename(f"{path}.new", path)
-    return listener
 
 
 def answer(connection: socket.socket, folder: JobFolder) -> None:

@@ -19,12 +19,17 @@ MAX_WAITING = 64
 _RETRY_S = 0.005
 
 
-def listen(path: str, uid: int) -> socket.socket:
-    """Create the control socket, for root and one user only.
+def listen(path: str, uid: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """Create the control socket, or another of the job's, for root and one user only.
 
     Once the path exists requests can be made; they wait for whoever gets the socket to take them.
+
+    Args:
+        path: where it is to be.
+        uid: of the user; 0 for root alone.
+        kind: of the socket.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     previous = os.umask(0o177)
     try:
         listener.bind(f"{path}.new")

@@ -222,13 +222,13 @@ class Environments:
         """
         if asker.namespace is None:
             raise Unavailable("who asks is in no mount namespace of the job's own")
+        path = "" if asker.in_container else os.readlink(f"/proc/self/fd/{folder}")
+        if "\n" in path:
+            raise Unavailable("a target with a newline in its path cannot be told to later tasks")
         fds = os.dup(folder), os.dup(asker.namespace)  # the thread may outlast ours
         uid = self._job.uid
         await trio.to_thread.run_sync(_show, mount, *fds, uid, abandon_on_cancel=True)
-        if not asker.in_container:
-            path = os.readlink(f"/proc/self/fd/{folder}")
-            if "\n" in path:
-                raise Unavailable("a target with a newline in its path is not shown to later tasks")
+        if path:
             self._folder.write_mounted(f"{mount}.shown", "owned", path)
 
     def _lay(self, tree: Path, count: int, read_only: bool) -> list[Path]:

@@ -20,7 +20,7 @@ import trio
 from bootseer import config as settings
 from bootseer.agent.broker import mount_requests
 from bootseer.agent.broker.cleanup import discard
-from bootseer.agent.node import spool
+from bootseer.agent.node import control_client, spool
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.process import take_time
 from bootseer.agent.node.reap import remove_folder
@@ -150,7 +150,8 @@ class Agent:
 
     async def _hand_out_mounts(self) -> None:
         """Give slurmstepd the mounts that it asks for."""
-        with mount_requests.listen(self._folder.mounts) as listener:
+        with control_client.listen(self._folder.mounts, 0, socket.SOCK_SEQPACKET) as listener:
+            listener.setblocking(False)
             while True:
                 await trio.lowlevel.wait_readable(listener)
                 with suppress(OSError):  # whoever came has gone again

@@ -85,9 +85,14 @@ class OddView:
         if handle == NEVER:
             await trio.sleep_forever()
         if handle in (LATE, STUCK) and offset == 0:
-            self._nursery.start_soon(self.kernel.store, handle, 0, CONTENT[:4096])
+            self._nursery.start_soon(self._push, handle)
             await self._now.wait() if handle == LATE else await trio.sleep_forever()
         return memoryview(CONTENT)[offset : offset + size_bytes]
+
+    async def _push(self, handle: int) -> None:
+        with trio.CancelScope(shield=True):
+            print(f"pushes {handle}", flush=True)  # nothing comes between this and the call
+            await self.kernel.store(handle, 0, CONTENT[:4096])
 
     async def close(self, handle: int) -> None:
         """There is nothing to close."""

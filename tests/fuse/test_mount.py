@@ -232,7 +232,7 @@ class TestWhatIsPushed:
     def test_may_wait_for_a_read_that_is_answered_while_the_mount_ends(self, folder: Path) -> None:
         with served(ODD, folder, USER) as server:
             reader = as_user(READ, folder / "late")
-            wait_for(server, f"read {odd_view.LATE}")
+            wait_for(server, f"pushes {odd_view.LATE}")
             server.terminate()
             outcome(as_user("os.path.exists(sys.argv[1])", folder / "now"))
             assert outcome(reader) == 0
@@ -241,7 +241,7 @@ class TestWhatIsPushed:
     def test_is_let_go_by_detaching(self, folder: Path) -> None:
         with served(ODD, folder, USER) as server:
             reader = as_user(READ, folder / "stuck")
-            wait_for(server, f"read {odd_view.STUCK}")
+            wait_for(server, f"pushes {odd_view.STUCK}")
             server.kill()
             detach(folder)
             assert outcome(reader) in (errno.ENOTCONN, errno.ECONNABORTED)

@@ -181,10 +181,11 @@ def test_a_job_without_an_agent_imports(lab, shared):
 
 def test_what_nobody_has_is_an_error_that_says_so(lab, shared):
     command = f"PATH=/shared/bin:$PATH {importer(lab, 'get', 'docker://missing')}"
+    before = list_imports(lab)
     job = lab.srun("-N1", "--bootseer=none", command=command, check=False)
     assert job.exit_code != 0 and job.stdout == ""
     assert "there is no image" in job.stderr and "[ERROR] no such image" in job.stderr
-    assert not list_imports(lab)
+    assert list_imports(lab) == before
     command = importer(lab, "get", "docker://bootseer://nowhere")
     job = lab.srun("-N1", "--bootseer=none", command=command, check=False)
     assert job.exit_code != 0 and job.stdout == ""
@@ -248,13 +249,14 @@ def test_what_others_have_put_in_the_way_is_not_written_to(lab, shared):
     alice = lab.cluster.run(["id", "-u", "alice"]).stdout.strip()
     trap = f"/var/tmp/bootseer-import-{alice}-n1-{job}.0"
     traps = [trap, f"{trap}-{'0' * 16}", f"{trap}-{'1' * 16}"]
+    before = list_imports(lab)
     lab.cluster.run(["mkdir", "-m", "777", *traps[:2]], node="n1", user="mallory")
     lab.cluster.run(["ln", "-s", traps[0], traps[2]], node="n1", user="mallory")
     try:
         imported = lab.srun("-N1", "-w", "n1", command=get(lab, NAME))
         assert imported.job_id == job
         assert re.fullmatch(rf"{IMPORTED} \w+ gone\n", imported.stdout)
-        assert sorted(list_imports(lab)) == sorted(traps)
+        assert sorted(list_imports(lab)) == sorted([*before, *traps])
     finally:
         lab.cluster.run(["rm", "-r", *traps], node="n1", user="mallory")
 

@@ -186,10 +186,11 @@ def test_an_import_of_something_that_is_no_image(arena, pyxis):
     """Enroot's result is a FIFO, a link to root's file or a device, or nothing: told, not hung."""
     get, release = pyxis
     enroot = arena.cluster.shared / "m-bin/enroot"
+    clear = f"rm -rf /var/tmp/bootseer-import-{arena.uid('mallory')}-n1-$SLURM_JOB_ID.*"
     for make in ("mkfifo", "ln -s /shared/roots", "mkdir", "ln -s /dev/zero", "true"):
         enroot.write_text(f'#!/bin/sh\n{make} "$3"\nexit 0\n')
         job, code, stderr = arena.ask_for_job(
-            "--bootseer=i", command=f"timeout 40 sh -c '{get}'; {release}; true"
+            "--bootseer=i", command=f"timeout 40 sh -c '{get}'; {release}; {clear}; true"
         )
         assert code == 0 and "Traceback" not in stderr, (make, stderr)
         wait_until(lambda job=job: not arena.ours(job), "its end", timeout_s=40)

@@ -87,6 +87,9 @@ SETTINGS: dict[str, Setting] = {
         "", 0, 0, "profile of the user's ~/.aws/credentials and ~/.aws/config; empty: default"
     ),
     "node.run_dir": Setting("/run/bootseer", 0, 0, "state of the jobs on this node"),
+    "node.service_user": Setting(
+        "bootseer", 0, 0, "account without rights of its own, as which jobs are looked after"
+    ),
     "node.cache_dir": Setting("/var/cache/bootseer", 0, 0, "what outlives a job on this node"),
     "cache.quota_gib": Setting(
         100.0, 0, 1e6, "what blocks of images may take up in node.cache_dir, of all jobs together"

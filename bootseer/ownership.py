@@ -18,6 +18,21 @@ def check_roots(*folders: str) -> None:
         Denied: one is not.
     """
     for folder in folders:
-        info = os.lstat(folder)
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != 0 or info.st_mode & 0o022:
+        if not _is_alone(folder, 0):
             raise Denied(f"{folder} is not a folder that only root can write; nothing is done")
+
+
+def check_own(*folders: str) -> None:
+    """Check that folders are this process's user's alone to write in, and no links.
+
+    Raises:
+        Denied: one is not.
+    """
+    for folder in folders:
+        if not _is_alone(folder, os.geteuid()):
+            raise Denied(f"{folder} is not a folder that only this user can write; nothing is done")
+
+
+def _is_alone(folder: str, uid: int) -> bool:
+    info = os.lstat(folder)
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == uid and not info.st_mode & 0o022

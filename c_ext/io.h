@@ -119,12 +119,16 @@ int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, 
  * that is the first, has ended already. Becoming a user undoes it. */
 int bs_die_with(int parent);
 
+/* Become the parent of descendants whose parents end, or cease to. */
+int bs_adopt_orphans(int yes);
+
 /* What a process may do beyond working on memory, files and what it has open. */
 enum {
     BS_NETWORK = 1, /* IP sockets, and the kernel's keyring */
     BS_PIN = 2,     /* lock memory */
     BS_EXEC = 4,    /* run another program, which is bound by the same; no sockets at all then */
-    BS_FORK = 8     /* start processes, and end any of the same user's */
+    BS_FORK = 8,    /* start processes, and end any of the same user's */
+    BS_SERVE = 16   /* accept connections */
 };
 
 /* Limit the system calls of all threads, and of programs that are run, for good. With BS_NETWORK or

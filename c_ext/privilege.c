@@ -133,3 +133,8 @@ int bs_die_with(int parent)
         return -errno;
     return getppid() == parent ? 0 : -ESRCH;
 }
+
+int bs_adopt_orphans(int yes)
+{
+    return prctl(PR_SET_CHILD_SUBREAPER, yes ? 1UL : 0UL, 0, 0, 0) != 0 ? -errno : 0;
+}

@@ -131,6 +131,9 @@ static const int locking[] = {SYS_mlock, SYS_mlock2};
 /* Allowed where another program is run. */
 static const int running[] = {SYS_execve, SYS_execveat};
 
+/* Allowed where a socket is listened on. */
+static const int serving[] = {SYS_accept4};
+
 /* Allowed where processes are started, which are ended too. */
 static const int forking[] = {
     SYS_kill,
@@ -355,6 +358,8 @@ static void write_program(struct program *self, unsigned flags)
         answer_each(self, running, COUNT(running), SECCOMP_RET_ALLOW);
     if (flags & BS_FORK)
         answer_each(self, forking, COUNT(forking), SECCOMP_RET_ALLOW);
+    if (flags & BS_SERVE)
+        answer_each(self, serving, COUNT(serving), SECCOMP_RET_ALLOW);
     if (flags & (BS_NETWORK | BS_FORK))
         limit_filters(self);
     limit_clone(self, flags);

@@ -72,8 +72,8 @@ static const struct kind KINDS[] = {
      "checkpoint.mountpoint", OPTION_CKPT},
     {MOUNT_IMAGE, "served", "image", "/image.sqsh", "BOOTSEER_IMAGE", "image", "image.mountpoint",
      OPTION_IMAGE},
-    {MOUNT_ROOT, "rooted", "root/rootfs", "", "BOOTSEER_ROOTFS", "image's tree", "image.kernel",
-     -1},
+    {MOUNT_ROOT, "state/rooted", "root/rootfs", "", "BOOTSEER_ROOTFS", "image's tree",
+     "image.kernel", -1},
 };
 
 /* What the agent says in RUN_DIR/jobs/JOBID/MARK, and whose job it is. */
@@ -120,6 +120,9 @@ static bool read_mounted(const char *mark, const char *folder, const char *run_d
     if (!mounted->failed && !mounted->owned && !mounted->plain && !mounted->none &&
         strcmp(text, "listed"))
         return false;
+    /* What the supervisor says is not root's word: it does not tell where root may mount. */
+    if (!strncmp(mark, "state/", strlen("state/")))
+        mounted->owned = true;
     snprintf(mounted->mountpoint, sizeof(mounted->mountpoint), "%s", mountpoint + 1);
     return snprintf(mounted->socket, sizeof(mounted->socket), "%s/jobs/%u/mounts.sock", run_dir,
                     job_id) < (int)sizeof(mounted->socket) &&
@@ -355,7 +358,7 @@ static void show_environments(const struct bootseer *bootseer, spank_t spank, ui
     char mark[32], folder[32];
 
     for (int number = 1; number <= MAX_ENVIRONMENTS; number++) {
-        snprintf(mark, sizeof(mark), "envs/%d.shown", number);
+        snprintf(mark, sizeof(mark), "state/%d.shown", number);
         snprintf(folder, sizeof(folder), "envs/%d", number);
         mounted->request = (struct mount_request){MOUNT_ENVIRONMENT, (uint32_t)number};
         if (read_mounted(mark, folder, bootseer->settings.run_dir, job_id, mounted) &&

@@ -38,7 +38,7 @@ def _state(folder: Any) -> dict[str, Any] | None:
     try:
         answer: dict[str, Any] = control_client.ask(folder.socket, {"op": "status"}, deadline_s=2)
     except BootseerError:
-        kept = folder.read("state.json")  # root's to read
+        kept = folder.read("state/state.json")  # root's to read
         return {**kept, "state": "agent died"} if kept else None
     return answer
 

@@ -22,7 +22,7 @@ from bootseer.core.ranges import ByteRange, split
 from bootseer.core.squashfs import SUPERBLOCK_BYTES, find_tables
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
-from bootseer.image.record import MAX_IMAGE_BYTES
+from bootseer.image.residency import MAX_FILE_BYTES
 from bootseer.posix import read_fully
 from bootseer.units import KIB, MIB
 
@@ -84,9 +84,9 @@ def open_image(path: str) -> OpenImage:
     except OSError as error:
         os.close(fd)
         raise _translate(path, error) from error
-    if not stat.S_ISREG(info.st_mode) or not 0 < info.st_size <= MAX_IMAGE_BYTES:
+    if not stat.S_ISREG(info.st_mode) or not 0 < info.st_size <= MAX_FILE_BYTES:
         os.close(fd)
-        raise Unavailable(f"image {path} is not a regular file of up to {MAX_IMAGE_BYTES} bytes")
+        raise Unavailable(f"image {path} is not a regular file of up to {MAX_FILE_BYTES} bytes")
     return OpenImage(path, fd, info.st_size, info.st_mtime_ns)
 
 

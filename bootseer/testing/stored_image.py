@@ -13,7 +13,6 @@ from pathlib import Path
 import trio
 
 from bootseer.cache.folder import BlockCache
-from bootseer.cache.image_entry import ImageEntry, create_image
 from bootseer.cache.link import KeeperLink, serve_keeper
 from bootseer.cache.token import seal_manifest
 from bootseer.core import image
@@ -24,6 +23,7 @@ from bootseer.image.blocks import ImageBlocks
 from bootseer.image.nodecache import NodeCache
 from bootseer.image.source import ImageSource
 from bootseer.store.base import Store, publish
+from bootseer.testing.image_entry import ImageEntry, create_image
 from bootseer.units import GIB, KIB, MIB
 
 

@@ -11,9 +11,9 @@ import trio
 
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.supervisor.image_mount import ServedImage, open_cache
-from bootseer.cache.image_entry import create_image
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image
+from bootseer.testing.image_entry import create_image
 from bootseer.testing.stored_image import manifest_of
 
 pytestmark = pytest.mark.root

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from bootseer.cache import folder, ledger
-from bootseer.cache.image_entry import create_image, find_image
 from bootseer.cache.reservation import REQUEST, ReservationClient, Room, answer_reservation
 from bootseer.cache.size import EntrySize
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image
 from bootseer.errors import Corrupt, NoSpace, NotFound, Unavailable
+from bootseer.testing.image_entry import create_image, find_image
 from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 from bootseer.units import GIB, MIB
 

@@ -11,6 +11,7 @@ from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.errors import Unavailable
 from bootseer.image.prefetch import Prefetch, pinnable_bytes
 from bootseer.image.record import Recorder
+from bootseer.image.residency import Residency
 from bootseer.testing.cluster.poll import wait_until
 
 PAGE = mmap.PAGESIZE
@@ -77,7 +78,7 @@ def pages_of(ranges):
 
 
 def test_the_recorder_tells_what_came_and_when(image):
-    recorder = Recorder(os.open(image, os.O_RDONLY))
+    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
     assert recorder.found_cold
     read_exactly(image, 8 * PAGE, 12 * PAGE)
     assert recorder.sample(100) == 4 * PAGE
@@ -93,7 +94,7 @@ def test_the_recorder_tells_what_came_and_when(image):
 
 
 def test_a_page_in_the_place_of_one_that_went_is_seen(image):
-    recorder = Recorder(os.open(image, os.O_RDONLY))
+    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
     read_exactly(image, 8 * PAGE, 12 * PAGE)
     recorder.sample(100)
     evict(image, 8)
@@ -105,7 +106,7 @@ def test_a_page_in_the_place_of_one_that_went_is_seen(image):
 
 def test_what_was_there_before_is_told_apart(image):
     read_exactly(image, 0, SIZE // 2)
-    recorder = Recorder(os.open(image, os.O_RDONLY), [ByteRange(0, PAGE)])
+    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)), [ByteRange(0, PAGE)])
     assert not recorder.found_cold
     assert pages_of(recorder.resident_before) == resident_pages(image) - {0}
     assert recorder.sample(1) == 0
@@ -113,7 +114,9 @@ def test_what_was_there_before_is_told_apart(image):
 
 
 def test_superblock_and_tables_are_not_recorded(image):
-    recorder = Recorder(os.open(image, os.O_RDONLY), [ByteRange(0, 96), ByteRange(PAGE, 3 * PAGE)])
+    recorder = Recorder(
+        Residency(os.open(image, os.O_RDONLY)), [ByteRange(0, 96), ByteRange(PAGE, 3 * PAGE)]
+    )
     read_exactly(image, 0, 4 * PAGE)
     recorder.sample(1)
     recorder.close()
@@ -122,7 +125,7 @@ def test_superblock_and_tables_are_not_recorded(image):
 
 def test_more_ranges_than_one_sample_holds_are_not_lost(image, monkeypatch):
     monkeypatch.setattr("bootseer.image.record._SAMPLE_RANGES", 4)
-    recorder = Recorder(os.open(image, os.O_RDONLY))
+    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
     for page in range(0, 40, 2):
         read_exactly(image, page * PAGE, (page + 1) * PAGE)
     recorder.sample(1)
@@ -132,7 +135,7 @@ def test_more_ranges_than_one_sample_holds_are_not_lost(image, monkeypatch):
 
 @pytest.mark.root
 def test_what_was_only_read_ahead_is_forgotten(image):
-    recorder = Recorder(os.open(image, os.O_RDONLY))
+    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
     fd = os.open(image, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 64 * PAGE, os.POSIX_FADV_WILLNEED)
     wait_until(lambda: len(resident_pages(image)) >= 64, "the pages read ahead")
@@ -147,7 +150,7 @@ def test_what_was_only_read_ahead_is_forgotten(image):
 
 
 def test_where_the_kernel_calls_nothing_used_nothing_is_forgotten(image):
-    recorder = Recorder(os.open(image, os.O_RDONLY))
+    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
     with image.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 64 * PAGE, os.POSIX_FADV_WILLNEED)
         wait_until(lambda: len(resident_pages(image)) >= 64, "the pages read ahead")
@@ -159,7 +162,7 @@ def test_where_the_kernel_calls_nothing_used_nothing_is_forgotten(image):
 
 def test_what_is_no_file_cannot_be_recorded(tmp_path):
     with pytest.raises(Unavailable, match="not a regular file"):
-        Recorder(os.open(tmp_path, os.O_RDONLY))
+        Recorder(Residency(os.open(tmp_path, os.O_RDONLY)))
 
 
 HOT = [ByteRange(5 * PAGE, 9 * PAGE), ByteRange(2_000_000, 3_500_000), ByteRange(SIZE - 10, SIZE)]

@@ -135,7 +135,7 @@ def test_nobody_else_sees_what_is_mounted(lab):
     )
     try:
         see = f"ls {TARGET}; cd /run/bootseer/jobs/*; ls envs; ls image-1; true"
-        shown = ["sh", "-c", "ls /run/bootseer/jobs/*/envs/*.shown"]
+        shown = ["sh", "-c", "ls /run/bootseer/jobs/*/state/*.shown"]
         wait_until(
             lambda: not lab.cluster.run(shown, node="n1", check=False).returncode,
             "the environment is mounted",

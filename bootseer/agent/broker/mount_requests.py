@@ -13,9 +13,10 @@ import errno
 import os
 import socket
 import struct
-from enum import IntEnum
 
-from bootseer.agent.node.job import JobFolder
+from bootseer.agent.broker.messages import Mount
+from bootseer.agent.broker.mounts import Mounts
+from bootseer.errors import Unavailable
 from bootseer.fuse.attach import copy_mount
 
 REQUEST = struct.Struct("=II")
@@ -25,21 +26,12 @@ _REQUEST_S = 0.2
 """For root's request to arrive, which is sent before we look."""
 
 
-class Kind(IntEnum):
-    """What may be mounted for a job."""
-
-    CHECKPOINT = 0
-    IMAGE = 1
-    ROOT = 2
-    ENVIRONMENT = 3
-
-
-def answer(connection: socket.socket, folder: JobFolder) -> None:
+def answer(connection: socket.socket, mounts: Mounts) -> None:
     """Answer the one request of a connection; whatever it is, nothing is raised.
 
     Args:
         connection: closed at the end.
-        folder: of the job.
+        mounts: of the job.
     """
     with connection:
         try:
@@ -47,7 +39,7 @@ def answer(connection: socket.socket, folder: JobFolder) -> None:
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
             if _PEER.unpack(peer)[1] != 0:
                 return
-            mount = _copy(connection.recv(REQUEST.size + 1), folder)
+            mount = _copy(connection.recv(REQUEST.size + 1), mounts)
             try:
                 socket.send_fds(connection, [REPLY.pack(0)], [mount])
             finally:
@@ -56,17 +48,11 @@ def answer(connection: socket.socket, folder: JobFolder) -> None:
             _refuse(connection, error.errno or errno.EIO)
 
 
-def _copy(request: bytes, folder: JobFolder) -> int:
+def _copy(request: bytes, mounts: Mounts) -> int:
     try:
         kind, number = REQUEST.unpack(request)
-        paths = {
-            Kind.CHECKPOINT: folder.mount,
-            Kind.IMAGE: folder.image,
-            Kind.ROOT: f"{folder.root}/rootfs",
-            Kind.ENVIRONMENT: f"{folder.environments}/{number}",
-        }
-        return copy_mount(paths[Kind(kind)])
-    except (struct.error, ValueError) as error:
+        return copy_mount(mounts.path(Mount(kind), number))
+    except (struct.error, ValueError, Unavailable) as error:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from error
 
 

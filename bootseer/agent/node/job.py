@@ -3,20 +3,22 @@
     RUN_DIR/jobs/JOBID/        root, 0711 (RUN_DIR/dead/JOBID-TIME once its agent has died)
         job.json               what the prolog was asked for; root, 0600
         process.json           the agent's process id and start time; root, 0600
-        state.json             what is being done, for `bootseer status`; root, 0600
-        events.jsonl           events so far, in case the agent dies; root, 0600
         agent.log              what the agent prints when something is wrong; root, 0600
         agent.sock             control socket; the job's user, 0600
         mounts.sock            where slurmstepd gets mounts; root, 0600
         server.json            who serves images, should the agent die; root, 0600
         checkpoint, served     where the plugin finds the mounts, see `write_mounted`; root, 0600
-        named                  the environment that the job has named is there, or will not be
         bootseer-env           `env run` for containers; everybody's to run
         ckpt/                  the checkpoint's mount; the job's user alone
         image/, image-N/       mounts of served images and trees of environments, the first is the
                                one that the prolog knew of; the job's user alone
-        envs/N, envs/N.shown   a target of an environment as tasks see it, and where, see
-                               `write_mounted`; root, 0700
+        envs/N                 a target of an environment as tasks see it; root, 0700
+        state/                 what the supervisor writes; the service account's, 0700
+            state.json         what is being done, for `bootseer status`
+            events.jsonl       events so far, in case the agent dies
+            rooted, named      the kernel's mount of the image, and the environment that the job has
+                               named, are there or will not be, see `write_mounted`
+            N.shown            where tasks are to see envs/N, see `write_mounted`
 
 Imported by the hook path: the standard library only.
 """
@@ -25,10 +27,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from bootseer.config import User
 from bootseer.ownership import check_roots
+
+_MAX_FILE_BYTES = 1024 * 1024
+"""Of the JSON files in a job's folder."""
 
 
 class Job(NamedTuple):
@@ -97,23 +103,41 @@ class Job(NamedTuple):
 
 
 class JobFolder:
-    """The folder of a job under the run directory; only root writes to it."""
+    """The folder of a job under the run directory; only root makes names there, but in `state`."""
 
     def __init__(self, path: str) -> None:
         """Name the folder; nothing is touched."""
         self.path = path
         self.socket = f"{path}/agent.sock"
         self.mounts = f"{path}/mounts.sock"
-        self.events = f"{path}/events.jsonl"
+        self.state = f"{path}/state"
+        self.events = f"{path}/state/events.jsonl"
         self.mounted = f"{path}/checkpoint"
         self.mount = f"{path}/ckpt"
         self.served = f"{path}/served"
-        self.rooted = f"{path}/rooted"
+        self.rooted = f"{path}/state/rooted"
         self.root = f"{path}/root"
         self.image = f"{path}/image"
         self.environments = f"{path}/envs"
-        self.named = f"{path}/named"
+        self.named = f"{path}/state/named"
         self.program = f"{path}/bootseer-env"
+
+    def make_state(self, uid: int, gid: int) -> None:
+        """Make the folder that the supervisor writes to, as root, unless it is there.
+
+        Args:
+            uid, gid: of the service account.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with suppress(FileExistsError):
+            os.mkdir(self.state, 0o700)
+            os.chown(self.state, uid, gid)
+
+    def shown(self, number: int) -> str:
+        """Name the file that tells tasks where to see a target of an environment."""
+        return f"{self.state}/{number}.shown"
 
     def image_mount(self, number: int) -> str:
         """Name the mount of one of the images that are served, 0 for what the prolog knew of."""
@@ -152,9 +176,11 @@ class JobFolder:
     def read(self, name: str) -> dict[str, Any] | None:
         """Read one of the folder's JSON files; None when it is missing or unfinished."""
         try:
-            with open(f"{self.path}/{name}") as file:
-                document = json.load(file)
-        except (OSError, ValueError):
+            # Those of the supervisor may be anything.
+            fd = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(fd) as file:
+                document = json.loads(file.read(_MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
             return None
         return document if isinstance(document, dict) else None
 

@@ -40,6 +40,8 @@ class Profile(enum.IntFlag):
     """Running another program, bound by the same; no sockets can be made then."""
     FORK = lib.BS_FORK
     """Starting processes, and ending them."""
+    SERVE = lib.BS_SERVE
+    """Accepting connections."""
 
 
 IDENTITY = (

@@ -63,7 +63,7 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
         listener: the control socket, for the agent to answer on.
     """
     fd = CONTROL_FD if listener is not None else -1
-    argv = command("supervisor.__main__", mode, folder.path, str(fd))
+    argv = command("broker.__main__", mode, folder.path, str(fd))
     if under_systemd():
         argv = _as_unit(folder, mode, argv)
     null = os.open(os.devnull, os.O_RDWR)

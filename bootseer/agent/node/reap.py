@@ -49,7 +49,8 @@ def reap(folder: JobFolder) -> bool:
         _unmount_below(folder.path)
         process.kill_all(folder)
         _unmount_below(folder.path)
-        os.makedirs(dead, mode=0o700, exist_ok=True)
+        os.makedirs(dead, exist_ok=True)
+        os.chmod(dead, 0o711)  # who publishes what is there is not root
         process.deregister(folder)
         os.rename(folder.path, grave.path)
     except OSError:

@@ -1,20 +1,42 @@
 """Events that could not reach the store wait on the node for the user's next job there.
 
-CACHE_DIR/spool/UID/RUN-NODE-STARTED.json
+CACHE_DIR/unpublished/UID/RUN-NODE-STARTED.json; all but CACHE_DIR is the service account's.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bootseer.ownership import check_roots
+from bootseer.ownership import check_own, check_roots
 
+_FOLDER = "unpublished"
 MAX_FILES = 32
 MAX_BYTES = 4 * 1024 * 1024
 MAX_TAKEN_BYTES = 16 * 1024 * 1024
 """Of one job's epilog: they go to its worker in one message. What is left waits for the next."""
+
+
+def make(cache_dir: str, uid: int, gid: int) -> None:
+    """Make the folder, as root, unless it is there.
+
+    Args:
+        cache_dir: the node's.
+        uid, gid: of the service account.
+
+    Raises:
+        OSError: it cannot be made.
+        Denied: the node's folder is not root's alone.
+    """
+    os.makedirs(cache_dir, 0o755, exist_ok=True)
+    check_roots(cache_dir)
+    folder = f"{cache_dir}/{_FOLDER}"
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+        os.chown(folder, uid, gid)
 
 
 def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
@@ -22,12 +44,11 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
 
     Raises:
         OSError: the disk is full or read-only; the events are lost then.
-        Denied: the folder is not root's alone.
+        Denied: the folder is not ours alone.
     """
-    folder = Path(cache_dir, "spool", str(uid))
-    for level in (folder.parent, folder):  # a mode is for the last level only
-        level.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_roots(cache_dir, str(folder.parent), str(folder))
+    folder = Path(cache_dir, _FOLDER, str(uid))
+    folder.mkdir(mode=0o700, exist_ok=True)
+    check_own(str(folder.parent), str(folder))
     path = folder / f"{run['run']}-{run['node']}-{run['started_ns']}.json"
     partial = path.with_suffix(".new")
     try:
@@ -44,13 +65,13 @@ def take(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
     """Read what waits for a user; the caller deletes each file once it has arrived.
 
     Raises:
-        Denied: the folder is not root's alone.
+        Denied: the folder is not ours alone.
     """
     waiting: list[tuple[Path, dict[str, Any]]] = []
-    folder = Path(cache_dir, "spool", str(uid))
+    folder = Path(cache_dir, _FOLDER, str(uid))
     if not folder.exists():
         return waiting
-    check_roots(cache_dir, str(folder.parent), str(folder))
+    check_own(str(folder.parent), str(folder))
     room = MAX_TAKEN_BYTES
     for path in sorted(folder.glob("*.json")):
         try:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import trio
 
-from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.broker.messages import Mount, ReadAhead, Unmount
+from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.core.reads import MAX_FILES
 from bootseer.errors import BootseerError, Closed
-from bootseer.fuse.attach import detach, set_read_ahead
 
 _READ_AHEAD_KIB = 4096
 """How far the kernel reads ahead of a reader: four requests of the largest size."""
@@ -31,12 +31,12 @@ class MountedCheckpoint:
         ahead: what was read ahead of it, as the worker `prefetch` tells it.
     """
 
-    def __init__(self, folder: JobFolder, worker: Worker) -> None:
+    def __init__(self, broker: BrokerClient, worker: Worker) -> None:
         """Take over a worker that has been started."""
         self.served = trio.Event()
         self.reads: list[Any] = []
         self.ahead: list[Any] = []
-        self._folder = folder
+        self._broker = broker
         self._worker = worker
         self._ended = trio.Event()
         self._window_is_open = True
@@ -58,10 +58,7 @@ class MountedCheckpoint:
         """
         try:
             await self._worker.send_task(job, config)
-            async with trio.open_nursery() as watch:
-                watch.start_soon(self._worker.kill_if_stopped)
-                ended = await self._obey(hear)
-                watch.cancel_scope.cancel()
+            ended = await self._obey(hear)
         finally:
             self._ended.set()
             self._said_window.set()
@@ -77,7 +74,8 @@ class MountedCheckpoint:
                     os.close(fd)
                 op = message.get("op")
                 if op == "served":
-                    set_read_ahead(Path(self._folder.mount), _READ_AHEAD_KIB)
+                    with suppress(BootseerError):
+                        await self._broker.do(ReadAhead(Mount.CHECKPOINT, 0, _READ_AHEAD_KIB))
                     self.served.set()
                 elif op == "reads" and isinstance(files := message.get("files"), list):
                     self.reads = files
@@ -126,11 +124,7 @@ class MountedCheckpoint:
             with suppress(Closed):
                 await self._worker.channel.send({"op": "stop", "timeout_s": left_s})
             await self._ended.wait()
-        self.remove()
+        with suppress(BootseerError):
+            await self._broker.do(Unmount(Mount.CHECKPOINT, 0))
         await self._worker.end()
         return self._in_order
-
-    def remove(self) -> None:
-        """Take the mount away, whatever its users and its worker are doing."""
-        with suppress(OSError):
-            detach(Path(self._folder.mount))

@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import trio
 
-from bootseer.agent.broker.cleanup import discard
+from bootseer.agent.broker.lending import close_all
+from bootseer.agent.broker.messages import Clear, LookAt, Overlay, Role, Show
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.image_mounts import ServedImages
-from bootseer.agent.supervisor.worker_process import Worker, spawn
+from bootseer.agent.supervisor.worker_process import Worker, start
 from bootseer.core.fields import Fields
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.snapshot import MAX_TARGETS
 from bootseer.errors import BootseerError, Closed, Corrupt, Unavailable
-from bootseer.fuse.attach import overlay, show, uncover
-from bootseer.ownership import check_roots
 
 MAX_RUNS = 64
 """At once, for a job on a node."""
@@ -60,6 +58,7 @@ class Environments:
         folder: JobFolder,
         job: Job,
         config: dict[str, Any],
+        broker: BrokerClient,
         served: ServedImages,
         image: Callable[[], str],
         hear: Callable[[dict[str, Any]], None],
@@ -70,6 +69,7 @@ class Environments:
         Args:
             folder, job: the job and its folder.
             config: effective settings.
+            broker: makes and shows mounts.
             served: mounts snapshots, as it does images.
             image: tells the identity of the job's image, "" while it is not known.
             hear: takes the events of the workers.
@@ -82,9 +82,8 @@ class Environments:
         self._image = image
         self._hear = hear
         self._fall_back = fall_back
-        self._scratch = scratch(config, job)
-        self._mounted: dict[tuple[Path, bool], list[Path]] = {}
-        self._made: list[Path] = []
+        self._broker = broker
+        self._mounted: dict[tuple[int, bool], list[int]] = {}
         self._mounting = trio.Lock()
         self._workers = trio.CapacityLimiter(MAX_WORKERS)
         self._running: set[trio.CancelScope] = set()
@@ -107,12 +106,9 @@ class Environments:
             raise Unavailable("the job is ending, or has too many `bootseer env run` at once")
         with ExitStack() as opened, trio.CancelScope() as scope:
             opened.enter_context(connection)
-            # Another's root folder may be on a file system that hangs.
-            asker = await trio.to_thread.run_sync(
-                _look_at, pid, self._job.uid, abandon_on_cancel=True
-            )
-            if asker.namespace is not None:
-                opened.callback(os.close, asker.namespace)
+            reply, fds = await self._broker.ask(LookAt(pid))
+            opened.callback(close_all, fds)
+            asker = _Asker(fds[0] if fds else None, bool(reply.value))
             self._running.add(scope)
             self._idle = trio.Event()
             try:
@@ -126,7 +122,7 @@ class Environments:
     async def _carry_out(
         self, connection: socket.socket, asker: _Asker, nursery: trio.Nursery
     ) -> None:
-        worker = spawn(self._folder, self._job, "run_environment")
+        worker = await start(self._broker, Role.RUN_ENVIRONMENT)
         try:
             image = await self._known_image() if asker.in_container else ""
             await worker.send_task(self._job, self._config, image=image)
@@ -152,7 +148,7 @@ class Environments:
         """
         mounts = await self._mount(key, False, len(targets), nursery)
         for mount, target in zip(mounts, targets, strict=True):
-            self._folder.write_mounted(f"{mount}.shown", "owned", target)
+            self._folder.write_mounted(self._folder.shown(mount), "owned", target)
 
     async def _known_image(self) -> str:
         """Wait until the job's image is known, if it was given one.
@@ -195,26 +191,26 @@ class Environments:
 
     async def _mount(
         self, key: str, read_only: bool, count: int, nursery: trio.Nursery
-    ) -> list[Path]:
-        """Mount a snapshot where only root sees it, unless it is; returns where its targets are.
+    ) -> list[int]:
+        """Have a snapshot mounted where only root sees it, unless it is; numbers its targets.
 
         Raises:
-            BootseerError, OSError: it cannot be done.
+            BootseerError: it cannot be done.
         """
         async with self._mounting:
-            tree = Path(await self._served.serve(f"{ENVIRONMENT}{key}", nursery))
+            await self._served.serve(f"{ENVIRONMENT}{key}", nursery)
+            tree = self._served.number(f"{ENVIRONMENT}{key}")
             mounts = self._mounted.get((tree, read_only))
             if mounts is None:
-                mounts = await trio.to_thread.run_sync(
-                    self._lay, tree, count, read_only, abandon_on_cancel=True
-                )
+                first = (await self._broker.do(Overlay(tree, count, read_only))).value
+                mounts = list(range(first, first + count))
                 self._mounted[tree, read_only] = mounts
         if len(mounts) != count:
             raise Corrupt(f"{_NAME}: the snapshot has {len(mounts)} targets, and not {count}")
         self._served.note_used(f"{ENVIRONMENT}{key}")
         return mounts
 
-    async def _show(self, mount: Path, folder: int, asker: _Asker) -> None:
+    async def _show(self, mount: int, folder: int, asker: _Asker) -> None:
         """Show a mount to who asks, and to tasks that start later.
 
         Raises:
@@ -225,42 +221,9 @@ class Environments:
         path = "" if asker.in_container else os.readlink(f"/proc/self/fd/{folder}")
         if "\n" in path:
             raise Unavailable("a target with a newline in its path cannot be told to later tasks")
-        fds = os.dup(folder), os.dup(asker.namespace)  # the thread may outlast ours
-        uid = self._job.uid
-        await trio.to_thread.run_sync(_show, mount, *fds, uid, abandon_on_cancel=True)
+        await self._broker.do(Show(mount), [folder, asker.namespace])
         if path:
-            self._folder.write_mounted(f"{mount}.shown", "owned", path)
-
-    def _lay(self, tree: Path, count: int, read_only: bool) -> list[Path]:
-        """Make the mounts that are shown, in a thread; returns where.
-
-        Raises:
-            OSError: they cannot be made.
-        """
-        mounts = []
-        os.makedirs(self._folder.environments, 0o700, exist_ok=True)
-        for number in range(count):
-            mount = Path(self._folder.environments, str(len(self._made) + 1))
-            mount.mkdir(0o755)
-            self._made.append(mount)
-            job, scratch = self._job, self._make_scratch(mount.name)
-            user = (job.uid, job.gid, job.groups)
-            overlay(mount, tree / str(number), scratch, *user, read_only=read_only)
-            mounts.append(mount)
-        return mounts
-
-    def _make_scratch(self, name: str) -> Path:
-        """Make the folder that takes what is written over a tree."""
-        if not self._scratch.exists():
-            os.makedirs(self._scratch.parent, 0o700, exist_ok=True)
-            check_roots(str(self._scratch.parent))
-            self._scratch.mkdir(0o700)
-        made = self._scratch / name
-        made.mkdir(0o700)
-        for folder in (made / "upper", made / "work"):
-            folder.mkdir(0o700)
-            os.chown(folder, self._job.uid, self._job.gid)
-        return made
+            self._folder.write_mounted(self._folder.shown(mount), "owned", path)
 
     async def end(self, timeout_s: float) -> None:
         """Let what is being stored arrive, for so many seconds; then take all mounts away."""
@@ -271,66 +234,5 @@ class Environments:
             self._fall_back("env.capture", "the job ended before the environment was stored")
         for scope in self._running:
             scope.cancel()
-        await trio.to_thread.run_sync(self._remove, abandon_on_cancel=True)
-
-    def _remove(self) -> None:
-        for mount in self._made:
-            with suppress(OSError):
-                uncover(mount)
-        discard(str(self._scratch), self._config["node.run_dir"])
-
-
-def scratch(config: dict[str, Any], job: Job) -> Path:
-    """Name the folder of the node that takes what a job writes over environments."""
-    return Path(config["node.cache_dir"], "environments", str(job.job_id))
-
-
-def _show(mount: Path, folder: int, namespace: int, uid: int) -> None:
-    """Show a mount on a folder of a user's, in a thread; the descriptors are closed then.
-
-    Raises:
-        Unavailable, OSError: it cannot be done.
-    """
-    try:
-        status = os.fstat(folder)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid:
-            raise Unavailable("a target is no folder of the user's own")
-        show(mount, namespace, folder)
-    finally:
-        os.close(folder)
-        os.close(namespace)
-
-
-def _look_at(pid: int, uid: int) -> _Asker:
-    return _Asker(_namespace(pid, uid), _is_in_container(pid))
-
-
-def _namespace(pid: int, uid: int) -> int | None:
-    """Open the mount namespace of a process of a user's, unless it is ours; None then.
-
-    The process may have ended, and another have its number: one of the same user's will do.
-    """
-    try:
-        process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if os.fstat(process).st_uid != uid:
-            return None
-        namespace = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
-    except OSError:
-        return None
-    finally:
-        os.close(process)
-    if os.path.samestat(os.fstat(namespace), os.stat("/proc/self/ns/mnt")):
-        os.close(namespace)
-        return None
-    return namespace
-
-
-def _is_in_container(pid: int) -> bool:
-    """Whether a process sees another root folder than we do: its paths mean nothing here."""
-    try:
-        return not os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat("/"))
-    except OSError:
-        return True
+        with suppress(BootseerError):
+            await self._broker.do(Clear())

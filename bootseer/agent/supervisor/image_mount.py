@@ -8,32 +8,26 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import trio
 
+from bootseer.agent.broker.messages import Mount, ReadAhead, Unmount
 from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.broker_client import BrokerClient
+from bootseer.agent.supervisor.image_cache import LentImage, borrow, borrow_new
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.worker_process import Worker
-from bootseer.cache.folder import BlockCache
-from bootseer.cache.image_entry import ImageEntry, create_image, find_image
-from bootseer.cache.keeper import BlockKeeper
-from bootseer.cache.link import serve_keeper
 from bootseer.cache.token import TOKEN_BYTES
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
-from bootseer.core.image import ImageManifest
 from bootseer.core.ranges import ByteRange
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import UNKNOWN, Speed
 from bootseer.core.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
 from bootseer.errors import BootseerError, Closed, Corrupt, NotFound
-from bootseer.fuse.attach import detach, set_read_ahead
 from bootseer.image.catalog import FILE_NAME
-from bootseer.units import GIB
 
 _READ_AHEAD_KIB = 128
 """How far the kernel reads ahead of readers while blocks come from the store: no further than of a
@@ -48,34 +42,32 @@ _THREADS_S = 1.0
 _MESSAGE = "message from the worker"
 
 
-def open_cache(config: dict[str, Any]) -> BlockCache:
-    """Name the node's block cache, as the settings say."""
-    return BlockCache(
-        Path(config["node.cache_dir"], "images"),
-        int(config["cache.quota_gib"] * GIB),
-        config["cache.free_share"],
-        config["cache.user_share"],
-    )
-
-
 class ServedImage(JobImage):
     """An image on a mount of the agent's, from its worker's start to its end.
 
     Attributes:
         served: set once it can be read, or never will be; `is_served` says which, and `why` why.
-        mount: where it is mounted.
+        number, mount: of its mount, and where that is.
         began_ns: when that was, nanoseconds since the epoch.
         leading: what every start reads of it.
         copies: all of it comes to the node at once; `copied` is set when that has ended.
     """
 
     def __init__(
-        self, mount: str, worker: Worker, uri: str, kernel: KernelMount | None = None
+        self,
+        broker: BrokerClient,
+        number: int,
+        mount: str,
+        worker: Worker,
+        uri: str,
+        kernel: KernelMount | None = None,
     ) -> None:
         """Take over a worker that has been started.
 
         Args:
-            mount: that has been made for it.
+            broker: has made the mount for it.
+            number: of the mount.
+            mount: path of that.
             worker: that serves it.
             uri: of the image, as the job names it.
             kernel: what the kernel may mount of it.
@@ -85,6 +77,8 @@ class ServedImage(JobImage):
         self.is_served = False
         self.why = "what was to serve it has ended"
         self.mount = mount
+        self._broker = broker
+        self.number = number
         self.leading: list[Any] = []
         self.copies = False
         self.copied = trio.Event()
@@ -93,7 +87,6 @@ class ServedImage(JobImage):
         self._closing = trio.Event()
         self._is_cached = False
         self._content = ""
-        self._uid = -1
         self._touches: list[Touch] = []
         self.began_ns = time.time_ns()
         self._reported = trio.Event()
@@ -144,17 +137,13 @@ class ServedImage(JobImage):
             BootseerError: the worker ended without having been told to, or makes no sense.
         """
         error: BootseerError | None = None
-        self._uid = job.uid
         try:
             await self._worker.send_task(job._replace(image=self.path), config)
             async with trio.open_nursery() as nursery:
-                async with trio.open_nursery() as watch:
-                    watch.start_soon(self._worker.kill_if_stopped)
-                    try:
-                        await self._obey(config, hear, nursery)
-                    except BootseerError as ended:
-                        error = ended
-                    watch.cancel_scope.cancel()
+                try:
+                    await self._obey(hear, nursery)
+                except BootseerError as ended:
+                    error = ended
                 # The threads that write to the cache end when the worker has.
                 nursery.cancel_scope.deadline = trio.current_time() + _THREADS_S
         finally:
@@ -166,22 +155,17 @@ class ServedImage(JobImage):
             self._reported.set()
             raise error
 
-    async def _obey(
-        self,
-        config: dict[str, Any],
-        hear: Callable[[dict[str, Any]], None],
-        nursery: trio.Nursery,
-    ) -> None:
+    async def _obey(self, hear: Callable[[dict[str, Any]], None], nursery: trio.Nursery) -> None:
         while True:
             message, fd = await self._worker.channel.receive()
             op = message.get("op")
             if op == "cache":
-                await self._lend(message, fd, config, hear, nursery)
+                await self._lend(message, fd, hear, nursery)
                 continue
             if fd is not None:
                 os.close(fd)
             if op == "served":
-                self._take(message)
+                await self._take(message)
             elif op == "missing":
                 return  # an empty folder is all that it shows, until its end
             elif op == "recorded":
@@ -204,7 +188,7 @@ class ServedImage(JobImage):
         if isinstance(event, dict) and event.get("stage") == "image.mount":
             self.why = str(event.get("detail"))[:500]
 
-    def _take(self, message: dict[str, Any]) -> None:
+    async def _take(self, message: dict[str, Any]) -> None:
         """Learn that it can be read, and what it is."""
         fields = Fields(message, _MESSAGE)
         self.digest = fields.text("identity", 200)
@@ -215,19 +199,19 @@ class ServedImage(JobImage):
         self.copies = fields.flag("copies")
         if self._kernel is not None and not self._has_lent:
             self._kernel.settle()
-        self._set_read_ahead(_REQUEST_KIB)
+        await self._set_read_ahead(_REQUEST_KIB)
         self.is_served = True
         self.served.set()
 
-    def note_opened(self) -> None:
+    async def note_opened(self) -> None:
         """Learn that who reads ahead has opened it: what is set now is for all others."""
-        self._set_read_ahead(_READ_AHEAD_CACHED_KIB if self._is_cached else _READ_AHEAD_KIB)
+        await self._set_read_ahead(_READ_AHEAD_CACHED_KIB if self._is_cached else _READ_AHEAD_KIB)
 
-    def _set_read_ahead(self, kib: int) -> None:
+    async def _set_read_ahead(self, kib: int) -> None:
         if self.is_tree:
             return  # many small files, and large ones that are read here and there
-        with suppress(OSError):
-            set_read_ahead(Path(self.mount), kib)
+        with suppress(BootseerError):
+            await self._broker.do(ReadAhead(Mount.IMAGE, self.number, kib))
 
     # The block cache.
 
@@ -235,7 +219,6 @@ class ServedImage(JobImage):
         self,
         message: dict[str, Any],
         fd: int | None,
-        config: dict[str, Any],
         hear: Callable[[dict[str, Any]], None],
         nursery: trio.Nursery,
     ) -> None:
@@ -246,8 +229,7 @@ class ServedImage(JobImage):
 
         Args:
             message: which image, and its token if the worker has it.
-            fd: of the manifest in sealed memory, None if the node ought to have it.
-            config: effective settings.
+            fd: of the manifest in sealed memory, None if the node ought to have it; closed then.
             hear: takes events.
             nursery: for the threads that write to the cache.
         """
@@ -255,9 +237,7 @@ class ServedImage(JobImage):
         try:
             fields = Fields(message, _MESSAGE)
             digest = fields.text("digest", 64)
-            token = _token(fields.text("token", 2 * TOKEN_BYTES))
-            call = partial(_open, open_cache(config), digest, token, fd, self._uid)
-            entry, strange = await trio.to_thread.run_sync(call)
+            lent = await self._borrow(digest, _token(fields.text("token", 2 * TOKEN_BYTES)), fd)
         except NotFound:
             await send({"op": "cache", "ok": False, "manifest": True})
             return
@@ -268,34 +248,31 @@ class ServedImage(JobImage):
         finally:
             if fd is not None:
                 os.close(fd)
-        for what in strange:
+        if lent.strange:
+            what = f"{lent.strange} files in the block cache are no part of it; agent.log has them"
             hear(_fallback("image.cache", what))
-        with ExitStack() as theirs, ExitStack() as ours:
-            ours.callback(entry.close)
-            try:
-                keeper = entry.keeper()
-                ours.callback(keeper.close)
-                fds = [entry.entry.open_manifest()]
-                theirs.callback(os.close, fds[0])
-                for opened in entry.entry.open_blocks():
-                    fds.append(opened)
-                    theirs.callback(os.close, opened)
-            except BootseerError as error:
-                hear(_fallback("image.cache", f"blocks are not kept on this node: {error}"))
-                await send({"op": "cache", "ok": False, "manifest": False})
-                return
+        self._has_lent = True
+        if self._kernel is not None:
+            nursery.start_soon(self._kernel.make, digest, lent.number, hear)
+        with ExitStack() as theirs:
             ends = []
+            fds = list(lent.readers)
+            theirs.callback(lent.close_readers)
             for _ in range(2):
                 end, its = socket.socketpair()
                 ends.append(end)
                 fds.append(theirs.enter_context(its).fileno())
-            self._has_lent = True
-            if self._kernel is not None:
-                nursery.start_soon(self._kernel.make, digest, entry, hear)
-            nursery.start_soon(_keep, keeper, entry.manifest, ends, ours.pop_all())
+            nursery.start_soon(lent.keep, ends)
             await send({"op": "cache", "ok": True})
             for opened in fds:
                 await send({"op": "fd"}, fd=opened)
+
+    async def _borrow(self, digest: str, token: bytes | None, fd: int | None) -> LentImage:
+        if fd is not None:
+            return await borrow_new(self._broker, digest, fd)
+        if token is None:
+            raise NotFound("the worker has no token")
+        return await borrow(self._broker, digest, token)
 
     # The record.
 
@@ -347,24 +324,13 @@ class ServedImage(JobImage):
             with trio.move_on_after(max(0.0, timeout_s)), suppress(Closed):
                 await self._worker.channel.send({"op": "report"})
                 await self._reported.wait()
-        with suppress(OSError):
-            detach(Path(self.mount))
+        with suppress(BootseerError):
+            await self._broker.do(Unmount(Mount.IMAGE, self.number))
         if self._kernel is not None:
-            self._kernel.remove()
+            await self._kernel.remove()
         with trio.move_on_after(_THREADS_S):
             await self._ended.wait()  # without a mount, it has nothing to do
         await self._worker.end()
-
-
-async def _keep(
-    keeper: BlockKeeper, manifest: ImageManifest, ends: list[socket.socket], opened: ExitStack
-) -> None:
-    """Answer the worker's requests to the cache until it ends; then let go of what is open."""
-    async with trio.open_nursery() as nursery:
-        for end in ends:
-            call = partial(serve_keeper, keeper, manifest, end)
-            nursery.start_soon(partial(trio.to_thread.run_sync, call, abandon_on_cancel=True))
-    opened.close()  # if cancelled, a thread is still at it
 
 
 def _token(text: str) -> bytes | None:
@@ -380,18 +346,6 @@ def _token(text: str) -> bytes | None:
     if len(token) not in (0, TOKEN_BYTES):
         raise Corrupt(f"{_MESSAGE}: a token of {len(token)} bytes")
     return token or None
-
-
-def _open(
-    cache: BlockCache, digest: str, token: bytes | None, fd: int | None, uid: int
-) -> tuple[ImageEntry, list[str]]:
-    """Open the entry of an image; also returns what is in the cache and is no part of it."""
-    strange = cache.sweep()
-    if fd is not None:
-        return create_image(cache, digest, fd, uid), strange
-    if token is None:
-        raise NotFound("the worker has no token")
-    return find_image(cache, digest, token, uid), strange
 
 
 def _touches(message: dict[str, Any], size_bytes: int) -> list[Touch]:

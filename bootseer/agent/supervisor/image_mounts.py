@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -13,13 +11,14 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
+from bootseer.agent.broker.messages import Role, ServeImage
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.image_mount import ServedImage
-from bootseer.agent.supervisor.premount import Mounting
 from bootseer.agent.supervisor.recording_window import Window
-from bootseer.agent.supervisor.worker_process import Worker, spawn
-from bootseer.core.reference import reference
+from bootseer.agent.supervisor.worker_process import Worker, start
+from bootseer.core.reference import ENVIRONMENT, reference
 from bootseer.errors import BootseerError, Unavailable
 
 MAX_SERVED = 8
@@ -40,6 +39,7 @@ class ServedImages:
         folder: JobFolder,
         job: Job,
         config: settings.Config,
+        broker: BrokerClient,
         hear: Callable[[dict[str, Any]], None],
         fall_back: Callable[[str, str], None],
     ) -> None:
@@ -48,6 +48,7 @@ class ServedImages:
         Args:
             folder, job: the job and its folder.
             config: effective settings.
+            broker: mounts them.
             hear: takes the events of the workers.
             fall_back: takes the stage and the reason of what could not be done.
         """
@@ -55,6 +56,8 @@ class ServedImages:
         self._folder = folder
         self._job = job
         self._config = config
+        self._broker = broker
+        self._mounting = trio.Lock()
         self._hear = hear
         self._fall_back = fall_back
         self._numbers = count(1)
@@ -80,11 +83,23 @@ class ServedImages:
         Cancellation: it goes on being mounted, for who asks next.
         """
         name = reference(uri)
-        image = self._by_name.get(name) or self._mount(name, nursery)
+        async with self._mounting:
+            image = self._by_name.get(name) or await self._mount(name, nursery)
         await image.served.wait()
         if not image.is_served:
             raise Unavailable(image.why)
         return image.file
+
+    def number(self, uri: str) -> int:
+        """Return the number of the mount of an image that is served.
+
+        Raises:
+            Unavailable: it is not any more.
+        """
+        image = self._by_name.get(reference(uri))
+        if image is None:
+            raise Unavailable("what serves it has ended")
+        return image.number
 
     def note_used(self, uri: str) -> None:
         """Note that the job uses an image, and not only the plan names it."""
@@ -92,7 +107,7 @@ class ServedImages:
         if image is not None:
             image.is_used = True
 
-    def _mount(self, name: str, nursery: trio.Nursery) -> ServedImage:
+    async def _mount(self, name: str, nursery: trio.Nursery) -> ServedImage:
         if self._ending:
             raise Unavailable("the job is ending")
         if "://" not in name:
@@ -105,10 +120,9 @@ class ServedImages:
         job = self._job._replace(
             image=name, checkpoint="", environment="", started_ns=time.time_ns()
         )
-        mounting = Mounting.image(self._folder, job, number)
-        if mounting.worker is None:
-            raise Unavailable(mounting.error)
-        image = ServedImage(self._folder.image_mount(number), Worker(*mounting.worker), name)
+        request = ServeImage(number, name.startswith(ENVIRONMENT))
+        worker = Worker(self._broker, *await self._broker.start(request))
+        image = ServedImage(self._broker, number, self._folder.image_mount(number), worker, name)
         self._keep(image)
         self._start("image.serve", nursery, self._follow, image, job)
         self._start("image.prefetch", nursery, self._warm, image, job)
@@ -137,8 +151,6 @@ class ServedImages:
             # Nobody has been told of this mount.
             self._mounts.remove(image)
             await image.end(0)
-            with suppress(OSError):
-                os.rmdir(image.mount)
 
     async def _warm(self, image: ServedImage, job: Job) -> None:
         """Read an image ahead and record it, as the job's first, in a window of its own."""
@@ -147,10 +159,11 @@ class ServedImages:
             if message.get("op") == "event":
                 self._hear(message)
 
-        window = Window(job, self._config, hear, image)
+        window = Window(job, self._config, hear, self._broker, image)
+        worker = await start(self._broker, Role.PREFETCH)
         self.windows.append(window)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(window.run, spawn(self._folder, job, "prefetch"))
+            nursery.start_soon(window.run, worker)
             await image.served.wait()
             if not image.is_served:
                 window.close()

@@ -8,9 +8,11 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.broker.messages import Role
+from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.containment import contained
-from bootseer.agent.supervisor.worker_process import spawn
+from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import DOCKER, reference
 from bootseer.errors import BootseerError, Unavailable
 
@@ -31,14 +33,14 @@ class Keeping:
 
     def __init__(
         self,
-        folder: JobFolder,
+        broker: BrokerClient,
         job: Job,
         config: dict[str, Any],
         hear: Callable[[dict[str, Any]], None],
         fall_back: Callable[[str, str], None],
     ) -> None:
         """Begin with nothing; the arguments are those of `ServedImages`."""
-        self._folder = folder
+        self._broker = broker
         self._job = job
         self._config = config
         self._hear = hear
@@ -78,11 +80,12 @@ class Keeping:
         self._fall_back("image.keep", why)
 
     async def _keep(self, name: str, path: str) -> None:
-        worker = spawn(self._folder, self._job, "upload_import")
         kept = self._under_way[name]
+        worker = None
         why = "what put it into the store has been killed"
         try:
             with kept.scope:
+                worker = await start(self._broker, Role.UPLOAD_IMPORT)
                 await worker.send_task(self._job, self._config, image=name, path=path)
                 while True:
                     message, fd = await worker.channel.receive()
@@ -100,4 +103,5 @@ class Keeping:
             kept.opened.set()
             del self._under_way[name]
             with trio.CancelScope(shield=True):
-                await worker.end()
+                if worker is not None:
+                    await worker.end()

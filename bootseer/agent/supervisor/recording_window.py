@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +12,10 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
+from bootseer.agent.broker.messages import Watch
+from bootseer.agent.broker.residency import BrokersPages
 from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_record import JobImage
@@ -38,6 +42,7 @@ class Window:
         job: Job,
         config: settings.Config,
         hear: Callable[[dict[str, Any]], None],
+        broker: BrokerClient,
         served: ServedImage | None = None,
         checkpoint: MountedCheckpoint | None = None,
     ) -> None:
@@ -48,6 +53,7 @@ class Window:
             config: effective settings.
             hear: takes what is not about the images: events; and that the worker is ready, which
                 is told again when it has ended.
+            broker: looks at pages.
             served: the image, if it is served and not a file.
             checkpoint: that is read ahead as well.
         """
@@ -56,6 +62,7 @@ class Window:
         self._job = job
         self._config = config
         self._hear_else = hear
+        self._broker = broker
         self._served = served
         self._checkpoint = checkpoint
         self._worker: Worker | None = None
@@ -115,24 +122,27 @@ class Window:
             self._has_task.set()
             while True:
                 message, fd = await worker.channel.receive()
-                self._hear(message, fd)
+                try:
+                    await self._hear(message, fd)
+                finally:
+                    if fd is not None:
+                        os.close(fd)
         except BootseerError as error:
             self._tell_fallback("agent.worker", f"the worker has ended early: {error}")
             self._hear_else({"op": "ready", "detail": "the worker has ended"})
 
-    def _hear(self, message: dict[str, Any], fd: int | None) -> None:
+    async def _hear(self, message: dict[str, Any], fd: int | None) -> None:
         op = message.get("op")
         if op == "image" and fd is not None and len(self.images) < MAX_IMAGES:
-            self.images.append(WatchedImage(message, fd))
-            return
-        if fd is not None:
-            os.close(fd)
-        if op == "prefetch" and self.images:
+            reply, (end,) = await self._broker.ask(Watch(), [fd])
+            pages = BrokersPages(socket.socket(fileno=end), reply.value)
+            self.images.append(WatchedImage(message, pages))
+        elif op == "prefetch" and self.images:
             self.images[-1].note_prefetch(message)
         elif op == "progress" and self.images:
             self.images[-1].note_progress(message)
         elif op == "opened" and self._served is not None:
-            self._served.note_opened()
+            await self._served.note_opened()
         elif op == "ahead" and self._checkpoint is not None:
             self._checkpoint.note_ahead(message)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.image.record import Recorder
+from bootseer.image.residency import Pages
 from bootseer.units import NS_PER_S
 
 SETTLE_S = 2.0
@@ -22,21 +22,21 @@ SETTLE_S = 2.0
 class WatchedImage(JobImage):
     """An image file whose pages are watched, from the worker's word that it is open."""
 
-    def __init__(self, message: dict[str, Any], fd: int) -> None:
-        """Begin to watch; takes over ``fd``.
+    def __init__(self, message: dict[str, Any], pages: Pages) -> None:
+        """Begin to watch; takes over ``pages``.
 
         Raises:
             Corrupt: the worker's message is not acceptable.
-            Unavailable: the descriptor cannot be watched.
+            Unavailable: the file cannot be watched.
         """
         try:
             fields = Fields(message, "message from the worker")
             path, digest = fields.text("path"), fields.text("digest", 200)
             leading = fields.ranges("leading", MAX_RANGES)
         except BaseException:
-            os.close(fd)
+            pages.close()
             raise
-        self._recorder = Recorder(fd, leading)
+        self._recorder = Recorder(pages, leading)
         super().__init__(path, digest, self._recorder.size_bytes)
         self._began_ns = time.monotonic_ns()
         self._began_wall_ns = time.time_ns()

@@ -1,7 +1,8 @@
-"""The agent: root's side of one job on one node, from its prolog to its epilog.
+"""The supervisor: looks after one job on one node, from its prolog to its epilog.
 
-It starts workers with the rights of the job's user, watches what the image's pages do, answers on
-the control socket, and at the epilog's word ends the workers and has the recording published.
+It has workers started with the rights of the job's user, records what a start reads, answers on the
+control socket, and at the epilog's word ends the workers and has the recording published. It has
+the rights of the service account; what takes more, it asks the broker for.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent.broker import mount_requests
-from bootseer.agent.broker.cleanup import discard
-from bootseer.agent.node import control_client, spool
+from bootseer.agent.broker.messages import Finish, Role
+from bootseer.agent.broker.start import Start
+from bootseer.agent.node import spool
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.node.process import take_time
-from bootseer.agent.node.reap import remove_folder
-from bootseer.agent.supervisor import containment, control_server, environment_mounts
+from bootseer.agent.node.privileges import Profile, confine
+from bootseer.agent.node.process import leave, take_time
+from bootseer.agent.supervisor import containment, control_server
+from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.control_server import Peer
@@ -34,10 +36,8 @@ from bootseer.agent.supervisor.image_mounts import ServedImages
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.import_uploads import Keeping
 from bootseer.agent.supervisor.kernel_mount import KernelMount
-from bootseer.agent.supervisor.premount import Mounting
 from bootseer.agent.supervisor.recording_window import Window
-from bootseer.agent.supervisor.worker_process import Worker, fork, spawn
-from bootseer.agent.workers.identify_image import Opener
+from bootseer.agent.supervisor.worker_process import Worker, fork_warming, start
 from bootseer.core.event import FALLBACK, OK, Event, from_json
 from bootseer.core.fields import Fields
 from bootseer.env.snapshot import MAX_TARGETS
@@ -68,10 +68,12 @@ class Agent:
         folder: JobFolder,
         job: Job,
         config: settings.Config,
+        broker: BrokerClient,
         checkpoint: MountedCheckpoint | None = None,
         served: ServedImage | None = None,
     ) -> None:
         """Take over a job; nothing is started yet, but what serves its checkpoint and image."""
+        self._broker = broker
         self._folder = folder
         self._job = job
         self._config = config
@@ -79,11 +81,11 @@ class Agent:
         self._told_bytes = 0
         self._checkpoint = checkpoint
         self._first = served
-        self._window = Window(job, config, self._hear, served, checkpoint)
-        self._served = ServedImages(folder, job, config, self._hear, self.note_fallback)
-        self._keeping = Keeping(folder, job, config.values, self._hear, self.note_fallback)
+        self._window = Window(job, config, self._hear, broker, served, checkpoint)
+        self._served = ServedImages(folder, job, config, broker, self._hear, self.note_fallback)
+        self._keeping = Keeping(broker, job, config.values, self._hear, self.note_fallback)
         self._environments = Environments(
-            *(folder, job, config.values, self._served, self._image_digest),
+            *(folder, job, config.values, broker, self._served, self._image_digest),
             *(self._hear, self.note_fallback),
         )
         self._nursery: trio.Nursery | None = None
@@ -93,25 +95,25 @@ class Agent:
         self._last_answer: dict[str, Any] | None = None
         self._scope = trio.CancelScope()
 
-    async def run(
-        self, worker: Worker, listener: socket.socket, opener: Opener | None = None
-    ) -> None:
-        """Serve the job until its epilog has been answered."""
+    async def run(self, worker: Worker, listener: socket.socket) -> None:
+        """Serve the job until its epilog has been answered.
+
+        Raises:
+            Closed: the broker has ended.
+        """
         listener.setblocking(False)
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._broker.run)
                 nursery.start_soon(
                     control_server.serve, listener, self._job.uid, self._handle, self._answered
                 )
-                self._start("agent.mounts", self._hand_out_mounts)
                 self._start("agent.worker", self._window.run, worker)
                 if self._checkpoint is not None:
                     self._start("checkpoint.mount", self._follow_checkpoint, self._checkpoint)
                 if self._first is not None:
                     self._served.begin(self._first, nursery)
-                if opener is not None:
-                    self._start("image.identify", _await_end, opener)
                 self._start("agent.state", self._keep_state)
 
     def _start(self, stage: str, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
@@ -121,10 +123,18 @@ class Agent:
             self._nursery.start_soon(contained, stage, report, work, *args)
 
     async def bury(self) -> None:
-        """Publish what a dead agent of this job has left."""
-        self._events = self._left_events()
-        self.note_fallback("agent.died", "what it had recorded is lost")
-        await self._publish(self._config["epilog.deadline_s"])
+        """Publish what a dead agent of this job has left.
+
+        Raises:
+            Closed: the broker has ended.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._broker.run)
+            self._events = self._left_events()
+            self.note_fallback("agent.died", "what it had recorded is lost")
+            await self._publish(self._config["epilog.deadline_s"])
+            await self._broker.do(Finish())
+            nursery.cancel_scope.cancel()
 
     def note(self, event: Event) -> None:
         """Keep an event, in memory and in the job's folder."""
@@ -147,15 +157,6 @@ class Agent:
                 with suppress(ValueError, RecursionError, Corrupt):  # cut short by a full disk
                     events.append(from_json(json.loads(line), "events.jsonl"))
         return events
-
-    async def _hand_out_mounts(self) -> None:
-        """Give slurmstepd the mounts that it asks for."""
-        with control_client.listen(self._folder.mounts, 0, socket.SOCK_SEQPACKET) as listener:
-            listener.setblocking(False)
-            while True:
-                await trio.lowlevel.wait_readable(listener)
-                with suppress(OSError):  # whoever came has gone again
-                    mount_requests.answer(listener.accept()[0], self._folder)
 
     async def _follow_checkpoint(self, checkpoint: MountedCheckpoint) -> None:
         """Have the checkpoint served until that ends."""
@@ -293,6 +294,8 @@ class Agent:
             await self._served.end(min(_KILL_S, deadline - trio.current_time()))
             left_s = max(0.0, deadline - trio.current_time())
             published, detail = await self._publish(left_s, began_ns)
+            with suppress(BootseerError):
+                await self._broker.do(Finish())
         self._last_answer = {"published": published, "detail": detail}
         return self._last_answer
 
@@ -318,7 +321,7 @@ class Agent:
     async def _keep_state(self) -> None:
         while True:
             with suppress(OSError):  # /run is full: no reason to end
-                self._folder.write("state.json", self._status())
+                self._folder.write("state/state.json", self._status())
             await trio.sleep(_STATE_S)
 
     # Publishing.
@@ -355,7 +358,7 @@ class Agent:
     async def _publish_by_worker(
         self, kind: str, waiting: list[Any], began_ns: int
     ) -> tuple[bool, str]:
-        worker = spawn(self._folder, self._job, "publish")
+        worker = await start(self._broker, Role.PUBLISH)
         try:
             images = [image.recorded() for image in self._images if image.is_used]
             checkpoint = self._checkpoint
@@ -394,14 +397,6 @@ class Agent:
         }
 
 
-async def _await_end(opener: Opener) -> None:
-    """Wait until the opener has ended, and end it should it still read when the agent ends."""
-    try:
-        await trio.to_thread.run_sync(opener.wait, abandon_on_cancel=True)
-    finally:
-        opener.end()
-
-
 def _text(request: dict[str, Any], name: str, maximum: int) -> str:
     value = request.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= maximum or not value.isprintable():
@@ -416,41 +411,51 @@ def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
     return float(value)
 
 
-def bury(folder: JobFolder, job: Job) -> None:
-    """Publish what a dead agent has left, and remove that."""
-    config = settings.load()
-    trio.run(Agent(folder, job, config).bury)
-    discard(str(environment_mounts.scratch(config.values, job)), config["node.run_dir"])
-    remove_folder(folder)
+def begin(start: Start) -> None:
+    """Give up root's rights and look after a job until its epilog has been answered.
 
-
-def serve(
-    folder: JobFolder,
-    job: Job,
-    listener: socket.socket,
-    opener: Opener | None,
-    checkpoint: Mounting | None,
-    image: Mounting | None,
-) -> None:
-    """Be the job's agent until its epilog has been answered.
+    Called in a copy of the broker's process that has one thread.
 
     Args:
-        folder, job: the job and its folder.
-        listener: the control socket.
-        opener: at work on the job's image, where its path is known.
-        checkpoint, image: what has been mounted for the job, or could not be.
+        start: what there is of the job.
     """
-    config = settings.load()
-    mounted = served = None
-    if checkpoint is not None and checkpoint.worker is not None:
-        mounted = MountedCheckpoint(folder, Worker(*checkpoint.worker))
-    if image is not None and image.worker is not None:
-        kernel = KernelMount(folder, job, config.values)
-        served = ServedImage(folder.image, Worker(*image.worker), job.image, kernel)
-    agent = Agent(folder, job, config, mounted, served)
-    for stage, mounting in (("checkpoint.mount", checkpoint), ("image.mount", image)):
-        if mounting is not None and mounting.error:
-            agent.note_fallback(stage, mounting.error)
-    worker = fork(job, listener, opener.answer if opener else None)
+    config, control = settings.load(), start.control
+    warming = fork_warming(start) if control is not None else None
+    os.close(start.warming)
+    ends = [*start.sockets, *([warming] if warming is not None else [])]
+    confine(
+        *start.account,
+        start.broker_pid,
+        keep=[end.fileno() for end in ends],
+        profile=Profile.SERVE,
+        expendable=False,
+    )
+    warming_handle = int(start.broker.recv(32))
+    broker = BrokerClient(start.broker)
     take_time()
-    trio.run(agent.run, worker, listener, opener)
+    if control is None or warming is None:
+        trio.run(Agent(start.folder, start.job, config, broker).bury)
+        leave(0)
+    checkpoint, image = _checkpoint(start, broker), _image(start, broker, config)
+    agent = Agent(start.folder, start.job, config, broker, checkpoint, image)
+    for stage, server in (("checkpoint.mount", start.checkpoint), ("image.mount", start.image)):
+        if server is not None and server.error:
+            agent.note_fallback(stage, server.error)
+    trio.run(agent.run, Worker(broker, warming_handle, warming), control)
+    leave(0)
+
+
+def _checkpoint(start: Start, broker: BrokerClient) -> MountedCheckpoint | None:
+    server = start.checkpoint
+    if server is None or server.channel is None:
+        return None
+    return MountedCheckpoint(broker, Worker(broker, server.handle, server.channel))
+
+
+def _image(start: Start, broker: BrokerClient, config: settings.Config) -> ServedImage | None:
+    server = start.image
+    if server is None or server.channel is None:
+        return None
+    kernel = KernelMount(start.folder, broker, config.values)
+    worker = Worker(broker, server.handle, server.channel)
+    return ServedImage(broker, 0, start.folder.image, worker, start.job.image, kernel)

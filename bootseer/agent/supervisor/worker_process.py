@@ -1,30 +1,33 @@
-"""Start a worker for the job's user and hold the other end of its channel."""
+"""The supervisor's hold of a worker of the job's user, which the broker has started."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
+import time
+from contextlib import suppress
 from typing import Any
 
-import trio
-
+from bootseer.agent.broker.messages import Kill, Role
+from bootseer.agent.broker.messages import Start as StartWorker
+from bootseer.agent.broker.start import Start
 from bootseer.agent.node import process
 from bootseer.agent.node.channel import MAX_TOLD_BYTES, Channel
-from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.workers import base, prefetch  # noqa: F401 (what is forked here needs it)
+from bootseer.errors import BootseerError
 
-_LOOK_S = 1.0
-_LOOKS = 3
-"""How often a worker must have been found stopped, and how far apart, to be given up."""
+_POLL_S = 0.0005
 
 
 class Worker:
     """A running worker; it ends when it is killed or this end of the channel is closed."""
 
-    def __init__(self, pid: int, end: socket.socket) -> None:
-        """Take over a child and our end of its channel."""
-        self._pid = pid
+    def __init__(self, broker: BrokerClient, handle: int, end: socket.socket) -> None:
+        """Take over our end of the channel of a process that the broker has a handle of."""
+        self._broker = broker
+        self._handle = handle
         self._end = end
         self._channel: Channel | None = None
 
@@ -35,29 +38,6 @@ class Worker:
             self._end.setblocking(False)
             self._channel = Channel(self._end, MAX_TOLD_BYTES)
         return self._channel
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether somebody has stopped it, as SIGSTOP does: its user can."""
-        with open(f"/proc/{self._pid}/status", "rb") as file:  # it is our child, and not reaped yet
-            return b"\nState:\tT" in file.read()
-
-    async def kill_if_stopped(self) -> None:
-        """Kill it once it has been found stopped a few times, until cancelled.
-
-        The job's user can stop it. Processes that wait for it in a mount cannot be killed before,
-        and Slurm takes a node away whose processes do not end. Times do not have to follow each
-        other: a user could let it go on in between.
-        """
-        stopped = 0
-        while stopped < _LOOKS:
-            await trio.sleep(_LOOK_S)
-            stopped += self.is_stopped
-        self.kill()
-
-    def kill(self) -> None:
-        """Kill it; `end` is still to come."""
-        os.kill(self._pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
 
     async def send_task(self, job: Job, config: dict[str, Any], **extra: Any) -> None:
         """Say what is to be done.
@@ -72,38 +52,46 @@ class Worker:
 
         A worker in an uninterruptible read cannot be waited for: it is given a second.
         """
-        self.kill()
         self.channel.close()
-        with trio.move_on_after(1):
-            await trio.to_thread.run_sync(os.waitpid, self._pid, 0, abandon_on_cancel=True)
+        with suppress(BootseerError):  # the broker has ended, and it with that
+            await self._broker.do(Kill(self._handle))
 
 
-def fork(job: Job, not_its: socket.socket, opened: socket.socket | None) -> Worker:
-    """Start the worker that warms, as a copy of this process, before trio runs in it.
+async def start(broker: BrokerClient, role: Role) -> Worker:
+    """Have a worker started.
+
+    Raises:
+        BootseerError: it is not.
+    """
+    return Worker(broker, *await broker.start(StartWorker(role)))
+
+
+def fork_warming(start: Start) -> socket.socket:
+    """Start the worker that warms, as a copy of this process, before it gives up root's rights.
 
     At a job's start this saves the 90 ms in which a fresh interpreter would import the same
-    modules again, on a processor that others want.
+    modules again, on a processor that others want. It becomes a child of the broker, as all other
+    workers are: what started it ends at once.
 
-    Args:
-        job: whose user it becomes.
-        not_its: a socket of ours that it must not keep.
-        opened: where the image's opener answers; the worker takes it over.
+    Returns:
+        Our end of its channel.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    agent = os.getpid()
+    job = start.job
 
     def work() -> None:
+        while os.getppid() != start.broker_pid:
+            time.sleep(_POLL_S)
+        os.write(start.warming, b"%d" % os.getpid())
+        os.close(start.warming)
         ours.close()
-        not_its.close()
-        base.serve("prefetch", theirs, job.user, job.uid, job.gid, agent, opened)
+        user = (job.user, job.uid, job.gid)
+        base.serve("prefetch", theirs, *user, start.broker_pid, start.opener)
 
-    pid = process.fork(work)
+    def leave_behind() -> None:
+        process.fork(work)
+        os._exit(0)
+
+    os.waitpid(process.fork(leave_behind), 0)
     theirs.close()
-    if opened is not None:
-        opened.close()
-    return Worker(pid, ours)
-
-
-def spawn(folder: JobFolder, job: Job, role: str) -> Worker:
-    """Start a worker as a process of its own; at any time."""
-    return Worker(*process.spawn_worker(folder, job, role))
+    return ours

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import time
 from dataclasses import dataclass
@@ -44,50 +43,23 @@ def open_and_identify(path: str) -> Opened:
     return Opened(image, identify(image), start_ns)
 
 
-class Opener:
-    """The process that opens the image, and the socket on which it answers."""
+def fork_opener(job: Job) -> tuple[int, socket.socket]:
+    """Start the process that opens the image; only while this process has one thread.
 
-    def __init__(self, pid: int, answer: socket.socket) -> None:
-        """Take over a child and our end of its socket."""
-        self._pid = pid
-        self._let_go = False
-        self.answer = answer
+    Returns:
+        Its process id, and the socket on which it answers: see `receive`.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    agent = os.getpid()
 
-    @classmethod
-    def fork(cls, job: Job, not_its: socket.socket) -> Opener:
-        """Start it; only while this process has one thread.
+    def work() -> None:
+        take_time()
+        confine(job.user, job.uid, job.gid, agent, keep=[theirs.fileno()])
+        _answer(theirs, job.image)
 
-        Args:
-            job: with the image and its user.
-            not_its: a socket of ours that it must not keep.
-        """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        agent = os.getpid()
-
-        def work() -> None:
-            ours.close()
-            not_its.close()
-            take_time()
-            confine(job.user, job.uid, job.gid, agent, keep=[theirs.fileno()])
-            _answer(theirs, job.image)
-
-        pid = fork(work)
-        theirs.close()
-        return cls(pid, ours)
-
-    def wait(self) -> None:
-        """Wait for its end; in a thread, for reading from a file system may hang.
-
-        It is not reaped, so that its process id stays its own until `end`.
-        """
-        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
-
-    def end(self) -> None:
-        """End it, if it has not ended; does not wait for that."""
-        if not self._let_go:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, os.WNOHANG)
-            self._let_go = True
+    pid = fork(work)
+    theirs.close()
+    return pid, ours
 
 
 def receive(answer: socket.socket, path: str) -> Opened:

@@ -1,0 +1,107 @@
+"""The broker's first steps: mount what steps will look for, have the image opened, then the rest.
+
+The prolog waits for the mounts; what takes longer happens while the first to touch one waits in it.
+The supervisor is a copy of this process that imports what it needs, starts the worker that warms,
+and then gives up root's rights, before it has read anything but settings.
+
+Standard library and our own extension only, but in the supervisor.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+from contextlib import suppress
+
+from bootseer import config as settings
+from bootseer._io import lib
+from bootseer.agent.broker.broker import Broker
+from bootseer.agent.broker.processes import Processes
+from bootseer.agent.broker.start import Start
+from bootseer.agent.node import control_client, spool
+from bootseer.agent.node.account import service_account
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.node.process import fork, leave, register, take_time
+from bootseer.agent.node.reap import remove_folder
+from bootseer.agent.workers.identify_image import fork_opener
+from bootseer.errors import BootseerError
+
+
+def main() -> None:
+    """Run as the command line says: mode, the job's folder, descriptor of the control socket."""
+    mode, folder, fd = sys.argv[1], JobFolder(sys.argv[2]), int(sys.argv[3])
+    job = folder.job()
+    if job is None:
+        raise SystemExit(f"{folder.path} holds no job")
+    register(folder)
+    try:
+        is_finished = run(mode, folder, job, fd)
+    except BootseerError as error:
+        raise SystemExit(str(error)) from error
+    if is_finished and mode == "bury":
+        remove_folder(folder)
+    leave(0 if is_finished else 1)  # whatever threads are still waiting for
+
+
+def run(mode: str, folder: JobFolder, job: Job, fd: int) -> bool:
+    """Be the broker of a job until it has ended; returns whether the supervisor has said so.
+
+    Args:
+        mode: "warm" to carry out a job's plan, "bury" to clear up after a dead agent.
+        folder, job: the job and its folder.
+        fd: of the control socket; negative if it is to be made.
+
+    Raises:
+        BootseerError: the node is not set up as it should be.
+    """
+    config = settings.load()
+    account = service_account(config["node.service_user"])
+    processes = Processes(folder, job)
+    broker = Broker(folder, job, config, account, processes)
+    checkpoint = image = control = opener = None
+    if mode == "warm":
+        checkpoint = broker.mounts.make_checkpoint() if job.checkpoint else None
+        image = broker.mounts.make_first_image() if job.is_served else None
+        if job.image and image is None:
+            folder.write_mounted(folder.served, "plain", job.image)
+        control = (
+            socket.socket(fileno=fd) if fd >= 0 else control_client.listen(folder.socket, job.uid)
+        )
+        if job.image and image is None:
+            pid, opener = fork_opener(job)
+            processes.adopt(pid)
+    mounts = control_client.listen(folder.mounts, 0, socket.SOCK_SEQPACKET)
+    folder.make_state(account.uid, account.gid)
+    spool.make(config["node.cache_dir"], account.uid, account.gid)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    born, told = os.pipe()
+    start = Start(
+        os.getpid(), folder, job, account, theirs, control, opener, checkpoint, image, told
+    )
+
+    def supervise() -> None:
+        for end in (ours, mounts):
+            end.close()
+        os.close(born)
+        # Imported only now: it takes longer than all of the above.
+        importlib.import_module("bootseer.agent.supervisor.supervisor").begin(start)
+
+    lib.bs_adopt_orphans(True)  # the worker that warms is to be a child of ours
+    supervisor = fork(supervise)
+    for end in start.sockets:
+        end.close()
+    os.close(told)
+    take_time()
+    with os.fdopen(born, "rb") as pipe:
+        warming = pipe.read()
+    lib.bs_adopt_orphans(False)
+    with suppress(OSError):  # it has ended
+        ours.send(b"%d" % (processes.adopt(int(warming)) if warming else 0))
+    is_finished = broker.run(ours, mounts)
+    processes.end()
+    if is_finished:
+        broker.mounts.clear()
+    os.waitpid(supervisor, os.WNOHANG)
+    return is_finished

@@ -1,0 +1,255 @@
+"""The mounts of a job: made for its user, shown to its processes, and taken away.
+
+All are in the job's folder, where only root makes names; the supervisor names them by numbers.
+
+Standard library and our own extension only.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+from bootseer.agent.broker.cleanup import discard
+from bootseer.agent.broker.messages import Mount
+from bootseer.agent.broker.processes import Processes
+from bootseer.agent.broker.start import Server
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.core.reference import ENVIRONMENT
+from bootseer.errors import BootseerError, Unavailable
+from bootseer.fuse.attach import (
+    MountOptions,
+    attach,
+    detach,
+    overlay,
+    set_read_ahead,
+    show,
+    uncover,
+)
+from bootseer.ownership import check_roots
+
+MAX_IMAGES = 32
+"""Mounts of images for a job on a node, with those whose server has ended."""
+MAX_OVERLAYS = 64
+"""The same of targets of environments; spank/mounts.c looks for as many."""
+_PID_1 = "/proc/1/ns/mnt"
+_OURS = "/proc/self/ns/mnt"
+
+
+class Mounts:
+    """What is mounted for a job.
+
+    Concurrency: any number of threads.
+    """
+
+    def __init__(
+        self, folder: JobFolder, job: Job, processes: Processes, scratch: str, run_dir: str
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            folder, job: the job and its folder.
+            processes: starts who serves them.
+            scratch: folder of the node's that takes what is written over environments, root's.
+            run_dir: knows which jobs there are.
+        """
+        self._folder = folder
+        self._job = job
+        self._processes = processes
+        self._scratch = scratch
+        self._run_dir = run_dir
+        self._groups: Sequence[int] | None = None
+        self._overlays = 0
+        self._lock = Lock()  # guards the overlays: they are numbered
+
+    def make_checkpoint(self) -> Server:
+        """Mount the job's checkpoint and tell prolog and plugin, which do not wait for more."""
+        job = self._job
+        options = MountOptions(read_only=job.read_only, checks_modes=False)
+        made = self._make(self._folder.mount, "serve_checkpoint", options)
+        whose = "listed" if job.mountpoint_listed else "owned"
+        state = "failed" if made.error else whose
+        self._folder.write_mounted(self._folder.mounted, state, job.mountpoint)
+        return made
+
+    def make_first_image(self) -> Server:
+        """Mount the image that the job was given; as for `make_checkpoint`."""
+        options = MountOptions(read_only=True, confined=self._job.image.startswith(ENVIRONMENT))
+        made = self._make(self._folder.image, "serve_image", options)
+        self._folder.write_mounted(self._folder.served, "failed" if made.error else "owned")
+        return made
+
+    def make_image(self, number: int, is_tree: bool) -> Server:
+        """Mount another image.
+
+        Args:
+            number: of the mount, from 1.
+            is_tree: it is shown in namespaces that its user may own.
+
+        Raises:
+            Unavailable: it cannot be mounted.
+        """
+        if not 1 <= number <= MAX_IMAGES:
+            raise Unavailable(f"{MAX_IMAGES} mounts of this job were made already")
+        options = MountOptions(read_only=True, confined=is_tree)
+        made = self._make(self._folder.image_mount(number), "serve_image", options)
+        if made.error:
+            raise Unavailable(made.error)
+        return made
+
+    def path(self, mount: Mount, number: int) -> str:
+        """Name a mount.
+
+        Raises:
+            Unavailable: a job has none of that number.
+        """
+        if not 0 <= number <= max(MAX_IMAGES, MAX_OVERLAYS):
+            raise Unavailable(f"a job has no mount {number}")
+        return {
+            Mount.CHECKPOINT: self._folder.mount,
+            Mount.IMAGE: self._folder.image_mount(number),
+            Mount.ROOT: f"{self._folder.root}/rootfs",
+            Mount.ENVIRONMENT: f"{self._folder.environments}/{number}",
+        }[mount]
+
+    def set_read_ahead(self, mount: Mount, number: int, kib: int) -> None:
+        """See `attach.set_read_ahead`."""
+        if mount in (Mount.CHECKPOINT, Mount.IMAGE) and 0 <= kib <= 1 << 16:
+            set_read_ahead(Path(self.path(mount, number)), kib)
+
+    def unmount(self, mount: Mount, number: int) -> None:
+        """Take a mount away, whoever uses it.
+
+        Raises:
+            OSError: it cannot be unmounted.
+        """
+        path = self.path(mount, number)
+        if mount in (Mount.CHECKPOINT, Mount.IMAGE):
+            detach(Path(path))
+        else:
+            uncover(Path(path))
+        if mount == Mount.IMAGE and number:
+            with suppress(OSError):
+                os.rmdir(path)
+
+    def lay(self, image: int, count: int, read_only: bool) -> int:
+        """Lay writable file systems over the folders of a served tree; returns the first's number.
+
+        Raises:
+            Unavailable, OSError: they cannot be made.
+        """
+        with self._lock:
+            first = self._overlays + 1
+            if not 0 < count <= MAX_OVERLAYS - self._overlays:
+                raise Unavailable(f"{MAX_OVERLAYS} targets of this job were mounted already")
+            os.makedirs(self._folder.environments, 0o700, exist_ok=True)
+            tree = Path(self.path(Mount.IMAGE, image))
+            user = (self._job.uid, self._job.gid, self._users_groups())
+            for number in range(first, first + count):
+                self._overlays = number
+                mount = Path(self.path(Mount.ENVIRONMENT, number))
+                mount.mkdir(0o755)
+                lower, scratch = tree / str(number - first), self._make_scratch(number)
+                overlay(mount, lower, scratch, *user, read_only=read_only)
+        return first
+
+    def show(self, number: int, target: int, namespace: int) -> None:
+        """Show an overlay on a folder of the user's in a mount namespace that is not the node's.
+
+        Args:
+            number: of the overlay.
+            target: descriptor of the folder.
+            namespace: descriptor of the namespace that it is in.
+
+        Raises:
+            Unavailable, OSError: it cannot be shown.
+        """
+        path = self.path(Mount.ENVIRONMENT, number)
+        status = os.fstat(target)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != self._job.uid:
+            raise Unavailable("a target is no folder of the user's own")
+        if is_the_nodes(namespace):
+            raise Unavailable("nothing is shown in the mount namespace of the node")
+        show(Path(path), namespace, target)
+
+    def clear(self) -> None:
+        """Take the overlays away, and what was written over them."""
+        with self._lock:
+            for number in range(1, self._overlays + 1):
+                with suppress(OSError):
+                    uncover(Path(self.path(Mount.ENVIRONMENT, number)))
+        discard(self._scratch, self._run_dir)
+
+    def _make(self, path: str, role: str, options: MountOptions) -> Server:
+        job = self._job
+        try:
+            os.mkdir(path, 0o755)
+            connection = attach(Path(path), job.uid, job.gid, options, self._users_groups())
+            try:
+                # Whatever becomes of that process: without it the kernel answers with errors.
+                return Server(*self._processes.start(role, connection))
+            finally:
+                os.close(connection)
+        except (BootseerError, OSError) as error:
+            return Server(error=str(error) or repr(error))
+
+    def _users_groups(self) -> Sequence[int]:
+        if self._groups is None:
+            self._groups = self._job.groups
+        return self._groups
+
+    def _make_scratch(self, number: int) -> Path:
+        """Make the folder that takes what is written over a tree."""
+        scratch = Path(self._scratch)
+        if not scratch.exists():
+            os.makedirs(scratch.parent, 0o700, exist_ok=True)
+            check_roots(str(scratch.parent))
+            scratch.mkdir(0o700)
+        made = scratch / str(number)
+        made.mkdir(0o700)
+        for folder in (made / "upper", made / "work"):
+            folder.mkdir(0o700)
+            os.chown(folder, self._job.uid, self._job.gid)
+        return made
+
+
+def is_the_nodes(namespace: int) -> bool:
+    """Whether a mount namespace is one that processes of other users are in."""
+    status = os.fstat(namespace)
+    return any(os.path.samestat(status, os.stat(path)) for path in (_OURS, _PID_1))
+
+
+def look_at(pid: int, uid: int) -> tuple[bool, int | None]:
+    """Say where a process is.
+
+    The process may have ended, and another have its number: one of the same user's will do.
+
+    Args:
+        pid: of the process.
+        uid: of its user.
+
+    Returns:
+        Whether it sees another root folder than we do, so that its paths mean nothing here; and a
+        descriptor of its mount namespace, None if that is the node's, or cannot be had.
+    """
+    try:
+        folder = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return True, None
+    try:
+        if os.fstat(folder).st_uid != uid:
+            return True, None
+        namespace = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+        in_container = not os.path.samestat(os.stat("root", dir_fd=folder), os.stat("/"))
+    except OSError:
+        return True, None
+    finally:
+        os.close(folder)
+    if is_the_nodes(namespace):
+        os.close(namespace)
+        return in_container, None
+    return in_container, namespace

@@ -1,0 +1,133 @@
+"""The supervisor's end of the channel to its broker, which has the rights that it lacks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from itertools import count
+
+import trio
+
+from bootseer.agent.broker import messages
+from bootseer.agent.broker.lending import close_all
+from bootseer.agent.broker.messages import Reply, Request
+from bootseer.errors import Closed, Corrupt, Unavailable
+
+_ANSWER_S = 20.0
+"""For what the broker does at once, on a busy node."""
+
+
+class BrokerClient:
+    """Asks the broker; any number of tasks at once."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """Take over a socket (SOCK_SEQPACKET)."""
+        self._end = end
+        self._numbers = count(1)
+        self._waiting: dict[int, _Waiting] = {}
+        self._is_closed = False
+
+    async def run(self) -> None:
+        """Hand replies to who waits for them, until cancelled.
+
+        Raises:
+            Closed: the broker has ended.
+        """
+        self._end.setblocking(False)
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self._end)
+                message, fds, _, _ = socket.recv_fds(
+                    self._end, messages.MAX_BYTES + 1, messages.MAX_DESCRIPTORS
+                )
+                if not message:
+                    raise Closed("the broker has ended")
+                self._hand_over(Reply.decode(message), fds)
+        except (OSError, Corrupt) as error:
+            raise Closed(f"the broker has ended: {error}") from error
+        finally:
+            self._is_closed = True
+            for waiting in self._waiting.values():
+                waiting.answered.set()
+
+    async def ask(
+        self, request: Request, fds: Sequence[int] = (), answer_s: float = _ANSWER_S
+    ) -> tuple[Reply, list[int]]:
+        """Have the broker do something.
+
+        Args:
+            request: what.
+            fds: that go with it; stay the caller's.
+            answer_s: for its reply.
+
+        Returns:
+            The reply, and the descriptors that came with it; the caller closes them.
+
+        Raises:
+            BootseerError: it could not be done, and why.
+            Closed: the broker has ended.
+
+        Cancellation: it may be done all the same.
+        """
+        number, waiting = next(self._numbers), _Waiting()
+        self._waiting[number] = waiting
+        try:
+            with trio.move_on_after(answer_s):
+                await self._send(messages.encode(number, request), fds)
+                await waiting.answered.wait()
+        finally:
+            del self._waiting[number]
+        if waiting.reply is None:
+            why = "has ended" if self._is_closed else f"has not answered within {answer_s:g} s"
+            raise (Closed if self._is_closed else Unavailable)(f"the broker {why}")
+        if waiting.reply.error is not None:
+            raise waiting.reply.error
+        return waiting.reply, waiting.fds
+
+    async def do(self, request: Request, fds: Sequence[int] = ()) -> Reply:
+        """Have the broker do something that no descriptors come back from; see `ask`."""
+        reply, back = await self.ask(request, fds)
+        close_all(back)
+        return reply
+
+    async def start(
+        self, request: messages.Start | messages.ServeImage
+    ) -> tuple[int, socket.socket]:
+        """Have a worker started; returns its handle and our end of its channel; see `ask`."""
+        with trio.CancelScope(shield=True):
+            reply, fds = await self.ask(request)
+        if len(fds) != 1:
+            close_all(fds)
+            raise Unavailable("a worker was started without a channel")
+        return reply.value, socket.socket(fileno=fds[0])
+
+    async def _send(self, message: bytes, fds: Sequence[int]) -> None:
+        while not self._is_closed:
+            try:
+                socket.send_fds(self._end, [message], fds)
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._end)
+            except OSError as error:
+                raise Closed(f"the broker has ended: {error}") from error
+            else:
+                return
+
+    def _hand_over(self, reply: Reply, fds: list[int]) -> None:
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        waiting = self._waiting.get(reply.number)
+        if waiting is None or waiting.reply is not None:  # whoever asked has gone
+            close_all(fds)
+            return
+        waiting.reply, waiting.fds = reply, fds
+        waiting.answered.set()
+
+
+class _Waiting:
+    """Who waits for a reply."""
+
+    def __init__(self) -> None:
+        self.answered = trio.Event()
+        self.reply: Reply | None = None
+        self.fds: list[int] = []

@@ -1,0 +1,53 @@
+"""Check an image on the node block by block, for the broker: it handles what users wrote.
+
+A process with the service account's rights and nothing open but the image. It prints the image's
+digest, or why it is not as it should be, and ends with the error's exit code.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from bootseer.agent.node.privileges import confine
+from bootseer.agent.node.process import leave
+from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.keeper import read_manifest
+from bootseer.core import image
+from bootseer.errors import BootseerError, Corrupt, NotFound
+from bootseer.units import MIB
+
+_PIECE_BYTES = 4 * MIB
+
+
+def check(manifest_fd: int, data_fd: int, map_fd: int) -> str:
+    """Check an image; returns its digest.
+
+    Raises:
+        NotFound: not all of it is there.
+        Corrupt: a block is damaged.
+        Unavailable: the disk does not give it.
+    """
+    encoded = read_manifest(manifest_fd)
+    digest = image.image_digest(encoded)
+    manifest = image.decode(encoded, "the manifest in the block cache", digest)
+    blocks = CachedBlocks(data_fd, map_fd, manifest)
+    missing = blocks.missing(range(manifest.blocks))
+    if missing:
+        raise NotFound(f"{len(missing)} blocks of the image are not on this node yet")
+    for at in range(0, manifest.size_bytes, _PIECE_BYTES):
+        if blocks.read(at, min(_PIECE_BYTES, manifest.size_bytes - at)) is None:
+            raise Corrupt(f"the image is damaged on this node, near byte {at}")
+    return digest
+
+
+def main() -> None:
+    """Check as the command line says: user, uid, gid, agent, and three descriptors."""
+    user, uid, gid, agent, *numbers = sys.argv[1:8]
+    fds = list(map(int, numbers))
+    confine(user, int(uid), int(gid), int(agent), keep=fds)
+    try:
+        print(check(*fds))
+    except BootseerError as error:
+        print(error)
+        leave(error.exit_code)
+    leave(0)

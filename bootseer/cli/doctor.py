@@ -66,6 +66,16 @@ def _plugin() -> tuple[bool, str]:
     return False, f"{PLUGSTACK} is missing: run `bootseer plugin install`"
 
 
+def _service_user() -> tuple[bool, str]:
+    from bootseer.agent.node.account import service_account
+
+    try:
+        account = service_account(settings.load()["node.service_user"])
+    except BootseerError as error:
+        return False, str(error)
+    return True, f"jobs are looked after as {account.name}, uid {account.uid}"
+
+
 def _fuse() -> tuple[bool, str]:
     if os.access("/dev/fuse", os.R_OK | os.W_OK):
         return True, "/dev/fuse can be opened"
@@ -114,6 +124,7 @@ def _store(opened: Callable[[], Store]) -> tuple[bool, str]:
 
 CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
     "plugin": _plugin,
+    "service user": _service_user,
     "FUSE": _fuse,
     "residency": _residency,
 }

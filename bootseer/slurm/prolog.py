@@ -16,6 +16,7 @@ import time
 
 from bootseer import config as settings
 from bootseer.agent.node import control_client, process
+from bootseer.agent.node.account import service_account
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.reap import reap, reap_dead
 from bootseer.errors import BootseerError, ConfigError, Unavailable
@@ -45,6 +46,7 @@ def main() -> int:
 
 def _warm(asked: options.Options, started_ns: int) -> str:
     config = settings.load()
+    service_account(config["node.service_user"])  # else nothing is started
     job = _job(asked, config, started_ns)
     reaped = reap_dead(config["node.run_dir"])
     folder = JobFolder.of(config["node.run_dir"], job.job_id)

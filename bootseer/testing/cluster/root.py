@@ -20,7 +20,6 @@ is an empty folder, the host's being closed to it.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -31,8 +30,6 @@ from bootseer.testing.cluster.spec import HEAD, ClusterSpec, address
 
 # Kept out of users' sight at the root of the cluster's tmpfs.
 _PRIVATE = ".cluster"
-SERVICE_USER = "bootseer"
-_SERVICE_UID = 19_999
 _OPENED = ("home", "mnt")
 _VAR = ("spool/slurmd", "spool/slurmctld", "cache/bootseer", "lib/hdfs")
 
@@ -140,11 +137,6 @@ def _bind_to(source: Path, target: Path) -> None:
 def _write_etc(etc: Path, spec: ClusterSpec) -> None:
     etc.mkdir()
     passwd, group = (Path("/etc", name).read_text() for name in ("passwd", "group"))
-    if not re.search(rf"^{SERVICE_USER}:", passwd, re.MULTILINE):
-        passwd += (
-            f"{SERVICE_USER}:*:{_SERVICE_UID}:{_SERVICE_UID}::/nonexistent:/usr/sbin/nologin\n"
-        )
-        group += f"{SERVICE_USER}:*:{_SERVICE_UID}:\n"
     for user in spec.users:
         uid = spec.uid(user)
         passwd += f"{user}:*:{uid}:{uid}::{spec.home(user)}:/bin/bash\n"

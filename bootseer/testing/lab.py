@@ -192,7 +192,7 @@ class Lab:
         """Remove all that is known of a user's jobs."""
         self.cluster.run(["rm", "-rf", str(self.store(user))])
         for node in self.cluster.node_names:
-            self.cluster.run(["rm", "-rf", "/var/cache/bootseer/spool"], node=node)
+            self.cluster.run(["rm", "-rf", "/var/cache/bootseer/unpublished"], node=node)
 
     def slurmd_log(self, node: str) -> str:
         """Return what a node's slurmd has logged."""

@@ -15,8 +15,8 @@ from bootseer.testing.lab import CONFIG, IMAGE, Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.hdfs, pytest.mark.fuse]
 
-BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}")
-# These jobs are over before anything could be warmed behind their back, so they wait for it.
+# These jobs are over before anything could be opened or warmed behind their back: they wait.
+BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}", "--bootseer-wait=10")
 AGAIN = ("--bootseer=train", "--bootseer-wait=10")
 BUILD = Path(__file__).parents[2] / "build"
 

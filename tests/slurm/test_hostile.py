@@ -67,7 +67,7 @@ def _listing(places):
     found = {}
     for place in places:
         for path in [place, *place.rglob("*")]:
-            if "spool" not in path.parts[-3:] and path.name != "cache":
+            if "unpublished" not in path.parts[-3:] and path.name != "cache":
                 info = path.lstat()
                 found[path] = (info.st_mode, info.st_uid, info.st_size, info.st_mtime_ns)
     return found
@@ -672,7 +672,7 @@ def test_another_user_reaches_neither_socket_nor_files(lab):
             f"touch {folder}/x",
             f"ln -s /etc {RUN_DIR}/jobs/999999",
             f"mv {folder}/agent.sock {folder}/other.sock",
-            "ls /var/cache/bootseer/spool/20001",
+            "ls /var/cache/bootseer/unpublished/20001",
         ):
             for user in ("alice", "mallory"):
                 answer = lab.cluster.run(["sh", "-c", attempt], user=user, node="n1", check=False)

@@ -310,7 +310,7 @@ def arena(world):
     for path in (arena.cluster.state_dir / "home/mallory").iterdir():
         subprocess.run(["rm", "-rf", path], check=True)
     for node in arena.cluster.node_names:
-        clear = f"rm -rf /shared/m* /local/m* {CACHE}/spool"
+        clear = f"rm -rf /shared/m* /local/m* {CACHE}/unpublished"
         arena.cluster.run(["sh", "-c", clear], node=node)
     world.is_spoilt = False
 

@@ -119,6 +119,10 @@ int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, 
  * that is the first, has ended already. Becoming a user undoes it. */
 int bs_die_with(int parent);
 
+/* Give up, as root, all capabilities that a job's broker does not use, for this process and those
+ * that it starts. */
+int bs_limit_to_brokers(void);
+
 /* Become the parent of descendants whose parents end, or cease to. */
 int bs_adopt_orphans(int yes);
 

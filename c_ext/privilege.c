@@ -134,6 +134,36 @@ int bs_die_with(int parent)
     return getppid() == parent ? 0 : -ESRCH;
 }
 
+/* What a broker uses of root's rights: mounts and namespaces, other users' files and processes, and to
+ * become those users. */
+static const int BROKERS[] = {
+    CAP_CHOWN,     CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER,       CAP_KILL,
+    CAP_SETUID,    CAP_SETGID,       CAP_SETPCAP,         CAP_IPC_LOCK,     CAP_SYS_CHROOT,
+    CAP_SYS_ADMIN, CAP_SYS_NICE,     CAP_SYS_PTRACE,      CAP_SYS_RESOURCE,
+};
+
+int bs_limit_to_brokers(void)
+{
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    uint64_t kept = 0;
+    capabilities data;
+    int error = read_capabilities(data);
+
+    if (error < 0)
+        return error;
+    for (size_t i = 0; i < sizeof BROKERS / sizeof *BROKERS; i++)
+        kept |= UINT64_C(1) << BROKERS[i];
+    for (unsigned long i = 0; i < 64 && prctl(PR_CAPBSET_READ, i) >= 0; i++)
+        if (!(kept >> i & 1) && prctl(PR_CAPBSET_DROP, i, 0, 0, 0) != 0)
+            return -errno;
+    for (int i = 0; i < _LINUX_CAPABILITY_U32S_3; i++) {
+        data[i].permitted &= (uint32_t)(kept >> 32 * i);
+        data[i].effective = data[i].permitted;
+        data[i].inheritable = 0;
+    }
+    return syscall(SYS_capset, &header, data) != 0 ? -errno : 0;
+}
+
 int bs_adopt_orphans(int yes)
 {
     return prctl(PR_SET_CHILD_SUBREAPER, yes ? 1UL : 0UL, 0, 0, 0) != 0 ? -errno : 0;

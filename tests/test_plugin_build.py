@@ -255,7 +255,9 @@ def test_command_line(built, site):
     prefix, plugstack_dir = site
     where = ["--prefix", str(prefix), "--plugstack-dir", str(plugstack_dir), "--json"]
     origin = ["--from", str(built.files[0].parent)]
-    result = CliRunner().invoke(command, ["install", "--no-user", *where, *origin, "--", "max_wait=5"])
+    result = CliRunner().invoke(
+        command, ["install", "--no-user", *where, *origin, "--", "max_wait=5"]
+    )
     assert len(json.loads(result.output)["files"]) == 7
     result = CliRunner().invoke(command, ["uninstall", *where])
     assert len(json.loads(result.output)["removed"]) == 7

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from bootseer.agent.node import process
 from bootseer.agent.node.privileges import MAX_DATA_BYTES
 
 pytestmark = [pytest.mark.root]
@@ -171,3 +172,28 @@ def test_no_process_goes_on_that_keeps_a_capability():
     argv = ["setpriv", "--bounding-set=-setpcap", sys.executable, "-I", "-c", code]
     answer = subprocess.run(argv, capture_output=True, check=True)
     assert answer.stdout == b"refused\n"
+
+
+NUMBERS = {
+    **{"CHOWN": 0, "DAC_OVERRIDE": 1, "DAC_READ_SEARCH": 2, "FOWNER": 3, "KILL": 5, "SETGID": 6},
+    **{"SETUID": 7, "SETPCAP": 8, "IPC_LOCK": 14, "SYS_CHROOT": 18, "SYS_PTRACE": 19},
+    **{"SYS_ADMIN": 21, "SYS_NICE": 23, "SYS_RESOURCE": 24},
+}
+
+
+def test_a_broker_keeps_the_capabilities_that_its_unit_has_and_no_others():
+    script = (
+        "from bootseer.agent.node.privileges import limit_to_brokers\n"
+        "def look():\n"
+        "  print(*[l.split()[1] for l in open('/proc/self/status') if l.startswith('Cap')])\n"
+        "look(); limit_to_brokers(); look()"
+    )
+    argv = [sys.executable, "-c", script]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True, cwd="/").stdout
+    before, after = ([int(word, 16) for word in line.split()] for line in said.splitlines())
+    inherited, permitted, effective, bounding, ambient = after
+    listed = {NUMBERS[name.removeprefix("CAP_")] for name in process._CAPABILITIES.split()}
+    # A machine may have fewer to begin with.
+    assert permitted == effective == before[1] & sum(1 << number for number in listed)
+    assert bounding == before[3] & sum(1 << number for number in listed)
+    assert inherited == ambient == 0

@@ -16,13 +16,13 @@ import sys
 from contextlib import suppress
 
 from bootseer import config as settings
-from bootseer._io import lib
 from bootseer.agent.broker.broker import Broker
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.start import Start
 from bootseer.agent.node import control_client, spool
 from bootseer.agent.node.account import service_account
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.node.privileges import adopt_orphans, limit_to_brokers
 from bootseer.agent.node.process import fork, leave, register, take_time
 from bootseer.agent.node.reap import remove_folder
 from bootseer.agent.workers.identify_image import fork_opener
@@ -36,6 +36,7 @@ def main() -> None:
     if job is None:
         raise SystemExit(f"{folder.path} holds no job")
     register(folder)
+    limit_to_brokers()
     try:
         is_finished = run(mode, folder, job, fd)
     except BootseerError as error:
@@ -88,7 +89,7 @@ def run(mode: str, folder: JobFolder, job: Job, fd: int) -> bool:
         # Imported only now: it takes longer than all of the above.
         importlib.import_module("bootseer.agent.supervisor.supervisor").begin(start)
 
-    lib.bs_adopt_orphans(True)  # the worker that warms is to be a child of ours
+    adopt_orphans(True)  # the worker that warms is to be a child of ours
     supervisor = fork(supervise)
     for end in start.sockets:
         end.close()
@@ -96,7 +97,7 @@ def run(mode: str, folder: JobFolder, job: Job, fd: int) -> bool:
     take_time()
     with os.fdopen(born, "rb") as pipe:
         warming = pipe.read()
-    lib.bs_adopt_orphans(False)
+    adopt_orphans(False)
     with suppress(OSError):  # it has ended
         ours.send(b"%d" % (processes.adopt(int(warming)) if warming else 0))
     is_finished = broker.run(ours, mounts)

@@ -120,6 +120,24 @@ def confine(
     confine_system_calls(profile)
 
 
+def limit_to_brokers() -> None:
+    """Give up what a job's broker does not use of root's capabilities, for good.
+
+    Raises:
+        OSError: it could not be done; the process must end.
+    """
+    _check(lib.bs_limit_to_brokers())
+
+
+def adopt_orphans(yes: bool) -> None:
+    """Become the parent of descendants whose parents end, or cease to.
+
+    Raises:
+        OSError: it could not be done.
+    """
+    _check(lib.bs_adopt_orphans(yes))
+
+
 def die_with(parent: int) -> None:
     """Have this process killed when the thread ends that has started it.
 

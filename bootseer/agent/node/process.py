@@ -28,6 +28,12 @@ CONNECTION_FD = 4
 """Where a worker finds its channel, and the mount that it is to serve."""
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _HURRY_NICE = -10
+_CAPABILITIES = (
+    "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_KILL CAP_SETUID CAP_SETGID "
+    "CAP_SETPCAP CAP_IPC_LOCK CAP_SYS_CHROOT CAP_SYS_ADMIN CAP_SYS_NICE CAP_SYS_PTRACE "
+    "CAP_SYS_RESOURCE"
+)
+"""Those that the broker keeps in any case, see c_ext/privilege.c."""
 _STARTING_S = 10.0
 """A folder younger than this may belong to an agent that is only starting."""
 TAG = "BOOTSEER_JOB_DIR"
@@ -209,6 +215,10 @@ def _as_unit(folder: JobFolder, mode: str, argv: list[str]) -> list[str]:
         # Who serves the image outlives an agent that dies: the job goes on. The epilog ends both.
         "--property=KillMode=process",
         "--property=OOMPolicy=continue",
+        f"--property=CapabilityBoundingSet={_CAPABILITIES}",
+        # What is read ahead counts as the memory of who reads it.
+        "--property=MemoryMax=50%",
+        "--property=TasksMax=4096",
         "--",
         *argv,
     ]

@@ -76,9 +76,10 @@ class Broker:
         Thread(target=self._look_after_servers, daemon=True).start()
         is_finished = False
         while True:
-            message, fds, _, _ = socket.recv_fds(
-                supervisor, messages.MAX_BYTES + 1, messages.MAX_DESCRIPTORS
-            )
+            try:
+                message, fds = messages.receive(supervisor)
+            except OSError:  # it has ended, and has left a reply unread
+                return is_finished
             if not message:
                 return is_finished
             try:
@@ -107,7 +108,8 @@ class Broker:
         except OSError as error:
             reply = Reply(number, Unavailable(str(error)))
         except Exception as error:  # noqa: BLE001 (one request never ends the broker)
-            traceback.print_exc()
+            with suppress(OSError):  # /run is full
+                traceback.print_exc()
             reply = Reply(number, Unavailable(f"internal error: {type(error).__name__}"))
         finally:
             close_all(fds)
@@ -175,8 +177,9 @@ class Broker:
         number, fds = lent
         sent += fds
         strange = self._lender.sweep()
-        for what in strange:
-            print(what, file=sys.stderr)
+        with suppress(OSError):  # /run is full
+            for what in strange:
+                print(what, file=sys.stderr)
         return number, len(strange)
 
     def _mount_root(self, entry: int) -> None:

@@ -9,6 +9,8 @@ Standard library only.
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -204,6 +206,18 @@ def _layout(verb: type[Request]) -> struct.Struct:
 
 
 _LAYOUTS = [_layout(verb) for verb in _VERBS]
+
+
+def receive(end: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a message, b"" at the end, and the descriptors that came with it, for no child.
+
+    Raises:
+        OSError: the other end has gone, and has not read all that was sent.
+    """
+    message, fds, _, _ = socket.recv_fds(end, MAX_BYTES + 1, MAX_DESCRIPTORS)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return message, fds
 
 
 def encode(number: int, request: Request) -> bytes:

@@ -9,8 +9,8 @@ import os
 import signal
 import socket
 import time
-from contextlib import suppress
 from itertools import count
+from threading import Lock
 
 from bootseer.agent.node import process
 from bootseer.agent.node.job import Job, JobFolder
@@ -43,11 +43,13 @@ class Processes:
         self._pids: dict[int, int] = {}
         self._outlive: set[int] = set()
         self._stopped: dict[int, int] = {}
+        self._lock = Lock()  # guards them: what is killed under it has not been reaped
 
     def adopt(self, pid: int) -> int:
         """Take charge of a child; returns its handle."""
-        handle = next(self._numbers)
-        self._pids[handle] = pid
+        with self._lock:
+            handle = next(self._numbers)
+            self._pids[handle] = pid
         return handle
 
     def start(self, role: str, connection: int | None = None) -> tuple[int, socket.socket]:
@@ -66,10 +68,12 @@ class Processes:
             raise Unavailable(f"{MAX_WORKERS} processes of this job are at work already")
         pid, end = process.spawn_worker(self._folder, self._job, role, connection)
         handle = self.adopt(pid)
-        if connection is not None:
-            self._stopped[handle] = 0
+        with self._lock:
+            if connection is not None:
+                self._stopped[handle] = 0
+            if role == "serve_image":
+                self._outlive.add(handle)
         if role == "serve_image":
-            self._outlive.add(handle)
             process.register_server(self._folder, pid)
         return handle, end
 
@@ -79,11 +83,12 @@ class Processes:
         Raises:
             NotFound: there is none of that handle.
         """
-        pid = self._pids.pop(handle, None)
-        if pid is None:
-            raise NotFound(f"there is no process {handle}")
-        self._stopped.pop(handle, None)
-        self._outlive.discard(handle)
+        with self._lock:
+            pid = self._pids.pop(handle, None)
+            if pid is None:
+                raise NotFound(f"there is no process {handle}")
+            self._stopped.pop(handle, None)
+            self._outlive.discard(handle)
         os.kill(pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
         until = time.monotonic() + _KILL_S
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
@@ -96,20 +101,19 @@ class Processes:
         and Slurm takes a node away whose processes do not end. The calls do not have to follow each
         other: a user could let it go on in between.
         """
-        for handle, times in list(self._stopped.items()):
-            pid = self._pids.get(handle)
-            if pid is None or not _is_stopped(pid):
-                continue
-            self._stopped[handle] = times + 1
-            if times + 1 == LOOKS:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        with self._lock:
+            for handle, times in self._stopped.items():
+                if not _is_stopped(self._pids[handle]):
+                    continue
+                self._stopped[handle] = times + 1
+                if times + 1 == LOOKS:
+                    os.kill(self._pids[handle], signal.SIGKILL)
 
     def end(self) -> None:
         """Kill all that do not outlive the broker, without waiting."""
-        for handle, pid in self._pids.items():
-            if handle not in self._outlive:
-                with suppress(ProcessLookupError):
+        with self._lock:
+            for handle, pid in self._pids.items():
+                if handle not in self._outlive:
                     os.kill(pid, signal.SIGKILL)
 
 

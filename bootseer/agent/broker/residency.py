@@ -1,8 +1,8 @@
 """Tell a supervisor which pages of a file are in memory: both ends of a socket for one file.
 
-A request is a range; an empty one asks for the ranges that have become resident since the last
-time, and is answered by messages with as many as fit, of which the last is not full. Any other is
-answered by a byte for each of its pages, or by an empty message where the kernel does not say.
+A request is a range; an empty one asks for ranges that have become resident since the last time,
+and is answered by "=" and as many as fit, or all there are. Any other is answered by a byte for
+each of its pages, or by "-" where the kernel does not say.
 
 Standard library and our own extension only.
 """
@@ -36,7 +36,8 @@ def serve(pages: Residency, end: socket.socket) -> None:
             while len(request := end.recv(_RANGE.size + 1)) == _RANGE.size:
                 start, stop = _RANGE.unpack(request)
                 if start == stop:
-                    _send_resident(pages, end)
+                    found = pages.newly_resident(_RANGES)
+                    end.send(b"=" + b"".join(_RANGE.pack(*one) for one in found))
                 elif start < stop <= pages.size_bytes and stop - start <= _PAGES * PAGE_BYTES:
                     end.send(pages.active(start, stop) or b"-")
                 else:
@@ -45,14 +46,6 @@ def serve(pages: Residency, end: socket.socket) -> None:
         return  # the other end is told by the end of the connection
     finally:
         pages.close()
-
-
-def _send_resident(pages: Residency, end: socket.socket) -> None:
-    while True:
-        found = pages.newly_resident(_RANGES)
-        end.send(b"=" + b"".join(_RANGE.pack(*one) for one in found))
-        if len(found) < _RANGES:
-            return
 
 
 class BrokersPages:
@@ -65,22 +58,21 @@ class BrokersPages:
         self._end = end
 
     def newly_resident(self, most: int) -> list[tuple[int, int]]:
-        """See `Pages`; there are never more than are told at once."""
+        """See `Pages`; there may be some more, for they come in messages."""
         found: list[tuple[int, int]] = []
-        self._send(0, 0)
-        while True:
-            some = list(_RANGE.iter_unpack(self._receive()[1:]))
+        while len(found) < most:
+            some = list(_RANGE.iter_unpack(self._ask(0, 0)[1:]))
             found += some
             if len(some) < _RANGES:
-                return found
+                break
+        return found
 
     def active(self, start: int, stop: int) -> bytes | None:
         """See `Pages`."""
         found = b""
         for at in range(start - start % PAGE_BYTES, stop, _PAGES * PAGE_BYTES):
             until = min(stop, at + _PAGES * PAGE_BYTES)
-            self._send(max(start, at), until)
-            some = self._receive()
+            some = self._ask(max(start, at), until)
             if some == b"-":
                 return None
             found += some
@@ -90,16 +82,12 @@ class BrokersPages:
         """See `Pages`."""
         self._end.close()
 
-    def _send(self, start: int, stop: int) -> None:
+    def _ask(self, start: int, stop: int) -> bytes:
         try:
             self._end.send(_RANGE.pack(start, stop))
-        except OSError as error:
-            raise Unavailable(f"nobody looks at the image any more: {error}") from error
-
-    def _receive(self) -> bytes:
-        try:
             answer = self._end.recv(1 + max(_RANGES * _RANGE.size, _PAGES))
         except OSError as error:
+            self.close()  # an answer that comes too late must not be taken for that to a later one
             raise Unavailable(f"nobody looks at the image any more: {error}") from error
         if not answer:
             raise Unavailable("nobody looks at the image any more")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 from itertools import count
@@ -26,6 +25,7 @@ class BrokerClient:
         self._end = end
         self._numbers = count(1)
         self._waiting: dict[int, _Waiting] = {}
+        self._sending = trio.Lock()  # one task at a time may wait for room in the socket
         self._is_closed = False
 
     async def run(self) -> None:
@@ -38,9 +38,7 @@ class BrokerClient:
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._end)
-                message, fds, _, _ = socket.recv_fds(
-                    self._end, messages.MAX_BYTES + 1, messages.MAX_DESCRIPTORS
-                )
+                message, fds = messages.receive(self._end)
                 if not message:
                     raise Closed("the broker has ended")
                 self._hand_over(Reply.decode(message), fds)
@@ -82,6 +80,7 @@ class BrokerClient:
             why = "has ended" if self._is_closed else f"has not answered within {answer_s:g} s"
             raise (Closed if self._is_closed else Unavailable)(f"the broker {why}")
         if waiting.reply.error is not None:
+            close_all(waiting.fds)
             raise waiting.reply.error
         return waiting.reply, waiting.fds
 
@@ -103,19 +102,19 @@ class BrokerClient:
         return reply.value, socket.socket(fileno=fds[0])
 
     async def _send(self, message: bytes, fds: Sequence[int]) -> None:
-        while not self._is_closed:
-            try:
-                socket.send_fds(self._end, [message], fds)
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(self._end)
-            except OSError as error:
-                raise Closed(f"the broker has ended: {error}") from error
-            else:
-                return
+        async with self._sending:
+            while not self._is_closed:
+                try:
+                    socket.send_fds(self._end, [message], fds)
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._end)
+                except OSError as error:
+                    raise Closed(f"the broker has ended: {error}") from error
+                else:
+                    return
+        raise Closed("the broker has ended")
 
     def _hand_over(self, reply: Reply, fds: list[int]) -> None:
-        for fd in fds:
-            os.set_inheritable(fd, False)
         waiting = self._waiting.get(reply.number)
         if waiting is None or waiting.reply is not None:  # whoever asked has gone
             close_all(fds)

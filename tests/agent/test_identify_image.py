@@ -2,17 +2,19 @@
 
 import os
 import signal
-import socket
 import threading
+from contextlib import suppress
 
 import pytest
 import trio
 import trio.testing
 
+from bootseer.agent.broker.processes import Processes
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import base
-from bootseer.agent.workers.identify_image import Opener, open_and_identify, receive
-from bootseer.errors import BootseerError, Unavailable
+from bootseer.agent.workers.identify_image import fork_opener, open_and_identify, receive
+from bootseer.errors import BootseerError, NotFound, Unavailable
+from bootseer.testing.cluster.poll import wait_until
 
 pytestmark = [pytest.mark.root]
 
@@ -22,24 +24,24 @@ IMAGE_BYTES = b"not a squashfs, and an image all the same" * 1000
 
 @pytest.fixture
 def ask(tmp_path):
-    """Start an opener for an image; gives it and what it answers."""
+    """Start an opener for an image; gives its process id, and the socket on which it answers."""
     os.chmod(tmp_path, 0o755)
     for parent in tmp_path.parents[:2]:
         os.chmod(parent, 0o755)
     begun = []
-    not_its = socket.socket()
 
     def start(image):
         job = Job(7, "c", "n1", NOBODY, NOBODY, "nobody", "/", "k", False, str(image), 1.0, 1)
-        opener = Opener.fork(job, not_its)
-        begun.append(opener)
-        return opener
+        begun.append(fork_opener(job))
+        return begun[-1]
 
     yield start
-    not_its.close()
-    for opener in begun:
-        opener.end()
-        opener.answer.close()
+    for pid, answer in begun:
+        answer.close()
+        with suppress(ChildProcessError):  # reaped already
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 @pytest.fixture
@@ -51,9 +53,9 @@ def image(tmp_path):
 
 
 def test_it_hands_over_what_it_has_found(ask, image):
-    opener = ask(image)
-    opened = receive(opener.answer, str(image))
-    opener.wait()
+    pid, answer = ask(image)
+    opened = receive(answer, str(image))
+    assert os.waitpid(pid, 0)[0] == pid
     expected = open_and_identify(str(image))
     assert opened.identity == expected.identity
     assert opened.image.size_bytes == len(IMAGE_BYTES)
@@ -66,34 +68,54 @@ def test_it_hands_over_what_it_has_found(ask, image):
 def test_it_opens_with_the_users_rights(ask, image):
     image.chmod(0o600)
     with pytest.raises(BootseerError, match="may not be read by the job's user"):
-        receive(ask(image).answer, str(image))
+        receive(ask(image)[1], str(image))
 
 
 @pytest.mark.parametrize("name", ["missing", "missing\n", "\udcff", "a\0b"])
 def test_what_cannot_be_opened_is_told(ask, tmp_path, name):
     with pytest.raises(BootseerError, match="image"):
-        receive(ask(tmp_path / name).answer, name)
+        receive(ask(tmp_path / name)[1], name)
 
 
 def test_its_death_is_told(ask, image, monkeypatch):
     monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", lambda _: signal.pause())
-    opener = ask(image)
-    opener.end()
+    pid, answer = ask(image)
+    os.kill(pid, signal.SIGKILL)
     with pytest.raises(Unavailable, match="has died"):
-        receive(opener.answer, str(image))
+        receive(answer, str(image))
+
+
+def test_it_has_nothing_open_but_the_image_and_its_answer(ask, image, tmp_path, monkeypatch):
+    monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", lambda _: signal.pause())
+    with open(tmp_path / "not its", "w"):
+        pid, _ = ask(image)
+        wait_until(lambda: str(image) in opened_by(pid), "the opener has opened the image")
+    beyond_standard = opened_by(pid)[3:]
+    assert sorted(name.partition(":")[0] for name in beyond_standard) == [str(image), "socket"]
+
+
+def opened_by(pid):
+    """List what a process has open, in the order of its descriptors."""
+    folder = f"/proc/{pid}/fd"
+    return [os.readlink(f"{folder}/{fd}") for fd in sorted(os.listdir(folder), key=int)]
 
 
 def test_what_has_ended_keeps_its_process_id_until_it_is_let_go(ask, image, monkeypatch):
     killed = []
     monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
-    opener = ask(image)
-    opener.wait()
-    assert os.waitid(os.P_PID, opener._pid, os.WEXITED | os.WNOWAIT).si_pid == opener._pid
-    opener.end()
-    opener.end()
-    assert killed == [opener._pid]
+    processes = Processes(None, None)
+    pid, answer = ask(image)
+    handle = processes.adopt(pid)
+    os.close(receive(answer, str(image)).image.fd)
+    for _ in range(2):
+        assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_pid == pid
+    processes.kill(handle)
+    with pytest.raises(NotFound):
+        processes.kill(handle)
+    processes.end()
+    assert killed == [pid]
     with pytest.raises(ChildProcessError):
-        os.waitpid(opener._pid, 0)
+        os.waitpid(pid, 0)
 
 
 def test_what_goes_wrong_in_it_is_printed(ask, image, monkeypatch, capfd):
@@ -103,7 +125,7 @@ def test_what_goes_wrong_in_it_is_printed(ask, image, monkeypatch, capfd):
     monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", fails)
     with open(2, "w", buffering=1, closefd=False) as stderr:
         monkeypatch.setattr("sys.stderr", stderr)  # pytest's is a descriptor that is closed
-        ask(image).wait()
+        os.waitpid(ask(image)[0], 0)
     assert "RuntimeError: something unforeseen" in capfd.readouterr().err
 
 

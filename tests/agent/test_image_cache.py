@@ -1,18 +1,26 @@
-"""What the agent lends of the block cache to a worker that its user has taken over."""
+"""What is lent of the block cache to a worker that its user has taken over, or a supervisor."""
 
 import os
 import random
 import socket
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import trio
 
+from bootseer.agent.broker.lending import MAX_LENT, open_cache
+from bootseer.agent.broker.messages import Lend, LendNew, MountRoot
 from bootseer.agent.node.channel import Channel
-from bootseer.agent.supervisor.image_mount import ServedImage, open_cache
+from bootseer.agent.supervisor.broker_client import BrokerClient
+from bootseer.agent.supervisor.image_mount import ServedImage
+from bootseer.cache.keeper import entry_size
+from bootseer.cache.reservation import ReservationClient
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image
+from bootseer.errors import Corrupt, NotFound, Unavailable
+from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.image_entry import create_image
 from bootseer.testing.stored_image import manifest_of
 
@@ -26,42 +34,39 @@ TOKEN = manifest_token(MANIFEST)
 
 
 @pytest.fixture
-def config(tmp_path):
-    """Settings of a node that has an image of Alice's."""
-    settings = {
-        "node.cache_dir": str(tmp_path / "cache"),
-        "cache.quota_gib": 1.0,
-        "cache.free_share": 0.0,
-        "cache.user_share": 0.5,
-    }
+def bobs(start_broker):
+    """The broker of a job of Bob's, on a node that has an image of Alice's."""
+    broker = start_broker(uid=BOB)
     fd = seal_manifest(MANIFEST)
-    entry = create_image(open_cache(settings), DIGEST, fd, ALICE)
+    entry = create_image(open_cache(broker.config), DIGEST, fd, ALICE)
     keeper = entry.keeper()
     keeper.keep(0, memoryview(SECRET))
     keeper.close()
     entry.close()
     os.close(fd)
-    return settings
+    return broker
 
 
 @asynccontextmanager
-async def mallory(config):
+async def mallory(bobs):
     """Bob's worker, taken over: sends what it likes, and gets what the agent answers."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setblocking(False)
     agent, worker = Channel(ours), Channel(theirs)
-    served = ServedImage("/nowhere", SimpleNamespace(channel=agent), f"bootseer://{DIGEST}")
-    served._uid = BOB
+    broker = BrokerClient(bobs.end)
+    worker_of_it = SimpleNamespace(channel=agent)
+    served = ServedImage(broker, 0, "/nowhere", worker_of_it, f"bootseer://{DIGEST}")
     told = []
 
-    async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
+        outer.start_soon(broker.run)
 
         async def ask(message, fd=None):
             """Ask for the cache; returns the answer, and what can be read of what came with it."""
             held = None if fd is None else os.dup(fd)
             with trio.fail_after(10):
-                await served._lend({"op": "cache", **message}, held, config, told.append, nursery)
+                await served._lend({"op": "cache", **message}, held, told.append, nursery)
                 answer, _ = await worker.receive()
                 got = []
                 if answer["ok"]:
@@ -72,13 +77,15 @@ async def mallory(config):
             return answer, got
 
         yield ask, told
-        nursery.cancel_scope.cancel()
+        while nursery.child_tasks:  # what keeps blocks ends with the worker's ends
+            await trio.sleep(0.01)
+        outer.cancel_scope.cancel()
     agent.close()
     worker.close()
 
 
-async def test_the_token_opens_the_entry(config):
-    async with mallory(config) as (ask, told):
+async def test_the_token_opens_the_entry(bobs):
+    async with mallory(bobs) as (ask, told):
         answer, got = await ask({"digest": DIGEST, "token": TOKEN.hex()})
         assert answer["ok"] and got[0] == MANIFEST[:100] and got[1] == SECRET[:100]
     assert not told
@@ -98,18 +105,18 @@ async def test_the_token_opens_the_entry(config):
         "x" * 64,
     ],
 )
-async def test_without_the_token_nothing_is_lent(config, token):
+async def test_without_the_token_nothing_is_lent(bobs, token):
     """Neither for the image's digest nor for the store and the version, which she may state."""
-    async with mallory(config) as (ask, _):
+    async with mallory(bobs) as (ask, _):
         more = {"store": "file:///home/alice/.bootseer", "version": "1 alice"}
         answer, got = await ask({"digest": DIGEST, "token": token, **more})
         assert not answer["ok"] and not got
-    assert [a.uid for a in open_cache(config).accounts()] == [ALICE]
+    assert [a.uid for a in open_cache(bobs.config).accounts()] == [ALICE]
 
 
-async def test_a_manifest_of_hers_does_not_get_at_anothers_blocks(config):
+async def test_a_manifest_of_hers_does_not_get_at_anothers_blocks(bobs):
     own = manifest_of(bytes(50 * BLOCK)).encode()
-    async with mallory(config) as (ask, told):
+    async with mallory(bobs) as (ask, told):
         for handed in (own, own[:-32] + MANIFEST[-32:], MANIFEST[:1000], b"", bytes(10_000)):
             fd = seal_manifest(handed)
             answer, got = await ask({"digest": DIGEST, "token": TOKEN.hex()}, fd)
@@ -122,14 +129,138 @@ async def test_a_manifest_of_hers_does_not_get_at_anothers_blocks(config):
         answer, got = await ask({"digest": digest, "token": TOKEN.hex()}, fd)
         os.close(fd)
         assert answer["ok"] and got[0] == own[:100] and got[1] == bytes(100)
-    by_uid = {a.uid: a.name for a in open_cache(config).accounts()}
+    by_uid = {a.uid: a.name for a in open_cache(bobs.config).accounts()}
     assert by_uid == {ALICE: entry_name(TOKEN), BOB: entry_name(manifest_token(own))}
 
 
-async def test_memory_that_can_change_is_not_taken(config):
+async def test_memory_that_can_change_is_not_taken(bobs):
     fd = os.memfd_create("manifest", os.MFD_ALLOW_SEALING)
     os.write(fd, MANIFEST)
-    async with mallory(config) as (ask, _):
+    async with mallory(bobs) as (ask, _):
         answer, got = await ask({"digest": DIGEST, "token": ""}, fd)
         assert not answer["ok"] and not got
     os.close(fd)
+
+
+# A supervisor that somebody has taken over: the broker takes its word for nothing either.
+
+
+@pytest.fixture
+def sealed():
+    fd = seal_manifest(MANIFEST)
+    yield fd
+    os.close(fd)
+
+
+SIZE = entry_size(MANIFEST, image.decode(MANIFEST, "", DIGEST))
+
+
+def new(**other):
+    size = {name: getattr(SIZE, name) for name in ("manifest_bytes", "image_bytes", "blocks")}
+    return LendNew(**(size | other))
+
+
+def close(fds):
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("token", [bytes(32), bytes.fromhex(DIGEST), TOKEN[:31] + b"x"])
+def test_the_broker_lends_nothing_without_the_token(bobs, token):
+    reply, fds = bobs.ask(Lend(token))
+    assert isinstance(reply.error, NotFound) and not fds
+
+
+def test_who_has_the_token_or_the_manifest_gets_what_it_takes_to_read_and_keep(bobs, sealed):
+    for request, handed in ((Lend(TOKEN), []), (new(), [sealed])):
+        reply, fds = bobs.ask(request, handed)
+        assert reply.error is None and reply.second == 0 and len(fds) == 7
+        manifest, data, block_map, *keepers = fds
+        assert os.pread(manifest, 1 << 20, 0) == MANIFEST
+        assert os.pread(data, 100, 0) == SECRET[:100]
+        for fd in (manifest, data, block_map):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.pwrite(fd, b"x", 0)
+        assert os.fstat(keepers[0]).st_ino == os.fstat(data).st_ino
+        close(fds)
+
+
+def test_a_manifest_that_can_change_is_not_taken_by_the_broker_either(bobs):
+    fd = os.memfd_create("manifest", os.MFD_ALLOW_SEALING)
+    os.write(fd, MANIFEST)
+    reply, fds = bobs.ask(new(), [fd])
+    os.close(fd)
+    assert isinstance(reply.error, Corrupt) and not fds
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"manifest_bytes": len(MANIFEST) - 1},
+        {"manifest_bytes": 0},
+        {"image_bytes": -1},
+        {"image_bytes": 1 << 62},
+        {"blocks": 0},
+        {"blocks": 1 << 62},
+    ],
+)
+def test_sizes_that_no_image_has_are_refused(bobs, sealed, other):
+    reply, fds = bobs.ask(new(**other), [sealed])
+    assert isinstance(reply.error, Corrupt | Unavailable) and not fds
+    lengths = [os.stat(next_entry(bobs) / name).st_size for name in ("manifest", "data")]
+    assert lengths == [len(MANIFEST), len(SECRET)]
+
+
+def next_entry(bobs):
+    (account,) = open_cache(bobs.config).accounts()
+    return Path(bobs.config["node.cache_dir"], "images", account.name)
+
+
+def test_an_entry_is_in_use_until_its_keeper_has_gone(bobs):
+    cache = open_cache(bobs.config)
+    (account,) = cache.accounts()
+    reply, fds = bobs.ask(Lend(TOKEN))
+    assert not cache.remove(account.name)
+    close(fds[:6])
+    assert not cache.remove(account.name)
+    os.close(fds[6])
+    wait_until(lambda: cache.remove(account.name), "nobody uses the entry")
+    mounted, _ = bobs.ask(MountRoot(reply.value))
+    assert isinstance(mounted.error, NotFound) and "not lent" in str(mounted.error)
+
+
+def test_a_keeper_gets_room_and_one_that_talks_nonsense_is_given_up(bobs):
+    own = manifest_of(bytes(50 * BLOCK)).encode()
+    fd = seal_manifest(own)
+    reply, fds = bobs.ask(new(manifest_bytes=len(own)), [fd])
+    os.close(fd)
+    assert reply.error is None
+    close(fds[:6])
+    end = socket.socket(fileno=fds[6])
+    assert ReservationClient(end).reserve(BLOCK, BLOCK) >= BLOCK
+    charged = {a.uid: a.charged_bytes for a in open_cache(bobs.config).accounts()}
+    assert charged[BOB] >= BLOCK
+    end.settimeout(20)
+    end.send(b"nonsense")
+    assert end.recv(100) == b""
+    end.close()
+
+
+def test_what_a_job_has_in_use_is_bounded(bobs):
+    kept = []
+    for _ in range(MAX_LENT):
+        reply, fds = bobs.ask(Lend(TOKEN))
+        assert reply.error is None
+        close(fds[:6])
+        kept.append(fds[6])
+    reply, fds = bobs.ask(Lend(TOKEN))
+    assert isinstance(reply.error, Unavailable) and not fds
+    os.close(kept.pop())
+    wait_until(lambda: lends(bobs), "there is room for one more")
+    close(kept)
+
+
+def lends(bobs):
+    reply, fds = bobs.ask(Lend(TOKEN))
+    close(fds)
+    return reply.error is None

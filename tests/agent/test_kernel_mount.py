@@ -1,11 +1,15 @@
 """Images mounted by the kernel: whole ones, that have been checked, for one user."""
 
 import os
+import random
 import subprocess
 
 import pytest
 
-from bootseer.agent.supervisor.kernel_mount import check_entry, mount_image
+from bootseer.agent.broker.kernel_mount import _checked_digest, mount_root
+from bootseer.agent.node import process
+from bootseer.agent.node.account import Account
+from bootseer.core import image
 from bootseer.errors import Corrupt, NotFound, Unavailable
 from bootseer.testing.images import TinyImage, write_image
 from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
@@ -13,6 +17,8 @@ from bootseer.units import MIB
 
 pytestmark = pytest.mark.root
 NOBODY = 65534
+ACCOUNT = Account("daemon", 1, 1)
+"""In place of the service account."""
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +48,33 @@ def fill(entry, content):
     keeper.close()
 
 
+def digest_of(entry):
+    return image.image_digest(entry.manifest.encode())
+
+
 @pytest.fixture
-def mounted():
-    mounts = []
-    yield mounts.append
-    for path in mounts:
+def mount(tmp_path):
+    """Have an entry mounted; the image of it is listed."""
+    made = []
+    tmp_path.chmod(0o755)
+
+    def mount(entry, name="job", listed=None):
+        folder = tmp_path / name
+        listed = [digest_of(entry)] if listed is None else listed
+        owner = (NOBODY, NOBODY)
+        mount_root(entry.entry, folder, listed, tmp_path / "checked", owner, ACCOUNT)
+        made.append(folder / "rootfs")
+        return made[-1]
+
+    yield mount
+    for path in made:
         subprocess.run(["umount", path], check=True)
 
 
-def test_a_whole_image_is_mounted_for_its_user(filled, tmp_path, mounted):
-    check_entry(filled, tmp_path / "checked")
-    tmp_path.chmod(0o755)
+def test_a_whole_image_is_mounted_for_its_user(filled, tmp_path, mount):
     recipe = TinyImage()
     for number in range(2):  # a second job on the node
-        target = mount_image(filled, tmp_path / f"job-{number}", NOBODY, NOBODY)
-        mounted(target)
+        target = mount(filled, f"job-{number}")
         for name in (recipe.hot[3], recipe.cold[5]):
             assert (target / name.lstrip("/")).read_bytes() == recipe.content(name)
         assert (tmp_path / f"job-{number}").stat().st_mode & 0o777 == 0o700
@@ -67,38 +85,83 @@ def test_a_whole_image_is_mounted_for_its_user(filled, tmp_path, mounted):
     assert len(devices) == 1  # one file system, and one copy of its pages
 
 
-def test_what_is_not_whole_is_not_mounted(entry, content, tmp_path):
+def test_only_what_is_listed_is_mounted(filled, tmp_path, mount):
+    for listed in ([], [digest_of(filled)[:-1] + "x", "a" * 64]):
+        for _ in range(2):  # the second time from the note
+            with pytest.raises(NotFound, match="not one that the kernel may mount"):
+                mount(filled, listed=listed)
+    assert not (tmp_path / "job").exists()
+    mount(filled)
+
+
+def test_what_is_not_whole_is_not_mounted(entry, content, tmp_path, mount):
     with pytest.raises(NotFound, match="not on this node yet"):
-        check_entry(entry, tmp_path / "checked")
+        mount(entry)
+    assert not (tmp_path / "job").exists()
     fill(entry, content)
-    check_entry(entry, tmp_path / "checked")
+    mount(entry)
 
 
 def test_damage_is_found_once_and_after_every_change(filled, tmp_path):
     checked = tmp_path / "checked"
     data = filled.path / "data"
-    check_entry(filled, checked)
+    assert _checked_digest(filled.entry, checked, ACCOUNT) == digest_of(filled)
     with data.open("r+b") as file:
         file.seek(9 * MIB)
         before = file.read(1)
         file.seek(9 * MIB)
         file.write(bytes([before[0] ^ 1]))
-    with pytest.raises(Corrupt):
-        check_entry(filled, checked)
+    with pytest.raises(Corrupt, match="damaged on this node"):
+        _checked_digest(filled.entry, checked, ACCOUNT)
     with data.open("r+b") as file:
         file.seek(9 * MIB)
         file.write(before)
-    check_entry(filled, checked)
+    _checked_digest(filled.entry, checked, ACCOUNT)
     # Nothing is read again of what has been checked since: there is nothing to read any more.
     note = next(checked.iterdir())
     assert note.name == filled.path.name
     times = note.stat().st_mtime_ns
-    check_entry(filled, checked)
+    assert _checked_digest(filled.entry, checked, ACCOUNT) == digest_of(filled)
     assert note.stat().st_mtime_ns == times
 
 
-def test_what_cannot_be_mounted_is_told(entry, tmp_path):
+@pytest.mark.parametrize("noted", ["", "[]", "null", '{"state": 1}', "\xff"])
+def test_a_note_that_makes_no_sense_is_none(filled, tmp_path, noted):
+    checked = tmp_path / "checked"
+    checked.mkdir()
+    (checked / filled.path.name).write_text(noted, encoding="latin-1")
+    assert _checked_digest(filled.entry, checked, ACCOUNT) == digest_of(filled)
+
+
+TELL = """
+import os
+from bootseer.agent.workers import check_image
+def check(*fds):
+    return f"{os.getresuid()} {os.getresgid()} {len(os.listdir('/proc/self/fd'))}"
+check_image.check = check
+"""
+
+
+def test_an_image_is_checked_with_the_service_accounts_rights(filled, tmp_path, monkeypatch):
+    real = process.command
+
+    def command(*args):
+        argv = real(*args)
+        argv[3] = argv[3].removesuffix("main()") + f"{TELL}main()"
+        return argv
+
+    monkeypatch.setattr(process, "command", command)
+    said = _checked_digest(filled.entry, tmp_path / "checked", ACCOUNT)
+    # Open are the standard three, those of the image, and the listing's own.
+    assert said == f"(1, 1, 1) (1, 1, 1) {3 + 3 + 1}"
+
+
+def test_what_cannot_be_mounted_is_told(tmp_path, mount):
+    content = random.Random(1).randbytes(3 * MIB)
+    entry = open_entry(cache_in(tmp_path), manifest_of(content, 65536))
+    fill(entry, content)
     with pytest.raises(Unavailable, match="cannot mount"):
-        mount_image(entry, tmp_path / "job", NOBODY, NOBODY)  # it is no squashfs yet
+        mount(entry)  # it is no squashfs
     with pytest.raises(Unavailable, match="exists"):
-        mount_image(entry, tmp_path / "job", NOBODY, NOBODY)
+        mount(entry)
+    entry.close()

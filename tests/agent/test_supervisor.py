@@ -2,6 +2,8 @@
 
 import os
 import random
+import shutil
+import socket
 import threading
 import time
 from contextlib import nullcontext
@@ -11,21 +13,34 @@ import trio
 
 from bootseer import config as settings
 from bootseer._io import lib
+from bootseer.agent.broker.messages import Clear, Finish, Kill, Reply, Role, Start
+from bootseer.agent.broker.processes import Processes
 from bootseer.agent.node import spool
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import supervisor
 from bootseer.agent.supervisor.control_server import Peer
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
-from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.agent.workers.base import MAX_DETAIL_CHARS, Task
 from bootseer.core.ranges import ByteRange, subtract
 from bootseer.core.trace import Touch
 from bootseer.errors import BootseerError, Denied, Unavailable
-from bootseer.image import record
-from bootseer.image.record import MAX_IMAGE_BYTES, Recorder
+from bootseer.image import residency
+from bootseer.image.record import Recorder
+from bootseer.image.residency import Residency
 
 USER = 20001
 JOB = Job(7, "c", "n1", USER, USER, "alice", "/home/alice", "k", False, "", 1.0, 1)
+
+
+class NoBroker:
+    """Takes what an agent asks the broker for, and does nothing."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def do(self, request, fds=()):
+        self.asked.append(request)
+        return Reply(1)
 
 
 @pytest.fixture
@@ -33,8 +48,8 @@ def agent(tmp_path):
     config = settings.load(os.devnull)
     config.values["node.cache_dir"] = str(tmp_path / "cache")
     folder = JobFolder(str(tmp_path / "job"))
-    os.mkdir(folder.path)
-    return supervisor.Agent(folder, JOB, config)
+    os.makedirs(folder.state)
+    return supervisor.Agent(folder, JOB, config, NoBroker())
 
 
 def event(**more):
@@ -111,20 +126,23 @@ async def test_a_user_cannot_speak_for_root(agent):
 
 @pytest.mark.root
 async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp_path, monkeypatch):
-    pids = []
+    pids, processes = [], Processes(None, None)
 
-    def stopped(folder, job, role):
-        import socket
-
+    async def start(request):
+        assert request == Start(Role.PUBLISH)
         ours, theirs = socket.socketpair()
-        pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
         theirs.detach()  # never read from
-        pids.append(pid)
-        return Worker(pid, ours)
+        pids.append(os.posix_spawn("/bin/sleep", ["sleep", "60"], {}))
+        return processes.adopt(pids[-1]), ours
 
-    monkeypatch.setattr(supervisor, "spawn", stopped)
+    async def do(request):
+        assert isinstance(request, Kill)
+        processes.kill(request.handle)
+
+    monkeypatch.setattr(agent._broker, "start", start, raising=False)
+    monkeypatch.setattr(agent._broker, "do", do)
     agent._events = [supervisor.Event("x", 1, 2, "agent", detail="x" * 1000) for _ in range(3000)]
-    (tmp_path / "cache").mkdir(mode=0o755)
+    spool.make(str(tmp_path / "cache"), os.getuid(), os.getgid())
     began_s = time.monotonic()
     published, detail = await agent._publish(0.3)
     assert not published and "within" in detail
@@ -169,6 +187,7 @@ async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypat
     assert not agent._scope.cancel_called
     agent._answered(answer)
     assert agent._scope.cancel_called
+    assert agent._broker.asked == [Clear(), Finish()]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +213,7 @@ def test_a_line_that_a_full_disk_has_cut_short_spoils_no_other(agent, monkeypatc
 
 
 async def test_a_full_run_directory_ends_no_agent(agent, autojump_clock):
-    os.rmdir(agent._folder.path)
+    shutil.rmtree(agent._folder.path)
     with trio.move_on_after(5):
         await agent._keep_state()
     await agent._handle(event(), peer())
@@ -212,9 +231,8 @@ def watch(tmp_path):
         path = tmp_path / "image"
         with path.open("wb") as file:
             file.truncate(size_bytes)
-        image = WatchedImage(
-            {"path": str(path), "digest": "d", "leading": []}, os.open(path, os.O_RDONLY)
-        )
+        pages = Residency(os.open(path, os.O_RDONLY))
+        image = WatchedImage({"path": str(path), "digest": "d", "leading": []}, pages)
         watched.append(image)
         return image
 
@@ -278,7 +296,7 @@ async def test_read_ahead_that_cannot_be_told_apart_in_time_is_kept(
 
 def test_a_file_too_large_to_look_at_is_not_watched(watch):
     with pytest.raises(Unavailable, match="more than an image has"):
-        watch(MAX_IMAGE_BYTES + 1)
+        watch(residency.MAX_FILE_BYTES + 1)
 
 
 class OldKernel:
@@ -291,14 +309,14 @@ class OldKernel:
 
 
 def test_without_cachestat_only_what_mincore_can_look_at_is_watched(watch, monkeypatch):
-    monkeypatch.setattr(record, "lib", OldKernel())
-    watch(record.MAX_MINCORE_BYTES)
+    monkeypatch.setattr(residency, "lib", OldKernel())
+    watch(residency.MAX_MINCORE_BYTES)
     with pytest.raises(Unavailable, match="cachestat"):
-        watch(record.MAX_MINCORE_BYTES + 1)
+        watch(residency.MAX_MINCORE_BYTES + 1)
     monkeypatch.undo()
     has_cachestat = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 5)
     with nullcontext() if has_cachestat else pytest.raises(Unavailable, match="cachestat"):
-        watch(record.MAX_MINCORE_BYTES + 1)
+        watch(residency.MAX_MINCORE_BYTES + 1)
 
 
 @pytest.mark.parametrize("flags", [os.O_PATH, os.O_WRONLY])
@@ -306,7 +324,7 @@ def test_a_descriptor_that_cannot_be_looked_at_is_an_error_of_ours(tmp_path, fla
     (tmp_path / "image").write_bytes(b"x" * 8192)
     fd = os.open(tmp_path / "image", flags)
     with pytest.raises(Unavailable):
-        Recorder(fd)
+        Residency(fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
@@ -319,7 +337,7 @@ def test_a_workers_message_is_checked(tmp_path, leading):
     (tmp_path / "image").write_bytes(b"x" * 8192)
     fd = os.open(tmp_path / "image", os.O_RDONLY)
     with pytest.raises(BootseerError):
-        WatchedImage({"path": "/x", "digest": "d", "leading": leading}, fd)
+        WatchedImage({"path": "/x", "digest": "d", "leading": leading}, Residency(fd))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
@@ -347,7 +365,8 @@ async def test_images_that_make_no_sense_are_not_mounted(agent, nursery, op, ima
     agent._nursery = nursery
     with pytest.raises(Unavailable, match="printable"):
         await agent._handle({"op": op, "image": image, "path": "/x"}, peer())
-    assert os.listdir(agent._folder.path) == []
+    assert os.listdir(agent._folder.path) == ["state"]
+    assert agent._broker.asked == []
 
 
 @pytest.mark.parametrize("image", ["train:v2", "/images/train.sqsh", "a" * 64])
@@ -355,7 +374,8 @@ async def test_only_uris_are_served(agent, nursery, image):
     agent._nursery = nursery
     with pytest.raises(Unavailable, match="not the URI"):
         await agent._handle({"op": "serve", "image": image}, peer())
-    assert os.listdir(agent._folder.path) == []
+    assert os.listdir(agent._folder.path) == ["state"]
+    assert agent._broker.asked == []
 
 
 async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nursery):
@@ -374,32 +394,3 @@ async def test_an_agent_that_ends_serves_nothing_more(agent, nursery):
     agent._nursery, agent._finishing = nursery, True
     with pytest.raises(Unavailable, match="ending"):
         await agent._handle({"op": "serve", "image": "bootseer://x"}, peer())
-
-
-class Stoppable(Worker):
-    """A worker whose user stops it now and then."""
-
-    def __init__(self, states):
-        self.states = iter(states)
-        self.killed = False
-
-    @property
-    def is_stopped(self):
-        return next(self.states)
-
-    def kill(self):
-        self.killed = True
-
-
-async def test_a_worker_that_is_stopped_again_and_again_is_killed(autojump_clock):
-    worker = Stoppable([True, False, False, True, False, True])
-    await worker.kill_if_stopped()
-    assert worker.killed
-    assert next(worker.states, "all seen") == "all seen"
-
-
-async def test_a_worker_that_goes_on_is_left_alone(autojump_clock):
-    worker = Stoppable([True, False] + [False] * 100)
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        await worker.kill_if_stopped()
-    assert not worker.killed

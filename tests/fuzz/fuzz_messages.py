@@ -10,11 +10,13 @@ import trio
 from fuzz_base import Decoder
 from fuzz_tables import image_manifest
 
+from bootseer.agent.broker import messages
+from bootseer.agent.broker.messages import Reply
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.supervisor import control_server
 from bootseer.cache.link import serve_keeper
 from bootseer.env.talk import Talk
-from bootseer.errors import Closed, Corrupt
+from bootseer.errors import Closed, Corrupt, NotFound
 
 # What processes tell each other.
 
@@ -98,10 +100,37 @@ def run_link(data):
         serve_keeper(Keeper(made), made, theirs)
 
 
+REQUESTS = (
+    *(messages.Start(2), messages.ServeImage(3, 1), messages.Kill(9), messages.Unmount(1, 3)),
+    *(messages.ReadAhead(1, 3, 4096), messages.Overlay(3, 2, 0), messages.LookAt(4711)),
+    *(messages.Show(2), messages.Lend(bytes(range(32))), messages.LendNew(1000, -1, 1 << 62)),
+    *(messages.MountRoot(1), messages.Watch(), messages.Clear(), messages.Finish()),
+)
+
+
+def _run_request(data):
+    number, request = messages.decode(data)
+    assert messages.encode(number, request) == data
+
+
+def _run_reply(data):
+    found = Reply.decode(data)
+    again = Reply.decode(found.encode())
+    assert (again.number, again.value, again.second) == (found.number, found.value, found.second)
+    assert type(again.error) is type(found.error)
+
+
+def _replies():
+    errors = (None, NotFound("nothing"), Corrupt("\u20ac" * 1000))
+    return [Reply(n << 62, error, -n, 1 << 62).encode() for n, error in enumerate(errors)]
+
+
 GONE = (Corrupt, Closed)
 MESSAGES = [
     Decoder("talk", lambda: [b'{"a":[1]}\n{"b":{}}\n'], partial(trio.run, _talk), GONE),
     Decoder("channel", lambda: _said(b'{"a":1}', b"{}"), partial(trio.run, _channel), GONE),
     Decoder("control", lambda: [b'{"command":"status"}\n'], partial(trio.run, _control), ()),
     Decoder("link", _link_seeds, run_link, ()),
+    Decoder("request", lambda: [messages.encode(7, r) for r in REQUESTS], _run_request),
+    Decoder("reply", _replies, _run_reply),
 ]

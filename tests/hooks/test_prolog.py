@@ -51,10 +51,27 @@ def test_nobody_waits_for_an_agent_that_systemd_does_not_start(folder, systemd_r
     assert time.monotonic() - began_s < 30
 
 
-def test_an_agent_makes_its_socket_before_it_imports_anything_slow(folder, systemd_run):
+@pytest.fixture
+def run_agent(systemd_run, tmp_path):
+    """Have agents started with settings of the test's own, and with some code run first."""
+    settings = tmp_path / "bootseer.toml"
+    settings.write_text(f'[node]\nservice_user = "daemon"\ncache_dir = "{tmp_path}/cache"\n')
+
+    def use(code=""):
+        own = f"from bootseer import config; config.load.__defaults__ = ({str(settings)!r},); "
+        systemd_run(
+            lambda argv: [
+                *(*argv[:3], argv[3].removesuffix("main()") + own + code + "main()"),
+                *argv[4:],
+            ]
+        )
+
+    return use
+
+
+def test_an_agent_makes_its_socket_before_it_imports_anything_slow(folder, run_agent):
     # What it would import is kept from it: the socket is there all the same.
-    code = "import sys; sys.modules['bootseer.agent.supervisor.supervisor'] = None; "
-    systemd_run(lambda argv: [*argv[:3], code + argv[3], *argv[4:]])
+    run_agent("sys.modules['bootseer.agent.supervisor.supervisor'] = None; ")
     prolog._start_agent(folder, JOB, time.monotonic() + 30)
     assert os.path.exists(folder.socket)
     assert os.stat(folder.socket).st_uid == JOB.uid
@@ -63,8 +80,8 @@ def test_an_agent_makes_its_socket_before_it_imports_anything_slow(folder, syste
         assert "bootseer.agent.supervisor.supervisor" in log.read()
 
 
-def test_requests_are_answered_once_the_socket_is_there(folder, systemd_run):
-    systemd_run(lambda argv: argv)
+def test_requests_are_answered_once_the_socket_is_there(folder, run_agent):
+    run_agent()
     prolog._start_agent(folder, JOB, time.monotonic() + 30)
     try:
         assert (

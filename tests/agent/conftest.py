@@ -1,0 +1,93 @@
+"""A broker at work in a thread, with folders of a test's own."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from bootseer import config as settings
+from bootseer.agent.broker import messages
+from bootseer.agent.broker.broker import Broker
+from bootseer.agent.broker.messages import Reply
+from bootseer.agent.broker.processes import Processes
+from bootseer.agent.node import control_client
+from bootseer.agent.node.account import Account
+from bootseer.agent.node.job import Job, JobFolder
+
+JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/", "k", False, "", 1.0, 1)
+
+
+class BrokerAtWork:
+    """A broker, and the supervisor's end of its channel.
+
+    Attributes:
+        folder, job, config: what the broker has.
+        processes: that it has charge of.
+        end: the supervisor's.
+    """
+
+    def __init__(self, path, job):
+        self.folder, self.job = JobFolder(str(path / "run/jobs/7")), job
+        os.makedirs(self.folder.path)
+        self.config = settings.load(os.devnull)
+        self.config.values |= {
+            "node.cache_dir": str(path / "cache"),
+            "node.run_dir": str(path / "run"),
+            "cache.quota_gib": 1.0,
+            "cache.free_share": 0.0,
+            "cache.user_share": 0.5,
+        }
+        self.processes = Processes(self.folder, job)
+        account = Account("nobody", 65534, 65534)
+        self.broker = Broker(self.folder, job, self.config, account, self.processes)
+        self.end, self._its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.end.settimeout(20)
+        listener = control_client.listen(self.folder.mounts, 0, socket.SOCK_SEQPACKET)
+        self._result = []
+        self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
+        self._thread.start()
+
+    def _run(self, listener):
+        try:
+            self._result.append(self.broker.run(self._its, listener))
+        finally:
+            self._its.close()  # as at the end of its process
+
+    def ask(self, request, fds=(), number=1):
+        """Have something done; returns the reply, and the descriptors that came with it."""
+        return self.ask_raw(messages.encode(number, request), fds)
+
+    def ask_raw(self, message, fds=()):
+        socket.send_fds(self.end, [message], fds)
+        reply, back = messages.receive(self.end)
+        return Reply.decode(reply), back
+
+    def result(self):
+        """Wait for its end; returns what it says then."""
+        self._thread.join(20)
+        return self._result[0]
+
+    def close(self):
+        self.end.close()
+        self._thread.join(20)
+        self.processes.end()
+
+
+@pytest.fixture
+def start_broker(tmp_path):
+    """Start a broker for a job's user."""
+    begun = []
+
+    def start(uid=JOB.uid):
+        begun.append(BrokerAtWork(tmp_path, JOB._replace(uid=uid)))
+        return begun[-1]
+
+    yield start
+    for broker in begun:
+        broker.close()
+
+
+@pytest.fixture
+def broker(start_broker):
+    return start_broker()

@@ -1,0 +1,566 @@
+"""What has root's rights for a job: what it does for a supervisor that somebody has taken over."""
+
+import errno
+import fcntl
+import os
+import random
+import signal
+import socket
+import time
+
+import pytest
+import trio
+
+from bootseer.agent.broker import messages, mount_requests
+from bootseer.agent.broker.messages import (
+    Clear,
+    Finish,
+    Kill,
+    Mount,
+    Overlay,
+    ReadAhead,
+    ServeImage,
+    Show,
+    Start,
+    Unmount,
+    Watch,
+)
+from bootseer.agent.broker.mounts import MAX_IMAGES, MAX_OVERLAYS
+from bootseer.agent.broker.processes import LOOKS, MAX_WORKERS, Processes
+from bootseer.agent.broker.residency import BrokersPages
+from bootseer.agent.node import process
+from bootseer.agent.supervisor.broker_client import BrokerClient
+from bootseer.errors import Closed, Corrupt, NotFound, Unavailable
+from bootseer.image.residency import PAGE_BYTES, Residency
+from bootseer.testing.cluster.poll import wait_until
+
+pytestmark = pytest.mark.root
+MOST = (1 << 63) - 1
+
+
+def child():
+    """Start a process that ends when it is killed."""
+    return os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
+
+
+# What it is asked for.
+
+
+@pytest.mark.parametrize("handle", [0, 1, -1, MOST, os.getpid()])
+def test_a_process_that_is_not_the_jobs_is_not_killed(broker, handle):
+    reply, _ = broker.ask(Kill(handle), number=1 << 63)
+    assert isinstance(reply.error, NotFound)
+    assert reply.number == 1 << 63
+
+
+@pytest.mark.parametrize("role", [-1, len(messages.Role), MOST])
+def test_a_worker_that_there_is_not_is_not_started(broker, role):
+    reply, fds = broker.ask(Start(role))
+    assert isinstance(reply.error, NotFound) and not fds
+
+
+@pytest.mark.parametrize(
+    ("request_", "right"),
+    [(Watch(), 1), (Show(1), 2), (messages.LendNew(1, 1, 1), 1)],
+)
+def test_as_many_descriptors_come_as_a_request_takes(broker, request_, right, tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    with open(tmp_path / "file", "rb") as file:
+        for count in {0, 1, 2, 3, messages.MAX_DESCRIPTORS} - {right}:
+            reply, fds = broker.ask(request_, [file.fileno()] * count)
+            assert isinstance(reply.error, Corrupt) and not fds
+
+
+@pytest.mark.parametrize("request_", [Clear(), Kill(5), Watch(), Finish()])
+def test_what_came_with_a_request_is_closed_again(broker, request_):
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            for _ in range(3):
+                broker.ask(request_, [theirs.fileno()] * 3)
+        ours.settimeout(20)
+        assert ours.recv(1) == b""
+
+
+def test_nothing_that_came_with_a_request_is_a_workers(broker, monkeypatch):
+    seen = []
+
+    def exactly(fds, count):
+        seen.extend(fcntl.fcntl(fd, fcntl.F_GETFD) for fd in fds)
+        raise Unavailable("seen")
+
+    monkeypatch.setattr("bootseer.agent.broker.broker._exactly", exactly)
+    with open(__file__) as file:
+        os.set_inheritable(file.fileno(), True)
+        broker.ask(Watch(), [file.fileno()] * 2)
+    assert seen == [fcntl.FD_CLOEXEC] * 2
+
+
+BEYOND = (-1, ~MOST, MOST, max(MAX_IMAGES, MAX_OVERLAYS) + 1)
+
+
+@pytest.mark.parametrize("number", BEYOND)
+@pytest.mark.parametrize("mount", list(Mount))
+def test_mounts_that_a_job_cannot_have_are_left_alone(broker, mount, number):
+    for request in (Unmount(mount, number), Show(number), Overlay(number, 1, 0)):
+        with open(__file__) as file:
+            reply, _ = broker.ask(request, [file.fileno()] * (2 * isinstance(request, Show)))
+        assert isinstance(reply.error, Unavailable), request
+    reply, _ = broker.ask(ReadAhead(mount, number, 128))
+    assert reply.error is None or isinstance(reply.error, Unavailable)
+
+
+@pytest.mark.parametrize("mount", [-1, len(Mount), MOST])
+def test_kinds_of_mounts_that_there_are_not(broker, mount):
+    for request in (Unmount(mount, 0), ReadAhead(mount, 0, 128)):
+        reply, _ = broker.ask(request)
+        assert isinstance(reply.error, NotFound)
+
+
+@pytest.mark.parametrize("number", [0, -1, MAX_IMAGES + 1, MOST])
+def test_images_are_mounted_where_there_is_a_place_for_one(broker, number):
+    before = os.listdir(broker.folder.path)
+    reply, fds = broker.ask(ServeImage(number, 0))
+    assert isinstance(reply.error, Unavailable) and not fds
+    assert os.listdir(broker.folder.path) == before
+
+
+@pytest.mark.parametrize("count", [0, -1, MAX_OVERLAYS + 1, MOST])
+def test_overlays_are_counted(broker, count):
+    reply, _ = broker.ask(Overlay(1, count, 0))
+    assert isinstance(reply.error, Unavailable)
+
+
+def test_what_is_not_mounted_cannot_be_taken_away_or_shown(broker, tmp_path):
+    for mount in (Mount.ROOT, Mount.ENVIRONMENT):
+        reply, _ = broker.ask(Unmount(mount, 1))
+        assert isinstance(reply.error, Unavailable)
+    reply, _ = broker.ask(Unmount(Mount.IMAGE, 1))
+    assert reply.error is None
+
+
+def test_nothing_is_shown_in_the_nodes_namespace_or_on_anothers_folder(broker, tmp_path):
+    (tmp_path / "mine").mkdir()
+    os.chown(tmp_path / "mine", broker.job.uid, -1)
+    namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    for target, why in ((tmp_path, "no folder of the user's"), (tmp_path / "mine", "of the node")):
+        folder = os.open(target, os.O_PATH)
+        reply, _ = broker.ask(Show(1), [folder, namespace])
+        assert isinstance(reply.error, Unavailable) and why in str(reply.error)
+        os.close(folder)
+    os.close(namespace)
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1, MOST])
+def test_processes_of_others_are_not_looked_at(broker, pid):
+    reply, fds = broker.ask(messages.LookAt(pid))
+    assert reply.value == 1 and not fds
+    reply, fds = broker.ask(messages.LookAt(os.getpid()))  # root's
+    assert reply.value == 1 and not fds
+
+
+def test_an_unexpected_error_ends_its_request_alone(broker, monkeypatch, capsys):
+    def fails():
+        raise RuntimeError("something unforeseen")
+
+    monkeypatch.setattr(broker.broker.mounts, "clear", fails)
+    for _ in range(200):  # more than can be under way at once
+        reply, _ = broker.ask(Clear())
+        assert isinstance(reply.error, Unavailable)
+        assert str(reply.error) == "internal error: RuntimeError"
+    assert isinstance(broker.ask(Kill(5))[0].error, NotFound)
+    monkeypatch.undo()
+    assert broker.ask(Clear())[0].error is None
+
+
+def test_an_unexpected_error_that_cannot_be_logged_ends_its_request_alone(broker, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("something unforeseen")
+
+    def full():
+        raise OSError(errno.ENOSPC, "/run is full")
+
+    monkeypatch.setattr("traceback.print_exc", full)
+    monkeypatch.setattr(broker.processes, "start", fails)
+    for _ in range(2):  # in the first thread
+        assert isinstance(broker.ask(Start(0))[0].error, Unavailable)
+
+
+# Its end.
+
+
+@pytest.mark.parametrize("garbage", [b"x", b"\xff" * 20, bytes(4096), bytes(12) + b"x" * 9])
+def test_who_talks_nonsense_is_given_up(broker, garbage, capsys):
+    broker.ask(Finish())
+    broker.end.send(garbage)
+    assert broker.end.recv(100) == b""
+    assert broker.result() is False
+    assert "given up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_it_says_whether_the_job_had_ended(broker, is_finished):
+    broker.ask(Finish() if is_finished else Clear())
+    broker.end.close()
+    assert broker.result() is is_finished
+
+
+def test_an_answer_that_nobody_has_read_is_no_matter(broker):
+    broker.ask(Finish())
+    broker.end.send(messages.encode(2, Kill(5)))
+    wait_until(lambda: unread(broker.end), "the answer is there")
+    broker.end.close()
+    assert broker.result() is True
+
+
+def unread(end):
+    try:
+        return end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return b""
+
+
+# Pages.
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "image"
+    path.write_bytes(random.Random(1).randbytes(3000 * PAGE_BYTES + 5))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        yield file
+
+
+def watched(broker, fd):
+    reply, (end,) = broker.ask(Watch(), [fd])
+    assert reply.error is None
+    return BrokersPages(socket.socket(fileno=end), reply.value)
+
+
+def all_of(pages, most):
+    """List all that a recorder would hear of."""
+    found = []
+    while True:
+        some = pages.newly_resident(most)
+        found += some
+        if len(some) < most:
+            return found
+
+
+@pytest.mark.parametrize("most", [1, 16_384])
+def test_pages_are_told_as_by_who_looks_itself(broker, file, monkeypatch, most):
+    monkeypatch.setattr("bootseer.agent.broker.residency._RANGES", 50)
+    local, told = Residency(os.dup(file.fileno())), watched(broker, file.fileno())
+    size_bytes = os.fstat(file.fileno()).st_size
+    assert told.size_bytes == local.size_bytes == size_bytes
+    assert all_of(told, most) == all_of(local, most)
+    for pages in (range(0, 400, 2), range(1000, 1020), [2999, 3000]):
+        for page in pages:
+            os.pread(file.fileno(), 1, page * PAGE_BYTES)
+        found = all_of(told, most)
+        assert found == all_of(local, most)
+        assert len(found) >= 1
+    told.close()
+    local.close()
+
+
+class StillPages:
+    """Pages that stay as they are: those of a real file are in use once they were looked at."""
+
+    def __init__(self, pages):
+        self.size_bytes = len(pages) * PAGE_BYTES
+        self._pages = pages
+
+    def active(self, start, stop):
+        return self._pages and self._pages[start // PAGE_BYTES : -(-stop // PAGE_BYTES)]
+
+    def close(self):
+        pass
+
+
+def test_pages_in_use_are_told_as_they_are(broker, monkeypatch):
+    monkeypatch.setattr("bootseer.agent.broker.residency._PAGES", 7)
+    chance = random.Random(1)
+    pages = StillPages(bytes(chance.choices((0, 1), k=3000)))
+    monkeypatch.setattr("bootseer.agent.broker.broker.Residency", opened_as(pages))
+    told = watched(broker, 0)
+    for _ in range(50):
+        start = chance.randrange(pages.size_bytes)
+        stop = min(pages.size_bytes, start + chance.randrange(1, 40 * PAGE_BYTES))
+        assert told.active(start, stop) == pages.active(start, stop)
+    assert told.active(0, pages.size_bytes) == pages.active(0, pages.size_bytes)
+    pages._pages = None  # a kernel that does not say
+    assert told.active(0, 10 * PAGE_BYTES) is None
+    told.close()
+
+
+def opened_as(pages):
+    def open_(fd):
+        os.close(fd)
+        return pages
+
+    return open_
+
+
+def test_a_real_files_pages_are_looked_at(broker, file):
+    told = watched(broker, file.fileno())
+    os.pread(file.fileno(), 10 * PAGE_BYTES, 0)
+    found = told.active(PAGE_BYTES, 5 * PAGE_BYTES)
+    assert found is None or len(found) == 4
+    told.close()
+
+
+def test_a_file_that_cannot_be_watched_is_told(broker, tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    reply, fds = broker.ask(Watch(), [folder])
+    os.close(folder)
+    assert isinstance(reply.error, Unavailable) and not fds
+    assert "not a regular file" in str(reply.error)
+
+
+def test_a_job_watches_so_many_files_and_no_more(broker, file, monkeypatch):
+    monkeypatch.setattr("bootseer.agent.broker.broker._MAX_WATCHED", 2)
+    pages = [watched(broker, file.fileno()) for _ in range(2)]
+    reply, fds = broker.ask(Watch(), [file.fileno()])
+    assert isinstance(reply.error, Unavailable) and not fds
+    for one in pages:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "asked", [b"x", bytes(17), *(a.to_bytes(8, "little") + b"\0" * 8 for a in (1, 1 << 63))]
+)
+def test_ranges_that_make_no_sense_end_the_watch(broker, file, asked):
+    pages = watched(broker, file.fileno())
+    pages._end.send(asked)
+    assert pages._end.recv(100) == b""
+    with pytest.raises(Unavailable):
+        pages.newly_resident(1)
+    pages.close()
+
+
+@pytest.mark.parametrize("stop", [3000 * PAGE_BYTES + 6, 1 << 63])
+def test_ranges_beyond_the_file_end_the_watch(broker, file, stop):
+    pages = watched(broker, file.fileno())
+    with pytest.raises(Unavailable):
+        pages.active(0, stop)
+    pages.close()
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_another():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pages = BrokersPages(ours, 10 * PAGE_BYTES)
+    ours.settimeout(0.01)
+    with theirs, pytest.raises(Unavailable):
+        pages.active(0, PAGE_BYTES)
+    with pytest.raises(Unavailable):
+        pages.newly_resident(1)
+
+
+# Processes.
+
+
+def test_who_is_killed_has_been_waited_for(broker):
+    pid = child()
+    handle = broker.processes.adopt(pid)
+    assert broker.ask(Kill(handle))[0].error is None
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, 0)
+    assert isinstance(broker.ask(Kill(handle))[0].error, NotFound)
+
+
+@pytest.fixture
+def serving(monkeypatch):
+    """Processes of a job, which are not those that they should be."""
+    begun = []
+
+    def spawn(folder, job, role, connection=None):
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        begun.append(child())
+        return begun[-1], ours
+
+    monkeypatch.setattr(process, "spawn_worker", spawn)
+    monkeypatch.setattr(process, "register_server", lambda folder, pid: None)
+    yield Processes(None, None), begun
+    for pid in begun:
+        if state(pid) != "gone":
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def state(pid):
+    """Say what a child is doing; it is not reaped."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+
+
+def start(processes, role, connection=None):
+    handle, end = processes.start(role, connection)
+    end.close()
+    return handle
+
+
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: state(pid) == "T", "it is stopped")
+
+
+def go_on(pid):
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: state(pid) != "T", "it goes on")
+
+
+@pytest.mark.parametrize("role", ["serve_image", "serve_checkpoint"])
+def test_who_serves_a_mount_and_is_stopped_again_and_again_is_killed(serving, role):
+    processes, begun = serving
+    handle = start(processes, role, connection=0)
+    (pid,) = begun
+    for _ in range(LOOKS - 1):
+        stop(pid)
+        processes.kill_stopped()
+        assert state(pid) == "T"
+        go_on(pid)
+        processes.kill_stopped()  # between them it was found at work
+    stop(pid)
+    processes.kill_stopped()
+    wait_until(lambda: state(pid) == "Z", "it is killed, and not reaped yet")
+    processes.kill_stopped()
+    processes.kill(handle)
+    assert state(pid) == "gone"
+    processes.kill_stopped()
+
+
+def test_who_goes_on_and_who_serves_nothing_are_left_alone(serving):
+    processes, begun = serving
+    start(processes, "serve_image", connection=0)
+    start(processes, "publish")
+    stop(begun[0])
+    processes.kill_stopped()
+    go_on(begun[0])
+    stop(begun[1])
+    for _ in range(3 * LOOKS):
+        processes.kill_stopped()
+    assert state(begun[0]) in ("R", "S")
+    assert state(begun[1]) == "T"
+
+
+def test_who_serves_an_image_outlives_the_broker(serving):
+    processes, begun = serving
+    for role, connection in (("serve_image", 0), ("serve_checkpoint", 0), ("publish", None)):
+        start(processes, role, connection)
+    processes.end()
+    wait_until(lambda: [state(pid) for pid in begun[1:]] == ["Z", "Z"], "the others are killed")
+    assert state(begun[0]) in ("R", "S")
+
+
+def test_a_job_has_so_many_processes_and_no_more(monkeypatch):
+    processes = Processes(None, None)
+    pids = iter(range(1, 1000))
+
+    def spawn(*_):
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return next(pids), ours
+
+    monkeypatch.setattr(process, "spawn_worker", spawn)
+    for _ in range(MAX_WORKERS):
+        start(processes, "publish")
+    with pytest.raises(Unavailable, match="at work already"):
+        processes.start("publish")
+
+
+# Mounts for slurmstepd.
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (b"", errno.EPROTO),
+        (b"x" * 7, errno.EPROTO),
+        (b"x" * 100, errno.EPROTO),
+        (mount_requests.REQUEST.pack(len(Mount), 0), errno.EPROTO),
+        (mount_requests.REQUEST.pack(Mount.IMAGE, 1 << 31), errno.EPROTO),
+        (mount_requests.REQUEST.pack(Mount.IMAGE, 1), errno.ENOENT),
+    ],
+)
+def test_mounts_that_there_are_not_are_refused(broker, request_, error):
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+            asking.settimeout(20)
+            asking.connect(broker.folder.mounts)
+            asking.send(request_)
+            answer, fds, _, _ = socket.recv_fds(asking, 100, 4)
+        assert mount_requests.REPLY.unpack(answer) == (error,) and not fds
+
+
+def test_who_sends_nothing_holds_nobody_up(broker):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(broker.folder.mounts)
+        began_s = time.monotonic()
+        test_mounts_that_there_are_not_are_refused(broker, b"x", errno.EPROTO)
+        assert time.monotonic() - began_s < 5
+
+
+# The supervisor's end.
+
+
+async def test_many_ask_at_once_and_each_gets_its_answer(broker, file):
+    client = BrokerClient(broker.end)
+    sizes = []
+
+    async def watch():
+        reply, fds = await client.ask(Watch(), [file.fileno()])
+        for fd in fds:
+            assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+            os.close(fd)
+        sizes.append(reply.value)
+
+    async def kill():
+        with pytest.raises(NotFound):
+            await client.do(Kill(5))
+
+    async with trio.open_nursery() as outer:
+        outer.start_soon(client.run)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(watch)
+                for _ in range(2000):  # more than the socket holds
+                    nursery.start_soon(kill)
+        outer.cancel_scope.cancel()
+    assert sizes == [os.fstat(file.fileno()).st_size] * 20
+
+
+async def test_who_asks_is_told_at_once_that_the_broker_has_ended(broker):
+    client = BrokerClient(broker.end)
+    broker.end.send(b"garbage")
+    with trio.fail_after(5), pytest.raises(Closed):
+        await client.run()
+    with trio.fail_after(5), pytest.raises(Closed):
+        await client.do(Clear())
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_let_go(broker, file):
+    client = BrokerClient(broker.end)
+    with pytest.raises(Unavailable, match="not answered within"):
+        await client.ask(Watch(), [file.fileno()], answer_s=0.01)  # nobody reads yet
+    open_before = set(os.listdir("/proc/self/fd"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.run)
+        assert (await client.do(Clear())).error is None
+        nursery.cancel_scope.cancel()
+    assert not [fd for fd in set(os.listdir("/proc/self/fd")) - open_before if is_socket(fd)]
+
+
+def is_socket(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+    except OSError:
+        return False

@@ -1,0 +1,95 @@
+"""What a supervisor and its broker tell each other."""
+
+import os
+import random
+from dataclasses import fields
+
+import pytest
+
+from bootseer import errors
+from bootseer.agent.broker import messages
+from bootseer.agent.broker.messages import Reply, Role
+
+MOST = (1 << 63) - 1
+VERBS = messages.Request.__args__
+
+
+def values_of(verb, chance):
+    """Make a request with any values."""
+    made = [
+        chance.randbytes(32) if field.type == "bytes" else chance.choice((0, 1, -1, MOST, ~MOST))
+        for field in fields(verb)
+    ]
+    return verb(*made)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_request_arrives_as_it_was_sent(verb):
+    chance = random.Random(verb.__name__)
+    for number in (0, 1, (1 << 64) - 1):
+        request = values_of(verb, chance)
+        encoded = messages.encode(number, request)
+        assert messages.decode(encoded) == (number, request)
+        assert len(encoded) <= messages.MAX_BYTES
+
+
+def test_every_verb_has_a_number_of_its_own():
+    chance = random.Random(1)
+    seen = {messages.encode(1, values_of(verb, chance))[8:12] for verb in VERBS}
+    assert len(seen) == len(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_request_of_another_length_is_none(verb):
+    encoded = messages.encode(1, values_of(verb, random.Random(1)))
+    for wrong in (encoded[:-1], encoded + b"\0", encoded[:12] + b"\0" * 600):
+        with pytest.raises(errors.Corrupt):
+            messages.decode(wrong)
+
+
+@pytest.mark.parametrize("decode", [messages.decode, Reply.decode])
+def test_garbage_of_any_length_is_no_message(decode):
+    for length in range(messages.MAX_BYTES + 2):
+        for garbage in (b"\xff" * length, os.urandom(4) + b"\xff" * length):
+            with pytest.raises(errors.Corrupt):
+                decode(garbage)
+
+
+OURS = (errors.Unavailable, errors.NotFound, errors.NoSpace, errors.Denied, errors.Corrupt)
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_an_error_arrives_as_what_it_is(kind):
+    reply = Reply.decode(Reply(5, kind("image /x\u20ac cannot be read")).encode())
+    assert reply.number == 5
+    assert type(reply.error) is kind
+    assert str(reply.error) == "image /x\u20ac cannot be read"
+
+
+@pytest.mark.parametrize("kind", [errors.ConfigError, errors.Closed])
+def test_an_error_of_another_class_arrives_as_unavailable(kind):
+    reply = Reply.decode(Reply(5, kind("why")).encode())
+    assert type(reply.error) is errors.Unavailable
+    assert str(reply.error) == "why"
+
+
+@pytest.mark.parametrize("why", ["x" * 10_000, "\u20ac" * 10_000, "\udcff" * 1000, "a\0b", ""])
+def test_what_is_told_of_an_error_is_cut_and_arrives(why):
+    encoded = Reply(5, errors.NotFound(why)).encode()
+    assert len(encoded) <= messages.MAX_BYTES
+    told = str(Reply.decode(encoded).error)
+    shown = why.encode(errors="backslashreplace").decode()
+    assert told.rstrip("\ufffd") == shown[: len(told.rstrip("\ufffd"))]
+    assert len(told.encode()) >= min(len(shown.encode()), 500)
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, MOST, ~MOST])
+def test_what_was_done_arrives(value):
+    assert Reply.decode(Reply(5, None, value, -value - 1).encode()) == Reply(
+        5, None, value, -value - 1
+    )
+
+
+def test_the_workers_that_can_be_started_are_there():
+    for role in Role:
+        __import__(f"bootseer.agent.workers.{role.module}")

@@ -62,7 +62,7 @@ class ServeImage:
     """Mount an image, and start the worker that serves it. Reply: as for `Start`.
 
     Attributes:
-        number: of the mount, not used before in this job.
+        number: of the mount, not in use in this job.
         is_tree: it is an environment, and shown in namespaces that its user may own.
     """
 

@@ -96,8 +96,11 @@ class Mounts:
         if not 1 <= number <= MAX_IMAGES:
             raise Unavailable(f"{MAX_IMAGES} mounts of this job were made already")
         options = MountOptions(read_only=True, confined=is_tree)
-        made = self._make(self._folder.image_mount(number), "serve_image", options)
+        path = self._folder.image_mount(number)
+        made = self._make(path, "serve_image", options)
         if made.error:
+            with suppress(OSError):  # something is mounted there
+                os.rmdir(path)
             raise Unavailable(made.error)
         return made
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import count
+from itertools import cycle
 from typing import Any
 
 import trio
 
 from bootseer import config as settings
 from bootseer.agent.broker.messages import Role, ServeImage
+from bootseer.agent.broker.mounts import MAX_IMAGES
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.containment import contained
@@ -23,7 +24,7 @@ from bootseer.errors import BootseerError, Unavailable
 
 MAX_SERVED = 8
 """For a job, on a node: each has a process, and descriptors of the agent's."""
-MAX_MOUNTS = 32
+MAX_MOUNTS = MAX_IMAGES
 """The same with those whose server has ended: who killed it has the mount still."""
 
 
@@ -60,7 +61,7 @@ class ServedImages:
         self._mounting = trio.Lock()
         self._hear = hear
         self._fall_back = fall_back
-        self._numbers = count(1)
+        self._numbers = cycle(range(1, MAX_MOUNTS + 1))
         self._mounts: list[ServedImage] = []
         self._by_name: dict[str, ServedImage] = {}
         self._ending = False
@@ -116,7 +117,8 @@ class ServedImages:
             raise Unavailable(f"{MAX_SERVED} images of this job are served already")
         if len(self._mounts) >= MAX_MOUNTS:
             raise Unavailable(f"{MAX_MOUNTS} mounts of this job were made already")
-        number = next(self._numbers)
+        used = {image.number for image in self._mounts}
+        number = next(number for number in self._numbers if number not in used)
         job = self._job._replace(
             image=name, checkpoint="", environment="", started_ns=time.time_ns()
         )
@@ -149,8 +151,8 @@ class ServedImages:
         self._by_name.pop(reference(image.path), None)
         if not image.is_served and job is not self._job:
             # Nobody has been told of this mount.
-            self._mounts.remove(image)
             await image.end(0)
+            self._mounts.remove(image)  # only now: its number is in use until then
 
     async def _warm(self, image: ServedImage, job: Job) -> None:
         """Read an image ahead and record it, as the job's first, in a window of its own."""

@@ -31,6 +31,7 @@ from bootseer.agent.broker.residency import BrokersPages
 from bootseer.agent.node import process
 from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.errors import Closed, Corrupt, NotFound, Unavailable
+from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image.residency import PAGE_BYTES, Residency
 from bootseer.testing.cluster.poll import wait_until
 
@@ -123,6 +124,37 @@ def test_images_are_mounted_where_there_is_a_place_for_one(broker, number):
     reply, fds = broker.ask(ServeImage(number, 0))
     assert isinstance(reply.error, Unavailable) and not fds
     assert os.listdir(broker.folder.path) == before
+
+
+@pytest.mark.fuse
+def test_an_image_is_mounted_once_and_anew_when_it_has_gone(broker):
+    path = broker.folder.image_mount(3)
+    for _ in range(2):
+        reply, (channel,) = broker.ask(ServeImage(3, 0))
+        assert reply.error is None
+        assert is_mounted(path)
+        again, fds = broker.ask(ServeImage(3, 0))
+        assert isinstance(again.error, Unavailable) and not fds
+        assert is_mounted(path)
+        os.close(channel)
+        assert broker.ask(Unmount(Mount.IMAGE, 3))[0].error is None
+        assert not is_mounted(path) and not os.path.exists(path)
+        assert broker.ask(Kill(reply.value))[0].error is None
+
+
+def is_mounted(path):
+    return any(mount.mountpoint == path for mount in read_mounts())
+
+
+def test_nothing_is_left_of_an_image_that_cannot_be_mounted(broker, monkeypatch):
+    def fails(*_):
+        raise Unavailable("no /dev/fuse")
+
+    monkeypatch.setattr("bootseer.agent.broker.mounts.attach", fails)
+    for _ in range(2):
+        reply, fds = broker.ask(ServeImage(3, 0))
+        assert str(reply.error) == "no /dev/fuse" and not fds
+    assert not os.path.exists(broker.folder.image_mount(3))
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_OVERLAYS + 1, MOST])
@@ -370,6 +402,18 @@ def test_who_is_killed_has_been_waited_for(broker):
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, 0)
     assert isinstance(broker.ask(Kill(handle))[0].error, NotFound)
+
+
+def test_a_worker_is_the_users_and_ends_when_it_is_killed(broker):
+    reply, (channel,) = broker.ask(Start(messages.Role.PUBLISH))
+    assert reply.error is None
+    pid = broker.processes._pids[reply.value]
+    wait_until(lambda: os.stat(f"/proc/{pid}").st_uid == broker.job.uid, "it is the user's")
+    assert broker.ask(Kill(reply.value))[0].error is None
+    assert state(pid) == "gone"
+    with socket.socket(fileno=channel) as end:
+        end.settimeout(20)
+        assert end.recv(1) == b""
 
 
 @pytest.fixture

@@ -89,15 +89,17 @@ def test_it_has_nothing_open_but_the_image_and_its_answer(ask, image, tmp_path, 
     monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", lambda _: signal.pause())
     with open(tmp_path / "not its", "w"):
         pid, _ = ask(image)
-        wait_until(lambda: str(image) in opened_by(pid), "the opener has opened the image")
-    beyond_standard = opened_by(pid)[3:]
-    assert sorted(name.partition(":")[0] for name in beyond_standard) == [str(image), "socket"]
+        expected = [str(image), "socket"]
+        wait_until(lambda: opened_by(pid) == expected, "the opener has the image and its socket")
 
 
 def opened_by(pid):
-    """List what a process has open, in the order of its descriptors."""
-    folder = f"/proc/{pid}/fd"
-    return [os.readlink(f"{folder}/{fd}") for fd in sorted(os.listdir(folder), key=int)]
+    """List what a process has open beyond standard input, output and error."""
+    folder, names = f"/proc/{pid}/fd", []
+    for fd in sorted(os.listdir(folder), key=int)[3:]:
+        with suppress(FileNotFoundError):  # closed meanwhile
+            names.append(os.readlink(f"{folder}/{fd}").partition(":")[0])
+    return sorted(names)
 
 
 def test_what_has_ended_keeps_its_process_id_until_it_is_let_go(ask, image, monkeypatch):

@@ -3,12 +3,16 @@
 import os
 import random
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from bootseer.agent.broker.kernel_mount import _checked_digest, mount_root
+from bootseer.agent.broker.lending import open_cache
+from bootseer.agent.broker.messages import Lend, Mount, MountRoot, Unmount
 from bootseer.agent.node import process
 from bootseer.agent.node.account import Account
+from bootseer.cache.token import manifest_token
 from bootseer.core import image
 from bootseer.errors import Corrupt, NotFound, Unavailable
 from bootseer.testing.images import TinyImage, write_image
@@ -165,3 +169,26 @@ def test_what_cannot_be_mounted_is_told(tmp_path, mount):
     with pytest.raises(Unavailable, match="exists"):
         mount(entry)
     entry.close()
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_the_broker_mounts_what_is_lent_and_listed(broker, tmp_path, content, is_listed):
+    entry = open_entry(open_cache(broker.config), manifest_of(content, 65536))
+    fill(entry, content)
+    entry.close()
+    tmp_path.chmod(0o755)
+    broker.config.values["image.kernel_mount"] = [digest_of(entry)] if is_listed else []
+    lent, fds = broker.ask(Lend(manifest_token(entry.manifest.encode())))
+    done, _ = broker.ask(MountRoot(lent.value))
+    root = Path(broker.folder.root, "rootfs")
+    if is_listed:
+        assert done.error is None
+        name = TinyImage().hot[3].lstrip("/")
+        assert (root / name).read_bytes() == TinyImage().content(f"/{name}")
+        assert root.parent.stat().st_uid == broker.job.uid
+        assert broker.ask(Unmount(Mount.ROOT, 0))[0].error is None
+        assert not list(root.iterdir())
+    else:
+        assert isinstance(done.error, NotFound) and not root.exists()
+    for fd in fds:
+        os.close(fd)

@@ -10,15 +10,17 @@ from contextlib import nullcontext
 
 import pytest
 import trio
+import trio.testing
 
 from bootseer import config as settings
 from bootseer._io import lib
-from bootseer.agent.broker.messages import Clear, Finish, Kill, Reply, Role, Start
+from bootseer.agent.broker.messages import Clear, Finish, Kill, Reply, Role, ServeImage, Start
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.node import spool
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import supervisor
 from bootseer.agent.supervisor.control_server import Peer
+from bootseer.agent.supervisor.image_mounts import MAX_MOUNTS
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.workers.base import MAX_DETAIL_CHARS, Task
 from bootseer.core.ranges import ByteRange, subtract
@@ -376,6 +378,26 @@ async def test_only_uris_are_served(agent, nursery, image):
         await agent._handle({"op": "serve", "image": image}, peer())
     assert os.listdir(agent._folder.path) == ["state"]
     assert agent._broker.asked == []
+
+
+async def test_images_that_cannot_be_served_use_up_no_numbers(agent, nursery, monkeypatch):
+    asked = []
+
+    async def start(request):
+        asked.append(request)
+        ours, theirs = socket.socketpair()
+        theirs.close()  # it has ended already
+        return len(asked), ours
+
+    monkeypatch.setattr(agent._broker, "start", start, raising=False)
+    agent._nursery = nursery
+    for number in range(3 * MAX_MOUNTS):
+        with pytest.raises(Unavailable, match="has ended"):
+            await agent._handle({"op": "serve", "image": f"bootseer://x{number}"}, peer())
+        await trio.testing.wait_all_tasks_blocked()
+    numbers = [request.number for request in asked if isinstance(request, ServeImage)]
+    assert len(numbers) == 3 * MAX_MOUNTS
+    assert set(numbers) <= set(range(1, MAX_MOUNTS + 1))
 
 
 async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nursery):

@@ -71,7 +71,8 @@ class BrokerAtWork:
     def close(self):
         self.end.close()
         self._thread.join(20)
-        self.processes.end()
+        for handle in list(self.processes._pids):
+            self.processes.kill(handle)
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_an_agent_makes_its_socket_before_it_imports_anything_slow(folder, run_a
     prolog._start_agent(folder, JOB, time.monotonic() + 30)
     assert os.path.exists(folder.socket)
     assert os.stat(folder.socket).st_uid == JOB.uid
-    os.wait()
+    os.waitpid(folder.read("process.json")["pid"], 0)
     with open(f"{folder.path}/agent.log") as log:
         assert "bootseer.agent.supervisor.supervisor" in log.read()
 
@@ -88,5 +88,6 @@ def test_requests_are_answered_once_the_socket_is_there(folder, run_agent):
             control_client.ask(folder.socket, {"op": "status"}, 30)["job"]["job_id"] == JOB.job_id
         )
     finally:
-        os.kill(process.agent_pid(folder), signal.SIGKILL)
-        os.wait()
+        pid = process.agent_pid(folder)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -9,10 +9,11 @@ import pytest
 import trio
 import trio.testing
 
+from bootseer.agent.broker.opener import fork_opener
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import base
-from bootseer.agent.workers.identify_image import fork_opener, open_and_identify, receive
+from bootseer.agent.workers.identify_image import open_and_identify, receive
 from bootseer.errors import BootseerError, NotFound, Unavailable
 from bootseer.testing.cluster.poll import wait_until
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from bootseer import config as settings
 from bootseer.agent.broker.broker import Broker
+from bootseer.agent.broker.opener import fork_opener
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.start import Start
 from bootseer.agent.node import control_client, spool
@@ -25,7 +26,6 @@ from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import adopt_orphans, limit_to_brokers
 from bootseer.agent.node.process import fork, leave, register, take_time
 from bootseer.agent.node.reap import remove_folder
-from bootseer.agent.workers.identify_image import fork_opener
 from bootseer.errors import BootseerError
 
 

@@ -61,8 +61,9 @@ def start(user: str, uid: int, gid: int) -> tuple[Start, int | None]:
     def work() -> None:
         ours.close()
         keep = [theirs.fileno(), program]
-        confine(user, uid, gid, parent, keep=keep, profile=Profile.EXEC | Profile.FORK)
-        _serve(theirs, program)
+        with suppress(ProcessLookupError):  # the worker has ended, and nobody needs this one
+            confine(user, uid, gid, parent, keep=keep, profile=Profile.EXEC | Profile.FORK)
+            _serve(theirs, program)
 
     process.fork(work)
     theirs.close()

@@ -1,8 +1,8 @@
 """Have the image opened and identified, as the job's user, while the agent is still starting.
 
-The supervisor's imports take longer than all that an image needs to be found out about, so a process
-of the user's does that meanwhile. The broker forks it first thing: this module and what it imports
-are the standard library and our own, which take 10 ms.
+The supervisor's imports take longer than all that an image needs to be found out about, so a
+process of the user's does that meanwhile. The broker forks it first thing: this module and what it
+imports are the standard library and our own, which take 10 ms.
 """
 
 from __future__ import annotations

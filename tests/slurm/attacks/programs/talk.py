@@ -4,7 +4,6 @@ The cases say what they do; each answer is either empty or a line of JSON.
 """
 
 import array
-import contextlib
 import itertools
 import json
 import os
@@ -81,7 +80,7 @@ def alive():
     answer = b""
     while b'"job"' not in answer:
         assert time.monotonic() < deadline, "it does not answer any more"
-        with contextlib.suppress(BlockingIOError):  # it has not got to all who came before
+        with suppress(BlockingIOError):  # it has not got to all who came before
             answer = ask({"op": "status"})
 
 

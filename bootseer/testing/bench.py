@@ -79,7 +79,8 @@ def _pairs(lab: Lab, other: Lab, pairs: int) -> tuple[list[float], list[float]]:
 
 def _prolog_added(lab: Lab, starts: int) -> list[float]:
     """Milliseconds from the prolog's start to the agent's first read, on each node."""
-    options = ("--bootseer=bench", f"--bootseer-image={IMAGE}")
+    # The job waits, for it is over sooner than the image is warm.
+    options = ("--bootseer=bench", f"--bootseer-image={IMAGE}", "--bootseer-wait=10")
     lab.srun(*options)
     added = []
     for _ in range(starts):

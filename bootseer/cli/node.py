@@ -10,7 +10,7 @@ import subprocess
 import click
 
 from bootseer import config as settings
-from bootseer.agent.node import process
+from bootseer.agent.node import registry
 from bootseer.agent.node.job import job_folders
 from bootseer.agent.node.reap import reap, reap_dead
 from bootseer.errors import Denied, Unavailable
@@ -35,7 +35,7 @@ def reap_command(as_json: bool) -> None:
         raise Denied("agents are root's: run this as root")
     run_dir = settings.load()["node.run_dir"]
     reaped = reap_dead(run_dir)
-    alive = [f for f in job_folders(run_dir) if process.agent_pid(f) is not None]
+    alive = [f for f in job_folders(run_dir) if registry.agent_pid(f) is not None]
     if alive:
         known = _jobs_known_to_slurm()
         for folder in alive:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from bootseer import config as settings
-from bootseer.agent.node import control_client, process
+from bootseer.agent.node import agent_process, control_client, registry
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.reap import reap, remove
 from bootseer.errors import BootseerError, NotFound
@@ -56,9 +56,9 @@ def _end(folder: JobFolder, config: settings.Config) -> str:
     except BootseerError as error:
         reap(folder)
         return f"its agent was ended by force: {error}"
-    pid = process.agent_pid(folder)
-    if pid is not None and not process.await_end(pid, _MARGIN_S / 2):
-        process.kill_all(folder)
+    pid = registry.agent_pid(folder)
+    if pid is not None and not agent_process.await_end(pid, _MARGIN_S / 2):
+        agent_process.kill_all(folder)
     remove(folder)
     if answer.get("published"):
         return f"published to {answer.get('detail')}"

@@ -15,8 +15,8 @@ import sys
 import time
 
 from bootseer import config as settings
-from bootseer.agent.node import control_client, process
-from bootseer.agent.node.account import service_account
+from bootseer.agent.node import agent_process, control_client, control_socket, registry
+from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.reap import reap, reap_dead
 from bootseer.errors import BootseerError, ConfigError, Unavailable
@@ -32,7 +32,7 @@ _POLL_S = 0.005
 
 def main() -> int:
     """Run for the job that the environment describes; prints what was done, returns 0."""
-    started_ns = time.time_ns() - process.age_ns()
+    started_ns = time.time_ns() - agent_process.age_ns()
     try:
         asked = options.parse(os.environ)
         if asked is not None:
@@ -46,15 +46,16 @@ def main() -> int:
 
 def _warm(asked: options.Options, started_ns: int) -> str:
     config = settings.load()
-    service_account(config["node.service_user"])  # else nothing is started
+    settings_of_broker = BrokerSettings.of(config)  # without its account nothing is started
     job = _job(asked, config, started_ns)
     reaped = reap_dead(config["node.run_dir"])
     folder = JobFolder.of(config["node.run_dir"], job.job_id)
     if not folder.claim():
-        if process.agent_pid(folder) is not None or process.is_starting(folder):
+        if registry.agent_pid(folder) is not None or registry.is_starting(folder):
             return f"job {job.job_id}: its agent is at work already"
         if not (reap(folder) and folder.claim()):
             return f"job {job.job_id}: what an agent has left is in the way, nothing is warmed"
+    folder.write("broker.json", settings_of_broker._asdict())
     folder.write("job.json", job._asdict())
     _put_program(folder)
     until = time.monotonic() + _AGENT_START_S
@@ -99,8 +100,8 @@ def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
     Raises:
         Unavailable: systemd does not start it.
     """
-    if process.under_systemd():
-        pid = process.start(folder, "warm")
+    if agent_process.under_systemd():
+        pid = agent_process.start(folder, "warm")
         asked = True
         while not os.path.exists(folder.socket) and time.monotonic() < until:
             if asked:
@@ -113,9 +114,9 @@ def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
             time.sleep(_POLL_S)
     else:
         # Requests that come before the agent listens wait in the socket's queue.
-        with control_client.listen(folder.socket, job.uid) as listener:
-            process.hurry()
-            process.start(folder, "warm", listener)
+        with control_socket.listen(folder.socket, job.uid) as listener:
+            agent_process.hurry()
+            agent_process.start(folder, "warm", listener)
 
 
 def _await(mark: str, until: float) -> bool:

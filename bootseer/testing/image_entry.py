@@ -9,7 +9,7 @@ from pathlib import Path
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.cache.folder import BlockCache, CacheEntry
 from bootseer.cache.keeper import BlockKeeper, entry_size, read_manifest
-from bootseer.cache.reservation import Room
+from bootseer.cache.room import Room
 from bootseer.cache.token import manifest_token, sealed_token
 from bootseer.core import image
 from bootseer.core.image import ImageManifest

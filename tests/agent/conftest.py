@@ -6,13 +6,12 @@ import threading
 
 import pytest
 
-from bootseer import config as settings
 from bootseer.agent.broker import messages
 from bootseer.agent.broker.broker import Broker
 from bootseer.agent.broker.messages import Reply
 from bootseer.agent.broker.processes import Processes
-from bootseer.agent.node import control_client
-from bootseer.agent.node.account import Account
+from bootseer.agent.node import control_socket
+from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 
 JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/", "k", False, "", 1.0, 1)
@@ -22,7 +21,7 @@ class BrokerAtWork:
     """A broker, and the supervisor's end of its channel.
 
     Attributes:
-        folder, job, config: what the broker has.
+        folder, job, settings: what the broker has.
         processes: that it has charge of.
         end: the supervisor's.
     """
@@ -30,20 +29,14 @@ class BrokerAtWork:
     def __init__(self, path, job):
         self.folder, self.job = JobFolder(str(path / "run/jobs/7")), job
         os.makedirs(self.folder.path)
-        self.config = settings.load(os.devnull)
-        self.config.values |= {
-            "node.cache_dir": str(path / "cache"),
-            "node.run_dir": str(path / "run"),
-            "cache.quota_gib": 1.0,
-            "cache.free_share": 0.0,
-            "cache.user_share": 0.5,
-        }
+        nobody = ("nobody", 65534, 65534)
+        folders = (str(path / "run"), str(path / "cache"))
+        self.settings = BrokerSettings(*nobody, *folders, 1 << 30, 0.0, 0.5, [])
         self.processes = Processes(self.folder, job)
-        account = Account("nobody", 65534, 65534)
-        self.broker = Broker(self.folder, job, self.config, account, self.processes)
+        self.broker = Broker(self.folder, job, self.settings, self.processes)
         self.end, self._its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.settimeout(20)
-        listener = control_client.listen(self.folder.mounts, 0, socket.SOCK_SEQPACKET)
+        listener = control_socket.listen(self.folder.mounts, 0, socket.SOCK_SEQPACKET)
         self._result = []
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()

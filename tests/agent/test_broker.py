@@ -27,9 +27,9 @@ from bootseer.agent.broker.messages import (
 )
 from bootseer.agent.broker.mounts import MAX_IMAGES, MAX_OVERLAYS
 from bootseer.agent.broker.processes import LOOKS, MAX_WORKERS, Processes
-from bootseer.agent.broker.residency import BrokersPages
-from bootseer.agent.node import process
+from bootseer.agent.node import process, registry
 from bootseer.agent.supervisor.broker_client import BrokerClient
+from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.errors import Closed, Corrupt, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image.residency import PAGE_BYTES, Residency
@@ -284,7 +284,7 @@ def all_of(pages, most):
 
 @pytest.mark.parametrize("most", [1, 16_384])
 def test_pages_are_told_as_by_who_looks_itself(broker, file, monkeypatch, most):
-    monkeypatch.setattr("bootseer.agent.broker.residency._RANGES", 50)
+    monkeypatch.setattr("bootseer.agent.broker.residency.RANGES", 50)
     local, told = Residency(os.dup(file.fileno())), watched(broker, file.fileno())
     size_bytes = os.fstat(file.fileno()).st_size
     assert told.size_bytes == local.size_bytes == size_bytes
@@ -314,7 +314,7 @@ class StillPages:
 
 
 def test_pages_in_use_are_told_as_they_are(broker, monkeypatch):
-    monkeypatch.setattr("bootseer.agent.broker.residency._PAGES", 7)
+    monkeypatch.setattr("bootseer.agent.broker.residency.PAGES", 7)
     chance = random.Random(1)
     pages = StillPages(bytes(chance.choices((0, 1), k=3000)))
     monkeypatch.setattr("bootseer.agent.broker.broker.Residency", opened_as(pages))
@@ -428,7 +428,7 @@ def serving(monkeypatch):
         return begun[-1], ours
 
     monkeypatch.setattr(process, "spawn_worker", spawn)
-    monkeypatch.setattr(process, "register_server", lambda folder, pid: None)
+    monkeypatch.setattr(registry, "register_server", lambda folder, pid: None)
     yield Processes(None, None), begun
     for pid in begun:
         if state(pid) != "gone":

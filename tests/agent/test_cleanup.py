@@ -10,7 +10,6 @@ from bootseer._io import lib
 from bootseer.agent.broker import cleanup
 from bootseer.agent.node import process
 from bootseer.agent.node.job import JobFolder
-from bootseer.agent.node.reap import remove_folder
 from bootseer.testing.cluster.poll import wait_until
 
 pytestmark = [pytest.mark.root]
@@ -91,12 +90,12 @@ def test_a_jobs_folder_is_removed_to_its_depth_and_no_deeper(tmp_path):
     (tmp_path / "job/state.json").write_text("{}")
     (tmp_path / "job/envs/1.shown").write_text("owned\n/x\n")
     (tmp_path / "job/envs/2/users").mkdir()  # as of a mount that could not be taken away
-    remove_folder(folder)
+    folder.remove()
     assert [path for path, _, _ in os.walk(folder.path)][1:] == [
         f"{folder.path}/envs",
         f"{folder.path}/envs/2",
         f"{folder.path}/envs/2/users",
     ]
     (tmp_path / "job/envs/2/users").rmdir()
-    remove_folder(folder)
+    folder.remove()
     assert not os.path.exists(folder.path)

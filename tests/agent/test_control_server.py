@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.agent.node import control_client
+from bootseer.agent.node import control_client, control_socket
 from bootseer.agent.supervisor import containment, control_server
 from bootseer.errors import NotFound, Unavailable
 
@@ -45,7 +45,7 @@ async def asked(path, nursery):
             await trio.sleep_forever()
         return {"ok": True, "long": "x" * request.get("size", 0)}
 
-    with control_client.listen(path, USER) as listener:
+    with control_socket.listen(path, USER) as listener:
         listener.setblocking(False)
         nursery.start_soon(control_server.serve, listener, USER, handle, answered)
         yield requests
@@ -65,7 +65,7 @@ def test_the_path_is_there_once_connecting_succeeds(path, monkeypatch):
             super().listen(*arguments)
 
     monkeypatch.setattr(socket, "socket", Socket)
-    with control_client.listen(path, USER):
+    with control_socket.listen(path, USER):
         assert seen == [False]
         info = os.stat(path)
         assert (info.st_mode & 0o777, info.st_uid) == (0o600, USER)
@@ -235,7 +235,7 @@ async def test_an_unexpected_error_ends_the_request_alone(path, nursery, capfd):
         return {"ok": True}
 
     before = containment.count()
-    with control_client.listen(path, USER) as listener:
+    with control_socket.listen(path, USER) as listener:
         listener.setblocking(False)
         nursery.start_soon(control_server.serve, listener, USER, handle, lambda answer: None)
         for _ in range(2):

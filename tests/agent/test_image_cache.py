@@ -16,7 +16,7 @@ from bootseer.agent.node.channel import Channel
 from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.cache.keeper import entry_size
-from bootseer.cache.reservation import ReservationClient
+from bootseer.cache.room import ReservationClient
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image
 from bootseer.errors import Corrupt, NotFound, Unavailable
@@ -38,7 +38,7 @@ def bobs(start_broker):
     """The broker of a job of Bob's, on a node that has an image of Alice's."""
     broker = start_broker(uid=BOB)
     fd = seal_manifest(MANIFEST)
-    entry = create_image(open_cache(broker.config), DIGEST, fd, ALICE)
+    entry = create_image(open_cache(broker.settings), DIGEST, fd, ALICE)
     keeper = entry.keeper()
     keeper.keep(0, memoryview(SECRET))
     keeper.close()
@@ -111,7 +111,7 @@ async def test_without_the_token_nothing_is_lent(bobs, token):
         more = {"store": "file:///home/alice/.bootseer", "version": "1 alice"}
         answer, got = await ask({"digest": DIGEST, "token": token, **more})
         assert not answer["ok"] and not got
-    assert [a.uid for a in open_cache(bobs.config).accounts()] == [ALICE]
+    assert [a.uid for a in open_cache(bobs.settings).accounts()] == [ALICE]
 
 
 async def test_a_manifest_of_hers_does_not_get_at_anothers_blocks(bobs):
@@ -129,7 +129,7 @@ async def test_a_manifest_of_hers_does_not_get_at_anothers_blocks(bobs):
         answer, got = await ask({"digest": digest, "token": TOKEN.hex()}, fd)
         os.close(fd)
         assert answer["ok"] and got[0] == own[:100] and got[1] == bytes(100)
-    by_uid = {a.uid: a.name for a in open_cache(bobs.config).accounts()}
+    by_uid = {a.uid: a.name for a in open_cache(bobs.settings).accounts()}
     assert by_uid == {ALICE: entry_name(TOKEN), BOB: entry_name(manifest_token(own))}
 
 
@@ -212,12 +212,12 @@ def test_sizes_that_no_image_has_are_refused(bobs, sealed, other):
 
 
 def next_entry(bobs):
-    (account,) = open_cache(bobs.config).accounts()
-    return Path(bobs.config["node.cache_dir"], "images", account.name)
+    (account,) = open_cache(bobs.settings).accounts()
+    return Path(bobs.settings.cache_dir, "images", account.name)
 
 
 def test_an_entry_is_in_use_until_its_keeper_has_gone(bobs):
-    cache = open_cache(bobs.config)
+    cache = open_cache(bobs.settings)
     (account,) = cache.accounts()
     reply, fds = bobs.ask(Lend(TOKEN))
     assert not cache.remove(account.name)
@@ -238,7 +238,7 @@ def test_a_keeper_gets_room_and_one_that_talks_nonsense_is_given_up(bobs):
     close(fds[:6])
     end = socket.socket(fileno=fds[6])
     assert ReservationClient(end).reserve(BLOCK, BLOCK) >= BLOCK
-    charged = {a.uid: a.charged_bytes for a in open_cache(bobs.config).accounts()}
+    charged = {a.uid: a.charged_bytes for a in open_cache(bobs.settings).accounts()}
     assert charged[BOB] >= BLOCK
     end.settimeout(20)
     end.send(b"nonsense")

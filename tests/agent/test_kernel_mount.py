@@ -173,11 +173,11 @@ def test_what_cannot_be_mounted_is_told(tmp_path, mount):
 
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_the_broker_mounts_what_is_lent_and_listed(broker, tmp_path, content, is_listed):
-    entry = open_entry(open_cache(broker.config), manifest_of(content, 65536))
+    entry = open_entry(open_cache(broker.settings), manifest_of(content, 65536))
     fill(entry, content)
     entry.close()
     tmp_path.chmod(0o755)
-    broker.config.values["image.kernel_mount"] = [digest_of(entry)] if is_listed else []
+    broker.settings.kernel_mount[:] = [digest_of(entry)] if is_listed else []
     lent, fds = broker.ask(Lend(manifest_token(entry.manifest.encode())))
     done, _ = broker.ask(MountRoot(lent.value))
     root = Path(broker.folder.root, "rootfs")

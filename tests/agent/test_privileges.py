@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bootseer.agent.node import process
+from bootseer.agent.node import agent_process
 from bootseer.agent.node.privileges import MAX_DATA_BYTES
 
 pytestmark = [pytest.mark.root]
@@ -192,7 +192,7 @@ def test_a_broker_keeps_the_capabilities_that_its_unit_has_and_no_others():
     said = subprocess.run(argv, capture_output=True, text=True, check=True, cwd="/").stdout
     before, after = ([int(word, 16) for word in line.split()] for line in said.splitlines())
     inherited, permitted, effective, bounding, ambient = after
-    listed = {NUMBERS[name.removeprefix("CAP_")] for name in process._CAPABILITIES.split()}
+    listed = {NUMBERS[name.removeprefix("CAP_")] for name in agent_process._CAPABILITIES.split()}
     # A machine may have fewer to begin with.
     assert permitted == effective == before[1] & sum(1 << number for number in listed)
     assert bounding == before[3] & sum(1 << number for number in listed)

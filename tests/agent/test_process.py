@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bootseer.agent.node import process
+from bootseer.agent.node import agent_process, process, registry
 from bootseer.agent.node.job import JobFolder
 
 pytestmark = [pytest.mark.root]
@@ -40,7 +40,7 @@ def start():
 
 def _agent(folder, start):
     agent = start({process.TAG: folder.path}, start_new_session=True)
-    folder.write("process.json", {"pid": agent.pid, "start": process._start_time(agent.pid)})
+    folder.write("process.json", {"pid": agent.pid, "start": registry.start_time(agent.pid)})
     return agent
 
 
@@ -61,14 +61,14 @@ def test_an_agent_and_its_worker_are_killed(folder, start):
     )
     with agent.stdout as stdout:
         worker = int(stdout.readline())
-    folder.write("process.json", {"pid": agent.pid, "start": process._start_time(agent.pid)})
-    assert sorted(process.kill_all(folder)) == sorted([agent.pid, worker])
+    folder.write("process.json", {"pid": agent.pid, "start": registry.start_time(agent.pid)})
+    assert sorted(agent_process.kill_all(folder)) == sorted([agent.pid, worker])
     assert agent.wait(5) == -signal.SIGKILL
 
 
 def test_an_agent_that_has_not_registered_is_killed(folder, start):
     agent = start({process.TAG: folder.path}, start_new_session=True)
-    assert process.kill_all(folder) == [agent.pid]
+    assert agent_process.kill_all(folder) == [agent.pid]
 
 
 @pytest.mark.parametrize("registered", [True, False])
@@ -80,7 +80,7 @@ def test_a_users_process_with_the_name_is_not(folder, start, registered):
     agent = _agent(folder, start)
     if not registered:
         os.unlink(f"{folder.path}/process.json")
-    assert process.kill_all(folder) == [agent.pid]
+    assert agent_process.kill_all(folder) == [agent.pid]
     assert [child.poll() for child in own] == [None, None]
 
 
@@ -93,7 +93,7 @@ def test_a_users_process_that_calls_itself_roots_is_not(folder, start):
     )
     with own.stdin, own.stdout:
         own.stdout.readline()
-        assert process.kill_all(folder) == []
+        assert agent_process.kill_all(folder) == []
 
 
 @pytest.mark.parametrize("suffix", ["0", "/", "/../2"])
@@ -101,7 +101,7 @@ def test_another_jobs_agent_is_not(folder, start, suffix):
     other = start({process.TAG: folder.path + suffix}, start_new_session=True)
     plain = start(start_new_session=True)
     _agent(folder, start)
-    killed = process.kill_all(folder)
+    killed = agent_process.kill_all(folder)
     assert other.pid not in killed
     assert plain.pid not in killed
 
@@ -109,8 +109,8 @@ def test_another_jobs_agent_is_not(folder, start, suffix):
 def test_a_process_id_used_again_is_not_the_agent(folder, start):
     stranger = start(start_new_session=True)
     folder.write("process.json", {"pid": stranger.pid, "start": "1"})
-    assert process.agent_pid(folder) is None
-    assert process.kill_all(folder) == []
+    assert registry.agent_pid(folder) is None
+    assert agent_process.kill_all(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ def test_a_process_id_used_again_is_not_the_agent(folder, start):
 )
 def test_what_registers_nothing_is_no_agent(folder, document):
     folder.write("process.json", document)
-    assert process.agent_pid(folder) is None
+    assert registry.agent_pid(folder) is None
 
 
 def test_a_process_may_have_any_name(start, tmp_path):
     program = tmp_path / ") Z 1 1 (\n"
     program.symlink_to("/bin/sleep")
     child = start(command=(str(program), "60"))
-    assert process._start_time(child.pid) is not None
+    assert registry.start_time(child.pid) is not None
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -149,18 +149,18 @@ def test_leaving_says_what_was_to_be_said_and_waits_for_no_thread(code):
 
 def test_a_job_is_served_while_any_of_its_servers_lives(tmp_path):
     folder = JobFolder(str(tmp_path))
-    assert not process.is_served(folder)
+    assert not registry.is_served(folder)
     sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
     for sleeper in sleepers:
-        process.register_server(folder, sleeper.pid)
+        registry.register_server(folder, sleeper.pid)
     for sleeper in sleepers:
-        assert process.is_served(folder)
+        assert registry.is_served(folder)
         sleeper.kill()
         sleeper.wait()
-    assert not process.is_served(folder)
+    assert not registry.is_served(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"servers": 5}', '{"servers": [5, {}, {"pid": 1}]}'])
 def test_a_note_of_servers_that_is_damaged_names_none(tmp_path, text):
     (tmp_path / "server.json").write_text(text)
-    assert not process.is_served(JobFolder(str(tmp_path)))
+    assert not registry.is_served(JobFolder(str(tmp_path)))

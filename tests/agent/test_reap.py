@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bootseer.agent.node import process, reap
+from bootseer.agent.node import agent_process, reap, registry
 from bootseer.agent.node.job import JobFolder, job_folders
 
 pytestmark = [pytest.mark.root]
@@ -30,7 +30,7 @@ def buried(monkeypatch):
         if "8-" in grave.path:
             raise FileNotFoundError(grave.path)
 
-    monkeypatch.setattr(process, "start", start)
+    monkeypatch.setattr(agent_process, "start", start)
     return graves
 
 
@@ -58,7 +58,7 @@ def test_one_that_died_before_it_registered_is_buried_alike(run_dir, buried):
     folder.claim()
     os.utime(folder.path, (LONG_AGO_S, LONG_AGO_S))
     assert reap.reap_dead(run_dir) == ["7"]
-    assert process.is_starting(buried[0])
+    assert registry.is_starting(buried[0])
 
 
 def test_what_cannot_be_buried_keeps_nobody_else(run_dir, buried):
@@ -73,7 +73,7 @@ def test_what_cannot_be_moved_keeps_nobody_else(run_dir, buried, monkeypatch):
         if folder.path.endswith("8"):
             raise OSError("no")
 
-    monkeypatch.setattr(process, "kill_all", kill_all)
+    monkeypatch.setattr(agent_process, "kill_all", kill_all)
     folders = [left_by_the_dead(run_dir, job_id) for job_id in (7, 8, 9)]
     assert reap.reap_dead(run_dir) == ["7", "9"]
     assert not reap.reap(folders[0]), "another was first"

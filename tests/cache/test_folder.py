@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from bootseer.cache import folder, ledger
-from bootseer.cache.reservation import REQUEST, ReservationClient, Room, answer_reservation
+from bootseer.cache.reservation import REQUEST, answer_reservation
+from bootseer.cache.room import ReservationClient, Room
 from bootseer.cache.size import EntrySize
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image

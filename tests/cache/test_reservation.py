@@ -9,12 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.cache import reservation
-from bootseer.cache.reservation import (
-    STEP_BYTES,
-    ReservationClient,
-    Room,
-    answer_reservation,
-)
+from bootseer.cache.reservation import STEP_BYTES, answer_reservation
+from bootseer.cache.room import ReservationClient, Room
 from bootseer.errors import Corrupt, Unavailable
 from bootseer.units import MIB
 

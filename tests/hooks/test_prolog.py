@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.agent.node import control_client, process
+from bootseer.agent.node import agent_process, control_client, registry
+from bootseer.agent.node.account import service_account
+from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import Unavailable
 from bootseer.slurm import prolog
@@ -24,16 +26,19 @@ def folder(tmp_path):
     folder = JobFolder.of(str(tmp_path), JOB.job_id)
     folder.claim()
     folder.write("job.json", JOB._asdict())
+    account = service_account("daemon")
+    settings = BrokerSettings(*account, str(tmp_path), f"{tmp_path}/cache", 1 << 30, 0.1, 0.5, [])
+    folder.write("broker.json", settings._asdict())
     return folder
 
 
 @pytest.fixture
 def systemd_run(monkeypatch):
     """Say which command runs in place of systemd-run."""
-    monkeypatch.setattr(process, "under_systemd", lambda: True)
+    monkeypatch.setattr(agent_process, "under_systemd", lambda: True)
 
     def use(command):
-        monkeypatch.setattr(process, "_as_unit", lambda folder, mode, argv: command(argv))
+        monkeypatch.setattr(agent_process, "_as_unit", lambda folder, mode, argv: command(argv))
 
     return use
 
@@ -88,6 +93,6 @@ def test_requests_are_answered_once_the_socket_is_there(folder, run_agent):
             control_client.ask(folder.socket, {"op": "status"}, 30)["job"]["job_id"] == JOB.job_id
         )
     finally:
-        pid = process.agent_pid(folder)
+        pid = registry.agent_pid(folder)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

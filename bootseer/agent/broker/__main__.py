@@ -15,52 +15,51 @@ import socket
 import sys
 from contextlib import suppress
 
-from bootseer import config as settings
 from bootseer.agent.broker.broker import Broker
 from bootseer.agent.broker.opener import fork_opener
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.start import Start
-from bootseer.agent.node import control_client, spool
-from bootseer.agent.node.account import service_account
+from bootseer.agent.node import control_socket, spool
+from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import adopt_orphans, limit_to_brokers
-from bootseer.agent.node.process import fork, leave, register, take_time
-from bootseer.agent.node.reap import remove_folder
+from bootseer.agent.node.process import fork, leave, take_time
+from bootseer.agent.node.registry import register
 from bootseer.errors import BootseerError
 
 
 def main() -> None:
     """Run as the command line says: mode, the job's folder, descriptor of the control socket."""
     mode, folder, fd = sys.argv[1], JobFolder(sys.argv[2]), int(sys.argv[3])
-    job = folder.job()
-    if job is None:
+    job, settings = folder.job(), folder.broker_settings()
+    if job is None or settings is None:
         raise SystemExit(f"{folder.path} holds no job")
     register(folder)
     limit_to_brokers()
     try:
-        is_finished = run(mode, folder, job, fd)
+        is_finished = run(mode, folder, job, settings, fd)
     except BootseerError as error:
         raise SystemExit(str(error)) from error
     if is_finished and mode == "bury":
-        remove_folder(folder)
+        folder.remove()
     leave(0 if is_finished else 1)  # whatever threads are still waiting for
 
 
-def run(mode: str, folder: JobFolder, job: Job, fd: int) -> bool:
+def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: int) -> bool:
     """Be the broker of a job until it has ended; returns whether the supervisor has said so.
 
     Args:
         mode: "warm" to carry out a job's plan, "bury" to clear up after a dead agent.
         folder, job: the job and its folder.
+        settings: of the node.
         fd: of the control socket; negative if it is to be made.
 
     Raises:
         BootseerError: the node is not set up as it should be.
     """
-    config = settings.load()
-    account = service_account(config["node.service_user"])
+    account = settings.account
     processes = Processes(folder, job)
-    broker = Broker(folder, job, config, account, processes)
+    broker = Broker(folder, job, settings, processes)
     checkpoint = image = control = opener = None
     if mode == "warm":
         checkpoint = broker.mounts.make_checkpoint() if job.checkpoint else None
@@ -68,14 +67,14 @@ def run(mode: str, folder: JobFolder, job: Job, fd: int) -> bool:
         if job.image and image is None:
             folder.write_mounted(folder.served, "plain", job.image)
         control = (
-            socket.socket(fileno=fd) if fd >= 0 else control_client.listen(folder.socket, job.uid)
+            socket.socket(fileno=fd) if fd >= 0 else control_socket.listen(folder.socket, job.uid)
         )
         if job.image and image is None:
             pid, opener = fork_opener(job)
             processes.adopt(pid)
-    mounts = control_client.listen(folder.mounts, 0, socket.SOCK_SEQPACKET)
+    mounts = control_socket.listen(folder.mounts, 0, socket.SOCK_SEQPACKET)
     folder.make_state(account.uid, account.gid)
-    spool.make(config["node.cache_dir"], account.uid, account.gid)
+    spool.make(settings.cache_dir, account.uid, account.gid)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     born, told = os.pipe()
     start = Start(

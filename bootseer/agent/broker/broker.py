@@ -17,7 +17,6 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from threading import BoundedSemaphore, Thread
-from typing import Any
 
 from bootseer.agent.broker import messages, mount_requests, residency
 from bootseer.agent.broker.kernel_mount import mount_root
@@ -25,7 +24,7 @@ from bootseer.agent.broker.lending import Lender, close_all
 from bootseer.agent.broker.messages import Mount, Reply, Role
 from bootseer.agent.broker.mounts import Mounts, look_at
 from bootseer.agent.broker.processes import LOOK_S, Processes
-from bootseer.agent.node.account import Account
+from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.cache.size import EntrySize
 from bootseer.errors import BootseerError, Corrupt, NotFound, Unavailable
@@ -41,24 +40,22 @@ class Broker:
     """The rights of one job."""
 
     def __init__(
-        self, folder: JobFolder, job: Job, config: Any, account: Account, processes: Processes
+        self, folder: JobFolder, job: Job, settings: BrokerSettings, processes: Processes
     ) -> None:
         """Begin with nothing.
 
         Args:
             folder, job: the job and its folder.
-            config: effective settings.
-            account: the service account.
+            settings: of the node.
             processes: starts and ends the user's processes.
         """
         self._folder = folder
         self._job = job
-        self._config = config
-        self._account = account
+        self._settings = settings
         self._processes = processes
-        scratch = f"{config['node.cache_dir']}/environments/{job.job_id}"
-        self.mounts = Mounts(folder, job, processes, scratch, config["node.run_dir"])
-        self._lender = Lender(job.uid, config)
+        scratch = f"{settings.cache_dir}/environments/{job.job_id}"
+        self.mounts = Mounts(folder, job, processes, scratch, settings.run_dir)
+        self._lender = Lender(job.uid, settings)
         self._at_once = BoundedSemaphore(_MAX_AT_ONCE)
         self._watched = 0
 
@@ -186,10 +183,10 @@ class Broker:
         mount_root(
             self._lender.entry(entry),
             Path(self._folder.root),
-            self._config["image.kernel_mount"],
-            Path(self._config["node.run_dir"], "checked"),
+            self._settings.kernel_mount,
+            Path(self._settings.run_dir, "checked"),
             (self._job.uid, self._job.gid),
-            self._account,
+            self._settings.account,
         )
 
     def _watch(self, fd: int, sent: list[int]) -> tuple[int, int]:

@@ -11,27 +11,22 @@ from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
+from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.cache.folder import BlockCache, CacheEntry
 from bootseer.cache.reservation import REQUEST, answer_reservation
 from bootseer.cache.size import EntrySize
 from bootseer.cache.token import sealed_token
 from bootseer.errors import BootseerError, NotFound, Unavailable
-from bootseer.units import GIB
 
 MAX_LENT = 64
 """Entries in use by a job at once."""
 
 
-def open_cache(config: Any) -> BlockCache:
+def open_cache(settings: BrokerSettings) -> BlockCache:
     """Name the node's block cache, as the settings say."""
-    return BlockCache(
-        Path(config["node.cache_dir"], "images"),
-        int(config["cache.quota_gib"] * GIB),
-        config["cache.free_share"],
-        config["cache.user_share"],
-    )
+    folder = Path(settings.cache_dir, "images")
+    return BlockCache(folder, settings.quota_bytes, settings.free_share, settings.user_share)
 
 
 class Lender:
@@ -40,15 +35,15 @@ class Lender:
     Concurrency: any number of threads.
     """
 
-    def __init__(self, uid: int, config: Any) -> None:
+    def __init__(self, uid: int, settings: BrokerSettings) -> None:
         """Begin with none.
 
         Args:
             uid: of the job's user, for whom room is counted.
-            config: effective settings.
+            settings: of the node.
         """
         self._uid = uid
-        self._cache = open_cache(config)
+        self._cache = open_cache(settings)
         self._numbers = count(1)
         self._lent: dict[int, CacheEntry] = {}
 

@@ -12,7 +12,7 @@ import time
 from itertools import count
 from threading import Lock
 
-from bootseer.agent.node import process
+from bootseer.agent.node import process, registry
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import NotFound, Unavailable
 
@@ -74,7 +74,7 @@ class Processes:
             if role == "serve_image":
                 self._outlive.add(handle)
         if role == "serve_image":
-            process.register_server(self._folder, pid)
+            registry.register_server(self._folder, pid)
         return handle, end
 
     def kill(self, handle: int) -> None:

@@ -6,7 +6,6 @@ Imported by the hook path: the standard library only.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from typing import Any
@@ -14,31 +13,7 @@ from typing import Any
 from bootseer.errors import NotFound, Unavailable
 
 MAX_LINE_BYTES = 256 * 1024
-MAX_WAITING = 64
-"""Connections that the agent has not taken yet."""
 _RETRY_S = 0.005
-
-
-def listen(path: str, uid: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """Create the control socket, or another of the job's, for root and one user only.
-
-    Once the path exists requests can be made; they wait for whoever gets the socket to take them.
-
-    Args:
-        path: where it is to be.
-        uid: of the user; 0 for root alone.
-        kind: of the socket.
-    """
-    listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
-    previous = os.umask(0o177)
-    try:
-        listener.bind(f"{path}.new")
-    finally:
-        os.umask(previous)
-    os.chown(f"{path}.new", uid, -1)
-    listener.listen(MAX_WAITING)
-    os.rename(f"{path}.new", path)
-    return listener
 
 
 def tell(path: str, request: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
     RUN_DIR/jobs/JOBID/        root, 0711 (RUN_DIR/dead/JOBID-TIME once its agent has died)
         job.json               what the prolog was asked for; root, 0600
+        broker.json            settings, see `bootseer.agent.node.broker_settings`; root, 0600
         process.json           the agent's process id and start time; root, 0600
         agent.log              what the agent prints when something is wrong; root, 0600
         agent.sock             control socket; the job's user, 0600
@@ -28,10 +29,13 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bootseer.config import User
+from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.ownership import check_roots
+
+if TYPE_CHECKING:
+    from bootseer.config import User
 
 _MAX_FILE_BYTES = 1024 * 1024
 """Of the JSON files in a job's folder."""
@@ -99,6 +103,8 @@ class Job(NamedTuple):
     @property
     def owner(self) -> User:
         """The job's user, as settings know users."""
+        from bootseer.config import User  # only now: a broker has no use for settings
+
         return User(self.user, self.uid, self.home)
 
 
@@ -192,6 +198,14 @@ class JobFolder:
         except TypeError:
             return None
 
+    def broker_settings(self) -> BrokerSettings | None:
+        """Read back the settings that the prolog wrote for the broker."""
+        document = self.read("broker.json")
+        try:
+            return BrokerSettings(**document) if document is not None else None
+        except TypeError:
+            return None
+
     def write_mounted(self, mark: str, state: str, mountpoint: str = "") -> None:
         """Tell the prolog and the plugin that something is mounted, or will not be.
 
@@ -212,6 +226,14 @@ class JobFolder:
             file.write(b"%s\n%s\n" % (state.encode(), os.fsencode(mountpoint)))
         os.rename(f"{mark}.new", mark)
 
+    def remove(self) -> None:
+        """Remove the folder, but nothing of a mount that were still there: it is a user's.
+
+        All that is in it are files, empty folders for mounts, and folders of those. What cannot be
+        removed stays.
+        """
+        _remove_folder(self.path, None, levels=2)
+
     def append_event(self, line: str) -> None:
         """Add one encoded event to the folder's log.
 
@@ -222,6 +244,30 @@ class JobFolder:
             os.write(descriptor, b"\n" + line.encode())
         finally:
             os.close(descriptor)
+
+
+def _remove_folder(name: str, above: int | None, levels: int) -> None:
+    """Remove a folder, and so many levels below it; no link is followed.
+
+    Args:
+        name: of the folder.
+        above: descriptor of the one that it is in; None if ``name`` is its path.
+        levels: how deep.
+    """
+    with suppress(OSError):
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+        try:
+            for entry in os.listdir(folder) if levels else ():
+                try:
+                    os.unlink(entry, dir_fd=folder)
+                except IsADirectoryError:
+                    _remove_folder(entry, folder, levels - 1)
+                except OSError:
+                    continue  # in use; the rest goes all the same
+        finally:
+            os.close(folder)
+    with suppress(OSError):
+        os.rmdir(name, dir_fd=above)
 
 
 def job_folders(run_dir: str, kind: str = "jobs") -> list[JobFolder]:

@@ -9,7 +9,7 @@ import os
 import time
 from contextlib import suppress
 
-from bootseer.agent.node import process
+from bootseer.agent.node import agent_process, registry
 from bootseer.agent.node.job import JobFolder, job_folders
 
 
@@ -24,13 +24,13 @@ def reap_dead(run_dir: str) -> list[str]:
     reaped = []
     graves = job_folders(run_dir, "dead")
     for folder in job_folders(run_dir):
-        if process.agent_pid(folder) is not None or process.is_starting(folder):
+        if registry.agent_pid(folder) is not None or registry.is_starting(folder):
             continue
-        if not process.is_served(folder) and reap(folder):
+        if not registry.is_served(folder) and reap(folder):
             reaped.append(os.path.basename(folder.path))
     for grave in graves:
-        if process.agent_pid(grave) is None and not process.is_starting(grave):
-            remove_folder(grave)  # whoever was to bury it has died too
+        if registry.agent_pid(grave) is None and not registry.is_starting(grave):
+            grave.remove()  # whoever was to bury it has died too
     return reaped
 
 
@@ -47,16 +47,16 @@ def reap(folder: JobFolder) -> bool:
     try:
         # First, for what it is looking at may be waiting for a mount whose server is stopped.
         _unmount_below(folder.path)
-        process.kill_all(folder)
+        agent_process.kill_all(folder)
         _unmount_below(folder.path)
         os.makedirs(dead, exist_ok=True)
         os.chmod(dead, 0o711)  # who publishes what is there is not root
-        process.deregister(folder)
+        registry.deregister(folder)
         os.rename(folder.path, grave.path)
     except OSError:
         return False
     with suppress(OSError):
-        process.start(grave, "bury")
+        agent_process.start(grave, "bury")
     return True
 
 
@@ -64,30 +64,7 @@ def remove(folder: JobFolder) -> None:
     """Remove the folder of an agent that has ended, and a mount that it did not get to."""
     if any(map(os.path.exists, (folder.mounted, folder.served, folder.environments))):
         _unmount_below(folder.path)
-    remove_folder(folder)
-
-
-def remove_folder(folder: JobFolder) -> None:
-    """Remove the folder of a job, but nothing of a mount that were still there: it is a user's.
-
-    All that is in it are files, empty folders for mounts, and folders of those.
-    """
-    _remove_below(folder.path, levels=2)
-
-
-def _remove_below(path: str, levels: int) -> None:
-    """Remove a folder that only root can change, and so many levels below it."""
-    with suppress(OSError):
-        for name in os.listdir(path) if levels else ():
-            below = f"{path}/{name}"
-            try:
-                os.unlink(below)
-            except IsADirectoryError:
-                _remove_below(below, levels - 1)
-            except OSError:
-                continue  # in use; the rest goes all the same
-    with suppress(OSError):
-        os.rmdir(path)
+    folder.remove()
 
 
 def _unmount_below(path: str) -> None:

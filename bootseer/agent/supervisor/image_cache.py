@@ -13,7 +13,7 @@ from bootseer.agent.broker.messages import Lend, LendNew
 from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.cache.keeper import BlockKeeper, entry_size, read_manifest
 from bootseer.cache.link import serve_keeper
-from bootseer.cache.reservation import ReservationClient, Room
+from bootseer.cache.room import ReservationClient, Room
 from bootseer.cache.size import SUM_BYTES, EntrySize
 from bootseer.cache.token import manifest_token
 from bootseer.core import image

@@ -13,9 +13,9 @@ import trio
 
 from bootseer import config as settings
 from bootseer.agent.broker.messages import Watch
-from bootseer.agent.broker.residency import BrokersPages
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.broker_client import BrokerClient
+from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_record import JobImage

@@ -47,7 +47,9 @@ SERVING = QUIET | {"/dev/fuse"}
 
 # For the one who changes the processes: this table says what they have to be.
 EXPECTED = {
-    "broker": Expected("root", BROKERS, BROKERS, 0, 0, SERVING | {"run", "cache", "folder", "namespace"}),
+    "broker": Expected(
+        "root", BROKERS, BROKERS, 0, 0, SERVING | {"run", "cache", "folder", "namespace"}
+    ),
     "supervisor": Expected("bootseer", 0, 0, FILTERED, 1, QUIET | {"run", "cache", "folder"}),
     "prefetch": Expected("job", CAP_IPC_LOCK, CAP_IPC_LOCK, FILTERED, 1, QUIET | {"data"}),
     "serve_image": Expected("job", 0, 0, FILTERED, 1, SERVING | {"cache", "data"}),

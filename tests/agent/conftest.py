@@ -13,6 +13,7 @@ from bootseer.agent.broker.processes import Processes
 from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.testing.cluster.poll import wait_until
 
 JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/", "k", False, "", 1.0, 1)
 
@@ -38,6 +39,7 @@ class BrokerAtWork:
         self.end.settimeout(20)
         listener = control_socket.listen(self.folder.mounts, 0, socket.SOCK_SEQPACKET)
         self._result = []
+        self._threads = set(threading.enumerate())
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
 
@@ -66,6 +68,8 @@ class BrokerAtWork:
         self._thread.join(20)
         for handle in list(self.processes._pids):
             self.processes.kill(handle)
+        # Other tests fork, and may have one thread only.
+        wait_until(lambda: not set(threading.enumerate()) - self._threads, "the end of its threads")
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Event, Thread
 
 from bootseer.agent.broker import messages, mount_requests, residency
 from bootseer.agent.broker.kernel_mount import mount_root
@@ -32,6 +31,7 @@ from bootseer.image.residency import Residency
 
 _MAX_AT_ONCE = 64
 """Requests under way, each in a thread; the next are read when one of them has ended."""
+_RETRY_S = 0.1
 _MAX_WATCHED = 64
 """Files that are looked at, over a job's life."""
 
@@ -58,6 +58,7 @@ class Broker:
         self._lender = Lender(job.uid, settings)
         self._at_once = BoundedSemaphore(_MAX_AT_ONCE)
         self._watched = 0
+        self._has_ended = Event()
 
     def run(self, supervisor: socket.socket, listener: socket.socket) -> bool:
         """Do what the supervisor asks for until the job has ended, or the supervisor has.
@@ -71,6 +72,14 @@ class Broker:
         """
         Thread(target=self._hand_out_mounts, args=(listener,), daemon=True).start()
         Thread(target=self._look_after_servers, daemon=True).start()
+        try:
+            return self._serve(supervisor)
+        finally:
+            self._has_ended.set()
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, supervisor: socket.socket) -> bool:
         is_finished = False
         while True:
             try:
@@ -201,13 +210,17 @@ class Broker:
 
     def _hand_out_mounts(self, listener: socket.socket) -> None:
         """Give slurmstepd the mounts that it asks for."""
-        while True:
-            with suppress(OSError):  # whoever came has gone again
-                mount_requests.answer(listener.accept()[0], self.mounts)
+        with listener:
+            while not self._has_ended.is_set():
+                try:
+                    connection, _ = listener.accept()
+                except OSError:  # whoever came has gone again, or there are no descriptors left
+                    self._has_ended.wait(_RETRY_S)
+                    continue
+                mount_requests.answer(connection, self.mounts)
 
     def _look_after_servers(self) -> None:
-        while True:
-            time.sleep(LOOK_S)
+        while not self._has_ended.wait(LOOK_S):
             self._processes.kill_stopped()
 
 

@@ -73,8 +73,12 @@ def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: in
             pid, opener = fork_opener(job)
             processes.adopt(pid)
     mounts = control_socket.listen(folder.mounts, 0, socket.SOCK_SEQPACKET)
-    folder.make_state(account.uid, account.gid)
-    spool.make(settings.cache_dir, account.uid, account.gid)
+    try:
+        folder.make_state(account.uid, account.gid)
+        spool.make(settings.cache_dir, account.uid, account.gid)
+    except (OSError, BootseerError) as error:  # a disk is full: less is kept of what happens
+        with suppress(OSError):
+            print(error, file=sys.stderr)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     born, told = os.pipe()
     start = Start(

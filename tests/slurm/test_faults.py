@@ -198,7 +198,7 @@ def test_the_worker_is_killed_in_mid_prefetch(lab, slow_share):
         (worker,) = (
             p.pid
             for p in lab.cluster.processes(node)
-            if f"jobs/{job_id}" in p.command and p.uid != 0
+            if f"jobs/{job_id}" in p.command and p.uid == lab.cluster.spec.uid("alice")
         )
         os.kill(worker, signal.SIGKILL)
     running.communicate(timeout=60)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 
 from bootseer.errors import Denied
 
@@ -31,6 +32,17 @@ def check_own(*folders: str) -> None:
     for folder in folders:
         if not _is_alone(folder, os.geteuid()):
             raise Denied(f"{folder} is not a folder that only this user can write; nothing is done")
+
+
+def make_for(folder: str, uid: int, gid: int) -> None:
+    """Make a folder of another user's, as root, where only root makes names, unless it is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+        os.chown(folder, uid, gid)
 
 
 def _is_alone(folder: str, uid: int) -> bool:

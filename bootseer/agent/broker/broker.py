@@ -19,8 +19,8 @@ from threading import BoundedSemaphore, Event, Thread
 
 from bootseer.agent.broker import messages, mount_requests, residency
 from bootseer.agent.broker.kernel_mount import mount_root
-from bootseer.agent.broker.lending import Lender, close_all
-from bootseer.agent.broker.messages import Mount, Reply, Role
+from bootseer.agent.broker.lending import Lender
+from bootseer.agent.broker.messages import Mount, Reply, Role, close_all
 from bootseer.agent.broker.mounts import Mounts, look_at
 from bootseer.agent.broker.processes import LOOK_S, Processes
 from bootseer.agent.node.broker_settings import BrokerSettings

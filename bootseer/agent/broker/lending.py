@@ -5,13 +5,13 @@ Standard library and our own extension only.
 
 from __future__ import annotations
 
-import os
 import socket
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from threading import Thread
 
+from bootseer.agent.broker.messages import close_all
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.cache.folder import BlockCache, CacheEntry
 from bootseer.cache.reservation import REQUEST, answer_reservation
@@ -48,7 +48,7 @@ class Lender:
         self._lent: dict[int, CacheEntry] = {}
 
     def lend(self, token: bytes) -> tuple[int, list[int]]:
-        """Lend the entry of an image to who has its token.
+        """Lend an image's entry, found by its token.
 
         Returns:
             The entry's number, and the descriptors that `messages.Lend` lists.
@@ -60,7 +60,7 @@ class Lender:
         return self._hand_out(self._cache.find(token, self._uid))
 
     def lend_new(self, size: EntrySize, manifest_fd: int) -> tuple[int, list[int]]:
-        """The same for who has its manifest; the entry is made, or what is missing of it.
+        """Lend an image's entry, given its manifest; make what is missing of it.
 
         Raises:
             Corrupt: that is no manifest in sealed memory.
@@ -110,10 +110,3 @@ class Lender:
                 end.send(answer_reservation(message, entry.reserve))
         del self._lent[number]
         entry.close()
-
-
-def close_all(fds: list[int]) -> None:
-    """Close descriptors."""
-    for fd in fds:
-        with suppress(OSError):
-            os.close(fd)

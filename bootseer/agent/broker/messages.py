@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import ClassVar
@@ -131,7 +132,7 @@ class Show:
 
 @dataclass(frozen=True, slots=True)
 class Lend:
-    """Open an image's entry in the block cache for who has its token.
+    """Open an image's entry in the block cache, found by its token.
 
     Reply: descriptors of manifest, data and map for readers, of data, map and claims for the
     keeper, and a socket on which the keeper asks for room, see `bootseer.cache.reservation`. The
@@ -143,7 +144,7 @@ class Lend:
 
 @dataclass(frozen=True, slots=True)
 class LendNew:
-    """The same for who has its manifest, with a descriptor of that in sealed memory.
+    """Open an image's entry, given its manifest: with a descriptor of that in sealed memory.
 
     Attributes:
         manifest_bytes, image_bytes, blocks: see `bootseer.cache.size`.
@@ -218,6 +219,13 @@ def receive(end: socket.socket) -> tuple[bytes, list[int]]:
     for fd in fds:
         os.set_inheritable(fd, False)
     return message, fds
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors that came with a message, or went with one."""
+    for fd in fds:
+        with suppress(OSError):
+            os.close(fd)
 
 
 def encode(number: int, request: Request) -> bytes:

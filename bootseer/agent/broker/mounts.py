@@ -53,7 +53,7 @@ class Mounts:
 
         Args:
             folder, job: the job and its folder.
-            processes: starts who serves them.
+            processes: starts their servers.
             scratch: folder of the node's that takes what is written over environments, root's.
             run_dir: knows which jobs there are.
         """

@@ -20,7 +20,7 @@ MAX_WORKERS = 128
 """Of a job, at once."""
 LOOK_S = 1.0
 LOOKS = 3
-"""How often who serves a mount must have been found stopped, and how far apart, to be killed."""
+"""How often a mount's server must have been found stopped, and how far apart, to be killed."""
 _KILL_S = 1.0
 """For the end of a process that was killed: one in an uninterruptible read cannot be waited for."""
 _POLL_S = 0.002
@@ -57,8 +57,8 @@ class Processes:
 
         Args:
             role: see `bootseer.agent.workers.base`.
-            connection: of a mount that it is to serve, if any; stays the caller's. Who serves an
-                image outlives the broker, and each of them is killed once it is found stopped.
+            connection: of a mount that it is to serve, if any; stays the caller's. An image's
+                server outlives the broker; any server is killed once it is found stopped.
 
         Raises:
             Unavailable: there are too many.
@@ -95,7 +95,7 @@ class Processes:
             time.sleep(_POLL_S)
 
     def kill_stopped(self) -> None:
-        """Kill who serves a mount and was found stopped in several calls.
+        """Kill the servers of mounts that were found stopped in several calls.
 
         The job's user can stop it. Processes that wait for it in a mount cannot be killed before,
         and Slurm takes a node away whose processes do not end. The calls do not have to follow each

@@ -92,7 +92,7 @@ def _as_unit(folder: JobFolder, mode: str, argv: list[str]) -> list[str]:
         "--setenv=LANG=C.UTF-8",
         f"--property=StandardOutput=append:{folder.path}/agent.log",
         f"--property=StandardError=append:{folder.path}/agent.log",
-        # Who serves the image outlives an agent that dies: the job goes on. The epilog ends both.
+        # The image's server outlives an agent that dies: the job goes on. The epilog ends both.
         "--property=KillMode=process",
         "--property=OOMPolicy=continue",
         f"--property=CapabilityBoundingSet={_CAPABILITIES}",

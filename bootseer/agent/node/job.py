@@ -32,7 +32,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootseer.agent.node.broker_settings import BrokerSettings
-from bootseer.ownership import check_roots
+from bootseer.ownership import check_roots, make_for
 
 if TYPE_CHECKING:
     from bootseer.config import User
@@ -137,9 +137,7 @@ class JobFolder:
         Raises:
             OSError: it cannot be made.
         """
-        with suppress(FileExistsError):
-            os.mkdir(self.state, 0o700)
-            os.chown(self.state, uid, gid)
+        make_for(self.state, uid, gid)
 
     def shown(self, number: int) -> str:
         """Name the file that tells tasks where to see a target of an environment."""

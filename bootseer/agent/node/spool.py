@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bootseer.ownership import check_own, check_roots
+from bootseer.ownership import check_own, check_roots, make_for
 
 _FOLDER = "unpublished"
 MAX_FILES = 32
@@ -33,10 +32,7 @@ def make(cache_dir: str, uid: int, gid: int) -> None:
     """
     os.makedirs(cache_dir, 0o755, exist_ok=True)
     check_roots(cache_dir)
-    folder = f"{cache_dir}/{_FOLDER}"
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-        os.chown(folder, uid, gid)
+    make_for(f"{cache_dir}/{_FOLDER}", uid, gid)
 
 
 def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:

@@ -9,8 +9,7 @@ from itertools import count
 import trio
 
 from bootseer.agent.broker import messages
-from bootseer.agent.broker.lending import close_all
-from bootseer.agent.broker.messages import Reply, Request
+from bootseer.agent.broker.messages import Reply, Request, close_all
 from bootseer.errors import Closed, Corrupt, Unavailable
 
 _ANSWER_S = 20.0
@@ -29,7 +28,7 @@ class BrokerClient:
         self._is_closed = False
 
     async def run(self) -> None:
-        """Hand replies to who waits for them, until cancelled.
+        """Hand replies to the tasks that wait for them, until cancelled.
 
         Raises:
             Closed: the broker has ended.
@@ -124,7 +123,7 @@ class BrokerClient:
 
 
 class _Waiting:
-    """Who waits for a reply."""
+    """A task that waits for a reply."""
 
     def __init__(self) -> None:
         self.answered = trio.Event()

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from bootseer.agent.broker.lending import close_all
-from bootseer.agent.broker.messages import Clear, LookAt, Overlay, Role, Show
+from bootseer.agent.broker.messages import Clear, LookAt, Overlay, Role, Show, close_all
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.image_mounts import ServedImages

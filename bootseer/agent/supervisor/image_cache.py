@@ -1,4 +1,4 @@
-"""An image's blocks on this node: lent by the broker, and kept here for who serves the image."""
+"""An image's blocks on this node: lent by the broker, and kept here for its server."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from functools import partial
 
 import trio
 
-from bootseer.agent.broker.lending import close_all
-from bootseer.agent.broker.messages import Lend, LendNew
+from bootseer.agent.broker.messages import Lend, LendNew, close_all
 from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.cache.keeper import BlockKeeper, entry_size, read_manifest
 from bootseer.cache.link import serve_keeper
@@ -66,7 +65,7 @@ class LentImage:
 
 
 async def borrow(broker: BrokerClient, digest: str, token: bytes) -> LentImage:
-    """Borrow the entry of an image for who has its token.
+    """Borrow an image's entry, found by its token.
 
     Args:
         broker: lends it.
@@ -88,7 +87,7 @@ async def borrow(broker: BrokerClient, digest: str, token: bytes) -> LentImage:
 
 
 async def borrow_new(broker: BrokerClient, digest: str, manifest_fd: int) -> LentImage:
-    """Borrow the entry of an image for who has handed its manifest over; it is made if need be.
+    """Borrow an image's entry, given its manifest; have it made if need be.
 
     Args:
         broker: lends it.

@@ -16,6 +16,7 @@ import sys
 from contextlib import suppress
 
 from bootseer.agent.broker.broker import Broker
+from bootseer.agent.broker.messages import Reply
 from bootseer.agent.broker.opener import fork_opener
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.start import Start
@@ -94,7 +95,7 @@ def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: in
 
     adopt_orphans(True)  # the worker that warms is to be a child of ours
     supervisor = fork(supervise)
-    for end in start.sockets:
+    for end in (*start.sockets, *([opener] if opener is not None else [])):
         end.close()
     os.close(told)
     take_time()
@@ -102,10 +103,11 @@ def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: in
         warming = pipe.read()
     adopt_orphans(False)
     with suppress(OSError):  # it has ended
-        ours.send(b"%d" % (processes.adopt(int(warming)) if warming else 0))
+        handle = processes.adopt(int(warming)) if warming else 0
+        ours.send(Reply(0, value=handle).encode())
     is_finished = broker.run(ours, mounts)
     processes.end()
-    if is_finished:
+    if is_finished and mode == "bury":  # otherwise the supervisor has had it done
         broker.mounts.clear()
     os.waitpid(supervisor, os.WNOHANG)
     return is_finished

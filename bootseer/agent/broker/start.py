@@ -55,6 +55,6 @@ class Start:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """All of them."""
+        """All that the supervisor keeps: the opener's goes to the worker that warms."""
         servers = [s.channel for s in (self.checkpoint, self.image) if s is not None]
-        return [s for s in (self.broker, self.control, self.opener, *servers) if s is not None]
+        return [s for s in (self.broker, self.control, *servers) if s is not None]

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent.broker.messages import Finish, Role
+from bootseer.agent.broker.messages import MAX_BYTES, Finish, Reply, Role
 from bootseer.agent.broker.start import Start
 from bootseer.agent.node import spool
 from bootseer.agent.node.job import Job, JobFolder
@@ -422,6 +422,8 @@ def begin(start: Start) -> None:
     config, control = settings.load(), start.control
     warming = fork_warming(start) if control is not None else None
     os.close(start.warming)
+    if start.opener is not None:
+        start.opener.close()  # the worker that warms has it
     ends = [*start.sockets, *([warming] if warming is not None else [])]
     confine(
         *start.account,
@@ -430,7 +432,7 @@ def begin(start: Start) -> None:
         profile=Profile.SERVE,
         expendable=False,
     )
-    warming_handle = int(start.broker.recv(32))
+    warming_handle = Reply.decode(start.broker.recv(MAX_BYTES)).value
     broker = BrokerClient(start.broker)
     take_time()
     if control is None or warming is None:

@@ -90,6 +90,9 @@ SETTINGS: dict[str, Setting] = {
     "node.service_user": Setting(
         "bootseer", 0, 0, "account without rights of its own, as which jobs are looked after"
     ),
+    "node.cache_user": Setting(
+        "bootseer-cache", 0, 0, "account without rights of its own, whose the block cache is"
+    ),
     "node.cache_dir": Setting("/var/cache/bootseer", 0, 0, "what outlives a job on this node"),
     "cache.quota_gib": Setting(
         100.0, 0, 1e6, "what blocks of images may take up in node.cache_dir, of all jobs together"

@@ -40,9 +40,19 @@ def make_for(folder: str, uid: int, gid: int) -> None:
     Raises:
         OSError: it cannot be made.
     """
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-        os.chown(folder, uid, gid)
+    if os.path.lexists(folder):
+        return
+    partial = f"{folder}.new"
+    with suppress(FileExistsError):  # another is at it, or was, and has died
+        os.mkdir(partial, 0o700)
+    try:
+        os.chown(partial, uid, gid)
+        os.rename(partial, folder)
+    except OSError:
+        if not os.path.lexists(folder):
+            raise
+        with suppress(OSError):  # another was first
+            os.rmdir(partial)
 
 
 def _is_alone(folder: str, uid: int) -> bool:

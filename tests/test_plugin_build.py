@@ -256,7 +256,7 @@ def test_command_line(built, site):
     where = ["--prefix", str(prefix), "--plugstack-dir", str(plugstack_dir), "--json"]
     origin = ["--from", str(built.files[0].parent)]
     result = CliRunner().invoke(
-        command, ["install", "--no-user", *where, *origin, "--", "max_wait=5"]
+        command, ["install", "--no-accounts", *where, *origin, "--", "max_wait=5"]
     )
     assert len(json.loads(result.output)["files"]) == 7
     result = CliRunner().invoke(command, ["uninstall", *where])

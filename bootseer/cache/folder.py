@@ -5,17 +5,20 @@
     FOLDER/NAME/data       sparse, as long as the image
     FOLDER/NAME/map        eight bytes for each block, see `bootseer.cache.blocks`
     FOLDER/NAME/claims     empty; who fetches a block has a lock on its byte
-    FOLDER/NAME/account    empty; its length is what the entry may take up, its group the user's id
+    FOLDER/NAME/account    empty; its length is what the entry may take up
+    FOLDER/NAME/user       empty; its length is the id of the user for whom that is counted
     FOLDER/.new-…          an entry that is being made
     FOLDER/.going-…        an entry that is being removed
 
-All of it is root's alone. Whoever uses an entry has a shared lock on its account, of which nobody
-else gets a descriptor. Who removes it needs an exclusive one, so that nothing in use is removed.
+All of it belongs to one user alone, who has no other rights. Whoever uses an entry has a shared
+lock on its account, of which nobody else gets a descriptor. Who removes it needs an exclusive one,
+so that nothing in use is removed.
 
 Room is reserved before anything is written. What was reserved and not used is free again when the
 last user of the entry has closed it, or has died and somebody needs the room.
 
-Part of root's side: imports the standard library only. A manifest is bytes to it, with a token.
+Part of the lender's side: imports the standard library only. A manifest is bytes to it, with a
+token.
 """
 
 from __future__ import annotations
@@ -34,16 +37,18 @@ from bootseer.cache.ledger import (
     Ledger,
     charge,
     is_entry,
+    note_user,
     open_file,
     settle,
     size_of,
+    user_of,
 )
 from bootseer.cache.removal import FILES, unexpected
 from bootseer.cache.shares import Account, Book, Demand
 from bootseer.cache.size import SUM_BYTES, EntrySize
 from bootseer.cache.token import entry_name
 from bootseer.errors import NoSpace, NotFound, Unavailable
-from bootseer.ownership import check_roots
+from bootseer.ownership import check_own
 from bootseer.posix import pwrite_fully
 from bootseer.units import MIB
 
@@ -134,7 +139,7 @@ class CacheEntry:
 
 
 class BlockCache:
-    """The cache of a node; root's.
+    """The cache of a node.
 
     Concurrency: any number of processes.
 
@@ -177,12 +182,12 @@ class BlockCache:
         Raises:
             NotFound: there is none that is whole; `create` makes it.
             Unavailable: the disk does not do what it should.
-            Denied: the folder is not root's alone.
+            Denied: the folder is not this process's user's alone.
         """
         with self._usable():
             entry = self._opened(entry_name(token), uid)
             if entry is not None:
-                if all((entry.path / name).exists() for name in FILES):
+                if all((entry.path / name).exists() for name in FILES if name != "user"):
                     return entry
                 entry.close()
         raise NotFound("the image is not in the block cache")
@@ -271,8 +276,8 @@ class BlockCache:
             info = os.stat(entry.path / "account")
             charged_bytes = info.st_size + demanded.more_bytes
             charge(entry.path, charged_bytes, is_open=True)
-            if info.st_gid != demanded.uid:
-                os.chown(entry.path / "account", -1, demanded.uid)
+            if user_of(entry.path) != demanded.uid:
+                note_user(entry.path, demanded.uid)
             # What is there already, and is written again because it is damaged, takes no more.
             is_all = charged_bytes >= size_of(entry.path).most_bytes
             wanted = max(size_bytes, wanted_bytes)
@@ -324,7 +329,7 @@ class BlockCache:
             fd = open_file(path / "account", os.O_RDONLY | os.O_CREAT | os.O_EXCL)
             made.append(CacheEntry(self, path, fd, uid))
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            os.chown(fd, -1, uid)
+            note_user(path, uid)
             charge(path, demand.more_bytes, is_open=True)
 
         fixed = Demand(uid, size.fixed_bytes, size.fixed_bytes, 1)
@@ -356,9 +361,8 @@ class BlockCache:
     def _usable(self) -> Iterator[None]:
         """Make the folder if it is not there; errors of the disk say what they are about."""
         try:
-            self._folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            check_roots(str(self._folder.parent), str(self._folder))
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_own(str(self._folder))
             yield
         except OSError as error:
             raise Unavailable(f"the block cache {self._folder} cannot be used: {error}") from error

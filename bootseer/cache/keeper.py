@@ -51,7 +51,7 @@ def read_manifest(fd: int) -> bytes:
 
 
 def entry_size(encoded: bytes, manifest: ImageManifest) -> EntrySize:
-    """Say what root's side knows of an image."""
+    """Say what the lender knows of an image."""
     return EntrySize(len(encoded), manifest.size_bytes, manifest.blocks)
 
 

@@ -1,11 +1,11 @@
 """What the entries of the block cache take up, and how one that needs more room gets it.
 
-Every entry has an account: an empty file, whose length is what the entry may take up, whose group
-is the number of the user for whom it is counted, and whose time is the entry's last use. It is
-executable while some of that may not have been used yet. So one call reads it, and a crash leaves
-no half of a number.
+Every entry has an account: an empty file, whose length is what the entry may take up, and whose
+time is the entry's last use. It is executable while some of that may not have been used yet. The
+length of another is the number of the user for whom that is counted. So nothing is read or written
+of either, and a crash leaves no half of a number.
 
-Part of root's side: imports the standard library only.
+Part of the lender's side: imports the standard library only.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Ledger:
         return Book(accounts, limits, time.time_ns())
 
     def accounts(self) -> list[Account]:
-        """Read the accounts of all entries; one call for each. The lock is held."""
+        """Read the accounts of all entries; two calls for each. The lock is held."""
         found = []
         for name in os.listdir(self._folder):
             if not is_entry(name):
@@ -151,8 +151,8 @@ class Ledger:
                 found.append(Account(name, 0, disk_bytes(self._folder / name), 0, leaves))
                 continue
             is_open = not leaves and bool(info.st_mode & _OPEN)
-            numbers = info.st_gid, info.st_size, info.st_mtime_ns
-            found.append(Account(name, *numbers, leaves, is_open))
+            numbers = info.st_size, info.st_mtime_ns
+            found.append(Account(name, user_of(self._folder / name), *numbers, leaves, is_open))
         return found
 
     def take_away(self, name: str) -> bool:
@@ -203,6 +203,23 @@ def size_of(path: Path) -> EntrySize:
     """Return how large an entry is, by the lengths of its files; OSError if one is missing."""
     sizes = [os.lstat(path / name).st_size for name in ("manifest", "data", "map")]
     return EntrySize(sizes[0], sizes[1], sizes[2] // SUM_BYTES)
+
+
+def user_of(path: Path) -> int:
+    """Return the id of the user for whom an entry is counted, root's if that is not known."""
+    try:
+        return os.lstat(path / "user").st_size
+    except OSError:
+        return 0
+
+
+def note_user(path: Path, uid: int) -> None:
+    """Note for whom an entry is counted. The lock is held."""
+    fd = open_file(path / "user", os.O_RDWR | os.O_CREAT)
+    try:
+        os.truncate(fd, uid)
+    finally:
+        os.close(fd)
 
 
 def charge(path: Path, charged_bytes: int, *, is_open: bool) -> None:

@@ -3,7 +3,7 @@
 Nothing here follows what it finds: known names are removed, then the folder if it is empty. Files
 are cut before they are unlinked, for a process may have one open, and would keep its room.
 
-Part of root's side: imports the standard library only.
+Part of the lender's side: imports the standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bootseer.units import MIB
 
-FILES = ("data", "map", "manifest", "claims", "account")
+FILES = ("data", "map", "manifest", "claims", "user", "account")
 """All that an entry has; the account goes last, for it says what the others take up."""
 _PIECE_BYTES = 256 * MIB
 _FOLDER_BYTES = 4096

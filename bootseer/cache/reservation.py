@@ -1,11 +1,11 @@
-"""Room for blocks: the keeper asks root's side for it, in messages of fixed size; root's end.
+"""Room for blocks: the keeper asks the lender for it, in messages of fixed size; the lender's end.
 
 A request is 24 bytes: its number, the bytes to be written now, and those that may be later. The
 answer is 16 bytes: the number of the request, and how many bytes may be written, 0 for none. All
 numbers are unsigned, in the machine's own order, for both ends are on it. The socket keeps messages
 apart (SOCK_SEQPACKET). What was granted and is not used is given back with the entry.
 
-Part of root's side: imports the standard library only.
+Part of the lender's side: imports the standard library only.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from bootseer.cache.reservation import ANSWER, REQUEST, STEP_BYTES
 from bootseer.errors import Unavailable
 
 _ANSWER_S = 30.0
-"""For root's side to make room."""
+"""For the lender to make room."""
 
 
 class ReservationClient:

@@ -1,6 +1,6 @@
 """How large an entry of the cache is, and what it may take up on the disk.
 
-Part of root's side: imports the standard library only.
+Part of the lender's side: imports the standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bootseer.units import KIB, MIB
 SUM_BYTES = 8
 """Of the block map, for each block."""
 MAX_BLOCKS = 1_000_000
-"""The same as in `bootseer.core.image`, which root's side does not import."""
+"""The same as in `bootseer.core.image`, which the lender does not import."""
 _MAX_IMAGE_BYTES = MAX_BLOCKS * MIB
 _DISK_BLOCK_BYTES = 4 * KIB
 _EXTENT_BYTES = 24
@@ -26,7 +26,7 @@ _FOLDER_BYTES = 2 * _DISK_BLOCK_BYTES
 
 @dataclass(frozen=True, slots=True)
 class EntrySize:
-    """What root's side knows of an image; whoever decodes the manifest says so.
+    """What the lender knows of an image; whoever decodes the manifest says so.
 
     Attributes:
         manifest_bytes: length of the encoded manifest.

@@ -4,7 +4,8 @@ The manifest has the digest of every block, so it is as secret as the image. The
 an image is public, and it is the SHA-256 of the manifest's beginning: the token begins with a
 domain of its own, so that it does not follow from that digest, not by extending it either.
 
-Part of root's side: imports the standard library only, and takes manifests as bytes without sense.
+Part of the lender's side: imports the standard library only, and takes manifests as bytes without
+sense.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bootseer.units import MIB
 
 TOKEN_BYTES = 32
 MAX_MANIFEST_BYTES = 64 * MIB
-"""The same as `bootseer.core.image.MAX_BYTES`, which root's side does not import."""
+"""The same as `bootseer.core.image.MAX_BYTES`, which the lender does not import."""
 _BLOCK_BYTES = 64  # of SHA-256: the domain fills one
 _TOKEN_DOMAIN = b"BootSeer image token, version 1".ljust(_BLOCK_BYTES, b"\0")
 _NAME_DOMAIN = b"BootSeer cache entry, version 1".ljust(_BLOCK_BYTES, b"\0")

@@ -66,14 +66,18 @@ def _plugin() -> tuple[bool, str]:
     return False, f"{PLUGSTACK} is missing: run `bootseer plugin install`"
 
 
-def _service_user() -> tuple[bool, str]:
-    from bootseer.agent.node.account import service_account
+def _accounts() -> tuple[bool, str]:
+    from bootseer.agent.node.account import broker_settings
 
     try:
-        account = service_account(settings.load()["node.service_user"])
+        found = broker_settings(settings.load())
     except BootseerError as error:
         return False, str(error)
-    return True, f"jobs are looked after as {account.name}, uid {account.uid}"
+    supervisor, cache = found.account, found.cache_account
+    return True, (
+        f"jobs are looked after as {supervisor.name}, uid {supervisor.uid}; "
+        f"the block cache is {cache.name}'s, uid {cache.uid}"
+    )
 
 
 def _fuse() -> tuple[bool, str]:
@@ -124,7 +128,7 @@ def _store(opened: Callable[[], Store]) -> tuple[bool, str]:
 
 CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
     "plugin": _plugin,
-    "service user": _service_user,
+    "accounts": _accounts,
     "FUSE": _fuse,
     "residency": _residency,
 }

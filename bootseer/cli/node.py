@@ -11,8 +11,8 @@ import click
 
 from bootseer import config as settings
 from bootseer.agent.node import registry
-from bootseer.agent.node.job import job_folders
 from bootseer.agent.node.reap import reap, reap_dead
+from bootseer.agent.node.registry import job_folders
 from bootseer.errors import Denied, Unavailable
 
 _SQUEUE_S = 20

@@ -9,7 +9,7 @@ import click
 
 from bootseer import config as settings
 from bootseer.slurm import plugin as spank
-from bootseer.slurm.service_user import make_service_user
+from bootseer.slurm.accounts import make_accounts
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -115,9 +115,9 @@ def build(slurm_include: Path | None, output: Path, advice: bool, as_json: bool)
     help="Only the entry scripts, for slurm.conf's Prolog= and Epilog=.",
 )
 @click.option(
-    "--no-user",
+    "--no-accounts",
     is_flag=True,
-    help="Do not make the account that node.service_user names.",
+    help="Do not make the accounts that node.service_user and node.cache_user name.",
 )
 @_AS_JSON
 @click.argument("arguments", nargs=-1)
@@ -128,17 +128,16 @@ def install(
     slurm_include: Path | None,
     advice: bool,
     prolog_only: bool,
-    no_user: bool,
+    no_accounts: bool,
     as_json: bool,
     arguments: tuple[str, ...],
 ) -> None:
     """Put plugin, entry scripts and plugstack line in place; as root, on every node.
 
-    Also makes the account that node.service_user names, as which jobs are looked after, unless it
-    is there. Files are replaced as a whole, so this can be repeated while jobs run.
+    Also makes the accounts that node.service_user and node.cache_user name, unless they are there.
+    Files are replaced as a whole, so this can be repeated while jobs run.
     """
-    service_user = settings.load()["node.service_user"]
-    is_made = not no_user and make_service_user(service_user)
+    made = [] if no_accounts else make_accounts(settings.load())
     installed = spank.install(
         prefix.absolute(),
         plugstack_dir.absolute(),
@@ -151,13 +150,13 @@ def install(
     if as_json:
         result = {
             "files": [str(path) for path in installed.files],
-            "account_made": is_made,
+            "accounts_made": made,
             "next_steps": list(installed.next_steps),
         }
         click.echo(json.dumps(result, indent=1))
         return
-    if is_made:
-        click.echo(f"made the account {service_user}")
+    for name in made:
+        click.echo(f"made the account {name}")
     for path in installed.files:
         click.echo(f"installed {path}")
     for step in installed.next_steps:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bootseer import config as settings
 from bootseer.agent.node import control_client
-from bootseer.agent.node.job import job_folders
+from bootseer.agent.node.registry import job_folders
 from bootseer.errors import BootseerError
 from bootseer.startup.render import plain
 from bootseer.units import format_size

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from bootseer.core.ranges import ByteRange, subtract, total_bytes
 from bootseer.core.trace import MAX_TOUCHES, Touch
-from bootseer.image.residency import PAGE_BYTES, Pages
+from bootseer.image.residency import PAGE_BYTES
 
 _SAMPLE_RANGES = 16_384
 
@@ -15,6 +16,35 @@ MIN_USED_SHARE = 0.25
 
 COMPLETE_SHARE = 0.02
 """Up to this share of the image may be resident beforehand for the recording to count as whole."""
+
+
+class Pages(Protocol):
+    """What tells of the pages of one file; not safe from several threads at once.
+
+    Attributes:
+        size_bytes: length of the file.
+    """
+
+    size_bytes: int
+
+    def newly_resident(self, most: int) -> list[tuple[int, int]]:
+        """List the ranges that have become resident since the last call, in file order.
+
+        Args:
+            most: of them, at least one; with as many, there may be more.
+
+        Raises:
+            Unavailable: it cannot be told.
+        """
+
+    def active(self, start: int, stop: int) -> bytes | None:
+        """Tell of each page of a range whether it is in active use, 1, or was read ahead only, 0.
+
+        It can block in reading the file. None where the kernel does not say.
+        """
+
+    def close(self) -> None:
+        """Look no more."""
 
 
 class Recorder:

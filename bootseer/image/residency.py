@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Protocol
 
 from bootseer._io import ffi, lib
 from bootseer.errors import Unavailable
@@ -24,37 +23,8 @@ MAX_MINCORE_BYTES = 32 << 30
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
-class Pages(Protocol):
-    """What tells of the pages of one file; not safe from several threads at once.
-
-    Attributes:
-        size_bytes: length of the file.
-    """
-
-    size_bytes: int
-
-    def newly_resident(self, most: int) -> list[tuple[int, int]]:
-        """List the ranges that have become resident since the last call, in file order.
-
-        Args:
-            most: of them, at least one; with as many, there may be more.
-
-        Raises:
-            Unavailable: it cannot be told.
-        """
-
-    def active(self, start: int, stop: int) -> bytes | None:
-        """Tell of each page of a range whether it is in active use, 1, or was read ahead only, 0.
-
-        It can block in reading the file. None where the kernel does not say.
-        """
-
-    def close(self) -> None:
-        """Look no more."""
-
-
 class Residency:
-    """The `Pages` of a file, for root."""
+    """The `bootseer.image.record.Pages` of a file, for root."""
 
     def __init__(self, fd: int) -> None:
         """Take over ``fd``.

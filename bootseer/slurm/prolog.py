@@ -16,7 +16,7 @@ import time
 
 from bootseer import config as settings
 from bootseer.agent.node import agent_process, control_client, control_socket, registry
-from bootseer.agent.node.broker_settings import BrokerSettings
+from bootseer.agent.node.account import broker_settings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.reap import reap, reap_dead
 from bootseer.errors import BootseerError, ConfigError, Unavailable
@@ -46,16 +46,16 @@ def main() -> int:
 
 def _warm(asked: options.Options, started_ns: int) -> str:
     config = settings.load()
-    settings_of_broker = BrokerSettings.of(config)  # without its account nothing is started
+    for_broker = broker_settings(config)  # without its account nothing is started
     job = _job(asked, config, started_ns)
     reaped = reap_dead(config["node.run_dir"])
     folder = JobFolder.of(config["node.run_dir"], job.job_id)
-    if not folder.claim():
+    if not registry.claim(folder):
         if registry.agent_pid(folder) is not None or registry.is_starting(folder):
             return f"job {job.job_id}: its agent is at work already"
-        if not (reap(folder) and folder.claim()):
+        if not (reap(folder) and registry.claim(folder)):
             return f"job {job.job_id}: what an agent has left is in the way, nothing is warmed"
-    folder.write("broker.json", settings_of_broker._asdict())
+    folder.write("broker.json", for_broker._asdict())
     folder.write("job.json", job._asdict())
     _put_program(folder)
     until = time.monotonic() + _AGENT_START_S

@@ -1,4 +1,4 @@
-"""An entry of the block cache with its manifest decoded: root's side and the keeper's in one."""
+"""An entry of the block cache with its manifest decoded: the lender's and the keeper's side."""
 
 from __future__ import annotations
 

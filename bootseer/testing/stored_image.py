@@ -74,7 +74,7 @@ def open_entry(cache: BlockCache, manifest: ImageManifest, uid: int = 0) -> Imag
 async def keeper_link(
     entry: ImageEntry, has_room: Callable[[int], bool] = lambda size_bytes: True
 ) -> AsyncIterator[KeeperLink]:
-    """Have a keeper of an entry at work in threads, as root's side has."""
+    """Have a keeper of an entry at work in threads, as the lender has."""
     keeper = entry.keeper(has_room)
     ours, threads = [], []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A broker at work in a thread, with folders of a test's own."""
+"""A broker and a lender at work in threads, with folders of a test's own."""
 
 import os
 import socket
@@ -6,56 +6,51 @@ import threading
 
 import pytest
 
-from bootseer.agent.broker import messages
 from bootseer.agent.broker.broker import Broker
-from bootseer.agent.broker.messages import Reply
 from bootseer.agent.broker.processes import Processes
+from bootseer.agent.lender.lender import Lender
+from bootseer.agent.messages import broker as broker_messages
+from bootseer.agent.messages import lender as lender_messages
+from bootseer.agent.messages import message
+from bootseer.agent.messages.message import Reply
+from bootseer.agent.messages.server import Server
 from bootseer.agent.node import control_socket
-from bootseer.agent.node.broker_settings import BrokerSettings
+from bootseer.agent.node.broker_settings import Account, BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.testing.cluster.poll import wait_until
 
 JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/", "k", False, "", 1.0, 1)
 
 
-class BrokerAtWork:
-    """A broker, and the supervisor's end of its channel.
+class AtWork:
+    """A process of an agent's at work in a thread, and the supervisor's end of its channel.
 
     Attributes:
-        folder, job, settings: what the broker has.
-        processes: that it has charge of.
         end: the supervisor's.
     """
 
-    def __init__(self, path, job):
-        self.folder, self.job = JobFolder(str(path / "run/jobs/7")), job
-        os.makedirs(self.folder.path)
-        nobody = ("nobody", 65534, 65534)
-        folders = (str(path / "run"), str(path / "cache"))
-        self.settings = BrokerSettings(*nobody, *folders, 1 << 30, 0.0, 0.5, [])
-        self.processes = Processes(self.folder, job)
-        self.broker = Broker(self.folder, job, self.settings, self.processes)
+    def __init__(self, verbs):
+        self._verbs = verbs
         self.end, self._its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.settimeout(20)
-        listener = control_socket.listen(self.folder.mounts, 0, socket.SOCK_SEQPACKET)
         self._result = []
         self._threads = set(threading.enumerate())
-        self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _run(self, listener):
+    def _run(self):
         try:
-            self._result.append(self.broker.run(self._its, listener))
+            self._result.append(self._serve())
         finally:
             self._its.close()  # as at the end of its process
 
     def ask(self, request, fds=(), number=1):
         """Have something done; returns the reply, and the descriptors that came with it."""
-        return self.ask_raw(messages.encode(number, request), fds)
+        return self.ask_raw(self._verbs.encode(number, request), fds)
 
-    def ask_raw(self, message, fds=()):
-        socket.send_fds(self.end, [message], fds)
-        reply, back = messages.receive(self.end)
+    def ask_raw(self, request, fds=()):
+        socket.send_fds(self.end, [request], fds)
+        reply, back = message.receive(self.end)
         return Reply.decode(reply), back
 
     def result(self):
@@ -66,10 +61,57 @@ class BrokerAtWork:
     def close(self):
         self.end.close()
         self._thread.join(20)
-        for handle in list(self.processes._pids):
-            self.processes.kill(handle)
         # Other tests fork, and may have one thread only.
         wait_until(lambda: not set(threading.enumerate()) - self._threads, "the end of its threads")
+
+
+class BrokerAtWork(AtWork):
+    """A broker.
+
+    Attributes:
+        folder, job, settings: what the broker has.
+        processes: that it has charge of.
+    """
+
+    def __init__(self, path, job):
+        self.folder, self.job = JobFolder(str(path / "run/jobs/7")), job
+        os.makedirs(self.folder.path)
+        self.settings = settings_in(path)
+        self.processes = Processes(self.folder, job)
+        self.broker = Broker(self.folder, job, self.settings, self.processes)
+        self._listener = control_socket.listen(self.folder.mounts, 0, socket.SOCK_SEQPACKET)
+        super().__init__(broker_messages.VERBS)
+
+    def _serve(self):
+        return self.broker.run(self._its, self._listener)
+
+    def close(self):
+        super().close()
+        for handle in list(self.processes._pids):
+            self.processes.kill(handle)
+
+
+class LenderAtWork(AtWork):
+    """A lender, with root's rights.
+
+    Attributes:
+        settings: what it has.
+    """
+
+    def __init__(self, path, uid):
+        self.settings = settings_in(path)
+        self._lender = Lender(uid, self.settings)
+        super().__init__(lender_messages.VERBS)
+
+    def _serve(self):
+        Server(self._its, lender_messages.VERBS, self._lender.carry_out).run()
+
+
+def settings_in(path):
+    """Return a broker's settings, with folders under a path."""
+    folders = (str(path / "run"), str(path / "cache"))
+    accounts = (Account("nobody", 65534, 65534), Account("daemon", 1, 1))
+    return BrokerSettings(*accounts, *folders, 1 << 30, 0.0, 0.5, [])
 
 
 @pytest.fixture
@@ -89,3 +131,23 @@ def start_broker(tmp_path):
 @pytest.fixture
 def broker(start_broker):
     return start_broker()
+
+
+@pytest.fixture
+def start_lender(tmp_path):
+    """Start a lender for a job's user."""
+    begun = []
+
+    def start(uid):
+        begun.append(LenderAtWork(tmp_path, uid))
+        return begun[-1]
+
+    yield start
+    for lender in begun:
+        lender.close()
+
+
+@pytest.fixture
+def node_settings(tmp_path):
+    """A broker's settings, with folders of the test's."""
+    return settings_in(tmp_path)

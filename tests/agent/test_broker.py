@@ -11,24 +11,29 @@ import time
 import pytest
 import trio
 
-from bootseer.agent.broker import messages, mount_requests
-from bootseer.agent.broker.messages import (
+from bootseer.agent.broker import mount_requests, processes
+from bootseer.agent.broker.mounts import MAX_IMAGES, MAX_OVERLAYS
+from bootseer.agent.broker.processes import LOOKS, MAX_WORKERS, Processes
+from bootseer.agent.messages.broker import (
+    VERBS,
     Clear,
     Finish,
     Kill,
+    LookAt,
     Mount,
+    MountRoot,
     Overlay,
     ReadAhead,
+    Role,
     ServeImage,
     Show,
     Start,
     Unmount,
     Watch,
 )
-from bootseer.agent.broker.mounts import MAX_IMAGES, MAX_OVERLAYS
-from bootseer.agent.broker.processes import LOOKS, MAX_WORKERS, Processes
-from bootseer.agent.node import process, registry
-from bootseer.agent.supervisor.broker_client import BrokerClient
+from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.message import MAX_DESCRIPTORS
+from bootseer.agent.node import process
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.errors import Closed, Corrupt, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
@@ -54,7 +59,7 @@ def test_a_process_that_is_not_the_jobs_is_not_killed(broker, handle):
     assert reply.number == 1 << 63
 
 
-@pytest.mark.parametrize("role", [-1, len(messages.Role), MOST])
+@pytest.mark.parametrize("role", [-1, len(Role), MOST])
 def test_a_worker_that_there_is_not_is_not_started(broker, role):
     reply, fds = broker.ask(Start(role))
     assert isinstance(reply.error, NotFound) and not fds
@@ -62,12 +67,12 @@ def test_a_worker_that_there_is_not_is_not_started(broker, role):
 
 @pytest.mark.parametrize(
     ("request_", "right"),
-    [(Watch(), 1), (Show(1), 2), (messages.LendNew(1, 1, 1), 1)],
+    [(Watch(), 1), (Show(1), 2), (MountRoot(), 3)],
 )
 def test_as_many_descriptors_come_as_a_request_takes(broker, request_, right, tmp_path):
     (tmp_path / "file").write_bytes(b"x")
     with open(tmp_path / "file", "rb") as file:
-        for count in {0, 1, 2, 3, messages.MAX_DESCRIPTORS} - {right}:
+        for count in {0, 1, 2, 3, MAX_DESCRIPTORS} - {right}:
             reply, fds = broker.ask(request_, [file.fileno()] * count)
             assert isinstance(reply.error, Corrupt) and not fds
 
@@ -90,7 +95,7 @@ def test_nothing_that_came_with_a_request_is_a_workers(broker, monkeypatch):
         seen.extend(fcntl.fcntl(fd, fcntl.F_GETFD) for fd in fds)
         raise Unavailable("seen")
 
-    monkeypatch.setattr("bootseer.agent.broker.broker._exactly", exactly)
+    monkeypatch.setattr("bootseer.agent.broker.broker.exactly", exactly)
     with open(__file__) as file:
         os.set_inheritable(file.fileno(), True)
         broker.ask(Watch(), [file.fileno()] * 2)
@@ -185,9 +190,9 @@ def test_nothing_is_shown_in_the_nodes_namespace_or_on_anothers_folder(broker, t
 
 @pytest.mark.parametrize("pid", [0, -1, 1, MOST])
 def test_processes_of_others_are_not_looked_at(broker, pid):
-    reply, fds = broker.ask(messages.LookAt(pid))
+    reply, fds = broker.ask(LookAt(pid))
     assert reply.value == 1 and not fds
-    reply, fds = broker.ask(messages.LookAt(os.getpid()))  # root's
+    reply, fds = broker.ask(LookAt(os.getpid()))  # root's
     assert reply.value == 1 and not fds
 
 
@@ -223,7 +228,6 @@ def test_an_unexpected_error_that_cannot_be_logged_ends_its_request_alone(broker
 
 @pytest.mark.parametrize("garbage", [b"x", b"\xff" * 20, bytes(4096), bytes(12) + b"x" * 9])
 def test_who_talks_nonsense_is_given_up(broker, garbage, capsys):
-    broker.ask(Finish())
     broker.end.send(garbage)
     assert broker.end.recv(100) == b""
     assert broker.result() is False
@@ -239,7 +243,7 @@ def test_it_says_whether_the_job_had_ended(broker, is_finished):
 
 def test_an_answer_that_nobody_has_read_is_no_matter(broker):
     broker.ask(Finish())
-    broker.end.send(messages.encode(2, Kill(5)))
+    broker.end.send(VERBS.encode(2, Kill(5)))
     wait_until(lambda: unread(broker.end), "the answer is there")
     broker.end.close()
     assert broker.result() is True
@@ -405,7 +409,7 @@ def test_who_is_killed_has_been_waited_for(broker):
 
 
 def test_a_worker_is_the_users_and_ends_when_it_is_killed(broker):
-    reply, (channel,) = broker.ask(Start(messages.Role.PUBLISH))
+    reply, (channel,) = broker.ask(Start(Role.PUBLISH))
     assert reply.error is None
     pid = broker.processes._pids[reply.value]
     wait_until(lambda: os.stat(f"/proc/{pid}").st_uid == broker.job.uid, "it is the user's")
@@ -428,7 +432,7 @@ def serving(monkeypatch):
         return begun[-1], ours
 
     monkeypatch.setattr(process, "spawn_worker", spawn)
-    monkeypatch.setattr(registry, "register_server", lambda folder, pid: None)
+    monkeypatch.setattr(processes, "register_servers", lambda folder, pids: None)
     yield Processes(None, None), begun
     for pid in begun:
         if state(pid) != "gone":
@@ -556,7 +560,7 @@ def test_who_sends_nothing_holds_nobody_up(broker):
 
 
 async def test_many_ask_at_once_and_each_gets_its_answer(broker, file):
-    client = BrokerClient(broker.end)
+    client = Client(broker.end, VERBS, "broker")
     sizes = []
 
     async def watch():
@@ -583,7 +587,7 @@ async def test_many_ask_at_once_and_each_gets_its_answer(broker, file):
 
 
 async def test_who_asks_is_told_at_once_that_the_broker_has_ended(broker):
-    client = BrokerClient(broker.end)
+    client = Client(broker.end, VERBS, "broker")
     broker.end.send(b"garbage")
     with trio.fail_after(5), pytest.raises(Closed):
         await client.run()
@@ -592,7 +596,7 @@ async def test_who_asks_is_told_at_once_that_the_broker_has_ended(broker):
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_let_go(broker, file):
-    client = BrokerClient(broker.end)
+    client = Client(broker.end, VERBS, "broker")
     with pytest.raises(Unavailable, match="not answered within"):
         await client.ask(Watch(), [file.fileno()], answer_s=0.01)  # nobody reads yet
     open_before = set(os.listdir("/proc/self/fd"))

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.agent.broker.opener import fork_opener
+from bootseer.agent.broker.copies import fork_opener
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import base

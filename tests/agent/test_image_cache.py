@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from bootseer.agent.broker.lending import MAX_LENT, open_cache
-from bootseer.agent.broker.messages import Lend, LendNew, MountRoot
+from bootseer.agent.lender.lender import MAX_LENT, open_cache
+from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.lender import VERBS, Lend, LendNew
+from bootseer.agent.messages.message import MAX_DESCRIPTORS
 from bootseer.agent.node.channel import Channel
-from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.cache.keeper import entry_size
 from bootseer.cache.room import ReservationClient
@@ -34,17 +35,17 @@ TOKEN = manifest_token(MANIFEST)
 
 
 @pytest.fixture
-def bobs(start_broker):
-    """The broker of a job of Bob's, on a node that has an image of Alice's."""
-    broker = start_broker(uid=BOB)
+def bobs(start_lender):
+    """The lender of a job of Bob's, on a node that has an image of Alice's."""
+    lender = start_lender(BOB)
     fd = seal_manifest(MANIFEST)
-    entry = create_image(open_cache(broker.settings), DIGEST, fd, ALICE)
+    entry = create_image(open_cache(lender.settings), DIGEST, fd, ALICE)
     keeper = entry.keeper()
     keeper.keep(0, memoryview(SECRET))
     keeper.close()
     entry.close()
     os.close(fd)
-    return broker
+    return lender
 
 
 @asynccontextmanager
@@ -54,13 +55,13 @@ async def mallory(bobs):
     for end in (ours, theirs):
         end.setblocking(False)
     agent, worker = Channel(ours), Channel(theirs)
-    broker = BrokerClient(bobs.end)
+    lender = Client(bobs.end, VERBS, "lender")
     worker_of_it = SimpleNamespace(channel=agent)
-    served = ServedImage(broker, 0, "/nowhere", worker_of_it, f"bootseer://{DIGEST}")
+    served = ServedImage(None, lender, 0, "/nowhere", worker_of_it, f"bootseer://{DIGEST}")
     told = []
 
     async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
-        outer.start_soon(broker.run)
+        outer.start_soon(lender.run)
 
         async def ask(message, fd=None):
             """Ask for the cache; returns the answer, and what can be read of what came with it."""
@@ -142,7 +143,7 @@ async def test_memory_that_can_change_is_not_taken(bobs):
     os.close(fd)
 
 
-# A supervisor that somebody has taken over: the broker takes its word for nothing either.
+# A supervisor that somebody has taken over: the lender takes its word for nothing either.
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def close(fds):
 
 
 @pytest.mark.parametrize("token", [bytes(32), bytes.fromhex(DIGEST), TOKEN[:31] + b"x"])
-def test_the_broker_lends_nothing_without_the_token(bobs, token):
+def test_the_lender_lends_nothing_without_the_token(bobs, token):
     reply, fds = bobs.ask(Lend(token))
     assert isinstance(reply.error, NotFound) and not fds
 
@@ -174,7 +175,7 @@ def test_the_broker_lends_nothing_without_the_token(bobs, token):
 def test_who_has_the_token_or_the_manifest_gets_what_it_takes_to_read_and_keep(bobs, sealed):
     for request, handed in ((Lend(TOKEN), []), (new(), [sealed])):
         reply, fds = bobs.ask(request, handed)
-        assert reply.error is None and reply.second == 0 and len(fds) == 7
+        assert reply.error is None and reply.value == 0 and len(fds) == 7
         manifest, data, block_map, *keepers = fds
         assert os.pread(manifest, 1 << 20, 0) == MANIFEST
         assert os.pread(data, 100, 0) == SECRET[:100]
@@ -185,7 +186,7 @@ def test_who_has_the_token_or_the_manifest_gets_what_it_takes_to_read_and_keep(b
         close(fds)
 
 
-def test_a_manifest_that_can_change_is_not_taken_by_the_broker_either(bobs):
+def test_a_manifest_that_can_change_is_not_taken_by_the_lender_either(bobs):
     fd = os.memfd_create("manifest", os.MFD_ALLOW_SEALING)
     os.write(fd, MANIFEST)
     reply, fds = bobs.ask(new(), [fd])
@@ -219,14 +220,18 @@ def next_entry(bobs):
 def test_an_entry_is_in_use_until_its_keeper_has_gone(bobs):
     cache = open_cache(bobs.settings)
     (account,) = cache.accounts()
-    reply, fds = bobs.ask(Lend(TOKEN))
+    _, fds = bobs.ask(Lend(TOKEN))
     assert not cache.remove(account.name)
     close(fds[:6])
     assert not cache.remove(account.name)
     os.close(fds[6])
     wait_until(lambda: cache.remove(account.name), "nobody uses the entry")
-    mounted, _ = bobs.ask(MountRoot(reply.value))
-    assert isinstance(mounted.error, NotFound) and "not lent" in str(mounted.error)
+
+
+@pytest.mark.parametrize("count", [0, 2, MAX_DESCRIPTORS])
+def test_as_many_descriptors_come_with_a_manifest_as_it_takes(bobs, sealed, count):
+    reply, fds = bobs.ask(new(), [sealed] * count)
+    assert isinstance(reply.error, Corrupt) and not fds
 
 
 def test_a_keeper_gets_room_and_one_that_talks_nonsense_is_given_up(bobs):

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.agent.node import spool
+from bootseer.agent.broker.folders import make_folders
+from bootseer.agent.node import registry
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor import spool
 from bootseer.errors import Denied
 
 pytestmark = [pytest.mark.root]
 
 USER = 65534
-ACCOUNT = (1, 1)
 """In place of the service account: uid and gid."""
 JOB = Job(7, "c", "n1", USER, USER, "nobody", "/", "k", False, "", 1.0, 1)
 
@@ -64,7 +65,7 @@ def test_a_job_is_claimed_in_roots_folders_only(tmp_path, kind, level):
         run_dir.mkdir()
     WRONG[kind](run_dir if level == "run directory" else run_dir / "jobs")
     with pytest.raises((Denied, OSError)):
-        JobFolder.of(str(run_dir), 7).claim()
+        registry.claim(JobFolder.of(str(run_dir), 7))
     assert not any(path.name == "7" for path in tmp_path.rglob("*"))
 
 
@@ -72,10 +73,10 @@ def test_a_job_is_claimed_once_and_closed_to_others(tmp_path):
     folder = JobFolder.of(f"{tmp_path}/run", 7)
     before = os.umask(0o002)
     try:
-        assert folder.claim()
-        assert not folder.claim()
+        assert registry.claim(folder)
+        assert not registry.claim(folder)
         folder.write("job.json", JOB._asdict())
-        folder.make_state(os.getuid(), os.getgid())
+        os.mkdir(folder.state, 0o700)
         folder.append_event("{}")
     finally:
         os.umask(before)
@@ -94,13 +95,8 @@ def test_a_folder_with_no_job_in_it_has_none(tmp_path, text):
     assert JobFolder(str(tmp_path)).job() is None
 
 
-def test_the_supervisor_has_a_folder_of_its_own(tmp_path):
-    folder = JobFolder.of(f"{tmp_path}/run", 7)
-    folder.claim()
-    for _ in range(2):
-        folder.make_state(*ACCOUNT)
-    status = os.stat(folder.state)
-    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (*ACCOUNT, 0o700)
+def test_what_the_supervisor_writes_is_in_a_folder_of_its_own():
+    folder = JobFolder("/run/bootseer/jobs/7")
     for path in (folder.events, folder.rooted, folder.named, folder.shown(1)):
         assert os.path.dirname(path) == folder.state
 
@@ -108,9 +104,9 @@ def test_the_supervisor_has_a_folder_of_its_own(tmp_path):
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("../job.json", path)])
 def test_what_it_puts_in_place_of_a_file_is_not_read(tmp_path, make):
     folder = JobFolder.of(f"{tmp_path}/run", 7)
-    folder.claim()
+    registry.claim(folder)
     folder.write("job.json", JOB._asdict())
-    folder.make_state(*ACCOUNT)
+    os.mkdir(folder.state)
     make(f"{folder.state}/state.json")
     assert folder.read("state/state.json") is None
 
@@ -119,34 +115,38 @@ RUN = {"run": "c.7", "node": "n1", "started_ns": 1}
 
 
 @pytest.mark.parametrize("kind", WRONG)
-@pytest.mark.parametrize("level", ["cache", "unpublished", "user"])
+@pytest.mark.parametrize("level", ["unpublished", "user"])
 def test_events_wait_in_folders_that_are_nobody_elses(tmp_path, kind, level):
-    """The node's folder is root's, and those in it are whose process keeps the events."""
-    cache = tmp_path / "cache"
-    unpublished = cache / "unpublished"
-    if level == "user":
-        spool.make(str(cache), os.getuid(), os.getgid())
-    folder = {"cache": cache, "unpublished": unpublished, "user": unpublished / str(USER)}[level]
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    unpublished = tmp_path / "unpublished"
+    folder = {"unpublished": unpublished, "user": unpublished / str(USER)}[level]
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
     WRONG[kind](folder)
     with pytest.raises((Denied, OSError)):
-        spool.make(str(cache), os.getuid(), os.getgid())
-        assert level != "cache"
-        spool.put(str(cache), USER, RUN)
+        spool.put(str(tmp_path), USER, RUN)
     assert not list(tmp_path.rglob("*.json"))
     if kind not in ("a file", "a FIFO") and (unpublished / str(USER)).exists():
         with pytest.raises(Denied):
-            spool.take(str(cache), USER)
+            spool.take(str(tmp_path), USER)
 
 
-def test_the_service_account_keeps_events_where_root_lets_it(tmp_path):
+@pytest.mark.parametrize("kind", WRONG)
+def test_folders_are_made_where_only_root_makes_names(tmp_path, node_settings, kind):
+    WRONG[kind](tmp_path / "cache")
+    with pytest.raises((Denied, OSError)):
+        make_folders(JobFolder(str(tmp_path)), node_settings)
+
+
+def test_the_accounts_get_folders_where_root_lets_them(tmp_path, node_settings):
     for parent in (tmp_path, *tmp_path.parents[:2]):
         os.chmod(parent, 0o755)
-    cache = tmp_path / "cache"
+    cache, settings = tmp_path / "cache", node_settings
+    cache.mkdir()
+    (cache / "images.new").mkdir(0o700)  # power was lost
     for _ in range(2):
-        spool.make(str(cache), *ACCOUNT)
-    os.setegid(ACCOUNT[1])
-    os.seteuid(ACCOUNT[0])
+        make_folders(JobFolder(str(tmp_path)), settings)
+    nobody = settings.account
+    os.setegid(nobody.gid)
+    os.seteuid(nobody.uid)
     try:
         spool.put(str(cache), USER, RUN)
         assert [run for _, run in spool.take(str(cache), USER)] == [RUN]
@@ -155,12 +155,15 @@ def test_the_service_account_keeps_events_where_root_lets_it(tmp_path):
     finally:
         os.seteuid(0)
         os.setegid(0)
-    for path in (cache / "unpublished", cache / "unpublished" / str(USER)):
-        assert (path.stat().st_uid, path.stat().st_mode & 0o077) == (ACCOUNT[0], 0)
+    made = {path.name: path.stat() for path in cache.iterdir()}
+    owners = {"unpublished": nobody.uid, "images": settings.cache_account.uid}
+    assert {name: status.st_uid for name, status in made.items()} == owners
+    assert {status.st_mode & 0o777 for status in made.values()} == {0o700}
+    assert (tmp_path / "state").stat().st_uid == nobody.uid
 
 
 def test_what_waits_fits_into_one_message(tmp_path):
-    spool.make(str(tmp_path), os.getuid(), os.getgid())
+    (tmp_path / "unpublished").mkdir(mode=0o700)
     for number in range(40):
         run = {"run": f"c.{number:03d}", "node": "n1", "started_ns": 1, "x": "x" * 3_000_000}
         spool.put(str(tmp_path), USER, run)

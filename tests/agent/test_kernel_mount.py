@@ -3,18 +3,17 @@
 import os
 import random
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from bootseer.agent.broker.kernel_mount import _checked_digest, mount_root
-from bootseer.agent.broker.lending import open_cache
-from bootseer.agent.broker.messages import Lend, Mount, MountRoot, Unmount
+from bootseer.agent.messages.broker import Mount, MountRoot, Unmount
 from bootseer.agent.node import process
-from bootseer.agent.node.account import Account
-from bootseer.cache.token import manifest_token
+from bootseer.agent.node.broker_settings import Account
 from bootseer.core import image
-from bootseer.errors import Corrupt, NotFound, Unavailable
+from bootseer.errors import Corrupt, Denied, NotFound, Unavailable
 from bootseer.testing.images import TinyImage, write_image
 from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 from bootseer.units import MIB
@@ -22,7 +21,7 @@ from bootseer.units import MIB
 pytestmark = pytest.mark.root
 NOBODY = 65534
 ACCOUNT = Account("daemon", 1, 1)
-"""In place of the service account."""
+"""In place of the block cache's."""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +51,25 @@ def fill(entry, content):
     keeper.close()
 
 
+@contextmanager
+def opened(entry):
+    """Open what is lent of an entry to readers; the block cache's account has its files."""
+    for path in (entry.path / name for name in ("data", "map", "manifest")):
+        if path.stat().st_uid != ACCOUNT.uid:  # or its time is another
+            os.chown(path, *ACCOUNT[1:])
+    fds = [entry.entry.open_manifest(), *entry.entry.open_blocks()]
+    try:
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def checked_digest(entry, checked):
+    with opened(entry) as fds:
+        return _checked_digest(fds, checked, ACCOUNT)
+
+
 def digest_of(entry):
     return image.image_digest(entry.manifest.encode())
 
@@ -66,7 +84,8 @@ def mount(tmp_path):
         folder = tmp_path / name
         listed = [digest_of(entry)] if listed is None else listed
         owner = (NOBODY, NOBODY)
-        mount_root(entry.entry, folder, listed, tmp_path / "checked", owner, ACCOUNT)
+        with opened(entry) as fds:
+            mount_root(fds, folder, listed, tmp_path / "checked", owner, ACCOUNT)
         made.append(folder / "rootfs")
         return made[-1]
 
@@ -109,32 +128,32 @@ def test_what_is_not_whole_is_not_mounted(entry, content, tmp_path, mount):
 def test_damage_is_found_once_and_after_every_change(filled, tmp_path):
     checked = tmp_path / "checked"
     data = filled.path / "data"
-    assert _checked_digest(filled.entry, checked, ACCOUNT) == digest_of(filled)
+    assert checked_digest(filled, checked) == digest_of(filled)
     with data.open("r+b") as file:
         file.seek(9 * MIB)
         before = file.read(1)
         file.seek(9 * MIB)
         file.write(bytes([before[0] ^ 1]))
     with pytest.raises(Corrupt, match="damaged on this node"):
-        _checked_digest(filled.entry, checked, ACCOUNT)
+        checked_digest(filled, checked)
     with data.open("r+b") as file:
         file.seek(9 * MIB)
         file.write(before)
-    _checked_digest(filled.entry, checked, ACCOUNT)
+    checked_digest(filled, checked)
     # Nothing is read again of what has been checked since: there is nothing to read any more.
     note = next(checked.iterdir())
-    assert note.name == filled.path.name
+    assert note.name == str((filled.path / "data").stat().st_ino)
     times = note.stat().st_mtime_ns
-    assert _checked_digest(filled.entry, checked, ACCOUNT) == digest_of(filled)
+    assert checked_digest(filled, checked) == digest_of(filled)
     assert note.stat().st_mtime_ns == times
 
 
-@pytest.mark.parametrize("noted", ["", "[]", "null", '{"state": 1}', "\xff"])
+@pytest.mark.parametrize("noted", ["", " ", "1 2 3", "\xff", "x" * 10_000])
 def test_a_note_that_makes_no_sense_is_none(filled, tmp_path, noted):
     checked = tmp_path / "checked"
     checked.mkdir()
-    (checked / filled.path.name).write_text(noted, encoding="latin-1")
-    assert _checked_digest(filled.entry, checked, ACCOUNT) == digest_of(filled)
+    (checked / str((filled.path / "data").stat().st_ino)).write_text(noted, encoding="latin-1")
+    assert checked_digest(filled, checked) == digest_of(filled)
 
 
 TELL = """
@@ -146,7 +165,7 @@ check_image.check = check
 """
 
 
-def test_an_image_is_checked_with_the_service_accounts_rights(filled, tmp_path, monkeypatch):
+def test_an_image_is_checked_with_the_cache_accounts_rights(filled, tmp_path, monkeypatch):
     real = process.command
 
     def command(*args):
@@ -155,7 +174,7 @@ def test_an_image_is_checked_with_the_service_accounts_rights(filled, tmp_path, 
         return argv
 
     monkeypatch.setattr(process, "command", command)
-    said = _checked_digest(filled.entry, tmp_path / "checked", ACCOUNT)
+    said = checked_digest(filled, tmp_path / "checked")
     # Open are the standard three, those of the image, and the listing's own.
     assert said == f"(1, 1, 1) (1, 1, 1) {3 + 3 + 1}"
 
@@ -171,15 +190,20 @@ def test_what_cannot_be_mounted_is_told(tmp_path, mount):
     entry.close()
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_files_that_are_not_the_block_caches_are_not_mounted(filled, tmp_path, which):
+    with opened(filled) as fds:
+        os.chown(fds[which], NOBODY, NOBODY)
+        with pytest.raises(Denied, match="not in the block cache"):
+            mount_root(fds, tmp_path / "job", [digest_of(filled)], tmp_path, (1, 1), ACCOUNT)
+    assert not (tmp_path / "job").exists()
+
+
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_the_broker_mounts_what_is_lent_and_listed(broker, tmp_path, content, is_listed):
-    entry = open_entry(open_cache(broker.settings), manifest_of(content, 65536))
-    fill(entry, content)
-    entry.close()
-    tmp_path.chmod(0o755)
-    broker.settings.kernel_mount[:] = [digest_of(entry)] if is_listed else []
-    lent, fds = broker.ask(Lend(manifest_token(entry.manifest.encode())))
-    done, _ = broker.ask(MountRoot(lent.value))
+def test_the_broker_mounts_what_is_handed_over_and_listed(broker, filled, is_listed):
+    broker.settings.kernel_mount[:] = [digest_of(filled)] if is_listed else []
+    with opened(filled) as fds:
+        done, _ = broker.ask(MountRoot(), fds)
     root = Path(broker.folder.root, "rootfs")
     if is_listed:
         assert done.error is None
@@ -190,5 +214,3 @@ def test_the_broker_mounts_what_is_lent_and_listed(broker, tmp_path, content, is
         assert not list(root.iterdir())
     else:
         assert isinstance(done.error, NotFound) and not root.exists()
-    for fd in fds:
-        os.close(fd)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from bootseer.agent.broker.registration import register_servers
 from bootseer.agent.node import agent_process, process, registry
 from bootseer.agent.node.job import JobFolder
 
@@ -40,7 +41,7 @@ def start():
 
 def _agent(folder, start):
     agent = start({process.TAG: folder.path}, start_new_session=True)
-    folder.write("process.json", {"pid": agent.pid, "start": registry.start_time(agent.pid)})
+    folder.write("process.json", {"pid": agent.pid, "start": process.start_time(agent.pid)})
     return agent
 
 
@@ -61,7 +62,7 @@ def test_an_agent_and_its_worker_are_killed(folder, start):
     )
     with agent.stdout as stdout:
         worker = int(stdout.readline())
-    folder.write("process.json", {"pid": agent.pid, "start": registry.start_time(agent.pid)})
+    folder.write("process.json", {"pid": agent.pid, "start": process.start_time(agent.pid)})
     assert sorted(agent_process.kill_all(folder)) == sorted([agent.pid, worker])
     assert agent.wait(5) == -signal.SIGKILL
 
@@ -126,7 +127,7 @@ def test_a_process_may_have_any_name(start, tmp_path):
     program = tmp_path / ") Z 1 1 (\n"
     program.symlink_to("/bin/sleep")
     child = start(command=(str(program), "60"))
-    assert registry.start_time(child.pid) is not None
+    assert process.start_time(child.pid) is not None
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -152,7 +153,7 @@ def test_a_job_is_served_while_any_of_its_servers_lives(tmp_path):
     assert not registry.is_served(folder)
     sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
     for sleeper in sleepers:
-        registry.register_server(folder, sleeper.pid)
+        register_servers(folder, [sleeper.pid])
     for sleeper in sleepers:
         assert registry.is_served(folder)
         sleeper.kill()

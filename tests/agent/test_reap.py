@@ -8,7 +8,7 @@ import time
 import pytest
 
 from bootseer.agent.node import agent_process, reap, registry
-from bootseer.agent.node.job import JobFolder, job_folders
+from bootseer.agent.node.job import JobFolder
 
 pytestmark = [pytest.mark.root]
 
@@ -36,7 +36,7 @@ def buried(monkeypatch):
 
 def left_by_the_dead(run_dir, job_id):
     folder = JobFolder.of(run_dir, job_id)
-    folder.claim()
+    registry.claim(folder)
     folder.write("process.json", {"pid": 2**22 + 1, "start": "1"})
     os.utime(folder.path, (LONG_AGO_S, LONG_AGO_S))
     return folder
@@ -55,7 +55,7 @@ def test_a_grave_is_left_alone_until_its_burier_has_had_its_time(run_dir, buried
 
 def test_one_that_died_before_it_registered_is_buried_alike(run_dir, buried):
     folder = JobFolder.of(run_dir, 7)
-    folder.claim()
+    registry.claim(folder)
     os.utime(folder.path, (LONG_AGO_S, LONG_AGO_S))
     assert reap.reap_dead(run_dir) == ["7"]
     assert registry.is_starting(buried[0])
@@ -65,7 +65,7 @@ def test_what_cannot_be_buried_keeps_nobody_else(run_dir, buried):
     for job_id in (7, 8, 9):
         left_by_the_dead(run_dir, job_id)
     assert reap.reap_dead(run_dir) == ["7", "8", "9"]
-    assert job_folders(run_dir) == []
+    assert registry.job_folders(run_dir) == []
 
 
 def test_what_cannot_be_moved_keeps_nobody_else(run_dir, buried, monkeypatch):

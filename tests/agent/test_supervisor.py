@@ -14,11 +14,11 @@ import trio.testing
 
 from bootseer import config as settings
 from bootseer._io import lib
-from bootseer.agent.broker.messages import Clear, Finish, Kill, Reply, Role, ServeImage, Start
 from bootseer.agent.broker.processes import Processes
-from bootseer.agent.node import spool
+from bootseer.agent.messages.broker import Clear, Finish, Kill, Role, ServeImage, Start
+from bootseer.agent.messages.message import Reply
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.supervisor import supervisor
+from bootseer.agent.supervisor import spool, supervisor
 from bootseer.agent.supervisor.control_server import Peer
 from bootseer.agent.supervisor.image_mounts import MAX_MOUNTS
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
@@ -51,7 +51,7 @@ def agent(tmp_path):
     config.values["node.cache_dir"] = str(tmp_path / "cache")
     folder = JobFolder(str(tmp_path / "job"))
     os.makedirs(folder.state)
-    return supervisor.Agent(folder, JOB, config, NoBroker())
+    return supervisor.Agent(folder, JOB, config, NoBroker(), NoBroker())
 
 
 def event(**more):
@@ -130,21 +130,21 @@ async def test_a_user_cannot_speak_for_root(agent):
 async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp_path, monkeypatch):
     pids, processes = [], Processes(None, None)
 
-    async def start(request):
+    async def ask(request):
         assert request == Start(Role.PUBLISH)
         ours, theirs = socket.socketpair()
         theirs.detach()  # never read from
         pids.append(os.posix_spawn("/bin/sleep", ["sleep", "60"], {}))
-        return processes.adopt(pids[-1]), ours
+        return Reply(1, value=processes.adopt(pids[-1])), [ours.detach()]
 
     async def do(request):
         assert isinstance(request, Kill)
         processes.kill(request.handle)
 
-    monkeypatch.setattr(agent._broker, "start", start, raising=False)
+    monkeypatch.setattr(agent._broker, "ask", ask, raising=False)
     monkeypatch.setattr(agent._broker, "do", do)
     agent._events = [supervisor.Event("x", 1, 2, "agent", detail="x" * 1000) for _ in range(3000)]
-    spool.make(str(tmp_path / "cache"), os.getuid(), os.getgid())
+    (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
     began_s = time.monotonic()
     published, detail = await agent._publish(0.3)
     assert not published and "within" in detail
@@ -383,13 +383,13 @@ async def test_only_uris_are_served(agent, nursery, image):
 async def test_images_that_cannot_be_served_use_up_no_numbers(agent, nursery, monkeypatch):
     asked = []
 
-    async def start(request):
+    async def ask(request):
         asked.append(request)
         ours, theirs = socket.socketpair()
         theirs.close()  # it has ended already
-        return len(asked), ours
+        return Reply(1, value=len(asked)), [ours.detach()]
 
-    monkeypatch.setattr(agent._broker, "start", start, raising=False)
+    monkeypatch.setattr(agent._broker, "ask", ask, raising=False)
     agent._nursery = nursery
     for number in range(3 * MAX_MOUNTS):
         with pytest.raises(Unavailable, match="has ended"):

@@ -10,8 +10,8 @@ import trio
 from fuzz_base import Decoder
 from fuzz_tables import image_manifest
 
-from bootseer.agent.broker import messages
-from bootseer.agent.broker.messages import Reply
+from bootseer.agent.messages import broker, lender
+from bootseer.agent.messages.message import Reply
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.supervisor import control_server
 from bootseer.cache.link import serve_keeper
@@ -101,28 +101,34 @@ def run_link(data):
 
 
 REQUESTS = (
-    *(messages.Start(2), messages.ServeImage(3, 1), messages.Kill(9), messages.Unmount(1, 3)),
-    *(messages.ReadAhead(1, 3, 4096), messages.Overlay(3, 2, 0), messages.LookAt(4711)),
-    *(messages.Show(2), messages.Lend(bytes(range(32))), messages.LendNew(1000, -1, 1 << 62)),
-    *(messages.MountRoot(1), messages.Watch(), messages.Clear(), messages.Finish()),
+    *(broker.Start(2), broker.ServeImage(3, 1), broker.Kill(9), broker.Unmount(1, 3)),
+    *(broker.ReadAhead(1, 3, 4096), broker.Overlay(3, 2, 0), broker.LookAt(4711)),
+    *(broker.Show(2), broker.MountRoot(), broker.Watch(), broker.Clear()),
+    broker.Finish(),
 )
+LOANS = (lender.Lend(bytes(range(32))), lender.LendNew(1000, -1, 1 << 62))
 
 
-def _run_request(data):
-    number, request = messages.decode(data)
-    assert messages.encode(number, request) == data
+def _run_request(verbs, data):
+    number, request = verbs.decode(data)
+    assert verbs.encode(number, request) == data
+
+
+def _requests(name, verbs, requests):
+    seeds = [verbs.encode(7, request) for request in requests]
+    return Decoder(name, lambda: seeds, partial(_run_request, verbs))
 
 
 def _run_reply(data):
     found = Reply.decode(data)
     again = Reply.decode(found.encode())
-    assert (again.number, again.value, again.second) == (found.number, found.value, found.second)
+    assert (again.number, again.value) == (found.number, found.value)
     assert type(again.error) is type(found.error)
 
 
 def _replies():
     errors = (None, NotFound("nothing"), Corrupt("\u20ac" * 1000))
-    return [Reply(n << 62, error, -n, 1 << 62).encode() for n, error in enumerate(errors)]
+    return [Reply(n << 62, error, -n).encode() for n, error in enumerate(errors)]
 
 
 GONE = (Corrupt, Closed)
@@ -131,6 +137,7 @@ MESSAGES = [
     Decoder("channel", lambda: _said(b'{"a":1}', b"{}"), partial(trio.run, _channel), GONE),
     Decoder("control", lambda: [b'{"command":"status"}\n'], partial(trio.run, _control), ()),
     Decoder("link", _link_seeds, run_link, ()),
-    Decoder("request", lambda: [messages.encode(7, r) for r in REQUESTS], _run_request),
+    _requests("request", broker.VERBS, REQUESTS),
+    _requests("loan", lender.VERBS, LOANS),
     Decoder("reply", _replies, _run_reply),
 ]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.agent.node import agent_process, control_client, registry
-from bootseer.agent.node.account import service_account
-from bootseer.agent.node.broker_settings import BrokerSettings
+from bootseer.agent.node.broker_settings import Account, BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import Unavailable
 from bootseer.slurm import prolog
@@ -24,10 +23,11 @@ JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/nonexistent", "k", False, "", 
 @pytest.fixture
 def folder(tmp_path):
     folder = JobFolder.of(str(tmp_path), JOB.job_id)
-    folder.claim()
+    registry.claim(folder)
     folder.write("job.json", JOB._asdict())
-    account = service_account("daemon")
-    settings = BrokerSettings(*account, str(tmp_path), f"{tmp_path}/cache", 1 << 30, 0.1, 0.5, [])
+    accounts = (Account("daemon", 1, 1), Account("bin", 2, 2))
+    folders = (str(tmp_path), f"{tmp_path}/cache")
+    settings = BrokerSettings(*accounts, *folders, 1 << 30, 0.1, 0.5, [])
     folder.write("broker.json", settings._asdict())
     return folder
 
@@ -60,7 +60,8 @@ def test_nobody_waits_for_an_agent_that_systemd_does_not_start(folder, systemd_r
 def run_agent(systemd_run, tmp_path):
     """Have agents started with settings of the test's own, and with some code run first."""
     settings = tmp_path / "bootseer.toml"
-    settings.write_text(f'[node]\nservice_user = "daemon"\ncache_dir = "{tmp_path}/cache"\n')
+    accounts = 'service_user = "daemon"\ncache_user = "bin"'
+    settings.write_text(f'[node]\n{accounts}\ncache_dir = "{tmp_path}/cache"\n')
 
     def use(code=""):
         own = f"from bootseer import config; config.load.__defaults__ = ({str(settings)!r},); "

@@ -16,16 +16,17 @@ import sys
 from contextlib import suppress
 
 from bootseer.agent.broker.broker import Broker
-from bootseer.agent.broker.messages import Reply
-from bootseer.agent.broker.opener import fork_opener
+from bootseer.agent.broker.copies import fork_lender, fork_opener
+from bootseer.agent.broker.folders import make_folders
 from bootseer.agent.broker.processes import Processes
+from bootseer.agent.broker.registration import register
 from bootseer.agent.broker.start import Start
-from bootseer.agent.node import control_socket, spool
+from bootseer.agent.messages.message import Reply
+from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import adopt_orphans, limit_to_brokers
 from bootseer.agent.node.process import fork, leave, take_time
-from bootseer.agent.node.registry import register
 from bootseer.errors import BootseerError
 
 
@@ -58,7 +59,6 @@ def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: in
     Raises:
         BootseerError: the node is not set up as it should be.
     """
-    account = settings.account
     processes = Processes(folder, job)
     broker = Broker(folder, job, settings, processes)
     checkpoint = image = control = opener = None
@@ -75,19 +75,18 @@ def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: in
             processes.adopt(pid)
     mounts = control_socket.listen(folder.mounts, 0, socket.SOCK_SEQPACKET)
     try:
-        folder.make_state(account.uid, account.gid)
-        spool.make(settings.cache_dir, account.uid, account.gid)
+        make_folders(folder, settings)
     except (OSError, BootseerError) as error:  # a disk is full: less is kept of what happens
         with suppress(OSError):
             print(error, file=sys.stderr)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lends, borrows = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     born, told = os.pipe()
-    start = Start(
-        os.getpid(), folder, job, account, theirs, control, opener, checkpoint, image, told
-    )
+    node = (os.getpid(), folder, job, settings.account)
+    start = Start(*node, theirs, borrows, control, opener, checkpoint, image, told)
 
     def supervise() -> None:
-        for end in (ours, mounts):
+        for end in (ours, lends, mounts):
             end.close()
         os.close(born)
         # Imported only now: it takes longer than all of the above.
@@ -98,6 +97,7 @@ def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: in
     for end in (*start.sockets, *([opener] if opener is not None else [])):
         end.close()
     os.close(told)
+    processes.adopt(fork_lender(job, settings, lends))
     take_time()
     with os.fdopen(born, "rb") as pipe:
         warming = pipe.read()

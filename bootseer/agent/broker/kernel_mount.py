@@ -1,24 +1,25 @@
 """Mount an image with the kernel's own squashfs: of images that the administrator lists, only.
 
 The kernel's parser takes what it is given, so nothing is mounted but the node's own copy of an
-image: whole, and every block compared with the manifest since the node was booted, by a process
-that talks to nobody else. A job's mount of it shares its pages with all others'.
+image: files of the block cache's account, whole, and every block compared with the manifest since
+the node was booted, by a process that talks to nobody else. A job's mount of it shares its pages
+with all others'.
 
 Standard library and our own extension only.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import stat
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bootseer.agent.node import process
-from bootseer.agent.node.account import Account
-from bootseer.cache.folder import CacheEntry
-from bootseer.errors import BootseerError, Corrupt, NotFound, Unavailable
+from bootseer.agent.node.broker_settings import Account
+from bootseer.errors import BootseerError, Corrupt, Denied, NotFound, Unavailable
 
 _CHECK_S = 600
 _MOUNT_S = 20
@@ -26,29 +27,30 @@ _MOST_SAID_BYTES = 1000
 
 
 def mount_root(
-    entry: CacheEntry,
+    fds: Sequence[int],
     folder: Path,
     listed: Collection[str],
     checked: Path,
     owner: tuple[int, int],
     account: Account,
 ) -> None:
-    """Mount the image of an entry, if it is listed and whole, for one user.
+    """Mount an image of the block cache, if it is listed and whole, for one user.
 
     Args:
-        entry: of the block cache, in use until this is unmounted.
+        fds: of its manifest, data and map, which stay the caller's.
         folder: to be made, where nobody else can reach the mount.
         listed: digests of the images that may be mounted.
         checked: folder of notes on what has been checked, root's, that does not outlive a boot.
         owner: uid and gid of the user.
-        account: whose process checks it.
+        account: the block cache's, whose process checks it.
 
     Raises:
+        Denied: those are not files of the block cache.
         NotFound: it is not listed, or not all of it is on this node.
         Corrupt: a block is damaged.
         Unavailable: it cannot be checked or mounted.
     """
-    if _checked_digest(entry, checked, account) not in listed:
+    if _checked_digest(fds, checked, account) not in listed:
         raise NotFound("the image is not one that the kernel may mount")
     target = folder / "rootfs"
     try:
@@ -57,9 +59,14 @@ def mount_root(
         os.chown(folder, *owner)
         # A loop device of the same file is used again, and with it what is in memory.
         options = "loop,ro,nodev,nosuid"
-        command = ["mount", "-t", "squashfs", "-o", options, f"{entry.path}/data", str(target)]
+        data = f"/proc/self/fd/{fds[1]}"
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_MOUNT_S
+            ["mount", "-t", "squashfs", "-o", options, data, str(target)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_MOUNT_S,
+            pass_fds=[fds[1]],
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"cannot mount an image at {target}: {error}") from error
@@ -68,28 +75,25 @@ def mount_root(
         raise Unavailable(f"cannot mount an image at {target}: {said}")
 
 
-def _checked_digest(entry: CacheEntry, checked: Path, account: Account) -> str:
+def _checked_digest(fds: Sequence[int], checked: Path, account: Account) -> str:
     """Return an image's digest once all of it has been checked, once for each boot."""
-    note = checked / entry.path.name
-    state = _state(entry)
-    try:
-        noted = json.loads(note.read_text())
-        if noted["state"] == state:
-            return str(noted["digest"])
-    except (OSError, ValueError, TypeError, KeyError):
-        pass  # not yet
-    digest = _check(entry, account)
-    if _state(entry) == state:
+    state = _state(fds, account)
+    note = checked / state.partition(" ")[0]
+    with suppress(OSError, ValueError):
+        noted, _, digest = note.read_text().rpartition(" ")
+        if noted == state:
+            return digest
+    digest = _check(fds, account)
+    if _state(fds, account) == state:
         checked.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = note.with_suffix(".new")
-        partial.write_text(json.dumps({"state": state, "digest": digest}))
+        partial.write_text(f"{state} {digest}")
         partial.rename(note)
     return digest
 
 
-def _check(entry: CacheEntry, account: Account) -> str:
-    """Have an image checked by a process with the service account's rights; returns its digest."""
-    fds = [entry.open_manifest(), *entry.open_blocks()]
+def _check(fds: Sequence[int], account: Account) -> str:
+    """Have an image checked by a process with the cache's rights; returns its digest."""
     argv = process.command(
         "workers.check_image", *map(str, (account.name, account.uid, account.gid))
     )
@@ -105,9 +109,6 @@ def _check(entry: CacheEntry, account: Account) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"the image cannot be checked: {error}") from error
-    finally:
-        for fd in fds:
-            os.close(fd)
     said = done.stdout[:_MOST_SAID_BYTES].decode(errors="replace").strip()
     if done.returncode == 0:
         return said
@@ -115,7 +116,10 @@ def _check(entry: CacheEntry, account: Account) -> str:
     raise kinds.get(done.returncode, Unavailable)(said or "the image could not be checked")
 
 
-def _state(entry: CacheEntry) -> list[list[int]]:
-    """Return what is different once data or map have been written to."""
-    files = [os.stat(entry.path / name) for name in ("data", "map")]
-    return [[f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns] for f in files]
+def _state(fds: Sequence[int], account: Account) -> str:
+    """Return the number of the image's file, and what changes once data or map are written to."""
+    files = [os.fstat(fd) for fd in fds]
+    if not all(stat.S_ISREG(f.st_mode) and f.st_uid == account.uid for f in files):
+        raise Denied("what is to be mounted by the kernel is not in the block cache")
+    numbers = [(f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for f in files[1:]]
+    return " ".join(str(number) for file in numbers for number in file)

@@ -14,8 +14,8 @@ import os
 import socket
 import struct
 
-from bootseer.agent.broker.messages import Mount
 from bootseer.agent.broker.mounts import Mounts
+from bootseer.agent.messages.broker import Mount
 from bootseer.errors import Unavailable
 from bootseer.fuse.attach import copy_mount
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from threading import Lock
 
 from bootseer.agent.broker.cleanup import discard
-from bootseer.agent.broker.messages import Mount
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.start import Server
+from bootseer.agent.messages.broker import Mount
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.errors import BootseerError, Unavailable

@@ -12,7 +12,8 @@ import time
 from itertools import count
 from threading import Lock
 
-from bootseer.agent.node import process, registry
+from bootseer.agent.broker.registration import register_servers
+from bootseer.agent.node import process
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import NotFound, Unavailable
 
@@ -73,8 +74,7 @@ class Processes:
                 self._stopped[handle] = 0
             if role == "serve_image":
                 self._outlive.add(handle)
-        if role == "serve_image":
-            registry.register_server(self._folder, pid)
+                register_servers(self._folder, map(self._pids.__getitem__, self._outlive))
         return handle, end
 
     def kill(self, handle: int) -> None:

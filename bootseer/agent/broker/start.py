@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from bootseer.agent.node.account import Account
+from bootseer.agent.node.broker_settings import Account
 from bootseer.agent.node.job import Job, JobFolder
 
 
@@ -35,7 +35,7 @@ class Start:
         broker_pid: process id of the broker.
         folder, job: the job and its folder.
         account: whose rights it takes on.
-        broker: channel to the broker.
+        broker, lender: channels to these two.
         control: the control socket; None to clear up after a dead agent.
         opener: where the opener of the job's image answers, None without.
         checkpoint, image: what has been mounted for the job, None if nothing was to be.
@@ -47,6 +47,7 @@ class Start:
     job: Job
     account: Account
     broker: socket.socket
+    lender: socket.socket
     control: socket.socket | None
     opener: socket.socket | None
     checkpoint: Server | None
@@ -57,4 +58,4 @@ class Start:
     def sockets(self) -> list[socket.socket]:
         """All that the supervisor keeps: the opener's goes to the worker that warms."""
         servers = [s.channel for s in (self.checkpoint, self.image) if s is not None]
-        return [s for s in (self.broker, self.control, *servers) if s is not None]
+        return [s for s in (self.broker, self.lender, self.control, *servers) if s is not None]

@@ -1,4 +1,4 @@
-"""The service account: whose rights a job's supervisor has, and the node's own checks.
+"""The accounts of the node that look after jobs, and what else a broker is told of the settings.
 
 Imported by the hook path: the standard library only.
 """
@@ -6,35 +6,55 @@ Imported by the hook path: the standard library only.
 from __future__ import annotations
 
 import pwd
-from typing import NamedTuple
+from typing import Any
 
+from bootseer.agent.node.broker_settings import Account, BrokerSettings
 from bootseer.errors import ConfigError
 
-
-class Account(NamedTuple):
-    """An account of the node: its name and numbers."""
-
-    name: str
-    uid: int
-    gid: int
+_GIB = 1 << 30
+SETTINGS = ("node.service_user", "node.cache_user")
+"""The settings that name them."""
 
 
-def service_account(name: str) -> Account:
-    """Look the service account up.
+def find_account(config: Any, setting: str) -> Account:
+    """Look an account up.
 
     Args:
-        name: as the setting `node.service_user` has it.
+        config: effective settings.
+        setting: which of them names it.
 
     Raises:
         ConfigError: there is none, or it is root.
     """
+    name = config[setting]
     try:
         found = pwd.getpwnam(name)
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"there is no account {name!a} on this node, as which jobs are looked after: "
-            "make it with `bootseer plugin install`, or name another as node.service_user"
+            f"make it with `bootseer plugin install`, or name another as {setting}"
         ) from error
     if found.pw_uid == 0 or found.pw_gid == 0:
-        raise ConfigError(f"node.service_user {name!a} is root; name an account without rights")
+        raise ConfigError(f"{setting} {name!a} is root; name an account without rights")
     return Account(found.pw_name, found.pw_uid, found.pw_gid)
+
+
+def broker_settings(config: Any) -> BrokerSettings:
+    """Take what a broker is told from all settings.
+
+    Raises:
+        ConfigError: one of the two accounts is missing, or they are one.
+    """
+    account, cache_account = (find_account(config, setting) for setting in SETTINGS)
+    if account.uid == cache_account.uid:
+        raise ConfigError("node.service_user and node.cache_user are to be two accounts")
+    return BrokerSettings(
+        account,
+        cache_account,
+        run_dir=config["node.run_dir"],
+        cache_dir=config["node.cache_dir"],
+        quota_bytes=int(config["cache.quota_gib"] * _GIB),
+        free_share=config["cache.free_share"],
+        user_share=config["cache.user_share"],
+        kernel_mount=list(config["image.kernel_mount"]),
+    )

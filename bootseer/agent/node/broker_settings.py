@@ -7,24 +7,31 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from bootseer.agent.node.account import Account, service_account
+UNPUBLISHED = "unpublished"
+"""Folder in that of the node's for what could not be published."""
 
-_GIB = 1 << 30
+
+class Account(NamedTuple):
+    """An account of the node: its name and numbers."""
+
+    name: str
+    uid: int
+    gid: int
 
 
 class BrokerSettings(NamedTuple):
     """The settings that root's part of an agent goes by; the supervisor reads all of them itself.
 
     Attributes:
-        user, uid, gid: the service account.
+        account: the service account, whose rights the supervisor has.
+        cache_account: whose rights the lender of the block cache has, and whose that is.
         run_dir, cache_dir: `node.run_dir` and `node.cache_dir`.
         quota_bytes, free_share, user_share: of the block cache.
         kernel_mount: digests of images that the kernel may mount.
     """
 
-    user: str
-    uid: int
-    gid: int
+    account: Account
+    cache_account: Account
     run_dir: str
     cache_dir: str
     quota_bytes: int
@@ -33,23 +40,26 @@ class BrokerSettings(NamedTuple):
     kernel_mount: list[str]
 
     @property
-    def account(self) -> Account:
-        """The service account."""
-        return Account(self.user, self.uid, self.gid)
+    def blocks(self) -> str:
+        """Folder of the block cache."""
+        return f"{self.cache_dir}/images"
+
+    @property
+    def scratch(self) -> str:
+        """Folder for what jobs write over mounted environments."""
+        return f"{self.cache_dir}/environments"
+
+    @property
+    def unpublished(self) -> str:
+        """See `UNPUBLISHED`."""
+        return f"{self.cache_dir}/{UNPUBLISHED}"
 
     @classmethod
-    def of(cls, config: Any) -> BrokerSettings:
-        """Take them from all settings.
+    def read(cls, document: dict[str, Any]) -> BrokerSettings:
+        """Read them back from JSON.
 
         Raises:
-            ConfigError: there is no service account.
+            TypeError, KeyError: those are none.
         """
-        return cls(
-            *service_account(config["node.service_user"]),
-            run_dir=config["node.run_dir"],
-            cache_dir=config["node.cache_dir"],
-            quota_bytes=int(config["cache.quota_gib"] * _GIB),
-            free_share=config["cache.free_share"],
-            user_share=config["cache.user_share"],
-            kernel_mount=list(config["image.kernel_mount"]),
-        )
+        accounts = {name: Account(*document[name]) for name in ("account", "cache_account")}
+        return cls(**document | accounts)

@@ -32,7 +32,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootseer.agent.node.broker_settings import BrokerSettings
-from bootseer.ownership import check_roots, make_for
 
 if TYPE_CHECKING:
     from bootseer.config import User
@@ -128,17 +127,6 @@ class JobFolder:
         self.named = f"{path}/state/named"
         self.program = f"{path}/bootseer-env"
 
-    def make_state(self, uid: int, gid: int) -> None:
-        """Make the folder that the supervisor writes to, as root, unless it is there.
-
-        Args:
-            uid, gid: of the service account.
-
-        Raises:
-            OSError: it cannot be made.
-        """
-        make_for(self.state, uid, gid)
-
     def shown(self, number: int) -> str:
         """Name the file that tells tasks where to see a target of an environment."""
         return f"{self.state}/{number}.shown"
@@ -151,23 +139,6 @@ class JobFolder:
     def of(cls, run_dir: str, job_id: int) -> JobFolder:
         """Name the folder of a job."""
         return cls(f"{run_dir}/jobs/{job_id}")
-
-    def claim(self) -> bool:
-        """Create the folder; False when there is one already.
-
-        Raises:
-            Denied: the run directory is not root's alone.
-        """
-        parent = os.path.dirname(self.path)
-        for folder in (os.path.dirname(parent), parent):  # a mode is for the last level only
-            os.makedirs(folder, mode=0o755, exist_ok=True)
-        check_roots(os.path.dirname(parent), parent)
-        try:
-            os.mkdir(self.path, 0o711)
-        except FileExistsError:
-            return False
-        os.chmod(self.path, 0o711)
-        return True
 
     def write(self, name: str, document: dict[str, Any]) -> None:
         """Replace one of the folder's JSON files in one step."""
@@ -200,8 +171,8 @@ class JobFolder:
         """Read back the settings that the prolog wrote for the broker."""
         document = self.read("broker.json")
         try:
-            return BrokerSettings(**document) if document is not None else None
-        except TypeError:
+            return BrokerSettings.read(document) if document is not None else None
+        except (TypeError, KeyError):
             return None
 
     def write_mounted(self, mark: str, state: str, mountpoint: str = "") -> None:
@@ -266,12 +237,3 @@ def _remove_folder(name: str, above: int | None, levels: int) -> None:
             os.close(folder)
     with suppress(OSError):
         os.rmdir(name, dir_fd=above)
-
-
-def job_folders(run_dir: str, kind: str = "jobs") -> list[JobFolder]:
-    """List the folders of all jobs on this node, or of those that are being buried ("dead")."""
-    try:
-        names = os.listdir(f"{run_dir}/{kind}")
-    except OSError:
-        return []
-    return [JobFolder(f"{run_dir}/{kind}/{name}") for name in sorted(names)]

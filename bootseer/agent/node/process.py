@@ -130,3 +130,18 @@ def leave(code: int) -> NoReturn:
 def take_time() -> None:
     """Take the processor as everyone does; for the calling thread and those it starts."""
     os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def start_time(pid: int) -> str | None:
+    """Return a process's start time, which tells it from a later one with the same id."""
+    try:
+        fields = status_fields(pid)
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def status_fields(pid: int | str) -> list[str]:
+    """Return what /proc/PID/stat says after the name, which may hold anything: state first."""
+    with open(f"/proc/{pid}/stat", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()

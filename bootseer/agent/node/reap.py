@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from bootseer.agent.node import agent_process, registry
-from bootseer.agent.node.job import JobFolder, job_folders
+from bootseer.agent.node.job import JobFolder
 
 
 def reap_dead(run_dir: str) -> list[str]:
@@ -22,8 +22,8 @@ def reap_dead(run_dir: str) -> list[str]:
     reaped is left to the next who comes.
     """
     reaped = []
-    graves = job_folders(run_dir, "dead")
-    for folder in job_folders(run_dir):
+    graves = registry.job_folders(run_dir, "dead")
+    for folder in registry.job_folders(run_dir):
         if registry.agent_pid(folder) is not None or registry.is_starting(folder):
             continue
         if not registry.is_served(folder) and reap(folder):

@@ -1,4 +1,4 @@
-"""Which processes of a job's agent live, as its folder on the node says.
+"""Which jobs there are on this node, and which processes of their agents live.
 
 Imported by the hook path: the standard library only.
 """
@@ -11,9 +11,38 @@ from contextlib import suppress
 from typing import Any
 
 from bootseer.agent.node.job import JobFolder
+from bootseer.agent.node.process import start_time
+from bootseer.ownership import check_roots
 
 _STARTING_S = 10.0
 """A folder younger than this may belong to an agent that is only starting."""
+
+
+def job_folders(run_dir: str, kind: str = "jobs") -> list[JobFolder]:
+    """List the folders of all jobs on this node, or of those that are being buried ("dead")."""
+    try:
+        names = os.listdir(f"{run_dir}/{kind}")
+    except OSError:
+        return []
+    return [JobFolder(f"{run_dir}/{kind}/{name}") for name in sorted(names)]
+
+
+def claim(folder: JobFolder) -> bool:
+    """Create a job's folder; False when there is one already.
+
+    Raises:
+        Denied: the run directory is not root's alone.
+    """
+    jobs = os.path.dirname(folder.path)
+    for above in (os.path.dirname(jobs), jobs):  # a mode is for the last level only
+        os.makedirs(above, mode=0o755, exist_ok=True)
+    check_roots(os.path.dirname(jobs), jobs)
+    try:
+        os.mkdir(folder.path, 0o711)
+    except FileExistsError:
+        return False
+    os.chmod(folder.path, 0o711)
+    return True
 
 
 def is_starting(folder: JobFolder) -> bool:
@@ -24,16 +53,6 @@ def is_starting(folder: JobFolder) -> bool:
         return time.time() - os.stat(folder.path).st_mtime < _STARTING_S
     except OSError:
         return True
-
-
-def register(folder: JobFolder) -> None:
-    """Note in the job's folder that this process is its agent."""
-    folder.write("process.json", _mark(os.getpid()))
-
-
-def register_server(folder: JobFolder, pid: int) -> None:
-    """Note in the job's folder one more who serves an image: the job goes on without the agent."""
-    folder.write("server.json", {"servers": [*_servers(folder), _mark(pid)]})
 
 
 def deregister(folder: JobFolder) -> None:
@@ -53,10 +72,6 @@ def is_served(folder: JobFolder) -> bool:
     return any(_living(server) is not None for server in _servers(folder))
 
 
-def _mark(pid: int) -> dict[str, Any]:
-    return {"pid": pid, "start": start_time(pid)}
-
-
 def _servers(folder: JobFolder) -> list[Any]:
     servers = (folder.read("server.json") or {}).get("servers")
     return servers if isinstance(servers, list) else []
@@ -69,18 +84,3 @@ def _living(mark: Any) -> int | None:
     if isinstance(pid, int) and pid > 1 and start is not None and start_time(pid) == start:
         return pid
     return None
-
-
-def start_time(pid: int) -> str | None:
-    """Return a process's start time, which tells it from a later one with the same id."""
-    try:
-        fields = status_fields(pid)
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def status_fields(pid: int | str) -> list[str]:
-    """Return what /proc/PID/stat says after the name, which may hold anything: state first."""
-    with open(f"/proc/{pid}/stat", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()

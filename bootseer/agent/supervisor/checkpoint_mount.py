@@ -9,9 +9,9 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.broker.messages import Mount, ReadAhead, Unmount
+from bootseer.agent.messages.broker import Mount, ReadAhead, Unmount
+from bootseer.agent.messages.client import Client
 from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.core.reads import MAX_FILES
 from bootseer.errors import BootseerError, Closed
@@ -31,7 +31,7 @@ class MountedCheckpoint:
         ahead: what was read ahead of it, as the worker `prefetch` tells it.
     """
 
-    def __init__(self, broker: BrokerClient, worker: Worker) -> None:
+    def __init__(self, broker: Client, worker: Worker) -> None:
         """Take over a worker that has been started."""
         self.served = trio.Event()
         self.reads: list[Any] = []

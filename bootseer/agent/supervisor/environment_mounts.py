@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import trio
 
-from bootseer.agent.broker.messages import Clear, LookAt, Overlay, Role, Show, close_all
+from bootseer.agent.messages.broker import Clear, LookAt, Overlay, Role, Show
+from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.message import close_all
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.image_mounts import ServedImages
 from bootseer.agent.supervisor.worker_process import Worker, start
 from bootseer.core.fields import Fields
@@ -57,7 +58,7 @@ class Environments:
         folder: JobFolder,
         job: Job,
         config: dict[str, Any],
-        broker: BrokerClient,
+        broker: Client,
         served: ServedImages,
         image: Callable[[], str],
         hear: Callable[[dict[str, Any]], None],

@@ -1,4 +1,4 @@
-"""An image's blocks on this node: lent by the broker, and kept here for its server."""
+"""An image's blocks on this node: lent by the lender, and kept here for its server."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from functools import partial
 
 import trio
 
-from bootseer.agent.broker.messages import Lend, LendNew, close_all
-from bootseer.agent.supervisor.broker_client import BrokerClient
+from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.lender import DESCRIPTORS, Lend, LendNew
+from bootseer.agent.messages.message import close_all, exactly
 from bootseer.cache.keeper import BlockKeeper, entry_size, read_manifest
 from bootseer.cache.link import serve_keeper
 from bootseer.cache.room import ReservationClient, Room
@@ -17,21 +18,19 @@ from bootseer.cache.size import SUM_BYTES, EntrySize
 from bootseer.cache.token import manifest_token
 from bootseer.core import image
 from bootseer.core.image import ImageManifest
-from bootseer.errors import NotFound, Unavailable
+from bootseer.errors import NotFound
 
 
 class LentImage:
     """An entry of the block cache, in use until it is closed.
 
     Attributes:
-        number: the broker's, of the entry.
         strange: how much is in the cache that is no part of it; the agent's log names that.
         readers: descriptors for whoever reads blocks: manifest, data and map.
     """
 
-    def __init__(self, number: int, strange: int, fds: list[int], manifest: ImageManifest) -> None:
-        """Take over the descriptors that `messages.Lend` lists."""
-        self.number = number
+    def __init__(self, strange: int, fds: list[int], manifest: ImageManifest) -> None:
+        """Take over the descriptors that `Lend` lists."""
         self.strange = strange
         self.readers = fds[:3]
         self._manifest = manifest
@@ -64,11 +63,11 @@ class LentImage:
         self.readers = []
 
 
-async def borrow(broker: BrokerClient, digest: str, token: bytes) -> LentImage:
+async def borrow(lender: Client, digest: str, token: bytes) -> LentImage:
     """Borrow an image's entry, found by its token.
 
     Args:
-        broker: lends it.
+        lender: of this job.
         digest: of the image.
         token: of its manifest.
 
@@ -77,20 +76,20 @@ async def borrow(broker: BrokerClient, digest: str, token: bytes) -> LentImage:
         Corrupt: the token is another image's.
         BootseerError: as for `BlockCache.find`.
     """
-    reply, fds = await broker.ask(Lend(token))
+    reply, fds = await lender.ask(Lend(token))
     try:
         manifest = await trio.to_thread.run_sync(_read, fds, digest, token)
-        return LentImage(reply.value, reply.second, fds, manifest)
+        return LentImage(reply.value, fds, manifest)
     except BaseException:
         close_all(fds)
         raise
 
 
-async def borrow_new(broker: BrokerClient, digest: str, manifest_fd: int) -> LentImage:
+async def borrow_new(lender: Client, digest: str, manifest_fd: int) -> LentImage:
     """Borrow an image's entry, given its manifest; have it made if need be.
 
     Args:
-        broker: lends it.
+        lender: of this job.
         digest: of the image.
         manifest_fd: of the manifest in sealed memory; stays the caller's.
 
@@ -100,9 +99,9 @@ async def borrow_new(broker: BrokerClient, digest: str, manifest_fd: int) -> Len
     """
     manifest, size = await trio.to_thread.run_sync(_decode, manifest_fd, digest)
     request = LendNew(size.manifest_bytes, size.image_bytes, size.blocks)
-    reply, fds = await broker.ask(request, [manifest_fd])
+    reply, fds = await lender.ask(request, [manifest_fd])
     try:
-        return LentImage(reply.value, reply.second, fds, manifest)
+        return LentImage(reply.value, fds, manifest)
     except BaseException:
         close_all(fds)
         raise
@@ -116,9 +115,7 @@ def _decode(manifest_fd: int, digest: str) -> tuple[ImageManifest, EntrySize]:
 
 def _read(fds: list[int], digest: str, token: bytes) -> ImageManifest:
     """Read the manifest of an entry, and compare with it what the entry is."""
-    if len(fds) != 7:
-        raise Unavailable("an entry of the block cache was lent without its descriptors")
-    encoded = read_manifest(fds[0])
+    encoded = read_manifest(exactly(fds, DESCRIPTORS)[0])
     if manifest_token(encoded) != token:
         raise NotFound("the manifest in the block cache is damaged")
     manifest = image.decode(encoded, "the manifest in the block cache", digest)

@@ -12,9 +12,9 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.broker.messages import Mount, ReadAhead, Unmount
+from bootseer.agent.messages.broker import Mount, ReadAhead, Unmount
+from bootseer.agent.messages.client import Client
 from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.image_cache import LentImage, borrow, borrow_new
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.kernel_mount import KernelMount
@@ -55,7 +55,8 @@ class ServedImage(JobImage):
 
     def __init__(
         self,
-        broker: BrokerClient,
+        broker: Client,
+        lender: Client,
         number: int,
         mount: str,
         worker: Worker,
@@ -66,6 +67,7 @@ class ServedImage(JobImage):
 
         Args:
             broker: has made the mount for it.
+            lender: lends it what the node has of the image.
             number: of the mount.
             mount: path of that.
             worker: that serves it.
@@ -78,6 +80,7 @@ class ServedImage(JobImage):
         self.why = "what was to serve it has ended"
         self.mount = mount
         self._broker = broker
+        self._lender = lender
         self.number = number
         self.leading: list[Any] = []
         self.copies = False
@@ -253,7 +256,8 @@ class ServedImage(JobImage):
             hear(_fallback("image.cache", what))
         self._has_lent = True
         if self._kernel is not None:
-            nursery.start_soon(self._kernel.make, digest, lent.number, hear)
+            mounted = [os.dup(fd) for fd in lent.readers]
+            nursery.start_soon(self._kernel.make, digest, mounted, hear)
         with ExitStack() as theirs:
             ends = []
             fds = list(lent.readers)
@@ -269,10 +273,10 @@ class ServedImage(JobImage):
 
     async def _borrow(self, digest: str, token: bytes | None, fd: int | None) -> LentImage:
         if fd is not None:
-            return await borrow_new(self._broker, digest, fd)
+            return await borrow_new(self._lender, digest, fd)
         if token is None:
             raise NotFound("the worker has no token")
-        return await borrow(self._broker, digest, token)
+        return await borrow(self._lender, digest, token)
 
     # The record.
 

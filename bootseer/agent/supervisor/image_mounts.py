@@ -11,14 +11,14 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent.broker.messages import Role, ServeImage
 from bootseer.agent.broker.mounts import MAX_IMAGES
+from bootseer.agent.messages.broker import Role, ServeImage
+from bootseer.agent.messages.client import Client
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.recording_window import Window
-from bootseer.agent.supervisor.worker_process import Worker, start
+from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import ENVIRONMENT, reference
 from bootseer.errors import BootseerError, Unavailable
 
@@ -40,7 +40,8 @@ class ServedImages:
         folder: JobFolder,
         job: Job,
         config: settings.Config,
-        broker: BrokerClient,
+        broker: Client,
+        lender: Client,
         hear: Callable[[dict[str, Any]], None],
         fall_back: Callable[[str, str], None],
     ) -> None:
@@ -58,6 +59,7 @@ class ServedImages:
         self._job = job
         self._config = config
         self._broker = broker
+        self._lender = lender
         self._mounting = trio.Lock()
         self._hear = hear
         self._fall_back = fall_back
@@ -122,9 +124,9 @@ class ServedImages:
         job = self._job._replace(
             image=name, checkpoint="", environment="", started_ns=time.time_ns()
         )
-        request = ServeImage(number, name.startswith(ENVIRONMENT))
-        worker = Worker(self._broker, *await self._broker.start(request))
-        image = ServedImage(self._broker, number, self._folder.image_mount(number), worker, name)
+        worker = await start(self._broker, ServeImage(number, name.startswith(ENVIRONMENT)))
+        mount = self._folder.image_mount(number)
+        image = ServedImage(self._broker, self._lender, number, mount, worker, name)
         self._keep(image)
         self._start("image.serve", nursery, self._follow, image, job)
         self._start("image.prefetch", nursery, self._warm, image, job)

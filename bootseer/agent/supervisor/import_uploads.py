@@ -8,9 +8,9 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.broker.messages import Role
+from bootseer.agent.messages.broker import Role
+from bootseer.agent.messages.client import Client
 from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import DOCKER, reference
@@ -33,7 +33,7 @@ class Keeping:
 
     def __init__(
         self,
-        broker: BrokerClient,
+        broker: Client,
         job: Job,
         config: dict[str, Any],
         hear: Callable[[dict[str, Any]], None],

@@ -9,9 +9,10 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.broker.messages import Mount, MountRoot, Unmount
+from bootseer.agent.messages.broker import Mount, MountRoot, Unmount
+from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.message import close_all
 from bootseer.agent.node.job import JobFolder
-from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.errors import BootseerError, NotFound
 
@@ -27,7 +28,7 @@ class KernelMount:
         settled: set when that does not change any more.
     """
 
-    def __init__(self, folder: JobFolder, broker: BrokerClient, config: Any) -> None:
+    def __init__(self, folder: JobFolder, broker: Client, config: Any) -> None:
         """Plan it; nothing is mounted yet."""
         self.path = ""
         self.settled = trio.Event()
@@ -35,28 +36,36 @@ class KernelMount:
         self._broker = broker
         self._listed = config["image.kernel_mount"]
 
-    async def make(self, digest: str, entry: int, hear: Callable[[dict[str, Any]], None]) -> None:
+    async def make(
+        self, digest: str, fds: list[int], hear: Callable[[dict[str, Any]], None]
+    ) -> None:
         """Have the image mounted, if it is listed and whole.
 
         Args:
             digest: of the image.
-            entry: the broker's number of its entry in the block cache.
+            fds: of its entry in the block cache: manifest, data and map; closed here.
             hear: takes the event that says so.
         """
-        if digest in self._listed:
-            began_ns, status, detail = time.time_ns(), OK, "mounted by the kernel"
-            try:
-                await self._broker.ask(MountRoot(entry), answer_s=_MOUNT_S)
-                self.path = f"{self._folder.root}/rootfs"
-            except NotFound as error:
-                detail = str(error)
-            except BootseerError as error:
-                status, detail = FALLBACK, str(error)
-            event = Event(
-                "image.kernel", began_ns, time.time_ns(), "agent", status, detail=detail[:500]
-            )
-            hear({"op": "event", "event": event.document()})
+        try:
+            if digest in self._listed:
+                await self._make(fds, hear)
+        finally:
+            close_all(fds)
         self.settle()
+
+    async def _make(self, fds: list[int], hear: Callable[[dict[str, Any]], None]) -> None:
+        began_ns, status, detail = time.time_ns(), OK, "mounted by the kernel"
+        try:
+            await self._broker.ask(MountRoot(), fds, answer_s=_MOUNT_S)
+            self.path = f"{self._folder.root}/rootfs"
+        except NotFound as error:
+            detail = str(error)
+        except BootseerError as error:
+            status, detail = FALLBACK, str(error)
+        event = Event(
+            "image.kernel", began_ns, time.time_ns(), "agent", status, detail=detail[:500]
+        )
+        hear({"op": "event", "event": event.document()})
 
     def settle(self) -> None:
         """Tell prolog and plugin what there is; the first time counts."""

@@ -12,9 +12,9 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent.broker.messages import Watch
+from bootseer.agent.messages.broker import Watch
+from bootseer.agent.messages.client import Client
 from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.image_mount import ServedImage
@@ -42,7 +42,7 @@ class Window:
         job: Job,
         config: settings.Config,
         hear: Callable[[dict[str, Any]], None],
-        broker: BrokerClient,
+        broker: Client,
         served: ServedImage | None = None,
         checkpoint: MountedCheckpoint | None = None,
     ) -> None:

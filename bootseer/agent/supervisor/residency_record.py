@@ -11,8 +11,7 @@ from bootseer.agent.supervisor.image_record import MAX_RANGES, JobImage
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
-from bootseer.image.record import Recorder
-from bootseer.image.residency import Pages
+from bootseer.image.record import Pages, Recorder
 from bootseer.units import NS_PER_S
 
 SETTLE_S = 2.0

@@ -19,14 +19,15 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent.broker.messages import MAX_BYTES, Finish, Reply, Role
 from bootseer.agent.broker.start import Start
-from bootseer.agent.node import spool
+from bootseer.agent.messages import lender as lender_messages
+from bootseer.agent.messages.broker import VERBS, Finish, Role
+from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.message import MAX_BYTES, Reply
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import Profile, confine
 from bootseer.agent.node.process import leave, take_time
-from bootseer.agent.supervisor import containment, control_server
-from bootseer.agent.supervisor.broker_client import BrokerClient
+from bootseer.agent.supervisor import containment, control_server, spool
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.control_server import Peer
@@ -68,12 +69,14 @@ class Agent:
         folder: JobFolder,
         job: Job,
         config: settings.Config,
-        broker: BrokerClient,
+        broker: Client,
+        lender: Client,
         checkpoint: MountedCheckpoint | None = None,
         served: ServedImage | None = None,
     ) -> None:
         """Take over a job; nothing is started yet, but what serves its checkpoint and image."""
         self._broker = broker
+        self._lender = lender
         self._folder = folder
         self._job = job
         self._config = config
@@ -82,7 +85,9 @@ class Agent:
         self._checkpoint = checkpoint
         self._first = served
         self._window = Window(job, config, self._hear, broker, served, checkpoint)
-        self._served = ServedImages(folder, job, config, broker, self._hear, self.note_fallback)
+        self._served = ServedImages(
+            *(folder, job, config, broker, lender, self._hear, self.note_fallback)
+        )
         self._keeping = Keeping(broker, job, config.values, self._hear, self.note_fallback)
         self._environments = Environments(
             *(folder, job, config.values, broker, self._served, self._image_digest),
@@ -109,6 +114,7 @@ class Agent:
                 nursery.start_soon(
                     control_server.serve, listener, self._job.uid, self._handle, self._answered
                 )
+                self._start("image.cache", self._lender.run)
                 self._start("agent.worker", self._window.run, worker)
                 if self._checkpoint is not None:
                     self._start("checkpoint.mount", self._follow_checkpoint, self._checkpoint)
@@ -433,13 +439,14 @@ def begin(start: Start) -> None:
         expendable=False,
     )
     warming_handle = Reply.decode(start.broker.recv(MAX_BYTES)).value
-    broker = BrokerClient(start.broker)
+    broker = Client(start.broker, VERBS, "broker")
+    lender = Client(start.lender, lender_messages.VERBS, "lender")
     take_time()
     if control is None or warming is None:
-        trio.run(Agent(start.folder, start.job, config, broker).bury)
+        trio.run(Agent(start.folder, start.job, config, broker, lender).bury)
         leave(0)
-    checkpoint, image = _checkpoint(start, broker), _image(start, broker, config)
-    agent = Agent(start.folder, start.job, config, broker, checkpoint, image)
+    checkpoint, image = _checkpoint(start, broker), _image(start, broker, lender, config)
+    agent = Agent(start.folder, start.job, config, broker, lender, checkpoint, image)
     for stage, server in (("checkpoint.mount", start.checkpoint), ("image.mount", start.image)):
         if server is not None and server.error:
             agent.note_fallback(stage, server.error)
@@ -447,17 +454,19 @@ def begin(start: Start) -> None:
     leave(0)
 
 
-def _checkpoint(start: Start, broker: BrokerClient) -> MountedCheckpoint | None:
+def _checkpoint(start: Start, broker: Client) -> MountedCheckpoint | None:
     server = start.checkpoint
     if server is None or server.channel is None:
         return None
     return MountedCheckpoint(broker, Worker(broker, server.handle, server.channel))
 
 
-def _image(start: Start, broker: BrokerClient, config: settings.Config) -> ServedImage | None:
+def _image(
+    start: Start, broker: Client, lender: Client, config: settings.Config
+) -> ServedImage | None:
     server = start.image
     if server is None or server.channel is None:
         return None
     kernel = KernelMount(start.folder, broker, config.values)
     worker = Worker(broker, server.handle, server.channel)
-    return ServedImage(broker, 0, start.folder.image, worker, start.job.image, kernel)
+    return ServedImage(broker, lender, 0, start.folder.image, worker, start.job.image, kernel)

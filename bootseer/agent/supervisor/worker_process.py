@@ -8,13 +8,16 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from bootseer.agent.broker.messages import Kill, Role
-from bootseer.agent.broker.messages import Start as StartWorker
+import trio
+
 from bootseer.agent.broker.start import Start
+from bootseer.agent.messages.broker import Kill, Role, ServeImage
+from bootseer.agent.messages.broker import Start as StartWorker
+from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.message import exactly
 from bootseer.agent.node import process
 from bootseer.agent.node.channel import MAX_TOLD_BYTES, Channel
 from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.broker_client import BrokerClient
 from bootseer.agent.workers import base, prefetch  # noqa: F401 (what is forked here needs it)
 from bootseer.errors import BootseerError
 
@@ -24,7 +27,7 @@ _POLL_S = 0.0005
 class Worker:
     """A running worker; it ends when it is killed or this end of the channel is closed."""
 
-    def __init__(self, broker: BrokerClient, handle: int, end: socket.socket) -> None:
+    def __init__(self, broker: Client, handle: int, end: socket.socket) -> None:
         """Take over our end of the channel of a process that the broker has a handle of."""
         self._broker = broker
         self._handle = handle
@@ -57,13 +60,16 @@ class Worker:
             await self._broker.do(Kill(self._handle))
 
 
-async def start(broker: BrokerClient, role: Role) -> Worker:
-    """Have a worker started.
+async def start(broker: Client, what: Role | ServeImage) -> Worker:
+    """Have a worker started, with a mount to serve or without.
 
     Raises:
         BootseerError: it is not.
     """
-    return Worker(broker, *await broker.start(StartWorker(role)))
+    with trio.CancelScope(shield=True):
+        reply, fds = await broker.ask(StartWorker(what) if isinstance(what, Role) else what)
+    (fd,) = exactly(fds, 1)
+    return Worker(broker, reply.value, socket.socket(fileno=fd))
 
 
 def fork_warming(start: Start) -> socket.socket:

@@ -26,7 +26,7 @@ class Expected(NamedTuple):
     """What a role may have.
 
     Attributes:
-        user: "root", the service account's name, or "job" for the job's user.
+        user: "root", the name of an account of ours, or "job" for the job's user.
         effective: capabilities that it may have at most; None for any.
         bounding: capabilities that it could get back by an exec at most; None for any.
         seccomp: mode of its filter.
@@ -47,9 +47,8 @@ SERVING = QUIET | {"/dev/fuse"}
 
 # For the one who changes the processes: this table says what they have to be.
 EXPECTED = {
-    "broker": Expected(
-        "root", BROKERS, BROKERS, 0, 0, SERVING | {"run", "cache", "folder", "namespace"}
-    ),
+    "broker": Expected("root", BROKERS, BROKERS, 0, 0, SERVING | {"run", "folder", "namespace"}),
+    "lender": Expected("bootseer-cache", 0, 0, FILTERED, 1, QUIET | {"cache", "folder"}),
     "supervisor": Expected("bootseer", 0, 0, FILTERED, 1, QUIET | {"run", "cache", "folder"}),
     "prefetch": Expected("job", CAP_IPC_LOCK, CAP_IPC_LOCK, FILTERED, 1, QUIET | {"data"}),
     "serve_image": Expected("job", 0, 0, FILTERED, 1, SERVING | {"cache", "data"}),
@@ -152,17 +151,19 @@ def busy(arena):
 
 def test_every_process_is_what_the_table_says(arena, busy, status_of):
     """Identity, capabilities, filter, no_new_privs, descriptors of each process of a busy job."""
-    answer = arena.cluster.run(["id", "-u", "bootseer"], check=False).stdout.strip()
-    uids = {"root": 0, "job": arena.uid("mallory"), "bootseer": int(answer or -1)}
+    uids = {"root": 0, "job": arena.uid("mallory")}
+    for name in ("bootseer", "bootseer-cache"):
+        uids[name] = int(arena.cluster.run(["id", "-u", name]).stdout)
+    copies = {uids["bootseer"]: "supervisor", uids["bootseer-cache"]: "lender"}
     found = {}
     roles = set()
     for one in arena.ours(busy.job_id):
-        role = "supervisor" if one.uid == uids["bootseer"] else one.role
+        role = copies.get(one.uid, one.role)
         roles.add(role)
         wrong = problems(one, EXPECTED[role], uids, status_of)
         if wrong:
             found[f"{role} {one.pid}"] = wrong
-    missing = {"broker", "supervisor", "serve_image", "serve_checkpoint"} - roles
+    missing = {"broker", "lender", "supervisor", "serve_image", "serve_checkpoint"} - roles
     assert (found, missing) == ({}, set())
 
 

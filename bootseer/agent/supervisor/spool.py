@@ -6,33 +6,16 @@ CACHE_DIR/unpublished/UID/RUN-NODE-STARTED.json; all but CACHE_DIR is the servic
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from bootseer.ownership import check_own, check_roots, make_for
+from bootseer.agent.node.broker_settings import UNPUBLISHED
+from bootseer.ownership import check_own
 
-_FOLDER = "unpublished"
 MAX_FILES = 32
 MAX_BYTES = 4 * 1024 * 1024
 MAX_TAKEN_BYTES = 16 * 1024 * 1024
 """Of one job's epilog: they go to its worker in one message. What is left waits for the next."""
-
-
-def make(cache_dir: str, uid: int, gid: int) -> None:
-    """Make the folder, as root, unless it is there.
-
-    Args:
-        cache_dir: the node's.
-        uid, gid: of the service account.
-
-    Raises:
-        OSError: it cannot be made.
-        Denied: the node's folder is not root's alone.
-    """
-    os.makedirs(cache_dir, 0o755, exist_ok=True)
-    check_roots(cache_dir)
-    make_for(f"{cache_dir}/{_FOLDER}", uid, gid)
 
 
 def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
@@ -42,7 +25,7 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
         OSError: the disk is full or read-only; the events are lost then.
         Denied: the folder is not ours alone.
     """
-    folder = Path(cache_dir, _FOLDER, str(uid))
+    folder = Path(cache_dir, UNPUBLISHED, str(uid))
     folder.mkdir(mode=0o700, exist_ok=True)
     check_own(str(folder.parent), str(folder))
     path = folder / f"{run['run']}-{run['node']}-{run['started_ns']}.json"
@@ -64,7 +47,7 @@ def take(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
         Denied: the folder is not ours alone.
     """
     waiting: list[tuple[Path, dict[str, Any]]] = []
-    folder = Path(cache_dir, _FOLDER, str(uid))
+    folder = Path(cache_dir, UNPUBLISHED, str(uid))
     if not folder.exists():
         return waiting
     check_own(str(folder.parent), str(folder))

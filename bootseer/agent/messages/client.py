@@ -1,27 +1,35 @@
-"""The supervisor's end of the channel to its broker, which has the rights that it lacks."""
+"""The end that asks for what another process of the agent has the rights to do."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import trio
 
-from bootseer.agent.broker import messages
-from bootseer.agent.broker.messages import Reply, Request, close_all
+from bootseer.agent.messages.message import Reply, Verbs, close_all, receive
 from bootseer.errors import Closed, Corrupt, Unavailable
 
 _ANSWER_S = 20.0
-"""For what the broker does at once, on a busy node."""
+"""For what is done at once, on a busy node."""
 
 
-class BrokerClient:
-    """Asks the broker; any number of tasks at once."""
+class Client:
+    """Asks one other process; any number of tasks at once."""
 
-    def __init__(self, end: socket.socket) -> None:
-        """Take over a socket (SOCK_SEQPACKET)."""
+    def __init__(self, end: socket.socket, verbs: Verbs, name: str) -> None:
+        """Take over a socket (SOCK_SEQPACKET).
+
+        Args:
+            end: ours.
+            verbs: that the other process takes.
+            name: of that, for messages.
+        """
         self._end = end
+        self._verbs = verbs
+        self._name = name
         self._numbers = count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._sending = trio.Lock()  # one task at a time may wait for room in the socket
@@ -31,27 +39,27 @@ class BrokerClient:
         """Hand replies to the tasks that wait for them, until cancelled.
 
         Raises:
-            Closed: the broker has ended.
+            Closed: the other process has ended.
         """
         self._end.setblocking(False)
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._end)
-                message, fds = messages.receive(self._end)
+                message, fds = receive(self._end)
                 if not message:
-                    raise Closed("the broker has ended")
+                    raise Closed(f"the {self._name} has ended")
                 self._hand_over(Reply.decode(message), fds)
         except (OSError, Corrupt) as error:
-            raise Closed(f"the broker has ended: {error}") from error
+            raise Closed(f"the {self._name} has ended: {error}") from error
         finally:
             self._is_closed = True
             for waiting in self._waiting.values():
                 waiting.answered.set()
 
     async def ask(
-        self, request: Request, fds: Sequence[int] = (), answer_s: float = _ANSWER_S
+        self, request: Any, fds: Sequence[int] = (), answer_s: float = _ANSWER_S
     ) -> tuple[Reply, list[int]]:
-        """Have the broker do something.
+        """Have something done.
 
         Args:
             request: what.
@@ -63,7 +71,7 @@ class BrokerClient:
 
         Raises:
             BootseerError: it could not be done, and why.
-            Closed: the broker has ended.
+            Closed: the other process has ended.
 
         Cancellation: it may be done all the same.
         """
@@ -71,34 +79,23 @@ class BrokerClient:
         self._waiting[number] = waiting
         try:
             with trio.move_on_after(answer_s):
-                await self._send(messages.encode(number, request), fds)
+                await self._send(self._verbs.encode(number, request), fds)
                 await waiting.answered.wait()
         finally:
             del self._waiting[number]
         if waiting.reply is None:
             why = "has ended" if self._is_closed else f"has not answered within {answer_s:g} s"
-            raise (Closed if self._is_closed else Unavailable)(f"the broker {why}")
+            raise (Closed if self._is_closed else Unavailable)(f"the {self._name} {why}")
         if waiting.reply.error is not None:
             close_all(waiting.fds)
             raise waiting.reply.error
         return waiting.reply, waiting.fds
 
-    async def do(self, request: Request, fds: Sequence[int] = ()) -> Reply:
-        """Have the broker do something that no descriptors come back from; see `ask`."""
+    async def do(self, request: Any, fds: Sequence[int] = ()) -> Reply:
+        """Have something done that no descriptors come back from; see `ask`."""
         reply, back = await self.ask(request, fds)
         close_all(back)
         return reply
-
-    async def start(
-        self, request: messages.Start | messages.ServeImage
-    ) -> tuple[int, socket.socket]:
-        """Have a worker started; returns its handle and our end of its channel; see `ask`."""
-        with trio.CancelScope(shield=True):
-            reply, fds = await self.ask(request)
-        if len(fds) != 1:
-            close_all(fds)
-            raise Unavailable("a worker was started without a channel")
-        return reply.value, socket.socket(fileno=fds[0])
 
     async def _send(self, message: bytes, fds: Sequence[int]) -> None:
         async with self._sending:
@@ -108,10 +105,10 @@ class BrokerClient:
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(self._end)
                 except OSError as error:
-                    raise Closed(f"the broker has ended: {error}") from error
+                    raise Closed(f"the {self._name} has ended: {error}") from error
                 else:
                     return
-        raise Closed("the broker has ended")
+        raise Closed(f"the {self._name} has ended")
 
     def _hand_over(self, reply: Reply, fds: list[int]) -> None:
         waiting = self._waiting.get(reply.number)

@@ -1,0 +1,27 @@
+"""Note in a job's folder which processes look after it, see `bootseer.agent.node.registry`.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from bootseer.agent.node.job import JobFolder
+from bootseer.agent.node.process import start_time
+
+
+def register(folder: JobFolder) -> None:
+    """Note that this process is the job's agent."""
+    folder.write("process.json", _mark(os.getpid()))
+
+
+def register_servers(folder: JobFolder, pids: Iterable[int]) -> None:
+    """Note who serves images: the job goes on without the agent."""
+    folder.write("server.json", {"servers": list(map(_mark, pids))})
+
+
+def _mark(pid: int) -> dict[str, Any]:
+    return {"pid": pid, "start": start_time(pid)}

@@ -1,0 +1,112 @@
+"""Lend a job the node's blocks of an image whose manifest its user has shown.
+
+Neither root nor the supervisor can write to the block cache but through what is lent here: all of
+it belongs to an account of its own. Nothing is read of what users wrote: a manifest is bytes with a
+token.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from threading import BoundedSemaphore, Thread
+
+from bootseer.agent.messages.lender import VERBS, Lend, LendNew
+from bootseer.agent.messages.message import close_all, exactly
+from bootseer.agent.messages.server import Server
+from bootseer.agent.node.broker_settings import BrokerSettings
+from bootseer.agent.node.process import leave
+from bootseer.cache.folder import BlockCache, CacheEntry
+from bootseer.cache.reservation import REQUEST, answer_reservation
+from bootseer.cache.size import EntrySize
+from bootseer.cache.token import sealed_token
+from bootseer.errors import BootseerError, Unavailable
+
+MAX_LENT = 64
+"""Entries in use by a job at once."""
+
+
+def open_cache(settings: BrokerSettings) -> BlockCache:
+    """Name the node's block cache, as the settings say."""
+    limits = (settings.quota_bytes, settings.free_share, settings.user_share)
+    return BlockCache(Path(settings.blocks), *limits)
+
+
+class Lender:
+    """The entries that a job has in use.
+
+    Concurrency: any number of threads.
+    """
+
+    def __init__(self, uid: int, settings: BrokerSettings) -> None:
+        """Begin with none.
+
+        Args:
+            uid: of the job's user, for whom room is counted.
+            settings: of the node.
+        """
+        self._uid = uid
+        self._cache = open_cache(settings)
+        self._free = BoundedSemaphore(MAX_LENT)
+
+    def carry_out(self, request: Lend | LendNew, fds: list[int], sent: list[int]) -> int:
+        """Lend an image's entry, as `messages.lender` says; see `messages.server`.
+
+        Raises:
+            NotFound: the node has none.
+            Corrupt: what came with it is no manifest in sealed memory.
+            BootseerError: as for `BlockCache.find` and `BlockCache.create`.
+        """
+        if isinstance(request, Lend):
+            entry = self._cache.find(request.token, self._uid)
+        else:
+            (manifest_fd,) = exactly(fds, 1)
+            size = EntrySize(request.manifest_bytes, request.image_bytes, request.blocks)
+            token, size_bytes = sealed_token(manifest_fd)
+            if size_bytes != size.manifest_bytes:
+                raise Unavailable("the manifest has another length than was said")
+            entry = self._cache.create(token, size, manifest_fd, self._uid)
+        sent += self._hand_out(entry)
+        strange = self._cache.sweep()
+        with suppress(OSError):  # /run is full
+            for what in strange:
+                print(what, file=sys.stderr, flush=True)
+        return len(strange)
+
+    def _hand_out(self, entry: CacheEntry) -> list[int]:
+        with ExitStack() as undo:
+            undo.callback(entry.close)
+            if not self._free.acquire(blocking=False):
+                raise Unavailable(f"{MAX_LENT} entries of the block cache are in use by this job")
+            undo.callback(self._free.release)
+            fds: list[int] = []
+            undo.callback(lambda: close_all(fds))
+            fds.append(entry.open_manifest())
+            fds += entry.open_blocks()
+            fds += entry.open_keeper()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            Thread(target=self._grant, args=(entry, ours), daemon=True).start()
+            undo.pop_all()
+        return [*fds, theirs.detach()]
+
+    def _grant(self, entry: CacheEntry, end: socket.socket) -> None:
+        """Grant room until the keeper has gone; then the entry is not in use any more."""
+        with end, suppress(OSError, BootseerError):
+            while message := end.recv(REQUEST.size + 1):
+                end.send(answer_reservation(message, entry.reserve))
+        entry.close()
+        self._free.release()
+
+
+def serve(end: socket.socket, uid: int, settings: BrokerSettings) -> None:
+    """Lend what a job's supervisor asks for, until that has ended; ends this process.
+
+    Args:
+        end: ours of the channel to it.
+        uid: of the job's user.
+        settings: of the node.
+    """
+    Server(end, VERBS, Lender(uid, settings).carry_out).run()
+    leave(0)

@@ -1,0 +1,126 @@
+"""The process that has the block cache: its rights, and its end."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from bootseer.agent.broker.copies import fork_lender
+from bootseer.agent.broker.folders import make_folders
+from bootseer.agent.messages import message
+from bootseer.agent.messages.lender import VERBS, Lend, LendNew
+from bootseer.agent.messages.message import Reply
+from bootseer.agent.node.job import Job, JobFolder
+from bootseer.cache.keeper import entry_size
+from bootseer.cache.token import manifest_token, seal_manifest
+from bootseer.core import image
+from bootseer.errors import Corrupt, Denied, NotFound, Unavailable
+from bootseer.testing.cluster.poll import wait_until
+from bootseer.testing.stored_image import manifest_of
+
+pytestmark = pytest.mark.root
+USER = 65533
+JOB = Job(7, "c", "n1", USER, USER, "nobody", "/", "k", False, "", 1.0, 1)
+MANIFEST = manifest_of(bytes(50 * 4096)).encode()
+
+
+@pytest.fixture
+def open_folders(tmp_path):
+    """Let other accounts through to the test's folder."""
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        os.chmod(parent, 0o755)
+
+
+@pytest.fixture
+def lender(tmp_path, node_settings, open_folders):
+    """Fork the lender of a job; gives its process id, and the supervisor's end of its channel."""
+    make_folders(JobFolder(str(tmp_path)), node_settings)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(20)
+    pid = fork_lender(JOB, node_settings, theirs)
+    yield pid, ours
+    ours.close()
+    os.kill(pid, signal.SIGKILL)  # not reaped yet
+    os.waitpid(pid, 0)
+
+
+def ask(end, request, fds=()):
+    socket.send_fds(end, [VERBS.encode(1, request)], fds)
+    reply, back = message.receive(end)
+    return Reply.decode(reply), back
+
+
+def lend_new(end):
+    size = entry_size(MANIFEST, image.decode(MANIFEST, "", image.image_digest(MANIFEST)))
+    fd = seal_manifest(MANIFEST)
+    try:
+        return ask(end, LendNew(size.manifest_bytes, size.image_bytes, size.blocks), [fd])
+    finally:
+        os.close(fd)
+
+
+def status(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+
+
+def test_it_has_the_rights_of_the_caches_account_and_no_others(lender, node_settings):
+    pid, end = lender
+    reply, _ = ask(end, Lend(bytes(32)))
+    assert isinstance(reply.error, NotFound)
+    account, found = node_settings.cache_account, status(pid)
+    assert set(found["Uid"].split()) == {str(account.uid)}
+    assert set(found["Gid"].split()) == {str(account.gid)}
+    assert {found[f"Cap{kind}"] for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
+    assert (found["NoNewPrivs"], found["Seccomp"]) == ("1", "2")
+    # The standard three and its channel.
+    assert len(os.listdir(f"/proc/{pid}/fd")) == 4
+
+
+def test_what_it_makes_is_the_accounts_and_counted_for_the_user(lender, node_settings):
+    _, end = lender
+    reply, fds = lend_new(end)
+    assert reply.error is None and len(fds) == 7
+    assert os.pread(fds[0], len(MANIFEST) + 1, 0) == MANIFEST
+    assert {os.fstat(fd).st_uid for fd in fds[:6]} == {node_settings.cache_account.uid}
+    (name,) = (n for n in os.listdir(node_settings.blocks) if not n.startswith("."))
+    assert os.stat(f"{node_settings.blocks}/{name}/user").st_size == USER
+    for fd in fds:
+        os.close(fd)
+    again, fds = ask(end, Lend(manifest_token(MANIFEST)))
+    assert again.error is None
+    for fd in fds:
+        os.close(fd)
+
+
+def test_it_ends_with_the_supervisor(lender):
+    pid, end = lender
+    assert isinstance(ask(end, Lend(bytes(32)))[0].error, NotFound)
+    end.close()
+    wait_until(lambda: status(pid)["State"].startswith("Z"), "its end")
+
+
+def test_one_that_is_killed_costs_a_closed_channel(lender):
+    pid, end = lender
+    os.kill(pid, signal.SIGKILL)
+    began_s = time.monotonic()
+    with pytest.raises((OSError, Corrupt)):  # nothing can be sent, or nothing comes back
+        ask(end, Lend(bytes(32)))
+    assert time.monotonic() - began_s < 10
+
+
+@pytest.mark.parametrize("kind", ["missing", "another's", "open to others"])
+def test_a_folder_that_is_not_the_accounts_alone_is_not_used(lender, node_settings, kind):
+    _, end = lender
+    if kind == "missing":
+        os.rmdir(node_settings.blocks)
+    elif kind == "another's":
+        os.chown(node_settings.blocks, USER, USER)
+    else:
+        os.chmod(node_settings.blocks, 0o777)
+    reply, fds = lend_new(end)
+    assert isinstance(reply.error, Denied | Unavailable) and not fds
+    if kind != "missing":
+        assert os.listdir(node_settings.blocks) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 
@@ -16,6 +17,8 @@ from bootseer.core.ranges import ByteRange
 from bootseer.errors import Unavailable
 from bootseer.units import MIB
 
+_USERS_PART = 0.5
+"""Of what may be pinned, for one user."""
 PIECE_BYTES = MIB
 """One read. Requests as large as network file systems take; small enough to keep the order."""
 
@@ -126,11 +129,28 @@ def pinnable_bytes(share: float) -> int:
     """Return how much more may be pinned now, so that no more than ``share`` is.
 
     The share is of what was available before anybody locked memory, and what others hold counts
-    against it: a user with many jobs on a node gets no more of it than with one.
+    against it. One user's processes get a part of it, with many jobs as with one: something is left
+    for whoever comes next.
     """
     memory = _meminfo()
     locked_bytes = memory.get("Mlocked", 0)
-    return max(0, int(share * (memory.get("MemAvailable", 0) + locked_bytes)) - locked_bytes)
+    most_bytes = share * (memory.get("MemAvailable", 0) + locked_bytes)
+    own_bytes = locked_by(os.getuid())
+    return max(0, int(min(most_bytes - locked_bytes, _USERS_PART * most_bytes - own_bytes)))
+
+
+def locked_by(uid: int) -> int:
+    """Return how much memory the processes of a user have locked."""
+    found = 0
+    for entry in os.scandir("/proc"):
+        with suppress(OSError):  # it has ended
+            # Those that cannot be traced, as ours are, seem to be root's.
+            if entry.name.isdecimal() and entry.stat().st_uid in (uid, 0):
+                with open(f"/proc/{entry.name}/status", "rb") as file:
+                    status = dict(line.split(b":", 1) for line in file if b":" in line)
+                if int(status[b"Uid"].split()[0]) == uid:
+                    found += int(status.get(b"VmLck", b"0").split()[0]) * 1024
+    return found
 
 
 def _meminfo() -> dict[str, int]:

@@ -3,16 +3,20 @@
 import ctypes
 import mmap
 import os
+import subprocess
+import sys
 
 import pytest
 import trio
 
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.errors import Unavailable
-from bootseer.image.prefetch import Prefetch, pinnable_bytes
+from bootseer.image import prefetch as image_prefetch
+from bootseer.image.prefetch import Prefetch, locked_by, pinnable_bytes
 from bootseer.image.record import Recorder
 from bootseer.image.residency import Residency
 from bootseer.testing.cluster.poll import wait_until
+from bootseer.units import MIB
 
 PAGE = mmap.PAGESIZE
 SIZE = 24 * 1024 * 1024 + 100
@@ -230,3 +234,39 @@ async def test_a_cancelled_prefetch_stops_reading(image):
 def test_available_memory_is_a_share_of_the_machine():
     whole = os.sysconf("SC_PHYS_PAGES") * PAGE
     assert 0 < pinnable_bytes(1.0) <= whole
+
+
+LOCK = """
+import ctypes, mmap, os, sys
+os.setresuid(*[int(sys.argv[1])] * 3)
+memory = mmap.mmap(-1, 8 << 20)
+libc = ctypes.CDLL(None)
+if sys.argv[2] == "undumpable":
+    libc.prctl(4, 0, 0, 0, 0)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(memory))) == 0
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["dumpable", "undumpable"])
+def test_what_a_user_has_pinned_counts_for_all_of_the_users_jobs(kind):
+    uid, most = 65533, 8 << 20
+    assert locked_by(uid) == 0
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", LOCK, str(uid), kind], **pipes) as child:
+        assert child.stdout.readline() == b"locked\n"
+        assert locked_by(uid) == most
+        assert locked_by(uid + 1) == 0
+        child.stdin.close()
+
+
+def test_a_user_gets_a_part_of_what_may_be_pinned(monkeypatch):
+    """And nobody more than others have left."""
+    for locked, own, may in ((10, 0, 50), (10, 10, 40), (60, 50, 0), (70, 60, 0), (80, 0, 20)):
+        memory = {"MemAvailable": (100 - locked) * MIB, "Mlocked": locked * MIB}
+        monkeypatch.setattr(image_prefetch, "_meminfo", lambda memory=memory: memory)
+        monkeypatch.setattr(image_prefetch, "locked_by", lambda uid, own=own: own * MIB)
+        assert pinnable_bytes(1.0) == may * MIB, (locked, own)

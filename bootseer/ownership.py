@@ -12,26 +12,18 @@ from contextlib import suppress
 from bootseer.errors import Denied
 
 
-def check_roots(*folders: str) -> None:
-    """Check that folders are root's alone to write in, and no links.
+def check_alone(*folders: str, uid: int = 0) -> None:
+    """Check that folders are one user's alone to write in, by default root's, and no links.
 
     Raises:
         Denied: one is not.
+        OSError: one cannot be looked at.
     """
     for folder in folders:
-        if not _is_alone(folder, 0):
-            raise Denied(f"{folder} is not a folder that only root can write; nothing is done")
-
-
-def check_own(*folders: str) -> None:
-    """Check that folders are this process's user's alone to write in, and no links.
-
-    Raises:
-        Denied: one is not.
-    """
-    for folder in folders:
-        if not _is_alone(folder, os.geteuid()):
-            raise Denied(f"{folder} is not a folder that only this user can write; nothing is done")
+        info = os.lstat(folder)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != uid or info.st_mode & 0o022:
+            whose = f"user {uid}" if uid else "root"
+            raise Denied(f"{folder} is not a folder that only {whose} can write; nothing is done")
 
 
 def make_for(folder: str, uid: int, gid: int) -> None:
@@ -53,8 +45,3 @@ def make_for(folder: str, uid: int, gid: int) -> None:
             raise
         with suppress(OSError):  # another was first
             os.rmdir(partial)
-
-
-def _is_alone(folder: str, uid: int) -> bool:
-    info = os.lstat(folder)
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == uid and not info.st_mode & 0o022

@@ -48,7 +48,7 @@ from bootseer.cache.shares import Account, Book, Demand
 from bootseer.cache.size import SUM_BYTES, EntrySize
 from bootseer.cache.token import entry_name
 from bootseer.errors import NoSpace, NotFound, Unavailable
-from bootseer.ownership import check_own
+from bootseer.ownership import check_alone
 from bootseer.posix import pwrite_fully
 from bootseer.units import MIB
 
@@ -362,7 +362,7 @@ class BlockCache:
         """Make the folder if it is not there; errors of the disk say what they are about."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_own(str(self._folder))
+            check_alone(str(self._folder), uid=os.geteuid())
             yield
         except OSError as error:
             raise Unavailable(f"the block cache {self._folder} cannot be used: {error}") from error

@@ -8,11 +8,12 @@ import pytest
 
 from bootseer.agent.broker.broker import Broker
 from bootseer.agent.broker.processes import Processes
+from bootseer.agent.broker.user_slots import UserSlots
 from bootseer.agent.lender.lender import Lender
 from bootseer.agent.messages import broker as broker_messages
 from bootseer.agent.messages import lender as lender_messages
 from bootseer.agent.messages import message
-from bootseer.agent.messages.message import Reply
+from bootseer.agent.messages.client import decode_reply, encode_request
 from bootseer.agent.messages.server import Server
 from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import Account, BrokerSettings
@@ -46,12 +47,12 @@ class AtWork:
 
     def ask(self, request, fds=(), number=1):
         """Have something done; returns the reply, and the descriptors that came with it."""
-        return self.ask_raw(self._verbs.encode(number, request), fds)
+        return self.ask_raw(encode_request(self._verbs, number, request), fds)
 
     def ask_raw(self, request, fds=()):
         socket.send_fds(self.end, [request], fds)
         reply, back = message.receive(self.end)
-        return Reply.decode(reply), back
+        return decode_reply(reply), back
 
     def result(self):
         """Wait for its end; returns what it says then."""
@@ -77,7 +78,7 @@ class BrokerAtWork(AtWork):
         self.folder, self.job = JobFolder(str(path / "run/jobs/7")), job
         os.makedirs(self.folder.path)
         self.settings = settings_in(path)
-        self.processes = Processes(self.folder, job)
+        self.processes = Processes(self.folder, job, UserSlots(str(path / "users"), job.uid))
         self.broker = Broker(self.folder, job, self.settings, self.processes)
         self._listener = control_socket.listen(self.folder.mounts, 0, socket.SOCK_SEQPACKET)
         super().__init__(broker_messages.VERBS)
@@ -87,7 +88,7 @@ class BrokerAtWork(AtWork):
 
     def close(self):
         super().close()
-        for handle in list(self.processes._pids):
+        for handle in list(self.processes._children):
             self.processes.kill(handle)
 
 

@@ -11,9 +11,11 @@ import time
 import pytest
 import trio
 
-from bootseer.agent.broker import mount_requests, processes
+from bootseer.agent.broker import mount_requests
+from bootseer.agent.broker import processes as processes_module
 from bootseer.agent.broker.mounts import MAX_IMAGES, MAX_OVERLAYS
 from bootseer.agent.broker.processes import LOOKS, MAX_WORKERS, Processes
+from bootseer.agent.broker.user_slots import MAX_OF_USER, UserSlots
 from bootseer.agent.messages.broker import (
     VERBS,
     Clear,
@@ -31,7 +33,7 @@ from bootseer.agent.messages.broker import (
     Unmount,
     Watch,
 )
-from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.client import Client, encode_request
 from bootseer.agent.messages.message import MAX_DESCRIPTORS
 from bootseer.agent.node import process
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
@@ -223,6 +225,27 @@ def test_an_unexpected_error_that_cannot_be_logged_ends_its_request_alone(broker
         assert isinstance(broker.ask(Start(0))[0].error, Unavailable)
 
 
+def test_a_users_jobs_have_so_many_processes_together(tmp_path):
+    """Whatever becomes of a broker; but not those of other users."""
+    slots = [UserSlots(str(tmp_path / "users"), 1001) for _ in range(2)]
+    taken = [slots[number % 2].take() for number in range(MAX_OF_USER)]
+    assert sorted(taken) == list(range(MAX_OF_USER))
+    for one in slots:
+        with pytest.raises(Unavailable, match="of this user"):
+            one.take()
+    UserSlots(str(tmp_path / "users"), 1002).take()
+    slots[0].give(taken[0])
+    assert slots[1].take() == taken[0]
+    os.close(slots[0]._fd)  # as at the end of its process
+    assert len({slots[1].take() for _ in range(MAX_OF_USER // 2 - 1)}) == MAX_OF_USER // 2 - 1
+
+
+def test_a_process_that_is_killed_leaves_its_slot(serving):
+    processes, _ = serving
+    for _ in range(2 * MAX_OF_USER):
+        processes.kill(start(processes, "publish"))
+
+
 # Its end.
 
 
@@ -243,7 +266,7 @@ def test_it_says_whether_the_job_had_ended(broker, is_finished):
 
 def test_an_answer_that_nobody_has_read_is_no_matter(broker):
     broker.ask(Finish())
-    broker.end.send(VERBS.encode(2, Kill(5)))
+    broker.end.send(encode_request(VERBS, 2, Kill(5)))
     wait_until(lambda: unread(broker.end), "the answer is there")
     broker.end.close()
     assert broker.result() is True
@@ -411,7 +434,7 @@ def test_who_is_killed_has_been_waited_for(broker):
 def test_a_worker_is_the_users_and_ends_when_it_is_killed(broker):
     reply, (channel,) = broker.ask(Start(Role.PUBLISH))
     assert reply.error is None
-    pid = broker.processes._pids[reply.value]
+    pid = broker.processes._children[reply.value].pid
     wait_until(lambda: os.stat(f"/proc/{pid}").st_uid == broker.job.uid, "it is the user's")
     assert broker.ask(Kill(reply.value))[0].error is None
     assert state(pid) == "gone"
@@ -421,7 +444,7 @@ def test_a_worker_is_the_users_and_ends_when_it_is_killed(broker):
 
 
 @pytest.fixture
-def serving(monkeypatch):
+def serving(monkeypatch, tmp_path):
     """Processes of a job, which are not those that they should be."""
     begun = []
 
@@ -432,8 +455,8 @@ def serving(monkeypatch):
         return begun[-1], ours
 
     monkeypatch.setattr(process, "spawn_worker", spawn)
-    monkeypatch.setattr(processes, "register_servers", lambda folder, pids: None)
-    yield Processes(None, None), begun
+    monkeypatch.setattr(processes_module, "register_servers", lambda folder, pids: None)
+    yield Processes(None, None, UserSlots(str(tmp_path), 1)), begun
     for pid in begun:
         if state(pid) != "gone":
             os.kill(pid, signal.SIGKILL)
@@ -508,8 +531,8 @@ def test_who_serves_an_image_outlives_the_broker(serving):
     assert state(begun[0]) in ("R", "S")
 
 
-def test_a_job_has_so_many_processes_and_no_more(monkeypatch):
-    processes = Processes(None, None)
+def test_a_job_has_so_many_processes_and_no_more(monkeypatch, tmp_path):
+    processes = Processes(None, None, UserSlots(str(tmp_path), 1))
     pids = iter(range(1, 1000))
 
     def spawn(*_):

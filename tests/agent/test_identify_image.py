@@ -106,7 +106,7 @@ def opened_by(pid):
 def test_what_has_ended_keeps_its_process_id_until_it_is_let_go(ask, image, monkeypatch):
     killed = []
     monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
-    processes = Processes(None, None)
+    processes = Processes(None, None, None)
     pid, answer = ask(image)
     handle = processes.adopt(pid)
     os.close(receive(answer, str(image)).image.fd)

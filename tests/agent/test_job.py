@@ -77,7 +77,7 @@ def test_a_job_is_claimed_once_and_closed_to_others(tmp_path):
         assert not registry.claim(folder)
         folder.write("job.json", JOB._asdict())
         os.mkdir(folder.state, 0o700)
-        folder.append_event("{}")
+        spool.append_event(folder.events, "{}")
     finally:
         os.umask(before)
     assert folder.job() == JOB

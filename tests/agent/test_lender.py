@@ -10,8 +10,8 @@ import pytest
 from bootseer.agent.broker.copies import fork_lender
 from bootseer.agent.broker.folders import make_folders
 from bootseer.agent.messages import message
+from bootseer.agent.messages.client import decode_reply, encode_request
 from bootseer.agent.messages.lender import VERBS, Lend, LendNew
-from bootseer.agent.messages.message import Reply
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.cache.keeper import entry_size
 from bootseer.cache.token import manifest_token, seal_manifest
@@ -47,9 +47,9 @@ def lender(tmp_path, node_settings, open_folders):
 
 
 def ask(end, request, fds=()):
-    socket.send_fds(end, [VERBS.encode(1, request)], fds)
+    socket.send_fds(end, [encode_request(VERBS, 1, request)], fds)
     reply, back = message.receive(end)
-    return Reply.decode(reply), back
+    return decode_reply(reply), back
 
 
 def lend_new(end):

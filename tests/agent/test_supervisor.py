@@ -128,7 +128,7 @@ async def test_a_user_cannot_speak_for_root(agent):
 
 @pytest.mark.root
 async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp_path, monkeypatch):
-    pids, processes = [], Processes(None, None)
+    pids, processes = [], Processes(None, None, None)
 
     async def ask(request):
         assert request == Start(Role.PUBLISH)

@@ -11,6 +11,7 @@ from fuzz_base import Decoder
 from fuzz_tables import image_manifest
 
 from bootseer.agent.messages import broker, lender
+from bootseer.agent.messages.client import decode_reply, encode_request
 from bootseer.agent.messages.message import Reply
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.supervisor import control_server
@@ -111,17 +112,17 @@ LOANS = (lender.Lend(bytes(range(32))), lender.LendNew(1000, -1, 1 << 62))
 
 def _run_request(verbs, data):
     number, request = verbs.decode(data)
-    assert verbs.encode(number, request) == data
+    assert encode_request(verbs, number, request) == data
 
 
 def _requests(name, verbs, requests):
-    seeds = [verbs.encode(7, request) for request in requests]
+    seeds = [encode_request(verbs, 7, request) for request in requests]
     return Decoder(name, lambda: seeds, partial(_run_request, verbs))
 
 
 def _run_reply(data):
-    found = Reply.decode(data)
-    again = Reply.decode(found.encode())
+    found = decode_reply(data)
+    again = decode_reply(found.encode())
     assert (again.number, again.value) == (found.number, found.value)
     assert type(again.error) is type(found.error)
 

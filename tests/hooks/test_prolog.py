@@ -38,7 +38,7 @@ def systemd_run(monkeypatch):
     monkeypatch.setattr(agent_process, "under_systemd", lambda: True)
 
     def use(command):
-        monkeypatch.setattr(agent_process, "_as_unit", lambda folder, mode, argv: command(argv))
+        monkeypatch.setattr(agent_process, "_as_unit", lambda folder, name, argv: command(argv))
 
     return use
 

@@ -21,6 +21,7 @@ from bootseer.agent.broker.folders import make_folders
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.registration import register
 from bootseer.agent.broker.start import Start
+from bootseer.agent.broker.user_slots import UserSlots
 from bootseer.agent.messages.message import Reply
 from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import BrokerSettings
@@ -59,7 +60,7 @@ def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: in
     Raises:
         BootseerError: the node is not set up as it should be.
     """
-    processes = Processes(folder, job)
+    processes = Processes(folder, job, UserSlots(f"{settings.run_dir}/users", job.uid))
     broker = Broker(folder, job, settings, processes)
     checkpoint = image = control = opener = None
     if mode == "warm":

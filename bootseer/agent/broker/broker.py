@@ -14,7 +14,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from bootseer.agent.broker import mount_requests, residency
 from bootseer.agent.broker.kernel_mount import mount_root
@@ -29,6 +29,7 @@ from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import NotFound, Unavailable
 from bootseer.image.residency import Residency
 
+Known = TypeVar("Known", Role, Mount)
 _RETRY_S = 0.1
 _MAX_WATCHED = 64
 """Files that are looked at, over a job's life."""
@@ -92,7 +93,7 @@ class Broker:
         """
         match request:
             case messages.Start(role):
-                handle, end = self._processes.start(_role(role).module)
+                handle, end = self._processes.start(_known(Role, role).module)
                 sent.append(end.detach())
                 return handle
             case messages.ServeImage(number, is_tree):
@@ -102,9 +103,9 @@ class Broker:
             case messages.Kill(handle):
                 self._processes.kill(handle)
             case messages.Unmount(mount, number):
-                self.mounts.unmount(_mount(mount), number)
+                self.mounts.unmount(_known(Mount, mount), number)
             case messages.ReadAhead(mount, number, kib):
-                self.mounts.set_read_ahead(_mount(mount), number, kib)
+                self.mounts.set_read_ahead(_known(Mount, mount), number, kib)
             case messages.Overlay(image, count, read_only):
                 return self.mounts.lay(image, count, bool(read_only))
             case messages.LookAt(pid):
@@ -158,15 +159,8 @@ class Broker:
             self._processes.kill_stopped()
 
 
-def _role(number: int) -> Role:
+def _known(kind: type[Known], number: int) -> Known:
     try:
-        return Role(number)
+        return kind(number)
     except ValueError as error:
-        raise NotFound(f"there is no worker {number}") from error
-
-
-def _mount(number: int) -> Mount:
-    try:
-        return Mount(number)
-    except ValueError as error:
-        raise NotFound(f"there is no kind of mount {number}") from error
+        raise NotFound(f"there is no {kind.__name__.lower()} {number}") from error

@@ -9,7 +9,7 @@ import os
 
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import JobFolder
-from bootseer.ownership import check_roots, make_for
+from bootseer.ownership import check_alone, make_for
 
 
 def make_folders(folder: JobFolder, settings: BrokerSettings) -> None:
@@ -21,6 +21,6 @@ def make_folders(folder: JobFolder, settings: BrokerSettings) -> None:
     """
     make_for(folder.state, *settings.account[1:])
     os.makedirs(settings.cache_dir, 0o755, exist_ok=True)
-    check_roots(settings.cache_dir)
+    check_alone(settings.cache_dir)
     make_for(settings.unpublished, *settings.account[1:])
     make_for(settings.blocks, *settings.cache_account[1:])

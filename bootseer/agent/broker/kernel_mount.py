@@ -112,7 +112,7 @@ def _check(fds: Sequence[int], account: Account) -> str:
     said = done.stdout[:_MOST_SAID_BYTES].decode(errors="replace").strip()
     if done.returncode == 0:
         return said
-    kinds: dict[int, type[BootseerError]] = {3: NotFound, 4: Corrupt}
+    kinds: dict[int, type[BootseerError]] = {kind.exit_code: kind for kind in (NotFound, Corrupt)}
     raise kinds.get(done.returncode, Unavailable)(said or "the image could not be checked")
 
 

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
@@ -30,7 +31,7 @@ from bootseer.fuse.attach import (
     show,
     uncover,
 )
-from bootseer.ownership import check_roots
+from bootseer.ownership import check_alone
 
 MAX_IMAGES = 32
 """Mounts of images for a job on a node, with those whose server has ended."""
@@ -62,7 +63,6 @@ class Mounts:
         self._processes = processes
         self._scratch = scratch
         self._run_dir = run_dir
-        self._groups: Sequence[int] | None = None
         self._overlays = 0
         self._lock = Lock()  # guards the overlays: they are numbered
 
@@ -151,7 +151,7 @@ class Mounts:
                 raise Unavailable(f"{MAX_OVERLAYS} targets of this job were mounted already")
             os.makedirs(self._folder.environments, 0o700, exist_ok=True)
             tree = Path(self.path(Mount.IMAGE, image))
-            user = (self._job.uid, self._job.gid, self._users_groups())
+            user = (self._job.uid, self._job.gid, self._groups)
             for number in range(first, first + count):
                 self._overlays = number
                 mount = Path(self.path(Mount.ENVIRONMENT, number))
@@ -191,7 +191,7 @@ class Mounts:
         job = self._job
         try:
             os.mkdir(path, 0o755)
-            connection = attach(Path(path), job.uid, job.gid, options, self._users_groups())
+            connection = attach(Path(path), job.uid, job.gid, options, self._groups)
             try:
                 # Whatever becomes of that process: without it the kernel answers with errors.
                 return Server(*self._processes.start(role, connection))
@@ -200,17 +200,16 @@ class Mounts:
         except (BootseerError, OSError) as error:
             return Server(error=str(error) or repr(error))
 
-    def _users_groups(self) -> Sequence[int]:
-        if self._groups is None:
-            self._groups = self._job.groups
-        return self._groups
+    @cached_property
+    def _groups(self) -> Sequence[int]:
+        return self._job.groups
 
     def _make_scratch(self, number: int) -> Path:
         """Make the folder that takes what is written over a tree."""
         scratch = Path(self._scratch)
         if not scratch.exists():
             os.makedirs(scratch.parent, 0o700, exist_ok=True)
-            check_roots(str(scratch.parent))
+            check_alone(str(scratch.parent))
             scratch.mkdir(0o700)
         made = scratch / str(number)
         made.mkdir(0o700)

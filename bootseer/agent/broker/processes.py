@@ -9,10 +9,12 @@ import os
 import signal
 import socket
 import time
+from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 
 from bootseer.agent.broker.registration import register_servers
+from bootseer.agent.broker.user_slots import UserSlots
 from bootseer.agent.node import process
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import NotFound, Unavailable
@@ -27,6 +29,25 @@ _KILL_S = 1.0
 _POLL_S = 0.002
 
 
+@dataclass(slots=True)
+class _Child:
+    """A process that was started.
+
+    Attributes:
+        pid: its process id; it is not reaped as long as this is here.
+        slot: of the user's, that it takes up; None for a copy of the broker.
+        serves: a mount of the job's, so that others may wait for it.
+        outlives: it does not end with the broker.
+        times_stopped: how often it was found so.
+    """
+
+    pid: int
+    slot: int | None = None
+    serves: bool = False
+    outlives: bool = False
+    times_stopped: int = 0
+
+
 class Processes:
     """Children of the broker, by the handles that the supervisor has for them.
 
@@ -36,22 +57,23 @@ class Processes:
     ask to die with the thread that has started them.
     """
 
-    def __init__(self, folder: JobFolder, job: Job) -> None:
-        """Begin with none."""
+    def __init__(self, folder: JobFolder, job: Job, slots: UserSlots) -> None:
+        """Begin with none.
+
+        Args:
+            folder, job: the job and its folder.
+            slots: for the processes of all jobs of this user on the node.
+        """
         self._folder = folder
         self._job = job
+        self._slots = slots
         self._numbers = count(1)
-        self._pids: dict[int, int] = {}
-        self._outlive: set[int] = set()
-        self._stopped: dict[int, int] = {}
+        self._children: dict[int, _Child] = {}
         self._lock = Lock()  # guards them: what is killed under it has not been reaped
 
     def adopt(self, pid: int) -> int:
         """Take charge of a child; returns its handle."""
-        with self._lock:
-            handle = next(self._numbers)
-            self._pids[handle] = pid
-        return handle
+        return self._keep(_Child(pid))
 
     def start(self, role: str, connection: int | None = None) -> tuple[int, socket.socket]:
         """Start a worker; returns its handle and our end of its channel.
@@ -65,16 +87,22 @@ class Processes:
             Unavailable: there are too many.
             OSError: it cannot be started.
         """
-        if len(self._pids) >= MAX_WORKERS:
+        if len(self._children) >= MAX_WORKERS:
             raise Unavailable(f"{MAX_WORKERS} processes of this job are at work already")
-        pid, end = process.spawn_worker(self._folder, self._job, role, connection)
-        handle = self.adopt(pid)
         with self._lock:
-            if connection is not None:
-                self._stopped[handle] = 0
-            if role == "serve_image":
-                self._outlive.add(handle)
-                register_servers(self._folder, map(self._pids.__getitem__, self._outlive))
+            slot = self._slots.take()
+        try:
+            pid, end = process.spawn_worker(self._folder, self._job, role, connection)
+        except BaseException:
+            with self._lock:
+                self._slots.give(slot)
+            raise
+        child = _Child(pid, slot, connection is not None, role == "serve_image")
+        handle = self._keep(child)
+        if child.outlives:
+            with self._lock:
+                lasting = [one.pid for one in self._children.values() if one.outlives]
+            register_servers(self._folder, lasting)
         return handle, end
 
     def kill(self, handle: int) -> None:
@@ -84,14 +112,14 @@ class Processes:
             NotFound: there is none of that handle.
         """
         with self._lock:
-            pid = self._pids.pop(handle, None)
-            if pid is None:
+            child = self._children.pop(handle, None)
+            if child is None:
                 raise NotFound(f"there is no process {handle}")
-            self._stopped.pop(handle, None)
-            self._outlive.discard(handle)
-        os.kill(pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
+            if child.slot is not None:
+                self._slots.give(child.slot)
+        os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
         until = time.monotonic() + _KILL_S
-        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+        while os.waitpid(child.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
             time.sleep(_POLL_S)
 
     def kill_stopped(self) -> None:
@@ -102,19 +130,24 @@ class Processes:
         other: a user could let it go on in between.
         """
         with self._lock:
-            for handle, times in self._stopped.items():
-                if not _is_stopped(self._pids[handle]):
-                    continue
-                self._stopped[handle] = times + 1
-                if times + 1 == LOOKS:
-                    os.kill(self._pids[handle], signal.SIGKILL)
+            for child in self._children.values():
+                if child.serves and _is_stopped(child.pid):
+                    child.times_stopped += 1
+                    if child.times_stopped == LOOKS:
+                        os.kill(child.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Kill all that do not outlive the broker, without waiting."""
         with self._lock:
-            for handle, pid in self._pids.items():
-                if handle not in self._outlive:
-                    os.kill(pid, signal.SIGKILL)
+            for child in self._children.values():
+                if not child.outlives:
+                    os.kill(child.pid, signal.SIGKILL)
+
+    def _keep(self, child: _Child) -> int:
+        with self._lock:
+            handle = next(self._numbers)
+            self._children[handle] = child
+        return handle
 
 
 def _is_stopped(pid: int) -> bool:

@@ -14,13 +14,18 @@ from bootseer.agent.node.process import start_time
 
 
 def register(folder: JobFolder) -> None:
-    """Note that this process is the job's agent."""
-    folder.write("process.json", _mark(os.getpid()))
+    """Note that this process is the job's agent, and in which control group it is."""
+    folder.write("process.json", _mark(os.getpid()) | {"cgroup": _cgroup()})
 
 
 def register_servers(folder: JobFolder, pids: Iterable[int]) -> None:
     """Note who serves images: the job goes on without the agent."""
     folder.write("server.json", {"servers": list(map(_mark, pids))})
+
+
+def _cgroup() -> str:
+    with open("/proc/self/cgroup") as file:
+        return next((line[3:].rstrip("\n") for line in file if line.startswith("0::")), "")
 
 
 def _mark(pid: int) -> dict[str, Any]:

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import count
 from typing import Any
 
 import trio
 
-from bootseer.agent.messages.message import Reply, Verbs, close_all, receive
+from bootseer.agent.messages.message import HEAD, REPLY, Reply, Verbs, close_all, receive
 from bootseer.errors import Closed, Corrupt, Unavailable
 
 _ANSWER_S = 20.0
 """For what is done at once, on a busy node."""
+
+
+def encode_request(verbs: Verbs, number: int, request: Any) -> bytes:
+    """Encode a request.
+
+    Args:
+        verbs: that the other process takes.
+        number: that its reply has.
+        request: one of the verbs.
+    """
+    verb = verbs.all.index(type(request))
+    values = [getattr(request, f.name) for f in fields(request)]
+    return HEAD.pack(number, verb) + verbs.layouts[verb].pack(*values)
+
+
+def decode_reply(message: bytes) -> Reply:
+    """Decode a reply.
+
+    Raises:
+        Corrupt: it is none.
+    """
+    try:
+        number, kind, value, why = REPLY.unpack(message)
+        text = why.rstrip(b"\0").decode(errors="replace")
+        return Reply(number, Reply.ERRORS[kind - 1](text) if kind else None, value)
+    except (struct.error, IndexError) as error:
+        raise Corrupt(f"{len(message)} bytes are no reply") from error
 
 
 class Client:
@@ -48,7 +77,7 @@ class Client:
                 message, fds = receive(self._end)
                 if not message:
                     raise Closed(f"the {self._name} has ended")
-                self._hand_over(Reply.decode(message), fds)
+                self._hand_over(decode_reply(message), fds)
         except (OSError, Corrupt) as error:
             raise Closed(f"the {self._name} has ended: {error}") from error
         finally:
@@ -79,7 +108,7 @@ class Client:
         self._waiting[number] = waiting
         try:
             with trio.move_on_after(answer_s):
-                await self._send(self._verbs.encode(number, request), fds)
+                await self._send(encode_request(self._verbs, number, request), fds)
                 await waiting.answered.wait()
         finally:
             del self._waiting[number]

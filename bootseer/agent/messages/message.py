@@ -4,6 +4,8 @@ A request is its number, its verb and the fields of that verb; a reply has the n
 request. Descriptors come with them as SCM_RIGHTS, and the socket keeps messages apart
 (SOCK_SEQPACKET). All numbers are in the machine's own order, for both ends are on it.
 
+The ends that ask have the rest, see `bootseer.agent.messages.client`.
+
 Standard library only.
 """
 
@@ -20,14 +22,19 @@ from bootseer import errors
 
 MAX_DESCRIPTORS = 8
 """With one message."""
-_WHY_BYTES = 512
-_HEAD = struct.Struct("=QI")
-_REPLY = struct.Struct(f"=QIq{_WHY_BYTES}s")
-MAX_BYTES = max(256, _REPLY.size)
+WHY_BYTES = 512
+HEAD = struct.Struct("=QI")
+REPLY = struct.Struct(f"=QIq{WHY_BYTES}s")
+MAX_BYTES = max(256, REPLY.size)
 
 
 class Verbs:
-    """The requests that a process takes, each a dataclass of integers and of tokens."""
+    """The requests that a process takes, each a dataclass of integers and of tokens.
+
+    Attributes:
+        all: in the order of their numbers.
+        layouts: of their fields.
+    """
 
     def __init__(self, *verbs: type[Any]) -> None:
         """Number them in this order.
@@ -36,18 +43,7 @@ class Verbs:
             verbs: with fields of `int` (64 bits) and `bytes` (32 of them).
         """
         self.all = verbs
-        self._layouts = [_layout(verb) for verb in verbs]
-
-    def encode(self, number: int, request: Any) -> bytes:
-        """Encode a request.
-
-        Args:
-            number: that its reply has.
-            request: one of the verbs.
-        """
-        verb = self.all.index(type(request))
-        values = [getattr(request, f.name) for f in fields(request)]
-        return _HEAD.pack(number, verb) + self._layouts[verb].pack(*values)
+        self.layouts = [_layout(verb) for verb in verbs]
 
     def decode(self, message: bytes) -> tuple[int, Any]:
         """Decode a request; returns its number as well.
@@ -56,8 +52,8 @@ class Verbs:
             Corrupt: it is none.
         """
         try:
-            number, verb = _HEAD.unpack_from(message)
-            values = self._layouts[verb].unpack(message[_HEAD.size :])
+            number, verb = HEAD.unpack_from(message)
+            values = self.layouts[verb].unpack(message[HEAD.size :])
             return number, self.all[verb](*values)
         except (struct.error, IndexError) as error:
             raise errors.Corrupt(f"{len(message)} bytes are no request") from error
@@ -81,7 +77,7 @@ class Reply:
     error: errors.BootseerError | None = None
     value: int = 0
 
-    _ERRORS: ClassVar[tuple[type[errors.BootseerError], ...]] = (
+    ERRORS: ClassVar[tuple[type[errors.BootseerError], ...]] = (
         *(errors.Unavailable, errors.NotFound, errors.NoSpace, errors.Denied, errors.Corrupt),
     )
 
@@ -89,24 +85,10 @@ class Reply:
         """Encode it."""
         kind, why = 0, b""
         if self.error is not None:
-            known = type(self.error) in self._ERRORS
-            kind = 1 + self._ERRORS.index(type(self.error)) if known else 1
-            why = str(self.error).encode(errors="backslashreplace")[:_WHY_BYTES]
-        return _REPLY.pack(self.number, kind, self.value, why)
-
-    @classmethod
-    def decode(cls, message: bytes) -> Reply:
-        """Decode one.
-
-        Raises:
-            Corrupt: it is none.
-        """
-        try:
-            number, kind, value, why = _REPLY.unpack(message)
-            text = why.rstrip(b"\0").decode(errors="replace")
-            return cls(number, cls._ERRORS[kind - 1](text) if kind else None, value)
-        except (struct.error, IndexError) as problem:
-            raise errors.Corrupt(f"{len(message)} bytes are no reply") from problem
+            known = type(self.error) in self.ERRORS
+            kind = 1 + self.ERRORS.index(type(self.error)) if known else 1
+            why = str(self.error).encode(errors="backslashreplace")[:WHY_BYTES]
+        return REPLY.pack(self.number, kind, self.value, why)
 
 
 def receive(end: socket.socket) -> tuple[bytes, list[int]]:

@@ -11,6 +11,7 @@ import socket
 import time
 from contextlib import suppress
 
+from bootseer.agent.node import cgroup
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.process import TAG, command, environment, start_time, status_fields
 
@@ -39,8 +40,9 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     """
     fd = CONTROL_FD if listener is not None else -1
     argv = command("broker.__main__", mode, folder.path, str(fd))
+    group = cgroup.new_name(mode, os.path.basename(folder.path))
     if under_systemd():
-        argv = _as_unit(folder, mode, argv)
+        argv = _as_unit(folder, group, argv)
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(f"{folder.path}/agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     actions = [(null, 0), (log, 1), (log, 2)]
@@ -58,6 +60,8 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     )
     os.close(null)
     os.close(log)
+    if mode == "warm" and not under_systemd():  # the other ends by itself, and soon
+        cgroup.put(pid, group)
     return pid
 
 
@@ -76,17 +80,15 @@ def under_systemd() -> bool:
     return os.path.isdir("/run/systemd/system")
 
 
-def _as_unit(folder: JobFolder, mode: str, argv: list[str]) -> list[str]:
-    job_id = os.path.basename(folder.path)
+def _as_unit(folder: JobFolder, name: str, argv: list[str]) -> list[str]:
     return [
         "/usr/bin/systemd-run",
         "--quiet",
         "--collect",
         "--no-block",
-        # A job that is requeued may find the unit of its first start still ending.
-        f"--unit=bootseer-{mode}-{job_id}-{time.time_ns()}",
+        f"--unit={name}",
         "--slice=bootseer.slice",
-        f"--description=BootSeer agent of job {job_id}",
+        f"--description=BootSeer agent of job {os.path.basename(folder.path)}",
         f"--setenv={TAG}={folder.path}",
         "--setenv=LANG=C.UTF-8",
         f"--property=StandardOutput=append:{folder.path}/agent.log",
@@ -104,16 +106,20 @@ def _as_unit(folder: JobFolder, mode: str, argv: list[str]) -> list[str]:
 
 
 def kill_all(folder: JobFolder) -> list[int]:
-    """Kill whatever is left of an agent: its process, and those that carry its folder's name.
+    """Kill whatever is left of an agent: its control group, or what carries its folder's name.
 
-    Only root's processes and those of the agent's session, its workers, are looked at: anybody can
-    put the name into an environment, and reading a hostile process's can take for ever.
+    Of the latter, only root's processes and those of the agent's session, its workers, are looked
+    at: anybody can put the name into an environment. What is in a group is not looked at: reading
+    the environment of a process can take for ever, where it has mapped what a user serves.
 
     Returns:
-        Process ids that were killed.
+        Process ids of the latter.
     """
     mark = f"{TAG}={folder.path}".encode()
-    session = str((folder.read("process.json") or {}).get("pid"))
+    noted = folder.read("process.json") or {}
+    if cgroup.kill(str(noted.get("cgroup")), os.path.basename(folder.path)):
+        return []
+    session = str(noted.get("pid"))
     killed = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():

@@ -28,14 +28,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bootseer.agent.node.broker_settings import BrokerSettings
 
-if TYPE_CHECKING:
-    from bootseer.config import User
-
+Read = TypeVar("Read")
 _MAX_FILE_BYTES = 1024 * 1024
 """Of the JSON files in a job's folder."""
 
@@ -99,13 +98,6 @@ class Job(NamedTuple):
         """All groups of the job's user."""
         return os.getgrouplist(self.user, self.gid)
 
-    @property
-    def owner(self) -> User:
-        """The job's user, as settings know users."""
-        from bootseer.config import User  # only now: a broker has no use for settings
-
-        return User(self.user, self.uid, self.home)
-
 
 class JobFolder:
     """The folder of a job under the run directory; only root makes names there, but in `state`."""
@@ -161,17 +153,16 @@ class JobFolder:
 
     def job(self) -> Job | None:
         """Read back the job that the prolog wrote."""
-        document = self.read("job.json")
-        try:
-            return Job(**document) if document is not None else None
-        except TypeError:
-            return None
+        return self._read_as("job.json", lambda document: Job(**document))
 
     def broker_settings(self) -> BrokerSettings | None:
         """Read back the settings that the prolog wrote for the broker."""
-        document = self.read("broker.json")
+        return self._read_as("broker.json", BrokerSettings.read)
+
+    def _read_as(self, name: str, read: Callable[[dict[str, Any]], Read]) -> Read | None:
+        document = self.read(name)
         try:
-            return BrokerSettings.read(document) if document is not None else None
+            return read(document) if document is not None else None
         except (TypeError, KeyError):
             return None
 
@@ -202,17 +193,6 @@ class JobFolder:
         removed stays.
         """
         _remove_folder(self.path, None, levels=2)
-
-    def append_event(self, line: str) -> None:
-        """Add one encoded event to the folder's log.
-
-        The newline comes first: a line that a full disk has cut short spoils no other.
-        """
-        descriptor = os.open(self.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, b"\n" + line.encode())
-        finally:
-            os.close(descriptor)
 
 
 def _remove_folder(name: str, above: int | None, levels: int) -> None:

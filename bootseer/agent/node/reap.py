@@ -9,7 +9,7 @@ import os
 import time
 from contextlib import suppress
 
-from bootseer.agent.node import agent_process, registry
+from bootseer.agent.node import agent_process, cgroup, registry
 from bootseer.agent.node.job import JobFolder
 
 
@@ -49,6 +49,7 @@ def reap(folder: JobFolder) -> bool:
         _unmount_below(folder.path)
         agent_process.kill_all(folder)
         _unmount_below(folder.path)
+        cgroup.sweep(_group(folder))
         os.makedirs(dead, exist_ok=True)
         os.chmod(dead, 0o711)  # who publishes what is there is not root
         registry.deregister(folder)
@@ -64,7 +65,12 @@ def remove(folder: JobFolder) -> None:
     """Remove the folder of an agent that has ended, and a mount that it did not get to."""
     if any(map(os.path.exists, (folder.mounted, folder.served, folder.environments))):
         _unmount_below(folder.path)
+    cgroup.sweep(_group(folder))
     folder.remove()
+
+
+def _group(folder: JobFolder) -> str:
+    return str((folder.read("process.json") or {}).get("cgroup"))
 
 
 def _unmount_below(path: str) -> None:

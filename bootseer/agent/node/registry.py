@@ -12,7 +12,7 @@ from typing import Any
 
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.process import start_time
-from bootseer.ownership import check_roots
+from bootseer.ownership import check_alone
 
 _STARTING_S = 10.0
 """A folder younger than this may belong to an agent that is only starting."""
@@ -36,7 +36,7 @@ def claim(folder: JobFolder) -> bool:
     jobs = os.path.dirname(folder.path)
     for above in (os.path.dirname(jobs), jobs):  # a mode is for the last level only
         os.makedirs(above, mode=0o755, exist_ok=True)
-    check_roots(os.path.dirname(jobs), jobs)
+    check_alone(os.path.dirname(jobs), jobs)
     try:
         os.mkdir(folder.path, 0o711)
     except FileExistsError:

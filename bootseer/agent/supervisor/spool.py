@@ -1,4 +1,6 @@
-"""Events that could not reach the store wait on the node for the user's next job there.
+"""Events on the node: of this job, should its agent die, and of those that could not be published.
+
+The latter wait for the user's next job there, in
 
 CACHE_DIR/unpublished/UID/RUN-NODE-STARTED.json; all but CACHE_DIR is the service account's.
 """
@@ -6,16 +8,32 @@ CACHE_DIR/unpublished/UID/RUN-NODE-STARTED.json; all but CACHE_DIR is the servic
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from bootseer.agent.node.broker_settings import UNPUBLISHED
-from bootseer.ownership import check_own
+from bootseer.ownership import check_alone
 
 MAX_FILES = 32
 MAX_BYTES = 4 * 1024 * 1024
 MAX_TAKEN_BYTES = 16 * 1024 * 1024
 """Of one job's epilog: they go to its worker in one message. What is left waits for the next."""
+
+
+def append_event(path: str, line: str) -> None:
+    """Add one encoded event to a job's log.
+
+    The newline comes first: a line that a full disk has cut short spoils no other.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, b"\n" + line.encode())
+    finally:
+        os.close(descriptor)
 
 
 def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
@@ -27,7 +45,7 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
     """
     folder = Path(cache_dir, UNPUBLISHED, str(uid))
     folder.mkdir(mode=0o700, exist_ok=True)
-    check_own(str(folder.parent), str(folder))
+    check_alone(str(folder.parent), str(folder), uid=os.geteuid())
     path = folder / f"{run['run']}-{run['node']}-{run['started_ns']}.json"
     partial = path.with_suffix(".new")
     try:
@@ -50,7 +68,7 @@ def take(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
     folder = Path(cache_dir, UNPUBLISHED, str(uid))
     if not folder.exists():
         return waiting
-    check_own(str(folder.parent), str(folder))
+    check_alone(str(folder.parent), str(folder), uid=os.geteuid())
     room = MAX_TAKEN_BYTES
     for path in sorted(folder.glob("*.json")):
         try:

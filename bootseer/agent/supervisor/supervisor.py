@@ -22,8 +22,8 @@ from bootseer import config as settings
 from bootseer.agent.broker.start import Start
 from bootseer.agent.messages import lender as lender_messages
 from bootseer.agent.messages.broker import VERBS, Finish, Role
-from bootseer.agent.messages.client import Client
-from bootseer.agent.messages.message import MAX_BYTES, Reply
+from bootseer.agent.messages.client import Client, decode_reply
+from bootseer.agent.messages.message import MAX_BYTES
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import Profile, confine
 from bootseer.agent.node.process import leave, take_time
@@ -147,7 +147,7 @@ class Agent:
         if len(self._events) < MAX_EVENTS:
             self._events.append(event)
             try:
-                self._folder.append_event(json.dumps(event.document()))
+                spool.append_event(self._folder.events, json.dumps(event.document()))
             except OSError:
                 return  # the copy serves only should this process die
 
@@ -438,7 +438,7 @@ def begin(start: Start) -> None:
         profile=Profile.SERVE,
         expendable=False,
     )
-    warming_handle = Reply.decode(start.broker.recv(MAX_BYTES)).value
+    warming_handle = decode_reply(start.broker.recv(MAX_BYTES)).value
     broker = Client(start.broker, VERBS, "broker")
     lender = Client(start.lender, lender_messages.VERBS, "lender")
     take_time()

@@ -22,6 +22,7 @@ from bootseer.agent.node.privileges import Profile, confine, confine_system_call
 from bootseer.agent.node.process import CHANNEL_FD, CONNECTION_FD, leave, take_time
 from bootseer.agent.workers import mksquashfs_starter
 from bootseer.agent.workers.identify_image import Opened, open_and_identify, receive
+from bootseer.config import User
 from bootseer.core.event import FALLBACK, Event
 from bootseer.env.shared import shared_urls
 from bootseer.errors import BootseerError, Closed
@@ -31,6 +32,11 @@ from bootseer.store.connect import Settings, connect
 from bootseer.store.locate import needs_network
 
 MAX_DETAIL_CHARS = 500
+
+
+def owner_of(job: Job) -> User:
+    """Return a job's user, as settings know users."""
+    return User(job.user, job.uid, job.home)
 
 
 class Task:
@@ -64,7 +70,7 @@ class Task:
         Raises:
             ConfigError: the configured place is not one that this version can use.
         """
-        return connect(self.config, self.job.owner)
+        return connect(self.config, owner_of(self.job))
 
     async def opened(self, path: str) -> Opened:
         """Have an image opened and identified, or take over what the opener has done already.

@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.prefetch_checkpoint import read_checkpoint_ahead
 from bootseer.agent.workers.provide_environment import provide
 from bootseer.core.budget import Budget
@@ -218,7 +218,7 @@ class Warm:
     async def _hot_content(self, store: Store, hot: Sequence[ByteRange]) -> list[HotFile]:
         """Find what is hot in the environment that this worker reads ahead."""
         task = self._task
-        stores = [store, *shared_stores(task.config, task.job.owner)]
+        stores = [store, *shared_stores(task.config, owner_of(task.job))]
         key = task.job.image.removeprefix(ENVIRONMENT)
         index = await read_index(*await find_snapshot(stores, key))
         return await trio.to_thread.run_sync(hot_content, index, hot)

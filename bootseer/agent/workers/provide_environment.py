@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 
-from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.base import Task, owner_of
 from bootseer.env import catalog
 from bootseer.env.fetch import opened_places, unpack
 from bootseer.env.shared import find_snapshot, shared_stores
@@ -32,7 +32,7 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
     """
     async with task.stage("env.find") as said:
         key = await catalog.resolve(store, task.job.environment)
-        stores = [store, *shared_stores(task.config, task.job.owner)]
+        stores = [store, *shared_stores(task.config, owner_of(task.job))]
         store, snapshot = await find_snapshot(stores, key)
         said["detail"] = f"key {key[:12]}"
         said["bytes"] = snapshot.content_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.base import Task, owner_of
 from bootseer.env.session import serve
 from bootseer.env.talk import Talk
 from bootseer.env.wish import around
@@ -41,5 +41,5 @@ async def run(task: Task) -> None:
     talk = Talk(socket.socket(fileno=fd))
     await talk.send({"op": "hello", "image": task.message["image"]})
     hands = AgentHands(task)
-    here = (job.owner, job.node, job.nodes, task.stage, hands, task.mksquashfs)
+    here = (owner_of(job), job.node, job.nodes, task.stage, hands, task.mksquashfs)
     await serve(talk, around(task.config, *here))

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from bootseer.agent.node.process import CONNECTION_FD
-from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.base import Task, owner_of
 from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.mount import CheckpointOptions, CheckpointService, serve_checkpoint
@@ -60,7 +60,7 @@ async def run(task: Task) -> None:
                 store = connect_to(
                     task.job.checkpoint,
                     task.config,
-                    task.job.owner,
+                    owner_of(task.job),
                     private=False,
                     operations=_OPERATIONS,
                 )

@@ -10,7 +10,7 @@ import trio
 
 from bootseer.agent.node.process import CONNECTION_FD
 from bootseer.agent.workers.access_strategy import Chooser
-from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.hot_pack import Packing
 from bootseer.agent.workers.image_pin import check_pin
 from bootseer.cache.blocks import CachedBlocks, no_blocks
@@ -110,7 +110,7 @@ async def _open(task: Task, nursery: trio.Nursery) -> _Served:
     # A store that is down for a while is no reason to fail those who would have waited.
     backoff = Backoff.lasting(deadline_s)
     connect = connect_own if job.image.startswith(ENVIRONMENT) else connect_images
-    store = connect(config, job.owner, operations=_OPERATIONS, backoff=backoff)
+    store = connect(config, owner_of(job), operations=_OPERATIONS, backoff=backoff)
     try:
         with trio.fail_after(deadline_s):
             return await _open_in(store, task, nursery)
@@ -127,7 +127,7 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
     config, job = task.config, task.job
     rows = None
     if job.image.startswith(ENVIRONMENT):
-        stores = [store, *shared_stores(config, job.owner)]
+        stores = [store, *shared_stores(config, owner_of(job))]
         store, snapshot = await find_snapshot(stores, job.image.removeprefix(ENVIRONMENT))
         rows = await read_rows(store, snapshot)
         digest = snapshot.image

@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from bootseer._io import lib
-from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.base import Task, owner_of
 from bootseer.errors import BootseerError, NotFound
 from bootseer.image import catalog, intake
 from bootseer.image.identity import open_image
@@ -25,7 +25,7 @@ async def run(task: Task) -> None:
     name, path = task.message["image"], task.message["path"]
     with suppress(BootseerError):  # told as a fallback
         async with task.stage("image.keep") as said:
-            store = connect_images(task.config, task.job.owner)
+            store = connect_images(task.config, owner_of(task.job))
             with suppress(NotFound):
                 digest = await catalog.resolve(store, name)
                 said["detail"] = f"{name} is in the store by now, as {digest[:12]}"

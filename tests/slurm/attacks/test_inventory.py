@@ -149,8 +149,22 @@ def busy(arena):
         yield job
 
 
+def others(arena, job):
+    """List the processes of the job's user that are not ours."""
+    ours = {one.pid for one in arena.ours(job.job_id)}
+    return [process for process in arena.users("mallory") if process.pid not in ours]
+
+
+def group_of(pid):
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    return next(line[3:] for line in lines if line.startswith("0::"))
+
+
 def test_every_process_is_what_the_table_says(arena, busy, status_of):
-    """Identity, capabilities, filter, no_new_privs, descriptors of each process of a busy job."""
+    """Identity, capabilities, filter, no_new_privs, descriptors of each process of a busy job.
+
+    All are in one control group, which nothing else is in.
+    """
     uids = {"root": 0, "job": arena.uid("mallory")}
     for name in ("bootseer", "bootseer-cache"):
         uids[name] = int(arena.cluster.run(["id", "-u", name]).stdout)
@@ -163,6 +177,10 @@ def test_every_process_is_what_the_table_says(arena, busy, status_of):
         wrong = problems(one, EXPECTED[role], uids, status_of)
         if wrong:
             found[f"{role} {one.pid}"] = wrong
+    groups = {group_of(one.pid) for one in arena.ours(busy.job_id)}
+    (group,) = groups
+    assert re.search(rf"/bootseer-warm-{busy.job_id}-\d+(\.service)?$", group)
+    assert group not in {group_of(process.pid) for process in others(arena, busy)}
     missing = {"broker", "lender", "supervisor", "serve_image", "serve_checkpoint"} - roles
     assert (found, missing) == ({}, set())
 
@@ -170,7 +188,7 @@ def test_every_process_is_what_the_table_says(arena, busy, status_of):
 def test_nothing_of_ours_leads_into_the_job(arena, busy, status_of):
     """No worker shares a session or a process group with the job's own processes."""
     ours = arena.ours(busy.job_id)
-    theirs = [p.pid for p in arena.users("mallory") if p.pid not in {one.pid for one in ours}]
+    theirs = [process.pid for process in others(arena, busy)]
     assert ours and theirs
     sessions = {os.getsid(pid) for pid in theirs}
     assert not sessions & {os.getsid(one.pid) for one in ours}

@@ -1,0 +1,134 @@
+"""The control group of an agent: who is in it, and who is killed with it."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from bootseer.agent.node import agent_process, cgroup
+from bootseer.agent.node.job import JobFolder
+from bootseer.testing.cluster.poll import wait_until
+
+pytestmark = [pytest.mark.root]
+JOB = "4711"
+CHILDREN = "setsid sleep 60 & env -i sleep 60 & echo $!; wait"
+
+
+@pytest.fixture(autouse=True)
+def groups():
+    """Leave no group behind; without version 2 of control groups there is nothing to test."""
+    if cgroup._root() is None:
+        pytest.skip("control groups of version 2 are not mounted")
+    yield
+    for name in os.listdir(cgroup._ours()) if os.path.exists(cgroup._ours()) else ():
+        if f"-{JOB}-" in name:
+            os.rmdir(f"{cgroup._ours()}/{name}")
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def run(command="sleep 60"):
+        child = subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True)
+        started.append(child)
+        return child
+
+    yield run
+    for child in started:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def group_of(pid):
+    with open(f"/proc/{pid}/cgroup") as file:
+        return next(line[3:].rstrip("\n") for line in file if line.startswith("0::"))
+
+
+def members(name):
+    with open(f"{cgroup._ours()}/{name}/cgroup.procs") as file:
+        return file.read().split()
+
+
+def test_all_that_is_in_a_group_is_killed(start, tmp_path):
+    """Also what has left session and environment behind."""
+    name = cgroup.new_name("warm", JOB)
+    agent = start(f"read x < {tmp_path}/go; {CHILDREN}")
+    os.mkfifo(tmp_path / "go")
+    cgroup.put(agent.pid, name)
+    with open(tmp_path / "go", "w") as go:
+        go.write("on\n")
+    agent.stdout.readline()
+    assert len(members(name)) == 3
+    assert group_of(agent.pid) == f"/bootseer/{name}"
+    folder = JobFolder(str(tmp_path / JOB))
+    os.mkdir(folder.path)
+    folder.write("process.json", {"pid": agent.pid, "cgroup": group_of(agent.pid)})
+    assert agent_process.kill_all(folder) == []
+    assert agent.wait(10) == -signal.SIGKILL
+    wait_until(lambda: members(name) == [], "its children have ended")
+    cgroup.sweep(f"/bootseer/{name}")
+    assert not os.path.exists(f"{cgroup._ours()}/{name}")
+
+
+def test_a_group_goes_once_its_last_processes_have_ended(start):
+    name = cgroup.new_name("warm", JOB)
+    agent = start("trap 'sleep 0.2; exit' TERM; echo ready; while :; do sleep 0.01; done")
+    agent.stdout.readline()
+    cgroup.put(agent.pid, name)
+    agent.terminate()
+    cgroup.sweep(f"/bootseer/{name}")
+    assert not os.path.exists(f"{cgroup._ours()}/{name}")
+
+
+@pytest.mark.parametrize("job", ["47", "4711.1", "711", "", ".*"])
+def test_another_jobs_group_is_left_alone(start, job):
+    name = cgroup.new_name("warm", JOB)
+    agent = start()
+    cgroup.put(agent.pid, name)
+    assert not cgroup.kill(group_of(agent.pid), job)
+    time.sleep(0.2)
+    assert agent.poll() is None
+    assert cgroup.kill(f"/bootseer/{name}", JOB)
+    assert agent.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("path", ["", "/", "None", "/bootseer", "/bootseer/x", "/../x"])
+def test_what_is_no_agents_group_is_left_alone(start, path):
+    """Where it could not be put into one, an agent is in slurmd's."""
+    agent = start()
+    assert not cgroup.kill(path, JOB)
+    cgroup.sweep(path)
+    time.sleep(0.1)
+    assert agent.poll() is None
+
+
+def test_groups_go_once_they_are_empty_and_not_new(start):
+    old = f"bootseer-warm-{JOB}-{time.time_ns() - 120 * 10**9}"
+    used = f"bootseer-bury-{JOB}-{time.time_ns() - 110 * 10**9}"
+    new = cgroup.new_name("warm", JOB)
+    agent = start()
+    cgroup.put(agent.pid, used)
+    for name in (old, new):
+        os.mkdir(f"{cgroup._ours()}/{name}")
+    cgroup.sweep()
+    assert [os.path.exists(f"{cgroup._ours()}/{name}") for name in (old, used, new)] == [
+        *(False, True, True)
+    ]
+    agent.kill()
+    agent.wait()
+    cgroup.sweep()
+    assert not os.path.exists(f"{cgroup._ours()}/{used}")
+
+
+def test_without_version_2_an_agent_is_started_all_the_same(start, monkeypatch):
+    monkeypatch.setattr(cgroup, "_ROOTS", ("/nowhere",))
+    agent = start()
+    before = group_of(agent.pid)
+    cgroup.put(agent.pid, cgroup.new_name("warm", JOB))
+    assert not cgroup.kill(before, JOB)
+    cgroup.sweep()
+    assert group_of(agent.pid) == before and agent.poll() is None

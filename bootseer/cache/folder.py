@@ -75,17 +75,6 @@ class CacheEntry:
         self._uid = uid
         self._refused_until = 0.0
 
-    def size(self) -> EntrySize:
-        """Return how large it is by the lengths of its files, for the keeper to compare.
-
-        Raises:
-            Unavailable: one of them is not there any more.
-        """
-        try:
-            return size_of(self.path)
-        except OSError as error:
-            raise Unavailable(f"the block cache cannot be read: {error}") from error
-
     def open_manifest(self) -> int:
         """Open the manifest for reading.
 

@@ -10,14 +10,15 @@ import fcntl
 import os
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from bootseer.cache.blocks import checksum, read_map
 from bootseer.cache.size import SUM_BYTES, EntrySize
+from bootseer.cache.token import manifest_token
 from bootseer.core import image
 from bootseer.core.image import ImageManifest
-from bootseer.errors import Corrupt, NoSpace, Unavailable
+from bootseer.errors import Corrupt, NoSpace, NotFound, Unavailable
 from bootseer.posix import pwrite_fully, read_fully
 
 _LOCK = struct.Struct("@hhqqi4x")  # struct flock of a 64-bit Linux
@@ -50,9 +51,43 @@ def read_manifest(fd: int) -> bytes:
     return encoded
 
 
-def entry_size(encoded: bytes, manifest: ImageManifest) -> EntrySize:
-    """Say what the lender knows of an image."""
-    return EntrySize(len(encoded), manifest.size_bytes, manifest.blocks)
+def take_manifest(fd: int, digest: str) -> tuple[ImageManifest, EntrySize]:
+    """Decode a manifest that was handed over; returns what the lender is told of it as well.
+
+    Args:
+        fd: of sealed memory.
+        digest: of the image.
+
+    Raises:
+        Corrupt: it is not the manifest of that image.
+        Unavailable: it cannot be read.
+    """
+    encoded = read_manifest(fd)
+    manifest = image.decode(encoded, "the manifest handed over", digest)
+    return manifest, EntrySize(len(encoded), manifest.size_bytes, manifest.blocks)
+
+
+def check_entry(fds: Sequence[int], digest: str, token: bytes) -> ImageManifest:
+    """Decode the manifest of an entry, and compare with it what the entry is.
+
+    Args:
+        fds: of its manifest, data and map.
+        digest: of the image.
+        token: of its manifest.
+
+    Raises:
+        NotFound: the entry is damaged: whoever has the manifest may mend it.
+        Corrupt: the token is another image's.
+        Unavailable: it cannot be read.
+    """
+    encoded = read_manifest(fds[0])
+    if manifest_token(encoded) != token:
+        raise NotFound("the manifest in the block cache is damaged")
+    manifest = image.decode(encoded, "the manifest in the block cache", digest)
+    lengths = [os.fstat(fd).st_size for fd in fds]
+    if lengths != [len(encoded), manifest.size_bytes, manifest.blocks * SUM_BYTES]:
+        raise NotFound("files in the block cache do not have the image's length")
+    return manifest
 
 
 class BlockKeeper:

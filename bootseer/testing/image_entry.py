@@ -8,12 +8,10 @@ from pathlib import Path
 
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.cache.folder import BlockCache, CacheEntry
-from bootseer.cache.keeper import BlockKeeper, entry_size, read_manifest
+from bootseer.cache.keeper import BlockKeeper, check_entry, take_manifest
 from bootseer.cache.room import Room
-from bootseer.cache.token import manifest_token, sealed_token
-from bootseer.core import image
+from bootseer.cache.token import sealed_token
 from bootseer.core.image import ImageManifest
-from bootseer.errors import NotFound
 
 
 class ImageEntry:
@@ -65,17 +63,12 @@ def find_image(cache: BlockCache, digest: str, token: bytes, uid: int) -> ImageE
     """
     entry = cache.find(token, uid)
     try:
-        fd = entry.open_manifest()
+        fds = [entry.open_manifest(), *entry.open_blocks()]
         try:
-            encoded = read_manifest(fd)
+            return ImageEntry(entry, check_entry(fds, digest, token))
         finally:
-            os.close(fd)
-        if manifest_token(encoded) != token:
-            raise NotFound("the manifest in the block cache is damaged")
-        manifest = image.decode(encoded, "the manifest in the block cache", digest)
-        if entry.size() != entry_size(encoded, manifest):
-            raise NotFound("files in the block cache do not have the image's length")
-        return ImageEntry(entry, manifest)
+            for fd in fds:
+                os.close(fd)
     except BaseException:
         entry.close()
         raise
@@ -95,8 +88,5 @@ def create_image(cache: BlockCache, digest: str, manifest_fd: int, uid: int) -> 
         BootseerError: as for `BlockCache.create`.
     """
     token, _ = sealed_token(manifest_fd)
-    encoded = read_manifest(manifest_fd)
-    manifest = image.decode(encoded, "the manifest handed over", digest)
-    return ImageEntry(
-        cache.create(token, entry_size(encoded, manifest), manifest_fd, uid), manifest
-    )
+    manifest, size = take_manifest(manifest_fd, digest)
+    return ImageEntry(cache.create(token, size, manifest_fd, uid), manifest)

@@ -16,7 +16,6 @@ from bootseer.agent.messages.lender import VERBS, Lend, LendNew
 from bootseer.agent.messages.message import MAX_DESCRIPTORS
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.supervisor.image_mount import ServedImage
-from bootseer.cache.keeper import entry_size
 from bootseer.cache.room import ReservationClient
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image
@@ -153,12 +152,12 @@ def sealed():
     os.close(fd)
 
 
-SIZE = entry_size(MANIFEST, image.decode(MANIFEST, "", DIGEST))
+DECODED = image.decode(MANIFEST, "", DIGEST)
 
 
 def new(**other):
-    size = {name: getattr(SIZE, name) for name in ("manifest_bytes", "image_bytes", "blocks")}
-    return LendNew(**(size | other))
+    size = {"image_bytes": DECODED.size_bytes, "blocks": DECODED.blocks}
+    return LendNew(**({"manifest_bytes": len(MANIFEST)} | size | other))
 
 
 def close(fds):

@@ -13,7 +13,6 @@ from bootseer.agent.messages import message
 from bootseer.agent.messages.client import decode_reply, encode_request
 from bootseer.agent.messages.lender import VERBS, Lend, LendNew
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.cache.keeper import entry_size
 from bootseer.cache.token import manifest_token, seal_manifest
 from bootseer.core import image
 from bootseer.errors import Corrupt, Denied, NotFound, Unavailable
@@ -53,10 +52,10 @@ def ask(end, request, fds=()):
 
 
 def lend_new(end):
-    size = entry_size(MANIFEST, image.decode(MANIFEST, "", image.image_digest(MANIFEST)))
+    decoded = image.decode(MANIFEST, "", image.image_digest(MANIFEST))
     fd = seal_manifest(MANIFEST)
     try:
-        return ask(end, LendNew(size.manifest_bytes, size.image_bytes, size.blocks), [fd])
+        return ask(end, LendNew(len(MANIFEST), decoded.size_bytes, decoded.blocks), [fd])
     finally:
         os.close(fd)
 

@@ -294,6 +294,21 @@ def test_who_serves_is_killed_in_mid_fetch(lab, stored, slow, victims):
         assert "what serves it ended" in fallbacks(lab, job.job_id)["image.serve"]
 
 
+def test_who_lends_blocks_is_killed_in_mid_fetch(lab, stored, slow):
+    uid = int(lab.cluster.run(["id", "-u", "bootseer-cache"]).stdout)
+    with JobShell(lab, *SERVED) as job:
+        job.start(WHOLE)
+        wait_until(lambda: is_waiting(lab, "sha256sum"), "a reader waiting")
+        (lender,) = (p.pid for p in lab.cluster.processes("n1") if p.uid == uid)
+        os.kill(lender, signal.SIGKILL)
+        assert job.answer().text.split()[0] == sha256(right(stored))
+    lab.assert_clean()
+    assert "the lender has ended" in fallbacks(lab, job.job_id)["image.cache"]
+    with JobShell(lab, *SERVED) as later:
+        assert reads_whole(later, right(stored))
+    assert fallbacks(lab, later.job_id) == {}
+
+
 def test_the_job_stops_who_serves_its_image(lab, stored, slow):
     """Another job on the node, with the same image, is none the wiser."""
     with JobShell(lab, *SERVED) as other, JobShell(lab, *SERVED) as job:

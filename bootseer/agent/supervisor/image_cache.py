@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -11,14 +11,10 @@ import trio
 from bootseer.agent.messages.client import Client
 from bootseer.agent.messages.lender import DESCRIPTORS, Lend, LendNew
 from bootseer.agent.messages.message import close_all, exactly
-from bootseer.cache.keeper import BlockKeeper, entry_size, read_manifest
+from bootseer.cache.keeper import BlockKeeper, check_entry, take_manifest
 from bootseer.cache.link import serve_keeper
 from bootseer.cache.room import ReservationClient, Room
-from bootseer.cache.size import SUM_BYTES, EntrySize
-from bootseer.cache.token import manifest_token
-from bootseer.core import image
 from bootseer.core.image import ImageManifest
-from bootseer.errors import NotFound
 
 
 class LentImage:
@@ -76,13 +72,7 @@ async def borrow(lender: Client, digest: str, token: bytes) -> LentImage:
         Corrupt: the token is another image's.
         BootseerError: as for `BlockCache.find`.
     """
-    reply, fds = await lender.ask(Lend(token))
-    try:
-        manifest = await trio.to_thread.run_sync(_read, fds, digest, token)
-        return LentImage(reply.value, fds, manifest)
-    except BaseException:
-        close_all(fds)
-        raise
+    return await _borrow(lender, Lend(token), [], lambda fds: check_entry(fds, digest, token))
 
 
 async def borrow_new(lender: Client, digest: str, manifest_fd: int) -> LentImage:
@@ -97,29 +87,22 @@ async def borrow_new(lender: Client, digest: str, manifest_fd: int) -> LentImage
         Corrupt: it is not the manifest of that image.
         BootseerError: as for `BlockCache.create`.
     """
-    manifest, size = await trio.to_thread.run_sync(_decode, manifest_fd, digest)
+    manifest, size = await trio.to_thread.run_sync(take_manifest, manifest_fd, digest)
     request = LendNew(size.manifest_bytes, size.image_bytes, size.blocks)
-    reply, fds = await lender.ask(request, [manifest_fd])
+    return await _borrow(lender, request, [manifest_fd], lambda fds: manifest)
+
+
+async def _borrow(
+    lender: Client,
+    request: Lend | LendNew,
+    handed: list[int],
+    manifest_of: Callable[[list[int]], ImageManifest],
+) -> LentImage:
+    reply, fds = await lender.ask(request, handed)
     try:
+        exactly(fds, DESCRIPTORS)
+        manifest = await trio.to_thread.run_sync(manifest_of, fds[:3])
         return LentImage(reply.value, fds, manifest)
     except BaseException:
         close_all(fds)
         raise
-
-
-def _decode(manifest_fd: int, digest: str) -> tuple[ImageManifest, EntrySize]:
-    encoded = read_manifest(manifest_fd)
-    manifest = image.decode(encoded, "the manifest handed over", digest)
-    return manifest, entry_size(encoded, manifest)
-
-
-def _read(fds: list[int], digest: str, token: bytes) -> ImageManifest:
-    """Read the manifest of an entry, and compare with it what the entry is."""
-    encoded = read_manifest(exactly(fds, DESCRIPTORS)[0])
-    if manifest_token(encoded) != token:
-        raise NotFound("the manifest in the block cache is damaged")
-    manifest = image.decode(encoded, "the manifest in the block cache", digest)
-    lengths = [os.fstat(fd).st_size for fd in fds[:3]]
-    if lengths != [len(encoded), manifest.size_bytes, manifest.blocks * SUM_BYTES]:
-        raise NotFound("files in the block cache do not have the image's length")
-    return manifest

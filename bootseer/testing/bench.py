@@ -38,16 +38,16 @@ def run_bench(build_dir: Path, console: Console, pairs: int = 40, starts: int = 
         added = _prolog_added(lab, starts)
         console.print(f"{starts} starts with a checkpoint: the prolog, and until it can be read")
         prolog, mount = _checkpoint_mounted(lab, starts)
-        console.print("memory of the agent, with a hot set of 250 MB of a 3.2 GB image")
-        agent, worker = _memory(lab)
+        console.print("memory of its processes, with a hot set of 250 MB of a 3.2 GB image")
+        memory = _memory(lab)
     measured = [
         Figure("srun_absent_ms", "ms", tuple(absent)),
         Figure("srun_unused_ms", "ms", tuple(unused)),
         Figure("prolog_added_ms", "ms", tuple(added)),
         Figure("checkpoint_prolog_ms", "ms", tuple(prolog)),
         Figure("checkpoint_mount_ms", "ms", tuple(mount)),
-        Figure("agent_memory_mib", "MiB", (agent,)),
-        Figure("worker_memory_mib", "MiB", (worker,)),
+        *(Figure(f"{name}_pss_mib", "MiB", (mib,)) for name, mib in memory.items()),
+        Figure("job_pss_mib", "MiB", (sum(memory.values()),)),
     ]
     ratios = {"unused_over_absent": measured[1].median / measured[0].median}
     figures.show(console, measured, ratios)
@@ -111,8 +111,8 @@ def _checkpoint_mounted(lab: Lab, starts: int) -> tuple[list[float], list[float]
     return prolog, mount
 
 
-def _memory(lab: Lab) -> tuple[float, float]:
-    """Resident MiB of agent and worker, without what the worker has pinned."""
+def _memory(lab: Lab) -> dict[str, float]:
+    """Proportional MiB of a job's processes by role, without what is pinned."""
     with (lab.images / "large.img").open("wb") as file:
         file.truncate(LARGE_BYTES)
         file.write(os.urandom(4096))
@@ -133,13 +133,15 @@ def _memory(lab: Lab) -> tuple[float, float]:
     try:
         wait_until(lambda: _is_prefetched(lab), "the hot set in memory", timeout_s=120)
         mine = [p for p in lab.cluster.processes("n1") if f"jobs/{job_id}" in p.command]
-        agent = sum(_resident_mib(p.pid) for p in mine if p.uid == 0)
-        worker = sum(_resident_mib(p.pid) for p in mine if p.uid != 0)
+        roles = {0: "broker"}
+        for name, role in (("bootseer", "supervisor"), ("bootseer-cache", "lender")):
+            roles[int(lab.cluster.run(["id", "-u", name]).stdout)] = role
+        found = {roles.get(p.uid, "worker"): _proportional_mib(p.pid) for p in mine}
     finally:
         lab.end(job_id, running)
-    if not agent or not worker:
-        raise Unavailable(f"no agent of job {job_id} to measure")
-    return agent, worker
+    if len(found) != len(mine) or len(found) != len(roles) + 1:
+        raise Unavailable(f"job {job_id} has not one process of each kind, but {found}")
+    return found
 
 
 def _is_prefetched(lab: Lab) -> bool:
@@ -147,7 +149,8 @@ def _is_prefetched(lab: Lab) -> bool:
     return any(image["done_bytes"] >= 0.9 * LARGE_HOT_BYTES for image in images)
 
 
-def _resident_mib(pid: int) -> float:
-    """Resident set without locked pages, in MiB."""
-    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M))
-    return max(0, int(fields["VmRSS"]) - int(fields["VmLck"])) * 1024 / MIB
+def _proportional_mib(pid: int) -> float:
+    """Proportional set without locked pages, in MiB."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", rollup, re.M))
+    return max(0, int(fields["Pss"]) - int(fields["Locked"])) * 1024 / MIB

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import trio
@@ -25,7 +26,7 @@ from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.workers.base import MAX_DETAIL_CHARS, Task
 from bootseer.core.ranges import ByteRange, subtract
 from bootseer.core.trace import Touch
-from bootseer.errors import BootseerError, Denied, Unavailable
+from bootseer.errors import BootseerError, Closed, Denied, Unavailable
 from bootseer.image import residency
 from bootseer.image.record import Recorder
 from bootseer.image.residency import Residency
@@ -404,10 +405,11 @@ async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nu
     agent._nursery = nursery
     with pytest.raises(Unavailable, match="registry"):
         await agent._handle({"op": "keep", "image": "bootseer://x", "path": "/x"}, peer())
-    agent._keeping._job = JOB._replace(nodes=2, node_index=1)
+    second = JOB._replace(nodes=2, node_index=1)
+    agent._keeping._context = replace(agent._context, job=second)
     request = {"op": "keep", "image": "docker://x", "path": "/x"}
     assert await agent._handle(request, peer()) == {"kept": False}
-    agent._keeping._job = JOB
+    agent._keeping._context = agent._context
     agent._config.values["image.keep_imports"] = False
     assert await agent._handle(request, peer()) == {"kept": False}
 
@@ -416,3 +418,14 @@ async def test_an_agent_that_ends_serves_nothing_more(agent, nursery):
     agent._nursery, agent._finishing = nursery, True
     with pytest.raises(Unavailable, match="ending"):
         await agent._handle({"op": "serve", "image": "bootseer://x"}, peer())
+
+
+async def test_a_lender_that_ends_costs_the_block_cache_and_no_more(agent):
+    async def run():
+        raise Closed("the lender has ended")
+
+    agent._lender.run = run
+    await agent._follow_lender()
+    (event,) = agent._events
+    assert (event.stage, event.status) == ("image.cache", "fallback")
+    assert event.detail == "blocks are not kept on this node any more: the lender has ended"

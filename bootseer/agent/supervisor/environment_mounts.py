@@ -18,15 +18,14 @@ from typing import Any, NamedTuple
 import trio
 
 from bootseer.agent.messages.broker import Clear, LookAt, Overlay, Role, Show
-from bootseer.agent.messages.client import Client
 from bootseer.agent.messages.message import close_all
-from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.image_mounts import ServedImages
 from bootseer.agent.supervisor.worker_process import Worker, start
 from bootseer.core.fields import Fields
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.snapshot import MAX_TARGETS
-from bootseer.errors import BootseerError, Closed, Corrupt, Unavailable
+from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
 
 MAX_RUNS = 64
 """At once, for a job on a node."""
@@ -53,36 +52,22 @@ class _Asker(NamedTuple):
 class Environments:
     """What a job has of environments on this node."""
 
-    def __init__(
-        self,
-        folder: JobFolder,
-        job: Job,
-        config: dict[str, Any],
-        broker: Client,
-        served: ServedImages,
-        image: Callable[[], str],
-        hear: Callable[[dict[str, Any]], None],
-        fall_back: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, context: JobContext, served: ServedImages, image: Callable[[], str]) -> None:
         """Begin with none.
 
         Args:
-            folder, job: the job and its folder.
-            config: effective settings.
-            broker: makes and shows mounts.
+            context: of the job.
             served: mounts snapshots, as it does images.
             image: tells the identity of the job's image, "" while it is not known.
-            hear: takes the events of the workers.
-            fall_back: takes the stage and the reason of what could not be done.
         """
-        self._folder = folder
-        self._job = job
-        self._config = config
+        self._folder = context.folder
+        self._job = context.job
+        self._config = context.config
+        self._broker = context.broker
+        self._hear = context.hear
+        self._fall_back = context.fall_back
         self._served = served
         self._image = image
-        self._hear = hear
-        self._fall_back = fall_back
-        self._broker = broker
         self._mounted: dict[tuple[int, bool], list[int]] = {}
         self._mounting = trio.Lock()
         self._workers = trio.CapacityLimiter(MAX_WORKERS)
@@ -125,7 +110,7 @@ class Environments:
         worker = await start(self._broker, Role.RUN_ENVIRONMENT)
         try:
             image = await self._known_image() if asker.in_container else ""
-            await worker.send_task(self._job, self._config, image=image)
+            await worker.send_task(self._job, self._config.values, image=image)
             await worker.channel.send({"op": "connection"}, fd=connection.fileno())
             connection.close()
             await self._obey(worker, asker, nursery)
@@ -202,6 +187,8 @@ class Environments:
             tree = self._served.number(f"{ENVIRONMENT}{key}")
             mounts = self._mounted.get((tree, read_only))
             if mounts is None:
+                if not read_only:
+                    _check_room(self._config["node.cache_dir"], self._config["cache.free_share"])
                 first = (await self._broker.do(Overlay(tree, count, read_only))).value
                 mounts = list(range(first, first + count))
                 self._mounted[tree, read_only] = mounts
@@ -236,3 +223,21 @@ class Environments:
             scope.cancel()
         with suppress(BootseerError):
             await self._broker.do(Clear())
+
+
+def _check_room(folder: str, free_share: float) -> None:
+    """Check that there is room for what a job may write over an environment.
+
+    Args:
+        folder: of the node's, on the file system that takes it.
+        free_share: of that file system, to be left free.
+
+    Raises:
+        NoSpace: there is none.
+    """
+    space = os.statvfs(folder)
+    if space.f_bavail < free_share * space.f_blocks:
+        raise NoSpace(
+            f"less than {free_share:.0%} of the node's {folder} is free: nothing that would be "
+            "written over a mounted environment has room there"
+        )

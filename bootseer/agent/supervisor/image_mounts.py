@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from functools import partial
 from itertools import cycle
 from typing import Any
 
 import trio
 
-from bootseer import config as settings
 from bootseer.agent.broker.mounts import MAX_IMAGES
 from bootseer.agent.messages.broker import Role, ServeImage
-from bootseer.agent.messages.client import Client
-from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.supervisor.containment import contained
+from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.recording_window import Window
 from bootseer.agent.supervisor.worker_process import start
@@ -35,34 +31,16 @@ class ServedImages:
         windows: of the images that were asked for later; the first is in the job's own.
     """
 
-    def __init__(
-        self,
-        folder: JobFolder,
-        job: Job,
-        config: settings.Config,
-        broker: Client,
-        lender: Client,
-        hear: Callable[[dict[str, Any]], None],
-        fall_back: Callable[[str, str], None],
-    ) -> None:
-        """Begin with none.
-
-        Args:
-            folder, job: the job and its folder.
-            config: effective settings.
-            broker: mounts them.
-            hear: takes the events of the workers.
-            fall_back: takes the stage and the reason of what could not be done.
-        """
+    def __init__(self, context: JobContext) -> None:
+        """Begin with none."""
         self.windows: list[Window] = []
-        self._folder = folder
-        self._job = job
-        self._config = config
-        self._broker = broker
-        self._lender = lender
+        self._context = context
+        self._folder = context.folder
+        self._job = context.job
+        self._broker = context.broker
+        self._hear = context.hear
+        self._fall_back = context.fall_back
         self._mounting = trio.Lock()
-        self._hear = hear
-        self._fall_back = fall_back
         self._numbers = cycle(range(1, MAX_MOUNTS + 1))
         self._mounts: list[ServedImage] = []
         self._by_name: dict[str, ServedImage] = {}
@@ -71,7 +49,7 @@ class ServedImages:
     def begin(self, image: ServedImage, nursery: trio.Nursery) -> None:
         """Have the image served that was mounted before the agent ran."""
         self._keep(image)
-        self._start("image.serve", nursery, self._follow, image, self._job)
+        self._context.start("image.serve", nursery, self._follow, image, self._job)
 
     async def serve(self, uri: str, nursery: trio.Nursery) -> str:
         """Have an image served, unless it is already; returns its path once it can be read.
@@ -126,16 +104,11 @@ class ServedImages:
         )
         worker = await start(self._broker, ServeImage(number, name.startswith(ENVIRONMENT)))
         mount = self._folder.image_mount(number)
-        image = ServedImage(self._broker, self._lender, number, mount, worker, name)
+        image = ServedImage(self._broker, self._context.lender, number, mount, worker, name)
         self._keep(image)
-        self._start("image.serve", nursery, self._follow, image, job)
-        self._start("image.prefetch", nursery, self._warm, image, job)
+        self._context.start("image.serve", nursery, self._follow, image, job)
+        self._context.start("image.prefetch", nursery, self._warm, image, job)
         return image
-
-    def _start(
-        self, stage: str, nursery: trio.Nursery, work: Callable[..., Awaitable[Any]], *args: Any
-    ) -> None:
-        nursery.start_soon(contained, stage, partial(self._fall_back, stage), work, *args)
 
     def _keep(self, image: ServedImage) -> None:
         self._mounts.append(image)
@@ -144,7 +117,7 @@ class ServedImages:
     async def _follow(self, image: ServedImage, job: Job) -> None:
         """Have an image served until that ends; then whoever asks for it gets another mount."""
         try:
-            await image.follow(job, self._config.values, self._hear)
+            await image.follow(job, self._context.config.values, self._hear)
         except BootseerError as error:
             if not self._ending and image.is_served:
                 self._fall_back(
@@ -163,7 +136,7 @@ class ServedImages:
             if message.get("op") == "event":
                 self._hear(message)
 
-        window = Window(job, self._config, hear, self._broker, image)
+        window = Window(job, self._context, hear, image)
         worker = await start(self._broker, Role.PREFETCH)
         self.windows.append(window)
         async with trio.open_nursery() as nursery:

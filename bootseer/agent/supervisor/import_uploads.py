@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
 
 import trio
 
 from bootseer.agent.messages.broker import Role
-from bootseer.agent.messages.client import Client
-from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.containment import contained
+from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import DOCKER, reference
 from bootseer.errors import BootseerError, Unavailable
@@ -31,20 +27,9 @@ class _Kept:
 class Keeping:
     """What is on its way into the store while the job runs; nobody waits for it."""
 
-    def __init__(
-        self,
-        broker: Client,
-        job: Job,
-        config: dict[str, Any],
-        hear: Callable[[dict[str, Any]], None],
-        fall_back: Callable[[str, str], None],
-    ) -> None:
-        """Begin with nothing; the arguments are those of `ServedImages`."""
-        self._broker = broker
-        self._job = job
-        self._config = config
-        self._hear = hear
-        self._fall_back = fall_back
+    def __init__(self, context: JobContext) -> None:
+        """Begin with nothing."""
+        self._context = context
         self._under_way: dict[str, _Kept] = {}
 
     async def keep(self, uri: str, path: str, nursery: trio.Nursery) -> bool:
@@ -60,33 +45,31 @@ class Keeping:
         name = reference(uri)
         if not name.startswith(DOCKER):
             raise Unavailable("only images that were imported from a registry are kept")
-        if self._job.node_index or not self._config["image.keep_imports"]:
+        if self._context.job.node_index or not self._context.config["image.keep_imports"]:
             return False
         if name not in self._under_way:
             if len(self._under_way) >= MAX_KEPT:
                 raise Unavailable(f"{MAX_KEPT} images are on their way into the store already")
             self._under_way[name] = _Kept()
-            nursery.start_soon(contained, "image.keep", self._note, self._keep, name, path)
+            self._context.start("image.keep", nursery, self._keep, name, path)
         await self._under_way[name].opened.wait()
         return True
 
     def end(self) -> None:
         """Give up what is not there yet."""
         for name, kept in self._under_way.items():
-            self._fall_back("image.keep", f"the job ended before {name} was in the store")
+            self._context.fall_back("image.keep", f"the job ended before {name} was in the store")
             kept.scope.cancel()
-
-    def _note(self, why: str) -> None:
-        self._fall_back("image.keep", why)
 
     async def _keep(self, name: str, path: str) -> None:
         kept = self._under_way[name]
         worker = None
+        job, config = self._context.job, self._context.config.values
         why = "what put it into the store has been killed"
         try:
             with kept.scope:
-                worker = await start(self._broker, Role.UPLOAD_IMPORT)
-                await worker.send_task(self._job, self._config, image=name, path=path)
+                worker = await start(self._context.broker, Role.UPLOAD_IMPORT)
+                await worker.send_task(job, config, image=name, path=path)
                 while True:
                     message, fd = await worker.channel.receive()
                     if fd is not None:
@@ -94,11 +77,11 @@ class Keeping:
                     if message.get("op") == "opened":
                         kept.opened.set()
                     else:
-                        self._hear(message)
+                        self._context.hear(message)
                         why = ""
         except BootseerError as error:
             if why:
-                self._fall_back("image.keep", f"{why}: {error}")
+                self._context.fall_back("image.keep", f"{why}: {error}")
         finally:
             kept.opened.set()
             del self._under_way[name]

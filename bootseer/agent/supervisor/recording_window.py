@@ -11,12 +11,11 @@ from typing import Any
 
 import trio
 
-from bootseer import config as settings
 from bootseer.agent.messages.broker import Watch
-from bootseer.agent.messages.client import Client
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
+from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
@@ -40,9 +39,8 @@ class Window:
     def __init__(
         self,
         job: Job,
-        config: settings.Config,
+        context: JobContext,
         hear: Callable[[dict[str, Any]], None],
-        broker: Client,
         served: ServedImage | None = None,
         checkpoint: MountedCheckpoint | None = None,
     ) -> None:
@@ -50,19 +48,18 @@ class Window:
 
         Args:
             job: what the worker is told.
-            config: effective settings.
+            context: of the job.
             hear: takes what is not about the images: events; and that the worker is ready, which
                 is told again when it has ended.
-            broker: looks at pages.
             served: the image, if it is served and not a file.
             checkpoint: that is read ahead as well.
         """
         self.images: list[JobImage] = []
         self.recorded = trio.Event()
         self._job = job
-        self._config = config
+        self._config = context.config
         self._hear_else = hear
-        self._broker = broker
+        self._broker = context.broker
         self._served = served
         self._checkpoint = checkpoint
         self._worker: Worker | None = None

@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import trio
@@ -29,7 +28,7 @@ from bootseer.agent.node.privileges import Profile, confine
 from bootseer.agent.node.process import leave, take_time
 from bootseer.agent.supervisor import containment, control_server, spool
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
-from bootseer.agent.supervisor.containment import contained
+from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.control_server import Peer
 from bootseer.agent.supervisor.environment_mounts import Environments
 from bootseer.agent.supervisor.image_mount import ServedImage
@@ -84,15 +83,12 @@ class Agent:
         self._told_bytes = 0
         self._checkpoint = checkpoint
         self._first = served
-        self._window = Window(job, config, self._hear, broker, served, checkpoint)
-        self._served = ServedImages(
-            *(folder, job, config, broker, lender, self._hear, self.note_fallback)
-        )
-        self._keeping = Keeping(broker, job, config.values, self._hear, self.note_fallback)
-        self._environments = Environments(
-            *(folder, job, config.values, broker, self._served, self._image_digest),
-            *(self._hear, self.note_fallback),
-        )
+        parts = (folder, job, config, broker, lender)
+        self._context = context = JobContext(*parts, self._hear, self.note_fallback)
+        self._window = Window(job, context, self._hear, served, checkpoint)
+        self._served = ServedImages(context)
+        self._keeping = Keeping(context)
+        self._environments = Environments(context, self._served, self._image_digest)
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
         self._ready_detail = ""
@@ -114,7 +110,7 @@ class Agent:
                 nursery.start_soon(
                     control_server.serve, listener, self._job.uid, self._handle, self._answered
                 )
-                self._start("image.cache", self._lender.run)
+                self._start("image.cache", self._follow_lender)
                 self._start("agent.worker", self._window.run, worker)
                 if self._checkpoint is not None:
                     self._start("checkpoint.mount", self._follow_checkpoint, self._checkpoint)
@@ -125,8 +121,7 @@ class Agent:
     def _start(self, stage: str, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Start a task that ends by itself, whatever becomes of it."""
         if self._nursery is not None:
-            report = partial(self.note_fallback, stage)
-            self._nursery.start_soon(contained, stage, report, work, *args)
+            self._context.start(stage, self._nursery, work, *args)
 
     async def bury(self) -> None:
         """Publish what a dead agent of this job has left.
@@ -163,6 +158,13 @@ class Agent:
                 with suppress(ValueError, RecursionError, Corrupt):  # cut short by a full disk
                     events.append(from_json(json.loads(line), "events.jsonl"))
         return events
+
+    async def _follow_lender(self) -> None:
+        """Hear what the lender answers, until it ends."""
+        try:
+            await self._lender.run()
+        except Closed as error:
+            self.note_fallback("image.cache", f"blocks are not kept on this node any more: {error}")
 
     async def _follow_checkpoint(self, checkpoint: MountedCheckpoint) -> None:
         """Have the checkpoint served until that ends."""

@@ -1,0 +1,29 @@
+"""What the supervisor asks for before a job can write over an environment."""
+
+import os
+
+import pytest
+
+from bootseer.agent.supervisor import environment_mounts
+from bootseer.errors import NoSpace
+
+
+@pytest.mark.parametrize(("free", "fits"), [(0.0, True), (0.1, True), (0.11, False), (0.9, False)])
+def test_a_disk_that_is_nearly_full_takes_nothing_over_environments(
+    tmp_path, monkeypatch, free, fits
+):
+    space = os.statvfs(tmp_path)
+    values = dict(zip(("blocks", "bfree", "bavail"), (1000, 200, 100), strict=True))
+    full = os.statvfs_result((*space[:2], *values.values(), *space[5:]))
+    monkeypatch.setattr(environment_mounts.os, "statvfs", lambda folder: full)
+    if fits:
+        environment_mounts._check_room(str(tmp_path), free)
+    else:
+        with pytest.raises(NoSpace, match="has room there"):
+            environment_mounts._check_room(str(tmp_path), free)
+
+
+def test_a_disk_is_looked_at_as_it_is(tmp_path):
+    environment_mounts._check_room(str(tmp_path), 0.0)
+    with pytest.raises(NoSpace):
+        environment_mounts._check_room(str(tmp_path), 1.0)

@@ -57,8 +57,8 @@ def _end(folder: JobFolder, config: settings.Config) -> str:
         reap(folder)
         return f"its agent was ended by force: {error}"
     pid = registry.agent_pid(folder)
-    if pid is not None and not agent_process.await_end(pid, _MARGIN_S / 2):
-        agent_process.kill_all(folder)
+    if pid is not None:
+        agent_process.await_end(pid, _MARGIN_S / 2)
     remove(folder)
     if answer.get("published"):
         return f"published to {answer.get('detail')}"

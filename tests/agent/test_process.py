@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
 from bootseer.agent.broker.registration import register_servers
-from bootseer.agent.node import agent_process, process, registry
+from bootseer.agent.node import agent_process, process, reap, registry
 from bootseer.agent.node.job import JobFolder
 
 pytestmark = [pytest.mark.root]
@@ -65,6 +66,35 @@ def test_an_agent_and_its_worker_are_killed(folder, start):
     folder.write("process.json", {"pid": agent.pid, "start": process.start_time(agent.pid)})
     assert sorted(agent_process.kill_all(folder)) == sorted([agent.pid, worker])
     assert agent.wait(5) == -signal.SIGKILL
+
+
+def test_what_its_user_has_stopped_is_killed_once_the_agent_has_ended(folder, start):
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WORKER!r}])"
+    agent = start(
+        {process.TAG: folder.path},
+        command=(sys.executable, "-c", code),
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+    )
+    folder.write("process.json", {"pid": agent.pid, "start": process.start_time(agent.pid)})
+    with agent.stdout as stdout:
+        stdout.readline()
+        (worker,) = members(agent.pid)
+        os.kill(worker, signal.SIGSTOP)
+        assert agent.wait(10) == 0
+        reap.remove(folder)
+        assert stdout.read() == b""  # nobody has the other end any more
+    assert not os.path.exists(folder.path)
+
+
+def members(session):
+    """List the processes of a session but its first."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):
+            if process.status_fields(pid)[3] == str(session) and int(pid) != session:
+                found.append(int(pid))
+    return found
 
 
 def test_an_agent_that_has_not_registered_is_killed(folder, start):

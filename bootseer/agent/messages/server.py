@@ -57,7 +57,7 @@ class Server:
                 number, request = self._verbs.decode(message)
             except Corrupt as error:
                 close_all(fds)
-                print(f"who sends requests is given up: {error}", file=sys.stderr)
+                print(f"the sender of requests is given up: {error}", file=sys.stderr)
                 return
             self._at_once.acquire()
             if isinstance(request, self._here):

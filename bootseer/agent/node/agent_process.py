@@ -108,9 +108,9 @@ def _as_unit(folder: JobFolder, name: str, argv: list[str]) -> list[str]:
 def kill_all(folder: JobFolder) -> list[int]:
     """Kill whatever is left of an agent: its control group, or what carries its folder's name.
 
-    Of the latter, only root's processes and those of the agent's session, its workers, are looked
-    at: anybody can put the name into an environment. What is in a group is not looked at: reading
-    the environment of a process can take for ever, where it has mapped what a user serves.
+    Of the latter, only processes of the agent's session are looked at, or root's where the agent is
+    not known: anybody can put the name into an environment. What is in a group is not looked at:
+    reading the environment of a process can take for ever, where it has mapped what a user serves.
 
     Returns:
         Process ids of the latter.
@@ -119,13 +119,14 @@ def kill_all(folder: JobFolder) -> list[int]:
     noted = folder.read("process.json") or {}
     if cgroup.kill(str(noted.get("cgroup")), os.path.basename(folder.path)):
         return []
-    session = str(noted.get("pid"))
+    session = noted.get("pid")
     killed = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            if status_fields(entry)[3] != session and not _is_roots(entry):
+            is_ours = status_fields(entry)[3] == str(session) if session else _is_roots(entry)
+            if not is_ours:
                 continue
             with open(f"/proc/{entry}/environ", "rb") as file:
                 marked = mark in file.read(65536).split(b"\0")
@@ -137,15 +138,12 @@ def kill_all(folder: JobFolder) -> list[int]:
     return killed
 
 
-def await_end(pid: int, deadline_s: float) -> bool:
-    """Wait until a process that is not our child has ended; False when the deadline came first."""
+def await_end(pid: int, deadline_s: float) -> None:
+    """Wait until a process that is not our child has ended, or until the deadline."""
     until = time.monotonic() + deadline_s
     start = start_time(pid)
-    while start_time(pid) == start is not None:
-        if time.monotonic() >= until:
-            return False
+    while start_time(pid) == start is not None and time.monotonic() < until:
         time.sleep(0.005)
-    return True
 
 
 def age_ns() -> int:

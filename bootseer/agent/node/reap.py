@@ -62,7 +62,11 @@ def reap(folder: JobFolder) -> bool:
 
 
 def remove(folder: JobFolder) -> None:
-    """Remove the folder of an agent that has ended, and a mount that it did not get to."""
+    """Remove the folder of an agent that has ended or is to, and what it did not get to.
+
+    A user can stop a process of the agent's just before that would ask to die with it.
+    """
+    agent_process.kill_all(folder)
     if any(map(os.path.exists, (folder.mounted, folder.served, folder.environments))):
         _unmount_below(folder.path)
     cgroup.sweep(_group(folder))

@@ -149,15 +149,16 @@ def connect_to(
         url: of the store.
         config: how to reach it.
         user: as whom.
-        private: in a directory, only this user may own and write it; see `LocalStore`.
+        private: in a directory or in HDFS, only this user may own and write it.
         trusted: of a store that many users run things from, who may; then it is not private.
         operations: how many at once.
         backoff: how often to try again; None for the default.
     """
-    owner_uid = user.uid if private and trusted is None else None
+    is_own = private and trusted is None
     inner = open_store(
         url,
-        owner_uid=owner_uid,
+        owner_uid=user.uid if is_own else None,
+        owner_name=user.name if is_own else "",
         trusted=trusted,
         hdfs=hdfs_options(config, user),
         aws=AwsOptions(user.home, user.uid, config["aws.profile"]),

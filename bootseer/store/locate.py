@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from bootseer.errors import ConfigError
@@ -13,7 +14,10 @@ from bootseer.store.awsprofile import AwsOptions
 from bootseer.store.base import Store
 from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.local import LocalStore
-from bootseer.store.owners import TrustedOwners
+from bootseer.store.owners import PrivateOwner, TrustedOwners
+
+if TYPE_CHECKING:
+    from bootseer.store.hdfs import HdfsStore
 
 SCHEMES = ("file", "hdfs", *arrowfs.SCHEMES)
 """What this version has."""
@@ -25,6 +29,7 @@ def open_store(
     url: str,
     *,
     owner_uid: int | None = None,
+    owner_name: str = "",
     trusted: TrustedOwners | None = None,
     hdfs: HdfsOptions | None = None,
     aws: AwsOptions | None = None,
@@ -36,7 +41,8 @@ def open_store(
             ``/abs/path``; ``hdfs://HOST:PORT/path``, or ``hdfs://NAMESERVICE/path`` of Hadoop's
             configuration; for ``s3://`` and pyarrow's other file systems, see `ArrowStore`.
         owner_uid: the only user who may own and write the store's directory; see `LocalStore`. In
-            HDFS what is made is then private, and permissions decide; in an object store its rules.
+            HDFS what is made is then private; in an object store its rules decide.
+        owner_name: of that user, who alone may own and write what is in HDFS; "" for anybody.
         trusted: who may own and write a store that many users run things from, in a directory or in
             HDFS. An object store does not tell.
         hdfs: how to reach an HDFS; as `find_conf_dir("")` says if None.
@@ -57,8 +63,16 @@ def open_store(
     if parsed.scheme in arrowfs.SCHEMES:
         return _open_arrow(url, parsed, aws)
     if parsed.scheme == "hdfs":
+        from bootseer.store.trusted import PrivateStore, TrustedStore  # 25 ms, as of HdfsStore
+
         options = hdfs or HdfsOptions(find_conf_dir(""))
-        return _open_hdfs(url, parsed, options, owner_uid is not None, trusted)
+        store = _open_hdfs(url, parsed, options, owner_uid is not None)
+        if trusted is not None:
+            return TrustedStore(store, trusted)
+        if owner_name:
+            names = (owner_name, re.split("[/@]", options.kerberos_principal)[0])
+            return PrivateStore(store, PrivateOwner(tuple(filter(None, names))))
+        return store
     if parsed.netloc or parsed.query or parsed.fragment:
         raise ConfigError(
             f"store {url!r}: file URLs are file:///abs/path, with three slashes and no '?' or '#'"
@@ -102,10 +116,8 @@ def _open_hdfs(
     parsed: SplitResult,
     options: HdfsOptions,
     private: bool,
-    trusted: TrustedOwners | None,
-) -> Store:
+) -> HdfsStore:
     from bootseer.store.hdfs import HdfsStore  # 25 ms that other stores do without
-    from bootseer.store.trusted import TrustedStore
 
     if not parsed.netloc or "@" in parsed.netloc or parsed.query or parsed.fragment:
         raise ConfigError(
@@ -113,8 +125,7 @@ def _open_hdfs(
             "no '?' or '#'"
         )
     root = _root(url, unquote(parsed.path) or "/")
-    store = HdfsStore(parsed.netloc, root, options, private=private)
-    return store if trusted is None else TrustedStore(store, trusted)
+    return HdfsStore(parsed.netloc, root, options, private=private)
 
 
 def _open_arrow(url: str, parsed: SplitResult, aws: AwsOptions | None) -> Store:

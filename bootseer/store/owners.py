@@ -1,10 +1,10 @@
-"""Who may write in a store that many users run things from."""
+"""Who may write in a store that users run things from."""
 
 from __future__ import annotations
 
 import stat
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class Ownership(NamedTuple):
@@ -13,6 +13,47 @@ class Ownership(NamedTuple):
     mode: int
     owner: str
     group: str
+
+
+class Owners(Protocol):
+    """A rule about who may own and write what is in a store."""
+
+    def problem(self, path: str, found: Ownership, top: Ownership) -> str:
+        """Say why a folder or a file is not to be trusted, and what to do; nothing if it is.
+
+        Args:
+            path: of it, for the message.
+            found: whose it is.
+            top: whose the store's top folder is.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateOwner:
+    """The rule for a user's own store: nobody else.
+
+    What nobody else can even read is the user's, who reads it: so another name in the store than on
+    the node does no harm there.
+
+    Attributes:
+        names: that the user may have in the store.
+    """
+
+    names: tuple[str, ...]
+
+    def problem(self, path: str, found: Ownership, top: Ownership) -> str:
+        """See `Owners.problem`."""
+        if found.mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return (
+                f"others can write in {path}: check what it contains, then run `chmod go-w {path}`,"
+                " or put {user} into store.url"
+            )
+        if found.mode & (stat.S_IRWXG | stat.S_IRWXO) and found.owner not in self.names:
+            return (
+                f"{path} belongs to user {found.owner}, not to {self.names[0]}: choose another "
+                f"place for the store, or, if it is yours, run `chmod go-rwx {path}`"
+            )
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +78,7 @@ class TrustedOwners:
     setting: str = "image.store_group"
 
     def problem(self, path: str, found: Ownership, top: Ownership) -> str:
-        """Say why a folder or a file is not to be trusted, and what to do; nothing if it is.
-
-        Args:
-            path: of it, for the message.
-            found: whose it is.
-            top: whose the store's top folder is.
-        """
+        """See `Owners.problem`."""
         is_groups = bool(self.group) and found.group in (self.group, str(self.gid))
         if found.mode & stat.S_IWOTH:
             return (

@@ -1,4 +1,4 @@
-"""An HDFS store that many users run things from: what others could have written is refused.
+"""An HDFS store that users run things from: what others could have written is refused.
 
 In a directory the same rule is checked on open descriptors, by `bootseer.store.tree`.
 """
@@ -12,7 +12,7 @@ from typing import TypeVar
 from bootseer.errors import Denied, NotFound
 from bootseer.store.base import ObjectInfo, Reader
 from bootseer.store.hdfs import HdfsStore
-from bootseer.store.owners import Ownership, TrustedOwners
+from bootseer.store.owners import Owners, Ownership, PrivateOwner
 from bootseer.store.wrap import WrappedStore
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class TrustedStore(WrappedStore):
     who can write in the folders above it: they are trusted.
     """
 
-    def __init__(self, inner: HdfsStore, owners: TrustedOwners) -> None:
+    def __init__(self, inner: HdfsStore, owners: Owners) -> None:
         """Wrap a store."""
         super().__init__(inner)
         self._hdfs = inner
@@ -74,6 +74,27 @@ class TrustedStore(WrappedStore):
         problem = self._owners.problem(path, _ownership(info), _ownership(self._top))
         if problem:
             raise Denied(f"the store is not used: {problem}")
+
+
+class PrivateStore(TrustedStore):
+    """Checks the top folder, once, and objects when they are opened.
+
+    Where only the user can write in the top folder, nobody else makes folders in it. Each process
+    asks the NameNode one question more.
+    """
+
+    def __init__(self, inner: HdfsStore, owner: PrivateOwner) -> None:
+        """Wrap a store."""
+        super().__init__(inner, owner)
+
+    async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """See `WrappedStore.around`.
+
+        Raises:
+            Denied: others can write there.
+        """
+        await self._check(())
+        return await call()
 
 
 def _ownership(info: ObjectInfo) -> Ownership:

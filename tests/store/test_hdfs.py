@@ -13,7 +13,7 @@ from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.hdfs import HdfsStore
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
-from bootseer.store.owners import TrustedOwners
+from bootseer.store.owners import PrivateOwner, TrustedOwners
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.cluster.spec import HEAD, address
 from bootseer.testing.hdfs import Hdfs, hadoop_jars
@@ -314,3 +314,45 @@ async def test_what_others_can_write_in_a_shared_store_is_refused(hdfs, monkeypa
         await read()
     hdfs.fs("-chown", "alice", "/shared-images/image-names")
     assert await read() == b"1"
+
+
+async def test_a_users_own_store_that_others_can_write_is_refused(hdfs, monkeypatch):
+    """Also one that another user has made first where the URL names no user."""
+    names = {"alice": PrivateOwner(("alice",)), "of the node": PrivateOwner(("ada", "ada_a"))}
+    url = at("/own").url
+    name = "plans/train"
+
+    def as_user(user):
+        monkeypatch.setenv("HADOOP_USER_NAME", user)
+
+    async def read(owner="alice"):
+        as_user("alice")
+        first, *others = names[owner].names
+        options = HdfsOptions(kerberos_principal=f"{others[0]}/n1@REALM" if others else "")
+        store = open_store(url, owner_uid=os.geteuid(), owner_name=first, hdfs=options)
+        return await read_all(store, name, 1)
+
+    hdfs.fs("-mkdir", "-p", "/own")
+    hdfs.fs("-chmod", "1777", "/own")
+    as_user("mallory")
+    await publish(open_store(url), name, b"0")
+    with pytest.raises(Denied, match=r"others can write in .*{user}"):
+        await read()
+    hdfs.fs("-chmod", "755", "/own")
+    hdfs.fs("-chown", "mallory", "/own")
+    with pytest.raises(Denied, match="belongs to user mallory, not to alice"):
+        await read()
+    hdfs.fs("-chown", "alice", "/own")  # what is in it is mallory's still
+    with pytest.raises(Denied, match=f"{name} belongs to user mallory"):
+        await read()
+    hdfs.fs("-rm", "-r", "/own/plans")
+    as_user("alice")
+    await publish(open_store(url, owner_uid=os.geteuid(), owner_name="alice"), name, b"1")
+    assert await read() == b"1"
+    with pytest.raises(Denied, match="belongs to user alice, not to ada"):
+        await read("of the node")
+    hdfs.fs("-chmod", "-R", "go-rwx", "/own")  # then whoever can read it has written it
+    assert await read("of the node") == b"1"
+    hdfs.fs("-chmod", "620", f"/own/{name}")
+    with pytest.raises(Denied, match="others can write"):
+        await read()

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 import trio
 
+from bootseer.errors import Unavailable
 from bootseer.store.base import Reader, Store
 
 
@@ -23,12 +24,14 @@ class OpenParts:
         self._name_of = name_of
         self._parts: dict[int, Reader] = {}
         self._open = AsyncExitStack()
+        self._is_closed = False
         self._opening: defaultdict[int, trio.Lock] = defaultdict(trio.Lock)  # of a part each
 
     async def part(self, index: int) -> Reader:
         """Return one of them, opened by now.
 
         Raises:
+            Unavailable: all have been closed meanwhile.
             BootseerError: the store does not give it.
         """
         reader = self._parts.get(index)
@@ -38,9 +41,13 @@ class OpenParts:
                 if reader is None:
                     opening = self._store.open(self._name_of(index))
                     reader = await self._open.enter_async_context(opening)
+                    if self._is_closed:
+                        await self._open.aclose()
+                        raise Unavailable(f"{self._name_of(index)!r} is not read any more")
                     self._parts[index] = reader
         return reader
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close what is open, and what is being opened as soon as it is."""
+        self._is_closed = True
         await self._open.aclose()

@@ -21,6 +21,9 @@ from bootseer.errors import Closed, Corrupt, NotFound
 
 # What processes tell each other.
 
+_SO_SNDBUFFORCE = 32
+_ANSWERS_BYTES = 16 << 20
+
 
 def _sent(data):
     """Return a socket from which this can be read, and no more."""
@@ -97,6 +100,8 @@ def _link_seeds():
 def run_link(data):
     made = image_manifest()
     ours, theirs = _sent(data)
+    # For the answers, which nobody reads.
+    theirs.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _ANSWERS_BYTES)
     with ours:
         serve_keeper(Keeper(made), made, theirs)
 

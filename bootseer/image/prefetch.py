@@ -132,11 +132,29 @@ def pinnable_bytes(share: float) -> int:
     against it. One user's processes get a part of it, with many jobs as with one: something is left
     for whoever comes next.
     """
+    most_bytes, locked_bytes = _pinning(share)
+    own_bytes = locked_by(os.getuid()) if locked_bytes else 0
+    return max(0, int(min(most_bytes - locked_bytes, _USERS_PART * most_bytes - own_bytes)))
+
+
+def may_pin(share: float) -> bool:
+    """Whether any more may be pinned now, see `pinnable_bytes`; for who asks again and again.
+
+    One user can have too much of it only if all together have as much: until then no process is
+    looked at.
+    """
+    most_bytes, locked_bytes = _pinning(share)
+    part_bytes = _USERS_PART * most_bytes
+    if locked_bytes < part_bytes:
+        return True
+    return locked_bytes < most_bytes and locked_by(os.getuid()) < part_bytes
+
+
+def _pinning(share: float) -> tuple[float, int]:
+    """Return how many bytes may be pinned by all together, and how many are locked already."""
     memory = _meminfo()
     locked_bytes = memory.get("Mlocked", 0)
-    most_bytes = share * (memory.get("MemAvailable", 0) + locked_bytes)
-    own_bytes = locked_by(os.getuid())
-    return max(0, int(min(most_bytes - locked_bytes, _USERS_PART * most_bytes - own_bytes)))
+    return share * (memory.get("MemAvailable", 0) + locked_bytes), locked_bytes
 
 
 def locked_by(uid: int) -> int:

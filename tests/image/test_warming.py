@@ -12,7 +12,7 @@ import trio
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.errors import Unavailable
 from bootseer.image import prefetch as image_prefetch
-from bootseer.image.prefetch import Prefetch, locked_by, pinnable_bytes
+from bootseer.image.prefetch import Prefetch, locked_by, may_pin, pinnable_bytes
 from bootseer.image.record import Recorder
 from bootseer.image.residency import Residency
 from bootseer.testing.cluster.poll import wait_until
@@ -270,3 +270,15 @@ def test_a_user_gets_a_part_of_what_may_be_pinned(monkeypatch):
         monkeypatch.setattr(image_prefetch, "_meminfo", lambda memory=memory: memory)
         monkeypatch.setattr(image_prefetch, "locked_by", lambda uid, own=own: own * MIB)
         assert pinnable_bytes(1.0) == may * MIB, (locked, own)
+        assert may_pin(1.0) == bool(may), (locked, own)
+
+
+def test_processes_are_looked_at_only_where_a_user_can_have_too_much(monkeypatch):
+    """A worker asks again and again, while the job starts beside it."""
+    looked = []
+    monkeypatch.setattr(image_prefetch, "locked_by", lambda uid: looked.append(uid) or 0)
+    for locked, may, looks in ((0, True, 0), (49, True, 0), (50, True, 1), (100, False, 0)):
+        memory = {"MemAvailable": (100 - locked) * MIB, "Mlocked": locked * MIB}
+        monkeypatch.setattr(image_prefetch, "_meminfo", lambda memory=memory: memory)
+        looked.clear()
+        assert (may_pin(1.0), len(looked)) == (may, looks), locked

@@ -28,7 +28,7 @@ from bootseer.env.view import AHEAD
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.hotfiles import FilesPrefetch, HotFile, hot_files
 from bootseer.image.identity import Identity, OpenImage, open_served
-from bootseer.image.prefetch import PIECE_BYTES, Prefetch, pinnable_bytes
+from bootseer.image.prefetch import PIECE_BYTES, Prefetch, may_pin, pinnable_bytes
 from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
 from bootseer.store.base import Store
@@ -319,7 +319,7 @@ class Warm:
         """
         share = self._task.config["image.memory_share"]
         while True:
-            if pinnable_bytes(share) == 0:
+            if not may_pin(share):
                 prefetch.stop_pinning()
             try:
                 await self._say_progress(prefetch, want_bytes)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from bootseer.errors import Denied, NotFound
 from bootseer.store.base import ObjectInfo, Reader
 from bootseer.store.hdfs import HdfsStore
-from bootseer.store.owners import Owners, Ownership, PrivateOwner
+from bootseer.store.owners import Owners, Ownership
 from bootseer.store.wrap import WrappedStore
 
 T = TypeVar("T")
@@ -82,10 +82,6 @@ class PrivateStore(TrustedStore):
     Where only the user can write in the top folder, nobody else makes folders in it. Each process
     asks the NameNode one question more.
     """
-
-    def __init__(self, inner: HdfsStore, owner: PrivateOwner) -> None:
-        """Wrap a store."""
-        super().__init__(inner, owner)
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
         """See `WrappedStore.around`.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+from typing import Any
 
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job
@@ -25,17 +26,8 @@ def fork_opener(job: Job) -> tuple[int, socket.socket]:
         The process id, and the socket on which it answers: see `identify_image.receive`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    agent = os.getpid()
-
-    def work() -> None:
-        opener = importlib.import_module("bootseer.agent.workers.identify_image")
-        take_time()
-        confine(job.user, job.uid, job.gid, agent, keep=[theirs.fileno()])
-        opener.answer(theirs, job.image)
-
-    pid = fork(work)
-    theirs.close()
-    return pid, ours
+    user = (job.user, job.uid, job.gid)
+    return _fork("workers.identify_image", user, theirs, True, job.image), ours
 
 
 def fork_lender(job: Job, settings: BrokerSettings, end: socket.socket) -> int:
@@ -46,13 +38,29 @@ def fork_lender(job: Job, settings: BrokerSettings, end: socket.socket) -> int:
         settings: of the node.
         end: of the lender's channel; closed here.
     """
+    account = settings.cache_account
+    return _fork("lender.lender", account, end, False, job.uid, settings)
+
+
+def _fork(
+    module: str, account: tuple[str, int, int], end: socket.socket, expendable: bool, *args: Any
+) -> int:
+    """Run ``bootseer.agent.MODULE.serve`` in a copy with an account's rights; returns its id.
+
+    Args:
+        module: imported by the copy.
+        account: name, uid and gid.
+        end: all that the copy has of descriptors, and the first argument; closed here.
+        expendable: see `confine`.
+        args: the others.
+    """
     agent = os.getpid()
 
     def work() -> None:
-        lender = importlib.import_module("bootseer.agent.lender.lender")
+        serve = importlib.import_module(f"bootseer.agent.{module}").serve
         take_time()
-        confine(*settings.cache_account, agent, keep=[end.fileno()], expendable=False)
-        lender.serve(end, job.uid, settings)
+        confine(*account, agent, keep=[end.fileno()], expendable=expendable)
+        serve(end, *args)
 
     pid = fork(work)
     end.close()

@@ -60,7 +60,7 @@ def receive(answer: socket.socket, path: str) -> Opened:
     return Opened(image, Identity(said["digest"], leading), said["start_ns"])
 
 
-def answer(answer: socket.socket, path: str) -> None:
+def serve(answer: socket.socket, path: str) -> None:
     """Open an image, and tell what `receive` waits for."""
     try:
         opened = open_and_identify(path)

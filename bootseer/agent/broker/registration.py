@@ -19,7 +19,7 @@ def register(folder: JobFolder) -> None:
 
 
 def register_servers(folder: JobFolder, pids: Iterable[int]) -> None:
-    """Note who serves images: the job goes on without the agent."""
+    """Note the servers of images: the job goes on without the agent."""
     folder.write("server.json", {"servers": list(map(_mark, pids))})
 
 

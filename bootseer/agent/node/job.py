@@ -7,7 +7,7 @@
         agent.log              what the agent prints when something is wrong; root, 0600
         agent.sock             control socket; the job's user, 0600
         mounts.sock            where slurmstepd gets mounts; root, 0600
-        server.json            who serves images, should the agent die; root, 0600
+        server.json            the servers of images, should the agent die; root, 0600
         checkpoint, served     where the plugin finds the mounts, see `write_mounted`; root, 0600
         bootseer-env           `env run` for containers; everybody's to run
         ckpt/                  the checkpoint's mount; the job's user alone

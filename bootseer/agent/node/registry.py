@@ -68,7 +68,7 @@ def agent_pid(folder: JobFolder) -> int | None:
 
 
 def is_served(folder: JobFolder) -> bool:
-    """Whether somebody lives who serves an image of the job's."""
+    """Whether a server of an image of the job's lives."""
     return any(_living(server) is not None for server in _servers(folder))
 
 

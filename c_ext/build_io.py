@@ -12,6 +12,7 @@ SOURCES = (
     "priority.c",
     "privilege.c",
     "seccomp.c",
+    "landlock.c",
     "mount.c",
     "usermount.c",
     "fastpath.c",

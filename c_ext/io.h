@@ -139,6 +139,10 @@ enum {
  * BS_FORK it can be called again, to take more away. */
 int bs_confine_system_calls(unsigned flags);
 
+/* Refuse changes outside these folders, for good, where the kernel can (Linux 5.13). Call it while
+ * there is one thread. No link at a path's end is followed. */
+int bs_limit_changes(const char *const *folders, size_t count);
+
 /* Mount a FUSE file system, without set-user-ID programs and devices, on the directory that the
  * descriptor `target` is open on. `options` are those of fuse(4), the device's descriptor first. */
 int bs_mount_fuse(int target, const char *source, const char *type, int read_only,

@@ -45,6 +45,9 @@ enum {
     CALL_PROCESS_MADVISE = 440,
     CALL_EPOLL_PWAIT2 = 441,
     CALL_MOUNT_SETATTR = 442,
+    CALL_LANDLOCK_CREATE_RULESET = 444,
+    CALL_LANDLOCK_ADD_RULE = 445,
+    CALL_LANDLOCK_RESTRICT_SELF = 446,
     CALL_PROCESS_MRELEASE = 448,
     CALL_FUTEX_WAITV = 449,
     CALL_CACHESTAT = 451,
@@ -131,8 +134,10 @@ static const int locking[] = {SYS_mlock, SYS_mlock2};
 /* Allowed where another program is run. */
 static const int running[] = {SYS_execve, SYS_execveat};
 
-/* Allowed where a socket is listened on. */
-static const int serving[] = {SYS_accept4};
+/* Allowed where a socket is listened on: connections, and to take rights to files away. */
+static const int serving[] = {
+    SYS_accept4, CALL_LANDLOCK_CREATE_RULESET, CALL_LANDLOCK_ADD_RULE, CALL_LANDLOCK_RESTRICT_SELF
+};
 
 /* Allowed where processes are started, which are ended too. */
 static const int forking[] = {

@@ -56,8 +56,8 @@ def members(name):
 def test_all_that_is_in_a_group_is_killed(start, tmp_path):
     """Also what has left session and environment behind."""
     name = cgroup.new_name("warm", JOB)
-    agent = start(f"read x < {tmp_path}/go; {CHILDREN}")
     os.mkfifo(tmp_path / "go")
+    agent = start(f"read x < {tmp_path}/go; {CHILDREN}")
     cgroup.put(agent.pid, name)
     with open(tmp_path / "go", "w") as go:
         go.write("on\n")

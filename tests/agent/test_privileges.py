@@ -1,5 +1,6 @@
 """What acts for a user has their rights and nothing more."""
 
+import json
 import os
 import subprocess
 import sys
@@ -197,3 +198,53 @@ def test_a_broker_keeps_the_capabilities_that_its_unit_has_and_no_others():
     assert permitted == effective == before[1] & sum(1 << number for number in listed)
     assert bounding == before[3] & sum(1 << number for number in listed)
     assert inherited == ambient == 0
+
+
+OTHERS = """
+import json, os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from bootseer.agent.supervisor.supervisor import give_up_rights
+own, other, node = map(Path, sys.argv[1:])
+start = SimpleNamespace(account=("nobody", 65534, 65534), broker_pid=os.getppid(),
+    folder=SimpleNamespace(state=str(own)), job=SimpleNamespace(uid=1000))
+give_up_rights(start, str(node), [])
+
+def said(what, *arguments):
+    try:
+        what(*arguments)
+    except OSError as error:
+        return type(error).__name__
+    return ""
+
+def changes(folder):
+    there, new = folder / "there", folder / "new"
+    there.read_text(), os.listdir(folder)  # these stay
+    own.joinpath("mine").touch()
+    return [
+        said(there.write_text, "y"), said(os.truncate, there, 1), said(new.write_text, "x"),
+        said((folder / "sub").mkdir), said((folder / "link").symlink_to, there), said(there.unlink),
+        said(os.rename, own / "mine", folder / "taken"),
+    ]
+
+places = [own, node / "unpublished/1000", other, node / "unpublished/2000", node]
+print(json.dumps(list(map(changes, places))))
+"""
+
+
+def test_a_supervisor_changes_nothing_of_other_jobs_supervisors(tmp_path):
+    own, other, node = (tmp_path / name for name in ("own", "other", "node"))
+    users = [node / "unpublished" / uid for uid in ("1000", "2000")]
+    for folder in (own, other, node, node / "unpublished", *users):
+        folder.mkdir()
+        (folder / "there").write_text("x")
+        for path in (folder, folder / "there"):
+            os.chown(path, USER, GROUP)
+    for above in (tmp_path, *list(tmp_path.parents)[:2]):
+        above.chmod(0o755)
+    argv = [sys.executable, "-I", "-c", OTHERS, *map(str, (own, other, node))]
+    answer = subprocess.run(argv, capture_output=True, text=True, check=True)
+    of_job, of_user, *others = json.loads(answer.stdout)
+    assert of_job == [""] * 7
+    assert of_user == [""] * 6 + ["OSError"]  # as between file systems
+    assert others == [["PermissionError"] * 7] * 3

@@ -21,6 +21,7 @@ PROFILES = {
     "pin and network": Profile.PIN | Profile.NETWORK,
     "tool": Profile.EXEC,
     "starter": Profile.EXEC | Profile.FORK,
+    "supervisor": Profile.SERVE,
 }
 DANGEROUS = [
     "ptrace",
@@ -83,6 +84,7 @@ DANGEROUS = [
 RUNNING = ["execve", "execveat"]
 FORKING = {"x86_64": ["fork", "vfork"]}.get(platform.machine(), [])
 KEYRING = ["keyctl", "add_key", "request_key"]
+SERVING = ["accept4", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"]
 ELSEWHERE = {"x86_64": ["iopl", "ioperm", "modify_ldt"]}.get(platform.machine(), [])
 UNKNOWN = [
     "clone3",
@@ -94,9 +96,7 @@ UNKNOWN = [
     "name_to_handle_at",
     "inotify_init1",
     "listen",
-    "accept4",
     "mknodat",
-    "landlock_create_ruleset",
     "pidfd_open",
     "vmsplice",
     "mlockall",
@@ -169,6 +169,7 @@ def test_dangerous_calls_are_refused(profile, becomes):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_other_calls_are_as_if_the_kernel_had_none(profile, becomes):
     names = [*UNKNOWN, *(() if Profile.PIN in PROFILES[profile] else ("mlock", "mlock2"))]
+    names += () if Profile.SERVE in PROFILES[profile] else SERVING
     assert not refused(profile, names, "ENOSYS", becomes=becomes)
 
 

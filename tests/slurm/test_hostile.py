@@ -38,6 +38,13 @@ SECRET = "the secret of somebody else"
 LONG = 120_000
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nodes_have_had_a_job(cluster_lab):
+    """The first makes the folders of a node."""
+    nodes = len(cluster_lab.cluster.node_names)
+    cluster_lab.srun("--bootseer=first", f"-N{nodes}", command="true")
+
+
 @pytest.fixture(autouse=True)
 def _nothing_happened_outside(lab):
     state = lab.cluster.state_dir

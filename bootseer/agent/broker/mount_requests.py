@@ -13,6 +13,7 @@ import errno
 import os
 import socket
 import struct
+from contextlib import suppress
 
 from bootseer.agent.broker.mounts import Mounts
 from bootseer.agent.messages.broker import Mount
@@ -45,7 +46,8 @@ def answer(connection: socket.socket, mounts: Mounts) -> None:
             finally:
                 os.close(mount)
         except OSError as error:
-            _refuse(connection, error.errno or errno.EIO)
+            with suppress(OSError):  # nobody is there any more
+                connection.send(REPLY.pack(error.errno or errno.EIO))
 
 
 def _copy(request: bytes, mounts: Mounts) -> int:
@@ -54,10 +56,3 @@ def _copy(request: bytes, mounts: Mounts) -> int:
         return copy_mount(mounts.path(Mount(kind), number))
     except (struct.error, ValueError, Unavailable) as error:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from error
-
-
-def _refuse(connection: socket.socket, number: int) -> None:
-    try:
-        connection.send(REPLY.pack(number))
-    except OSError:
-        return  # nobody is there any more

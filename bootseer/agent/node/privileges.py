@@ -41,7 +41,7 @@ class Profile(enum.IntFlag):
     FORK = lib.BS_FORK
     """Starting processes, and ending them."""
     SERVE = lib.BS_SERVE
-    """Accepting connections."""
+    """Accepting connections; and `limit_changes`."""
 
 
 IDENTITY = (
@@ -160,6 +160,18 @@ def confine_system_calls(profile: Profile) -> None:
         OSError: it could not be done; the process must end.
     """
     _check(lib.bs_confine_system_calls(profile))
+
+
+def limit_changes(*folders: str) -> None:
+    """Refuse this process's changes outside some folders for good, where the kernel can (5.13).
+
+    Call it while there is one thread; what is open already stays as it is.
+
+    Raises:
+        OSError: it could not be done.
+    """
+    paths = [ffi.new("char[]", os.fsencode(folder)) for folder in folders]
+    _check(lib.bs_limit_changes(ffi.new("char *[]", paths), len(paths)))
 
 
 def _close_others(keep: Collection[int]) -> None:

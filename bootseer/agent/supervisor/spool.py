@@ -36,6 +36,19 @@ def append_event(path: str, line: str) -> None:
         os.close(descriptor)
 
 
+def make_folder(cache_dir: str, uid: int) -> str:
+    """Make the folder of what waits for a user, unless it is there; returns its path.
+
+    Raises:
+        OSError: the disk is full or read-only.
+        Denied: the folder is not ours alone.
+    """
+    folder = Path(cache_dir, UNPUBLISHED, str(uid))
+    folder.mkdir(mode=0o700, exist_ok=True)
+    check_alone(str(folder.parent), str(folder), uid=os.geteuid())
+    return str(folder)
+
+
 def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
     """Keep a run's events; beyond MAX_FILES the oldest give way.
 
@@ -43,9 +56,7 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
         OSError: the disk is full or read-only; the events are lost then.
         Denied: the folder is not ours alone.
     """
-    folder = Path(cache_dir, UNPUBLISHED, str(uid))
-    folder.mkdir(mode=0o700, exist_ok=True)
-    check_alone(str(folder.parent), str(folder), uid=os.geteuid())
+    folder = Path(make_folder(cache_dir, uid))
     path = folder / f"{run['run']}-{run['node']}-{run['started_ns']}.json"
     partial = path.with_suffix(".new")
     try:

@@ -24,7 +24,7 @@ from bootseer.agent.messages.broker import VERBS, Finish, Role
 from bootseer.agent.messages.client import Client, decode_reply
 from bootseer.agent.messages.message import MAX_BYTES
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.node.privileges import Profile, confine
+from bootseer.agent.node.privileges import Profile, confine, limit_changes
 from bootseer.agent.node.process import leave, take_time
 from bootseer.agent.supervisor import containment, control_server, spool
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
@@ -433,13 +433,7 @@ def begin(start: Start) -> None:
     if start.opener is not None:
         start.opener.close()  # the worker that warms has it
     ends = [*start.sockets, *([warming] if warming is not None else [])]
-    confine(
-        *start.account,
-        start.broker_pid,
-        keep=[end.fileno() for end in ends],
-        profile=Profile.SERVE,
-        expendable=False,
-    )
+    give_up_rights(start, config["node.cache_dir"], [end.fileno() for end in ends])
     warming_handle = decode_reply(start.broker.recv(MAX_BYTES)).value
     broker = Client(start.broker, VERBS, "broker")
     lender = Client(start.lender, lender_messages.VERBS, "lender")
@@ -454,6 +448,27 @@ def begin(start: Start) -> None:
             agent.note_fallback(stage, server.error)
     trio.run(agent.run, Worker(broker, warming_handle, warming), control)
     leave(0)
+
+
+def give_up_rights(start: Start, cache_dir: str, keep: list[int]) -> None:
+    """Take on the service account's rights, and of these no more than this job's supervisor needs.
+
+    The account has the folders of all jobs; where the kernel can, changes to others' are refused.
+
+    Args:
+        start: what there is of the job.
+        cache_dir: the node's.
+        keep: descriptors that stay open.
+
+    Raises:
+        OSError: it could not be done; the process must end.
+    """
+    profile = Profile.SERVE
+    confine(*start.account, start.broker_pid, keep=keep, profile=profile, expendable=False)
+    folders = [start.folder.state]
+    with suppress(OSError, Denied):  # said once something is to be kept there
+        folders.append(spool.make_folder(cache_dir, start.job.uid))
+    limit_changes(*filter(os.path.isdir, folders))
 
 
 def _checkpoint(start: Start, broker: Client) -> MountedCheckpoint | None:

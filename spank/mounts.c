@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -215,7 +216,7 @@ static int open_owned(const struct mounted *mounted)
     int fd;
 
     if (setgroups((size_t)mounted->group_count, mounted->groups) || setgid(mounted->gid) ||
-        setuid(mounted->uid))
+        setuid(mounted->uid) || prctl(PR_SET_DUMPABLE, 0)) /* a sysctl may have it otherwise */
         return -1;
     fd = open(mounted->mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info))

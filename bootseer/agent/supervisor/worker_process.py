@@ -18,6 +18,7 @@ from bootseer.agent.messages.message import exactly
 from bootseer.agent.node import process
 from bootseer.agent.node.channel import MAX_TOLD_BYTES, Channel
 from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.worker_output import copy_output
 from bootseer.agent.workers import base, prefetch  # noqa: F401 (what is forked here needs it)
 from bootseer.errors import BootseerError
 
@@ -43,12 +44,17 @@ class Worker:
         return self._channel
 
     async def send_task(self, job: Job, config: dict[str, Any], **extra: Any) -> None:
-        """Say what is to be done.
+        """Say what is to be done, and from then on copy what the worker prints.
 
         Raises:
             Closed: the worker has died already.
         """
-        await self.channel.send({"job": job._asdict(), "config": config, **extra})
+        printed, output = os.pipe()
+        trio.lowlevel.spawn_system_task(copy_output, printed)
+        try:
+            await self.channel.send({"job": job._asdict(), "config": config, **extra}, fd=output)
+        finally:
+            os.close(output)
 
     async def end(self) -> None:
         """Kill it and wait for its end; returns at once when it has ended.

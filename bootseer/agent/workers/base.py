@@ -22,6 +22,7 @@ from bootseer.agent.node.privileges import Profile, confine, confine_system_call
 from bootseer.agent.node.process import CHANNEL_FD, CONNECTION_FD, leave, take_time
 from bootseer.agent.workers import mksquashfs_starter
 from bootseer.agent.workers.identify_image import Opened, open_and_identify, receive
+from bootseer.agent.workers.output import direct_output
 from bootseer.config import User
 from bootseer.core.event import FALLBACK, Event
 from bootseer.env.shared import shared_urls
@@ -162,7 +163,8 @@ def serve(
     async def take_task() -> None:
         channel = Channel(end)
         try:
-            message, _ = await channel.receive()
+            message, output = await channel.receive()
+            direct_output(output)
             task = Task(channel, message, opened, mksquashfs)
             if not any(map(needs_network, store_urls(role, task.job, task.config))):
                 confine_system_calls(pin)

@@ -12,11 +12,14 @@ import socket
 import time
 from dataclasses import dataclass
 
+from bootseer.agent.workers.output import direct_output
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
 
 _MAX_ANSWER_BYTES = 64 * 1024
+_MAX_ERROR_CHARS = 8000
+"""Of six bytes each, where they are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,12 @@ def receive(answer: socket.socket, path: str) -> Opened:
 
 def serve(answer: socket.socket, path: str) -> None:
     """Open an image, and tell what `receive` waits for."""
+    direct_output(None)
     try:
         opened = open_and_identify(path)
-    except BootseerError as error:
-        answer.send(json.dumps({"error": str(error)}).encode())
+    except Exception as error:  # noqa: BLE001 (said by who waits: nobody sees what is printed here)
+        why = str(error) if isinstance(error, BootseerError) else f"internal error: {error!r}"
+        answer.send(json.dumps({"error": why[:_MAX_ERROR_CHARS]}).encode())
         return
     said = {
         "size_bytes": opened.image.size_bytes,

@@ -19,6 +19,7 @@ from contextlib import suppress
 
 from bootseer.agent.node import process
 from bootseer.agent.node.privileges import Profile, confine, confine_system_calls, die_with
+from bootseer.agent.workers.output import direct_output
 from bootseer.errors import Unavailable
 from bootseer.image.mksquashfs import (
     ENVIRONMENT,
@@ -63,6 +64,7 @@ def start(user: str, uid: int, gid: int) -> tuple[Start, int | None]:
         keep = [theirs.fileno(), program]
         with suppress(ProcessLookupError):  # the worker has ended, and nobody needs this one
             confine(user, uid, gid, parent, keep=keep, profile=Profile.EXEC | Profile.FORK)
+            direct_output(None)
             _serve(theirs, program)
 
     process.fork(work)

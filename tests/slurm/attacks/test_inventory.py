@@ -42,14 +42,17 @@ class Expected(NamedTuple):
     descriptors: frozenset[str]
 
 
-QUIET = frozenset({"/dev/null", "agent.log", "socket", "pipe", "anon", "memfd", "pidfd"})
+QUIET = frozenset({"/dev/null", "socket", "pipe", "anon", "memfd", "pidfd"})
 SERVING = QUIET | {"/dev/fuse"}
+LOGGING = QUIET | {"agent.log"}
 
 # For the one who changes the processes: this table says what they have to be.
 EXPECTED = {
-    "broker": Expected("root", BROKERS, BROKERS, 0, 0, SERVING | {"run", "folder", "namespace"}),
-    "lender": Expected("bootseer-cache", 0, 0, FILTERED, 1, QUIET | {"cache", "folder"}),
-    "supervisor": Expected("bootseer", 0, 0, FILTERED, 1, QUIET | {"run", "cache", "folder"}),
+    "broker": Expected(
+        "root", BROKERS, BROKERS, 0, 0, LOGGING | SERVING | {"run", "folder", "namespace"}
+    ),
+    "lender": Expected("bootseer-cache", 0, 0, FILTERED, 1, LOGGING | {"cache", "folder"}),
+    "supervisor": Expected("bootseer", 0, 0, FILTERED, 1, LOGGING | {"run", "cache", "folder"}),
     "prefetch": Expected("job", CAP_IPC_LOCK, CAP_IPC_LOCK, FILTERED, 1, QUIET | {"data"}),
     "serve_image": Expected("job", 0, 0, FILTERED, 1, SERVING | {"cache", "data"}),
     "serve_checkpoint": Expected("job", 0, 0, FILTERED, 1, SERVING | {"data"}),

@@ -187,6 +187,12 @@ int bs_attach_mount(int mount, int target);
 /* The kind of file system that a descriptor is open on, as statfs(2) has it. */
 int64_t bs_file_system(int fd);
 
+/* The owner of a folder, -ENOTDIR for anything else; and whether a process sees the root folder that
+ * this one sees, by its folder in /proc. Nobody is asked for what the kernel knows: whoever serves the
+ * file system may never answer. */
+int64_t bs_folder_owner(int fd);
+int bs_has_our_root(int process);
+
 /* Copy the mount at a path, or a folder of one; returns a descriptor of it: it is nowhere yet. */
 int bs_copy_mount(const char *path);
 

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -46,6 +47,26 @@ int64_t bs_file_system(int fd)
     struct statfs info;
 
     return fstatfs(fd, &info) != 0 ? -errno : (int64_t)info.f_type;
+}
+
+int64_t bs_folder_owner(int fd)
+{
+    struct statx found;
+
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_UID, &found) != 0)
+        return -errno;
+    return S_ISDIR(found.stx_mode) ? (int64_t)found.stx_uid : -ENOTDIR;
+}
+
+int bs_has_our_root(int process)
+{
+    struct statx theirs, ours;
+
+    if (statx(process, "root", AT_STATX_DONT_SYNC, STATX_INO, &theirs) != 0 ||
+        statx(AT_FDCWD, "/", AT_STATX_DONT_SYNC, STATX_INO, &ours) != 0)
+        return -errno;
+    return theirs.stx_ino == ours.stx_ino && theirs.stx_dev_major == ours.stx_dev_major &&
+           theirs.stx_dev_minor == ours.stx_dev_minor;
 }
 
 int bs_copy_mount(const char *path)

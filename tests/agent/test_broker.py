@@ -6,7 +6,10 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import trio
@@ -44,6 +47,7 @@ from bootseer.testing.cluster.poll import wait_until
 
 pytestmark = pytest.mark.root
 MOST = (1 << 63) - 1
+HANGING = Path(__file__).parents[1] / "slurm/hanging_fuse.py"
 
 
 def child():
@@ -196,6 +200,59 @@ def test_processes_of_others_are_not_looked_at(broker, pid):
     assert reply.value == 1 and not fds
     reply, fds = broker.ask(LookAt(os.getpid()))  # root's
     assert reply.value == 1 and not fds
+
+
+CHROOTED = """
+import ctypes, os, sys, time
+libc, PR_SET_DUMPABLE = ctypes.CDLL(None), 4
+os.chroot(sys.argv[1])
+os.setgid(65534), os.setuid(65534)
+libc.prctl(PR_SET_DUMPABLE, 1)
+print("there", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """A file system whose server does not say what its root folder is."""
+    mount = tmp_path / "hanging"
+    mount.mkdir()
+    argv = [sys.executable, str(HANGING), str(mount), "getattr", "allow_other"]
+    server = subprocess.Popen(argv)
+    wait_until(lambda: any(m.mountpoint == str(mount) for m in read_mounts()), "the mount")
+    yield mount
+    server.kill()
+    server.wait()
+    subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def test_nothing_waits_for_who_serves_the_root_of_a_process_or_a_target(broker, hanging):
+    argv = [sys.executable, "-c", CHROOTED, str(hanging)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as there:
+        assert there.stdout.readline()
+        target = os.open(hanging, os.O_PATH)
+        namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+        try:
+            for _ in range(100):  # more than can be under way at once
+                reply, _ = broker.ask(LookAt(there.pid))
+                assert (reply.error, reply.value) == (None, 1)
+            reply, _ = broker.ask(Show(1), [target, namespace])
+            assert isinstance(reply.error, Unavailable)
+        finally:
+            os.close(target)
+            os.close(namespace)
+            there.kill()
+
+
+def test_a_process_is_looked_at(broker):
+    for root, value in (("/", 0), ("/var", 1)):
+        argv = [sys.executable, "-c", CHROOTED, root]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as there:
+            assert there.stdout.readline()
+            reply, fds = broker.ask(LookAt(there.pid))
+            assert (reply.error, reply.value, fds) == (None, value, [])
+            there.kill()
 
 
 def test_an_unexpected_error_ends_its_request_alone(broker, monkeypatch, capsys):

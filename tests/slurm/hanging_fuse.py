@@ -1,6 +1,6 @@
 """A FUSE file system of a user's with one file, `image`, that leaves some requests unanswered.
 
-python hanging_fuse.py MOUNTPOINT lookup|read|flush [MOUNT-OPTION...]
+python hanging_fuse.py MOUNTPOINT getattr|lookup|read|flush [MOUNT-OPTION...]
 """
 
 import os
@@ -34,6 +34,7 @@ class Hanging(pyfuse3.Operations):
         return entry
 
     async def getattr(self, inode, ctx=None):
+        await self._perhaps("getattr")
         return self._attributes(inode)
 
     async def lookup(self, parent, name, ctx=None):

@@ -8,13 +8,13 @@ Standard library and our own extension only.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
+from bootseer._io import lib
 from bootseer.agent.broker.cleanup import discard
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.start import Server
@@ -172,8 +172,7 @@ class Mounts:
             Unavailable, OSError: it cannot be shown.
         """
         path = self.path(Mount.ENVIRONMENT, number)
-        status = os.fstat(target)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != self._job.uid:
+        if lib.bs_folder_owner(target) != self._job.uid:
             raise Unavailable("a target is no folder of the user's own")
         if is_the_nodes(namespace):
             raise Unavailable("nothing is shown in the mount namespace of the node")
@@ -246,7 +245,7 @@ def look_at(pid: int, uid: int) -> tuple[bool, int | None]:
         if os.fstat(folder).st_uid != uid:
             return True, None
         namespace = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-        in_container = not os.path.samestat(os.stat("root", dir_fd=folder), os.stat("/"))
+        in_container = lib.bs_has_our_root(folder) != 1
     except OSError:
         return True, None
     finally:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +86,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, why in missing().items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=f"{marker}: {why}"))
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that other users can reach: pytest closes the one that all of its own are in."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)

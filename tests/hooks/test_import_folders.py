@@ -5,9 +5,7 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 
@@ -68,14 +66,6 @@ class Importer:
     def release(self):
         answer = self.run("release")
         assert (answer.returncode, answer.stderr) == (0, "")
-
-
-@pytest.fixture
-def place():
-    """A folder that other users can reach: pytest closes the one that all of its own are in."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        yield Path(folder)
 
 
 @pytest.fixture

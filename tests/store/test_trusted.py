@@ -6,8 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -57,14 +55,6 @@ def publish_as(path, uid, name, *, groups="", trusted_gid=""):
     return subprocess.run(
         argv, check=True, text=True, stdout=subprocess.PIPE, cwd="/", timeout=60
     ).stdout
-
-
-@pytest.fixture
-def place():
-    """A folder that other users can reach: pytest closes the one that all of its own are in."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        yield Path(folder)
 
 
 @pytest.fixture

@@ -202,20 +202,9 @@ def test_alices_groups_store_is_not_mallorys(arena):
     with arena.settings(
         env={"shared": '["alice=file:///shared/m-group", "mallory=file:///shared/m-group"]'}
     ):
-        publish = shlex.join(
-            [
-                site.bootseer(),
-                "env",
-                "run",
-                "--wait",
-                "--target",
-                "/local/m/e",
-                "--",
-                "sh",
-                "-c",
-                "mkdir -p /local/m/e; echo bad > /local/m/e/x",
-            ]
-        )
+        make = "mkdir -p /local/m/e; echo bad > /local/m/e/x"
+        run = ["env", "run", "--wait", "--target", "/local/m/e", "--", "sh", "-c"]
+        publish = shlex.join([site.bootseer(), *run, make])
         with arena.shell("--bootseer=m") as job:
             job.run(publish, 60)
         arena.sh(

@@ -261,19 +261,8 @@ def test_files_with_odd_names_are_captured_and_told_of(arena):
         printf '[console_scripts]\nx = \033[31m' > "$(printf '\033.dist-info')"
     """
     arena.sh("mkdir -p /shared/m-ckpt /local/m")
-    argv = [
-        site.bootseer(),
-        "env",
-        "run",
-        "--wait",
-        "--target",
-        "/local/m/e",
-        "--",
-        "sh",
-        "-c",
-        make,
-        "/local/m/e",
-    ]
+    run = ["env", "run", "--wait", "--target", "/local/m/e", "--", "sh", "-c"]
+    argv = [site.bootseer(), *run, make, "/local/m/e"]
     with arena.shell("--bootseer=m", "--bootseer-ckpt=file:///shared/m-ckpt") as job:
         assert job.run(shlex.join(argv), 60).code == 0
         job.run(r'cp -r /local/m/e "$BOOTSEER_CKPT/$(printf "\033[31m")"')

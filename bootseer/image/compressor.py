@@ -87,20 +87,18 @@ def _find(name: str) -> Decompress | None:
     return None
 
 
+_ZSTD_WINDOW = 8 << 20
 _XZ_MEMORY = 64 << 20
 """An xz block's dictionary is no larger than the block, of 1 MiB at most; a liar's could be."""
 
 
 def _zstd() -> Decompress:
-    import pyarrow
-
-    codec = pyarrow.Codec("zstd")
+    import zstandard
 
     def read(data: bytes, most: int) -> bytes:
-        try:
-            return bytes(codec.decompress(data, most, asbytes=True))
-        except OSError:  # also where less comes out than may
-            with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd") as stream:
-                return bytes(stream.read(most + 1))
+        if zstandard.frame_content_size(data) > most:
+            raise ValueError("it is longer than it may be")
+        reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        return reader.decompress(data, max_output_size=most)
 
     return read

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from bootseer._io import lib
-from bootseer.agent.broker import cleanup
-from bootseer.agent.node import process
+from bootseer.agent.node import cleanup, process
 from bootseer.agent.node.job import JobFolder
 from bootseer.testing.cluster.poll import wait_until
 
@@ -47,30 +46,66 @@ def test_deep_folders_and_those_of_other_jobs_that_have_ended(ground):
         make_deep(parent / name)
     make_deep(parent / "10")
     (run_dir / "jobs/10").mkdir()
-    cleanup.discard(str(parent / "7"), str(run_dir))
+    cleanup.discard(str(parent / "7"))
     assert not (parent / "7").exists()  # at once, so that the job's number is free again
+    cleanup.start(str(parent), str(run_dir))
     wait_until(
         lambda: os.listdir(parent) == ["10"], "all but the living job's is removed", timeout_s=60
     )
     assert os.path.isdir(parent / "10/d/d/d")
     (run_dir / "jobs/10").rmdir()
-    cleanup.discard(str(parent / "missing"), str(run_dir))
+    cleanup.discard(str(parent / "missing"))
+    cleanup.start(str(parent), str(run_dir))
     wait_until(lambda: os.listdir(parent) == [], "all is removed", timeout_s=60)
 
 
-def test_one_that_takes_too_long_stops_nothing_else(ground, monkeypatch):
-    parent, run_dir = ground
+SLOW = """
+import signal, sys
+import bootseer._io
+from bootseer.agent.node import cleanup
+
+cleanup.FOLDER_S = int(sys.argv.pop(1))
+remove = bootseer._io.lib.bs_remove
+
+class Library:
+    bs_io_idle = staticmethod(bootseer._io.lib.bs_io_idle)
+
+    def bs_remove(self, folder, name):
+        print(name.decode(), flush=True)
+        sys.stdin.readline() if name == b"7" else remove(folder, name)
+
+bootseer._io.lib = Library()
+cleanup.main()
+"""
+
+
+def start_slow(ground, folder_s):
+    """Start a removal in which one folder, 7, takes as long as its input has no line."""
+    argv = [sys.executable, "-I", "-c", SLOW, folder_s, *ground]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_one_that_takes_too_long_stops_nothing_else(ground):
+    parent, _ = ground
     (parent / "7").mkdir()
     (parent / "8").mkdir()
-    code = (
-        "import os, signal, sys; from bootseer.agent.broker import cleanup; cleanup.FOLDER_S = 1\n"
-        "class Library:\n"
-        "    bs_io_idle = staticmethod(cleanup.lib.bs_io_idle)\n"
-        "    def bs_remove(self, folder, name, remove=cleanup.lib.bs_remove):\n"
-        "        signal.pause() if name == b'7' else remove(folder, name)\n"
-        "cleanup.lib = Library(); cleanup.main()"
-    )
-    subprocess.run([sys.executable, "-I", "-c", code, parent, run_dir], check=True, timeout=30)
+    with start_slow(ground, "1") as slow:
+        assert slow.wait(30) == 0
+        assert slow.stdout.read().split() == ["7", "8"]
+    assert os.listdir(parent) == ["7"]
+
+
+def test_one_process_removes_and_looks_again(ground):
+    parent, _ = ground
+    (parent / "7").mkdir()
+    with start_slow(ground, "60") as first:
+        assert first.stdout.readline() == "7\n"
+        (parent / "8").mkdir()
+        with start_slow(ground, "60") as second:
+            assert (second.wait(30), second.stdout.read()) == (0, "")
+        first.stdin.write("\n")
+        first.stdin.close()
+        assert first.stdout.read() == "8\n"
     assert os.listdir(parent) == ["7"]
 
 
@@ -78,8 +113,9 @@ def test_nothing_is_started_where_there_is_nothing(ground, monkeypatch):
     started = []
     monkeypatch.setattr(process, "spawn_detached", lambda *args: started.append(args))
     parent, run_dir = ground
-    cleanup.discard(str(parent / "7"), str(run_dir))
-    cleanup.discard(str(parent / "missing/7"), str(run_dir))
+    for folder in (parent, parent / "missing"):
+        cleanup.discard(str(folder / "7"))
+        cleanup.start(str(folder), str(run_dir))
     assert started == []
 
 

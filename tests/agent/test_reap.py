@@ -9,6 +9,7 @@ import pytest
 
 from bootseer.agent.node import agent_process, reap, registry
 from bootseer.agent.node.job import JobFolder
+from bootseer.testing.cluster.poll import wait_until
 
 pytestmark = [pytest.mark.root]
 
@@ -77,6 +78,21 @@ def test_what_cannot_be_moved_keeps_nobody_else(run_dir, buried, monkeypatch):
     folders = [left_by_the_dead(run_dir, job_id) for job_id in (7, 8, 9)]
     assert reap.reap_dead(run_dir) == ["7", "9"]
     assert not reap.reap(folders[0]), "another was first"
+
+
+@pytest.mark.parametrize("clear", [reap.remove, reap.reap])
+def test_what_a_job_has_written_goes_after_its_agent(node_settings, buried, clear):
+    """By a process that does not end with the agent's; what a living job writes stays."""
+    folder = left_by_the_dead(node_settings.run_dir, 7)
+    folder.write("broker.json", node_settings._asdict())
+    for written in (f"{node_settings.scratch}/{number}/1/upper/x" for number in (7, 70, 8)):
+        os.makedirs(written)
+    registry.claim(JobFolder.of(node_settings.run_dir, 70))
+    clear(folder)
+    assert not os.path.exists(folder.path)
+    assert "7" not in os.listdir(node_settings.scratch)  # at once: the job may be requeued
+    wait_until(lambda: os.listdir(node_settings.scratch) == ["70"], "what others wrote is removed")
+    assert os.path.isdir(f"{node_settings.scratch}/70/1/upper/x")
 
 
 MOUNTS = r"""

@@ -108,7 +108,5 @@ def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: in
         ours.send(Reply(0, value=handle).encode())
     is_finished = broker.run(ours, mounts)
     processes.end()
-    if is_finished and mode == "bury":  # otherwise the supervisor has had it done
-        broker.mounts.clear()
     os.waitpid(supervisor, os.WNOHANG)
     return is_finished

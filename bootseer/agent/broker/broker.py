@@ -53,7 +53,7 @@ class Broker:
         self._settings = settings
         self._processes = processes
         scratch = f"{settings.scratch}/{job.job_id}"
-        self.mounts = Mounts(folder, job, processes, scratch, settings.run_dir)
+        self.mounts = Mounts(folder, job, processes, scratch)
         self._watched = 0
         self._has_ended = Event()
         self._is_finished = False

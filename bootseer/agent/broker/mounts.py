@@ -15,7 +15,6 @@ from pathlib import Path
 from threading import Lock
 
 from bootseer._io import lib
-from bootseer.agent.broker.cleanup import discard
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.start import Server
 from bootseer.agent.messages.broker import Mount
@@ -47,22 +46,18 @@ class Mounts:
     Concurrency: any number of threads.
     """
 
-    def __init__(
-        self, folder: JobFolder, job: Job, processes: Processes, scratch: str, run_dir: str
-    ) -> None:
+    def __init__(self, folder: JobFolder, job: Job, processes: Processes, scratch: str) -> None:
         """Begin with none.
 
         Args:
             folder, job: the job and its folder.
             processes: starts their servers.
             scratch: folder of the node's that takes what is written over environments, root's.
-            run_dir: knows which jobs there are.
         """
         self._folder = folder
         self._job = job
         self._processes = processes
         self._scratch = scratch
-        self._run_dir = run_dir
         self._overlays = 0
         self._lock = Lock()  # guards the overlays: they are numbered
 
@@ -179,12 +174,11 @@ class Mounts:
         show(Path(path), namespace, target)
 
     def clear(self) -> None:
-        """Take the overlays away, and what was written over them."""
+        """Take the overlays away; what was written over them is the epilog's."""
         with self._lock:
             for number in range(1, self._overlays + 1):
                 with suppress(OSError):
                     uncover(Path(self.path(Mount.ENVIRONMENT, number)))
-        discard(self._scratch, self._run_dir)
 
     def _make(self, path: str, role: str, options: MountOptions) -> Server:
         job = self._job

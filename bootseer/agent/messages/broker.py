@@ -131,7 +131,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Take the overlays away, and what was written over them."""
+    """Take the overlays away."""
 
 
 @dataclass(frozen=True, slots=True)

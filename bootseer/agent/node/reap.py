@@ -9,7 +9,8 @@ import os
 import time
 from contextlib import suppress
 
-from bootseer.agent.node import agent_process, cgroup, registry
+from bootseer.agent.node import agent_process, cgroup, cleanup, registry
+from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import JobFolder
 
 
@@ -50,6 +51,7 @@ def reap(folder: JobFolder) -> bool:
         agent_process.kill_all(folder)
         _unmount_below(folder.path)
         cgroup.sweep(_group(folder))
+        settings = _discard_written(folder)
         os.makedirs(dead, exist_ok=True)
         os.chmod(dead, 0o711)  # who publishes what is there is not root
         registry.deregister(folder)
@@ -58,6 +60,7 @@ def reap(folder: JobFolder) -> bool:
         return False
     with suppress(OSError):
         agent_process.start(grave, "bury")
+    _clean(settings)
     return True
 
 
@@ -70,7 +73,23 @@ def remove(folder: JobFolder) -> None:
     if any(map(os.path.exists, (folder.mounted, folder.served, folder.environments))):
         _unmount_below(folder.path)
     cgroup.sweep(_group(folder))
+    settings = _discard_written(folder)
     folder.remove()
+    _clean(settings)
+
+
+def _discard_written(folder: JobFolder) -> BrokerSettings | None:
+    """Put aside what a job has written over its environments; returns its settings."""
+    settings = folder.broker_settings()
+    if settings is not None:
+        cleanup.discard(f"{settings.scratch}/{os.path.basename(folder.path)}")
+    return settings
+
+
+def _clean(settings: BrokerSettings | None) -> None:
+    """Have what ended jobs have written removed, by who does not end with their agents."""
+    if settings is not None:
+        cleanup.start(settings.scratch, settings.run_dir)
 
 
 def _group(folder: JobFolder) -> str:

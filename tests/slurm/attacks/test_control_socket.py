@@ -25,6 +25,8 @@ def talk(arena, job, case, before=""):
 
 
 def roots(arena, job):
+    """The agent's processes, once the broker's copies have given up root's rights."""
+    wait_until(lambda: len(arena.ours(job.job_id, uid=0)) == 1, "the broker alone is root")
     return {one.pid for one in arena.ours(job.job_id) if one.uid not in (arena.uid("mallory"),)}
 
 

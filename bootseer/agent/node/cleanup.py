@@ -4,39 +4,49 @@ The content is a user's: folders as deep as the disk allows, in any number. So n
 removal, no job does it for another, and each folder has its own child and deadline: one that cannot
 be removed stops nothing else.
 
-Standard library and our own extension only.
+Imported by the hook path: the standard library only, but in the process that removes.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
-from bootseer._io import lib
 from bootseer.agent.node import process
 
-FOLDER_S = 60
-"""Longest that the removal of one folder may take; what is left is for the next job's end."""
+FOLDER_S = 600
+"""Longest that the removal of one folder may take, beside jobs that have the processors; what is
+left is for the next job's end."""
 _GOING = ".going-"
 _NICE = 19
 
 
-def discard(folder: str, run_dir: str) -> None:
-    """Have the folders of a job and of jobs that have ended removed, without waiting for it.
+def discard(folder: str) -> None:
+    """Put the folder of a job that has ended aside, if it has one: a requeued job has its number.
 
     Args:
-        folder: of the job, in a folder that only root can change; it may be missing.
-        run_dir: knows which jobs there are.
+        folder: in a folder that only root can change.
     """
     parent, name = os.path.split(folder)
     with suppress(OSError):
         os.rename(folder, f"{parent}/{_GOING}{name}-{time.time_ns()}")
+
+
+def start(parent: str, run_dir: str) -> None:
+    """Have the folders of jobs that have ended removed, without waiting for it.
+
+    Args:
+        parent: of them.
+        run_dir: knows which jobs there are.
+    """
     if left_overs(parent, run_dir):
         with suppress(OSError):
-            process.spawn_detached("broker.cleanup", parent, run_dir)
+            process.spawn_detached("node.cleanup", parent, run_dir)
 
 
 def left_overs(parent: str, run_dir: str) -> list[str]:
@@ -54,14 +64,25 @@ def left_overs(parent: str, run_dir: str) -> list[str]:
 
 def main() -> None:
     """Remove as the command line says: the folder that they are in, the run directory."""
+    from bootseer._io import lib
+
     parent, run_dir = sys.argv[1:3]
     lib.bs_io_idle()
     os.nice(_NICE)
     folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    for name in left_overs(parent, run_dir):
-        child = os.fork()
-        if child == 0:
-            signal.alarm(FOLDER_S)
-            lib.bs_remove(folder, os.fsencode(name))
-            os._exit(0)
-        os.waitpid(child, 0)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # another is at it, and looks again before it ends
+    tried: set[str] = set()
+    while names := set(left_overs(parent, run_dir)) - tried:
+        tried |= names
+        for name in sorted(names):
+            os.waitpid(process.fork(partial(_remove, folder, name)), 0)
+
+
+def _remove(folder: int, name: str) -> None:
+    from bootseer._io import lib
+
+    signal.alarm(FOLDER_S)
+    lib.bs_remove(folder, os.fsencode(name))

@@ -33,7 +33,7 @@ int bs_limit_changes(const char *const *folders, size_t count)
 {
     long version = syscall(CALL_CREATE_RULESET, NULL, 0, ASK_VERSION);
     uint64_t handled = version < TRUNCATE_SINCE ? CHANGE : CHANGE | TRUNCATE;
-    int rules = -1, error = 0;
+    int rules, error = 0;
 
     if (version < 0)
         return errno == ENOSYS || errno == EOPNOTSUPP ? 0 : -errno;

@@ -220,11 +220,13 @@ def hanging(tmp_path):
     mount.mkdir()
     argv = [sys.executable, str(HANGING), str(mount), "getattr", "allow_other"]
     server = subprocess.Popen(argv)
-    wait_until(lambda: any(m.mountpoint == str(mount) for m in read_mounts()), "the mount")
-    yield mount
-    server.kill()
-    server.wait()
-    subprocess.run(["umount", "-l", str(mount)], check=True)
+    try:
+        wait_until(lambda: any(m.mountpoint == str(mount) for m in read_mounts()), "the mount")
+        yield mount
+    finally:
+        server.kill()
+        server.wait()
+        subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
 def test_nothing_waits_for_who_serves_the_root_of_a_process_or_a_target(broker, hanging):

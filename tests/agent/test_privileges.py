@@ -189,7 +189,7 @@ def test_a_broker_keeps_the_capabilities_that_its_unit_has_and_no_others():
         "  print(*[l.split()[1] for l in open('/proc/self/status') if l.startswith('Cap')])\n"
         "look(); limit_to_brokers(); look()"
     )
-    argv = [sys.executable, "-c", script]
+    argv = [sys.executable, "-P", "-c", script]
     said = subprocess.run(argv, capture_output=True, text=True, check=True, cwd="/").stdout
     before, after = ([int(word, 16) for word in line.split()] for line in said.splitlines())
     inherited, permitted, effective, bounding, ambient = after
@@ -248,3 +248,31 @@ def test_a_supervisor_changes_nothing_of_other_jobs_supervisors(tmp_path):
     assert of_job == [""] * 7
     assert of_user == [""] * 6 + ["OSError"]  # as between file systems
     assert others == [["PermissionError"] * 7] * 3
+
+
+WITHOUT_LANDLOCK = """
+import ctypes, errno, struct, sys
+from bootseer.agent.node.privileges import limit_changes
+def word(code, if_true, if_false, value):
+    return struct.pack("HBBI", code, if_true, if_false, value)
+LOAD, EQUAL, RETURN, CREATE_RULESET = 0x20, 0x15, 0x06, 444
+refuse, allow = 0x00050000 | getattr(errno, sys.argv[1]), 0x7FFF0000
+words = ctypes.create_string_buffer(b"".join([word(LOAD, 0, 0, 0),
+    word(EQUAL, 0, 1, CREATE_RULESET), word(RETURN, 0, 0, refuse), word(RETURN, 0, 0, allow)]))
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("words", ctypes.c_void_p)]
+SET_SECCOMP, FILTER = 22, 2
+program = Program(4, ctypes.addressof(words))
+prctl = ctypes.CDLL(None).prctl
+assert prctl(SET_SECCOMP, FILTER, ctypes.byref(program), 0, 0) == 0
+assert ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, 0, 0, 1) == -1
+limit_changes("/dev")
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("error", ["ENOSYS", "EOPNOTSUPP", "EPERM"])
+def test_a_supervisor_goes_on_where_nothing_can_limit_its_changes(error):
+    argv = [sys.executable, "-I", "-c", WITHOUT_LANDLOCK, error]
+    answer = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert answer.stdout == "goes on\n"

@@ -240,7 +240,7 @@ main()
 
 
 def interrupt(*words):
-    command = [sys.executable, "-c", INTERRUPTED, "ckpt", *map(str, words)]
+    command = [sys.executable, "-P", "-c", INTERRUPTED, "ckpt", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
 
 

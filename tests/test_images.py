@@ -170,7 +170,7 @@ def start_build(folder: Path, mksquashfs: str) -> subprocess.Popen[bytes]:
     script.write_text(f"#!/bin/sh\n{mksquashfs}\n")
     script.chmod(0o755)
     path = f"{programs}:{os.environ['PATH']}"
-    command = [sys.executable, "-c", BUILD, str(folder)]
+    command = [sys.executable, "-P", "-c", BUILD, str(folder)]
     return subprocess.Popen(command, env={**os.environ, "PATH": path}, stderr=subprocess.PIPE)
 
 

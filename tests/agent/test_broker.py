@@ -230,7 +230,7 @@ def hanging(tmp_path):
 
 
 def test_nothing_waits_for_who_serves_the_root_of_a_process_or_a_target(broker, hanging):
-    argv = [sys.executable, "-c", CHROOTED, str(hanging)]
+    argv = [sys.executable, "-P", "-c", CHROOTED, str(hanging)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as there:
         assert there.stdout.readline()
         target = os.open(hanging, os.O_PATH)
@@ -249,7 +249,7 @@ def test_nothing_waits_for_who_serves_the_root_of_a_process_or_a_target(broker, 
 
 def test_a_process_is_looked_at(broker):
     for root, value in (("/", 0), ("/var", 1)):
-        argv = [sys.executable, "-c", CHROOTED, root]
+        argv = [sys.executable, "-P", "-c", CHROOTED, root]
         with subprocess.Popen(argv, stdout=subprocess.PIPE) as there:
             assert there.stdout.readline()
             reply, fds = broker.ask(LookAt(there.pid))

@@ -57,7 +57,7 @@ def test_an_agent_and_its_worker_are_killed(folder, start):
     )
     agent = start(
         {process.TAG: folder.path},
-        command=(sys.executable, "-c", code),
+        command=(sys.executable, "-P", "-c", code),
         start_new_session=True,
         stdout=subprocess.PIPE,
     )
@@ -72,7 +72,7 @@ def test_what_its_user_has_stopped_is_killed_once_the_agent_has_ended(folder, st
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WORKER!r}])"
     agent = start(
         {process.TAG: folder.path},
-        command=(sys.executable, "-c", code),
+        command=(sys.executable, "-P", "-c", code),
         start_new_session=True,
         stdout=subprocess.PIPE,
     )
@@ -120,7 +120,7 @@ def test_a_users_process_that_calls_itself_roots_is_not(folder, start):
     code = f"open('/proc/self/comm', 'w').write('{name}'); print(flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     own = start(
-        {process.TAG: folder.path}, user=USER, command=(sys.executable, "-c", code), **pipes
+        {process.TAG: folder.path}, user=USER, command=(sys.executable, "-P", "-c", code), **pipes
     )
     with own.stdin, own.stdout:
         own.stdout.readline()

@@ -165,7 +165,7 @@ class Mount:
 
     def run(self, script: str, name: str, *arguments: str) -> int:
         """Run a program of the user's; returns how it ended."""
-        argv = [sys.executable, "-c", script, str(self.folder / name), *arguments]
+        argv = [sys.executable, "-P", "-c", script, str(self.folder / name), *arguments]
         return self.start(argv).wait(60)
 
     def start(self, argv, **options) -> subprocess.Popen:
@@ -296,7 +296,7 @@ def test_an_older_process_that_got_the_file_of_a_killed_one_gets_an_error(mount,
 
 def test_a_file_is_published_when_close_returns(mount):
     script = BEGIN + "second(); os.close(file); print(flush=True); sys.stdin.read()"
-    argv = [sys.executable, "-c", script, str(mount.folder / "closed")]
+    argv = [sys.executable, "-P", "-c", script, str(mount.folder / "closed")]
     with mount.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         assert mount.stored("closed") == NEW
@@ -309,7 +309,7 @@ def test_a_file_is_published_when_close_returns(mount):
 def test_a_file_that_is_open_elsewhere_is_not_published_yet(mount, held):
     name = f"file {next(_numbers)}"
     go_on = "second(); os.close(file); print(flush=True); sys.stdin.read()"
-    argv = [sys.executable, "-c", f"{BEGIN}{held}\n{go_on}", str(mount.folder / name)]
+    argv = [sys.executable, "-P", "-c", f"{BEGIN}{held}\n{go_on}", str(mount.folder / name)]
     with mount.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         assert mount.stored(name) is None

@@ -59,18 +59,18 @@ with open(sys.argv[1], "wb", buffering=0) as file:
 
 
 def write(hdfs, name, size_mib=SIZE_MIB):
-    argv = [sys.executable, "-c", WRITE, f"{MOUNTPOINT}/{name}", str(size_mib), ""]
+    argv = [sys.executable, "-P", "-c", WRITE, f"{MOUNTPOINT}/{name}", str(size_mib), ""]
     return hdfs.cluster.run(argv, user=USER, timeout_s=120).stdout.strip()
 
 
 def read(hdfs, name):
-    argv = [sys.executable, "-c", READ, f"{MOUNTPOINT}/{name}"]
+    argv = [sys.executable, "-P", "-c", READ, f"{MOUNTPOINT}/{name}"]
     return hdfs.cluster.run(argv, user=USER, timeout_s=120).stdout.strip()
 
 
 def start(hdfs, script, *arguments):
     """Start a program that stops on the way, and wait until it has."""
-    argv = [sys.executable, "-c", script, *arguments]
+    argv = [sys.executable, "-P", "-c", script, *arguments]
     process = hdfs.cluster.popen(argv, user=USER, stdin=subprocess.PIPE, stderr=None)
     assert process.stdout.readline().strip() in ("half", "begun")
     return process
@@ -96,7 +96,7 @@ def test_what_is_written_is_read_and_striped(hdfs, tree):
     with mounted(hdfs.cluster, tree, USER):
         assert read(hdfs, "file") == digest
         script = "import os; print(os.getxattr('/mnt/file', 'user.bootseer.layout').decode())"
-        layout = hdfs.cluster.run([sys.executable, "-c", script], user=USER).stdout
+        layout = hdfs.cluster.run([sys.executable, "-P", "-c", script], user=USER).stdout
     assert layout.startswith("striped unit=4194304 parts=")
 
 
@@ -140,7 +140,7 @@ def test_a_namenode_that_is_gone_is_an_error_and_no_hanging_process(hdfs, tree):
         digest = write(hdfs, "file", 8)
         hdfs.stop(HEAD)
         try:
-            argv = [sys.executable, "-c", "import os; os.listdir('/mnt/other')"]
+            argv = [sys.executable, "-P", "-c", "import os; os.listdir('/mnt/other')"]
             failed = hdfs.cluster.run(argv, user=USER, check=False, timeout_s=60)
             assert failed.returncode == 1 and "Input/output error" in failed.stderr
         finally:
@@ -167,7 +167,7 @@ def test_a_part_that_is_deleted_is_an_error_that_names_it(hdfs, tree):
         parts = hdfs.fs("-ls", "-C", "-R", f"{path}/.bootseer-parts").stdout.split()
         hdfs.fs("-rm", "-skipTrash", next(p for p in parts if p.endswith("/0001")))
     with mounted(hdfs.cluster, tree, USER):
-        argv = [sys.executable, "-c", READ, f"{MOUNTPOINT}/file"]
+        argv = [sys.executable, "-P", "-c", READ, f"{MOUNTPOINT}/file"]
         failed = hdfs.cluster.run(argv, user=USER, check=False, timeout_s=60)
     assert failed.returncode == 1 and "Input/output error" in failed.stderr
 
@@ -175,7 +175,7 @@ def test_a_part_that_is_deleted_is_an_error_that_names_it(hdfs, tree):
 def test_a_quota_that_is_used_up_is_an_error_of_the_write(hdfs, tree):
     hdfs.admin("-setSpaceQuota", "600m", tree.removeprefix(hdfs.url))
     with mounted(hdfs.cluster, tree, USER):
-        argv = [sys.executable, "-c", WRITE, f"{MOUNTPOINT}/file", "600", ""]
+        argv = [sys.executable, "-P", "-c", WRITE, f"{MOUNTPOINT}/file", "600", ""]
         failed = hdfs.cluster.run(argv, user=USER, check=False, timeout_s=120)
         assert failed.returncode == 1 and "quota" in failed.stderr.lower()
     assert hdfs.fs("-ls", "-C", tree.removeprefix(hdfs.url)).stdout.split() in (
@@ -201,7 +201,7 @@ def test_a_namenode_that_is_restarted_is_not_noticed(hdfs, tree):
 def test_of_two_writers_of_one_name_the_last_to_end_wins(hdfs, tree):
     local = hdfs.cluster.run(["mktemp"], user=USER).stdout.strip()
     with mounted(hdfs.cluster, tree, USER):
-        argv = [sys.executable, "-c", WRITE, local, str(SIZE_MIB), ""]
+        argv = [sys.executable, "-P", "-c", WRITE, local, str(SIZE_MIB), ""]
         other = hdfs.cluster.run(argv, user=USER).stdout.strip()
         writer = start(hdfs, WRITE, f"{MOUNTPOINT}/file", str(SIZE_MIB), "pause")
         bootseer(hdfs, "import", "--quiet", local, f"{tree}/file")
@@ -220,7 +220,7 @@ def test_a_full_disk_for_what_is_written_out_of_order_is_an_error_of_the_write(h
     try:
         with mounted(hdfs.cluster, tree, USER, "--write", json.dumps({"spill_dir": small})):
             digest = write(hdfs, "whole", 8)
-            argv = [sys.executable, "-c", BACKWARDS, f"{MOUNTPOINT}/file", str(SIZE_MIB)]
+            argv = [sys.executable, "-P", "-c", BACKWARDS, f"{MOUNTPOINT}/file", str(SIZE_MIB)]
             failed = hdfs.cluster.run(argv, user=USER, check=False, timeout_s=120)
             assert failed.returncode == 1 and "No space left on device" in failed.stderr
             assert read(hdfs, "whole") == digest
@@ -296,7 +296,7 @@ def test_another_mount_sees_a_file_as_soon_as_close_has_returned(hdfs, tree):
             said, digest = writer.stdout.readline().split()
             assert said == "closed"
             # The writer is still there, and has not let go of anything else.
-            argv = [sys.executable, "-c", READ, f"{OTHER}/{number}"]
+            argv = [sys.executable, "-P", "-c", READ, f"{OTHER}/{number}"]
             assert hdfs.cluster.run(argv, user=USER).stdout.strip() == digest
             finish(writer)
 
@@ -331,7 +331,7 @@ def test_without_a_namenode_close_fails_and_the_file_is_there_after_it_is_back(h
         finally:
             hdfs.start_namenode()
         finish(writer)
-        argv = [sys.executable, "-c", UNTIL_COMPLETE, f"{MOUNTPOINT}/file"]
+        argv = [sys.executable, "-P", "-c", UNTIL_COMPLETE, f"{MOUNTPOINT}/file"]
         hdfs.cluster.run(argv, user=USER, timeout_s=180)
         assert names(hdfs, tree) == {"file"}
     with mounted(hdfs.cluster, tree, USER):

@@ -81,7 +81,7 @@ def test_rights_are_the_store_s_and_show_when_something_is_done():
     mountpoint.mkdir()
     os.chown(store, WHO.pw_uid, WHO.pw_gid)
     program = ["-m", checkpoint_mount.MODULE, "--url", store.as_uri()]
-    argv = [sys.executable, "-c", RIGHTS, str(mountpoint)]
+    argv = [sys.executable, "-P", "-c", RIGHTS, str(mountpoint)]
     try:
         with served(program, mountpoint, WHO.pw_name, MountOptions(checks_modes=False)):
             subprocess.run(

@@ -72,7 +72,7 @@ def test_files_and_their_names(call, installed, tmp_path):
         f"top = pathlib.Path('{installed.target}'); "
         "(top / 'a').write_text(said); (top / said).touch()"
     )
-    words = [sys.executable, "-c", code]
+    words = [sys.executable, "-P", "-c", code]
     installed.run_words(words)
     source.write_text("two")
     code, output = call(*drift(installed, "-l", words))
@@ -155,7 +155,7 @@ def test_who_is_not_root_stays_who_they_are():
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.chown(folder, 65534, 65534)
         done = subprocess.run(
-            [sys.executable, "-c", NOBODY, folder],
+            [sys.executable, "-P", "-c", NOBODY, folder],
             capture_output=True,
             text=True,
             check=False,
@@ -176,7 +176,7 @@ async def test_a_command_that_is_not_wanted_any_more_is_ended(installed, tmp_pat
         f"import os, pathlib, time; top = pathlib.Path('{tmp_path}')\n"
         "if (top / 'flag').exists(): (top / 'pid').write_text(f'{os.getpid()}'); time.sleep(999)"
     )
-    words = [sys.executable, "-c", code]
+    words = [sys.executable, "-P", "-c", code]
     await trio.to_thread.run_sync(installed.run_words, words)
     (tmp_path / "flag").touch()
     asked = Asked(command=words, targets=[str(installed.target)])

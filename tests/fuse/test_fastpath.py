@@ -60,7 +60,7 @@ class Mounted:
 
     async def read(self, *places, flags=0, threads=1):
         """Read (offset, size) pairs, with nothing read ahead; returns what was found of each."""
-        argv = [sys.executable, "-c", READ, str(self.path), str(flags), str(threads)]
+        argv = [sys.executable, "-P", "-c", READ, str(self.path), str(flags), str(threads)]
         for place in places:
             argv.append(",".join(map(str, place)))
         done = await trio.run_process(argv, capture_stdout=True, check=False)

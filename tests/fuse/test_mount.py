@@ -46,7 +46,7 @@ def as_user(
     """Start Python code as somebody; it ends with an errno, or 0."""
     guarded = f"import os, sys\ntry: {script}\nexcept OSError as error: sys.exit(error.errno)"
     return subprocess.Popen(
-        [sys.executable, "-c", guarded, path],
+        [sys.executable, "-P", "-c", guarded, path],
         user=uid,
         group=gid,
         extra_groups=[],
@@ -217,7 +217,7 @@ class TestWhatIsPushed:
         with served(ODD, folder, USER) as server:
             script = "sys.exit(open(sys.argv[1], 'rb').read() != sys.stdin.buffer.read())"
             compared = subprocess.run(
-                [sys.executable, "-c", f"import sys; {script}", folder / "pushed"],
+                [sys.executable, "-P", "-c", f"import sys; {script}", folder / "pushed"],
                 input=odd_view.CONTENT,
                 user=WHO.pw_uid,
                 group=WHO.pw_gid,

@@ -47,7 +47,7 @@ class Importer:
             parent.chmod(0o1777)
 
     def run(self, *arguments, **environ):
-        argv = [sys.executable, "-c", AS_ALICE, json.dumps([str(p) for p in self.parents])]
+        argv = [sys.executable, "-P", "-c", AS_ALICE, json.dumps([str(p) for p in self.parents])]
         return subprocess.run(
             [*argv, str(ALICE), *arguments],
             env=self.environ | environ,

@@ -35,7 +35,7 @@ def test_a_hook_imports_the_standard_library_only(module):
 
 
 def test_the_image_is_opened_before_anything_slow_is_imported():
-    argv = [sys.executable, "-c", IMPORTED, ROOT, "bootseer.agent.broker.__main__"]
+    argv = [sys.executable, "-P", "-c", IMPORTED, ROOT, "bootseer.agent.broker.__main__"]
     answer = subprocess.run(argv, capture_output=True, text=True, check=True)
     tops = {name.partition(".")[0] for name in json.loads(answer.stdout)}
     assert tops - set(sys.stdlib_module_names) == {"bootseer", "_cffi_backend"}

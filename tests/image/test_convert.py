@@ -246,7 +246,7 @@ def test_an_ordinary_user_converts_and_reads_the_same(built, their_folder, tmp_p
         from bootseer.image.convert import convert
         convert(Path("layout"), Path("image"))
     """
-    run(*user, sys.executable, "-c", textwrap.dedent(convert_it), cwd=their_folder)
+    run(*user, sys.executable, "-P", "-c", textwrap.dedent(convert_it), cwd=their_folder)
     assert unpacked(their_folder / "image", tmp_path / "found") == expected
     run(*user, "unsquashfs", "-q", "-n", "-no-xattrs", "-d", "read", "image", cwd=their_folder)
     # Who is not root can give files to nobody, and no rights that go with owners.
@@ -501,7 +501,7 @@ def test_a_full_disk_is_told_of_and_left_as_it_was(tmp_path):
     mounted = 'mount -t tmpfs -o size=1m tmpfs "$1"; shift; exec "$@"'
     said = run(
         *("unshare", "--mount", "sh", "-c", mounted, "sh", str(tmp_path / "full")),
-        *(sys.executable, "-c", textwrap.dedent(script), str(source), str(tmp_path / "full")),
+        *(sys.executable, "-P", "-c", textwrap.dedent(script), str(source), str(tmp_path / "full")),
     )
     assert "no space left on device; free some []" in said
 
@@ -549,7 +549,7 @@ def test_a_small_part_of_a_large_image_is_in_memory(tmp_path):
         print(re.search("VmHWM:(.*) kB", Path("/proc/self/status").read_text())[1])
     """
     image = tmp_path / "image"
-    said = run(sys.executable, "-c", textwrap.dedent(script), str(source), str(image))
+    said = run(sys.executable, "-P", "-c", textwrap.dedent(script), str(source), str(image))
     files, rss_kib = map(int, said.split())
     assert files == 50_000 + 100 * 5 + 1
     assert rss_kib < 80_000

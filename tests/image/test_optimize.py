@@ -345,7 +345,7 @@ def test_an_ordinary_user_keeps_owners_and_devices(odd_tree: Path, tmp_path: Pat
         shutil.copy(image, folder / "image")
         os.chown(folder, 12345, 12345)
         user = ("setpriv", "--reuid=12345", "--regid=12345", "--clear-groups")
-        script = (sys.executable, "-c", AS_ANYONE, folder / "image", folder / "new")
+        script = (sys.executable, "-P", "-c", AS_ANYONE, folder / "image", folder / "new")
         subprocess.run([*user, *script], check=True, cwd="/", timeout=60)
         assert (folder / "new").stat().st_uid == 12345
         assert unpacked(image, tmp_path / "a") == unpacked(folder / "new", tmp_path / "b")

@@ -44,7 +44,7 @@ for place in places:
 
 
 async def run(mountpoint, how):
-    argv = [sys.executable, "-c", READ, str(mountpoint / "image.sqsh"), how]
+    argv = [sys.executable, "-P", "-c", READ, str(mountpoint / "image.sqsh"), how]
     done = await trio.run_process(argv, capture_stdout=True)
     return done.stdout
 

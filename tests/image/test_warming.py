@@ -256,7 +256,7 @@ def test_what_a_user_has_pinned_counts_for_all_of_the_users_jobs(kind):
     uid, most = 65533, 8 << 20
     assert locked_by(uid) == 0
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", LOCK, str(uid), kind], **pipes) as child:
+    with subprocess.Popen([sys.executable, "-P", "-c", LOCK, str(uid), kind], **pipes) as child:
         assert child.stdout.readline() == b"locked\n"
         assert locked_by(uid) == most
         assert locked_by(uid + 1) == 0

@@ -736,7 +736,7 @@ def test_the_worker_cannot_be_traced_by_its_user(lab):
         # Before, there is the opener too, which may end while it is looked at.
         wait_until(lambda: [s for s in lab.status("n1") if s["state"] == "ready"], "a ready agent")
         for worker in wait_until(lambda: workers(lab, "n1", job), "a worker"):
-            argv = [sys.executable, "-c", TRACE, str(inner_pid(worker))]
+            argv = [sys.executable, "-P", "-c", TRACE, str(inner_pid(worker))]
             assert lab.cluster.run(argv, user="alice", node="n1").stdout == "well done\n"
     finally:
         lab.end(job, running)

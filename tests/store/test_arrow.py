@@ -74,7 +74,7 @@ async def test_a_prefix_is_a_root_of_its_own(server):
 async def test_a_process_that_ends_leaves_nothing_visible(server, end, size):
     """pyarrow may complete the upload at the end, and does for a normal one."""
     store = open_store(server.url())
-    argv = [sys.executable, "-c", WRITE_AND_DIE, store.url, str(size), end]
+    argv = [sys.executable, "-P", "-c", WRITE_AND_DIE, store.url, str(size), end]
     await trio.run_process(argv, check=False)
     assert await store.list("folder") == []
     assert [info.name for info in await store.list()] == ["folder"]

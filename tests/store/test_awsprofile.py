@@ -167,7 +167,7 @@ class Machine:
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://127.0.0.1:{self.port}",
             "AWS_METADATA_SERVICE_TIMEOUT": "1",
         }
-        argv = [sys.executable, "-c", script, url]
+        argv = [sys.executable, "-P", "-c", script, url]
         answer = subprocess.run(
             argv, env=environ, text=True, stdout=subprocess.PIPE, timeout=120, check=True
         )

@@ -142,7 +142,7 @@ def write(hdfs, fault, what, count):
     """Have a client write while a DataNode does not answer, and return what it tells."""
     root = f"/dead/{next(_numbers)}"
     authority = hdfs.url.removeprefix("hdfs://")
-    argv = [sys.executable, "-c", CLIENT, authority, root, what, str(count)]
+    argv = [sys.executable, "-P", "-c", CLIENT, authority, root, what, str(count)]
     env = {"HADOOP_USER_NAME": "root"}
     client = hdfs.cluster.popen(argv, env=env, stdin=subprocess.PIPE, stderr=None)
     assert client.stdout.readline().strip() == "ready"

@@ -182,5 +182,5 @@ def test_the_settings_lead_to_the_users_ticket(kdc, cache):
         "hdfs.kerberos_cache": cache.format(folder=kdc.folder),
         "hdfs.kerberos_principal": "{user}",
     }
-    argv = [sys.executable, "-c", PUBLISH, json.dumps(settings)]
+    argv = [sys.executable, "-P", "-c", PUBLISH, json.dumps(settings)]
     assert kdc.cluster.run(argv, user="alice").stdout == "alice\n"

@@ -8,7 +8,7 @@ import sys
 env = {**os.environ, "BOOTSEER_JOB_DIR": "/run/bootseer/jobs/1"}
 sleeper = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(120)"
 children = [
-    subprocess.Popen([*prefix, sys.executable, "-c", sleeper, sys.argv[1]], env=env)
+    subprocess.Popen([*prefix, sys.executable, "-P", "-c", sleeper, sys.argv[1]], env=env)
     for prefix in ([], ["setsid"], ["unshare", "-Urm"], ["unshare", "-Urmpf", "--kill-child"])
 ]
 

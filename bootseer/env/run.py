@@ -20,6 +20,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from bootseer.env import key as env_key
 from bootseer.env.gather import gather
+from bootseer.env.target_lock import locked
 from bootseer.env.tree import look, shape
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 from bootseer.units import format_size
@@ -117,11 +118,32 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
     targets = [os.path.abspath(target) for target in asked.targets]
     for target in targets:
         _make_folder(target)
+
+    def on_wait(target: str) -> None:
+        say(f"waiting for another process that is at work in {target}")
+
+    what = [*asked.command, "", *targets, "", os.getcwd()]
+    with locked(targets, what, on_wait) as turn:
+        if turn.is_done and not asked.refresh:
+            say(f"{', '.join(targets)}: made meanwhile, without running the command here")
+            return 0
+        status, turn.is_done = _have(asked, targets, connect, environ, say)
+        return status
+
+
+def _have(
+    asked: Asked,
+    targets: Sequence[str],
+    connect: Connect,
+    environ: Mapping[str, str],
+    say: Say,
+) -> tuple[int, bool]:
+    """Have the result of a command; returns its status, and whether others see that, too."""
     try:
         talk = _Talk(connect())
     except (BootseerError, OSError) as error:
         say(f"running the command, and keeping nothing: {error}")
-        return execute(asked.command, environ)
+        return _done(execute(asked.command, environ))
     with talk:
         try:
             hello = talk.receive()
@@ -132,12 +154,16 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
                 raise Unavailable(str(answer["why"]))
             if answer["op"] == "restored":
                 say(_restored(answer, targets))
-                return 0
+                return 0, answer.get("how") != "mounted"  # others have mounts of their own
         except (_Gone, BootseerError, OSError) as error:
             say(f"running the command, and keeping nothing: {error}")
-            return execute(asked.command, environ)
+            return _done(execute(asked.command, environ))
         say(f"running the command; what it makes is kept under {_key(answer)}")
-        return _run_kept(asked.command, talk, environ, say)
+        return _done(_run_kept(asked.command, talk, environ, say))
+
+
+def _done(status: int) -> tuple[int, bool]:
+    return status, status == 0
 
 
 def tell(text: str) -> None:

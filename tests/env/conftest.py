@@ -5,7 +5,7 @@ import shutil
 import socket
 import stat
 import subprocess
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from bootseer.env.run import Asked, keys_of, run
 from bootseer.env.session import Around, serve
 from bootseer.env.snapshot import Finding
 from bootseer.env.talk import Talk
+from bootseer.env.target_lock import Turn
 from bootseer.env.tree import scan
 from bootseer.errors import BootseerError
 from bootseer.store.local import LocalStore
@@ -360,6 +361,8 @@ def lab(tmp_path, monkeypatch):
     # Only a main thread may set handlers.
     quiet = SimpleNamespace(signal=lambda *_: None, SIGTERM=15, SIGHUP=1, SIGINT=2)
     monkeypatch.setattr("bootseer.env.run.signal", quiet)
+    # As on nodes of their own, that have the same target each.
+    monkeypatch.setattr("bootseer.env.run.locked", lambda *_: nullcontext(Turn([])))
     return Lab(tmp_path)
 
 

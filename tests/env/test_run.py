@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from glob import glob
 from pathlib import Path
 
@@ -17,7 +18,9 @@ import bootseer
 from bootseer.env import catalog
 from bootseer.env import run as env_run
 from bootseer.env.run import execute
+from bootseer.env.target_lock import locked
 from bootseer.store.local import LocalStore
+from bootseer.store.memory import MemoryStore
 
 VERSIONS = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13"]
 
@@ -225,7 +228,7 @@ def test_a_signal_before_the_command_has_begun_is_passed_on(monkeypatch):
 def test_the_command_has_the_signals_that_it_would_have(monkeypatch):
     code = "import signal as s\nassert [s.getsignal(n) for n in (1, 15)] == [s.SIG_DFL] * 2\n"
     code += "assert s.getsignal(2) is s.default_int_handler"
-    assert execute([sys.executable, "-c", code], os.environ) == 0
+    assert execute([sys.executable, "-P", "-c", code], os.environ) == 0
 
 
 async def test_a_session_that_dies_in_mid_command(clients, tmp_path):
@@ -261,6 +264,7 @@ async def test_who_is_killed_in_mid_command_holds_nobody_up(clients, tmp_path):
 
 LOCAL = """
 import sys
+from contextlib import asynccontextmanager
 sys.path[:0] = sys.argv[2:]
 from bootseer import config
 from bootseer.env import claim, local
@@ -285,6 +289,7 @@ wish.connect = lambda *args: Hanging(connect(*args), lambda *_: False)
 """
 CLI = """
 import sys
+from contextlib import asynccontextmanager
 from bootseer.cli.main import main
 from bootseer.env import local
 local._BOOT = sys.argv.pop(1)
@@ -444,3 +449,112 @@ async def test_the_command_line_with_an_agent(command_line, lab, nursery, tmp_pa
     assert "keeping nothing: [Errno 2]" in said
     nursery.cancel_scope.cancel()
     listener.close()
+
+
+async def at_once(clients, scripts):
+    """Run scripts at once; returns what `Clients.run` does for each."""
+    done = [None] * len(scripts)
+
+    async def one(number, script):
+        done[number] = await clients.run(script)
+
+    async with trio.open_nursery() as nursery:
+        for number, script in enumerate(scripts):
+            nursery.start_soon(one, number, script)
+    return done
+
+
+def locks_of(target):
+    return [path.name for path in target.parent.iterdir() if path.name.endswith(".lock")]
+
+
+class Slow(MemoryStore):
+    """Has others begin before the first has ended."""
+
+    @asynccontextmanager
+    async def open(self, name, **options):
+        await trio.sleep(0.2)
+        async with super().open(name, **options) as reader:
+            yield reader
+
+
+async def test_while_one_restores_no_other_runs_the_command(clients, look):
+    """The tasks of a node, all with one target."""
+    script = f"for n in $(seq 99); do echo $n > {clients.target}/$n; done"
+    clients.lab.store = Slow()
+    assert (await clients.run(script))[0] == 0
+    made = look(clients.target)
+    subprocess.run(["rm", "-r", clients.target], check=True)
+    done = await at_once(clients, [script] * 8)
+    assert [status for status, _, _ in done] == [0] * 8
+    assert all("without running the command" in said for _, _, said in done)
+    assert any("waiting for another process" in said for _, _, said in done)
+    assert clients.lab.runs() == 1
+    assert look(clients.target) == made
+    assert locks_of(clients.target) == []
+
+
+@pytest.mark.parametrize("status", [0, 3])
+async def test_without_a_store_one_after_the_other_runs_it_until_one_succeeds(clients, status):
+    async def nothing(end):
+        end.close()
+
+    clients.lab.serve = nothing
+    done = await at_once(clients, [f"sleep 1; exit {status}"] * 4)
+    assert [found for found, _, _ in done] == [status] * 4
+    assert clients.lab.runs() == (4 if status else 1)
+    assert locks_of(clients.target) == []
+
+
+async def test_two_commands_with_one_target_run_one_after_the_other(clients):
+    busy = clients.target / "busy"
+    script = f"[ ! -e {busy} ] && touch {busy} && sleep 0.3 && rm {busy}"
+    done = await at_once(clients, [f"{script} # {number}" for number in range(4)])
+    assert [status for status, _, _ in done] == [0] * 4
+    assert clients.lab.runs() == 4
+
+
+async def test_what_a_killed_one_leaves_is_in_nobodys_way(clients):
+    process = await clients.start(*clients.lab.command("exec sleep 600"))
+    with trio.fail_after(20):
+        while not clients.lab.runs():
+            await trio.sleep(0.01)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    await process.wait()
+    for child in children:
+        child.kill()
+    assert len(locks_of(clients.target)) == 1
+    assert (await clients.run("exit 0"))[0] == 0
+    assert clients.lab.runs() == 2
+    assert locks_of(clients.target) == []
+
+
+@pytest.mark.root
+def test_where_no_lock_can_be_made_beside_a_target_it_is_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / "folder"
+    (folder / "target/inner").mkdir(parents=True)
+    lock = folder / f".target.bootseer-{os.geteuid()}.lock"
+    lock.symlink_to(tmp_path / "other")
+    waited = []
+    with locked([str(folder / "target"), str(folder / "target/inner")], ["what"], waited.append):
+        made = [path.name for path in tmp_path.iterdir() if path.name.endswith(".lock")]
+        assert len(made) == 2  # nor in a target
+        assert list((folder / "target").iterdir()) == [folder / "target/inner"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert waited == []
+
+
+def test_a_lock_that_is_another_link_to_a_file_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    target, own = tmp_path / "target", tmp_path / "own"
+    target.mkdir()
+    own.write_text("kept")
+    link = tmp_path / f".target.bootseer-{os.geteuid()}.lock"
+    link.hardlink_to(own)
+    with locked([str(target)], ["what"], print) as turn:
+        assert [path.suffix for path in (tmp_path / "tmp").iterdir()] == [".lock"]
+        turn.is_done = True
+    assert own.read_text() == "kept" and link.samefile(own)

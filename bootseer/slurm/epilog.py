@@ -54,7 +54,7 @@ def _end(folder: JobFolder, config: settings.Config) -> str:
         reap(folder)
         return "its agent had died; what it left is cleared away"
     except BootseerError as error:
-        reap(folder)
+        reap(folder, f"ended by force: {error}")
         return f"its agent was ended by force: {error}"
     pid = registry.agent_pid(folder)
     if pid is not None:

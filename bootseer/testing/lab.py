@@ -176,13 +176,14 @@ class Lab:
         return {stage["stage"]: stage for stage in nodes[node]["stages"]}
 
     def fallbacks(self, job: int | Job) -> set[str]:
-        """Names of the stages that fell back, on any node."""
-        return {
-            s["stage"]
-            for n in self.report(job)["nodes"]
-            for s in n["stages"]
-            if s["status"] == "fallback"
-        }
+        """Names of the stages that fell back, on any node; prints why they did."""
+        found = set()
+        for node in self.report(job)["nodes"]:
+            for stage in node["stages"]:
+                if stage["status"] == "fallback":
+                    print(f"{node['node']}: {stage['stage']}: {stage['detail']}")
+                    found.add(stage["stage"])
+        return found
 
     def store(self, user: str = "alice") -> Path:
         """A user's store, on the host."""

@@ -80,6 +80,22 @@ def test_what_cannot_be_moved_keeps_nobody_else(run_dir, buried, monkeypatch):
     assert not reap.reap(folders[0]), "another was first"
 
 
+def test_one_that_ended_as_it_should_has_not_died(run_dir, buried):
+    folder = left_by_the_dead(run_dir, 7)
+    folder.write("ended.json", {})
+    assert reap.reap_dead(run_dir) == []
+    assert os.path.isdir(folder.path), "its epilog is about to remove it"
+    os.utime(folder.path, (LONG_AGO_S, LONG_AGO_S))
+    assert reap.reap_dead(run_dir) == []
+    assert not os.path.exists(folder.path)
+    assert buried == []
+
+
+def test_why_one_was_ended_by_force_is_kept(run_dir, buried):
+    assert reap.reap(left_by_the_dead(run_dir, 7), "no answer")
+    assert buried[0].read("died.json") == {"why": "no answer"}
+
+
 @pytest.mark.parametrize("clear", [reap.remove, reap.reap])
 def test_what_a_job_has_written_goes_after_its_agent(node_settings, buried, clear):
     """By a process that does not end with the agent's; what a living job writes stays."""

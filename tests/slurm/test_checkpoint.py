@@ -178,9 +178,8 @@ def test_a_later_step_is_read_ahead_as_the_earlier_was(lab, tree, size):
     for node in lab.cluster.node_names:
         stages = lab.stages(warm, node)
         assert stages["checkpoint.prefetch"]["bytes"] == size, stages
-        # Once, for the read-ahead, and the pieces of which the kernel has dropped something since:
-        # of the smaller file one of two is 93 %.
-        assert size <= stages["checkpoint.read"]["bytes"] < 1.95 * size
+        # Once for the read-ahead, and for the job what the kernel has dropped since.
+        assert size <= stages["checkpoint.read"]["bytes"] <= 2 * size
         assert stages["checkpoint.record"]["bytes"] == size
         assert stages["checkpoint.prefetch"]["end_s"] < stages["step.start"]["start_s"]
     assert lab.report(warm)["kind"] == "warm"

@@ -105,8 +105,8 @@ def test_image_and_checkpoint_are_warm_together(lab_with_hdfs):
     for node in lab.cluster.node_names:
         stages = lab.stages(warm, node)
         assert stages["checkpoint.prefetch"]["bytes"] == 20_000_000, stages
-        # Once, and the pieces of which the kernel has dropped something since.
-        assert 20_000_000 <= stages["checkpoint.read"]["bytes"] < 39_000_000, stages
+        # Once, and for the job what the kernel has dropped since, which may be all of it.
+        assert 20_000_000 <= stages["checkpoint.read"]["bytes"] <= 40_000_000, stages
         assert stages["image.prefetch"]["bytes"] > 0
     for job in (wrote, cold, warm):
         assert lab.fallbacks(job) == set(), lab.report(job)

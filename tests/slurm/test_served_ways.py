@@ -80,7 +80,6 @@ def test_all_of_it_is_copied_where_each_read_would_wait(lab, far):
     planned = json.loads(next(lab.store().glob("plans/*.json")).read_text())["images"][0]
     assert planned["store"]["latency_us"] > LATENCY_S * 1e6
     assert planned["touched_bytes"] < far.size_bytes / 4, "what is copied is not touched"
-    assert planned["store"]["bytes_per_s"] > 0
 
 
 def test_its_file_is_read_where_that_answers_sooner(lab, far):

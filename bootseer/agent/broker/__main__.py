@@ -19,7 +19,7 @@ from bootseer.agent.broker.broker import Broker
 from bootseer.agent.broker.copies import fork_lender, fork_opener
 from bootseer.agent.broker.folders import make_folders
 from bootseer.agent.broker.processes import Processes
-from bootseer.agent.broker.registration import register
+from bootseer.agent.broker.registration import note_ended, register
 from bootseer.agent.broker.start import Start
 from bootseer.agent.broker.user_slots import UserSlots
 from bootseer.agent.messages.message import Reply
@@ -45,6 +45,8 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     if is_finished and mode == "bury":
         folder.remove()
+    elif is_finished:
+        note_ended(folder)
     leave(0 if is_finished else 1)  # whatever threads are still waiting for
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from bootseer.agent.node.job import JobFolder
@@ -30,3 +31,9 @@ def _cgroup() -> str:
 
 def _mark(pid: int) -> dict[str, Any]:
     return {"pid": pid, "start": start_time(pid)}
+
+
+def note_ended(folder: JobFolder) -> None:
+    """Keep that the agent is about to end as it should: the epilog clears its folder away."""
+    with suppress(OSError):  # /run is full
+        folder.write("ended.json", {})

@@ -4,6 +4,8 @@
         job.json               what the prolog was asked for; root, 0600
         broker.json            settings, see `bootseer.agent.node.broker_settings`; root, 0600
         process.json           the agent's process id and start time; root, 0600
+        ended.json             once it has ended as it should; root, 0600
+        died.json              once it has died, why it was ended by force, if it was; root, 0644
         agent.log              what the agent prints when something is wrong; root, 0600
         agent.sock             control socket; the job's user, 0600
         mounts.sock            where slurmstepd gets mounts; root, 0600
@@ -132,10 +134,10 @@ class JobFolder:
         """Name the folder of a job."""
         return cls(f"{run_dir}/jobs/{job_id}")
 
-    def write(self, name: str, document: dict[str, Any]) -> None:
+    def write(self, name: str, document: dict[str, Any], mode: int = 0o600) -> None:
         """Replace one of the folder's JSON files in one step."""
         target = f"{self.path}/{name}"
-        descriptor = os.open(f"{target}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(f"{target}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "w") as file:
             json.dump(document, file)
         os.rename(f"{target}.new", target)

@@ -27,7 +27,10 @@ def reap_dead(run_dir: str) -> list[str]:
     for folder in registry.job_folders(run_dir):
         if registry.agent_pid(folder) is not None or registry.is_starting(folder):
             continue
-        if not registry.is_served(folder) and reap(folder):
+        if registry.has_ended(folder):
+            if not registry.is_young(folder):  # else its epilog is about to
+                remove(folder)
+        elif not registry.is_served(folder) and reap(folder):
             reaped.append(os.path.basename(folder.path))
     for grave in graves:
         if registry.agent_pid(grave) is None and not registry.is_starting(grave):
@@ -35,10 +38,14 @@ def reap_dead(run_dir: str) -> list[str]:
     return reaped
 
 
-def reap(folder: JobFolder) -> bool:
+def reap(folder: JobFolder, why: str = "") -> bool:
     """End what is left of an agent, dead or alive, and see to its folder.
 
     The folder gets another name first, so that a job with the same id can start anew at once.
+
+    Args:
+        folder: of its job.
+        why: it is ended, if it lives, for the report.
 
     Returns:
         Whether it has; otherwise another was first, or /run is full.
@@ -55,6 +62,8 @@ def reap(folder: JobFolder) -> bool:
         os.makedirs(dead, exist_ok=True)
         os.chmod(dead, 0o711)  # who publishes what is there is not root
         registry.deregister(folder)
+        with suppress(OSError):  # /run is full
+            folder.write("died.json", {"why": why}, 0o644)  # for who publishes
         os.rename(folder.path, grave.path)
     except OSError:
         return False

@@ -47,8 +47,11 @@ def claim(folder: JobFolder) -> bool:
 
 def is_starting(folder: JobFolder) -> bool:
     """Whether the folder's agent may be one that has not registered yet."""
-    if folder.read("process.json") is not None:
-        return False
+    return folder.read("process.json") is None and is_young(folder)
+
+
+def is_young(folder: JobFolder) -> bool:
+    """Whether something has only just been put into the folder."""
     try:
         return time.time() - os.stat(folder.path).st_mtime < _STARTING_S
     except OSError:
@@ -60,6 +63,11 @@ def deregister(folder: JobFolder) -> None:
     with suppress(FileNotFoundError):
         os.unlink(f"{folder.path}/process.json")
     os.utime(folder.path)
+
+
+def has_ended(folder: JobFolder) -> bool:
+    """Whether the folder's agent has ended as it should."""
+    return folder.read("ended.json") is not None
 
 
 def agent_pid(folder: JobFolder) -> int | None:

@@ -132,7 +132,8 @@ class Agent:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._broker.run)
             self._events = self._left_events()
-            self.note_fallback("agent.died", "what it had recorded is lost")
+            why = str((self._folder.read("died.json") or {}).get("why") or "it had died")
+            self.note_fallback("agent.died", f"what it had recorded is lost; {why}")
             await self._publish(self._config["epilog.deadline_s"])
             await self._broker.do(Finish())
             nursery.cancel_scope.cancel()

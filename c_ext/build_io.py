@@ -13,6 +13,7 @@ SOURCES = (
     "privilege.c",
     "seccomp.c",
     "landlock.c",
+    "file_handle.c",
     "mount.c",
     "usermount.c",
     "fastpath.c",

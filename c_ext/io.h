@@ -143,6 +143,14 @@ int bs_confine_system_calls(unsigned flags);
  * there is one thread. No link at a path's end is followed. */
 int bs_limit_changes(const char *const *folders, size_t count);
 
+/* Longest handle of a file. */
+enum { BS_HANDLE_BYTES = 128 };
+
+/* Write the handle of what is called `name` in a folder, or of `folder` itself where that is "", to
+ * `out`, and return its length: inode and generation, or what the server of a network file system
+ * has for them. No link is followed. -EOPNOTSUPP where the file system has none. */
+int bs_file_handle(int folder, const char *name, uint8_t *out);
+
 /* Mount a FUSE file system, without set-user-ID programs and devices, on the directory that the
  * descriptor `target` is open on. `options` are those of fuse(4), the device's descriptor first. */
 int bs_mount_fuse(int target, const char *source, const char *type, int read_only,

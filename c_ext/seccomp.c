@@ -74,8 +74,8 @@ static const int allowed[] = {
     /* Files and folders. */
     SYS_read, SYS_pread64, SYS_readv, SYS_preadv, SYS_preadv2, SYS_write, SYS_pwrite64,
     SYS_writev, SYS_pwritev, SYS_pwritev2, SYS_close, SYS_openat, CALL_OPENAT2, SYS_newfstatat,
-    SYS_fstat, SYS_statx, SYS_lseek, SYS_getdents64, SYS_faccessat, CALL_FACCESSAT2,
-    SYS_readlinkat, SYS_statfs, SYS_fstatfs, SYS_fcntl, SYS_flock, SYS_dup, SYS_dup3,
+    SYS_name_to_handle_at, SYS_fstat, SYS_statx, SYS_lseek, SYS_getdents64, SYS_faccessat,
+    CALL_FACCESSAT2, SYS_readlinkat, SYS_statfs, SYS_fstatfs, SYS_fcntl, SYS_flock, SYS_dup, SYS_dup3,
     CALL_CLOSE_RANGE, SYS_copy_file_range, SYS_sendfile, SYS_splice, SYS_tee, SYS_fadvise64,
     SYS_readahead, SYS_truncate, SYS_ftruncate, SYS_fallocate, SYS_fsync, SYS_fdatasync,
     SYS_sync_file_range, SYS_sync, SYS_syncfs, SYS_mkdirat, SYS_unlinkat, SYS_renameat,

@@ -253,14 +253,16 @@ def test_the_commands_bring_it_up_and_down():
         assert stat.split() == ["alice", f"{2 << 20}", "1"]
         web = "http://10.77.0.1:9870/webhdfs/v1/user/alice?op=LISTSTATUS"
         code = f"import urllib.request as u; print(u.urlopen({web!r}).read().decode())"
-        listed = json.loads(command("run", name, "--node", "d1", "--", sys.executable, "-c", code))
+        listed = json.loads(
+            command("run", name, "--node", "d1", "--", sys.executable, "-P", "-c", code)
+        )
         assert listed["FileStatuses"]["FileStatus"][0]["pathSuffix"] == "hosts"
         # A client finds the configuration, and is who it is told to be.
         client = "import hdfs_native; client = hdfs_native.Client(); path = '/user/alice/own'; "
         make = f"{client}client.create(path).close()"
-        command("run", name, "--user", "alice", "--", sys.executable, "-c", make)
+        command("run", name, "--user", "alice", "--", sys.executable, "-P", "-c", make)
         show = f"{client}print(client.get_file_info(path).owner)"
-        assert command("run", name, "--", sys.executable, "-c", show) == "alice\n"
+        assert command("run", name, "--", sys.executable, "-P", "-c", show) == "alice\n"
         cluster = Cluster.attach(name)
         inside = os.readlink(f"/proc/{cluster.keeper_pid}/ns/pid")
         assert members(inside)

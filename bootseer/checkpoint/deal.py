@@ -49,6 +49,10 @@ class Part:
         size_bytes: acknowledged.
         units: that it was given, though later ones may have replaced them.
         hosts: the machines of its last block, as far as known.
+        looked_bytes: its length when they were asked for.
+        is_open: more can be written to it.
+        in_doubt: it did not end as it should; what was acknowledged has to be read again.
+        is_whole: it has ended, with what was acknowledged and nothing else.
     """
 
     index: int
@@ -58,6 +62,7 @@ class Part:
     looked_bytes: int = -_LOOK_AGAIN_BYTES
     is_open: bool = True
     in_doubt: bool = False
+    is_whole: bool = False
 
 
 class Dealer:
@@ -68,6 +73,7 @@ class Dealer:
     Attributes:
         placed: where each unit is that has been acknowledged.
         parts: all part files so far.
+        folder: the name of the folder in which they are.
         error: what has made the file impossible to write.
     """
 
@@ -76,7 +82,7 @@ class Dealer:
         self.placed: dict[int, Unit] = {}
         self.parts: list[Part] = []
         self._shared = shared
-        self._folder = folder
+        self.folder = folder
         self._mode = mode
         self._send: trio.MemorySendChannel[_Dealt] | None = None
         self._receive: trio.MemoryReceiveChannel[_Dealt] | None = None
@@ -128,7 +134,7 @@ class Dealer:
                 self._send = self._receive = None
             if self._writers:
                 await self._ended.wait()
-            self.check()
+        self.check()
         for part in self.parts:
             if part.in_doubt:
                 await self._confirm(part)
@@ -237,10 +243,15 @@ class Dealer:
                 with self._shared.written.transfer():
                     await appender.finish()
                 self._acknowledge(part, size_bytes, waiting)
+                part.is_whole = True
         except BootseerError as error:
             self._note_broken(part, waiting, error)
         except trio.ClosedResourceError:
             self._keep(part, waiting)  # the file has been given up
+        except trio.Cancelled:
+            # Who waits for it need not be cancelled, too.
+            self.give_up(Closed(f"writing to {self._name(part)!r} was ended"))
+            raise
         finally:
             part.is_open = False
             self._writers -= 1
@@ -332,4 +343,4 @@ class Dealer:
         return data
 
     def _name(self, part: Part) -> str:
-        return f"{self._folder}/{part_name(part.index)}"
+        return f"{self.folder}/{part_name(part.index)}"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import trio
 
-from bootseer.checkpoint.source import parts_folders
+from bootseer.checkpoint.parts import parts_beside
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.core.stripe import Layout, part_name
-from bootseer.errors import BootseerError
-from bootseer.store.base import ObjectInfo, Placement
+from bootseer.errors import BootseerError, NotFound
+from bootseer.store.base import Placement
 from bootseer.units import format_numbers
 
 
@@ -103,15 +103,11 @@ async def describe(tree: CheckpointTree, name: str) -> Description:
 
 async def find_parts(tree: CheckpointTree, entry: Entry, layout: Layout) -> tuple[str, list[Part]]:
     """Return the folder in which the parts of a file are, and how long each is."""
-    folders = parts_folders(entry.name, layout)
-    found: Mapping[str, ObjectInfo] = {}
-    for folder in folders:
-        listed = await tree.store.list(folder)
-        found = {info.name.rpartition("/")[2]: info for info in listed}
-        if found:
-            break
-    else:
-        folder = folders[0]
+    try:
+        folder, listed = await tree.parts.find(entry.name, layout)
+    except NotFound:
+        folder, listed = parts_beside(entry.name, layout), ()
+    found = {info.name.rpartition("/")[2]: info for info in listed}
     parts = []
     for index, need_bytes in enumerate(layout.part_bytes()):
         info = found.get(part_name(index))

@@ -60,7 +60,7 @@ class Landing:
         self._is_published = False
         self.done: set[int] = set()
         with translated("write", path, _HERE):
-            self._fd = _open_own(self._temporary)
+            self._fd = self._lock(_open_own(self._temporary))
             try:
                 self._begin(version)
             except BaseException:
@@ -89,8 +89,13 @@ class Landing:
                 os.fdatasync(self._journal)
 
     def publish(self, mode: int | None, mtime_ns: int) -> None:
-        """Give the complete file its name, in the place of what is there."""
+        """Give the complete file its name, in the place of what is there.
+
+        Raises:
+            Conflict: where there are no locks, another process has begun anew with it.
+        """
         with translated("write", self.path, _HERE):
+            self._check_name(self._fd)
             if mode is None:
                 umask = os.umask(0o077)
                 os.umask(umask)
@@ -100,8 +105,7 @@ class Landing:
             os.fsync(self._fd)
             os.rename(self._temporary, self.path)
             self._is_published = True
-            if self._journal >= 0:
-                os.unlink(self._journal_path)
+            leftovers(self.path)
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 sync_folder(folder)
@@ -109,8 +113,10 @@ class Landing:
                 os.close(folder)
 
     def discard(self) -> None:
-        """Remove what there is of it."""
-        leftovers(self.path)
+        """Remove what there is of it, unless it is another process's by now."""
+        with suppress(Conflict):
+            self._check_name(self._fd)
+            leftovers(self.path)
 
     def close(self) -> None:
         """Let go of it; what is on the disk of a large file stays for the next time."""
@@ -121,28 +127,48 @@ class Landing:
                 os.close(fd)
         self._journal = self._fd = -1
 
-    def _begin(self, version: dict[str, object]) -> None:
-        status = os.fstat(self._fd)
-        with suppress(OSError):  # where there are no locks, only who does it twice is not told
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Conflict(f"{self.path} is being exported by another process") from None
-        if not os.path.samestat(os.stat(self._temporary, follow_symlinks=False), status):
-            raise Conflict(f"{self.path} was being exported by another process; look at it")
-        if self._size_bytes >= JOURNAL_LEAST_BYTES:
-            self._begin_journal(version, is_old=status.st_size == self._size_bytes)
-        else:
-            with suppress(FileNotFoundError):
-                os.unlink(self._journal_path)
-        if not self.done:
-            os.ftruncate(self._fd, 0)
-        os.ftruncate(self._fd, self._size_bytes)
+    def _lock(self, fd: int) -> int:
+        """Keep other processes from the file in the making, which is open as `fd`; returns that."""
+        try:
+            with suppress(OSError):  # where there are no locks, `_check_name` has to do
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise Conflict(f"{self.path} is being exported by another process") from None
+            self._check_name(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
-    def _begin_journal(self, version: dict[str, object], *, is_old: bool) -> None:
-        self._journal = _open_own(self._journal_path)
+    def _check_name(self, fd: int) -> None:
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._temporary, follow_symlinks=False), os.fstat(fd)):
+                return
+        raise Conflict(f"{self.path} is, or was, being exported by another process; look at it")
+
+    def _begin(self, version: dict[str, object]) -> None:
+        old_bytes = os.fstat(self._fd).st_size
         header = {"version": VERSION, "piece_bytes": self._piece_bytes, "source": version}
         first = json.dumps(header, sort_keys=True).encode() + b"\n"
+        if self._size_bytes >= JOURNAL_LEAST_BYTES:
+            self._journal = _open_own(self._journal_path, os.O_APPEND)
+            self._go_on(first, is_old=old_bytes == self._size_bytes)
+        if old_bytes and not self.done:
+            # Where there are no locks, somebody may still write to these.
+            leftovers(self.path)
+            new = self._lock(_open_own(self._temporary, os.O_EXCL))
+            os.close(self._fd)
+            self._fd = new
+            if self._journal >= 0:
+                os.close(self._journal)
+                self._journal = _open_own(self._journal_path, os.O_APPEND | os.O_EXCL)
+                os.write(self._journal, first)
+                os.fdatasync(self._journal)
+        os.ftruncate(self._fd, self._size_bytes)
+
+    def _go_on(self, first: bytes, *, is_old: bool) -> None:
+        """Take over what a journal names that begins with the line `first`, and begin it so."""
         with open(self._journal, "rb", closefd=False) as file:
             lines = file.readlines()
         kept = first
@@ -155,8 +181,7 @@ class Landing:
                 kept += line
         # A line that a crash has cut short must not become the beginning of another.
         os.ftruncate(self._journal, 0)
-        os.pwrite(self._journal, kept, 0)
-        os.lseek(self._journal, 0, os.SEEK_END)
+        os.write(self._journal, kept)
         os.fdatasync(self._journal)
 
 
@@ -175,13 +200,14 @@ def _beside(path: str) -> tuple[str, str]:
     return temporary, f"{temporary}.journal"
 
 
-def _open_own(path: str) -> int:
+def _open_own(path: str, flags: int = 0) -> int:
     """Open a file to read and write it, and make it where there is none.
 
     Raises:
         Denied: it is somebody else's, or no file: what it says would be believed.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(fd)

@@ -11,6 +11,7 @@ import trio
 
 from bootseer.checkpoint.fetch import FileFetch
 from bootseer.checkpoint.holders import Holders
+from bootseer.checkpoint.moves import Moves
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Draft
 from bootseer.core.cached import CachedPieces
@@ -45,6 +46,8 @@ class Node:
         handles: how often it is open.
         writing: who has it open to write, for each time that it is.
         has_name: whether its name is still its own.
+        children: how many numbered files and folders are, or last were, in this folder.
+        is_forgotten: the kernel has no use for the number any more.
         aside: where it is kept, removed or replaced while open.
         mtime_ns: of the last write, or of the last change in a folder.
         changes: counts changes in a folder.
@@ -69,6 +72,8 @@ class Node:
     handles: int = 0
     writing: set[Holders] = field(default_factory=set)
     has_name: bool = True
+    children: int = 0
+    is_forgotten: bool = False
     aside: Entry | None = None
     mtime_ns: int = 0
     changes: int = 0
@@ -126,6 +131,7 @@ class Nodes:
         root = Node(ROOT_INODE, ROOT_INODE, "", Entry(ObjectInfo("", 0, 0, is_folder=True)))
         self.by_inode: dict[int, Node] = {ROOT_INODE: root}
         self.by_name: dict[tuple[int, str], Node] = {}
+        self.moves = Moves(self.is_below, self.drop_unused)
         self._tree = tree
         self._valid_s = valid_s
         self._listings: dict[int, Listing] = {}
@@ -136,24 +142,45 @@ class Nodes:
         """Give a name a new number."""
         node = Node(next(self._inodes), parent, name, entry)
         self.by_inode[node.inode] = node
+        self.by_inode[parent].children += 1
         self.by_name[parent, name] = node
         return node
 
     def forget(self, inode: int) -> None:
-        """Drop what the kernel has dropped, unless it is still needed."""
+        """Learn that the kernel has dropped a number, until it is told of it again."""
         node = self.by_inode.get(inode)
-        if node is None or inode == ROOT_INODE or node.handles or node.draft is not None:
-            return
-        del self.by_inode[inode]
-        self._listings.pop(inode, None)
-        if self.by_name.get((node.parent, node.name)) is node:
-            del self.by_name[node.parent, node.name]
+        if node is not None:
+            node.is_forgotten = True
+            self.drop_unused(inode)
+
+    def drop_unused(self, inode: int) -> None:
+        """Drop what the kernel has dropped, unless it is still needed, and the folders it is in.
+
+        A folder is needed for the paths of what is in it.
+        """
+        while (node := self.by_inode.get(inode)) is not None and node.is_forgotten:
+            is_open = node.handles or node.draft is not None
+            if is_open or node.children or self.moves.uses(inode) or inode == ROOT_INODE:
+                return
+            del self.by_inode[inode]
+            self._listings.pop(inode, None)
+            if self.by_name.get((node.parent, node.name)) is node:
+                del self.by_name[node.parent, node.name]
+            inode = node.parent
+            self.by_inode[inode].children -= 1
 
     def move(self, node: Node, parent: int, name: str) -> None:
         """Give a file or folder another name."""
-        del self.by_name[node.parent, node.name]
+        if self.by_name.get((node.parent, node.name)) is node:
+            del self.by_name[node.parent, node.name]
+        self.unname(parent, name)
+        node.has_name = True
+        before = self.by_inode[node.parent]
         node.parent, node.name = parent, name
         self.by_name[parent, name] = node
+        self.by_inode[parent].children += 1
+        before.children -= 1
+        self.drop_unused(before.inode)
 
     def path(self, node: Node) -> str:
         """Return the name in the store of a file or folder."""
@@ -180,7 +207,7 @@ class Nodes:
             return node
         if node is not None and node.entry is not None:
             same_kind = node.is_folder == entry.is_folder
-            if same_kind and (entry.is_folder or _version(node.entry) == _version(entry)):
+            if same_kind and (entry.is_folder or _are_one_version(node.entry, entry)):
                 node.entry = entry
                 return node
             self.unname(parent, name)
@@ -228,9 +255,13 @@ class Nodes:
             if changes == parent.changes:
                 return entry
 
+    def distrust(self, inode: int) -> None:
+        """Look anew for what is in a folder when it is next asked for."""
+        self._listings.pop(inode, None)
+
     def touch(self, inode: int) -> None:
         """Note that what was seen in a folder is no longer all."""
-        self._listings.pop(inode, None)
+        self.distrust(inode)
         folder = self.by_inode[inode]
         folder.changes += 1
         folder.mtime_ns = time.time_ns()
@@ -261,14 +292,19 @@ class Nodes:
             if parent == folder and node.draft is not None
         ]
 
-    def is_below(self, node: Node, folder: Node) -> bool:
+    def is_below(self, inode: int, folder: int) -> bool:
         """Tell whether a file or folder is somewhere below a folder."""
-        while node.inode != ROOT_INODE:
-            node = self.by_inode[node.parent]
-            if node is folder:
+        node = self.by_inode.get(inode)
+        while node is not None and node.inode != ROOT_INODE:
+            if node.parent == folder:
                 return True
+            node = self.by_inode[node.parent]
         return False
 
 
-def _version(entry: Entry) -> tuple[int, int, str]:
-    return (entry.info.size_bytes, entry.info.mtime_ns, str(entry.problem or ""))
+def _are_one_version(one: Entry, other: Entry) -> bool:
+    if not one.info.is_version(other.info) or str(one.problem or "") != str(other.problem or ""):
+        return False
+    if one.layout is None or other.layout is None:
+        return one.layout is other.layout
+    return one.layout is other.layout or one.layout.digest == other.layout.digest

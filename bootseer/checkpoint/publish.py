@@ -143,7 +143,7 @@ class Publisher:
         holders.closing = Closing.UNKNOWN
         # As for `release`.
         with trio.CancelScope(shield=True):
-            async with node.lock:
+            async with self._nodes.moves.using(node.inode), node.lock:
                 await self._flush(node, holders)
         self._notify()
 
@@ -151,7 +151,7 @@ class Publisher:
         """Count one who had the file open off; what its last writer leaves is published."""
         # A file must not be left half published because the mount ends.
         with trio.CancelScope(shield=True):
-            async with node.lock:
+            async with self._nodes.moves.using(node.inode), node.lock:
                 node.handles -= 1
                 if holders is not None:
                     node.writing.remove(holders)
@@ -162,13 +162,17 @@ class Publisher:
                     await self._reading.close_unused(node)
         self._notify()
 
-    async def settle_below(self, folder: Node) -> None:
-        """Publish what is being written in a folder, before it is moved."""
+    async def drain_below(self, folder: Node) -> None:
+        """Have nothing on its way to what is being written in a folder, so that it can move.
+
+        Raises:
+            BootseerError: something that was written cannot be stored.
+        """
         for node in list(self._nodes.by_inode.values()):
-            if node.draft is not None and node.has_name and self._nodes.is_below(node, folder):
+            if self._nodes.is_below(node.inode, folder.inode):
                 async with node.lock:
-                    if node.draft is not None:
-                        await self.publish(node)
+                    if node.draft is not None and not node.draft.is_lost:
+                        await node.draft.drain()
 
     async def abandon(self, node: Node) -> None:
         """Give up a version that nobody has open to write, and leave the file as it was."""
@@ -188,7 +192,7 @@ class Publisher:
         left.sort(key=lambda node: not _is_pending(node))
         with trio.move_on_after(within_s):
             for node in list(left):
-                async with node.lock:
+                async with self._nodes.moves.using(node.inode), node.lock:
                     await self._end(node)
                 left.remove(node)
         for node in left:
@@ -258,7 +262,7 @@ class Publisher:
         """Try until it is published, or somebody else sees to that, or the mount ends."""
         for attempt in itertools.count(1):
             await trio.sleep(_PAUSES.pause_s(attempt))
-            async with node.lock:
+            async with self._nodes.moves.using(node.inode), node.lock:
                 if node.draft is not draft or node.writing or not node.has_name:
                     break
                 await self._try(node)

@@ -17,7 +17,7 @@ from bootseer.core.cached import Asked, CachedPieces
 from bootseer.core.ranges import ByteRange
 from bootseer.core.reads import MARK_BYTES
 from bootseer.core.window import Window
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, Conflict, NotFound
 from bootseer.fuse.view import Kernel
 from bootseer.units import MIB
 
@@ -78,7 +78,7 @@ class Reading:
         if node.recording is not None and node.entry is not None:
             node.recording.add(offset, min(size_bytes, node.entry.size_bytes - offset))
         if node.fetch is None:
-            async with node.lock:
+            async with self._nodes.moves.using(node.inode), node.lock:
                 await self.open(node)
         fetch, window, cached = node.fetch, node.window, node.cached
         assert fetch is not None and window is not None and cached is not None
@@ -93,15 +93,30 @@ class Reading:
             ahead = window.read(offset, size_bytes)
             if ahead.size_bytes:
                 self._fetcher.nursery.start_soon(self._read_ahead, fetch, ahead)
-        content = await fetch.read(offset, fetch_bytes)
+        content = await self._fetch(node, fetch, offset, fetch_bytes)
         if mark is None:
             return content
         in_mark = slice(max(0, offset - last_page), offset + size_bytes - last_page)
         return b"".join([content, mark[in_mark]])
 
-    def put_aside(self, node: Node, aside: Entry) -> None:
-        """Learn where what is open of a file is kept."""
+    async def _fetch(
+        self, node: Node, fetch: FileFetch, offset: int, size_bytes: int
+    ) -> bytes | memoryview:
+        name = fetch.source.name
+        try:
+            return await fetch.read(offset, size_bytes)
+        except (Conflict, NotFound):
+            # What is being moved can be under neither name for a moment.
+            async with self._nodes.moves.using(node.inode), node.lock:
+                if fetch.source.name == name:
+                    raise
+        return await fetch.read(offset, size_bytes)
+
+    def put_aside(self, node: Node, aside: Entry | None) -> None:
+        """Learn where what is open of a file is kept, if it is."""
         node.aside = aside
+        if aside is None:
+            return
         if node.fetch is not None:
             node.fetch.source.move(aside.name)
         if node.draft is not None:

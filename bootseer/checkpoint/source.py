@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 
 import trio
 import xxhash
 
+from bootseer.checkpoint.parts import Parts, let_others_step
 from bootseer.core import stripe
 from bootseer.core.ranges import ByteRange
-from bootseer.core.stripe import PARTS_FOLDER, Layout, part_name
-from bootseer.errors import BootseerError, Closed, ConfigError, Conflict, Corrupt, NotFound
+from bootseer.core.stripe import Layout, part_name
+from bootseer.errors import BootseerError, Closed, Conflict, Corrupt, NotFound
 from bootseer.store.base import BlockLocation, ObjectInfo, Placement, Reader, Store
-from bootseer.store.name import check_name
 from bootseer.units import MIB
 
 PLAIN_PIECE_BYTES = 4 * MIB
@@ -42,6 +42,12 @@ class Source(ABC):
 
     size_bytes: int
     piece_bytes: int
+    _info: ObjectInfo
+
+    @property
+    def name(self) -> str:
+        """Where the file is, as far as is known."""
+        return self._info.name
 
     @property
     def pieces(self) -> int:
@@ -75,9 +81,9 @@ class Source(ABC):
             Conflict: the file has been replaced or removed, and its opened version is gone.
         """
 
-    @abstractmethod
     def move(self, name: str) -> None:
         """Learn that the file has another name; what was opened stays open."""
+        self._info = replace(self._info, name=name)
 
     @abstractmethod
     async def close(self) -> None:
@@ -94,8 +100,12 @@ class _Readers:
         self._opening: dict[Hashable, trio.Lock] = {}
         self._closed = False
 
-    async def get(self, key: Hashable, known: ObjectInfo) -> Reader:
+    async def get(
+        self, key: Hashable, known: ObjectInfo, version: ObjectInfo | None = None
+    ) -> Reader:
         """Return the reader that is kept under a key, and open the object if there is none.
+
+        See `Store.open` for `known` and `version`.
 
         Raises:
             Closed: `close` was called, perhaps while the object was being opened.
@@ -103,7 +113,7 @@ class _Readers:
         if key not in self._open:
             async with self._opening.setdefault(key, trio.Lock()):
                 if key not in self._open and not self._closed:
-                    opened = self._store.open(known.name, known=known)
+                    opened = self._store.open(known.name, known=known, version=version)
                     self._open[key] = await self._block.enter_async_context(opened)
         if self._closed:
             await self._block.aclose()
@@ -127,13 +137,14 @@ class PlainSource(Source):
         self._readers = _Readers(store)
         self._locations: Sequence[BlockLocation] = ()
         self._planned = False
+        self._first: Reader | None = None
         self._looked = False
 
     async def open(self) -> None:
         """Open the object now, so that who may not read it learns of it.
 
         Raises:
-            Conflict: it has another length by now.
+            Conflict: it was replaced by now.
         """
         await self._reader(0)
 
@@ -174,8 +185,6 @@ class PlainSource(Source):
         number = offset // self.piece_bytes % copies + attempt * copies
         reader = await self._reader(number)
         data = await reader.pread(offset, size_bytes)
-        if len(data) != size_bytes:
-            raise self._replaced()
         if not self._looked and self.size_bytes <= stripe.MAX_BYTES:
             # A manifest that has lost its end is not known by its length; and it is no content.
             magic_bytes = len(stripe.MAGIC)
@@ -188,22 +197,21 @@ class PlainSource(Source):
             self._looked = True
         return data
 
-    def move(self, name: str) -> None:
-        """See `Source.move`."""
-        self._info = replace(self._info, name=name)
-
     async def close(self) -> None:
         """See `Source.close`."""
         await self._readers.close()
 
     async def _reader(self, number: int) -> Reader:
-        reader = await self._readers.get(number, self._info)
-        if reader.size_bytes != self.size_bytes:
-            raise self._replaced()
+        try:
+            reader = await self._readers.get(number, self._info, self._info)
+        except (Conflict, NotFound):
+            if not number or self._first is None:
+                raise
+            # It was replaced since it was opened; what is open can be read on where a store can.
+            return self._first
+        if not number:
+            self._first = reader
         return reader
-
-    def _replaced(self) -> Conflict:
-        return Conflict(f"{self._info.name!r} was replaced while it was being read; open it again")
 
 
 class StripedSource(Source):
@@ -223,6 +231,7 @@ class StripedSource(Source):
         self._info = info
         self._layout = layout
         self._part_bytes = layout.part_bytes()
+        self._parts = Parts(store)
         self._readers = _Readers(store)
 
     def lane(self, piece: int) -> Hashable:
@@ -242,75 +251,41 @@ class StripedSource(Source):
             )
         return data
 
-    def move(self, name: str) -> None:
-        """See `Source.move`."""
-        self._info = replace(self._info, name=name)
-
     async def close(self) -> None:
         """See `Source.close`."""
         await self._readers.close()
 
     async def _part(self, part: int, attempt: int) -> Reader:
         need_bytes = self._part_bytes[part]
-        folders = parts_folders(self._info.name, self._layout)
-        for folder in folders:
-            known = ObjectInfo(f"{folder}/{part_name(part)}", need_bytes, 0)
-            try:
-                reader = await self._readers.get((part, attempt), known)
-            except NotFound:
-                continue
-            if reader.size_bytes < need_bytes:
-                raise Corrupt(
-                    f"{self._info.name!r}: part {known.name!r} has {reader.size_bytes} bytes of "
-                    f"the {need_bytes} that its manifest names"
+        for is_second in (False, True):
+            if is_second:
+                await let_others_step()
+            async with aclosing(self._parts.folders(self._info.name, self._layout)) as folders:
+                async for folder in folders:
+                    known = ObjectInfo(f"{folder}/{part_name(part)}", need_bytes, 0)
+                    with suppress(NotFound):
+                        return self._checked(
+                            await self._readers.get((part, attempt), known), need_bytes
+                        )
+            if await self._is_replaced():
+                raise Conflict(
+                    f"{self._info.name!r} was replaced or removed while being read; open it again"
                 )
-            return reader
-        try:
-            replaced = await self._store.stat(self._info.name) != self._info
-        except NotFound:
-            replaced = True
-        if replaced:
-            raise Conflict(
-                f"{self._info.name!r} was replaced or removed while being read; open it again"
-            )
         raise Corrupt(
-            f"{self._info.name!r}: part {part_name(part)!r} is missing in {folders[0]!r}; "
-            "restore the file from another copy"
+            f"{self._info.name!r}: part {part_name(part)!r} is missing; restore the file from "
+            "another copy"
         )
 
+    def _checked(self, reader: Reader, need_bytes: int) -> Reader:
+        if reader.size_bytes < need_bytes:
+            raise Corrupt(
+                f"{self._info.name!r}: part {reader.info.name!r} has {reader.size_bytes} bytes of "
+                f"the {need_bytes} that its manifest names"
+            )
+        return reader
 
-def parts_folder(above: str, parts_id: str) -> str:
-    """Return the name of the folder of a file's parts; `above` is the folder of the file."""
-    return f"{above}/{PARTS_FOLDER}/{parts_id}" if above else f"{PARTS_FOLDER}/{parts_id}"
-
-
-def parts_folders(name: str, layout: Layout) -> list[str]:
-    """Return where the folder of a file's parts may be: beside it, or where it is being moved to.
-
-    What a moved manifest says of elsewhere is seen from where it was, and may lead nowhere.
-    """
-    above = name.rpartition("/")[0]
-    folders = [parts_folder(above, layout.parts_id)]
-    if layout.elsewhere:
-        with suppress(Corrupt, ConfigError):
-            other = parts_folder(_resolve(above, layout.elsewhere), layout.parts_id)
-            check_name(other)
-            folders.append(other)
-    return folders
-
-
-def _resolve(folder: str, relative: str) -> str:
-    """Return the folder that is at a relative path (``../other``) of another.
-
-    Raises:
-        Corrupt: the path leads out of the store.
-    """
-    parts = folder.split("/") if folder else []
-    for step in relative.split("/"):
-        if step == "..":
-            if not parts:
-                raise Corrupt(f"{relative!r} leads out of the tree from {folder!r}")
-            parts.pop()
-        elif step not in ("", "."):
-            parts.append(step)
-    return "/".join(parts)
+    async def _is_replaced(self) -> bool:
+        try:
+            return not self._info.is_version(await self._store.stat(self._info.name))
+        except NotFound:
+            return True

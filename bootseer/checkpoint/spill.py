@@ -76,7 +76,7 @@ class Spill:
         self._units.clear()
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            await trio.to_thread.run_sync(os.close, fd)
+            await self._run(partial(os.close, fd))
 
     async def _run(self, call: Callable[[], T]) -> T:
         try:

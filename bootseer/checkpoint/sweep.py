@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from bootseer.checkpoint.batch import Tally, each, walk
-from bootseer.checkpoint.tree import ABANDONED_S, MAKING, CheckpointTree, Entry
+from bootseer.checkpoint.tree import ABANDONED_S, CheckpointTree, Entry
 from bootseer.core import stripe
-from bootseer.core.stripe import PARTS_FOLDER
 from bootseer.errors import Corrupt, NotFound
 from bootseer.store.base import ObjectInfo
 from bootseer.units import NS_PER_S
@@ -21,7 +19,7 @@ class Litter:
     """What may go.
 
     Attributes:
-        abandoned: folders of parts of writes that were never completed.
+        abandoned: folders of parts of writes, and what is left of moves, that were never completed.
         unused: folders of parts that no manifest names.
         problem: why the unused ones cannot be told.
     """
@@ -46,16 +44,11 @@ async def find_litter(
         despite: see `CheckpointTree.unused_parts`.
     """
     before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
-    abandoned = []
+    abandoned: list[ObjectInfo] = []
     entries = await walk(tree, name)
     for entry in entries:
         if entry.is_folder:
-            parts = f"{entry.name}/{PARTS_FOLDER}" if entry.name else PARTS_FOLDER
-            abandoned += [
-                info
-                for info in await tree.store.list(parts)
-                if info.name.rpartition("/")[2].startswith(MAKING) and info.mtime_ns <= before_ns
-            ]
+            abandoned += await tree.left_over(entry.name, older_than_s)
     try:
         unused = await tree.unused_parts(name, despite)
         if unused:
@@ -114,9 +107,7 @@ async def sweep(
     again: set[str] = set()
     if litter.unused:
         again = {info.name for info in await tree.unused_parts(name, despite)}
-    removed = 0
-    for info in (*litter.abandoned, *(u for u in litter.unused if u.name in again)):
-        with suppress(NotFound):
-            await tree.store.delete_tree(info.name)
-            removed += 1
-    return removed
+    removed = [*litter.abandoned, *(u for u in litter.unused if u.name in again)]
+    for info in removed:
+        await tree.remove_left_over(info)
+    return len(removed)

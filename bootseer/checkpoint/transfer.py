@@ -267,6 +267,7 @@ class _Export:
             "name": entry.name,
             "size_bytes": entry.size_bytes,
             "mtime_ns": entry.info.mtime_ns,
+            "version": entry.info.version,
             "digest": entry.layout.digest if entry.layout else "",
         }
         make = partial(Landing, path, entry.size_bytes, source.piece_bytes, version)
@@ -323,7 +324,9 @@ class _Export:
             await fetch.drained()
         finally:
             await fetch.close()
-        if entry.layout is None and await self._tree.store.stat(entry.name) != entry.info:
+        if entry.layout is None and not entry.info.is_version(
+            await self._tree.store.stat(entry.name)
+        ):
             await trio.to_thread.run_sync(landing.discard)
             raise Conflict(f"{entry.name!r} was replaced while it was being read; export it again")
         publish = partial(landing.publish, entry.info.mode, entry.info.mtime_ns)

@@ -7,23 +7,29 @@ not shown, and move and go with what they belong to.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import trio
+import xxhash
 
-from bootseer.checkpoint.source import (
-    PlainSource,
-    Source,
-    StripedSource,
+from bootseer.checkpoint.parts import (
+    FROM,
+    MAKING,
+    Parts,
+    above,
+    let_others_step,
+    making_folder,
+    parts_beside,
     parts_folder,
-    parts_folders,
+    parts_of,
 )
+from bootseer.checkpoint.source import PlainSource, Source, StripedSource
 from bootseer.core import stripe
 from bootseer.core.stripe import PARTS_FOLDER, Layout
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
@@ -32,16 +38,13 @@ from bootseer.units import NS_PER_S
 
 _log = logging.getLogger(__name__)
 
-MAKING = "making-"
-"""Begins the name of a folder of parts that no manifest names yet."""
 ABANDONED_S = 2 * 86400
 """A write that has made no new part for so long has been given up."""
-_STEP_S = 1.0
-"""Parts that are nobody's for so long are not just between two steps of a change."""
 _LOOKS = 16
 """Manifests that a listing reads at once."""
 _KNOWN = 20_000
 """Layouts that are remembered."""
+_STAYS = "parts of %s are of no use any more and stay for now: %s"
 _STUMP = (
     "{!r} may be what is left of a damaged manifest: there are parts beside it that belong to no "
     "file; if it is not, remove them with `bootseer ckpt gc --despite`"
@@ -78,6 +81,29 @@ class Entry:
         return self.layout.size_bytes if self.layout else self.info.size_bytes
 
 
+@dataclass(slots=True)
+class Attempts:
+    """What has come of publishing one version of a file until now.
+
+    Attributes:
+        have_begun: there was one.
+        over: what had the name at the first, if anything.
+        are_done: the version has had its name; it is not written again, whatever has it now.
+    """
+
+    have_begun: bool = False
+    over: Entry | None = None
+    are_done: bool = False
+
+
+class PlainContent(NamedTuple):
+    """An object that is to be a file: its name, its length, and XXH3-128 of all of it."""
+
+    name: str
+    size_bytes: int
+    checksum: int
+
+
 class CheckpointTree:
     """Files and folders of a store, striped ones among them.
 
@@ -88,6 +114,7 @@ class CheckpointTree:
     def __init__(self, store: Store) -> None:
         """Show the tree of `store`; nothing is read yet."""
         self.store = store
+        self.parts = Parts(store)
         self._known: dict[str, Entry] = {}
         self._changing: Counter[str] = Counter()
         self._lost: set[str] = set()
@@ -103,7 +130,7 @@ class CheckpointTree:
         _check_shown(name)
         entry = await self._look(await self.store.stat(name))
         if _may_be_a_stump(entry.info):
-            return (await self._suspect(name.rpartition("/")[0], [entry]))[0]
+            return (await self._suspect(above(name), [entry]))[0]
         return entry
 
     async def list(self, folder: str = "") -> Sequence[Entry]:
@@ -157,10 +184,13 @@ class CheckpointTree:
             await self.store.delete(entry.name)
             await self.drop_parts(entry)
 
-    async def set_aside(self, entry: Entry) -> Entry:
+    async def set_aside(self, entry: Entry) -> Entry | None:
         """Take a file's name away, and keep its content until `drop_aside`.
 
         It is kept at the root of the tree, so that the folder in which it was can be removed.
+
+        Returns:
+            What is kept; None if another node is moving it.
         """
         if entry.layout is not None:
             with self._change(entry.layout):
@@ -170,21 +200,22 @@ class CheckpointTree:
         await self.store.rename(entry.name, target)
         return replace(entry, info=replace(entry.info, name=target))
 
-    async def keep_parts(self, entry: Entry) -> Entry:
-        """Keep the parts of a striped file that has lost its name, until `drop_aside`."""
+    async def keep_parts(self, entry: Entry) -> Entry | None:
+        """Keep the parts of a striped file that has lost its name; see `set_aside`."""
         assert entry.layout is not None
         self._known.pop(entry.name, None)
         _, folder = self.new_parts("")
-        for parts in parts_folders(entry.name, entry.layout):
-            with suppress(NotFound):
-                await self.store.rename(parts, parts_folder(folder, entry.layout.parts_id))
-                break
+        try:
+            kept = parts_folder(folder, entry.layout.parts_id)
+            await self.parts.take(entry.name, entry.layout, kept)
+        except NotFound:
+            return None
         target = f"{folder}/{stripe.part_name(0)}"
         return replace(entry, info=replace(entry.info, name=target))
 
     async def drop_aside(self, entry: Entry) -> None:
         """Remove what `set_aside` or `keep_parts` has kept."""
-        folder = entry.name.rpartition("/")[0]
+        folder = above(entry.name)
         if not folder.startswith(f"{PARTS_FOLDER}/{MAKING}"):
             raise ValueError(f"{entry.name!r} was not set aside")
         await self.store.delete_tree(folder)
@@ -200,7 +231,10 @@ class CheckpointTree:
             raise Conflict(f"{name!r} is not empty")
         if found:
             await self.reap(name)
-            await self.store.delete(_parts_of(name))
+            for info in await self.store.list(parts_of(name)):
+                if _is_link(info):  # for files that are not here
+                    await self.store.delete(info.name)
+            await self.store.delete(parts_of(name))
         await self.store.delete(name)
 
     async def remove_tree(self, name: str) -> None:
@@ -223,17 +257,47 @@ class CheckpointTree:
             Conflict: something else is there.
         """
         _check_shown(target)
-        here, there = entry.name.rpartition("/")[0], target.rpartition("/")[0]
         with self._change(entry.layout, over.layout if over else None):
-            if entry.layout is not None and here != there:
-                entry = await self._move_parts(entry, entry.layout, here, there)
-            await self.store.rename(entry.name, target, overwrite=over is not None)
+            if entry.layout is not None:
+                await self._move(entry, entry.layout, target, overwrite=over is not None)
+            else:
+                await self.store.rename(entry.name, target, overwrite=over is not None)
+                if not entry.is_folder and above(entry.name) != above(target):
+                    # A striped one may have got the name in the last moment.
+                    now = await self.find(target)
+                    if now is not None and now.layout is not None:
+                        await self.parts.bring(target, now.layout, before=entry.name)
             self._known.pop(entry.name, None)
             if over is not None and not _share_parts(over, entry.layout):
                 await self.drop_parts(over)
         return replace(entry, info=replace(entry.info, name=target))
 
-    async def publish(self, name: str, layout: Layout, mode: int | None, making: str) -> Entry:
+    async def _move(self, entry: Entry, layout: Layout, target: str, *, overwrite: bool) -> None:
+        """Move a striped file; at each step it can be read where its name is."""
+        await self._bring(entry)
+        async with self.parts.renamed(entry.name, target, layout):
+            now = await self.stat(entry.name)
+            if not _share_parts(now, layout):
+                raise Conflict(f"{entry.name!r} was replaced; look at it, and move it again")
+            if above(entry.name) == above(target):
+                await self.store.rename(entry.name, target, overwrite=overwrite)
+                return
+            async with self.parts.linked(entry.name, target):
+                await self.store.rename(entry.name, target, overwrite=overwrite)
+                # Somebody may have replaced the file in the last moment.
+                await self._bring(await self.stat(target))
+
+    async def _bring(self, entry: Entry) -> None:
+        """Have the parts of a file beside it."""
+        if entry.layout is not None:
+            try:
+                await self.parts.bring(entry.name, entry.layout)
+            except NotFound as error:
+                raise Corrupt(f"{error}; restore the file from another copy") from error
+
+    async def publish(
+        self, name: str, layout: Layout, mode: int | None, making: str, attempts: Attempts
+    ) -> Entry:
         """Show a striped file whose parts are complete; what has failed may be tried again.
 
         Args:
@@ -241,26 +305,65 @@ class CheckpointTree:
             layout: what the manifest is to say.
             mode: permission bits; the store's default if None.
             making: the folder in which the parts were made.
+            attempts: the same one each time.
+
+        Raises:
+            Conflict: parts are missing, for somebody has moved or removed their folder; or
+                somebody has replaced what was, or was going to be, replaced by this.
         """
         over = await self.find(name)
-        target = parts_folder(name.rpartition("/")[0], layout.parts_id)
+        if not attempts.have_begun:
+            attempts.have_begun, attempts.over = True, over
+        first = attempts.over
         with self._change(layout, over.layout if over else None):
-            try:
-                await self.store.rename(making, target)
-            except NotFound:
-                # An attempt before this one has come so far, or farther.
-                await self.store.stat(target)
+            if over is not None and _share_parts(over, layout):
+                attempts.are_done = True
+            if not attempts.are_done:
+                await self._publish(name, layout, mode, making, replaced=not _are_same(first, over))
+                attempts.are_done = True
+            if first is not None and not _share_parts(first, layout):
+                await self.drop_parts(first)
+        entry = await self.find(name)
+        if entry is None:  # somebody has given it another name since
+            info = ObjectInfo(name, len(layout.encode()), time.time_ns(), mode=mode)
+            entry = Entry(info, layout)
+        return entry
+
+    async def _publish(
+        self, name: str, layout: Layout, mode: int | None, making: str, *, replaced: bool
+    ) -> None:
+        """Write the manifest, when all parts are beside it; `replaced` since the first attempt."""
+        target = parts_beside(name, layout)
+        try:
+            await self.store.rename(making, target)
+        except NotFound:
+            # An attempt before this one has come so far, or farther.
+            await self.store.stat(target)
+            if replaced:
+                # Perhaps it was seen and replaced, and its parts are being removed.
+                raise Conflict(f"{name!r} was replaced meanwhile") from None
+        # Whether the manifest has been seen, and replaced, by others is not known before an answer
+        # comes; until then it may be written once more.
+        async with self.parts.held(target):
+            await self._check_parts(name, layout, target)
             await publish(self.store, name, layout.encode(), mode=mode)
-            if over is not None and not _share_parts(over, layout):
-                await self.drop_parts(over)
-        return await self.stat(name)
+            try:
+                # Another node may have given the folder above another name in between.
+                await self._check_parts(name, layout, target)
+            except Conflict:
+                if await self._has(name, layout):
+                    await self.store.delete(name)
+                raise
 
     async def publish_plain(
-        self, name: str, content: str | None, mode: int | None, making: str
+        self, name: str, content: PlainContent | None, mode: int | None, making: str
     ) -> Entry:
-        """Show an ordinary file: the object `content`, made in `making`, or an empty one.
+        """Show an ordinary file: `content`, made in the folder `making`, or an empty one.
 
         What has failed may be tried again.
+
+        Raises:
+            NotFound: there is no such content; somebody has moved or removed its folder.
         """
         over = await self.find(name)
         with self._change(over.layout if over else None):
@@ -268,13 +371,34 @@ class CheckpointTree:
                 await publish(self.store, name, b"", mode=mode)
             else:
                 try:
-                    await self.store.rename(content, name, overwrite=True)
+                    await self.store.rename(content.name, name, overwrite=True)
                 except NotFound:
-                    await self.store.stat(name)  # as above
+                    if not await self._has_content(name, content):  # as above
+                        raise
             await self._drop(making)
             if over is not None:
                 await self.drop_parts(over)
         return await self.stat(name)
+
+    async def _check_parts(self, name: str, layout: Layout, folder: str) -> None:
+        found = {info.name.rpartition("/")[2] for info in await self.store.list(folder)}
+        missing = {stripe.part_name(unit.part) for unit in layout.units} - found
+        if missing:
+            raise Conflict(
+                f"{name!r}: {min(missing)!r} is missing in {folder!r}; its folder was moved or "
+                "removed while it was being written"
+            )
+
+    async def _has_content(self, name: str, content: PlainContent) -> bool:
+        """Tell whether a name has some content already."""
+        try:
+            async with self.store.open(name) as reader:
+                if reader.size_bytes != content.size_bytes:
+                    return False
+                data = await reader.pread(0, content.size_bytes)
+        except NotFound:
+            return False
+        return xxhash.xxh3_128_intdigest(data) == content.checksum
 
     async def find(self, name: str) -> Entry | None:
         """Describe a file or a folder, if there is one."""
@@ -286,27 +410,43 @@ class CheckpointTree:
     async def set_mode(self, entry: Entry, mode: int) -> None:
         """Change who may use a file or a folder; the parts of a file are closed first."""
         if entry.layout is not None:
-            folder = await self._parts(entry, entry.layout)
+            folder, parts = await self.parts.find(entry.name, entry.layout)
             await self.store.set_mode(folder, mode | (mode & 0o444) >> 2 | 0o700)
-            for part in await self.store.list(folder):
-                await self.store.set_mode(part.name, mode)
+            for part in parts:
+                if not part.is_folder:
+                    await self.store.set_mode(part.name, mode)
         await self.store.set_mode(entry.name, mode)
 
     def new_parts(self, name: str) -> tuple[str, str]:
         """Return an id for the parts of a file and the folder to make them in."""
         parts_id = secrets.token_hex(16)
-        return parts_id, parts_folder(name.rpartition("/")[0], MAKING + parts_id)
+        return parts_id, making_folder(name, parts_id)
 
     async def reap(self, folder: str, older_than_s: float = ABANDONED_S) -> int:
-        """Remove the parts of writes that were given up; returns of how many."""
-        reaped = 0
+        """Remove what writes and moves have left that were given up; returns of how many."""
+        found = await self.left_over(folder, older_than_s)
+        for info in found:
+            await self.remove_left_over(info)
+        return len(found)
+
+    async def left_over(self, folder: str, older_than_s: float) -> Sequence[ObjectInfo]:
+        """List what writes to a folder, and moves into it, have left that were given up."""
         before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
-        for info in await self.store.list(_parts_of(folder)):
-            if info.name.rpartition("/")[2].startswith(MAKING) and info.mtime_ns <= before_ns:
-                with suppress(NotFound):
-                    await self.store.delete_tree(info.name)
-                    reaped += 1
-        return reaped
+        return [
+            info
+            for info in await self.store.list(parts_of(folder))
+            if info.mtime_ns <= before_ns
+            and (info.name.rpartition("/")[2].startswith(MAKING) or _is_link(info))
+        ]
+
+    async def remove_left_over(self, info: ObjectInfo) -> None:
+        """Remove what `left_over` has found, when the moves that it is of have been completed."""
+        if _is_link(info):
+            for entry in await self.list(above(above(info.name))):
+                with suppress(Corrupt):
+                    await self._bring(entry)
+        with suppress(NotFound):
+            await self.store.delete_tree(info.name)
 
     async def unused_parts(self, folder: str, despite: Container[str] = ()) -> Sequence[ObjectInfo]:
         """List the folders of parts below a folder that no manifest below it names.
@@ -325,7 +465,7 @@ class CheckpointTree:
 
         async def walk(name: str) -> None:
             # The parts first: what is published after that names its own.
-            found.extend(await self.store.list(_parts_of(name)))
+            found.extend(await self.store.list(parts_of(name)))
             for entry in await self.list(name):
                 if entry.is_folder:
                     await walk(entry.name)
@@ -372,14 +512,14 @@ class CheckpointTree:
     async def _parts_of_none(self, folder: str) -> bool:
         unnamed = await self._unnamed_parts(folder)
         if unnamed - self._lost:
-            await trio.sleep(_STEP_S)
+            await let_others_step()
             unnamed &= await self._unnamed_parts(folder)
             self._lost |= unnamed
         return bool(unnamed)
 
     async def _unnamed_parts(self, folder: str) -> set[str]:
         """Return the ids of parts in a folder that are no file's there, and not being changed."""
-        kept = await self.store.list(_parts_of(folder))
+        kept = await self.store.list(parts_of(folder))
         ids = {info.name.rpartition("/")[2] for info in kept if info.is_folder}
         unnamed = {name for name in ids if stripe.check_id(name)} - set(self._changing)
         if not unnamed:
@@ -405,7 +545,7 @@ class CheckpointTree:
         if info.is_folder or not stripe.may_be_manifest(info.size_bytes):
             return Entry(info)
         known = self._known.get(info.name)
-        if known is None or known.info != info:
+        if known is None or not known.info.is_version(info):
             known = await self._read(info)
             while len(self._known) >= _KNOWN:
                 del self._known[next(iter(self._known))]
@@ -426,32 +566,22 @@ class CheckpointTree:
         except Corrupt as error:
             return Entry(info, problem=error)
 
-    async def _move_parts(self, entry: Entry, layout: Layout, here: str, there: str) -> Entry:
-        """Move the parts to another folder; at each step the file can be read where it is."""
-        beside, target = (parts_folder(folder, layout.parts_id) for folder in (here, there))
-        found = await self._parts(entry, layout)
-        if found != beside:
-            # A move was cut off, perhaps to yet another folder; a manifest names only one.
-            await self.store.rename(found, beside)
-        moving = replace(layout, elsewhere=os.path.relpath(f"/{there}", f"/{here}"))
-        await publish(self.store, entry.name, moving.encode(), mode=entry.info.mode)
-        entry = await self.stat(entry.name)
-        await self.store.rename(beside, target)
-        return entry
-
-    async def _parts(self, entry: Entry, layout: Layout) -> str:
-        """Find the folder of a file's parts."""
-        for folder in parts_folders(entry.name, layout):
-            with suppress(NotFound):
-                return (await self.store.stat(folder)).name
-        raise Corrupt(f"{entry.name!r}: its parts are missing; restore the file from another copy")
-
     async def drop_parts(self, entry: Entry) -> None:
         """Remove the parts of a file that has lost its name."""
         self._known.pop(entry.name, None)
-        if entry.layout is not None:
-            for folder in parts_folders(entry.name, entry.layout):
+        if entry.layout is None:
+            return
+        try:
+            folder = await self.parts.own(entry.name, entry.layout)
+            if folder is not None and not await self._has(entry.name, entry.layout):
                 await self._drop(folder)
+        except BootseerError as error:
+            _log.warning(_STAYS, entry.name, error)
+
+    async def _has(self, name: str, layout: Layout) -> bool:
+        """Tell whether a name is that of a striped file's parts."""
+        found = await self.find(name)
+        return found is not None and _share_parts(found, layout)
 
     async def _drop(self, folder: str) -> None:
         """Remove parts that nobody needs, now or when what is left over is next looked for."""
@@ -460,7 +590,11 @@ class CheckpointTree:
         except NotFound:
             return
         except BootseerError as error:
-            _log.warning("%s is of no use any more and stays for now: %s", folder, error)
+            _log.warning(_STAYS, folder, error)
+
+
+def _are_same(one: Entry | None, other: Entry | None) -> bool:
+    return one is other or bool(one and other and one.info.is_version(other.info))
 
 
 def _share_parts(entry: Entry, layout: Layout | None) -> bool:
@@ -470,8 +604,8 @@ def _share_parts(entry: Entry, layout: Layout | None) -> bool:
     )
 
 
-def _parts_of(folder: str) -> str:
-    return f"{folder}/{PARTS_FOLDER}" if folder else PARTS_FOLDER
+def _is_link(info: ObjectInfo) -> bool:
+    return not info.is_folder and info.name.rpartition("/")[2].startswith(FROM)
 
 
 def _may_be_a_stump(info: ObjectInfo) -> bool:

@@ -5,7 +5,6 @@ Nothing is ever guessed: bytes that no copy has as they were written stay lost, 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,15 +13,12 @@ import trio
 from bootseer.checkpoint.batch import Tally, background, each, limits_for, walk
 from bootseer.checkpoint.describe import Problem, find_parts, problems_of_parts
 from bootseer.checkpoint.fetch import Fetcher
-from bootseer.checkpoint.source import Source, parts_folder
+from bootseer.checkpoint.parts import parts_beside
+from bootseer.checkpoint.source import Source
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.core.lanes import Lanes
 from bootseer.core.stripe import Layout
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient, Unavailable
-from bootseer.units import NS_PER_S
-
-MOVE_S = 900.0
-"""A move whose manifest was written so long ago does not go on by itself any more."""
 
 
 @dataclass(slots=True)
@@ -106,26 +102,20 @@ class _Verify:
         if problems and await self._is_replaced(entry):
             raise _replaced(entry)
         self._findings.problems += problems
-        here = parts_folder(entry.name.rpartition("/")[0], layout.parts_id)
+        here = parts_beside(entry.name, layout)
         if folder != here:
-            await self._move(entry, folder, here)
+            await self._move(entry, layout, folder)
         return {unit for problem in problems for unit in problem.units}
 
-    async def _move(self, entry: Entry, there: str, here: str) -> None:
-        """Bring back the parts of a file whose name has stayed behind in a move."""
+    async def _move(self, entry: Entry, layout: Layout, there: str) -> None:
+        """Bring the parts of a file after it that have stayed behind in a move."""
         above = there.rpartition("/")[0]
         said = f"{entry.name}: its parts are in {above!r}, as in the midst of a move"
-        age_s = (time.time_ns() - entry.info.mtime_ns) / NS_PER_S
         if not self._repair:
             self._findings.notes.append(f"{said}; --repair completes it")
-        elif age_s < MOVE_S:
-            self._findings.notes.append(
-                f"{said} that began {age_s:.0f} s ago; it is completed when {MOVE_S:.0f} s old"
-            )
         elif await self._is_replaced(entry):
             raise _replaced(entry)
-        else:
-            await self._tree.store.rename(there, here)
+        elif await self._tree.parts.bring(entry.name, layout):
             self._findings.repaired.append(f"{entry.name}: its parts are beside it again")
 
     async def _read(self, entry: Entry, lost: set[int]) -> None:
@@ -191,7 +181,7 @@ class _Verify:
     async def _is_replaced(self, entry: Entry) -> bool:
         """Tell whether a file is another by now, whose parts are nowhere for that."""
         try:
-            return await self._tree.store.stat(entry.name) != entry.info
+            return not entry.info.is_version(await self._tree.store.stat(entry.name))
         except NotFound:
             return True
 

@@ -22,7 +22,7 @@ from bootseer.checkpoint.reading import Reading
 from bootseer.checkpoint.reads import Reads
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Drafts
-from bootseer.errors import BootseerError, Conflict
+from bootseer.errors import BootseerError, Conflict, NotFound
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE, Attributes, Kernel, Opened, Space
 from bootseer.store.name import is_component
 from bootseer.units import MIB
@@ -89,6 +89,7 @@ class CheckpointView:
         self.publisher = Publisher(
             self._nodes, tree, drafts, self._reading, fetcher.nursery, on_lost
         )
+        self._using = self._nodes.moves.using
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
 
@@ -101,16 +102,17 @@ class CheckpointView:
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """See `View.lookup`."""
         text = _text(name)
-        node = self._nodes.by_name.get((parent, text))
-        if node is None or node.draft is None:
-            entry = await self._nodes.entry(self._nodes.by_inode[parent], text)
+        async with self._using(parent):
             node = self._nodes.by_name.get((parent, text))
             if node is None or node.draft is None:
-                if entry is None:
-                    self._nodes.unname(parent, text)
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-                node = self._nodes.node(parent, text, entry)
-        return self._attributes(node)
+                entry = await self._nodes.entry(self._nodes.by_inode[parent], text)
+                node = self._nodes.by_name.get((parent, text))
+                if node is None or node.draft is None:
+                    if entry is None:
+                        self._nodes.unname(parent, text)
+                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                    node = self._nodes.node(parent, text, entry)
+            return self._attributes(node)
 
     async def attributes(self, inode: int) -> Attributes:
         """See `View.attributes`."""
@@ -119,15 +121,17 @@ class CheckpointView:
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
         """See `View.entries`."""
-        # One that is published while the store is asked may be in neither answer.
-        being_written = self._nodes.being_written(inode)
-        listing = await self._nodes.listing(self._nodes.by_inode[inode])
-        nodes = {
-            name: self._nodes.node(inode, name, entry) for name, entry in listing.entries.items()
-        }
-        for node in (*being_written, *self._nodes.being_written(inode)):
-            if node.has_name and node.parent == inode:
-                nodes[node.name] = node
+        async with self._using(inode):
+            # One that is published while the store is asked may be in neither answer.
+            being_written = self._nodes.being_written(inode)
+            listing = await self._nodes.listing(self._nodes.by_inode[inode])
+            nodes = {
+                name: self._nodes.node(inode, name, entry)
+                for name, entry in listing.entries.items()
+            }
+            for node in (*being_written, *self._nodes.being_written(inode)):
+                if node.has_name and node.parent == inode:
+                    nodes[node.name] = node
         return [(name.encode(), self._attributes(node)) for name, node in sorted(nodes.items())]
 
     async def link_target(self, inode: int) -> bytes:
@@ -142,68 +146,74 @@ class CheckpointView:
     async def make_folder(self, parent: int, name: bytes, mode: int) -> Attributes:
         """See `WritableView.make_folder`."""
         text = self._changes(parent, name)
-        path = self._nodes.path_in(parent, text)
-        if await self._nodes.named(parent, text) is not None:
-            raise _os_error(errno.EEXIST)
-        await self._tree.mkdir(path, mode & 0o1777)
-        entry = await self._tree.stat(path)
+        async with self._using(parent):
+            path = self._nodes.path_in(parent, text)
+            if await self._nodes.named(parent, text) is not None:
+                raise _os_error(errno.EEXIST)
+            await self._tree.mkdir(path, mode & 0o1777)
+            entry = await self._tree.stat(path)
         self._nodes.touch(parent)
         return self._attributes(self._nodes.node(parent, text, entry))
 
     async def remove(self, parent: int, name: bytes) -> None:
         """See `WritableView.remove`."""
         text = self._changes(parent, name)
-        node = await self._named(parent, text)
-        if node.is_folder:
-            raise _os_error(errno.EISDIR)
-        async with node.lock:
-            if node.entry is not None:
-                await self._remove_entry(node)
-            self._nodes.unname(parent, text)
-            self._nodes.touch(parent)
-            if not node.handles:
-                await self.publisher.abandon(node)
+        async with self._using(parent):
+            node = await self._named(parent, text)
+            if node.is_folder:
+                raise _os_error(errno.EISDIR)
+            async with node.lock:
+                if node.entry is not None:
+                    await self._remove_entry(node)
+                self._nodes.unname(parent, text)
+                self._nodes.touch(parent)
+                if not node.handles:
+                    await self.publisher.abandon(node)
 
     async def remove_folder(self, parent: int, name: bytes) -> None:
         """See `WritableView.remove_folder`."""
         text = self._changes(parent, name)
-        node = await self._named(parent, text)
-        if not node.is_folder:
-            raise _os_error(errno.ENOTDIR)
-        await self._remove_folder(node)
-        self._nodes.unname(parent, text)
-        self._nodes.touch(parent)
+        async with self._using(parent):
+            node = await self._named(parent, text)
+            if not node.is_folder:
+                raise _os_error(errno.ENOTDIR)
+            await self._remove_folder(node)
+            self._nodes.unname(parent, text)
+            self._nodes.touch(parent)
 
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
         """See `WritableView.rename`."""
         old, new = self._changes(parent, name), self._changes(new_parent, new_name)
-        node = await self._named(parent, old)
-        over = await self._nodes.named(new_parent, new)
-        if over is node:
-            return
-        if over is not None and flags & RENAME_NOREPLACE:
-            raise _os_error(errno.EEXIST)
-        if over is not None and over.is_folder != node.is_folder:
-            raise _os_error(errno.EISDIR if over.is_folder else errno.ENOTDIR)
-        if node.is_folder:
-            await self.publisher.settle_below(node)
+        async with self._using(parent, new_parent):
+            node = await self._named(parent, old)
+            over = await self._nodes.named(new_parent, new)
+            if over is node:
+                return
+            if over is not None and flags & RENAME_NOREPLACE:
+                raise _os_error(errno.EEXIST)
+            if over is not None and over.is_folder != node.is_folder:
+                raise _os_error(errno.EISDIR if over.is_folder else errno.ENOTDIR)
+            if node.is_folder:
+                await self._move_folder(node, new_parent, new, over)
+            else:
+                # What is being published meanwhile would be under the old name, or the new one.
+                async with node.lock, over.lock if over is not None else nullcontext():
+                    if node.draft is not None:
+                        await self.publisher.publish(node)
+                    await self._move(node, new_parent, new, over)
+            self._nodes.touch(parent)
+            self._nodes.touch(new_parent)
+
+    async def _move_folder(self, node: Node, parent: int, name: str, over: Node | None) -> None:
+        """Give a folder another name, and all that is below, perhaps an empty folder's."""
+        async with self._nodes.moves.moving(node.inode):
+            await self.publisher.drain_below(node)
             if over is not None:
                 await self._remove_folder(over)
-                self._nodes.unname(new_parent, new)
-            await self._move(node, new_parent, new, None)
-        else:
-            # What is being published meanwhile would be under the old name, or over the new one.
-            async with node.lock, over.lock if over is not None else nullcontext():
-                if node.draft is not None:
-                    await self.publisher.publish(node)
-                await self._move(node, new_parent, new, over)
-        self._nodes.touch(parent)
-        self._nodes.touch(new_parent)
-        for other in self._nodes.by_inode.values():
-            if other.fetch is not None and other.has_name:
-                other.fetch.source.move(self._nodes.path(other))
+                self._nodes.unname(parent, name)
+            await self._move(node, parent, name, None)
 
     async def _move(self, node: Node, parent: int, name: str, over: Node | None) -> None:
         """Give a file or folder another name, perhaps a file's."""
@@ -224,12 +234,28 @@ class CheckpointView:
             if not over.handles:
                 await self.publisher.abandon(over)
         self._nodes.move(node, parent, name)
+        for moved in self._nodes.by_inode.values():
+            if moved is node or self._nodes.is_below(moved.inode, node.inode):
+                self._learn_path(moved)
+
+    def _learn_path(self, node: Node) -> None:
+        """Have what is under way of a file use its path of now."""
+        path = self._nodes.path(node)
+        if node.has_name and node.fetch is not None:
+            node.fetch.source.move(path)
+        if node.draft is not None:
+            node.draft.move(path)
+            if node.has_name:
+                node.draft.move_base(path)
 
     # Files
 
     async def open(self, inode: int, flags: int, thread: int = 0) -> Opened:
         """See `WritableView.open`."""
-        node = self._nodes.by_inode[inode]
+        async with self._using(inode):
+            return await self._open(self._nodes.by_inode[inode], flags, thread)
+
+    async def _open(self, node: Node, flags: int, thread: int) -> Opened:
         empties = bool(flags & os.O_TRUNC)
         if flags & os.O_ACCMODE != os.O_RDONLY or empties:
             self._check_writable()
@@ -247,7 +273,12 @@ class CheckpointView:
                 # A killed writer's: the kernel looks again for what has the name now.
                 raise node.failed.again() if node.has_name else _os_error(errno.ESTALE)
             elif node.draft is None and handle.holders is None:
-                await self._reading.open(node)
+                try:
+                    await self._reading.open(node)
+                except (Conflict, NotFound):
+                    # Somebody has replaced it: the kernel looks again, and is to find that.
+                    self._nodes.distrust(node.parent)
+                    raise
             node.handles += 1
             if handle.holders is not None:
                 node.writing.add(handle.holders)
@@ -260,28 +291,30 @@ class CheckpointView:
     ) -> tuple[Attributes, Opened]:
         """See `WritableView.create`."""
         text = self._changes(parent, name)
-        node = await self._nodes.named(parent, text)
-        if node is not None:
+        async with self._using(parent):
+            node = await self._nodes.named(parent, text)
+            if node is None:
+                self._check_mode(self._nodes.by_inode[parent], os.O_WRONLY)
+                node = self.publisher.create(parent, text, mode & 0o1777)
+                # Opened only to read, it is there all the same.
+                holders = Holders(thread)
+                node.handles = 1
+                node.writing.add(holders)
+                return self._attributes(node), self._opened(_Handle(node, holders))
             if flags & os.O_EXCL:
                 raise _os_error(errno.EEXIST)
             if node.is_folder:
                 raise _os_error(errno.EISDIR)
-            opened = await self.open(node.inode, flags & ~(os.O_CREAT | os.O_EXCL), thread)
-            return self._attributes(node), opened
-        self._check_mode(self._nodes.by_inode[parent], os.O_WRONLY)
-        node = self.publisher.create(parent, text, mode & 0o1777)
-        # Opened only to read, it is there all the same.
-        holders = Holders(thread)
-        node.handles = 1
-        node.writing.add(holders)
-        return self._attributes(node), self._opened(_Handle(node, holders))
+            with self._nodes.moves.holding(node.inode):
+                opened = await self._open(node, flags & ~(os.O_CREAT | os.O_EXCL), thread)
+                return self._attributes(node), opened
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
         """See `View.read`."""
         opened = self._handles[handle]
         node = opened.node
         if node.draft is not None:
-            async with node.lock:
+            async with self._using(node.inode), node.lock:
                 if node.draft is not None:
                     return await node.draft.read(offset, size_bytes)
         return await self._reading.read(node, offset, size_bytes)
@@ -290,7 +323,7 @@ class CheckpointView:
         """See `WritableView.write`."""
         opened = self._handles[handle]
         node = opened.node
-        async with node.lock:
+        async with self._using(node.inode), node.lock:
             draft = await self.publisher.begin(node)
             if opened.holders is not None:
                 opened.holders.closing = None
@@ -310,7 +343,7 @@ class CheckpointView:
     async def sync(self, handle: int) -> None:
         """See `WritableView.sync`: what was written survives, if it is closed some day."""
         node = self._handles[handle].node
-        async with node.lock:
+        async with self._using(node.inode), node.lock:
             if node.draft is not None:
                 await node.draft.flush()
 
@@ -325,7 +358,7 @@ class CheckpointView:
         node = self._nodes.by_inode[inode]
         if handle is None:
             self._check_mode(node, os.O_WRONLY)
-        async with node.lock:
+        async with self._using(inode), node.lock:
             draft = await self.publisher.begin(node, is_empty=size_bytes == 0)
             try:
                 await draft.truncate(size_bytes)
@@ -352,7 +385,7 @@ class CheckpointView:
         now = self._attributes(node)
         if uid not in (None, now.uid) or gid not in (None, now.gid):
             raise _os_error(errno.EPERM)
-        async with node.lock:
+        async with self._using(inode), node.lock:
             if node.draft is not None:
                 if mode is not None:
                     node.draft.mode = mode & 0o1777
@@ -448,6 +481,7 @@ class CheckpointView:
         return Opened(number, keep_cache=handle.node.draft is None)
 
     def _attributes(self, node: Node) -> Attributes:
+        node.is_forgotten = False
         if node.entry is None:
             if node.draft is None:
                 raise _os_error(errno.ESTALE)

@@ -14,10 +14,11 @@ from contextlib import contextmanager, suppress
 import trio
 
 from bootseer.checkpoint.deal import Dealer
+from bootseer.checkpoint.parts import making_folder
 from bootseer.checkpoint.pipelines import Pipelines, WriteOptions
 from bootseer.checkpoint.source import Source
 from bootseer.checkpoint.spill import FileTooLarge, Spill
-from bootseer.checkpoint.tree import CheckpointTree, Entry
+from bootseer.checkpoint.tree import Attempts, CheckpointTree, Entry, PlainContent
 from bootseer.core import stripe
 from bootseer.core.stripe import Layout, part_name, units_between
 from bootseer.errors import BootseerError, Closed, NoSpace, Transient, Unavailable
@@ -71,6 +72,7 @@ class Draft:
         self.size_bytes = base.size_bytes if base else 0
         self.changed = True
         self._was_given_up = False
+        self._attempts = Attempts()
         self._tree = shared.tree
         self._pipelines = shared.pipelines
         self._options = shared.pipelines.options
@@ -100,11 +102,13 @@ class Draft:
             FileTooLarge: too much was written out of order, or there is no manifest for so much.
             BootseerError: what was written before could not be stored; the draft is lost.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()  # what is under way has ended by that, too
         with self._changing():
             await self._write(offset, memoryview(data))
 
     async def truncate(self, size_bytes: int) -> None:
         """Cut the file, or extend it by zeros; see `write`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         with self._changing():
             await self._truncate(size_bytes)
 
@@ -118,6 +122,24 @@ class Draft:
             data = await self._load(unit)
             pieces.append(bytes(data[max(0, offset - start) : stop - start]))
         return b"".join(pieces)
+
+    async def drain(self) -> None:
+        """Have nothing on its way to a part.
+
+        Raises:
+            BootseerError: see `flush`.
+        """
+        await self._resume()
+        await self._dealer.drain()
+
+    def move(self, name: str) -> None:
+        """Learn that the folder in which it is made has moved, parts and all; call `drain` before.
+
+        Args:
+            name: where it will be published now.
+        """
+        self.name = name
+        self._folder = self._dealer.folder = making_folder(name, self._parts_id)
 
     def move_base(self, name: str) -> None:
         """Learn that the version which it started out as has another name."""
@@ -133,8 +155,8 @@ class Draft:
             BootseerError: it cannot be stored; while `is_lost` is not true, a later attempt may
                 succeed. What is written before that is an error, and loses the draft.
         """
-        if self._dealer.error is not None and not self.is_lost:
-            await self._dealer.resume()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._resume()
         self._dealer.check()
         if not self.changed:
             return
@@ -144,6 +166,11 @@ class Draft:
             self._dealer.give_up(error)
             raise
         self.changed = False
+
+    async def _resume(self) -> None:
+        """Write again, if what has failed may succeed now."""
+        if self._dealer.error is not None and not self.is_lost:
+            await self._dealer.resume()
 
     async def publish(self) -> Entry:
         """Show it under its name, in the place of what is there, with its mode and time.
@@ -158,19 +185,20 @@ class Draft:
             await self._tree.set_mode(entry, self.mode)
         if self.mtime_ns is not None:
             await self._tree.store.set_mtime(entry.name, self.mtime_ns)
-        return await self._tree.stat(entry.name)
+        return await self._tree.find(entry.name) or entry
 
     async def _publish(self) -> Entry:
         if not self.size_bytes:
             return await self._tree.publish_plain(self.name, None, self.mode, self._folder)
         parts, placed = self._dealer.parts, self._dealer.placed
         part = parts[placed[0].part]
-        if len(placed) == 1 and part.size_bytes == self.size_bytes:
-            content = f"{self._folder}/{part_name(part.index)}"
+        if len(placed) == 1 and part.is_whole and part.size_bytes == self.size_bytes:
+            path = f"{self._folder}/{part_name(part.index)}"
+            content = PlainContent(path, self.size_bytes, placed[0].checksum)
             return await self._tree.publish_plain(self.name, content, self.mode, self._folder)
         units = tuple(placed[unit] for unit in range(len(placed)))
         layout = Layout(self.size_bytes, self._unit_bytes, self._parts_id, len(parts), units)
-        return await self._tree.publish(self.name, layout, self.mode, self._folder)
+        return await self._tree.publish(self.name, layout, self.mode, self._folder, self._attempts)
 
     def lose(self, error: BootseerError) -> None:
         """Make nothing more of it."""
@@ -215,6 +243,8 @@ class Draft:
 
     async def _truncate(self, size_bytes: int) -> None:
         self._check_size(size_bytes)
+        if size_bytes == self.size_bytes:
+            return
         self.changed = True
         if size_bytes > self.size_bytes:
             await self._extend(size_bytes)

@@ -20,7 +20,7 @@ from bootseer.errors import Corrupt
 from bootseer.units import GIB, KIB, MIB
 
 MAGIC = b"BSSTRIPE"
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 * MIB
 """Of a manifest."""
 MAX_UNITS = 2_500_000
@@ -56,8 +56,6 @@ class Layout:
         parts_id: names the folder of its parts, 32 hexadecimal digits.
         parts: how many part files there are.
         units: one for each unit of the file, in order.
-        elsewhere: another folder, relative to the manifest's, in which the folder of parts may be,
-            while the file is being moved; "" for none.
     """
 
     size_bytes: int
@@ -65,7 +63,6 @@ class Layout:
     parts_id: str
     parts: int
     units: tuple[Unit, ...]
-    elsewhere: str = ""
 
     @property
     def digest(self) -> str:
@@ -105,7 +102,6 @@ class Layout:
             "unit_bytes": self.unit_bytes,
             "parts_id": self.parts_id,
             "parts": self.parts,
-            "elsewhere": self.elsewhere,
             "digest": self.digest,
             "pad": "",
         }
@@ -146,7 +142,6 @@ def decode(data: bytes, name: str) -> Layout:
         parts_id=fields.text("parts_id", 2 * _ID_BYTES),
         parts=fields.count("parts", MAX_PARTS),
         units=tuple(Unit(part, offset, low | high << 64) for part, offset, low, high in rows),
-        elsewhere=fields.text("elsewhere", 4096),
     )
     _check(layout, name)
     if fields.text("digest", 64) != layout.digest:

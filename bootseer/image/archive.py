@@ -144,13 +144,13 @@ class _Folder:
     def open(self, name: str) -> Blob:
         what = f"{self._path}/{name}"
         try:
-            fd, info = self._tree.open_object(name.split("/"))
+            fd, file = self._tree.open_object(name.split("/"))
         except FileNotFoundError as error:
             raise Corrupt(f"{what} is missing; fetch the image anew") from error
         except OSError as error:
             raise _translate(what, error) from error
         self._stack.callback(os.close, fd)
-        return Blob(what, fd, 0, info.st_size)
+        return Blob(what, fd, 0, file.status.st_size)
 
 
 class _Archive:

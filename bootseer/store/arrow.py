@@ -30,6 +30,7 @@ from bootseer.store.base import (
     Space,
     Writer,
     check_mode,
+    check_version,
     readable_bytes,
 )
 from bootseer.store.gate import Gate
@@ -117,7 +118,9 @@ class ArrowStore:
         return await self._run("list", folder, work)
 
     @asynccontextmanager
-    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
         """See `Store.open`."""
         parts = check_name(name)
         lease = Lease(self._threads)
@@ -129,7 +132,12 @@ class ArrowStore:
                     raise Conflict(f"cannot open {name!r} in {self.url}: it is a folder")
                 file = self._opened(parts)
                 lease.resources.callback(file.close)
-                described = ObjectInfo(name, file.size(), info.mtime_ns or 0)
+                tag = arrowfs.version(file)
+                if version is not None:
+                    # Asked for before, it could be of one that was replaced until then.
+                    info = self._need(name, parts)
+                described = ObjectInfo(name, file.size(), info.mtime_ns or 0, version=tag)
+                check_version(described, version, self.url)
                 return _ArrowReader(self, described, parts, file, lease)
 
         try:
@@ -360,7 +368,6 @@ class _ArrowReader(Reader):
         self._store = store
         self._parts = parts
         self._file = file
-        self._version = file.metadata()
         self._lease = lease
 
     async def pread(self, offset: int, size: int) -> bytes:
@@ -390,7 +397,7 @@ class _ArrowReader(Reader):
     def _is_same(self) -> bool:
         try:
             with self._store._opened(self._parts) as now:
-                return bool(now.metadata() == self._version)
+                return arrowfs.version(now) == self.info.version
         except FileNotFoundError:
             return False
 

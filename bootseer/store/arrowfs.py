@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from bootseer.errors import ConfigError
 from bootseer.store.awsprofile import AwsAccount, AwsOptions, own_options, read_account
 
 if TYPE_CHECKING:
+    from pyarrow import NativeFile
     from pyarrow.fs import FileSystem
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -55,6 +57,12 @@ def shown(url: str) -> str:
     ]
     netloc = f"{kept}{at}{host}" if kept else host
     return parsed._replace(netloc=netloc, query=urlencode(query, safe=":/")).geturl()
+
+
+def version(file: NativeFile) -> str:
+    """Return what tells what was opened from what had its name before, and will have it."""
+    tags = sorted((file.metadata() or {}).items())
+    return hashlib.sha256(repr(tags).encode()).hexdigest()
 
 
 def _place(url: str) -> str:

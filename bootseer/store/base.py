@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from bootseer.errors import Corrupt
+from bootseer.errors import Conflict, Corrupt
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -29,8 +29,11 @@ class ObjectInfo:
         mode: permission bits, up to 0o7777; None where the store has none.
         owner: the user, as the store has it: a name, or a number in decimal; None if it has none.
         group: the same for the group.
+        version: what no other object of the store has or had; "" where the store has no such thing
+            beside length and time.
 
-    Two that are equal are of the same version: whose it is and who may use it is no part of that.
+    Two that are equal are of one name, length and time: whose it is and who may use it is no part
+    of that. Whether they are of one version, `is_version` says.
     """
 
     name: str
@@ -40,6 +43,13 @@ class ObjectInfo:
     mode: int | None = field(default=None, compare=False)
     owner: str | None = field(default=None, compare=False)
     group: str | None = field(default=None, compare=False)
+    version: str = field(default="", compare=False)
+
+    def is_version(self, other: ObjectInfo) -> bool:
+        """Tell whether two are of the same version of an object, under whatever names."""
+        same_version = self.version == other.version or not (self.version and other.version)
+        numbers = (self.size_bytes, self.mtime_ns, self.is_folder)
+        return same_version and numbers == (other.size_bytes, other.mtime_ns, other.is_folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,17 +225,19 @@ class Store(Protocol):
         ...
 
     def open(
-        self, name: str, *, known: ObjectInfo | None = None
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AbstractAsyncContextManager[Reader]:
         """Open an object for the length of a block.
 
         Args:
             name: of the object.
-            known: what the caller has found out about it. A store that can then opens it without
-                asking again, and `Reader.info` is this with the length found: it is for the
-                caller to compare.
+            known: what the caller has found out about it, whose content says itself whether it is
+                the right one. A store that can then opens it without asking again, and
+                `Reader.info` is this with the length found.
+            version: the one to be read; with it, `known` does not count.
 
         Raises:
+            Conflict: another than `version` is there by now.
             Denied: it is neither an object nor a folder (a symbolic link, a FIFO, a device).
         """
         ...
@@ -406,6 +418,16 @@ async def publish(
     async with store.create(name, overwrite=overwrite, mode=mode) as writer:
         await writer.write(data)
         await writer.commit()
+
+
+def check_version(found: ObjectInfo, wanted: ObjectInfo | None, url: str) -> None:
+    """Refuse an object of another version than is wanted, if one is.
+
+    Raises:
+        Conflict: it is another.
+    """
+    if wanted is not None and not wanted.is_version(found):
+        raise Conflict(f"{found.name!r} in {url} was replaced; open it again")
 
 
 def readable_bytes(offset: int, size: int, size_bytes: int) -> int:

@@ -28,6 +28,7 @@ from bootseer.store.base import (
     Space,
     Writer,
     check_mode,
+    check_version,
     readable_bytes,
 )
 from bootseer.store.gate import Gate
@@ -141,28 +142,35 @@ class HdfsStore:
         return await self._run("list", folder, work)
 
     @asynccontextmanager
-    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
-        """See `Store.open`; with `known` the NameNode is mostly asked once, else three times."""
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
+        """See `Store.open`; the NameNode is mostly asked three times.
+
+        With `known` it is once, with `version` twice.
+        """
         path = self._path(check_name(name))
 
         def work() -> tuple[ObjectInfo, FileReader]:
             if path in self._unended:
                 self._end(path)
-            if known is not None:
+            if version is None and known is not None:
                 reader = self._client().read(path)
                 if len(reader) >= known.size_bytes:
                     return replace(known, size_bytes=len(reader)), reader
             until = time.monotonic() + _SETTLE_S
             while time.monotonic() < until:
-                before = _info(name, self._client().get_file_info(path))
+                before = version or _info(name, self._client().get_file_info(path))
                 if before.is_folder:
                     raise Conflict(f"cannot open {name!r} in {self.url}: it is a folder")
                 reader = self._client().read(path)
                 # Replaced in between, the one could tell of another version than the other; and a
                 # NameNode may show a file before its last block has been reported to it.
-                if _info(name, self._client().get_file_info(path)) == before:
+                after = _info(name, self._client().get_file_info(path))
+                check_version(after, version, self.url)
+                if after.is_version(before):
                     if len(reader) == before.size_bytes:
-                        return before, reader
+                        return after, reader
                     time.sleep(_PAUSE_S)
             raise Transient(f"cannot open {name!r} in {self.url}: it changes all the time")
 
@@ -436,7 +444,7 @@ class _HdfsReader(Reader):
 
     async def _is_replaced(self) -> bool:
         try:
-            return await self._store.stat(self.info.name) != self.info
+            return not self.info.is_version(await self._store.stat(self.info.name))
         except NotFound:
             return True
         except BootseerError:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import trio
 
 from bootseer import posix
-from bootseer.errors import Corrupt, Unavailable
+from bootseer.errors import Conflict, Corrupt, Unavailable
 from bootseer.store.base import (
     Appender,
     Capabilities,
@@ -27,6 +27,7 @@ from bootseer.store.base import (
     Space,
     Writer,
     check_mode,
+    check_version,
     readable_bytes,
 )
 from bootseer.store.gate import Gate
@@ -34,7 +35,7 @@ from bootseer.store.lease import Lease
 from bootseer.store.name import check_folder, check_name, check_rename
 from bootseer.store.oserror import translated
 from bootseer.store.owners import TrustedOwners
-from bootseer.store.tree import Temporary, Tree
+from bootseer.store.tree import File, Temporary, Tree
 
 T = TypeVar("T")
 
@@ -99,28 +100,32 @@ class LocalStore:
         def work() -> Sequence[ObjectInfo]:
             with suppress(FileNotFoundError):
                 return [
-                    _info("/".join((*parts, name)), status)
-                    for name, status in sorted(self._tree.entries(parts))
+                    _info("/".join((*parts, name)), file)
+                    for name, file in sorted(self._tree.entries(parts))
                 ]
             return []
 
         return await self._run("list", folder, work)
 
     @asynccontextmanager
-    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
         """See `Store.open`."""
         parts = check_name(name)
         lease = Lease(self._threads)
 
-        def work() -> tuple[int, os.stat_result]:
-            fd, status = self._tree.open_object(parts)
+        def work() -> tuple[int, File]:
+            fd, file = self._tree.open_object(parts)
             lease.resources.callback(os.close, fd)
-            return fd, status
+            return fd, file
 
         try:
             with translated("open", name, self.url):
-                fd, status = await lease.run(work)
-            yield _LocalReader(self.url, _info(name, status), fd, lease)
+                fd, file = await lease.run(work)
+            info = _info(name, file)
+            check_version(info, version, self.url)
+            yield _LocalReader(self.url, info, fd, lease, stays=version is not None)
         finally:
             await lease.end()
 
@@ -256,24 +261,37 @@ class LocalStore:
 
 
 class _LocalReader(Reader):
-    """Reads one open file, whatever its name means by now."""
+    """Reads one open file, whatever its name means by now.
 
-    def __init__(self, url: str, info: ObjectInfo, fd: int, lease: Lease) -> None:
+    One that `stays` may not be written to in place either, which is seen after each read.
+    """
+
+    def __init__(self, url: str, info: ObjectInfo, fd: int, lease: Lease, *, stays: bool) -> None:
         self.info = info
         self._url = url
         self._fd = fd
         self._lease = lease
+        self._stays = stays
 
     async def pread(self, offset: int, size: int) -> bytes:
         size = readable_bytes(offset, size, self.size_bytes)
         with translated("read", self.info.name, self._url):
-            data = await self._lease.run(partial(posix.read_fully, self._fd, offset, size))
+            data, status = await self._lease.run(partial(self._read, offset, size))
+        now = (status.st_size, status.st_mtime_ns)
+        if self._stays and now != (self.size_bytes, self.info.mtime_ns):
+            raise Conflict(
+                f"{self.info.name!r} in {self._url} was written to in place while it was being "
+                "read; open it again"
+            )
         if len(data) < size:
             raise Corrupt(
                 f"{self.info.name!r} in {self._url} became shorter than the {self.size_bytes} "
                 "bytes it had when opened: something writes to it in place"
             )
         return data
+
+    def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
+        return posix.read_fully(self._fd, offset, size), os.fstat(self._fd)
 
 
 class _LocalWriter:
@@ -329,7 +347,8 @@ class _LocalAppender:
             await self._lease.run(partial(os.fsync, self._fd))
 
 
-def _info(name: str, status: os.stat_result) -> ObjectInfo:
+def _info(name: str, file: File) -> ObjectInfo:
+    status = file.status
     is_folder = stat.S_ISDIR(status.st_mode)
     return ObjectInfo(
         name,
@@ -339,4 +358,5 @@ def _info(name: str, status: os.stat_result) -> ObjectInfo:
         mode=stat.S_IMODE(status.st_mode),
         owner=str(status.st_uid),
         group=str(status.st_gid),
+        version=file.version,
     )

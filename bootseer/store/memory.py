@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from bootseer.store.base import (
     Space,
     Writer,
     check_mode,
+    check_version,
     readable_bytes,
 )
 from bootseer.store.gate import Gate
@@ -35,10 +37,17 @@ class _Entry:
     content: bytes | None
     mode: int
     mtime_ns: int = field(default_factory=time.time_ns)
+    version: int = field(default_factory=itertools.count(1).__next__)
 
     def info(self, name: str) -> ObjectInfo:
-        is_folder = self.content is None
-        return ObjectInfo(name, len(self.content or b""), self.mtime_ns, is_folder, self.mode)
+        return ObjectInfo(
+            name,
+            len(self.content or b""),
+            self.mtime_ns,
+            is_folder=self.content is None,
+            mode=self.mode,
+            version=str(self.version),
+        )
 
 
 class MemoryStore:
@@ -73,14 +82,18 @@ class MemoryStore:
         ]
 
     @asynccontextmanager
-    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
         """See `Store.open`."""
         check_name(name)
         await trio.lowlevel.checkpoint()
         entry = self._entry(name)
         if entry.content is None:
             raise Conflict(f"cannot open {name!r} in {self.url}: it is a folder")
-        reader = _MemoryReader(entry.info(name), entry.content)
+        info = entry.info(name)
+        check_version(info, version, self.url)
+        reader = _MemoryReader(info, entry.content)
         try:
             yield reader
         finally:

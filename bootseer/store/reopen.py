@@ -30,12 +30,18 @@ class ReopeningReader(Reader):
     """
 
     def __init__(
-        self, store: Store, name: str, backoff: Backoff, known: ObjectInfo | None = None
+        self,
+        store: Store,
+        name: str,
+        backoff: Backoff,
+        known: ObjectInfo | None = None,
+        version: ObjectInfo | None = None,
     ) -> None:
-        """Read the object `name`, of which `known` may be known; `start` opens it."""
+        """Read the object `name`, see `Store.open` for the rest; `start` opens it."""
         self._store = store
         self._name = name
         self._known = known
+        self._version = version
         self._backoff = backoff
         self._current: _Opened | None = None
         self._ended = False
@@ -44,6 +50,8 @@ class ReopeningReader(Reader):
         """Open the object for the first time."""
         self._current = await self._backoff.run(self._open)
         self.info: ObjectInfo = self._current.reader.info
+        if self._known is None or self._version is not None:
+            self._version = self.info
 
     async def pread(self, offset: int, size: int) -> bytes:
         """See `Reader.pread`."""
@@ -77,7 +85,7 @@ class ReopeningReader(Reader):
         if self._current is not None:  # Another read was faster.
             await opened.block.aclose()
             return self._current
-        if opened.reader.info != self.info:
+        if opened.reader.size_bytes != self.info.size_bytes:
             await opened.block.aclose()
             raise Conflict(
                 f"{self._name!r} in {self._store.url} was replaced while it was read; open it again"
@@ -87,5 +95,6 @@ class ReopeningReader(Reader):
 
     async def _open(self) -> _Opened:
         block = AsyncExitStack()
-        reader = await block.enter_async_context(self._store.open(self._name, known=self._known))
+        opened = self._store.open(self._name, known=self._known, version=self._version)
+        reader = await block.enter_async_context(opened)
         return _Opened(reader, block)

@@ -55,9 +55,11 @@ class RetryStore(WrappedStore):
         return await self._backoff.run(call)
 
     @asynccontextmanager
-    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
         """See `Store.open`."""
-        reader = ReopeningReader(self._inner, name, self._backoff, known)
+        reader = ReopeningReader(self._inner, name, self._backoff, known, version)
         try:
             await reader.start()
             yield reader

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from bootseer._io import ffi, lib
 from bootseer.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
 from bootseer.store.name import is_component, temporary_name
 from bootseer.store.owners import Ownership, TrustedOwners
@@ -30,6 +32,13 @@ _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 # What an NFS client makes of an object that was removed while open; it vanishes when closed.
 _NFS_LEFTOVER = re.compile(r"\.nfs[0-9a-f]{16,}")
+
+
+class File(NamedTuple):
+    """A regular file or a folder, and its `file_version`."""
+
+    status: os.stat_result
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ class Tree:
         with self._walk(parts, make) as (fd, _):
             yield fd
 
-    def open_object(self, parts: Sequence[str]) -> tuple[int, os.stat_result]:
+    def open_object(self, parts: Sequence[str]) -> tuple[int, File]:
         """Open a regular file for reading; the descriptor is the caller's.
 
         Raises:
@@ -106,7 +115,7 @@ class Tree:
         except BaseException:
             os.close(fd)
             raise
-        return fd, status
+        return fd, File(status, file_version(fd))
 
     def create_temporary(self, folder: int, mode: int | None = None) -> Temporary:
         """Make an empty file with a name of its own, as `create_object` does."""
@@ -192,7 +201,7 @@ class Tree:
         with self.folder(()) as root:
             return os.fstatvfs(root)
 
-    def stat(self, parts: Sequence[str]) -> os.stat_result:
+    def stat(self, parts: Sequence[str]) -> File:
         """Describe a regular file or a folder.
 
         Raises:
@@ -200,10 +209,11 @@ class Tree:
         """
         with self.folder(parts[:-1]) as folder:
             status = status_at(parts[-1], folder)
+            version = file_version(folder, parts[-1])
         check_kind(status)
-        return status
+        return File(status, version)
 
-    def entries(self, parts: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
+    def entries(self, parts: Sequence[str]) -> Iterator[tuple[str, File]]:
         """Describe the regular files and folders in a folder, in no order.
 
         Temporaries, names that no caller can use and what vanishes meanwhile are left out.
@@ -217,7 +227,7 @@ class Tree:
                 except FileNotFoundError:
                     continue
                 if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-                    yield entry.name, status
+                    yield entry.name, File(status, file_version(folder, entry.name))
 
     def reap(self, older_than_s: float) -> int:
         """Remove temporaries anywhere in the tree that were last written `older_than_s` ago."""
@@ -378,3 +388,18 @@ class Tree:
 
 def _ownership(status: os.stat_result) -> Ownership:
     return Ownership(stat.S_IMODE(status.st_mode), str(status.st_uid), str(status.st_gid))
+
+
+def file_version(folder: int, name: str = "") -> str:
+    """Return what no other file has that is, or ever was, on the same file system.
+
+    Args:
+        folder: a descriptor of the folder in which the file is, or of the file itself.
+        name: of the file in the folder; no link is followed.
+
+    Returns:
+        Its handle, which has the inode's generation beside its number; "" where there are none.
+    """
+    handle = ffi.new("uint8_t[]", lib.BS_HANDLE_BYTES)
+    length = lib.bs_file_handle(folder, os.fsencode(name), handle)
+    return bytes(ffi.buffer(handle, max(0, length))).hex()

@@ -45,13 +45,15 @@ class TrustedStore(WrappedStore):
         return await call()
 
     @asynccontextmanager
-    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
         """See `Store.open`.
 
         Raises:
             Denied: others can write it.
         """
-        async with super().open(name, known=known) as reader:
+        async with super().open(name, known=known, version=version) as reader:
             self._refuse(name, reader.info)
             yield reader
 

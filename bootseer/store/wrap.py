@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 from bootseer.errors import Unavailable
@@ -64,14 +65,13 @@ class WrappedStore(ABC):
         return await self.around("list", folder, lambda: self._inner.list(folder))
 
     @asynccontextmanager
-    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
         """See `Store.open`."""
         async with AsyncExitStack() as block:
-            reader = await self.around(
-                "open",
-                name,
-                lambda: block.enter_async_context(self._inner.open(name, known=known)),
-            )
+            opened = partial(self._inner.open, name, known=known, version=version)
+            reader = await self.around("open", name, lambda: block.enter_async_context(opened()))
             yield _WrappedReader(self, reader)
 
     @asynccontextmanager

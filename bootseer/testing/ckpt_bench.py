@@ -146,7 +146,7 @@ class _Bench:
         self.hdfs.fs("-mv", chosen[0], f"{FOLDER}/{name}")
         namenode = f"http://{address(HEAD)}:{conf.HTTP_PORT}/webhdfs/v1{FOLDER}/{name}"
         query = urlencode({"op": "CONCAT", "user.name": USER, "sources": ",".join(chosen[1:])})
-        self.cluster.run([sys.executable, "-c", _POST, f"{namenode}?{query}"])
+        self.cluster.run([sys.executable, "-P", "-c", _POST, f"{namenode}?{query}"])
         self.hdfs.fs("-rm", "-f", f"{FOLDER}/piece-*")
 
     @contextmanager
@@ -156,7 +156,7 @@ class _Bench:
         That is what the links carry: TCP without HDFS.
         """
         share = self.spec.size_bytes // DATANODES // MIB
-        argv = [sys.executable, "-c", _SEND, str(_SENDER_PORT), str(share)]
+        argv = [sys.executable, "-P", "-c", _SEND, str(_SENDER_PORT), str(share)]
         names = self.cluster.spec.datanode_names
         processes = [self.cluster.popen(argv, node=name, stderr=None) for name in names]
         try:

@@ -870,7 +870,7 @@ def processes_create_one_file_once(folder: Path) -> None:
         "try: os.open(sys.argv[1], os.O_CREAT | os.O_EXCL | os.O_WRONLY)\n"
         "except FileExistsError: sys.exit(3)\n"
     )
-    command = [sys.executable, "-c", script, str(folder / "file")]
+    command = [sys.executable, "-P", "-c", script, str(folder / "file")]
     processes = [subprocess.Popen(command) for _ in range(8)]
     _equal(sorted(process.wait() for process in processes), [0] + [3] * 7)
 
@@ -879,7 +879,7 @@ def processes_create_one_file_once(folder: Path) -> None:
 def a_process_that_is_killed_leaves_what_it_wrote(folder: Path) -> None:
     script = "import os, sys; os.write(1, b'content'); os.kill(os.getpid(), 9)"
     with _opened(folder / "file", os.O_WRONLY | os.O_CREAT) as file:
-        subprocess.run([sys.executable, "-c", script], stdout=file)
+        subprocess.run([sys.executable, "-P", "-c", script], stdout=file)
     _equal((folder / "file").read_bytes(), b"content")
 
 

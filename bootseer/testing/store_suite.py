@@ -293,6 +293,35 @@ class StoreSuite:
             assert reader.size_bytes == 512
             assert reader.info != known
 
+    async def test_another_version_is_not_opened(self, store: Store) -> None:
+        """One of the same length and time is another, too, where the store has them both whole."""
+        await publish(store, "object", CONTENT)
+        version = await store.stat("object")
+        async with store.open("object", known=version, version=version) as reader:
+            assert await reader.pread(0, 999) == CONTENT
+            assert reader.info.is_version(version)
+        if store.capabilities.attributes:
+            await store.set_mode("object", 0o600)
+            async with store.open("object", version=version) as reader:
+                assert await reader.pread(0, 999) == CONTENT
+        # Times are told apart by a millisecond, in S3 by a second.
+        await trio.sleep(0.005 if store.capabilities.attributes else 1.1)
+        await publish(store, "object", CONTENT[::-1])
+        with pytest.raises(Conflict):
+            async with store.open("object", known=version, version=version):
+                pass
+        if version.version:
+            await store.set_mtime("object", version.mtime_ns)
+            with pytest.raises(Conflict):
+                async with store.open("object", version=version):
+                    pass
+            assert not version.is_version(await store.stat("object"))
+            assert not version.is_version((await store.list())[0])
+        await store.delete("object")
+        with pytest.raises(NotFound):
+            async with store.open("object", version=version):
+                pass
+
     async def test_a_reader_keeps_its_version(self, store: Store) -> None:
         """Replacing or deleting an object is of no concern to who has it open."""
         await publish(store, "object", b"first")

@@ -99,5 +99,4 @@ def layouts(draw: st.DrawFn) -> Layout:
         parts_id=draw(st.text("0123456789abcdef", min_size=32, max_size=32)),
         parts=parts,
         units=tuple(unit for _, unit in sorted(units)),
-        elsewhere=draw(st.sampled_from(["", "..", "../other", "a/b", "ü"])),
     )

@@ -93,7 +93,6 @@ UNKNOWN = [
     "semget",
     "mq_open",
     "io_setup",
-    "name_to_handle_at",
     "inotify_init1",
     "listen",
     "mknodat",

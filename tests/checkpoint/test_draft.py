@@ -1,5 +1,6 @@
 """Files in the making, and what becomes of them."""
 
+import itertools
 import os
 import random
 from dataclasses import replace
@@ -16,8 +17,10 @@ from bootseer.checkpoint.spill import FileTooLarge
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.write import Drafts
 from bootseer.core import stripe
-from bootseer.errors import BootseerError, Transient
+from bootseer.core.stripe import part_name
+from bootseer.errors import BootseerError, Conflict, NotFound, Transient
 from bootseer.store.memory import MemoryStore
+from bootseer.store.wrap import WrappedStore
 from bootseer.testing.fault_store import FlakyStore, first
 
 UNIT = 4096
@@ -64,10 +67,18 @@ async def test_what_no_manifest_has_room_for_is_refused(monkeypatch):
         assert await content_of(tree, "file", nursery) == content
 
 
+# Offsets and lengths that meet each other, the ends of units, and their neighbours.
+EDGE = st.builds(
+    lambda units, more: max(0, units * UNIT + more), st.integers(0, 9), st.integers(-1, 1)
+)
+OFFSET = EDGE | st.integers(0, 9 * UNIT)
+LENGTH = EDGE.map(lambda edge: edge % (3 * UNIT) + 1) | st.integers(1, 3 * UNIT)
 STEP = st.one_of(
-    st.tuples(st.just("write"), st.integers(0, 9 * UNIT), st.integers(1, 3 * UNIT)),
-    st.tuples(st.just("append"), st.just(0), st.integers(1, 3 * UNIT)),
-    st.tuples(st.just("truncate"), st.integers(0, 9 * UNIT), st.just(0)),
+    st.tuples(st.just("write"), OFFSET, LENGTH),
+    st.tuples(st.just("append"), st.just(0), LENGTH),
+    st.tuples(st.just("change the end"), st.just(0), LENGTH),
+    st.tuples(st.just("truncate"), OFFSET, st.just(0)),
+    st.tuples(st.just("truncate to its size"), st.just(0), st.just(0)),
     st.tuples(st.just("read"), st.integers(0, 9 * UNIT), st.integers(1, 3 * UNIT)),
     st.tuples(st.just("flush"), st.just(0), st.just(0)),
     st.tuples(st.just("reopen"), st.just(0), st.just(0)),
@@ -85,13 +96,17 @@ def test_a_draft_is_like_a_file(steps, seed):
             drafts = Drafts(tree, nursery, OPTIONS)
             draft = drafts.begin("file", None)
             for step, at, size in steps:
-                if step in ("write", "append"):
-                    at = len(model) if step == "append" else at
+                if step in ("write", "append", "change the end"):
+                    if step == "append":
+                        at = len(model)
+                    elif step == "change the end":
+                        at = max(0, len(model) - size)
                     data = random_bytes(size)
                     model.extend(bytes(max(0, at + size - len(model))))
                     model[at : at + size] = data
                     await draft.write(at, data)
-                elif step == "truncate":
+                elif step.startswith("truncate"):
+                    at = len(model) if step == "truncate to its size" else at
                     del model[at:]
                     model.extend(bytes(at - len(model)))
                     await draft.truncate(at)
@@ -207,3 +222,73 @@ async def test_a_removed_file_is_read_on_by_who_changes_it():
         draft.move_base((await tree.set_aside(entry)).name)
         assert await draft.read(0, 5 * UNIT) == b"changed" + content[7:]
         await draft.discard()
+
+
+async def test_a_part_that_did_not_end_is_no_file(autojump_clock):
+    """More may have come to it than was acknowledged."""
+
+    class Doubtful(WrappedStore):
+        async def around(self, operation, name, call):
+            done = await call()
+            if operation == "finish" and name.endswith(part_name(0)):
+                raise Transient("no answer")
+            return done
+
+    store = MemoryStore()
+    tree = CheckpointTree(Doubtful(store))
+    content = os.urandom(2 * UNIT)
+    options = replace(OPTIONS, width=1)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, options).begin("file", None)
+        await draft.write(0, content[:UNIT])
+        await draft.write(UNIT, content[UNIT:])
+        await draft.flush()
+        await draft.truncate(UNIT)
+        await draft.publish()
+        assert (await tree.stat("file")).size_bytes == UNIT
+        assert await content_of(tree, "file", nursery) == content[:UNIT]
+
+
+@pytest.mark.parametrize("size", [UNIT, 3 * UNIT])
+async def test_parts_that_are_gone_are_not_published(size):
+    """What has the name stays, though its content cannot be told from the new one by its length."""
+    tree = CheckpointTree(MemoryStore())
+    async with trio.open_nursery() as nursery:
+        drafts = Drafts(tree, nursery, OPTIONS)
+        old = os.urandom(size)
+        draft = drafts.begin("folder/file", None)
+        await draft.write(0, old)
+        await draft.publish()
+        draft = drafts.begin("folder/file", None)
+        await draft.write(0, os.urandom(size))
+        await draft.flush()
+        await tree.store.rename("folder", "moved")  # by another node
+        await tree.store.rename("moved/file", "folder/file")
+        if size > UNIT:
+            (parts,) = await tree.unused_parts("moved")
+            await tree.store.rename(parts.name, parts.name.replace("moved", "folder"))
+            # Somebody has written on.
+            await draft.write(size, b"x")
+        with pytest.raises((NotFound, Conflict)):
+            await draft.publish()
+        assert await content_of(tree, "folder/file", nursery) == old
+
+
+async def test_a_name_may_have_been_given_by_an_attempt_before(autojump_clock):
+    class Doubtful(WrappedStore):
+        async def around(self, operation, name, call):
+            done = await call()
+            if operation == "rename" and next(renames) == 0:
+                raise Transient("no answer")
+            return done
+
+    renames = itertools.count()
+    tree = CheckpointTree(Doubtful(MemoryStore()))
+    content = os.urandom(UNIT)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, OPTIONS).begin("file", None)
+        await draft.write(0, content)
+        with pytest.raises(Transient):
+            await draft.publish()
+        await draft.publish()
+        assert await content_of(tree, "file", nursery) == content

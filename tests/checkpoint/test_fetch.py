@@ -40,8 +40,8 @@ class Watched(WrappedStore):
         return await call()
 
     @asynccontextmanager
-    async def open(self, name, *, known=None):
-        async with super().open(name, known=known) as reader:
+    async def open(self, name, *, known=None, version=None):
+        async with super().open(name, known=known, version=version) as reader:
             self.opened += 1
             try:
                 yield reader

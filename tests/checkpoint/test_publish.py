@@ -29,14 +29,18 @@ class Away(WrappedStore):
     """A store that cannot be reached while there is an error, which takes its time each time."""
 
     error: BootseerError | None = None
+    pause_s = 0.0
     pauses_s = cycle((0.1, 0.2, 0.3, 0.4, 0.5))
 
     async def around(self, operation, name, call):
+        await trio.sleep(self.pause_s)
         if self.error is not None and operation != "open":
             error = self.error
             await trio.sleep(next(self.pauses_s))
             raise error.again()
-        return await call()
+        done = await call()
+        await trio.sleep(self.pause_s)
+        return done
 
 
 class Served:
@@ -56,10 +60,10 @@ class Served:
             tree, fetcher, drafts, owners, reads=self.reads, on_lost=self.lost.append
         )
 
-    async def write(self, name=b"file", thread=None, content=CONTENT):
+    async def write(self, name=b"file", thread=None, content=CONTENT, parent=ROOT_INODE):
         """Write a file up to its close(2); by this process, which then has it open no more."""
         thread = os.getpid() if thread is None else thread
-        _, opened = await self.view.create(ROOT_INODE, name, 0o600, CREATE | os.O_TRUNC, thread)
+        _, opened = await self.view.create(parent, name, 0o600, CREATE | os.O_TRUNC, thread)
         await self.view.write(opened.handle, 0, content)
         return opened.handle
 
@@ -73,7 +77,9 @@ class Served:
             fetch = Fetcher(nursery, FetchLimits(memory_bytes=8 * UNIT, streams=4)).open(
                 tree.source(entry)
             )
-            found = b"".join([bytes(await fetch.read(at, UNIT)) for at in range(0, 1 << 15, UNIT)])
+            found = b"".join(
+                [bytes(await fetch.read(at, UNIT)) for at in range(0, entry.size_bytes, UNIT)]
+            )
             await fetch.close()
             return found
 
@@ -110,6 +116,83 @@ async def test_a_close_says_that_it_failed_and_the_file_comes_later(served, auto
         await served.view.publisher.settled()
     assert await served.content() == CONTENT
     assert served.lost == []
+
+
+async def test_a_folder_that_the_kernel_forgets_is_needed_by_what_waits_in_it(
+    served, autojump_clock
+):
+    folder = await served.view.make_folder(ROOT_INODE, b"folder", 0o755)
+    below = await served.view.make_folder(folder.inode, b"below", 0o755)
+    handle = await served.write(parent=below.inode)
+    await close_without_store(served, handle, Unavailable("no NameNode"))
+    waiting = await served.view.lookup(below.inode, b"file")
+    # In whatever order: requests of the kernel are many at once.
+    for inode in (folder.inode, below.inode, waiting.inode):
+        served.view.forget(inode)
+    served.store.error = None
+    found = await served.view.lookup(ROOT_INODE, b"folder")
+    assert found.inode == folder.inode
+    served.view.forget(found.inode)
+    with trio.fail_after(60):
+        await served.view.publisher.settled()
+    assert await served.content(b"folder/below/file") == CONTENT
+    assert served.lost == []
+    await trio.sleep(1)
+    for inode in (folder.inode, below.inode, waiting.inode):
+        with pytest.raises(KeyError):
+            await served.view.attributes(inode)
+
+
+@pytest.mark.parametrize("after_s", range(30))
+@pytest.mark.parametrize("synced", [False, True])
+async def test_a_folder_moves_with_what_is_being_written_in_it(
+    served, autojump_clock, synced, after_s
+):
+    folder = await served.view.make_folder(ROOT_INODE, b"old", 0o755)
+    handle = await served.write(parent=folder.inode)
+    if synced:
+        await served.view.sync(handle)
+    above = await served.view.make_folder(ROOT_INODE, b"above", 0o755)
+
+    async def write_on():
+        await trio.sleep(after_s)
+        await served.view.write(handle, len(CONTENT), CONTENT)
+        await served.view.sync(handle)
+
+    served.store.pause_s = 0.7
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(served.view.rename, ROOT_INODE, b"old", above.inode, b"new", 0)
+        nursery.start_soon(write_on)
+    served.store.pause_s = 0.0
+    await served.view.write(handle, 2 * len(CONTENT), CONTENT)
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    assert await served.content(b"above/new/file") == CONTENT * 3
+    assert [info.name for info in await served.inner.list()] == ["above"]
+    assert await served.content(b"old/file") is None
+    assert served.lost == []
+
+
+@pytest.mark.parametrize("after_s", [tenths / 10 for tenths in range(0, 60, 2)])
+async def test_what_is_open_can_be_read_while_its_folder_moves(served, autojump_clock, after_s):
+    folder = await served.view.make_folder(ROOT_INODE, b"old", 0o755)
+    handle = await served.write(parent=folder.inode)
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    node = await served.view.lookup(folder.inode, b"file")
+    opened = await served.view.open(node.inode, os.O_RDONLY)
+    served.store.pause_s = 0.7
+    found = []
+
+    async def read():
+        await trio.sleep(after_s)
+        for at in range(0, len(CONTENT), UNIT):
+            found.append(bytes(await served.view.read(opened.handle, at, UNIT)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(served.view.rename, ROOT_INODE, b"old", ROOT_INODE, b"new", 0)
+        nursery.start_soon(read)
+    assert b"".join(found) == CONTENT
 
 
 async def test_a_write_that_failed_is_not_left_out_of_a_file(served, autojump_clock, caplog):

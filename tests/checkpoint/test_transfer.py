@@ -1,5 +1,7 @@
 """Files and trees between this machine and a store, whenever it is interrupted."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -377,11 +379,54 @@ class TestLanding:
         assert made.done == set()
         made.close()
 
-    def test_two_at_once_are_refused(self, tmp_path):
+    @pytest.mark.parametrize("least_bytes", [4, 9])
+    def test_two_at_once_are_refused(self, tmp_path, monkeypatch, least_bytes):
+        """The first goes on, with or without a journal."""
+        monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", least_bytes)
         made = self.begin(tmp_path / "file")
+        made.put(0, b"1234")
+        made.note(0)
         with pytest.raises(Conflict, match="another process"):
             self.begin(tmp_path / "file")
+        made.put(4, b"5678")
+        made.sync()
+        made.publish(0o600, 0)
         made.close()
+        assert (tmp_path / "file").read_bytes() == b"12345678"
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+    @pytest.mark.parametrize("least_bytes", [4, 9])
+    @pytest.mark.parametrize("other", ["1", "2"])
+    def test_two_at_once_mix_nothing_where_there_are_no_locks(
+        self, tmp_path, monkeypatch, least_bytes, other
+    ):
+        def flock(fd, operation):
+            raise OSError(errno.ENOLCK, "no locks")
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", least_bytes)
+        contents = {"1": b"12345678", "2": b"87654321"}
+        first = self.begin(tmp_path / "file")
+        first.put(0, contents["1"][:4])
+        first.note(0)
+        first.sync()
+        second = self.begin(tmp_path / "file", other)
+        first.put(4, contents["1"][4:])
+        first.note(4)
+        second.put(0, contents[other])
+        try:
+            first.publish(0o600, 0)
+            assert (tmp_path / "file").read_bytes() == contents["1"]
+        except Conflict:
+            first.close()
+        try:
+            second.publish(0o600, 0)
+        except Conflict:
+            other = "1"
+        for made in (first, second):
+            made.close()
+        assert (tmp_path / "file").read_bytes() == contents[other]
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
     def test_what_leads_elsewhere_is_refused(self, tmp_path):
         made = self.begin(tmp_path / "file")
@@ -424,7 +469,7 @@ main()
 
 def kill_at(point, *words):
     """Run the command line, and have it killed at the n-th piece that it writes."""
-    command = [sys.executable, "-c", KILLED, str(point), "ckpt", *map(str, words)]
+    command = [sys.executable, "-P", "-c", KILLED, str(point), "ckpt", *map(str, words)]
     return subprocess.run(command, capture_output=True, check=False, cwd="/").returncode
 
 

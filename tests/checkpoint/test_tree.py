@@ -2,21 +2,31 @@
 
 import operator
 import os
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
 import trio.testing
 
 from bootseer.checkpoint import deal as deal_module
-from bootseer.checkpoint import tree as tree_module
+from bootseer.checkpoint import parts as parts_module
 from bootseer.checkpoint.fetch import Fetcher
+from bootseer.checkpoint.parts import FROM, parts_of
 from bootseer.checkpoint.pipelines import WriteOptions
+from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.write import Drafts
 from bootseer.core.stripe import PARTS_FOLDER
-from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient, Unavailable
+from bootseer.errors import (
+    BootseerError,
+    Conflict,
+    Corrupt,
+    Denied,
+    NoSpace,
+    NotFound,
+    Transient,
+    Unavailable,
+)
 from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
@@ -33,7 +43,7 @@ NAMES = ["f", "a/f", "a/b/f", "c/f"]
 @pytest.fixture(autouse=True)
 def nobody_else(monkeypatch):
     """Nobody changes anything meanwhile that would have to be waited for."""
-    monkeypatch.setattr(tree_module, "_STEP_S", 0)
+    monkeypatch.setattr(parts_module, "_STEP_S", 0)
     monkeypatch.setattr(deal_module, "_SETTLE_S", 0)
     monkeypatch.setattr(deal_module, "_PAUSE_S", 0)
 
@@ -252,13 +262,17 @@ async def test_a_move_that_was_cut_off_can_be_made_again_or_elsewhere(source, ta
                 except Transient:
                     pass
                 tree = CheckpointTree(store)
-                if (entry := await tree.find(source)) is None:
-                    assert late
-                    continue
-                await tree.rename(entry, onwards)
-                assert await read(store, source) is None
+                now = source if await tree.find(source) is not None else target
+                assert await read(store, now) == OLD
+                if now != onwards:
+                    await tree.rename(await tree.stat(now), onwards)
+                assert await read(store, onwards) == OLD
+                assert await tree.find(source) is None
+                for folder in {source.rpartition("/")[0], target.rpartition("/")[0]}:
+                    await tree.reap(folder, -1)
                 assert await read(store, onwards) == OLD
                 await tree.remove(await tree.stat(onwards))
+                await sweep(tree, "", await find_litter(tree, "", -1))
                 assert not parts_in(store)
 
 
@@ -461,19 +475,21 @@ async def test_what_looks_like_a_manifest_by_its_length_alone_is_content():
 
 
 @pytest.mark.parametrize("step", ["..", "../..", "../../x", "a\x01b", "x" * 2000])
-async def test_a_manifest_that_leads_out_of_the_tree_reaches_nothing(step):
+async def test_a_link_that_leads_out_of_the_tree_reaches_nothing(step, autojump_clock):
     store = MemoryStore()
     await write(store, "a/f", OLD)
     entry = await CheckpointTree(store).stat("a/f")
-    await publish(store, "a/f", replace(entry.layout, elsewhere=step).encode())
+    for folder in ("", "a"):
+        await publish(store, f"{parts_of(folder)}/{FROM}1", step.encode())
     assert await read(store, "a/f") == OLD
-    await publish(store, "g", replace(entry.layout, elsewhere=step).encode())
+    await publish(store, "g", entry.layout.encode())
     with pytest.raises((Corrupt, Conflict)):
         await read(store, "g")
     tree = CheckpointTree(store)
     await tree.remove(await tree.stat("g"))
     assert await read(store, "a/f") == OLD
     await tree.remove(await tree.stat("a/f"))
+    await sweep(tree, "", await find_litter(tree, "", -1))
     assert not parts_in(store)
 
 
@@ -544,7 +560,7 @@ async def test_an_empty_file_is_none_that_is_damaged_while_others_change(
     change, autojump_clock, monkeypatch
 ):
     """Parts that are nobody's for a moment are no sign of a damaged manifest."""
-    monkeypatch.setattr(tree_module, "_STEP_S", 1)
+    monkeypatch.setattr(parts_module, "_STEP_S", 1)
     store = MemoryStore()
     await publish(store, "a/empty", b"")
     await write(store, "a/g", OLD)
@@ -566,7 +582,7 @@ async def test_an_empty_file_is_none_that_is_damaged_while_others_change(
 
 
 async def test_who_makes_a_change_does_not_wait_for_it(autojump_clock, monkeypatch):
-    monkeypatch.setattr(tree_module, "_STEP_S", 1)
+    monkeypatch.setattr(parts_module, "_STEP_S", 1)
     inner = MemoryStore()
     await publish(inner, "a/empty", b"")
     await write(inner, "a/g", OLD)
@@ -600,3 +616,109 @@ async def test_what_was_replaced_between_two_questions_is_not_taken_for_another_
 
     entry = await CheckpointTree(Late(store)).stat("a/f")
     assert (entry.layout, entry.size_bytes) == (None, len(SMALL))
+
+
+# Two at once
+
+
+class Before(WrappedStore):
+    """Has somebody else do something just before one operation, or just after."""
+
+    def __init__(self, inner, operation, name, other, *, late=False):
+        super().__init__(inner)
+        self.at = (operation, name)
+        self.other = other
+        self.late = late
+
+    async def around(self, operation, name, call):
+        if (operation, name) != self.at:
+            return await call()
+        self.at = None
+        if self.late:
+            await call()
+        await self.other()
+        if self.late:
+            raise Transient("nobody knows whether it was done")
+        return await call()
+
+
+@pytest.mark.parametrize("new", ["a/g", "b/f", "b/g"])
+@pytest.mark.parametrize("back", [False, True])
+async def test_who_replaces_a_file_leaves_it_alone_under_its_new_name(new, back):
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+
+    async def rename():
+        tree = CheckpointTree(store)
+        entry = await tree.rename(await tree.stat("a/f"), new)
+        if back:
+            await tree.rename(entry, "a/h")
+
+    await write(Before(store, "create", "a/f", rename), "a/f", NEW)
+    assert await read(store, "a/f") == NEW
+    assert await read(store, "a/h" if back else new) == OLD
+
+
+@pytest.mark.parametrize("new", ["a/g", "b/f", "b/g"])
+async def test_who_removes_a_file_leaves_it_alone_under_its_new_name(new):
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+
+    async def rename():
+        tree = CheckpointTree(store)
+        await tree.rename(await tree.stat("a/f"), new)
+        await write(store, "a/f", NEW)
+
+    tree = CheckpointTree(Before(store, "delete", "a/f", rename))
+    await tree.remove(await tree.stat("a/f"))
+    assert await read(store, "a/f") is None
+    assert await read(store, new) == OLD
+    await sweep(tree, "", await find_litter(tree, "", -1))
+    assert await read(store, new) == OLD
+
+
+@pytest.mark.parametrize("new", ["a/g", "b/f"])
+@pytest.mark.parametrize("step", [("rename", "a/f"), ("stat", "a/f")])
+async def test_what_is_published_while_its_name_is_moved_is_not_lost(new, step):
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    tree = CheckpointTree(store)
+    entry = await tree.stat("a/f")
+    mover = CheckpointTree(Before(store, *step, lambda: write(store, "a/f", NEW)))
+    with suppress(Conflict):
+        await mover.rename(entry, new)
+    found = [await read(store, name) for name in ("a/f", new)]
+    assert found in ([NEW, None], [None, NEW], [NEW, OLD])
+
+
+async def test_what_was_seen_and_replaced_is_not_published_again_without_its_parts(autojump_clock):
+    """Its parts may have gone with it before an answer came."""
+    store = MemoryStore()
+    other = Before(store, "commit", "f", lambda: write(store, "f", OLD), late=True)
+    async with trio.open_nursery() as nursery:
+        options = WriteOptions(unit_bytes=UNIT, width=2, streams=2, memory_bytes=8 * UNIT)
+        draft = Drafts(CheckpointTree(other), nursery, options).begin("f", None)
+        await draft.write(0, NEW)
+        with pytest.raises(Transient):
+            await draft.publish()
+        with suppress(Conflict, NotFound):
+            await draft.publish()
+    assert await read(store, "f") in (OLD, NEW)
+
+
+@pytest.mark.parametrize("error", [Denied("another user's"), NoSpace("no names left")])
+@pytest.mark.parametrize("new", ["a/g", "b/f"])
+async def test_a_file_whose_parts_cannot_be_marked_is_renamed(error, new):
+    """Who may write to a folder may rename what is in it, whoever's it is."""
+
+    class Unmarkable(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "mkdir" and PARTS_FOLDER in name:
+                raise error.again()
+            return await call()
+
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    tree = CheckpointTree(Unmarkable(store))
+    await tree.rename(await tree.stat("a/f"), new)
+    assert (await read(store, "a/f"), await read(store, new)) == (None, OLD)

@@ -2,19 +2,18 @@
 
 import os
 import time
-from dataclasses import replace
 
 import pytest
 import xxhash
 
 from bootseer.checkpoint.batch import Tally
 from bootseer.checkpoint.describe import describe
+from bootseer.checkpoint.parts import FROM, MAKING, parts_folder, parts_of
 from bootseer.checkpoint.pipelines import WriteOptions
-from bootseer.checkpoint.source import parts_folder
 from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.transfer import ImportOptions, import_files
-from bootseer.checkpoint.tree import MAKING, CheckpointTree
-from bootseer.checkpoint.verify import MOVE_S, Findings, verify
+from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.verify import Findings, verify
 from bootseer.core.stripe import PARTS_FOLDER, Layout, Unit
 from bootseer.errors import Conflict, Corrupt, NotFound, Unavailable
 from bootseer.store.base import publish
@@ -214,13 +213,10 @@ async def test_what_is_replaced_meanwhile_is_not_called_damaged(store, part):
 
 @pytest.fixture
 async def moving(store, layout):
-    """The file as a move to another folder leaves it that ends before the last step."""
-    tree = CheckpointTree(store)
-    entry = await tree.stat("run/file")
+    """The file as a move from another folder leaves it that ends before the last step."""
     there = parts_folder("run/folder", layout.parts_id)
-    elsewhere = replace(layout, elsewhere="folder").encode()
-    await publish(store, "run/file", elsewhere, mode=entry.info.mode)
     await store.rename(parts_folder("run", layout.parts_id), there)
+    await publish(store, f"{parts_of('run')}/{FROM}1", b"folder")
     return there
 
 
@@ -231,13 +227,18 @@ class TestInterruptedMoves:
         assert "run/file" in found.notes[0] and "--repair" in found.notes[0]
         assert (await store.stat(moving)).is_folder
 
-    async def test_are_left_alone_while_they_may_go_on(self, store, moving):
-        found = await look(store, repair=True)
-        assert found.repaired == [] and "began" in found.notes[0]
-        assert (await store.stat(moving)).is_folder
+    async def test_are_completed_before_what_leads_to_the_parts_is_removed(
+        self, store, layout, moving
+    ):
+        tree = CheckpointTree(store)
+        litter = await find_litter(tree, "run", -1)
+        assert [info.name for info in litter.abandoned] == [f"{parts_of('run')}/{FROM}1"]
+        assert litter.unused == []
+        await sweep(tree, "run", litter)
+        assert (await store.stat(parts_folder("run", layout.parts_id))).is_folder
+        assert (await look(store)).notes == []
 
     async def test_are_completed(self, store, layout, moving):
-        await store.set_mtime("run/file", time.time_ns() - int((MOVE_S + 1) * 1e9))
         found = await look(store, repair=True)
         assert found.problems == [] and len(found.repaired) == 1
         with pytest.raises(NotFound):

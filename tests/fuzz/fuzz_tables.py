@@ -89,7 +89,7 @@ def _decode_image(data):
 
 def _layout():
     units = tuple(stripe.Unit(n % 3, n // 3 * 4096, n << 70 | n) for n in range(9))
-    return stripe.Layout(9 * 4096 - 5, 4096, "0123456789abcdef" * 2, 3, units, "../old")
+    return stripe.Layout(9 * 4096 - 5, 4096, "0123456789abcdef" * 2, 3, units)
 
 
 def _decode_stripe(data):

@@ -124,7 +124,8 @@ def _fds() -> Iterator[str]:
 
 async def test_two_processes_write_one_object(store: LocalStore, root: Path) -> None:
     writers = [
-        subprocess.Popen([sys.executable, "-c", PUBLISH, str(root), letter]) for letter in "ab"
+        subprocess.Popen([sys.executable, "-P", "-c", PUBLISH, str(root), letter])
+        for letter in "ab"
     ]
     versions = set()
     while any(writer.poll() is None for writer in writers):
@@ -142,7 +143,7 @@ async def test_two_processes_write_one_object(store: LocalStore, root: Path) -> 
 
 
 async def test_a_killed_writer_leaves_nothing_visible(store: LocalStore, root: Path) -> None:
-    command = [sys.executable, "-c", STOP_IN_THE_MIDDLE, str(root)]
+    command = [sys.executable, "-P", "-c", STOP_IN_THE_MIDDLE, str(root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"written\n"
@@ -245,7 +246,7 @@ async def test_a_root_in_a_folder_that_cannot_be_listed() -> None:
     """As another user, who can make folders there all the same."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o1733)
-        command = [sys.executable, "-c", MAKE_AS_USER, f"{folder}/root", str(NOBODY)]
+        command = [sys.executable, "-P", "-c", MAKE_AS_USER, f"{folder}/root", str(NOBODY)]
         subprocess.run(command, check=True)
         assert Path(folder, "root", "folder").is_dir()
 
@@ -512,7 +513,7 @@ async def test_permission_denied() -> None:
         root.chmod(0o755)
         await publish(LocalStore(root), "object", b"1")
         (root / "object").chmod(0o600)
-        command = [sys.executable, "-c", TRY_AS_USER, folder, str(NOBODY)]
+        command = [sys.executable, "-P", "-c", TRY_AS_USER, folder, str(NOBODY)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert [line.split(" in ")[0] for line in done.stdout.splitlines()] == [
         "cannot open 'object'",

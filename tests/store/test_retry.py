@@ -39,8 +39,10 @@ class CountingStore(WrappedStore):
         return await call()
 
     @asynccontextmanager
-    async def open(self, name: str, *, known: ObjectInfo | None = None) -> AsyncIterator[Reader]:
-        async with super().open(name, known=known) as reader:
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
+        async with super().open(name, known=known, version=version) as reader:
             self.open_now += 1
             self.opened += 1
             try:
@@ -137,7 +139,7 @@ async def test_never_mixes_versions(memory: MemoryStore, autojump_clock: MockClo
     async with RetryStore(flaky).open("object") as reader:
         assert await reader.pread(0, 2) == b"fi"
         await publish(memory, "object", b"other")
-        with pytest.raises(Conflict, match="replaced while it was read"):
+        with pytest.raises(Conflict, match="was replaced"):
             await reader.pread(2, 3)
 
 

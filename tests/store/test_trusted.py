@@ -51,7 +51,18 @@ except Denied as error:
 
 def publish_as(path, uid, name, *, groups="", trusted_gid=""):
     """Write an object as a user in a process of its own; returns why it was refused."""
-    argv = [sys.executable, "-c", PUBLISH_AS, path, str(uid), str(uid), groups, trusted_gid, name]
+    argv = [
+        sys.executable,
+        "-P",
+        "-c",
+        PUBLISH_AS,
+        path,
+        str(uid),
+        str(uid),
+        groups,
+        trusted_gid,
+        name,
+    ]
     return subprocess.run(
         argv, check=True, text=True, stdout=subprocess.PIPE, cwd="/", timeout=60
     ).stdout

@@ -1,0 +1,252 @@
+"""Where the parts of striped files are kept, and how they move and go with their manifests.
+
+A manifest is given another name by anybody, at any moment, and takes whatever it says with it: who
+replaces or removes a file cannot know that it was the one that he has looked at. So the parts of a
+file are removed only by who has seen, after its name was taken, that they are still that name's:
+
+    who moves a file                           who replaces or removes it
+    1. marks the parts with the new name       1. writes or deletes the name
+    2. looks again what has the old name       2. looks at the marks; leaves the parts of another
+    3. renames the manifest, then the parts       name to `ckpt gc`, and removes his own
+
+While the parts of a file are not beside it yet, a link there, an object, says where they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
+
+import trio
+
+from bootseer.core.stripe import PARTS_FOLDER, Layout
+from bootseer.errors import BootseerError, ConfigError, Conflict, Corrupt, Denied, NoSpace, NotFound
+from bootseer.store.base import ObjectInfo, Store, publish, read_all
+from bootseer.store.name import check_name
+
+MAKING = "making-"
+"""Begins the name of a folder of parts that no manifest names yet."""
+FROM = "from-"
+"""Begins the name of an object that says where else the parts of files here may be."""
+_NAMED = "named-"
+"""Begins the name of a mark in a folder of parts, which is a folder, too."""
+_HELD = "held-"
+"""The same, of parts that nobody may remove now."""
+_FROM_BYTES = 4096
+_STEP_S = 1.0
+
+
+async def let_others_step() -> None:
+    """Wait so long that what is in no order then is not just between two steps of a change."""
+    await trio.sleep(_STEP_S)
+
+
+def above(name: str) -> str:
+    """Return the folder that a name is in; "" is the root."""
+    return name.rpartition("/")[0]
+
+
+def parts_of(folder: str) -> str:
+    """Return the name of the folder in which the parts of a folder's files are."""
+    return f"{folder}/{PARTS_FOLDER}" if folder else PARTS_FOLDER
+
+
+def parts_folder(folder: str, parts_id: str) -> str:
+    """Return the name of the folder of the parts of a file in `folder`."""
+    return f"{parts_of(folder)}/{parts_id}"
+
+
+def parts_beside(name: str, layout: Layout) -> str:
+    """Return the name of the folder of a file's parts, unless it is on its way there."""
+    return parts_folder(above(name), layout.parts_id)
+
+
+def making_folder(name: str, parts_id: str) -> str:
+    """Return the name of the folder to make the parts of a file in."""
+    return parts_folder(above(name), MAKING + parts_id)
+
+
+class Parts:
+    """The parts of a store's striped files."""
+
+    def __init__(self, store: Store) -> None:
+        """Look for them in `store`."""
+        self._store = store
+
+    async def folders(self, name: str, layout: Layout) -> AsyncGenerator[str, None]:
+        """Name the folders in which the parts of a file may be, the likeliest first."""
+        beside = parts_beside(name, layout)
+        yield beside
+        others = await self._others(above(name))
+        for other in others:
+            yield parts_folder(other, layout.parts_id)
+        if others:  # which they may have left meanwhile
+            yield beside
+
+    async def find(self, name: str, layout: Layout) -> tuple[str, Sequence[ObjectInfo]]:
+        """Return the folder in which the parts of a file are, and what is in it.
+
+        Raises:
+            NotFound: there is none.
+        """
+        async with aclosing(self.folders(name, layout)) as folders:
+            async for folder in folders:
+                if found := await self._store.list(folder):
+                    return folder, found
+        raise NotFound(f"{name!r}: its parts are missing")
+
+    async def own(self, name: str, layout: Layout) -> str | None:
+        """Return the folder of the parts of a file that has lost its name, unless it has another.
+
+        Whether the name was given to the same file once more is for the caller to see.
+        """
+        with suppress(NotFound):
+            folder, found = await self.find(name, layout)
+            if _are_of(name, found):
+                return folder
+        return None
+
+    async def take(self, name: str, layout: Layout, target: str) -> None:
+        """Move the parts of a file that has lost its name to `target`.
+
+        Raises:
+            NotFound: they are gone, or the file has another name.
+        """
+        folder = await self.own(name, layout)
+        if folder is None:
+            raise NotFound(f"{name!r}: its parts are gone")
+        await self._store.rename(folder, target)
+
+    async def bring(self, name: str, layout: Layout, before: str = "") -> bool:
+        """Bring the parts of a file beside it; returns whether they were not there.
+
+        Args:
+            name: of the file.
+            layout: what its manifest says.
+            before: the name that it has come from.
+
+        Raises:
+            NotFound: they are nowhere.
+        """
+        beside = parts_beside(name, layout)
+        try:
+            folder, _ = await self.find(name, layout)
+        except NotFound:
+            if not before:
+                raise
+            folder = parts_beside(before, layout)
+        if folder == beside:
+            return False
+        try:
+            await self._store.rename(folder, beside)
+        except NotFound:  # somebody else has done it
+            await self._store.stat(beside)
+        return True
+
+    @asynccontextmanager
+    async def held(self, *folders: str) -> AsyncIterator[None]:
+        """Keep others from removing the parts in the first folder, which may move to the second."""
+        mark = _HELD + secrets.token_hex(8)
+        await self._add_mark(folders[0], mark)
+        try:
+            yield
+        finally:
+            await self._remove_mark(folders, mark)
+
+    @asynccontextmanager
+    async def renamed(self, name: str, target: str, layout: Layout) -> AsyncIterator[None]:
+        """Keep others from removing the parts of a file, which are beside it, while it moves."""
+        folder, new = (parts_beside(n, layout) for n in (name, target))
+        await self._add_mark(folder, _mark(target))
+        if folder == new:
+            held: AbstractAsyncContextManager[None] = nullcontext()
+        else:
+            held = self.held(folder, new)  # there, a file of the same name is another
+        async with held:
+            try:
+                yield
+            except (Conflict, NotFound):
+                if _mark(name) != _mark(target):
+                    await self._remove_mark([folder], _mark(target))
+                raise
+            if _mark(name) != _mark(target):
+                await self._remove_mark([new, folder], _mark(name))
+
+    async def _add_mark(self, folder: str, mark: str) -> None:
+        with suppress(Denied, NoSpace):  # of another user's, which only he can remove; a full quota
+            await self._store.mkdir(f"{folder}/{mark}")
+
+    async def _remove_mark(self, folders: Sequence[str], mark: str) -> None:
+        """Remove a mark; of a file with one too many, the parts are left to `ckpt gc`."""
+        for folder in folders:
+            try:
+                await self._store.delete(f"{folder}/{mark}")
+                return
+            except NotFound:
+                continue
+            except BootseerError:
+                return
+
+    @asynccontextmanager
+    async def linked(self, name: str, target: str) -> AsyncIterator[None]:
+        """Have the parts of a file found from its new place, until they are there, too.
+
+        Who leaves by an error has them found on.
+        """
+        here, there = above(name), above(target)
+        link = f"{parts_of(there)}/{FROM}{secrets.token_hex(8)}"
+        text = os.path.relpath(f"/{here}", f"/{there}")
+        await publish(self._store, link, text.encode())
+        yield
+        with suppress(BootseerError):
+            await self._store.delete(link)
+
+    async def _others(self, folder: str) -> Sequence[str]:
+        """Return the folders that parts may have to be brought from."""
+        found = []
+        for info in await self._store.list(parts_of(folder)):
+            if not info.is_folder and info.name.rpartition("/")[2].startswith(FROM):
+                with suppress(NotFound, Corrupt, ConfigError, UnicodeDecodeError):
+                    text = (await read_all(self._store, info.name, _FROM_BYTES)).decode()
+                    other = _resolve(folder, text)
+                    check_name(parts_of(other))
+                    found.append(other)
+        return found
+
+
+def _are_of(name: str, found: Sequence[ObjectInfo]) -> bool:
+    """Tell by the marks in a folder of parts whether they are of a name."""
+    names = {info.name.rpartition("/")[2] for info in found if info.is_folder}
+    return names <= {_mark(name)}
+
+
+def _mark(name: str) -> str:
+    """Name the mark of what is moved to a name: of the file in its folder, which may move, too."""
+    digest = hashlib.sha256(name.rpartition("/")[2].encode()).hexdigest()
+    return f"{_NAMED}{digest[:16]}"
+
+
+def _resolve(folder: str, relative: str) -> str:
+    """Return the folder that is at a relative path (``../other``) of another.
+
+    Raises:
+        Corrupt: the path leads out of the store.
+    """
+    parts = folder.split("/") if folder else []
+    for step in relative.split("/"):
+        if step == "..":
+            if not parts:
+                raise Corrupt(f"{relative!r} leads out of the tree from {folder!r}")
+            parts.pop()
+        elif step not in ("", "."):
+            parts.append(step)
+    return "/".join(parts)

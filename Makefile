@@ -56,6 +56,9 @@ fsx: venv ## random operations on a checkpoint mount, for ten minutes
 faults: venv ## the longer tests: daemons are killed, disks full, files damaged
 	@$(BIN)/pytest -m faults $(ARGS)
 
+simulate: venv ## several mounts, failing stores and dying processes at random, for SECONDS (600)
+	@BOOTSEER_SIMULATE_S=$(SECONDS) $(BIN)/pytest -m simulations $(ARGS)
+
 fuzz: venv ## feed hostile input to all decoders, each for SECONDS (600); ARGS name some
 	@$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
@@ -86,7 +89,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env fsx faults attacks fuzz test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env fsx faults attacks simulate fuzz test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

@@ -1,0 +1,632 @@
+"""Several mounts of one tree at once, in stores that fail, with processes that die.
+
+Steps that Hypothesis has drawn are begun one after another, and many are under way at once: files
+written, replaced, read, renamed and removed through two to four views, and replaced in the store by
+somebody who knows nothing of stripes. Each view has its own way to one store, late at every step
+and away for a while, and a client that forgets numbers as a kernel does.
+
+What holds:
+
+- All of a file that was read by anybody is what somebody has written as one version.
+- After a close(2) without an error that version is in the store, unless others came in between.
+- What waits for the store at a close(2) is in the store when that is back, or named as lost.
+- What is left over is taken by `bootseer ckpt gc`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import secrets
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+
+import hypothesis
+import pytest
+import trio
+import trio.testing
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from bootseer.checkpoint import source as source_module
+from bootseer.checkpoint import write as write_module
+from bootseer.checkpoint.fetch import Fetcher, FetchLimits
+from bootseer.checkpoint.holders import Closing, Holders, Look
+from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.parts import MAKING
+from bootseer.checkpoint.pipelines import WriteOptions
+from bootseer.checkpoint.spill import Spill
+from bootseer.checkpoint.sweep import find_litter, sweep
+from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.view import CheckpointView
+from bootseer.checkpoint.write import Drafts
+from bootseer.core.stripe import MAGIC, PARTS_FOLDER
+from bootseer.errors import BootseerError, Corrupt, Transient, Unavailable
+from bootseer.fuse.view import ROOT_INODE
+from bootseer.store.base import publish
+from bootseer.store.memory import MemoryStore
+from bootseer.store.retry import RetryStore
+from bootseer.store.wrap import WrappedStore
+
+UNIT = 4096
+PIECE = 1024
+"""Of ordinary objects, of which those of some pieces have several readers."""
+FOLDERS = ["", "d", "e", "d/e"]
+FILES = [f"{folder}/{name}".lstrip("/") for folder in FOLDERS for name in ("f", "g")]
+EXPECTED = (BootseerError, OSError)
+"""How operations of files fail; anything else ends a test."""
+
+
+class Died(BaseException):
+    """The process has been killed: of all that it was about, nothing happens any more."""
+
+
+class Way(WrappedStore):
+    """How one process comes to the store."""
+
+    def __init__(self, inner, seed):
+        super().__init__(inner)
+        self.random = random.Random(seed)
+        self.failing = 0.0
+        self.is_dead = False
+
+    async def around(self, operation, name, call):
+        await self._pause()
+        kind = self.random.choice([Transient, Unavailable])
+        fate = self.random.random()
+        if fate < self.failing / 2:
+            raise kind(f"{operation} {name} was not done")
+        done = await call()
+        await self._pause()
+        if fate < self.failing:
+            raise kind(f"whether {operation} {name} was done cannot be told")
+        return done
+
+    async def _pause(self):
+        await trio.sleep(self.random.choice([0, 0, 0.01, 0.1]))
+        if self.is_dead:
+            raise Died
+
+
+class Spoiled(Exception):
+    """Two programs of one mount have written one file: what is in it cannot be told."""
+
+
+@contextmanager
+def ending_with(kind):
+    """Go on after errors of one kind, and no others."""
+    try:
+        yield
+    except kind:
+        return
+    except BaseException as error:
+        if not hasattr(error, "split"):
+            raise
+        if (others := error.split(kind)[1]) is not None:
+            raise others from None
+
+
+class QuickSpill(Spill):
+    """Without threads, for which a clock that jumps does not wait."""
+
+    async def _run(self, call):
+        await trio.lowlevel.checkpoint()
+        return call()
+
+
+async def _closed(self, inode):
+    await trio.lowlevel.checkpoint()
+    return Look(Closing.LAST, by_opener=True)
+
+
+class Change:
+    """Somebody changes what some names are, which may take its time."""
+
+    def __init__(self, owner, names):
+        self.owner = owner
+        self.names = set(names)
+        self.is_alone = True
+
+
+class Truth:
+    """What there may be under each name, as far as can be told from outside.
+
+    Attributes:
+        written: all versions that may ever have been published.
+        now: what a name may be: versions, None for nothing. A name that several have changed at
+            once is not here.
+    """
+
+    def __init__(self):
+        self.written = {b""}
+        self.now = {name: {None} for name in FILES}
+        self.changes = []
+
+    def begin(self, owner, names):
+        change = Change(owner, ())
+        self.changes.append(change)
+        self.widen(change, names)
+        return change
+
+    def widen(self, change, names):
+        change.names |= set(names)
+        for other in self.changes:
+            if other is not change and other.names & change.names:
+                other.is_alone = change.is_alone = False
+
+    def moved(self, owner, old, new):
+        """What a process is changing below a folder, or as that file, has another name to it."""
+        for change in self.changes:
+            if change.owner is owner:
+                news = [new + n[len(old) :] for n in change.names if f"{n}/".startswith(f"{old}/")]
+                self.widen(change, [name for name in news if name in self.now or name in FILES])
+
+    def end(self, change, certain, possible):
+        """Learn what a change has come to.
+
+        Args:
+            change: that has ended.
+            certain: whether `possible` is all that there can be of these names now; if not, what
+                there was is possible, too.
+            possible: versions by name.
+        """
+        self.changes.remove(change)
+        for name in change.names:
+            if not change.is_alone:
+                self.now.pop(name, None)
+            elif certain:
+                self.now[name] = set(possible[name])
+            elif name in self.now:
+                self.now[name] |= possible.get(name, set())
+
+
+class Mount:
+    """A process that serves a view, and its kernel."""
+
+    def __init__(self, world, number, seed, *, retries):
+        self.world = world
+        self.number = number
+        self.random = random.Random(seed)
+        self.way = Way(world.store, seed)
+        self.store = RetryStore(self.way) if retries else self.way
+        self.used = Counter()
+        self.known = set()
+        self.writing = Counter()
+        self.spoiled = set()
+        self.opening = trio.Lock()
+        self.contents = {}
+        self.renames = 0
+        self.lost = []
+        self.waiting = []
+
+    async def run(self, task_status):
+        with ending_with(Died):
+            async with trio.open_nursery() as self.nursery:
+                tree = CheckpointTree(self.store)
+                options = WriteOptions(
+                    unit_bytes=UNIT, width=3, streams=6, memory_bytes=16 * UNIT, stuck_s=5
+                )
+                fetcher = Fetcher(self.nursery, FetchLimits(memory_bytes=4 * UNIT, streams=3))
+                self.view = CheckpointView(
+                    tree,
+                    fetcher,
+                    Drafts(tree, self.nursery, options),
+                    Owners(1000, 1000, "user"),
+                    on_lost=self.lost.append,
+                )
+                task_status.started()
+                await trio.sleep_forever()
+
+    def say(self, *words):
+        self.world.say(f"mount {self.number}:", *words)
+
+    # The kernel
+
+    @contextmanager
+    def using(self, inode):
+        """Have a number that is not forgotten meanwhile."""
+        self.known.add(inode)
+        self.used[inode] += 1
+        try:
+            yield inode
+        finally:
+            self.used[inode] -= 1
+
+    async def walk(self, stack, folder, *, make):
+        """Look up a folder, and keep its number and those above."""
+        inode = ROOT_INODE
+        for name in folder.split("/") if folder else ():
+            try:
+                found = await self.view.lookup(inode, name.encode())
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with suppress(FileExistsError):
+                    await self.view.make_folder(inode, name.encode(), 0o755)
+                found = await self.view.lookup(inode, name.encode())
+            inode = stack.enter_context(self.using(found.inode))
+        return inode
+
+    def forget(self):
+        """Forget some numbers that nobody has open or looks at, in any order."""
+        idle = sorted(inode for inode in self.known if not self.used[inode])
+        self.random.shuffle(idle)
+        for inode in idle[: self.random.randrange(len(idle) + 1)]:
+            self.known.discard(inode)
+            self.view.forget(inode)
+
+    # Programs
+
+    async def read(self, path):
+        """Read a file from beginning to end."""
+        folder, _, name = path.rpartition("/")
+        with ExitStack() as stack:
+            parent = await self.walk(stack, folder, make=False)
+            found = await self.view.lookup(parent, name.encode())
+            inode = stack.enter_context(self.using(found.inode))
+            written = self.writing[inode]
+            opened = await self.view.open(inode, os.O_RDONLY)
+            content = bytearray()
+            try:
+                size = self.random.choice([PIECE, UNIT, 3 * UNIT + 5])
+                while data := await self.view.read(opened.handle, len(content), size):
+                    content += data
+                    await trio.sleep(self.random.choice([0, 0.1, 1.5]))
+            finally:
+                await self.view.close(opened.handle)
+            # Here, a file shows what is being written to it.
+            if written == self.writing[inode] and not written % 2:
+                self.world.check_version(path, bytes(content))
+                self.say("read", path, len(content))
+
+    async def write(self, path):
+        """Write a file, from nothing or what is there, and close it."""
+        folder, _, name = path.rpartition("/")
+        truth = self.world.truth
+        change = truth.begin(self, [path])
+        certain, possible = False, {}
+        with ExitStack() as stack:
+            try:
+                parent = await self.walk(stack, folder, make=True)
+                flags = os.O_RDWR | os.O_CREAT | self.random.choice([os.O_TRUNC, 0])
+                async with self.opening:
+                    inode, opened = await self._create(stack, parent, name.encode(), flags)
+                    if self.writing[inode] % 2:
+                        # With O_TRUNC, what the other has written is gone.
+                        self.spoiled.update({inode} if flags & os.O_TRUNC else ())
+                        await self.view.flush(opened.handle)
+                        await self.view.close(opened.handle)
+                        return
+                    self.writing[inode] += 1
+                try:
+                    certain = await self._write(path, inode, opened.handle, flags, possible)
+                finally:
+                    self.writing[inode] += 1
+            except EXPECTED as error:
+                self.say("write", path, repr(error))
+            finally:
+                if possible and not certain and not self.way.is_dead:
+                    self.waiting.append((change, possible))
+                else:
+                    truth.end(change, certain, {n: possible.get(path, set()) for n in change.names})
+
+    async def _create(self, stack, parent, name, flags):
+        with suppress(FileNotFoundError):
+            found = await self.view.lookup(parent, name)
+            if self.writing[found.inode] % 2:
+                raise BlockingIOError(errno.EAGAIN, "another program writes it")
+        found, opened = await self.view.create(parent, name, 0o600, flags, 1)
+        return stack.enter_context(self.using(found.inode)), opened
+
+    async def _write(self, path, inode, handle, flags, possible):
+        """Change a file and close it; returns whether it has the version in `possible` then."""
+        content = self.contents[inode] = bytearray()
+        failed = False
+        try:
+            if not flags & os.O_TRUNC:
+                while data := await self.view.read(handle, len(content), UNIT):
+                    content += data
+            for _ in range(self.random.randrange(1, 6)):
+                await self._change(inode, handle, content)
+                await trio.sleep(self.random.choice([0, 0, 0.1, 1.0]))
+        except EXPECTED as error:
+            self.say("change", path, repr(error))
+            failed = True
+        version = bytes(content)
+        if inode in self.spoiled:
+            raise Spoiled
+        if not failed:
+            self.world.truth.written.add(version)
+            possible[path] = {version}
+        try:
+            await self.view.flush(handle)
+            self.say("wrote", path, len(content), "failed" if failed else "")
+            certain = not failed
+        except EXPECTED as error:
+            self.say("close", path, repr(error))
+            certain = False
+        await self.view.close(handle)
+        return certain
+
+    async def _change(self, inode, handle, content):
+        chosen = self.random.random()
+        edges = [0, len(content), len(content) // UNIT * UNIT, UNIT, 2 * UNIT, 5 * UNIT]
+        at = max(0, self.random.choice(edges) + self.random.choice([-1, 0, 0, 0, 1]))
+        if chosen < 0.6:
+            data = self.random.randbytes(self.random.choice([1, 20, UNIT, UNIT + 1, 3 * UNIT]))
+            await self.view.write(handle, at, data)
+            content.extend(bytes(max(0, at + len(data) - len(content))))
+            content[at : at + len(data)] = data
+        elif chosen < 0.85:
+            await self.view.truncate(inode, handle, at)
+            content.extend(bytes(max(0, at - len(content))))
+            del content[at:]
+        else:
+            with suppress(*EXPECTED):  # it is tried again by close(2)
+                await self.view.sync(handle)
+        if self.renames:
+            self.note_contents()
+
+    def note_contents(self):
+        """A file that is renamed is published as it is by then."""
+        self.world.truth.written.update(map(bytes, self.contents.values()))
+
+    async def rename(self, old, new):
+        """Rename a file or a folder."""
+        truth = self.world.truth
+        below = [n[len(old) :] for n in FILES if f"{n}/".startswith(f"{old}/")]
+        pairs = [(old + end, new + end) for end in below]
+        names = {name for pair in pairs for name in pair} | {
+            name for name in FILES if f"{name}/".startswith(f"{new}/")
+        }
+        change = truth.begin(self, names)
+        possible = {name: {None} for name in change.names}
+        for before, after in pairs:
+            if before in truth.now:
+                possible[after] = set(truth.now[before])
+        certain = all(before in truth.now for before, _ in pairs)
+        done = False
+        self.renames += 1
+        self.note_contents()
+        with ExitStack() as stack:
+            try:
+                here, _, old_name = old.rpartition("/")
+                there, _, new_name = new.rpartition("/")
+                parent = await self.walk(stack, here, make=False)
+                target = await self.walk(stack, there, make=False)
+                found = await self.view.lookup(parent, old_name.encode())
+                stack.enter_context(self.using(found.inode))
+                truth.moved(self, old, new)
+                await self.view.rename(parent, old_name.encode(), target, new_name.encode(), 0)
+                self.say("renamed", old, new)
+                done = True
+            except EXPECTED as error:
+                self.say("rename", old, new, repr(error))
+            finally:
+                self.renames -= 1
+                if not done or not certain:
+                    change.is_alone = False
+                truth.end(change, done, possible)
+
+    async def remove(self, path):
+        """Remove a file."""
+        change = self.world.truth.begin(self, [path])
+        done = False
+        with ExitStack() as stack:
+            try:
+                folder, _, name = path.rpartition("/")
+                parent = await self.walk(stack, folder, make=False)
+                found = await self.view.lookup(parent, name.encode())
+                stack.enter_context(self.using(found.inode))
+                await self.view.remove(parent, name.encode())
+                self.say("removed", path)
+                done = True
+            except EXPECTED as error:
+                self.say("remove", path, repr(error))
+            finally:
+                self.world.truth.end(change, done, {name: {None} for name in change.names})
+
+    async def die(self):
+        raise Died
+
+    async def end(self):
+        """Publish what waits, and end."""
+        if not self.way.is_dead:
+            self.way.failing = 0.0
+            with trio.fail_after(3600):
+                await self.view.publisher.settled()
+            await self.view.publisher.end(60)
+            self.nursery.cancel_scope.cancel()
+        names = {lost.name for lost in self.lost}
+        for change, possible in self.waiting:
+            is_stored = not self.way.is_dead and not change.names & names
+            (versions,) = possible.values()
+            self.world.truth.end(change, is_stored, dict.fromkeys(change.names, versions))
+
+
+class World:
+    """The store, its mounts, and what is known of it."""
+
+    def __init__(self):
+        self.store = MemoryStore()
+        self.truth = Truth()
+        self.mounts = []
+        self.told = []
+
+    def say(self, *words):
+        self.told.append(f"{trio.current_time():8.2f} " + " ".join(map(str, words)))
+
+    def check_version(self, path, content):
+        assert content in self.truth.written, (
+            f"{path}: {len(content)} bytes that nobody has written"
+        )
+
+    async def replace(self, path, seed):
+        """Replace a file by an ordinary one of the same length."""
+        change = self.truth.begin(None, [path])
+        with suppress(*EXPECTED):
+            entry = await CheckpointTree(self.store).stat(path)
+            content = random.Random(seed).randbytes(max(16, entry.size_bytes))
+            self.truth.written.add(content)
+            await publish(self.store, path, content)
+            self.say("replaced", path, len(content))
+            self.truth.end(change, True, {path: {content}})
+            return
+        self.truth.end(change, False, {})
+
+    async def check(self):
+        """Look at the store when nobody is at it any more."""
+        tree = CheckpointTree(self.store)
+        # What a crash has left beside them makes these suspicious.
+        stumps = [name for name in FILES if await self._is_stump(tree, name)]
+        await sweep(tree, "", await find_litter(tree, "", -1, stumps), stumps)
+        assert list(await tree.unused_parts("")) == []
+        left = [n for n in self.store._entries if f"/{PARTS_FOLDER}/{MAKING}" in f"/{n}"]
+        assert left == []
+        for path in FILES:
+            content = await self.content(tree, path)
+            self.say("found", path, content if content is None else len(content))
+            if content is not None:
+                self.check_version(path, content)
+            if path in self.truth.now:
+                expected = self.truth.now[path]
+                lengths = [None if each is None else len(each) for each in expected]
+                assert content in expected, f"{path} is not one of {lengths} bytes"
+
+    async def _is_stump(self, tree, path):
+        entry = await tree.find(path)
+        return entry is not None and entry.info.size_bytes < len(MAGIC) and bool(entry.problem)
+
+    async def content(self, tree, path):
+        entry = await tree.find(path)
+        if entry is None:
+            return None
+        source = tree.source(entry)
+        try:
+            return b"".join([await source.fetch(piece) for piece in range(source.pieces)])
+        finally:
+            await source.close()
+
+
+KINDS = ["read"] * 4 + ["write"] * 5 + ["replace", "rename", "rename", "remove", "forget", "forget"]
+KINDS += ["rename folder", "away", "back", "die"]
+STEP = st.tuples(
+    st.sampled_from(KINDS),
+    st.integers(0, 3),
+    st.sampled_from(FILES),
+    st.sampled_from(FILES),
+    st.sampled_from([0.0, 0.0, 0.05, 0.3, 3.0, 100.0]),
+)
+
+
+async def simulate(steps, mounts, retries, seed, world):
+    seeds = count(seed)
+    async with trio.open_nursery() as nursery:
+        for number in range(mounts):
+            mount = Mount(world, number, next(seeds), retries=retries)
+            await nursery.start(mount.run)
+            world.mounts.append(mount)
+
+        async def run(mount, operation, *arguments):
+            try:
+                await operation(*arguments)
+            except EXPECTED as error:
+                assert not isinstance(error, Corrupt) or "damaged manifest" in str(error)
+                mount.say(operation.__name__, *arguments, repr(error))
+
+        for kind, number, path, other, pause_s in steps:
+            mount = world.mounts[number % mounts]
+            if kind == "replace":
+                await world.replace(path, next(seeds))
+            elif mount.way.is_dead:
+                continue
+            elif kind in ("read", "write", "remove"):
+                mount.nursery.start_soon(run, mount, getattr(mount, kind), path)
+            elif kind == "rename":
+                mount.nursery.start_soon(run, mount, mount.rename, path, other)
+            elif kind == "rename folder":
+                old, new = (name.rpartition("/")[0] or name[-1] for name in (path, other))
+                if old[0] in "de" and new[0] in "de" and not f"{new}/".startswith(f"{old}/"):
+                    mount.nursery.start_soon(run, mount, mount.rename, old, new)
+            elif kind == "forget":
+                mount.forget()
+            elif kind == "away":
+                mount.way.failing = 0.3
+            elif kind == "back":
+                mount.way.failing = 0.0
+            elif kind == "die":
+                mount.say("dies")
+                mount.way.is_dead = True
+                mount.nursery.start_soon(mount.die)
+            await trio.sleep(pause_s)
+        for mount in world.mounts:
+            mount.way.failing = 0.0
+        await trio.sleep(300)
+        for mount in world.mounts:
+            await mount.end()
+    await world.check()
+
+
+RUNS = (
+    st.lists(STEP, min_size=8, max_size=40),
+    st.integers(2, 4),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+def check(steps, mounts, retries, seed):
+    world = World()
+    try:
+        run(world, steps, mounts, retries, seed)
+    finally:
+        note("\n".join(world.told))
+
+
+@settings(SETTINGS, max_examples=150, derandomize=True)
+@given(*RUNS)
+def test_several_mounts_and_stores_that_fail(steps, mounts, retries, seed):
+    check(steps, mounts, retries, seed)
+
+
+@pytest.mark.simulations
+@pytest.mark.timeout(0)
+def test_more_of_it(capfd):
+    """Others each time, for as many seconds as BOOTSEER_SIMULATE_S says."""
+    first = secrets.randbelow(2**32)
+    until = time.monotonic() + float(os.environ.get("BOOTSEER_SIMULATE_S", 60))
+    counted = Counter()
+
+    def one(steps, mounts, retries, seed):
+        counted["runs"] += 1
+        counted["steps"] += len(steps)
+        check(steps, mounts, retries, seed)
+
+    for number in count(first):
+        with capfd.disabled():
+            print(f"seed {number}: {counted['runs']:,} runs, {counted['steps']:,} steps")
+        hypothesis.seed(number)(settings(SETTINGS, max_examples=2000)(given(*RUNS)(one)))()
+        if time.monotonic() > until:
+            break
+    assert counted["runs"]
+
+
+def run(world, steps, mounts, retries, seed):
+    """Run one simulation; the same arguments lead to the same steps."""
+    chance = random.Random(seed)
+    random.seed(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_module, "_LARGE_BYTES", 2 * PIECE)
+        patch.setattr(source_module, "PLAIN_PIECE_BYTES", PIECE)
+        patch.setattr(write_module, "Spill", QuickSpill)
+        patch.setattr(Holders, "look", _closed)
+        patch.setattr(secrets, "token_hex", lambda size: chance.randbytes(size).hex())
+        patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+        trio._core._run._r.seed(seed)
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        with ending_with(Spoiled):
+            trio.run(simulate, steps, mounts, retries, seed, world, clock=clock)

@@ -162,6 +162,11 @@ class Parts:
         finally:
             await self._remove_mark(folders, mark)
 
+    async def touch(self, folder: str) -> None:
+        """Have parts in the making look as if something had just been put to them."""
+        async with self.held(folder):
+            await trio.lowlevel.checkpoint()
+
     @asynccontextmanager
     async def renamed(self, name: str, target: str, layout: Layout) -> AsyncIterator[None]:
         """Keep others from removing the parts of a file, which are beside it, while it moves."""

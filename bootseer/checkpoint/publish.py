@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -18,7 +19,7 @@ import trio
 from bootseer.checkpoint.holders import Closing, Holders
 from bootseer.checkpoint.nodes import Node, Nodes
 from bootseer.checkpoint.reading import Reading
-from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.tree import ABANDONED_S, CheckpointTree
 from bootseer.checkpoint.write import Draft, Drafts, may_pass
 from bootseer.errors import BootseerError, Closed
 from bootseer.store.backoff import Backoff
@@ -26,6 +27,7 @@ from bootseer.store.backoff import Backoff
 _log = logging.getLogger(__name__)
 
 _PAUSES = Backoff(first_s=1.0, longest_s=30.0)
+_KEEP_S = ABANDONED_S / 4
 _CLOSED = (Closing.LAST, Closing.KILLED)
 
 
@@ -75,6 +77,7 @@ class Publisher:
         self._nursery = nursery
         self._on_lost = on_lost
         self._settling = trio.Event()
+        nursery.start_soon(self._keep)
 
     def create(self, parent: int, name: str, mode: int) -> Node:
         """Begin a file that is not there."""
@@ -269,6 +272,16 @@ class Publisher:
                 if node.draft is not draft or node.is_lost:
                     break
         self._notify()
+
+    async def _keep(self) -> None:
+        """Have what is open to write for days kept by `bootseer ckpt gc`."""
+        while True:
+            await trio.sleep(_KEEP_S)
+            for node in list(self._nodes.by_inode.values()):
+                async with self._nodes.moves.using(node.inode), node.lock:
+                    if node.draft is not None and not node.is_lost:
+                        with suppress(BootseerError):  # there is the next time
+                            await node.draft.keep()
 
     async def _discard(self, node: Node) -> None:
         assert node.draft is not None

@@ -141,18 +141,26 @@ class CheckpointTree:
         infos = [i for i in await self.store.list(folder) if _is_shown(i.name)]
         entries: list[Entry | None] = [None] * len(infos)
         limit = trio.CapacityLimiter(_LOOKS)
+        errors: list[BootseerError] = []
 
-        async def look(index: int) -> None:
+        async def look(index: int, scope: trio.CancelScope) -> None:
             async with limit:
-                with suppress(NotFound):
+                try:
                     entries[index] = await self._look(infos[index])
+                except NotFound:
+                    return
+                except BootseerError as error:
+                    errors.append(error)
+                    scope.cancel()
 
         async with trio.open_nursery() as nursery:
             for index, info in enumerate(infos):
                 if info.is_folder or not stripe.may_be_manifest(info.size_bytes):
                     entries[index] = Entry(info)
                 else:
-                    nursery.start_soon(look, index)
+                    nursery.start_soon(look, index, nursery.cancel_scope)
+        if errors:
+            raise errors[0]
         found = [entry for entry in entries if entry is not None]
         if any(_may_be_a_stump(entry.info) for entry in found):
             return await self._suspect(folder, found)
@@ -323,11 +331,8 @@ class CheckpointTree:
                 attempts.are_done = True
             if first is not None and not _share_parts(first, layout):
                 await self.drop_parts(first)
-        entry = await self.find(name)
-        if entry is None:  # somebody has given it another name since
-            info = ObjectInfo(name, len(layout.encode()), time.time_ns(), mode=mode)
-            entry = Entry(info, layout)
-        return entry
+        info = ObjectInfo(name, len(layout.encode()), time.time_ns(), mode=mode)
+        return await self.now(Entry(info, layout))
 
     async def _publish(
         self, name: str, layout: Layout, mode: int | None, making: str, *, replaced: bool
@@ -362,23 +367,50 @@ class CheckpointTree:
 
         What has failed may be tried again.
 
+        Args:
+            name: of the file.
+            content: of it, which has its mode and time.
+            mode: of an empty one; the store's default if None.
+            making: the folder in which parts were made.
+
         Raises:
             NotFound: there is no such content; somebody has moved or removed its folder.
         """
         over = await self.find(name)
+        made = ObjectInfo(name, 0, time.time_ns(), mode=mode)
         with self._change(over.layout if over else None):
             if content is None:
                 await publish(self.store, name, b"", mode=mode)
             else:
                 try:
+                    made = replace(await self.store.stat(content.name), name=name)
                     await self.store.rename(content.name, name, overwrite=True)
                 except NotFound:
                     if not await self._has_content(name, content):  # as above
                         raise
+                    made = replace(made, size_bytes=content.size_bytes)
             await self._drop(making)
             if over is not None:
                 await self.drop_parts(over)
-        return await self.stat(name)
+        return await self.now(Entry(made), content)
+
+    async def now(self, made: Entry, content: PlainContent | None = None) -> Entry:
+        """Return what a file that was just published is now.
+
+        Returns:
+            It as it was made, if somebody has replaced it, or given it another name, since.
+        """
+        found = await self.find(made.name)
+        if found is None or found.is_folder:
+            return made
+        if made.layout is not None:
+            return found if _share_parts(found, made.layout) else made
+        if found.layout is not None or found.size_bytes != made.size_bytes:
+            return made
+        if content is None or found.info.is_version(made.info):
+            return found
+        # Some stores make a copy, which is another version.
+        return found if await self._has_content(made.name, content) else made
 
     async def _check_parts(self, name: str, layout: Layout, folder: str) -> None:
         found = {info.name.rpartition("/")[2] for info in await self.store.list(folder)}

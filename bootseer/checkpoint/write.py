@@ -21,7 +21,8 @@ from bootseer.checkpoint.spill import FileTooLarge, Spill
 from bootseer.checkpoint.tree import Attempts, CheckpointTree, Entry, PlainContent
 from bootseer.core import stripe
 from bootseer.core.stripe import Layout, part_name, units_between
-from bootseer.errors import BootseerError, Closed, NoSpace, Transient, Unavailable
+from bootseer.errors import BootseerError, Closed, NoSpace, NotFound, Transient, Unavailable
+from bootseer.store.base import ObjectInfo
 
 _MANY_PARTS = stripe.MAX_PARTS // 2
 """Each sync, and each look at what was just written, ends parts; a manifest takes only so many."""
@@ -132,6 +133,11 @@ class Draft:
         await self._resume()
         await self._dealer.drain()
 
+    async def keep(self) -> None:
+        """Show `bootseer ckpt gc` that it is still being written, though no part is new."""
+        if self._dealer.parts:
+            await self._tree.parts.touch(self._folder)
+
     def move(self, name: str) -> None:
         """Learn that the folder in which it is made has moved, parts and all; call `drain` before.
 
@@ -180,25 +186,40 @@ class Draft:
         """
         await self.flush()
         await self._let_go()
-        entry = await self._publish()
-        if self.mode not in (None, self._parts_mode):
+        if not self.size_bytes:
+            entry = await self._tree.publish_plain(self.name, None, self.mode, self._folder)
+        elif (content := self._plain_content()) is not None:
+            with suppress(NotFound):  # an attempt before this one has given it its name
+                await self._set_attributes(Entry(ObjectInfo(content.name, content.size_bytes, 0)))
+            return await self._tree.publish_plain(self.name, content, self.mode, self._folder)
+        else:
+            parts, placed = self._dealer.parts, self._dealer.placed
+            units = tuple(placed[unit] for unit in range(len(placed)))
+            layout = Layout(self.size_bytes, self._unit_bytes, self._parts_id, len(parts), units)
+            entry = await self._tree.publish(
+                self.name, layout, self.mode, self._folder, self._attempts
+            )
+        return await self._tree.now(entry) if await self._set_attributes(entry) else entry
+
+    def _plain_content(self) -> PlainContent | None:
+        """Return the one part that is all of the file, if there is one."""
+        placed = self._dealer.placed
+        part = self._dealer.parts[placed[0].part]
+        if len(placed) != 1 or not part.is_whole or part.size_bytes != self.size_bytes:
+            return None
+        path = f"{self._folder}/{part_name(part.index)}"
+        return PlainContent(path, self.size_bytes, placed[0].checksum)
+
+    async def _set_attributes(self, entry: Entry) -> bool:
+        """Give a file its mode and time, where it was made with others; returns whether it was."""
+        has_set = False
+        if self.mode is not None and self.mode != self._parts_mode:
             await self._tree.set_mode(entry, self.mode)
+            has_set = True
         if self.mtime_ns is not None:
             await self._tree.store.set_mtime(entry.name, self.mtime_ns)
-        return await self._tree.find(entry.name) or entry
-
-    async def _publish(self) -> Entry:
-        if not self.size_bytes:
-            return await self._tree.publish_plain(self.name, None, self.mode, self._folder)
-        parts, placed = self._dealer.parts, self._dealer.placed
-        part = parts[placed[0].part]
-        if len(placed) == 1 and part.is_whole and part.size_bytes == self.size_bytes:
-            path = f"{self._folder}/{part_name(part.index)}"
-            content = PlainContent(path, self.size_bytes, placed[0].checksum)
-            return await self._tree.publish_plain(self.name, content, self.mode, self._folder)
-        units = tuple(placed[unit] for unit in range(len(placed)))
-        layout = Layout(self.size_bytes, self._unit_bytes, self._parts_id, len(parts), units)
-        return await self._tree.publish(self.name, layout, self.mode, self._folder, self._attempts)
+            has_set = True
+        return has_set
 
     def lose(self, error: BootseerError) -> None:
         """Make nothing more of it."""

@@ -30,13 +30,17 @@ _OBJECT_MODE = 0o644
 _FOLDER_MODE = 0o755
 
 
+def _now_ns() -> int:
+    return time.time_ns()
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """An object's content, or None for a folder."""
 
     content: bytes | None
     mode: int
-    mtime_ns: int = field(default_factory=time.time_ns)
+    mtime_ns: int = field(default_factory=_now_ns)
     version: int = field(default_factory=itertools.count(1).__next__)
 
     def info(self, name: str) -> ObjectInfo:
@@ -150,6 +154,7 @@ class MemoryStore:
         self._check_free(target, overwrite=overwrite and entry.content is not None)
         self._make_folders(_above(target))
         self._entries[target] = self._entries.pop(source)
+        self._note_change(source, target)
         for name in [name for name in self._entries if name.startswith(f"{source}/")]:
             self._entries[target + name.removeprefix(source)] = self._entries.pop(name)
 
@@ -161,6 +166,7 @@ class MemoryStore:
         if any(other.startswith(f"{name}/") for other in self._entries):
             raise Conflict(f"cannot delete {name!r} in {self.url}: the folder is not empty")
         del self._entries[name]
+        self._note_change(name)
 
     async def delete_tree(self, name: str) -> None:
         """See `Store.delete_tree`."""
@@ -169,6 +175,7 @@ class MemoryStore:
         self._entry(name)
         for gone in [other for other in self._entries if f"{other}/".startswith(f"{name}/")]:
             del self._entries[gone]
+        self._note_change(name)
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
         """See `Store.mkdir`."""
@@ -215,6 +222,8 @@ class MemoryStore:
         """
         self._check_free(name, overwrite=overwrite)
         self._make_folders(_above(name))
+        if name not in self._entries:
+            self._note_change(name)
         self._entries[name] = _Entry(content, mode)
 
     def _entry(self, name: str) -> _Entry:
@@ -230,8 +239,18 @@ class MemoryStore:
 
     def _make_folders(self, names: Sequence[str], mode: int = _FOLDER_MODE) -> None:
         for name in names:
-            if self._entries.setdefault(name, _Entry(None, mode)).content is not None:
+            if name not in self._entries:
+                self._entries[name] = _Entry(None, mode)
+                self._note_change(name)
+            if self._entries[name].content is not None:
                 raise Conflict(f"{name!r} in {self.url} is an object, not a folder")
+
+    def _note_change(self, *names: str) -> None:
+        """Set the times of the folders that some names are, or were, in."""
+        for name in names:
+            folder = name.rpartition("/")[0]
+            if folder in self._entries:
+                self._entries[folder] = replace(self._entries[folder], mtime_ns=_now_ns())
 
 
 class _MemoryReader(Reader):

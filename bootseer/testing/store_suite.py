@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -275,6 +276,23 @@ class StoreSuite:
         async with store.append("log") as appender:
             await appender.finish()
         assert await read_all(store, "log", 0) == b""
+
+    async def test_a_folder_is_as_old_as_the_last_change_in_it(self, store: Store) -> None:
+        """By which `bootseer ckpt gc` tells what is still being written."""
+        if not store.capabilities.append:
+            return await self._check_no_append(store)
+        await store.mkdir("folder")
+        changes: list[Callable[[], Awaitable[None]]] = [
+            lambda: publish(store, "folder/object", CONTENT),
+            lambda: store.mkdir("folder/inner"),
+            lambda: store.delete("folder/inner"),
+            lambda: store.rename("folder/object", "folder/other"),
+            lambda: store.rename("folder/other", "object"),
+        ]
+        for change in changes:
+            await store.set_mtime("folder", 10**9)
+            await change()
+            assert (await store.stat("folder")).mtime_ns > 10**9
 
     async def _check_no_append(self, store: Store) -> None:
         with pytest.raises(Unavailable):

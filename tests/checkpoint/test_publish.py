@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from itertools import cycle
 
 import pytest
@@ -12,6 +13,7 @@ from bootseer.checkpoint.holders import _THREADS, Closing, Holders
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.reads import Reads
+from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Drafts
@@ -337,3 +339,19 @@ async def test_a_name_that_turns_out_to_be_taken_is_found(served):
     with pytest.raises(FileExistsError):
         await served.view.make_folder(ROOT_INODE, b"folder", 0o755)
     assert (await served.view.lookup(ROOT_INODE, b"folder")).inode
+
+
+async def test_what_is_open_for_days_is_kept(served, autojump_clock, monkeypatch):
+    """`bootseer ckpt gc` takes what has had nothing new for two days for given up."""
+    now_ns = time.time_ns()
+    began = trio.current_time()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + int((trio.current_time() - began) * 1e9))
+    handle = await served.write()
+    await served.view.sync(handle)
+    await trio.sleep(10 * 86400)
+    tree = CheckpointTree(served.inner)
+    await sweep(tree, "", await find_litter(tree, ""))
+    await served.view.write(handle, 0, b"new")
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    assert await served.content() == b"new" + CONTENT[3:]

@@ -618,6 +618,23 @@ async def test_what_was_replaced_between_two_questions_is_not_taken_for_another_
     assert (entry.layout, entry.size_bytes) == (None, len(SMALL))
 
 
+async def test_a_listing_that_fails_has_the_stores_error(autojump_clock):
+    """Not a group of the errors of all that it looked at."""
+    store = MemoryStore()
+    for name in ("a/f", "a/g"):
+        await write(store, name, OLD)
+
+    class Away(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "pread":
+                await trio.sleep(1)
+                raise Unavailable(name)
+            return await call()
+
+    with pytest.raises(Unavailable):
+        await CheckpointTree(Away(store)).list("a")
+
+
 # Two at once
 
 
@@ -722,3 +739,26 @@ async def test_a_file_whose_parts_cannot_be_marked_is_renamed(error, new):
     tree = CheckpointTree(Unmarkable(store))
     await tree.rename(await tree.stat("a/f"), new)
     assert (await read(store, "a/f"), await read(store, new)) == (None, OLD)
+
+
+@pytest.mark.parametrize("content", [NEW, SMALL, b""])
+@pytest.mark.parametrize("other", [OLD, SMALL[::-1], b""])
+async def test_what_is_published_is_known_though_it_is_replaced_at_once(content, other):
+    """Who goes on to write the file would mix the two."""
+    inner = MemoryStore()
+    looks = []
+
+    class Replaced(WrappedStore):
+        async def around(self, operation, name, call):
+            if (operation, name) == ("stat", "f"):
+                looks.append(name)
+                if len(looks) == 2:
+                    await write(inner, "f", other)
+            return await call()
+
+    entry = await write(Replaced(inner), "f", content)
+    assert entry.size_bytes == len(content)
+    now = await CheckpointTree(inner).stat("f")
+    assert now.size_bytes == len(other)
+    if content != other:
+        assert (entry.layout, entry.info.version) != (now.layout, now.info.version)

@@ -62,7 +62,7 @@ def key(
     from bootseer.env import key as env_key
 
     asked = _asked(targets, extra, files, command)
-    parts = _keys_now(asked).parts
+    parts = _warned(asked, _keys_now(asked)).parts
     if as_json:
         document = env_key.to_document(parts) | {"targets": list(asked.targets)}
         click.echo(json.dumps(document, indent=1))
@@ -102,7 +102,7 @@ def why(
     from bootseer.errors import NotFound
 
     asked = _asked(targets, extra, files, command)
-    keys = _keys_now(asked)
+    keys = _warned(asked, _keys_now(asked))
 
     async def read(store: Store) -> tuple[Sequence[Part] | None, dict[str, bool]]:
         last, there = None, {}
@@ -264,6 +264,15 @@ def _keys_now(asked: Asked) -> Keys:
     from bootseer.env.run import keys_of
 
     return keys_of(asked, asked.targets, os.environ, os.getcwd(), _image_here())
+
+
+def _warned(asked: Asked, keys: Keys) -> Keys:
+    """Say what is wrong with a key."""
+    from bootseer.env.run import tell, warnings
+
+    for line in warnings(asked.targets, keys, os.environ):
+        tell(line)
+    return keys
 
 
 def _image_here() -> str:

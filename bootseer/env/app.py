@@ -13,7 +13,7 @@ import sys
 from typing import Sequence
 
 from bootseer.env import key as env_key
-from bootseer.env.run import Asked, connect_agent, execute, keys_of, run, tell
+from bootseer.env.run import Asked, connect_agent, execute, keys_of, run, tell, warnings
 from bootseer.errors import BootseerError
 
 _EPILOG = """examples:
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if verb == "key":
             targets = [os.path.abspath(target) for target in asked.targets]
             keys = keys_of(asked, targets, os.environ, os.getcwd(), "")
+            for line in warnings(targets, keys, os.environ):
+                tell(line)
             document = {**env_key.to_document(keys.parts), "targets": targets}
             print(json.dumps(document, indent=1))
             return 0

@@ -16,9 +16,9 @@ from bootseer.env.interpreter import python_of, which
 from bootseer.env.key import Facts, numbered
 from bootseer.env.named import Files
 from bootseer.env.probe import Python, accelerator, ask_python, installer_version
-from bootseer.env.reads import add_reads
+from bootseer.env.reads import add_reads, unbounded
 from bootseer.env.settings import Settings, settings
-from bootseer.env.shell import Simple, simple_commands
+from bootseer.env.shell import INPUT, Simple, simple_commands
 
 MAX_PYTHONS = 4
 
@@ -91,6 +91,7 @@ def gather(
         settings=found.parts,
         extra=tuple(extra),
         image_digest=image_digest,
+        unbounded=tuple(dict.fromkeys(filter(None, map(unbounded, commands)))),
     )
 
 
@@ -103,7 +104,7 @@ def _pythons(commands: Sequence[Simple]) -> tuple[Python, ...]:
     """Ask every Python that the commands use; the first on PATH where they say nothing of it."""
     asked: dict[str, Python] = {}
     telling = [s for s in commands if recognise(s.words) or is_python(s.words[0])]
-    for simple in telling or commands[:1]:
+    for simple in telling or [s for s in commands if s.words[0] != INPUT][:1]:
         path = python_of(simple)
         call = recognise(simple.words)
         if path and path not in asked:

@@ -79,6 +79,7 @@ class Facts(NamedTuple):
         settings: names and values of what decides what installers choose.
         extra: what the user adds, in order.
         image_digest: of the image it runs in, "" without one.
+        unbounded: programs that read what nothing here tells; no part of a key.
     """
 
     command: tuple[str, ...]
@@ -91,6 +92,7 @@ class Facts(NamedTuple):
     settings: Mapping[str, str] = {}
     extra: tuple[str, ...] = ()
     image_digest: str = ""
+    unbounded: tuple[str, ...] = ()
 
 
 def parts_of(facts: Facts) -> tuple[Part, ...]:

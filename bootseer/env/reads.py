@@ -15,6 +15,18 @@ from bootseer.env.named import CONSTRAINTS, EDITABLES, FIND_LINKS, REQUIREMENTS,
 from bootseer.env.shell import Simple
 
 _ENVIRONMENTS = (".yml", ".yaml")
+_BUILDERS = {
+    "make": ("Makefile", "makefile", "GNUmakefile"),
+    "gmake": ("Makefile", "makefile", "GNUmakefile"),
+    "ninja": ("build.ninja",),
+    "cmake": ("CMakeLists.txt", "CMakePresets.json"),
+    "just": ("justfile", "Justfile", ".justfile"),
+    "tox": ("tox.ini", "setup.cfg", "pyproject.toml"),
+    "nox": ("noxfile.py",),
+    "invoke": ("tasks.py",),
+    "bazel": ("WORKSPACE", "MODULE.bazel", "BUILD"),
+}
+"""What these read themselves; what they start is in no text that is followed."""
 _SOURCE = re.compile(r'^source = \{ (editable|directory|path) = "([^"]*)"', re.MULTILINE)
 """Of uv.lock, which uv alone writes."""
 
@@ -51,14 +63,41 @@ def add_reads(files: Files, command: Simple) -> None:
         _add_pip(files, call, cwd)
 
 
+def unbounded(command: Simple) -> str:
+    """Return the program that a command is, if nothing tells what it reads; "" otherwise."""
+    name = os.path.basename(command.words[0])
+    return name if name in _BUILDERS else ""
+
+
 def _add_words(files: Files, command: Simple) -> None:
     """Add every file that a command names of which no more is known."""
+    _add_project(files, command)
     words = command.words[1:] if "/" in command.words[0] else command.words
     for word in words:
         for name in {word, word.partition("=")[2]} - {""}:
             path = os.path.join(command.cwd, name)
             if os.path.isfile(path) and not is_python(path):
                 files.archive(path)
+
+
+def _add_project(files: Files, command: Simple) -> None:
+    """Add what a build reads of the folder that it is run in, or is told of.
+
+    Raises:
+        KeyProblem: `setup.py develop` installs no more than a pointer to it.
+    """
+    program, cwd = os.path.basename(command.words[0]), command.cwd
+    for option, value in zip(command.words, command.words[1:]):
+        if option == "-C":
+            cwd = os.path.join(cwd, value)
+    for name in _BUILDERS.get(program, ()):
+        if os.path.isfile(os.path.join(cwd, name)):
+            files.text(os.path.join(cwd, name))
+    for at, word in enumerate(command.words):
+        if os.path.basename(word) == "setup.py" and (at == 0 or is_python(program)):
+            if "develop" in command.words[at:]:
+                files.editable(word, "setup.py develop")
+            files.local(os.path.join(os.path.dirname(word), "."), "setup.py", command.cwd)
 
 
 def _add_pip(files: Files, call: Call, cwd: str) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import array
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from bootseer.env import key as env_key
 from bootseer.env.gather import gather
+from bootseer.env.record import Reads, Record
 from bootseer.env.target_lock import locked
 from bootseer.env.tree import look, shape
 from bootseer.errors import BootseerError, ConfigError, Unavailable
@@ -28,6 +31,9 @@ from bootseer.units import format_size
 _SILENCE_S = 90.0
 """Longest without a word from who restores; the command runs then."""
 _MAX_LINE_BYTES = 1 << 20
+_SHOWN = 5
+"""Of what a command has read, in one line."""
+_JOB_NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID")
 VARIABLES = ("PYTHONNOUSERSITE", "TMPDIR", "SLURM_TMPDIR")
 """Of the command, that decide what may go wrong with what it makes."""
 
@@ -66,10 +72,12 @@ class Keys(NamedTuple):
     Attributes:
         parts: that it is made of.
         as_empty: that it would be made of if the targets held nothing.
+        unbounded: programs of it that read what no part tells.
     """
 
     parts: Sequence[env_key.Part]
     as_empty: Sequence[env_key.Part]
+    unbounded: Sequence[str] = ()
 
 
 Say = Callable[[str], None]
@@ -103,7 +111,32 @@ def keys_of(
         image_digest=image,
     )
     empty = facts._replace(targets=dict.fromkeys(targets, env_key.EMPTY))
-    return Keys(env_key.parts_of(facts), env_key.parts_of(empty))
+    unbounded = () if asked.key_files else facts.unbounded
+    return Keys(env_key.parts_of(facts), env_key.parts_of(empty), unbounded)
+
+
+def warnings(targets: Sequence[str], keys: Keys, environ: Mapping[str, str]) -> list[str]:
+    """Say what is wrong with a key: that it may not change, or that it never is the same again.
+
+    Args:
+        targets: absolute paths.
+        keys: of the command.
+        environ: of the command.
+    """
+    said = []
+    if keys.unbounded:
+        said.append(
+            f"what {' and '.join(keys.unbounded)} reads is not in the key, and what is restored "
+            "may be older than that: name the files with --key-file, or run with --refresh"
+        )
+    numbers = {environ.get(name) for name in _JOB_NUMBERS}
+    for target in targets:
+        if numbers.intersection(re.findall("[0-9]+", target)):
+            said.append(
+                f"--target {target} has the number of this job in it and is a part of the key: "
+                "no other job finds what is kept; name a folder that is the same in all of them"
+            )
+    return said
 
 
 def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) -> int:
@@ -148,6 +181,8 @@ def _have(
         try:
             hello = talk.receive()
             keys = keys_of(asked, targets, environ, os.getcwd(), str(hello.get("image", "")))
+            for line in warnings(targets, keys, environ):
+                say(line)
             _ask(asked, targets, keys, talk, environ)
             answer = _answer(talk, say)
             if answer.get("why"):
@@ -159,7 +194,8 @@ def _have(
             say(f"running the command, and keeping nothing: {error}")
             return _done(execute(asked.command, environ))
         say(f"running the command; what it makes is kept under {_key(answer)}")
-        return _done(_run_kept(asked.command, talk, environ, say))
+        with Record(environ, targets) as record:
+            return _done(_run_kept(asked.command, keys, record, talk, say))
 
 
 def _done(status: int) -> tuple[int, bool]:
@@ -326,18 +362,35 @@ def _ask(
         )
 
 
-def _run_kept(command: Sequence[str], talk: _Talk, environ: Mapping[str, str], say: Say) -> int:
+def _run_kept(command: Sequence[str], keys: Keys, record: Record, talk: _Talk, say: Say) -> int:
     """Run a command, tell who keeps what it makes, and hear what became of that."""
     began = time.monotonic()
-    status = execute(command, environ)
+    status = execute(command, record.environ)
     took_ms = int((time.monotonic() - began) * 1000)
+    reads = record.not_in(keys.parts, os.getcwd())
+    if reads.variables or reads.files:
+        say(_untold(reads))
     try:
-        talk.send({"op": "ran", "status": status, "took_ms": took_ms})
+        talk.send({"op": "ran", "status": status, "took_ms": took_ms, **reads._asdict()})
         if status == 0:
             _hear_end(_answer(talk, say), say)
     except _Gone as gone:
         say(f"what the command made is not kept: {gone}")
     return status
+
+
+def _untold(reads: Reads) -> str:
+    """Say what a command has read that its key does not tell."""
+    options = [
+        *(f'--key-extra "${name}"' for name in reads.variables),
+        *(f"--key-file {shlex.quote(path)}" for path in reads.files),
+    ]
+    shown, others = options[:_SHOWN], len(options) - _SHOWN
+    more = f" and {others} more (bootseer env show has them)" if others > 0 else ""
+    return (
+        "the command has read what is not in its key; if that may change, add "
+        f"{' '.join(shown)}{more}"
+    )
 
 
 def _answer(talk: _Talk, say: Say) -> dict[str, Any]:

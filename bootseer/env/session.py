@@ -25,9 +25,10 @@ from bootseer.env.collect import collect
 from bootseer.env.compare import numbered
 from bootseer.env.findings import examine
 from bootseer.env.publish import Story, publish_snapshot
+from bootseer.env.record import MOST
 from bootseer.env.restoring import Restoring
 from bootseer.env.shared import find_snapshot
-from bootseer.env.snapshot import Snapshot
+from bootseer.env.snapshot import Finding, Snapshot
 from bootseer.env.talk import Talk
 from bootseer.env.tree import Node, look
 from bootseer.env.wish import NAME, Around, Wish, read_wish
@@ -45,6 +46,8 @@ from bootseer.units import format_size
 _POLL_S = 0.5
 _WAIT_S = 15.0
 """The command's side gives up after six times as long without a word."""
+_NAME_CHARS = 250
+"""Of what a command has read; longer ones are left out."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -229,7 +232,7 @@ class _Session:
         message, fds = await self._talk.receive()
         for fd in fds:
             os.close(fd)
-        fields = Fields(message, NAME)
+        fields = Fields({"variables": [], "files": [], **message}, NAME)
         if fields.count("status", 255):
             await self._tell_nothing_kept(f"the command failed with {fields.count('status')}")
             return
@@ -241,6 +244,7 @@ class _Session:
             node=self._around.node,
             command_ms=fields.count("took_ms"),
         )
+        untold = list(_untold(fields))
         began = time.time_ns()
         with self._patience(), ExitStack() as opened:
             try:
@@ -251,7 +255,7 @@ class _Session:
             if not wish.waits:
                 await self._talk.send({"op": "seen"})
             try:
-                answer = _described(await self._publish(made, story, replace, began))
+                answer = _described(await self._publish(made, story, untold, replace, began))
             except BootseerError as error:
                 answer = {"op": "seen", "why": str(error)}
             if wish.waits:
@@ -282,8 +286,10 @@ class _Session:
         look = partial(capture.look_after, paths, befores, os.geteuid())
         return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
 
-    async def _publish(self, made: Made, story: Story, replace: bool, began_ns: int) -> Snapshot:
-        """Store what the command has made.
+    async def _publish(
+        self, made: Made, story: Story, untold: Sequence[Finding], replace: bool, began_ns: int
+    ) -> Snapshot:
+        """Store what the command has made; `untold` is what it read besides.
 
         Raises:
             BootseerError: it is not stored, and that has been told.
@@ -300,7 +306,7 @@ class _Session:
                 abandon_on_cancel=True,
             )
             snapshot = await publish_snapshot(
-                *(self._store, made, story, findings, around.scratch),
+                *(self._store, made, story, [*untold, *findings], around.scratch),
                 replace=replace,
                 mksquashfs=around.mksquashfs,
             )
@@ -348,6 +354,20 @@ def _visible(tree: Mapping[bytes, Node]) -> dict[bytes, Node]:
         )
         for path, node in tree.items()
     }
+
+
+def _untold(fields: Fields) -> Iterator[Finding]:
+    """Read what a command has read that its key does not tell."""
+    for field, kind, how in (
+        ("variables", "variable not in the key", '--key-extra "${}"'),
+        ("files", "file not in the key", "--key-file {}"),
+    ):
+        for name in fields.texts(field, MOST):
+            if 0 < len(name) < _NAME_CHARS and name.isprintable():
+                detail = (
+                    f"read by the command: if it changes, this is stale; add {how.format(name)}"
+                )
+                yield Finding(kind, name, detail)
 
 
 def _described(snapshot: Snapshot) -> dict[str, Any]:

@@ -48,13 +48,31 @@ always_copy allow_softlinks root_prefix platform
 """
 _POETRY = re.compile(r"POETRY_(VIRTUALENVS|INSTALLER|SOLVER)_\w+", re.ASCII)
 _BUILD_WORDS = """
-CC CXX FC LD AR CFLAGS CXXFLAGS CPPFLAGS FFLAGS LDFLAGS CMAKE_ARGS CMAKE_PREFIX_PATH
-CMAKE_GENERATOR CUDA_HOME CUDA_PATH CUDACXX NVCC_APPEND_FLAGS TORCH_CUDA_ARCH_LIST FORCE_CUDA
-ROCM_HOME ROCM_PATH PYTORCH_ROCM_ARCH MPICC RUSTFLAGS ARCHFLAGS PKG_CONFIG_PATH CPATH
-C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH PYTHONPATH PYTHONHOME PYTHONUSERBASE
-PYTHONNOUSERSITE SOURCE_DATE_EPOCH
+CC CXX FC F77 F90 LD AR NVCC HIPCC CFLAGS CXXFLAGS CPPFLAGS FFLAGS FCFLAGS LDFLAGS CUDACXX
+CUDAHOSTCXX CUDA_HOME CUDA_PATH CUDA_ROOT CUDNN_HOME ROCM_HOME ROCM_PATH HIP_PATH MPICC MPICXX
+MPI_HOME MKLROOT BLAS LAPACK OPENBLAS ATLAS HDF5_DIR RUSTFLAGS RUSTC RUSTUP_TOOLCHAIN ARCHFLAGS
+PKG_CONFIG_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH PYTHONPATH PYTHONHOME
+PYTHONUSERBASE PYTHONNOUSERSITE SOURCE_DATE_EPOCH
 """
 """What compilers and build tools heed when a package has no wheel."""
+_BUILD_RULE = re.compile(
+    r"""
+    # What the builds of packages ask for themselves.
+    (?:APEX|BNB|CAUSAL_CONV1D|CUPY|DEEP_EP|DEEPGEMM|DGL|DS|FLASH_ATTENTION|FLASH_ATTN|FLASH_MLA
+      |FLASHINFER|GRPC_PYTHON|HOROVOD|LIGHTGBM|LLAMA|MAMBA|MEGABLOCKS|NATTEN|NPY|NVTE|SAGE_ATTN
+      |SGL_KERNEL|TRITON_BUILD|VLLM|XFORMERS|XGBOOST)_\w+
+    # Of build tools.
+    |(?:CARGO_BUILD|CARGO_TARGET|CMAKE|CYTHON|DISTUTILS|HATCH|MATURIN|MESON|NVCC|PBR|PDM_BUILD
+      |PYBIND11|PYO3|SCIKIT_BUILD|SETUPTOOLS|SKBUILD)_\w+
+    # As whoever writes a setup.py calls them.
+    |(?:BUILD|DISABLE|ENABLE|FORCE|NO|SKIP|USE|WITH|WITHOUT)_[A-Z]\w*
+    |\w+_(?:ARCHS?|ARCH_LIST|BUILD|BUILD_FLAGS|BUILD_OPTIONS|BUILD_TYPE|BUILD_VERSION|CXX11_ABI
+      |FORCE_BUILD|LOCAL_VERSION|TARGET_DEVICE|USE_PRECOMPILED|VERSION_OVERRIDE|WHEEL_URL)
+    """,
+    re.ASCII | re.VERBOSE,
+)
+_NOT_BUILD = re.compile(r"NO_COLOR|NO_PROXY|FORCE_COLOR|(DISABLE|NO)_TELEMETRY|VLLM_(HOST|PORT)\w*")
+"""Of those, the ones that say nothing of the result."""
 
 _PIP = frozenset(_PIP_WORDS.split())
 _UV = frozenset(_UV_WORDS.split())
@@ -100,7 +118,7 @@ def settings(
     Raises:
         KeyProblem: a configuration file cannot be read.
     """
-    parts = {name: value for name, value in environ.items() if name in _BUILD and value}
+    parts = {name: value for name, value in environ.items() if value and _is_build(name)}
     pip: dict[str, str] = {}
     if "pip" in tools:
         pip = _pip(environ, prefixes, verb, root)
@@ -130,6 +148,12 @@ def settings(
         links=(*pip.get("find-links", "").split(), *_commas(uv.get("UV_FIND_LINKS", ""))),
         editables=tuple(pip.get("editable", "").split()),
     )
+
+
+def _is_build(name: str) -> bool:
+    if name in _BUILD:
+        return True
+    return bool(_BUILD_RULE.fullmatch(name)) and not _NOT_BUILD.fullmatch(name)
 
 
 def _pip(

@@ -22,6 +22,11 @@ MAX_DEPTH = 8
 _SHELLS = frozenset(("sh", "bash", "dash", "ksh", "zsh", "ash"))
 _PREFIXES = frozenset(("env", "exec", "command", "nohup", "time", "nice", "timeout", "sudo"))
 _PREFIX_VALUES = frozenset(("-u", "-n", "-s", "-k", "-g", "--unset", "--signal", "--kill-after"))
+_XARGS_VALUES = frozenset(
+    ("-n", "-P", "-I", "-L", "-d", "-a", "-E", "-s", "--arg-file", "--max-args", "--max-procs")
+)
+INPUT = "<"
+"""The program of a "command" that stands for the file from which one has its input."""
 _RESERVED = frozenset(("if", "then", "else", "elif", "do", "while", "until", "!", "{"))
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _VARIABLE = re.compile(
@@ -89,10 +94,14 @@ def split_text(text: str, value: Callable[[str], str]) -> Iterator[list[str]]:
     Args:
         text: of a script.
         value: returns a variable's; asked as late as can be, what came before may have set it.
+
+    Returns:
+        Words of each; before those of one that has its input from a file, `INPUT` and that file.
     """
     words: list[str] = []
     word: str | None = None
     is_file = False  # the word is what input or output is redirected to
+    is_input = False
     at = 0
     while at < len(text):
         token = _TOKEN.match(text, at)
@@ -113,8 +122,12 @@ def split_text(text: str, value: Callable[[str], str]) -> Iterator[list[str]]:
                 words.append(word or "")
                 word = other
         elif kind != "join":
-            if word is not None and not is_file:
+            if word is not None and is_file and is_input:
+                yield [INPUT, word]
+            elif word is not None and not is_file:
                 words.append(word)
+            if kind == "redirect":
+                is_input = token[0].lstrip("0123456789") in ("<", "<>")
             is_file = kind == "redirect" or (is_file and word is None and kind == "space")
             word = None
             if kind == "here":
@@ -123,7 +136,9 @@ def split_text(text: str, value: Callable[[str], str]) -> Iterator[list[str]]:
                 if words:
                     yield words
                 words = []
-    if word is not None and not is_file:
+    if word is not None and is_file and is_input:
+        yield [INPUT, word]
+    elif word is not None and not is_file:
         words.append(word)
     if words:
         yield words
@@ -149,7 +164,9 @@ class _Shell:
 
     def run(self, words: list[str]) -> Iterator[Simple]:
         """List what one command runs; of a shell, the commands in it."""
-        words, environ = _without_prefixes(words, self._environ)
+        words, environ, inputs = _without_prefixes(words, self._environ)
+        for path in inputs:
+            yield Simple((INPUT, path), environ, self._cwd)
         if not words:
             return
         text = self._script(words)
@@ -245,10 +262,15 @@ def _pair(word: str) -> tuple[str, str]:
 
 def _without_prefixes(
     words: list[str], environ: Mapping[str, str]
-) -> tuple[list[str], dict[str, str]]:
-    """Take off assignments, and programs that run another: `env A=b nice pip install …`."""
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Take off assignments, and programs that run another: `env A=b nice pip install …`.
+
+    Returns:
+        What is left, its environment, and the files that `xargs` takes arguments from.
+    """
     environ = dict(environ)
     words = list(words)
+    inputs: list[str] = []
     while words:
         name = os.path.basename(words[0])
         if _ASSIGNMENT.match(words[0]):
@@ -260,6 +282,14 @@ def _without_prefixes(
                     words.pop(0)
             if name == "timeout" and words:
                 words.pop(0)
+        elif name == "xargs" and len(words) > 1:
+            words.pop(0)
+            while words and words[0].startswith("-"):
+                option, _, value = words.pop(0).partition("=")
+                if option in _XARGS_VALUES and not value and words:
+                    value = words.pop(0)
+                if option in ("-a", "--arg-file"):
+                    inputs.append(value)
         else:
             break
-    return words, environ
+    return words, environ, inputs

@@ -144,6 +144,13 @@ READ = [
     ("./in.sh", {"in.sh": "#!/bin/sh\ncd d\npip install -r a.txt\n"}, "d/a.txt"),
     ("./tool", {}, "tool"),
     ("make -f a.mk x", {}, "a.mk"),
+    ("make deps", {}, "Makefile"),
+    ("make -C d deps", {}, "d/Makefile"),
+    ("python3 setup.py install", {}, "src/p.py"),
+    ("python3 d/setup.py bdist_wheel", {}, "d/src/p.py"),
+    ("xargs -n 1 -a a.txt pip install", {}, "a.txt"),
+    ("xargs --arg-file=a.txt pip install", {}, "a.txt"),
+    ("xargs pip install -r a.txt", {}, "a.txt"),
     ("python3 build.py --with=a.cfg", {}, "a.cfg"),
 ]
 
@@ -173,6 +180,9 @@ def test_what_a_command_reads_decides(place, command, there, file):
         ("pip install d/*.whl", "d/a.whl"),
         ("export X=a; pip install -r variable.txt", "a.whl"),
         ("export UV_OVERRIDE=a.txt; uv pip install b", "a.txt"),
+        ("xargs pip install < a.txt", "a.txt"),
+        ("cat a.txt | xargs pip install", "a.txt"),
+        ("cd d; while read -r l; do pip install $l; done <a.txt", "d/a.txt"),
     ],
 )
 def test_what_shell_text_reads_decides(place, text, file):
@@ -218,6 +228,7 @@ REFUSED = [
     ("poetry install --no-root", {"poetry.lock": POETRY % ("true", "directory", "a")}, "editable"),
     ("conda env create", {"environment.yml": "- pip:\n  - -e .\n"}, "editable"),
     ("pip install -r pylock.toml", {"pylock.toml": "directory = {editable = true}"}, "editable"),
+    ("python3 d/setup.py develop", {}, "editable"),
     ("pip install -r https://u:secret@host/a.txt", {}, "https://host/a.txt: .*into a file"),
     ("pip install -r a.txt", {"a.txt": "-c https://host/c.txt\n"}, "into a file"),
     ("pip install -r -", {}, "into a file"),
@@ -411,6 +422,16 @@ def test_credentials_are_taken_out(text, clean):
         ("poetry install --no-root", "POETRY_VIRTUALENVS_OPTIONS_NO_PIP"),
         *(("pip install a", name) for name in ("CC", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH")),
         *(("make", name) for name in ("PIP_PRE", "UV_INDEX", "CONDA_CHANNELS", "CC")),
+        *(
+            ("pip install a", name)
+            for name in (
+                *("DS_BUILD_OPS", "FLASH_ATTENTION_FORCE_BUILD", "NVTE_FRAMEWORK", "APEX_CPP_EXT"),
+                *("FORCE_CUDA", "USE_NINJA", "NO_CUDA", "BUILD_CUDA_EXT", "WITH_NCCL"),
+                *("CMAKE_BUILD_TYPE", "SKBUILD_CMAKE_ARGS", "VLLM_TARGET_DEVICE", "CUDA_ARCHS"),
+                *("TORCH_CUDA_ARCH_LIST", "MY_KERNELS_FORCE_BUILD", "SETUPTOOLS_SCM_PRETEND"),
+                "ANY_LOCAL_VERSION",
+            )
+        ),
     ],
 )
 def test_variables_that_decide_are_parts(place, command, name):
@@ -423,6 +444,8 @@ def test_variables_that_decide_are_parts(place, command, name):
     "name",
     [
         *("PIP_TRUSTED_HOST", "PIP_CACHE_DIR", "PIP_TIMEOUT", "UV_CACHE_DIR", "UV_HTTP_TIMEOUT"),
+        *("NO_COLOR", "no_proxy", "NO_PROXY", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "MAX_JOBS"),
+        *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_BLOCKING_WAIT", "OMP_NUM_THREADS", "WITHIN"),
         *("UV_INDEX_NAME_PASSWORD", "CONDA_SHLVL", "SLURM_JOB_ID", "POETRY_HTTP_BASIC_X_PASSWORD"),
     ],
 )
@@ -543,6 +566,18 @@ def test_the_platform_is_the_targets_pythons(place):
 
 def test_targets_are_absolute_and_normal(place):
     assert f"target {place}/w/t" in names(place, "make", targets={"x/../t/": EMPTY})
+
+
+@pytest.mark.parametrize(
+    ("text", "unbounded"),
+    [
+        ("make deps", ("make",)),
+        ("cd x && cmake . && make -j8; make install", ("cmake", "make")),
+        ("python3 setup.py install; pip install make; xargs pip install < a.txt", ()),
+    ],
+)
+def test_programs_that_read_what_nothing_tells_are_named(place, text, unbounded):
+    assert facts(place, "sh", "-c", text).unbounded == unbounded
 
 
 def test_files_that_the_user_names_decide(place):

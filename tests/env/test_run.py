@@ -17,7 +17,8 @@ import trio
 import bootseer
 from bootseer.env import catalog
 from bootseer.env import run as env_run
-from bootseer.env.run import execute
+from bootseer.env.record import Reads, Record
+from bootseer.env.run import Keys, execute, warnings
 from bootseer.env.target_lock import locked
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
@@ -135,6 +136,42 @@ async def test_every_python_captures_and_restores(clients, python, look):
     assert (status, clients.lab.runs()) == (0, 1)
     assert "without running the command" in said
     assert look(clients.target) == made
+
+
+def test_what_any_python_reads_is_noted(python, tmp_path):
+    (tmp_path / "file").write_text("x")
+    code = "import os; open('file').close(); os.environ.get('ONE'); dict(os.environ)"
+    with Record({"ONE": "1", "TWO": "2"}, []) as record:
+        argv = [python, "-W", "error", "-c", code]
+        done = subprocess.run(argv, env=record.environ, cwd=tmp_path, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert record.not_in([], str(tmp_path)) == Reads(("ONE",), (str(tmp_path / "file"),))
+
+
+async def test_what_the_key_does_not_tell_is_said_and_kept(clients, tmp_path, monkeypatch):
+    monkeypatch.setenv("VARIANT", "1")
+    (tmp_path / "a b").write_text("x")
+    code = "import os; os.environ['VARIANT'], open('a b')"
+    script = f'cd {tmp_path}; {sys.executable} -c "{code}"; : > {clients.target}/x'
+    _, _, said = await clients.run(script)
+    assert f"""add --key-extra "$VARIANT" --key-file '{tmp_path}/a b'""" in said
+    (listed,) = await catalog.list_snapshots(clients.lab.store)
+    found = {(finding.kind, finding.path) for finding in listed.snapshot.findings}
+    assert ("variable not in the key", "VARIANT") in found
+    assert ("file not in the key", str(tmp_path / "a b")) in found
+
+
+def test_a_key_that_may_be_stale_or_never_come_again_is_told():
+    keys = Keys((), (), ("make", "cmake"))
+    environ = {"SLURM_JOB_ID": "31", "SLURM_ARRAY_JOB_ID": "7"}
+    (line,) = warnings(["/tmp/env-310"], keys, environ)
+    assert line.startswith("what make and cmake reads is not in the key")
+    lines = warnings(["/tmp/env-31", "/tmp/7/env", "/tmp/env"], Keys((), ()), environ)
+    assert [line.partition(" has ")[0] for line in lines] == [
+        "--target /tmp/env-31",
+        "--target /tmp/7/env",
+    ]
+    assert warnings(["/tmp/env-31"], Keys((), ()), {}) == []
 
 
 async def test_silence_has_another_name_in_older_pythons(clients, python, monkeypatch):

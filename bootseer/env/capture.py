@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import stat
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,10 @@ from bootseer.units import MIB
 
 _READ_BYTES = MIB
 _KINDS = ("file", "folder", "link")
+_ACL = b"system.posix_acl_access"
+_DEFAULT_ACL = b"system.posix_acl_default"
+_ACL_GROUP = 0x04
+_ACL_MASK = 0x10
 _OTHER = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 """There is no file any more."""
 
@@ -201,20 +206,40 @@ def _take(
         made.findings.append((path, "rights", "set-user-ID and set-group-ID are not restored"))
     if status.st_uid != uid:
         made.findings.append((path, "owner", f"user {status.st_uid}'s: restored as your own"))
-    others = [n for n, _ in node.xattrs if not n.startswith(b"user.")]
-    if b"security.capability" in others:
+    xattrs = dict(node.xattrs)
+    mode = stat.S_IMODE(node.mode) & 0o1777
+    if b"security.capability" in xattrs:
         made.findings.append((path, "rights", "file capabilities are not restored"))
+    if _ACL in xattrs or _DEFAULT_ACL in xattrs:
+        made.findings.append((path, "rights", "its access control list is not restored"))
+        mode = _without_list(mode, xattrs.get(_ACL))
     if node.kind == "link" and leads_out(path, node.target):
         made.outside.append(path)
     made.tree[path] = node._replace(
         uid=0,
         gid=0,
-        mode=stat.S_IMODE(node.mode) & 0o1777,
+        mode=mode,
         digest=b"",
         same_as=name + b"/" + node.same_as if node.same_as else b"",
         xattrs=tuple((n, v) for n, v in node.xattrs if n.startswith(b"user.")),
     )
     made.statuses[path] = status
+
+
+def _without_list(mode: int, acl: bytes | None) -> int:
+    """Return the mode of a file without its access control list.
+
+    Under one, the bits of the group are what anybody who is named there may have at most.
+    """
+    if acl is None:
+        return mode
+    group, mask = 0, 0o7
+    for tag, rights, _ in struct.iter_unpack("<HHI", acl[4 : len(acl) // 8 * 8 + 4]):
+        if tag == _ACL_GROUP:
+            group = rights
+        elif tag == _ACL_MASK:
+            mask = rights
+    return mode & ~0o070 | (group & mask & 0o7) << 3
 
 
 def _mend(made: Made) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import stat
+import struct
 import subprocess
 from dataclasses import dataclass
 
@@ -274,6 +276,32 @@ def test_extended_attributes_of_users(target):
     assert made.tree[b"0/other"].xattrs == ()
     wanted = [] if os.geteuid() else [("other", "rights")]
     assert [(path, kind) for path, kind, _ in seen(made)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("group", "mask", "mode"), [(0, 7, 0o604), (5, 7, 0o654), (7, 5, 0o654), (6, None, 0o664)]
+)
+def test_access_control_lists_are_told_and_their_masks_are_no_rights(target, group, mask, mode):
+    """Restored without its list, a file is not the group's because somebody may write it."""
+    before = capture.look_before(str(target))
+    sh(target, ": > file; mkdir d")
+    entries = [(0x01, 6), (0x02, 7), (0x04, group), (0x10, mask), (0x20, 4)]
+    if mask is None:
+        entries = [entry for entry in entries if entry[0] not in (0x02, 0x10)]
+    ids = {0x02: 65000}
+    packed = [struct.pack("<HHI", tag, rights, ids.get(tag, 2**32 - 1)) for tag, rights in entries]
+    acl = struct.pack("<I", 2) + b"".join(packed)
+    try:
+        os.setxattr(target / "file", "system.posix_acl_access", acl)
+        os.setxattr(target / "d", "system.posix_acl_default", acl)
+    except OSError as error:
+        pytest.skip(f"no access control lists in {target}: {error.strerror}")
+    made = capture.look_after([str(target)], [before], os.geteuid())
+    assert made.tree[b"0/file"].mode == mode
+    assert made.tree[b"0/d"].mode == stat.S_IMODE((target / "d").stat().st_mode)
+    told = [(path, kind) for path, kind, _ in seen(made)]
+    # A list without names and mask is no more than the mode.
+    assert told == [("d", "rights"), *([("file", "rights")] if mask is not None else [])]
 
 
 # Content is read later.

@@ -17,7 +17,7 @@ from functools import partial
 
 import trio
 
-from bootseer.checkpoint.batch import Tally, background, each, limits_for, walk
+from bootseer.checkpoint.batch import Failure, Tally, background, each, limits_for, walk
 from bootseer.checkpoint.compare import has_content, is_same_time, same_content
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.landing import Landing, leftovers
@@ -119,7 +119,6 @@ class _Import:
 
     async def one(self, file: _Local) -> None:
         """Import a file, unless it is there."""
-        check_name(file.name)
         over = await self._tree.find(file.name)
         if over is not None and over.is_folder:
             raise Conflict(f"{file.name!r} in {self._tree.store.url} is a folder")
@@ -352,6 +351,11 @@ def _survey(source: str, target: str, tally: Tally) -> tuple[Sequence[_Local], S
                     )
                 status = entry.stat(follow_symlinks=False)
                 name = f"{folder.name}/{entry.name}" if folder.name else entry.name
+                try:
+                    check_name(name)
+                except ConfigError as error:
+                    tally.failures.append(Failure(entry.path, error))
+                    continue
                 local = _Local(entry.path, name, status)
                 if stat.S_ISDIR(status.st_mode):
                     folders.append(local)

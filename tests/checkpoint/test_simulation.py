@@ -325,7 +325,8 @@ class Mount:
                     self.writing[inode] += 1
             except EXPECTED as error:
                 self.say("write", path, repr(error))
-                self.world.check_reason(self, error)
+                if getattr(error, "errno", None) != errno.ESTALE:  # the kernel looks again
+                    self.world.check_reason(error)
             finally:
                 if possible and not certain and not self.way.is_dead:
                     self.waiting.append((change, possible))
@@ -358,7 +359,7 @@ class Mount:
                     self.way.failing = {}
         except EXPECTED as error:
             self.say("change", path, repr(error))
-            self.world.check_reason(self, error)
+            self.world.check_reason(error)
             failed = True
         version = bytes(content)
         if inode in self.spoiled:
@@ -372,7 +373,7 @@ class Mount:
             certain = not failed
         except EXPECTED as error:
             self.say("close", path, repr(error))
-            self.world.check_reason(self, error)
+            self.world.check_reason(error)
             certain = False
         await self.view.close(handle)
         return certain
@@ -458,7 +459,7 @@ class Mount:
                 done = True
             except EXPECTED as error:
                 self.say("rename", old, new, repr(error))
-                self.world.check_reason(self, error)
+                self.world.check_reason(error)
             finally:
                 self.renames -= 1
                 if not done or not certain:
@@ -528,7 +529,7 @@ class World:
             f"{path}: {len(content)} bytes that nobody has written"
         )
 
-    def check_reason(self, mount, error):
+    def check_reason(self, error):
         """Alone with a store that is well, nothing fails that a local file system would do."""
         if self.is_calm and len(self.mounts) == 1 and not self.is_shared:
             is_usual = isinstance(error, NotFound) or getattr(error, "errno", None) in USUAL

@@ -207,16 +207,17 @@ async def test_a_store_s_own_folder_is_not_imported(store, source, tmp_path):
         await bring(store, tmp_path / "store" / "run", "copy")
 
 
-async def test_a_file_that_changes_meanwhile_is_not_published(store, source):
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_file_that_changes_meanwhile_is_not_published(store, source, plain):
     path = source / "large"
 
     def fails(count, operation, name):
-        if operation == "grow":
+        if operation == ("write" if plain else "grow"):
             with path.open("ab") as file:
                 file.write(b"more")
         return False
 
-    tally = await bring(FlakyStore(store, fails), path, "file")
+    tally = await bring(FlakyStore(store, fails), path, "file", plain=plain)
     assert isinstance(tally.failures[0].error, Conflict)
     assert list(await CheckpointTree(store).list()) == []
     assert list(await store.list(".bootseer-parts")) == []

@@ -14,7 +14,7 @@ from bootseer.core import table
 from bootseer.env import frames, index
 from bootseer.env.frames import Frame
 from bootseer.env.tree import Node
-from bootseer.errors import Corrupt
+from bootseer.errors import Corrupt, Denied
 from bootseer.units import MIB
 
 FOLDER = Node("folder", 0o755, 0, 0, mtime_ns=7)
@@ -268,6 +268,20 @@ def test_the_good_one_is_restored(good, beside, look):
     assert len(snapshot.opened()[1]) >= 3
     snapshot.restore(beside / "new")
     assert sorted(look(beside / "new")) == [b"", b"AA", b"a", b"b", b"b/c", b"l", b"n"]
+
+
+@pytest.mark.parametrize("content", [None, b"precious too"])
+def test_another_users_folder_is_left_alone(good, beside, look, monkeypatch, content):
+    """Whoever has it could exchange what is put there at any time."""
+    (beside / "theirs").mkdir(mode=0o777)
+    if content is not None:
+        (beside / "theirs/a").write_bytes(content)
+    before = look(beside)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: (beside / "theirs").stat().st_uid + 1)
+        with pytest.raises(Denied, match="choose a folder of your own"):
+            good().restore(beside / "theirs")
+    assert look(beside) == before
 
 
 @pytest.mark.parametrize("target", ["new", "empty", "full"])

@@ -8,6 +8,7 @@ import random
 import socket
 import struct
 import sys
+from collections import Counter
 
 import pytest
 import trio
@@ -146,6 +147,29 @@ async def test_all_of_it_belongs_to_one_user(mount):
     mounted = await mount(everything)
     code = "import os,sys; s = os.lstat(sys.argv[1] + '/0/link'); print(s.st_uid, s.st_gid)"
     assert await mounted.run(code) == b"1234 2345\n"
+
+
+LINKS = """
+import os, pickle, sys
+root, found = os.fsencode(sys.argv[1]), {}
+for folder, _, names in os.walk(root):
+    for path in (os.path.join(folder, name) for name in names):
+        found[os.path.relpath(path, root)] = os.lstat(path).st_nlink
+sys.stdout.buffer.write(pickle.dumps(found))
+"""
+
+
+async def test_files_have_as_many_links_as_names(mount, snapshot):
+    mounted = await mount(everything)
+    found = pickle.loads(await mounted.run(LINKS))
+    names = Counter(node.same_as or path for path, node in snapshot.tree.items())
+    wanted = {
+        path: names[node.same_as or path]
+        for path, node in snapshot.tree.items()
+        if node.kind == "file"
+    }
+    assert {path: found.get(path) for path in wanted} == wanted
+    assert max(names.values()) > 1
 
 
 async def test_names_that_are_not_there(mount):

@@ -5,11 +5,14 @@ import hashlib
 import os
 import struct
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from bootseer.core.ranges import total_bytes
 from bootseer.errors import Denied, NotFound, Unavailable
+from bootseer.fuse.mountinfo import read_mounts
+from bootseer.image import identity as identity_module
 from bootseer.image.identity import identify, open_image
 
 
@@ -142,6 +145,32 @@ def test_the_rights_are_those_of_the_process(tmp_path):
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "is_opened"),
+    [
+        ("fuse.sshfs", "rw,user_id=1000,group_id=0", False),
+        ("fuse", "rw,user_id=1000", False),
+        ("fuseblk", "rw,user_id=10,user_id=01", False),
+        ("fuse.lustre", "rw,user_id=0,group_id=0,allow_other", True),
+        ("ext4", "rw", True),
+    ],
+)
+def test_on_fuse_only_roots_mounts_have_images(tmp_path, monkeypatch, kind, options, is_opened):
+    """Another's server can leave a read unanswered for ever."""
+    path = tmp_path / "image"
+    path.write_bytes(b"x")
+    mounts = [replace(mount, kind=kind, options=options) for mount in read_mounts()]
+    monkeypatch.setattr(identity_module, "read_mounts", lambda: mounts)
+    if is_opened:
+        os.close(open_image(str(path)).fd)
+        return
+    with pytest.raises(Unavailable, match="not mounted on this node by root"):
+        open_image(str(path))
+    monkeypatch.setattr(identity_module, "read_mounts", list)
+    with pytest.raises(Unavailable, match="not mounted on this node by root"):
+        open_image(str(path))
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/proc/self/mem", "/proc/self/fd", "/sys"])

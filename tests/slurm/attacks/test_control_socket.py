@@ -26,7 +26,9 @@ def talk(arena, job, case, before=""):
 
 def roots(arena, job):
     """The agent's processes, once the broker's copies have given up root's rights."""
-    wait_until(lambda: len(arena.ours(job.job_id, uid=0)) == 1, "the broker alone is root")
+    wait_until(
+        lambda: len(arena.ours(job.job_id, uid=0)) == 1, "the broker alone is root", timeout_s=60
+    )
     return {one.pid for one in arena.ours(job.job_id) if one.uid not in (arena.uid("mallory"),)}
 
 

@@ -118,6 +118,8 @@ class CheckpointTree:
         self._known: dict[str, Entry] = {}
         self._changing: Counter[str] = Counter()
         self._lost: set[str] = set()
+        # By the new name of a file, the folder in which its parts may still be.
+        self._unfinished: dict[str, str] = {}
 
     async def stat(self, name: str) -> Entry:
         """Describe a file or a folder; ``""`` is the root, which need not exist yet.
@@ -234,6 +236,7 @@ class CheckpointTree:
         Raises:
             Conflict: it is not empty.
         """
+        await self._finish_moves(name)
         found = await self.store.list(name)
         if [i for i in found if _is_shown(i.name)]:
             raise Conflict(f"{name!r} is not empty")
@@ -265,6 +268,8 @@ class CheckpointTree:
             Conflict: something else is there.
         """
         _check_shown(target)
+        if entry.is_folder:
+            await self._finish_moves(entry.name)
         with self._change(entry.layout, over.layout if over else None):
             if entry.layout is not None:
                 await self._move(entry, entry.layout, target, overwrite=over is not None)
@@ -290,10 +295,21 @@ class CheckpointTree:
             if above(entry.name) == above(target):
                 await self.store.rename(entry.name, target, overwrite=overwrite)
                 return
+            self._unfinished[target] = above(entry.name)
             async with self.parts.linked(entry.name, target):
                 await self.store.rename(entry.name, target, overwrite=overwrite)
                 # Somebody may have replaced the file in the last moment.
                 await self._bring(await self.stat(target))
+            self._unfinished.pop(target, None)
+
+    async def _finish_moves(self, folder: str) -> None:
+        """Bring what was moved out of a folder, and failed half-way: its parts move with that."""
+        for name, source in list(self._unfinished.items()):
+            if f"{source}/".startswith(f"{folder}/"):
+                now = await self.find(name)
+                if now is not None:
+                    await self._bring(now)
+                self._unfinished.pop(name, None)
 
     async def _bring(self, entry: Entry) -> None:
         """Have the parts of a file beside it."""

@@ -659,6 +659,23 @@ class Before(WrappedStore):
         return await call()
 
 
+class Flaky(WrappedStore):
+    """Fails once, as soon as a file has its new name."""
+
+    def __init__(self, inner, operation, *, late):
+        super().__init__(inner)
+        self.operation = operation
+        self.late = late
+
+    async def around(self, operation, name, call):
+        if operation != self.operation or "b/f" not in self._inner._entries:
+            return await call()
+        self.operation = ""
+        if self.late:
+            await call()
+        raise Transient(name)
+
+
 @pytest.mark.parametrize("new", ["a/g", "b/f", "b/g"])
 @pytest.mark.parametrize("back", [False, True])
 async def test_who_replaces_a_file_leaves_it_alone_under_its_new_name(new, back):
@@ -762,3 +779,17 @@ async def test_what_is_published_is_known_though_it_is_replaced_at_once(content,
     assert now.size_bytes == len(other)
     if content != other:
         assert (entry.layout, entry.info.version) != (now.layout, now.info.version)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("operation", ["rename", "list"])
+async def test_what_was_moved_out_of_a_folder_is_read_when_that_moves_too(operation, late):
+    """Its parts may be there still: the move has failed half-way."""
+    inner = MemoryStore()
+    await write(inner, "a/f", OLD)
+    tree = CheckpointTree(Flaky(inner, operation, late=late))
+    with suppress(Transient):
+        await tree.rename(await tree.stat("a/f"), "b/f")
+    name = "b/f" if await tree.find("b/f") else "c/f"
+    await tree.rename(await tree.stat("a"), "c")
+    assert await read(inner, name) == OLD

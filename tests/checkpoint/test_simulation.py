@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import logging
 import os
 import random
 import secrets
@@ -696,8 +697,17 @@ def test_several_mounts_and_stores_that_fail(plan):
     check(plan)
 
 
+@pytest.fixture
+def no_logs():
+    """Keep nothing of what is logged, which would be gigabytes."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.simulations
 @pytest.mark.timeout(0)
+@pytest.mark.usefixtures("no_logs")
 def test_more_of_it(capfd):
     """Others each time, for as many seconds as BOOTSEER_SIMULATE_S says."""
     first = secrets.randbelow(2**32)
@@ -749,6 +759,7 @@ MENDS = {
 
 @pytest.mark.simulations
 @pytest.mark.timeout(0)
+@pytest.mark.usefixtures("no_logs")
 @pytest.mark.parametrize("mend", MENDS)
 def test_without_a_mend_there_are_differences(mend, monkeypatch):
     (owner, name), there, instead = MENDS[mend]

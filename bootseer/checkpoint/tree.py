@@ -340,7 +340,9 @@ class CheckpointTree:
             attempts.have_begun, attempts.over = True, over
         first = attempts.over
         with self._change(layout, over.layout if over else None):
-            if over is not None and _share_parts(over, layout):
+            if over is not None and _share_parts(over, layout) and not attempts.are_done:
+                # An attempt before this one may have failed just when its parts had gone.
+                await self._check_published(name, layout, await self._folder_of(over, layout))
                 attempts.are_done = True
             if not attempts.are_done:
                 await self._publish(name, layout, mode, making, replaced=not _are_same(first, over))
@@ -368,13 +370,23 @@ class CheckpointTree:
         async with self.parts.held(target):
             await self._check_parts(name, layout, target)
             await publish(self.store, name, layout.encode(), mode=mode)
-            try:
-                # Another node may have given the folder above another name in between.
-                await self._check_parts(name, layout, target)
-            except Conflict:
-                if await self._has(name, layout):
-                    await self.store.delete(name)
-                raise
+            await self._check_published(name, layout, target)
+
+    async def _folder_of(self, entry: Entry, layout: Layout) -> str:
+        """Return where the parts of a file are, or would be."""
+        try:
+            return (await self.parts.find(entry.name, layout))[0]
+        except NotFound:
+            return parts_beside(entry.name, layout)
+
+    async def _check_published(self, name: str, layout: Layout, folder: str) -> None:
+        """Take the name from a file whose parts are gone: another node has renamed their folder."""
+        try:
+            await self._check_parts(name, layout, folder)
+        except Conflict:
+            if await self._has(name, layout):
+                await self.store.delete(name)
+            raise
 
     async def publish_plain(
         self, name: str, content: PlainContent | None, mode: int | None, making: str

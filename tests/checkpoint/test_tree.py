@@ -793,3 +793,29 @@ async def test_what_was_moved_out_of_a_folder_is_read_when_that_moves_too(operat
     name = "b/f" if await tree.find("b/f") else "c/f"
     await tree.rename(await tree.stat("a"), "c")
     assert await read(inner, name) == OLD
+
+
+async def test_a_file_whose_parts_have_gone_is_not_published_by_a_second_attempt():
+    """The first has failed just when it was to take the name away again."""
+    inner = MemoryStore()
+    fails = []
+
+    class Renamed(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "commit" and not fails:
+                fails.append("stat")
+                await inner.rename("a", "b")
+            elif [operation] == fails and name == "a/f":
+                fails[0] = "never"
+                raise Transient(name)
+            return await call()
+
+    async with tasks() as nursery:
+        draft = Drafts(CheckpointTree(Renamed(inner)), nursery, OPTIONS).begin("a/f", None)
+        await draft.write(0, NEW)
+        with pytest.raises(Transient):
+            await draft.publish()
+        assert await inner.stat("a/f")
+        with pytest.raises(Conflict, match="is missing"):
+            await draft.publish()
+    assert await read(inner, "a/f") is None

@@ -103,14 +103,18 @@ async def kept(store: Store, key: str, claim: Claim, nursery: trio.Nursery) -> A
         store, key, claim: what `try_claim` returned, and for what.
         nursery: for who keeps it up.
     """
-    scope = trio.CancelScope()
+    scope, ended = trio.CancelScope(), trio.Event()
 
     async def keep_up() -> None:
-        with scope:
-            while True:
-                await trio.sleep(_KEEP_S)
-                with suppress(BootseerError):  # the next time, or it runs out
-                    await publish(store, _object(key, claim.number), _encoded(claim))
+        try:
+            with scope:
+                while True:
+                    await trio.sleep(_KEEP_S)
+                    # Given up on its way, it could arrive after the claim was let go.
+                    with trio.move_on_after(_LET_GO_S, shield=True), suppress(BootseerError):
+                        await publish(store, _object(key, claim.number), _encoded(claim))
+        finally:
+            ended.set()
 
     nursery.start_soon(keep_up)
     try:
@@ -118,6 +122,7 @@ async def kept(store: Store, key: str, claim: Claim, nursery: trio.Nursery) -> A
     finally:
         scope.cancel()
         with trio.move_on_after(_LET_GO_S, shield=True), suppress(BootseerError):
+            await ended.wait()
             await store.delete(_object(key, claim.number))
             await store.delete(f"env/claims/{key}")
 

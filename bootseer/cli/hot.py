@@ -97,6 +97,8 @@ def show(image: str, user: str | None, as_json: bool) -> None:
             f"({share:.1%}) in {len(hot_set.ranges)} ranges, from {len(hot_set.runs)} runs\n"
             f"{said}"
         )
+        if not hot_set.ranges:
+            click.echo("its starts have read nearly all of it, as unpacking does: nothing is hot")
 
 
 @hot.command("rebuild", epilog="Example:  bootseer hot rebuild /images/train.sqsh")

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from bootseer.core import table
 from bootseer.core.fields import Fields
-from bootseer.core.ranges import ByteRange
+from bootseer.core.ranges import ByteRange, coalesce, total_bytes
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch, Trace, check_disjoint
 from bootseer.errors import Corrupt
+from bootseer.units import MIB
 
 MAGIC = b"BSHOTSET"
 VERSION = 1
@@ -36,6 +37,12 @@ JOIN_MS = 250
 
 JOIN_GAP_BYTES = 16 * 1024
 """Ranges closer than this become one: a gap costs less to read than a request."""
+
+WHOLE_SHARE = 0.9
+"""Of an image, or of what is not hot in it: who touches so much has unpacked or copied it."""
+
+WHOLE_LEAST_BYTES = 64 * MIB
+"""A smaller image is read ahead as a whole before a program has started."""
 
 _MISSED = ""
 FOLDED = "+folded"
@@ -113,6 +120,7 @@ def sort_out(traces: Iterable[Trace], runs_kept: int) -> tuple[list[Trace], list
         What is to be used, and of that what `fold` can make one trace of.
     """
     traces = sorted(traces, key=_age)
+    traces = _in_part(traces) or traces[-1:]
     recorded = _recorded(traces)
     started = {t.run: t.started_ns for t in recorded}
     newest = set(sorted(started, key=lambda run: (started[run], run))[-runs_kept:])
@@ -139,6 +147,9 @@ def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
     the complete ones, or where there are none the partial ones. What prefetched starts missed is
     hot as well: it was wanted when it was not there.
 
+    Who reads nearly all of an image unpacks or copies it, in order. Read ahead of programs that
+    are to run from it, that would be far more than they touch: such a trace makes nothing hot.
+
     Args:
         digest: identity digest of the image.
         traces: in any order, at least one of this image; those of other images are passed over.
@@ -146,8 +157,9 @@ def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
     ordered = sorted(
         {(t.started_ns, t.run, t.node): t for t in traces if t.digest == digest}.values(), key=_age
     )
-    recorded = _recorded(ordered)
-    used = [*recorded, *(t for t in ordered if t.kind == MISSED)]
+    in_part = _in_part(ordered)
+    recorded = _recorded(in_part)
+    used = [*recorded, *(t for t in in_part if t.kind == MISSED)]
     weights = _run_weights(list(dict.fromkeys(t.run for t in recorded)))
     hot = [
         HotRange(start, stop, median_low(times), weight)
@@ -165,6 +177,24 @@ def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
 
 def _age(trace: Trace) -> tuple[int, str, str]:
     return trace.started_ns, trace.run, trace.node
+
+
+def _in_part(traces: list[Trace]) -> list[Trace]:
+    """Leave out the traces of starts that read nearly all of the image.
+
+    What a prefetched start did not miss may have been read from memory: it counts without that.
+    """
+    parts = [t for t in traces if t.kind == MISSED or not _is_whole(t, 0)]
+    hot = coalesce(ByteRange(t.start, t.stop) for trace in _recorded(parts) for t in trace.touches)
+    hot_bytes = total_bytes(hot)
+    return [t for t in parts if t.kind != MISSED or not _is_whole(t, hot_bytes)]
+
+
+def _is_whole(trace: Trace, hot_bytes: int) -> bool:
+    if trace.size_bytes < WHOLE_LEAST_BYTES:
+        return False
+    touched_bytes = sum(t.stop - t.start for t in trace.touches)
+    return touched_bytes >= WHOLE_SHARE * (trace.size_bytes - hot_bytes)
 
 
 def _recorded(traces: list[Trace]) -> list[Trace]:

@@ -101,6 +101,11 @@ class Reordering:
             hot_set = await read_hot_set(self._store, identity.digest)
             if hot_set is None:
                 raise NotFound(f"nothing is known of starts of {image}: run a job with it first")
+            if not hot_set.ranges:
+                raise NotFound(
+                    f"starts of {image} have read nearly all of it, as unpacking does: nothing can "
+                    "come first; run a job that mounts it"
+                )
             target = output or made / "image.sqsh"
             optimized = await self._optimize(source, hot_set, target, storing)
             hot = optimized.moves.hot_ranges(hot_set.ranges)

@@ -150,3 +150,53 @@ def test_the_prefetch_begins_with_the_tables_and_reads_nothing_twice():
 def test_the_prefetch_stays_in_its_budget(budget):
     pieces = prefetch_order([ByteRange(0, 96)], [ByteRange(4096, 150_000)], budget, 4096)
     assert total_bytes(pieces) <= budget
+
+
+# Starts that read all of it
+
+LARGE = 1 << 30
+
+
+def large(run, shares, kind=COMPLETE):
+    """A start that touches parts of an image, from and to a share of it."""
+    touches = [Touch(int(a * LARGE), int(b * LARGE), 0) for a, b in shares]
+    return Trace(DIGEST, LARGE, f"c.{run}", run, "n1", kind, tuple(touches))
+
+
+ALL = [(0.0, 0.97)]
+PART = [(0.1, 0.15)]
+
+
+def hot_bytes(*traces):
+    return merge(DIGEST, traces).hot_bytes / LARGE
+
+
+@pytest.mark.parametrize("kind", [COMPLETE, PARTIAL])
+def test_who_unpacks_an_image_makes_nothing_hot(kind):
+    whole, part = large(1, ALL, kind), large(2, PART)
+    assert hot_bytes(whole) == 0
+    assert hot_bytes(whole, part) == hot_bytes(part) == pytest.approx(0.05)
+    assert hot_bytes(large(1, PART), large(2, ALL, kind)) == pytest.approx(0.05)
+    missed = large(3, [(0.3, 0.31)], MISSED)
+    assert hot_bytes(whole, part, missed) == pytest.approx(0.06)
+
+
+def test_so_does_not_who_unpacks_it_after_a_prefetch():
+    """What was prefetched is not missed, though it was read."""
+    half = large(1, [(0.0, 0.5)])
+    assert hot_bytes(half, large(2, [(0.5, 0.97)], MISSED)) == pytest.approx(0.5)
+    assert hot_bytes(half, large(2, [(0.5, 0.9)], MISSED)) == pytest.approx(0.9)
+
+
+def test_where_all_starts_unpack_it_one_trace_says_so():
+    whole = [large(run, ALL) for run in range(1, 6)]
+    use, old = hotset.sort_out(whole, 3)
+    assert (use, old) == (whole[-1:], [])
+    part = large(9, PART)
+    assert hotset.sort_out([*whole, part], 3)[0] == [part]
+
+
+def test_of_a_small_image_all_is_hot_that_is_touched():
+    touches = (Touch(0, 1 << 20, 0),)
+    small = Trace(DIGEST, 1 << 20, "c.1", 1, "n1", COMPLETE, touches)
+    assert merge(DIGEST, [small]).hot_bytes == 1 << 20

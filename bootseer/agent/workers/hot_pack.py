@@ -135,7 +135,7 @@ class Packing:
         """Return the pack that is to be written, None if none is."""
         manifest, store = self._blocks.manifest, self._store
         hot_set = await read_hot_set(store, manifest.identity)
-        if hot_set is None or not has_settled(manifest, hot_set, touched):
+        if hot_set is None or not hot_set.ranges or not has_settled(manifest, hot_set, touched):
             return None
         wanted = plan_pack(manifest, self._image, hot_set)
         if not is_worth_it(manifest, wanted):

@@ -278,6 +278,9 @@ class Warm:
                 if hot_set is not None:
                     said["bytes"] = hot_set.hot_bytes
                     said["detail"] = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
+                    if not hot_set.ranges:
+                        said["detail"] = "starts read nearly all of it: nothing is read ahead"
+                        hot_set = None
         except Closed:
             raise
         except BootseerError:

@@ -76,6 +76,8 @@ async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImag
                 hot_bytes = merged.hot_set.hot_bytes
                 said["bytes"] = hot_bytes
                 said["detail"] = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
+                if not hot_bytes:
+                    said["detail"] = "nearly all was read, as by unpacking: nothing of it is hot"
         else:
             hot_set = await read_hot_set(store, digest)
             hot_bytes = hot_set.hot_bytes if hot_set else 0

@@ -234,9 +234,11 @@ class CheckpointView:
             if not over.handles:
                 await self.publisher.abandon(over)
         self._nodes.move(node, parent, name)
-        for moved in self._nodes.by_inode.values():
-            if moved is node or self._nodes.is_below(moved.inode, node.inode):
-                self._learn_path(moved)
+        self._learn_path(node)
+        if node.is_folder:
+            for other in self._nodes.by_inode.values():
+                if self._nodes.is_below(other.inode, node.inode):
+                    self._learn_path(other)
 
     def _learn_path(self, node: Node) -> None:
         """Have what is under way of a file use its path of now."""

@@ -140,7 +140,7 @@ class PowerLoss:
         """Make the folders that there may be after a loss of power at each moment.
 
         Args:
-            target: folder to make them in; each is removed before the next.
+            target: folder to make them in.
             seed: of the chances.
             most: of the moments, how many are looked at.
 

@@ -14,6 +14,7 @@ from bootseer.checkpoint import landing
 from bootseer.cli.ckpt import ckpt
 from bootseer.core.stripe import PARTS_FOLDER
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
+from bootseer.testing.damage import flip
 
 UNIT = 4096
 BOOTSEER = str(Path(sys.executable).with_name("bootseer"))
@@ -71,8 +72,7 @@ def test_ls(url):
 
 
 def test_ls_marks_what_is_damaged(tmp_path, url):
-    manifest = tmp_path / "with space" / "large"
-    manifest.write_bytes(manifest.read_bytes()[:-1] + b"x")
+    flip(tmp_path / "with space" / "large")
     assert "large  (damaged)" in says("ls", url)
     assert "damaged" in says("ls", "-l", url)
     assert json.loads(says("ls", "--json", url))[1]["problem"]
@@ -217,6 +217,7 @@ INTERRUPTED = """
 import os, signal, sys, threading
 from bootseer.checkpoint import landing
 from bootseer.cli.main import main
+from bootseer.testing.damage import flip
 from bootseer import posix
 
 landing.JOURNAL_LEAST_BYTES = 4096

@@ -22,6 +22,7 @@ from bootseer.cache.size import EntrySize
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image
 from bootseer.errors import Corrupt, NoSpace, NotFound, Unavailable
+from bootseer.testing.damage import flipped
 from bootseer.testing.image_entry import create_image, find_image
 from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 from bootseer.units import GIB, MIB
@@ -196,7 +197,7 @@ def test_a_damaged_manifest_is_written_again(tmp_path):
     encoded = manifest_of(content_of(1)).encode()
     digest, token = image.image_digest(encoded), manifest_token(encoded)
     manifest = entry.path / "manifest"
-    for damaged in (encoded[:20] + b"?" + encoded[21:], encoded[:30], encoded + b"x"):
+    for damaged in (flipped(encoded, 20), encoded[:30], encoded + b"x"):
         manifest.write_bytes(damaged)
         with pytest.raises(NotFound):
             find_image(cache, digest, token, ALICE)

@@ -19,6 +19,7 @@ from bootseer.errors import Conflict, Corrupt, NotFound, Unavailable
 from bootseer.store.base import publish
 from bootseer.store.local import LocalStore
 from bootseer.store.wrap import WrappedStore
+from bootseer.testing.damage import flip
 from bootseer.testing.fault_store import FlakyStore
 from bootseer.units import format_numbers
 
@@ -291,7 +292,7 @@ class TestSweep:
         tree = CheckpointTree(store)
         lost = await self.lost(store)
         path = tmp_path / "store" / "run" / "folder" / "file"
-        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        flip(path)
         litter = await find_litter(tree, "run")
         assert isinstance(litter.problem, Corrupt)
         assert await sweep(tree, "run", litter) == 0

@@ -15,6 +15,7 @@ from bootseer.image import catalog, hotpack
 from bootseer.image.nodecache import NodeCache
 from bootseer.store.base import Capabilities, publish, read_all
 from bootseer.store.memory import MemoryStore
+from bootseer.testing.damage import flipped
 from bootseer.testing.fault_store import FlakyStore, SlowStore
 from bootseer.testing.stored_image import (
     cache_in,
@@ -348,7 +349,7 @@ async def test_an_index_that_is_damaged_or_stale(store, node, damage):
     name = hotpack.index_object(IDENTITY)
     data = await read_all(store, name, MIB)
     if damage == "noise":
-        data = data[:50] + b"?" + data[51:]
+        data = flipped(data, 50)
     elif damage == "cut":
         data = data[:-1]
     else:

@@ -24,6 +24,7 @@ from bootseer.store.base import publish, read_all
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.containers import Entry, pack_tar, write_layout
+from bootseer.testing.damage import flip
 from bootseer.testing.fault_store import FlakyStore
 from bootseer.testing.images import TinyImage, write_image
 from bootseer.units import MIB
@@ -244,7 +245,7 @@ class TestCommand:
         assert shown["sha256"] in self.says("show", added["digest"])
         assert "as they should be" in self.says("verify", "latest")
         part = tmp_path / "images" / catalog.part_object(added["digest"], 0)
-        part.write_bytes(b"?" + part.read_bytes()[1:])
+        flip(part, 0)
         code, output = self.call("verify", "latest")
         assert code == 4 and "damaged at byte 0" in output and "--again" in output
         assert json.loads(self.call("verify", "latest", "--json")[1])["damaged"][0]["offset"] == 0
@@ -267,7 +268,7 @@ class TestCommand:
         assert (tmp_path / "back.sqsh").read_bytes() == path.read_bytes()
         added = json.loads(self.says("show", "tiny", "--json"))
         part = tmp_path / "images" / catalog.part_object(added["digest"], 0)
-        part.write_bytes(part.read_bytes()[:-1] + b"?")
+        flip(part)
         with pytest.raises(Corrupt):
             self.call("get", "tiny", tmp_path / "back.sqsh")
         assert (tmp_path / "back.sqsh").read_bytes() == path.read_bytes()

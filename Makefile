@@ -50,6 +50,9 @@ bench-image: venv ## a start from an image in a slow store, in every way
 bench-env: venv ## an environment on all nodes of a job, in every way
 	@$(BIN)/bootseer dev bench-env $(ARGS)
 
+bench-harm: venv ## starts to which BootSeer could do harm, with and without it
+	@$(BIN)/bootseer dev bench-harm $(ARGS)
+
 fsx: venv ## random operations on a checkpoint mount, for ten minutes
 	@$(BIN)/bootseer dev fsx $(ARGS)
 
@@ -89,7 +92,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env fsx faults attacks simulate fuzz test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

@@ -133,6 +133,25 @@ def bench_image(rounds: int, small: bool, build_dir: Path) -> None:
     run_image_bench(spec, Console())
 
 
+@dev.command("bench-harm")
+@click.option("--rounds", default=3, show_default=True, help="How often each case is measured.")
+@click.option("--only", multiple=True, metavar="CASE", help="Only this case.  [repeatable]")
+@dev_common.build_dir("For the image, which is built once, and the figures.")
+def bench_harm(rounds: int, only: tuple[str, ...], build_dir: Path) -> None:
+    """Start jobs to which BootSeer could do harm, each with and without it; needs root.
+
+    \b
+    Examples:
+      bootseer dev bench-harm --rounds 5
+      bootseer dev bench-harm --only busy_processors --only dead_store
+    """
+    from rich.console import Console
+
+    from bootseer.testing.harm_bench import HarmSpec, run_harm_bench
+
+    run_harm_bench(HarmSpec(rounds, only, build_dir), Console())
+
+
 @dev.command("bench-ckpt")
 @click.option("--size", default="1GiB", show_default=True, help="Of the file.")
 @click.option("--repeats", default=5, show_default=True, help="Rounds.")

@@ -122,6 +122,8 @@ class Hdfs:
         names = names or self.cluster.spec.datanode_names
         for name in names:
             self._start_daemon(name)
+        for name in names:
+            self._wait(partial(self._has_registered, name), f"{name} registered", name)
         wanted = set(names)
         self._wait(lambda: wanted <= self.live_datanodes(), f"{sorted(wanted)} live", names[0])
         self._wait(self.is_writable, "the NameNode out of safe mode", HEAD)
@@ -219,6 +221,15 @@ class Hdfs:
         by_address = {address(name): name for name in self.cluster.spec.datanode_names}
         hosts = (node["xferaddr"].rpartition(":")[0] for node in live.values())
         return {by_address[host] for host in hosts if host in by_address}
+
+    def _has_registered(self, machine: str) -> bool:
+        """Whether a DataNode says so; the NameNode takes one that was killed for live a while."""
+        try:
+            bean = self.jmx(machine, "Hadoop:service=DataNode,name=DataNodeInfo")
+        except Unavailable:
+            return False
+        actors = json.loads(bean.get("BPServiceActorInfo", "[]"))
+        return bool(actors) and all(actor["ActorState"] == "RUNNING" for actor in actors)
 
     def is_writable(self) -> bool:
         """Whether an active NameNode answers and is out of safe mode."""

@@ -1,0 +1,319 @@
+"""Starts to which BootSeer could do harm, each beside the same start without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager as Context
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from bootseer.errors import ConfigError, Unavailable
+from bootseer.testing import figures, site, slow_share
+from bootseer.testing.cluster import Cluster, ClusterSpec
+from bootseer.testing.figures import Figure
+from bootseer.testing.images import cached_image, ch_run, demo_image
+from bootseer.testing.lab import SHARE, Lab
+from bootseer.units import GIB, MIB, NS_PER_S, format_duration
+
+USER = "alice"
+SLOW = "/mnt/slow"
+DEAD = "/mnt/dead"
+WORTH_S = 0.3
+"""A start that takes so much longer, or less, is not called slower."""
+_IMAGE = "image.sqsh"
+_OTHER = "other.sqsh"
+_REPLACED = "replaced.sqsh"
+_KEY = "--bootseer=harm"
+_READ_SHARE = 0.85
+"""Of the image, by a start that is just not taken for one that unpacks."""
+_LEFT_BYTES = GIB
+"""Of memory, under pressure."""
+_TASKS = 8
+_READY = re.compile(r"^ready (\d+)$", re.MULTILINE)
+_HOLD = (
+    "import mmap, sys, time; size = int(sys.argv[1]); held = mmap.mmap(-1, size);\n"
+    "for at in range(0, size, 4096): held[at] = 1\n"
+    "print('held', flush=True); time.sleep(3600)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HarmSpec:
+    """What is measured.
+
+    Attributes:
+        rounds: how often each case, with and without.
+        only: names of cases; empty for all.
+        build_dir: for the image and the figures.
+    """
+
+    rounds: int = 3
+    only: tuple[str, ...] = ()
+    build_dir: Path = Path("build")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A start under circumstances that are not BootSeer's best.
+
+    Attributes:
+        what: they are, for people.
+        known: the state of the user's store before: of `HarmBench.known`.
+        image: path that the job starts from.
+        told: path that it tells BootSeer; "" for none.
+        command: in the image; empty for the demo's start.
+        tasks: of the job.
+        is_cold: nothing of the image is in memory before.
+        while_: what goes on meanwhile.
+    """
+
+    what: str
+    known: str = "right"
+    image: str = f"{SHARE}/{_IMAGE}"
+    told: str = f"{SHARE}/{_IMAGE}"
+    command: tuple[str, ...] = ()
+    tasks: int = 1
+    is_cold: bool = True
+    while_: Callable[[], Context[None]] = field(default=nullcontext)
+
+
+class HarmBench:
+    """One node, one image, on a cluster that is up."""
+
+    def __init__(self, cluster: Cluster, console: Console, share: Path) -> None:
+        """Take over a cluster with the plugin installed, and the folder behind its shares."""
+        self._cluster = cluster
+        self._console = console
+        self._share = share
+        self._lab = Lab(cluster, share)
+        self._local = cluster.state_dir / "local.sqsh"
+        self._command = demo_image().command
+
+    def prepare(self) -> None:
+        """Write the job's script, and record what is known before in each case."""
+        script = self._cluster.shared / "train.sh"
+        start = " ".join(ch_run(Path("$image"), self._lab.containers))
+        script.write_text(
+            "#!/bin/sh -e\n"
+            'image="$1"; shift\n'
+            f'{start} "$@" >/dev/null\n'
+            'echo "ready $(date +%s%N)"\n'
+            f'[ -z "$BOOTSEER_SOCKET" ] || {site.bootseer()} mark first-step\n'
+        )
+        script.chmod(0o755)
+        shutil.copyfile(self._share / _IMAGE, self._local)
+        image = f"{SHARE}/{_IMAGE}"
+        part_bytes = int((self._share / _IMAGE).stat().st_size * _READ_SHARE)
+        self._record("right", f"/shared/train.sh {image} {' '.join(self._command)}", image)
+        self._record("whole", f"head -c {part_bytes} {image} > /dev/null", image)
+        # What no start of this program reads.
+        libraries = "cat $(find / -xdev -name 'lib*.so*' -size +20M -path '*xgboost*')"
+        other = " ".join(ch_run(Path(image), self._lab.containers, "sh", "-c", f'"{libraries}"'))
+        self._record("changed", f"{other} > /dev/null", image)
+        other = f"{SHARE}/{_OTHER}"
+        self._record("other", f"/shared/train.sh {other} {' '.join(self._command)}", other)
+        replaced = f"{SHARE}/{_REPLACED}"
+        shutil.copyfile(self._share / _IMAGE, self._share / _REPLACED)
+        self._record("replaced", f"/shared/train.sh {replaced} {' '.join(self._command)}", replaced)
+        with (self._share / "new").open("wb") as new, (self._share / _IMAGE).open("rb") as old:
+            shutil.copyfileobj(old, new, MIB)
+            new.write(bytes(4096))
+        os.replace(self._share / "new", self._share / _REPLACED)
+
+    def cases(self) -> dict[str, Case]:
+        """List the cases by name; the first is no adverse one."""
+        replaced = f"{SHARE}/{_REPLACED}"
+        return {
+            "right": Case("what was recorded is what is read"),
+            "first_start": Case("nothing is known yet", known="nothing"),
+            "whole_image": Case("the last start has read nearly all of the image", known="whole"),
+            "runtime_changed": Case("the last start has read other files", known="changed"),
+            "runtime_changed_slow": Case(
+                "the same in a slow store",
+                known="changed",
+                image=f"{SLOW}/{_IMAGE}",
+                told=f"{SLOW}/{_IMAGE}",
+            ),
+            "image_replaced": Case(
+                "the image is another than in the last start", "replaced", replaced, replaced
+            ),
+            "wrong_plan": Case("the last start was from another image", known="other", told=""),
+            "container_reused": Case(
+                "the container is on the node already", image=str(self._local)
+            ),
+            "busy_processors": Case("others use all processors", while_=_spinning),
+            "busy_first_start": Case(
+                "the same, and nothing is known yet", known="nothing", while_=_spinning
+            ),
+            "memory_pressure": Case("1 GiB of memory is left", known="whole", while_=_holding),
+            "slow_first_start": Case(
+                "a slow store, and nothing is known yet",
+                known="nothing",
+                image=f"{SLOW}/{_IMAGE}",
+                told=f"{SLOW}/{_IMAGE}",
+            ),
+            "dead_store": Case(
+                "the user's store does not answer", known="nothing", while_=self._dead
+            ),
+            "tiny_job": Case("a job that reads next to nothing", command=("true",)),
+            "many_tasks": Case(
+                f"{_TASKS} tasks", command=("python3", "-c", "'import numpy'"), tasks=_TASKS
+            ),
+            "in_memory": Case("all that is read is in memory before", is_cold=False),
+        }
+
+    def start(self, case: Case, *, is_with: bool) -> float:
+        """Run a case's job once; returns seconds from its submission to when all are ready."""
+        self._know(case.known)
+        options = [f"-n{case.tasks}", "--oversubscribe"]
+        if is_with:
+            options += [_KEY, *([f"--bootseer-image={case.told}"] if case.told else [])]
+        command = " ".join(case.command or self._command)
+        with case.while_():
+            if case.is_cold:
+                self._lab.drop_caches()
+            began_ns = time.time_ns()
+            said = self._srun(f"/shared/train.sh {case.image} {command}", *options)
+            ready = [int(ns) for ns in _READY.findall(said)]
+            if len(ready) != case.tasks:
+                raise Unavailable(f"not every task became ready:\n{said}")
+            self._cluster.wait_for_job(self._lab.newest_job(), timeout_s=120)
+        return (max(ready) - began_ns) / NS_PER_S
+
+    def _record(self, name: str, command: str, image: str) -> None:
+        """Have a state of the user's store: what one start leaves there."""
+        self._know("nothing")
+        self._lab.drop_caches()
+        self._srun(
+            f"{command}; {site.bootseer()} mark first-step", _KEY, f"--bootseer-image={image}"
+        )
+        self._cluster.wait_for_job(self._lab.newest_job())
+        argv = ["sh", "-c", f"rm -rf known-{name}; cp -a .bootseer known-{name}"]
+        self._cluster.run(argv, user=USER)
+        found = json.loads(
+            self._cluster.run([site.bootseer(), "hot", "ls", "--json"], user=USER).stdout
+        )
+        self._console.print(f"  {name}: hot {sum(one['hot_bytes'] for one in found) / MIB:.0f} MiB")
+
+    def _know(self, name: str) -> None:
+        copy = "true" if name == "nothing" else f"cp -a known-{name} .bootseer"
+        self._cluster.run(["sh", "-c", f"rm -rf .bootseer; {copy}"], user=USER)
+
+    def _srun(self, command: str, *options: str) -> str:
+        argv = ["srun", "-N1", "-J", "train", *options, "sh", "-c", command]
+        return self._cluster.run(argv, user=USER, timeout_s=600).stdout
+
+    @contextmanager
+    def _dead(self) -> Iterator[None]:
+        """Have users' stores on a share whose server has stopped."""
+        config = self._cluster.etc_bootseer / "bootseer.toml"
+        empty = self._cluster.state_dir / "dead"
+        empty.mkdir(exist_ok=True)
+        self._cluster.mount_share(empty, at=DEAD)
+        pids = [
+            process.pid
+            for process in self._cluster.processes("n1")
+            if slow_share.MODULE in process.command and DEAD in process.command.split()
+        ]
+        config.write_text(f'[store]\nurl = "file://{DEAD}/{{user}}"\n')
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            config.unlink()
+            self._cluster.unmount_share(DEAD)
+
+
+@contextmanager
+def _spinning() -> Iterator[None]:
+    """Keep all processors busy."""
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            spinner = stack.enter_context(subprocess.Popen(["sh", "-c", "while :; do :; done"]))
+            stack.callback(spinner.kill)
+        yield
+
+
+@contextmanager
+def _holding() -> Iterator[None]:
+    """Take all of the memory but a little."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
+    argv = [sys.executable, "-c", _HOLD, str(max(0, available - _LEFT_BYTES))]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            yield
+        finally:
+            holder.kill()
+
+
+def run_harm_bench(spec: HarmSpec, console: Console) -> None:
+    """Measure, print a table and write BUILD_DIR/bench-harm.json.
+
+    Raises:
+        BootseerError: something it needs is missing; the cluster is down again then.
+    """
+    image = cached_image(demo_image(), spec.build_dir / "images", console.print)
+    share = (spec.build_dir / "bench-harm").absolute()
+    if share.exists():
+        shutil.rmtree(share)
+    share.mkdir(parents=True)
+    os.link(image, share / _IMAGE)
+    shutil.copyfile(image, share / _OTHER)
+    with Cluster.up(ClusterSpec(name="bench-harm", nodes=1)) as cluster:
+        site.install(cluster, console.print)
+        cluster.mount_share(share, at=SHARE)
+        cluster.mount_share(share, at=SLOW, bandwidth_bytes_per_s=40e6)
+        bench = HarmBench(cluster, console, share)
+        console.print("recording what is known before")
+        bench.prepare()
+        cases = bench.cases()
+        if unknown := set(spec.only) - set(cases):
+            raise ConfigError(
+                f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(cases)}"
+            )
+        cases = {name: case for name, case in cases.items() if not spec.only or name in spec.only}
+        times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in cases}
+        for number in range(spec.rounds):
+            console.print(f"\n[bold]round {number + 1} of {spec.rounds}[/]")
+            for name, case in cases.items():
+                # In turn first: what the first leaves in memory helps the second.
+                for is_with in (number % 2 == 0, number % 2 != 0):
+                    times[name][is_with].append(bench.start(case, is_with=is_with))
+                took = [format_duration(one[-1]) for one in times[name]]
+                console.print(f"{name}: {case.what}: without {took[0]}, with {took[1]}")
+    shutil.rmtree(share)
+    measured = []
+    ratios = {}
+    for name, pair in times.items():
+        without, used = (
+            Figure(f"{name}_{how}_ready_s", "s", tuple(values))
+            for how, values in zip(("without", "with"), pair, strict=True)
+        )
+        measured += [without, used]
+        ratios[f"{name}_over_without"] = used.median / without.median
+    # A tiny job is twice as long soon: what counts takes longer in both ways.
+    slower = [
+        ratios[f"{name}_over_without"]
+        for name, used in zip(times, measured[1::2], strict=True)
+        if used.median - used.median / ratios[f"{name}_over_without"] > WORTH_S
+    ]
+    ratios["worst_over_without"] = max(slower, default=1.0)
+    figures.show(console, measured, ratios)
+    figures.write(spec.build_dir / "bench-harm.json", measured, ratios)

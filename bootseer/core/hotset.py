@@ -9,11 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from statistics import median_low
 from typing import NamedTuple
 
 from bootseer.core import table
 from bootseer.core.fields import Fields
+from bootseer.core.holdout import MOSTLY, count_read
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch, Trace, check_disjoint
 from bootseer.errors import Corrupt
@@ -44,6 +46,9 @@ WHOLE_SHARE = 0.9
 WHOLE_LEAST_BYTES = 64 * MIB
 """A smaller image is read ahead as a whole before a program has started."""
 
+DOUBTS = 3
+"""Starts in a row that have mostly not read what was prefetched, until it is given up."""
+
 _MISSED = ""
 FOLDED = "+folded"
 """In place of the node in a trace that holds what several old starts missed."""
@@ -70,12 +75,14 @@ class HotSet:
         size_bytes: of the image.
         runs: names of the runs that were merged, oldest first.
         ranges: what to have before a start.
+        doubts: so many of the last starts in a row have mostly not read it.
     """
 
     digest: str
     size_bytes: int
     runs: tuple[str, ...]
     ranges: tuple[HotRange, ...]
+    doubts: int = 0
 
     @property
     def hot_bytes(self) -> int:
@@ -84,7 +91,12 @@ class HotSet:
 
     def encode(self) -> bytes:
         """Encode as a file."""
-        header = {"digest": self.digest, "size_bytes": self.size_bytes, "runs": list(self.runs)}
+        header = {
+            "digest": self.digest,
+            "size_bytes": self.size_bytes,
+            "runs": list(self.runs),
+            "doubts": self.doubts,
+        }
         return table.encode(MAGIC, VERSION, header, _ROW, self.ranges)
 
 
@@ -104,6 +116,7 @@ def decode(data: bytes, name: str) -> HotSet:
         size_bytes=fields.count("size_bytes"),
         runs=tuple(str(run)[:200] for run in fields.items("runs")),
         ranges=tuple(HotRange(*row) for row in rows),
+        doubts=fields.count("doubts") if fields.has("doubts") else 0,
     )
     check_disjoint([ByteRange(r.start, r.stop) for r in hot_set.ranges], hot_set.size_bytes, name)
     return hot_set
@@ -114,7 +127,8 @@ def sort_out(traces: Iterable[Trace], runs_kept: int) -> tuple[list[Trace], list
 
     The newest complete runs are used, or where none is complete the newest partial ones; and what
     starts since then have missed, however many they were: it is prefetched by now, so no later
-    trace can tell of it.
+    trace can tell of it. Once a few starts in a row have mostly not read what was prefetched, all
+    that is older than they are has had its time, too.
 
     Returns:
         What is to be used, and of that what `fold` can make one trace of.
@@ -127,6 +141,10 @@ def sort_out(traces: Iterable[Trace], runs_kept: int) -> tuple[list[Trace], list
     recorded = [t for t in recorded if t.run in newest]
     last_ns = max((t.started_ns for t in recorded), default=-1)
     missed = [t for t in traces if t.kind == MISSED and t.started_ns > last_ns]
+    doubting = _doubting(missed)
+    if len(doubting) >= DOUBTS:
+        since_ns = min(t.started_ns for t in missed if t.run == doubting[-DOUBTS])
+        recorded, missed = [], [t for t in missed if t.started_ns >= since_ns]
     runs = list(dict.fromkeys(t.run for t in missed))
     old = set(runs[:-runs_kept]) if len(runs) > runs_kept + 1 else set()
     return [*recorded, *missed], [t for t in missed if t.run in old]
@@ -137,7 +155,7 @@ def fold(traces: list[Trace]) -> Trace:
     newest = max(traces, key=_age)
     joined = merge(newest.digest, traces)
     touches = tuple(Touch(r.start, r.stop, r.first_ms) for r in joined.ranges)
-    return replace(newest, size_bytes=joined.size_bytes, node=FOLDED, touches=touches)
+    return replace(newest, size_bytes=joined.size_bytes, node=FOLDED, touches=touches, holdout=())
 
 
 def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
@@ -172,6 +190,7 @@ def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
         max(t.size_bytes for t in ordered),
         tuple(dict.fromkeys(t.run for t in ordered)),
         tuple(sorted(heaviest, key=lambda r: (r.first_ms, r))),
+        len(_doubting([t for t in in_part if t.kind == MISSED])),
     )
 
 
@@ -188,6 +207,19 @@ def _in_part(traces: list[Trace]) -> list[Trace]:
     hot = coalesce(ByteRange(t.start, t.stop) for trace in _recorded(parts) for t in trace.touches)
     hot_bytes = total_bytes(hot)
     return [t for t in parts if t.kind != MISSED or not _is_whole(t, hot_bytes)]
+
+
+def _doubting(missed: list[Trace]) -> list[str]:
+    """Name the last runs in a row that have mostly not read what was prefetched, oldest first."""
+    counts: dict[str, list[int]] = {}
+    for trace in missed:
+        if trace.holdout:
+            touched = [ByteRange(t.start, t.stop) for t in trace.touches]
+            count = counts.setdefault(trace.run, [0, 0])
+            count[0] += count_read(trace.holdout, touched)
+            count[1] += len(trace.holdout)
+    last = takewhile(lambda run: counts[run][0] < MOSTLY * counts[run][1], reversed(counts))
+    return list(last)[::-1]
 
 
 def _is_whole(trace: Trace, hot_bytes: int) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bootseer.core import table
 from bootseer.core.fields import Fields
+from bootseer.core.holdout import PIECES
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt
 
@@ -47,6 +48,8 @@ class Trace:
         node: name of the node.
         kind: COMPLETE, PARTIAL or MISSED: what it says about ranges that are not in it.
         touches: ordered by first touch; ranges do not overlap.
+        holdout: ranges that are hot and were not prefetched, to see whether the start reads them;
+            empty if that was not looked at, or says nothing.
     """
 
     digest: str
@@ -56,6 +59,7 @@ class Trace:
     node: str
     kind: str
     touches: tuple[Touch, ...]
+    holdout: tuple[ByteRange, ...] = ()
 
     def encode(self) -> bytes:
         """Encode as a file."""
@@ -66,6 +70,7 @@ class Trace:
             "started_ns": self.started_ns,
             "node": self.node,
             "kind": self.kind,
+            "holdout": self.holdout,
         }
         return table.encode(MAGIC, VERSION, header, _ROW, self.touches)
 
@@ -86,10 +91,12 @@ def decode(data: bytes, name: str) -> Trace:
         node=fields.text("node", 300),
         kind=fields.text("kind", 20),
         touches=tuple(Touch(*row) for row in rows),
+        holdout=tuple(fields.ranges("holdout", PIECES)) if fields.has("holdout") else (),
     )
     if trace.kind not in KINDS:
         raise Corrupt(f"{name}: {trace.kind!a} is not a kind of trace")
     check_disjoint([ByteRange(t.start, t.stop) for t in trace.touches], trace.size_bytes, name)
+    check_disjoint(list(trace.holdout), trace.size_bytes, name)
     return trace
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from threading import Lock
+from threading import Condition, Lock
 
 import trio
 
@@ -19,8 +19,67 @@ from bootseer.units import MIB
 
 _USERS_PART = 0.5
 """Of what may be pinned, for one user."""
+_HELD_POLL_S = 0.02
+_LEAST_BYTES = 2 * MIB
+"""Under way at the same time: less would leave the store idle between two reads."""
+QUEUE_S = 0.01
+"""Of what is under way, where others wait behind it: ten times a read of a store that is near."""
 PIECE_BYTES = MIB
 """One read. Requests as large as network file systems take; small enough to keep the order."""
+
+
+class UnderWay:
+    """What is being read at the same time: no more than the store gives within a time.
+
+    Whoever else reads waits behind that where requests queue. The store's rate is measured; what
+    comes out of memory looks like a fast store for a moment.
+
+    Concurrency: any number of threads.
+
+    Attributes:
+        limit_bytes: of what is read at the same time.
+    """
+
+    def __init__(
+        self, most_bytes: int, queue_s: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            most_bytes: that may be read at the same time, however fast the store is.
+            queue_s: how long the store may take for it, in seconds; 0 for however long.
+            now: a clock, in seconds.
+        """
+        self._most_bytes = most_bytes
+        self._queue_s = queue_s
+        self.limit_bytes = min(most_bytes, _LEAST_BYTES) if queue_s else most_bytes
+        self._bytes = 0
+        self._done_bytes = 0
+        self._now = now
+        self._since_s = now()
+        self._changed = Condition()
+
+    @contextmanager
+    def piece(self, size_bytes: int) -> Iterator[None]:
+        """Wait until a piece may be read; it is under way within the context."""
+        with self._changed:
+            while self._bytes and self._bytes + size_bytes > self.limit_bytes:
+                self._changed.wait()
+            if not self._bytes:  # nothing was asked for
+                self._done_bytes, self._since_s = 0, self._now()
+            self._bytes += size_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._bytes -= size_bytes
+                self._done_bytes += size_bytes
+                took_s = self._now() - self._since_s
+                if self._queue_s and took_s >= self._queue_s:
+                    wanted_bytes = self._done_bytes / took_s * self._queue_s
+                    self.limit_bytes = int(min(max(wanted_bytes, _LEAST_BYTES), self._most_bytes))
+                    self._done_bytes, self._since_s = 0, self._now()
+                self._changed.notify_all()
 
 
 class Prefetch:
@@ -33,7 +92,12 @@ class Prefetch:
     """
 
     def __init__(
-        self, fd: int, size_bytes: int, streams: int, budget: Budget | None = None
+        self,
+        fd: int,
+        size_bytes: int,
+        streams: int,
+        budget: Budget | None = None,
+        queue_s: float = 0,
     ) -> None:
         """Prepare; ``fd`` stays the caller's and must outlive this object.
 
@@ -42,6 +106,8 @@ class Prefetch:
             size_bytes: of the image.
             streams: parallel reads.
             budget: how fast to read, together with whoever shares it; None for freely.
+            queue_s: how long those who read at the same time may have to wait behind it, in
+                seconds; 0 if they do not wait behind it.
 
         Raises:
             Unavailable: the file cannot be mapped.
@@ -53,12 +119,14 @@ class Prefetch:
         self._handle = handle[0]
         self._streams = streams
         self._budget = budget or Budget(0)
+        self._under_way = UnderWay(streams * PIECE_BYTES, queue_s)
         # One for all streams: nobody looks at what lands in it.
         self._scratch = ffi.new("uint8_t[]", PIECE_BYTES)
         self._lock = Lock()  # guards the pieces and the counters below
         self._pieces: Iterator[ByteRange] = iter(())
         self._pin = True
         self._idle = False
+        self._held_since: float | None = None
         self.read_bytes = 0
         self.pinned_bytes = 0
         self.error = ""
@@ -83,8 +151,23 @@ class Prefetch:
                         )
                     )
         finally:
-            with self._lock:
-                self._pieces = iter(())
+            self.stop()
+
+    def hold(self, *, is_held: bool) -> None:
+        """Read nothing for the time being, or go on."""
+        self._held_since = time.monotonic() if is_held else None
+
+    @property
+    def held_s(self) -> float:
+        """For how many seconds nothing has been read now."""
+        since = self._held_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def stop(self) -> None:
+        """Read no more pieces."""
+        with self._lock:
+            self._pieces = iter(())
+        self._held_since = None
 
     def yield_to_others(self) -> None:
         """Go on with idle I/O priority: the job is no longer waiting for this."""
@@ -97,6 +180,8 @@ class Prefetch:
     def _stream(self) -> None:
         idle = False
         while True:
+            while self._held_since is not None:
+                time.sleep(_HELD_POLL_S)
             with self._lock:
                 piece = next(self._pieces, None)
             if piece is None:
@@ -105,9 +190,10 @@ class Prefetch:
                 idle = True
                 lib.bs_io_idle()
             time.sleep(self._budget.take(piece.size_bytes, time.monotonic()))
-            read = lib.bs_window_read(
-                self._handle, piece.start, piece.stop, self._scratch, PIECE_BYTES
-            )
+            with self._under_way.piece(piece.size_bytes):
+                read = lib.bs_window_read(
+                    self._handle, piece.start, piece.stop, self._scratch, PIECE_BYTES
+                )
             pinned = 0
             if read > 0 and self._pin:
                 pinned = lib.bs_window_pin(self._handle, piece.start, piece.start + read)

@@ -54,12 +54,14 @@ async def read_hot_set(store: Store, digest: str) -> HotSet | None:
 async def publish_trace(store: Store, trace: Trace, traces_per_run: int) -> bool:
     """Publish a node's trace, unless enough nodes of this start have done so already.
 
+    The one with a holdout is always published: a start has no other.
+
     Returns:
         Whether it was published.
     """
     folder = f"traces/{trace.digest}"
     names = [info.name.rpartition("/")[2] for info in await store.list(folder)]
-    if sum(_is_of_start(name, trace) for name in names) >= traces_per_run:
+    if not trace.holdout and sum(_is_of_start(name, trace) for name in names) >= traces_per_run:
         return False
     await publish(store, _name(folder, trace), trace.encode())
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,10 +24,12 @@ from bootseer.testing import figures, site, slow_share
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.figures import Figure
 from bootseer.testing.images import cached_image, ch_run, demo_image
-from bootseer.testing.lab import SHARE, Lab
+from bootseer.testing.lab import Lab
 from bootseer.units import GIB, MIB, NS_PER_S, format_duration
 
 USER = "alice"
+NEAR = "/mnt/near"
+"""Where a start waits little without BootSeer, and so has little to gain and as much to lose."""
 SLOW = "/mnt/slow"
 DEAD = "/mnt/dead"
 WORTH_S = 0.3
@@ -35,7 +38,7 @@ _IMAGE = "image.sqsh"
 _OTHER = "other.sqsh"
 _REPLACED = "replaced.sqsh"
 _KEY = "--bootseer=harm"
-_READ_SHARE = 0.85
+_READ_NEAR = 0.85
 """Of the image, by a start that is just not taken for one that unpacks."""
 _LEFT_BYTES = GIB
 """Of memory, under pressure."""
@@ -80,8 +83,8 @@ class Case:
 
     what: str
     known: str = "right"
-    image: str = f"{SHARE}/{_IMAGE}"
-    told: str = f"{SHARE}/{_IMAGE}"
+    image: str = f"{NEAR}/{_IMAGE}"
+    told: str = f"{NEAR}/{_IMAGE}"
     command: tuple[str, ...] = ()
     tasks: int = 1
     is_cold: bool = True
@@ -113,17 +116,17 @@ class HarmBench:
         )
         script.chmod(0o755)
         shutil.copyfile(self._share / _IMAGE, self._local)
-        image = f"{SHARE}/{_IMAGE}"
-        part_bytes = int((self._share / _IMAGE).stat().st_size * _READ_SHARE)
+        image = f"{NEAR}/{_IMAGE}"
+        part_bytes = int((self._share / _IMAGE).stat().st_size * _READ_NEAR)
         self._record("right", f"/shared/train.sh {image} {' '.join(self._command)}", image)
         self._record("whole", f"head -c {part_bytes} {image} > /dev/null", image)
         # What no start of this program reads.
-        libraries = "cat $(find / -xdev -name 'lib*.so*' -size +20M -path '*xgboost*')"
-        other = " ".join(ch_run(Path(image), self._lab.containers, "sh", "-c", f'"{libraries}"'))
-        self._record("changed", f"{other} > /dev/null", image)
-        other = f"{SHARE}/{_OTHER}"
+        find = 'cat $(find / -xdev -name "*.so*" -size +20M -path "*xgboost*")'
+        others = shlex.join(ch_run(Path(image), self._lab.containers, "sh", "-c", find))
+        self._record("changed", f"{others} > /dev/null", image)
+        other = f"{NEAR}/{_OTHER}"
         self._record("other", f"/shared/train.sh {other} {' '.join(self._command)}", other)
-        replaced = f"{SHARE}/{_REPLACED}"
+        replaced = f"{NEAR}/{_REPLACED}"
         shutil.copyfile(self._share / _IMAGE, self._share / _REPLACED)
         self._record("replaced", f"/shared/train.sh {replaced} {' '.join(self._command)}", replaced)
         with (self._share / "new").open("wb") as new, (self._share / _IMAGE).open("rb") as old:
@@ -133,7 +136,7 @@ class HarmBench:
 
     def cases(self) -> dict[str, Case]:
         """List the cases by name; the first is no adverse one."""
-        replaced = f"{SHARE}/{_REPLACED}"
+        replaced = f"{NEAR}/{_REPLACED}"
         return {
             "right": Case("what was recorded is what is read"),
             "first_start": Case("nothing is known yet", known="nothing"),
@@ -278,7 +281,7 @@ def run_harm_bench(spec: HarmSpec, console: Console) -> None:
     shutil.copyfile(image, share / _OTHER)
     with Cluster.up(ClusterSpec(name="bench-harm", nodes=1)) as cluster:
         site.install(cluster, console.print)
-        cluster.mount_share(share, at=SHARE)
+        cluster.mount_share(share, at=NEAR, latency_s=0.0002)
         cluster.mount_share(share, at=SLOW, bandwidth_bytes_per_s=40e6)
         bench = HarmBench(cluster, console, share)
         console.print("recording what is known before")

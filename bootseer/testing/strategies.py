@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan
+from bootseer.core.ranges import ByteRange
 from bootseer.core.speed import Speed
 from bootseer.core.stripe import Layout, Unit
-from bootseer.core.trace import KINDS, Touch, Trace
+from bootseer.core.trace import KINDS, MISSED, Touch, Trace
 
 IMAGE_BYTES = 1 << 20
 _PAGE = 4096
@@ -31,14 +32,17 @@ def touches(draw: st.DrawFn, size_bytes: int = IMAGE_BYTES) -> tuple[Touch, ...]
 def traces(draw: st.DrawFn, digest: str = "sqfs1-test") -> Trace:
     """Draw a trace of one image; runs and nodes repeat."""
     run = draw(st.integers(1, 6))
+    kind = draw(st.sampled_from(KINDS))
+    held = draw(touches()) if kind == MISSED else ()
     return Trace(
         digest=digest,
         size_bytes=IMAGE_BYTES,
         run=f"cluster.{run}",
         started_ns=run * 1_000_000_000 + draw(st.integers(0, 3)),
         node=draw(st.sampled_from(["n1", "n2", "n3"])),
-        kind=draw(st.sampled_from(KINDS)),
+        kind=kind,
         touches=draw(touches()),
+        holdout=tuple(ByteRange(t.start, t.stop) for t in held),
     )
 
 

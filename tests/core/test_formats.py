@@ -13,7 +13,7 @@ from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.testing import strategies as bst
 
 TRACE = Trace("sqfs1-x", 8192, "c.1", 7, "n1", COMPLETE, (Touch(0, 4096, 3), Touch(4096, 8192, 5)))
-HOT = HotSet("sqfs1-x", 8192, ("c.1",), (HotRange(0, 4096, 3, 1_000_000),))
+HOT = HotSet("sqfs1-x", 8192, ("c.1",), (HotRange(0, 4096, 3, 1_000_000),), 2)
 CODECS = {"trace": (trace.decode, TRACE), "hot set": (hotset.decode, HOT)}
 
 

@@ -196,6 +196,48 @@ def test_where_all_starts_unpack_it_one_trace_says_so():
     assert hotset.sort_out([*whole, part], 3)[0] == [part]
 
 
+# Starts that read little of what was prefetched
+
+
+def doubting(run, *, is_read, node="n1", touches=()):
+    """A start with four pieces held out, of which it has read all or none."""
+    held = tuple(ByteRange(100 * n, 100 * n + 50) for n in range(4))
+    read = [Touch(r.start + 10, r.stop, 0) for r in held] if is_read else []
+    both = (*read, *touches)
+    return Trace(DIGEST, 1 << 20, f"c.{run}", run, node, MISSED, both, held)
+
+
+def test_what_starts_in_a_row_have_not_read_is_given_up():
+    recorded = trace(1, [page(1)])
+    starts = [doubting(run, is_read=False, touches=[page(run)]) for run in (3, 4, 5)]
+    known = [recorded, trace(2, [page(9)], MISSED), *starts]
+    assert [merge(DIGEST, known[:n]).doubts for n in (2, 3, 4, 5)] == [0, 1, 2, 3]
+    assert hotset.sort_out(known[:-1], 5) == (known[:-1], [])
+    use, old = hotset.sort_out(known, 5)
+    assert (use, old) == (starts, [])
+    assert hot_pages(use) == [3, 4, 5]
+    # Once more; and a recording that is newer than the doubts counts again.
+    more = doubting(6, is_read=False, touches=[page(6)])
+    assert hotset.sort_out([*use, more], 5)[0] == [*starts[1:], more]
+    again = trace(7, [page(1)])
+    assert hotset.sort_out([*use, more, again], 5)[0] == [again]
+
+
+def test_one_that_has_read_it_ends_the_doubts():
+    starts = [doubting(run, is_read=run == 4) for run in (2, 3, 4, 5, 6)]
+    known = [trace(1, [page(1)]), *starts]
+    assert [merge(DIGEST, known[:n]).doubts for n in (2, 3, 4, 5, 6)] == [1, 2, 0, 1, 2]
+    assert hotset.sort_out(known, 9)[0] == known
+
+
+def test_nodes_of_a_start_count_together():
+    known = [trace(1, [page(1)])]
+    for run in (2, 3, 4):
+        known += [doubting(run, is_read=node == "n1", node=node) for node in ("n1", "n2", "n3")]
+    assert merge(DIGEST, known).doubts == 3
+    assert merge(DIGEST, known[:3]).doubts == 0  # half of it was read
+
+
 def test_of_a_small_image_all_is_hot_that_is_touched():
     touches = (Touch(0, 1 << 20, 0),)
     small = Trace(DIGEST, 1 << 20, "c.1", 1, "n1", COMPLETE, touches)

@@ -5,6 +5,7 @@ import mmap
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ import trio
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.errors import Unavailable
 from bootseer.image import prefetch as image_prefetch
-from bootseer.image.prefetch import Prefetch, locked_by, may_pin, pinnable_bytes
+from bootseer.image.prefetch import Prefetch, UnderWay, locked_by, may_pin, pinnable_bytes
 from bootseer.image.record import Recorder
 from bootseer.image.residency import Residency
 from bootseer.testing.cluster.poll import wait_until
@@ -207,6 +208,69 @@ async def test_a_failed_read_is_told_and_others_go_on(tmp_path, image):
     with pytest.raises(Unavailable, match="cannot map"):
         Prefetch(fd, SIZE, streams=1)
     os.close(fd)
+
+
+async def test_a_prefetch_is_held_and_goes_on(image):
+    fd = os.open(image, os.O_RDONLY)
+    prefetch = Prefetch(fd, SIZE, streams=2)
+    prefetch.hold(is_held=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefetch.run, iter(HOT))
+        await trio.sleep(0.2)
+        assert prefetch.read_bytes == 0
+        assert prefetch.held_s >= 0.2
+        prefetch.hold(is_held=False)
+    assert prefetch.read_bytes == total_bytes(HOT)
+    assert prefetch.held_s == 0
+    os.close(fd)
+
+
+async def test_a_prefetch_that_is_held_can_be_stopped(image):
+    fd = os.open(image, os.O_RDONLY)
+    prefetch = Prefetch(fd, SIZE, streams=2)
+    prefetch.hold(is_held=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefetch.run, iter(HOT))
+        await trio.sleep(0.05)
+        prefetch.stop()
+    assert prefetch.read_bytes == 0
+    os.close(fd)
+
+
+def test_what_is_under_way_is_what_the_store_gives_within_the_time():
+    now_s = [0.0]
+    under_way = UnderWay(64 * MIB, queue_s=0.01, now=lambda: now_s[0])
+    assert under_way.limit_bytes == 2 * MIB
+    for rate, limit in ((1000, 10), (100, 2), (100_000, 64), (400, 4)):  # MiB/s
+        with under_way.piece(rate * MIB // 50):
+            now_s[0] += 0.02
+        assert under_way.limit_bytes / MIB == pytest.approx(limit)
+
+
+async def test_a_piece_waits_until_there_is_room():
+    under_way = UnderWay(4 * MIB, queue_s=0)
+    begun = trio.Event()
+
+    def read():
+        with under_way.piece(2 * MIB):
+            trio.from_thread.run_sync(begun.set)
+
+    async with trio.open_nursery() as nursery:
+        with under_way.piece(3 * MIB):
+            nursery.start_soon(trio.to_thread.run_sync, read)
+            await trio.sleep(0.1)
+            assert not begun.is_set()
+        with trio.fail_after(5):
+            await begun.wait()
+    with under_way.piece(100 * MIB):  # one that is larger than the limit is read alone
+        pass
+
+
+def test_without_others_behind_it_all_is_under_way_at_once():
+    under_way = UnderWay(4 * MIB, queue_s=0)
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(under_way.piece(MIB))
 
 
 async def test_a_cancelled_prefetch_stops_reading(image):

@@ -22,7 +22,7 @@ BUILD = Path(__file__).parents[2] / "build"
 
 
 @pytest.fixture(scope="module")
-def lab_with_hdfs(tmp_path_factory):
+def cluster_with_hdfs(tmp_path_factory):
     images = tmp_path_factory.mktemp("images")
     for folder in (images, *images.parents[:2]):
         folder.chmod(0o755)
@@ -37,6 +37,15 @@ def lab_with_hdfs(tmp_path_factory):
         lab.mount_share()
         yield lab, hdfs
     shutil.rmtree(images)
+
+
+@pytest.fixture
+def lab_with_hdfs(cluster_with_hdfs):
+    """The cluster with nothing known of any job."""
+    lab, hdfs = cluster_with_hdfs
+    lab.forget()
+    hdfs.fs("-rm", "-r", "-f", "-skipTrash", "/user/alice/.bootseer")
+    return lab, hdfs
 
 
 def put_nameservice(hdfs):
@@ -73,6 +82,7 @@ def test_the_second_start_is_warm(lab_with_hdfs):
 def test_root_acts_as_the_user_whose_store_it_is(lab_with_hdfs):
     """Whatever the environment that root has."""
     lab, _ = lab_with_hdfs
+    lab.srun(*BOOTSEER)
     ask = [site.bootseer(), "hot", "ls", "--json", "--user"]
     env = {"HADOOP_USER_NAME": "mallory"}
     found = lab.cluster.run([*ask, "alice"], env=env)
@@ -83,8 +93,6 @@ def test_root_acts_as_the_user_whose_store_it_is(lab_with_hdfs):
 
 def test_image_and_checkpoint_are_warm_together(lab_with_hdfs):
     lab, hdfs = lab_with_hdfs
-    lab.forget()
-    hdfs.fs("-rm", "-r", "-f", "-skipTrash", "/user/alice/.bootseer")
     checkpoint = "--bootseer-ckpt=hdfs://site/user/alice/run42"
     options = (*BOOTSEER, checkpoint)
     shard = "$BOOTSEER_CKPT/step_{}/rank_$SLURM_PROCID.pt"

@@ -307,13 +307,15 @@ class ServedImage(JobImage):
 
     def recorded(self) -> dict[str, Any]:
         """Describe it for the worker that publishes."""
+        touches, holdout, _ = self.judged(self.news(self._touches))
         return {
             "path": self.path,
             "digest": self.digest,
             "content": self._content,
             "size_bytes": self.size_bytes,
             "kind": MISSED if self.is_prefetched else COMPLETE,
-            "touches": self.news(self._touches),
+            "touches": touches,
+            "holdout": holdout,
             "speeds": {name: asdict(speed) for name, speed in self._speeds.items()},
         }
 

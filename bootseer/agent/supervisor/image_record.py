@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from bootseer.core.event import Event
 from bootseer.core.fields import Fields
-from bootseer.core.ranges import ByteRange, subtract
+from bootseer.core.holdout import IDLE_BYTES, MOSTLY, PIECES, Piece, count_read
+from bootseer.core.ranges import ByteRange, subtract, total_bytes
 from bootseer.core.trace import Touch
+from bootseer.errors import Corrupt
 
 MAX_RANGES = 300_000
+
+
+class Judged(NamedTuple):
+    """What a holdout tells.
+
+    Attributes:
+        touches: that are news.
+        holdout: the pieces to be remembered with them; empty if they say nothing new.
+        read: of all pieces.
+    """
+
+    touches: list[Touch]
+    holdout: list[ByteRange]
+    read: int
 
 
 class JobImage(ABC):
@@ -22,6 +38,7 @@ class JobImage(ABC):
         digest: identity, which traces and hot sets are named after.
         size_bytes: its length.
         prefetched: ranges that are read ahead.
+        holdout: pieces of the hot set that are not, to see whether the start reads them.
         is_prefetched: whether any are.
         done_bytes, want_bytes: how far that is.
         is_used: the job has asked for it, and not only its plan.
@@ -33,6 +50,8 @@ class JobImage(ABC):
         self.digest = digest
         self.size_bytes = size_bytes
         self.prefetched: list[ByteRange] = []
+        self.holdout: list[Piece] = []
+        self._doubts = 0
         self.is_prefetched = False
         self.done_bytes = 0
         self.want_bytes = 0
@@ -40,7 +59,11 @@ class JobImage(ABC):
 
     def note_prefetch(self, message: dict[str, Any]) -> None:
         """Remember which ranges the worker reads ahead: they are no news when they arrive."""
-        self.prefetched = Fields(message, "message from the worker").ranges("ranges", MAX_RANGES)
+        fields = Fields(message, "message from the worker")
+        hot = fields.ranges("ranges", MAX_RANGES)
+        self.holdout = _pieces(fields)
+        self._doubts = fields.count("doubts")
+        self.prefetched = subtract(hot, [ByteRange(p.start, p.stop) for p in self.holdout])
         self.is_prefetched = True
 
     def note_progress(self, message: dict[str, Any]) -> None:
@@ -52,6 +75,10 @@ class JobImage(ABC):
     def sample(self) -> None:
         """Look at what has been read, where that has to be looked at again and again."""
         return
+
+    def is_worth(self) -> bool:
+        """Whether it is worth while to read on ahead, as far as is known."""
+        return True
 
     @abstractmethod
     async def close(self, deadline: float) -> Event:
@@ -88,7 +115,42 @@ class JobImage(ABC):
             news.append(Touch(start, stop, touches[index].first_ms))
         return news
 
-    def said(self, news: Iterable[Touch]) -> str:
+    def judged(self, news: list[Touch], known: Iterable[ByteRange] = ()) -> Judged:
+        """Say what the holdout tells.
+
+        Args:
+            news: what was touched beyond what was read ahead.
+            known: was in memory before.
+        """
+        held = [ByteRange(p.start, p.stop) for p in self.holdout]
+        before = list(known)
+        held = [piece for piece in held if not count_read([piece], before)]
+        touched = [ByteRange(t.start, t.stop) for t in news]
+        read = count_read(held, touched)
+        beyond_bytes = total_bytes(subtract(touched, held))
+        hot_bytes = total_bytes(self.prefetched) * read / len(held) if held else 0.0
+        doubts = self._doubts or read < MOSTLY * len(held)
+        if held and doubts and hot_bytes + beyond_bytes >= IDLE_BYTES:
+            return Judged(news, held, read)
+        rest = [t for t in news if not count_read(held, [ByteRange(t.start, t.stop)])]
+        return Judged(rest, [], read)
+
+    def said(self, news: list[Touch]) -> str:
         """Say for people what was news."""
         what = "read beyond what was prefetched" if self.is_prefetched else "touched"
-        return f"{len(list(news))} ranges {what}"
+        said = f"{len(news)} ranges {what}"
+        if self.holdout:
+            read = self.judged(news).read
+            said += f"; {read} of {len(self.holdout)} pieces read that were left out of it to see"
+        return said
+
+
+def _pieces(fields: Fields) -> list[Piece]:
+    pieces = []
+    for item in fields.items("holdout", PIECES):
+        if not (isinstance(item, list) and len(item) == 3 and all(type(n) is int for n in item)):
+            raise Corrupt("message from the worker: something that is not a piece")
+        if not 0 <= item[0] < item[1] < 2**63 or item[2] < 0:
+            raise Corrupt("message from the worker: a piece that is none")
+        pieces.append(Piece(*item))
+    return pieces

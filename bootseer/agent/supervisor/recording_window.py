@@ -170,12 +170,16 @@ class Window:
 
     async def _sample_often(self) -> None:
         took_s = 0.0
+        is_held = False
         while True:
             interval_s = self._config["image.sample_interval_s"]
             await trio.sleep(max(interval_s, took_s / _SAMPLING_SHARE))
             began_s = time.monotonic()
             self._sample()
             took_s = time.monotonic() - began_s
+            if is_held != any(not image.is_worth() for image in self.images):
+                is_held = not is_held
+                await self.tell({"op": "hold", "ok": is_held})
 
     def _sample(self) -> None:
         for image in self.images:

@@ -10,6 +10,8 @@ import trio
 from bootseer.agent.supervisor.image_record import MAX_RANGES, JobImage
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
+from bootseer.core.holdout import Judge
+from bootseer.core.ranges import ByteRange
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.image.record import Pages, Recorder
 from bootseer.units import NS_PER_S
@@ -40,11 +42,27 @@ class WatchedImage(JobImage):
         self._began_ns = time.monotonic_ns()
         self._began_wall_ns = time.time_ns()
         self._touched_bytes = 0
+        self._judge: Judge | None = None
+
+    def note_prefetch(self, message: dict[str, Any]) -> None:
+        """See `JobImage`."""
+        super().note_prefetch(message)
+        self._judge = Judge(self.holdout, self.prefetched)
 
     def sample(self) -> None:
         """Take a sample."""
-        now_ms = (time.monotonic_ns() - self._began_ns) * 1000 // NS_PER_S
+        noted, now_ms = len(self._recorder.touches), self._now_ms()
         self._touched_bytes += self._recorder.sample(now_ms)
+        if self._judge is not None:
+            fresh = [ByteRange(t.start, t.stop) for t in self._recorder.touches[noted:]]
+            self._judge.note(fresh, self.done_bytes, now_ms)
+
+    def is_worth(self) -> bool:
+        """Whether it is worth while to read on ahead."""
+        return self._judge is None or self._judge.is_worth(self._now_ms())
+
+    def _now_ms(self) -> int:
+        return (time.monotonic_ns() - self._began_ns) * 1000 // NS_PER_S
 
     def touched_bytes(self) -> int:
         """Say how much has come into the page cache."""
@@ -90,7 +108,7 @@ class WatchedImage(JobImage):
     def recorded(self) -> dict[str, Any]:
         """Describe it for the worker that publishes."""
         resident = [Touch(r.start, r.stop, 0) for r in self._recorder.resident_before]
-        touches = self.touched()
+        touches, holdout, _ = self.judged(self.touched(), self._recorder.resident_before)
         unaided = COMPLETE if self._recorder.found_cold else PARTIAL
         kind = MISSED if self.is_prefetched else unaided
         return {
@@ -98,6 +116,7 @@ class WatchedImage(JobImage):
             "digest": self.digest,
             "size_bytes": self.size_bytes,
             "kind": kind,
+            "holdout": holdout,
             # What was in the page cache beforehand may have been read as well.
             "touches": touches if self.is_prefetched else [*resident, *touches],
         }

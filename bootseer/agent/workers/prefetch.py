@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import trio
@@ -15,10 +16,11 @@ from bootseer.agent.workers.prefetch_checkpoint import read_checkpoint_ahead
 from bootseer.agent.workers.provide_environment import provide
 from bootseer.core.budget import Budget
 from bootseer.core.event import FALLBACK
+from bootseer.core.holdout import Piece, draw
 from bootseer.core.hotset import HotSet
 from bootseer.core.order import prefetch_order
 from bootseer.core.plan import WarmPlan
-from bootseer.core.ranges import ByteRange, coalesce, total_bytes
+from bootseer.core.ranges import ByteRange, coalesce, subtract, total_bytes
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.catalog import read_index
 from bootseer.env.hotcontent import hot_content
@@ -28,13 +30,15 @@ from bootseer.env.view import AHEAD
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.hotfiles import FilesPrefetch, HotFile, hot_files
 from bootseer.image.identity import Identity, OpenImage, open_served
-from bootseer.image.prefetch import PIECE_BYTES, Prefetch, may_pin, pinnable_bytes
+from bootseer.image.prefetch import PIECE_BYTES, QUEUE_S, Prefetch, may_pin, pinnable_bytes
 from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
 from bootseer.store.base import Store
 from bootseer.units import MIB, format_size
 
 _PROGRESS_S = 0.05
+_GIVE_UP_S = 3.0
+"""For a start to read what has been read ahead, once the agent has seen that it does not."""
 
 
 class Warm:
@@ -53,6 +57,7 @@ class Warm:
         self._environment_message: dict[str, Any] = {}
         self._prefetch: Prefetch | None = None
         self._lingers = False
+        self._has_stopped = False
         self._plan_lock = trio.Lock()
         self._has_plan = False
         self._known_plan: WarmPlan | None = None
@@ -78,6 +83,9 @@ class Warm:
                     self._environment_said.set()
                 elif message.get("op") == "copied":
                     self._copied.set()
+                elif message.get("op") == "hold":
+                    if self._prefetch is not None:
+                        self._prefetch.hold(is_held=message["ok"])
                 elif message.get("op") == "linger":
                     self._lingers = True
                     if self._prefetch is not None:
@@ -199,16 +207,20 @@ class Warm:
 
             detail = await self._read_files(message["root"], find, hot_set)
         else:
-            detail = await self._read_ahead(image, identity, hot_set)
+            # What serves it has others go first.
+            detail = await self._read_ahead(image, identity, hot_set, queue_s=0)
         if message["copies"] and self._task.job.wait_s:
             await self._copied.wait()
             detail += "; the image was copied to the node"
         return detail
 
-    async def _begin(self, hot_set: HotSet) -> tuple[list[ByteRange], int]:
+    async def _begin(
+        self, hot_set: HotSet, holdout: Sequence[Piece] = ()
+    ) -> tuple[list[ByteRange], int]:
         """Tell the agent what is read ahead; returns that, and how much memory it may take up."""
         hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
-        await self._task.channel.send({"op": "prefetch", "ranges": hot})
+        message = {"ranges": hot, "holdout": holdout, "doubts": hot_set.doubts}
+        await self._task.channel.send({"op": "prefetch", **message})
         if not self._task.job.wait_s:
             # Nobody asked the prolog to hold the job: its start and the prefetch overlap.
             message = {"op": "ready", "detail": "the prefetch is under way"}
@@ -287,12 +299,16 @@ class Warm:
             return None  # told as a fallback
         return hot_set
 
-    async def _read_ahead(self, image: OpenImage, identity: Identity, hot_set: HotSet) -> str:
-        hot, budget = await self._begin(hot_set)
+    async def _read_ahead(
+        self, image: OpenImage, identity: Identity, hot_set: HotSet, queue_s: float = QUEUE_S
+    ) -> str:
+        holdout = self._holdout(hot_set, identity)
+        hot, budget = await self._begin(hot_set, holdout)
+        hot = subtract(hot, [ByteRange(p.start, p.stop) for p in holdout])
         pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
         hot_bytes = total_bytes(coalesce([*identity.leading, *hot]))
         streams = self._task.config["image.streams"]
-        prefetch = Prefetch(image.fd, image.size_bytes, streams, self._budget)
+        prefetch = Prefetch(image.fd, image.size_bytes, streams, self._budget, queue_s)
         self._prefetch = prefetch
         if self._lingers:
             prefetch.yield_to_others()
@@ -305,7 +321,12 @@ class Warm:
             await self._say_progress(prefetch, want_bytes)
             said["bytes"] = prefetch.read_bytes
             said["detail"] = f"{format_size(prefetch.pinned_bytes)} pinned"
-            if prefetch.error:
+            if self._has_stopped:
+                said["detail"] = (
+                    f"stopped after {format_size(prefetch.read_bytes)} of "
+                    f"{format_size(want_bytes)}: this start reads little of it"
+                )
+            elif prefetch.error:
                 said |= {"status": FALLBACK, "detail": f"some reads failed: {prefetch.error}"}
             elif hot_bytes > budget:
                 said |= {
@@ -314,6 +335,14 @@ class Warm:
                     f"{format_size(hot_bytes)}: image.memory_share of the free memory",
                 }
         return "the hot set is in memory"
+
+    def _holdout(self, hot_set: HotSet, identity: Identity) -> list[Piece]:
+        """Draw what is not read ahead, to see whether the start reads it: on one node of a job."""
+        job = self._task.job
+        if job.node_index or not job.nodes:
+            return []
+        ranges = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
+        return draw(subtract(ranges, identity.leading), Random(job.run))
 
     async def _report(self, prefetch: Prefetch, want_bytes: int) -> None:
         """Tell the agent how far the prefetch is, until cancelled.
@@ -324,6 +353,9 @@ class Warm:
         while True:
             if not may_pin(share):
                 prefetch.stop_pinning()
+            if prefetch.held_s >= _GIVE_UP_S:
+                self._has_stopped = True
+                prefetch.stop()
             try:
                 await self._say_progress(prefetch, want_bytes)
             except Closed:

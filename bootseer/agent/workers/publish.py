@@ -11,6 +11,7 @@ from typing import Any
 
 from bootseer.agent.workers.base import Task
 from bootseer.core.event import Event, from_json
+from bootseer.core.hotset import DOUBTS
 from bootseer.core.plan import PlannedImage, PlannedName, PlannedRun
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.core.reads import NodeReads, combine
@@ -63,7 +64,7 @@ async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImag
     digest, size_bytes = image["digest"], image["size_bytes"]
     hot_bytes = 0
     try:
-        if image["touches"]:
+        if image["touches"] or image["holdout"]:
             async with task.stage("trace.publish") as said:
                 trace = _trace(task, image)
                 said["bytes"] = sum(t.stop - t.start for t in trace.touches)
@@ -76,6 +77,12 @@ async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImag
                 hot_bytes = merged.hot_set.hot_bytes
                 said["bytes"] = hot_bytes
                 said["detail"] = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
+                if doubts := merged.hot_set.doubts:
+                    said["detail"] += (
+                        f"; {doubts} starts in a row have mostly not read what was hot"
+                    )
+                    if doubts >= DOUBTS:
+                        said["detail"] += ": given up is what was recorded before them"
                 if not hot_bytes:
                     said["detail"] = "nearly all was read, as by unpacking: nothing of it is hot"
         else:
@@ -104,6 +111,7 @@ def _trace(task: Task, image: dict[str, Any]) -> Trace:
         node=task.job.node,
         kind=image["kind"],
         touches=tuple(Touch(*touch) for touch in image["touches"][:MAX_TOUCHES]),
+        holdout=tuple(ByteRange(*piece) for piece in image["holdout"]),
     )
 
 

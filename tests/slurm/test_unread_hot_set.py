@@ -1,0 +1,69 @@
+"""Starts that read something else than what was recorded."""
+
+import os
+
+import pytest
+
+from bootseer.testing import site
+from bootseer.testing.lab import SHARE
+
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
+
+IMAGE = f"{SHARE}/large.img"
+SIZE_MB = 200
+RECORDED_MB = 80
+BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}")
+
+
+@pytest.fixture
+def large(lab):
+    """The cluster, with an image of which the recorded start has read the first 80 MB."""
+    path = lab.images / "large.img"
+    path.write_bytes(os.urandom(SIZE_MB * 1_000_000))
+    start(lab, 0, RECORDED_MB)
+    yield lab
+    path.unlink()
+
+
+def start(lab, first_mb, count_mb, *options, after="true"):
+    """Run a job that reads one part of the image on both nodes; returns it."""
+    lab.drop_caches()
+    read = f"dd if={IMAGE} of=/dev/null bs=1000000 skip={first_mb} count={count_mb} status=none"
+    mark = f"{site.bootseer()} mark first-step"
+    return lab.srun(*BOOTSEER, *options, command=f"{read}; {after}; {mark}")
+
+
+def test_what_three_starts_have_not_read_is_given_up(large):
+    hot_bytes = []
+    for number in range(4):
+        job = start(large, RECORDED_MB + 5 + 25 * number, 20, "--bootseer-wait=10")
+        hot_bytes.append(large.stages(job)["hotset.read"]["bytes"])
+        said = large.stages(job)["image.record"]["detail"]
+        # One node looks, while there is enough to look at; all others have all of it.
+        assert ("; 0 of " in said) == (number < 3), said
+        assert "pieces" not in large.stages(job, "n2")["image.record"]["detail"]
+    merged = large.stages(job)["hotset.merge"]
+    assert [round(size / 20e6) for size in hot_bytes] == [4, 5, 6, 3]
+    assert large.fallbacks(job) == set()
+    assert merged["bytes"] == pytest.approx(80e6, rel=0.1)
+
+
+def test_a_start_that_reads_it_publishes_nothing_for_having_been_looked_at(large):
+    job = start(large, 0, RECORDED_MB, "--bootseer-wait=10")
+    stages = large.stages(job)
+    read, _, pieces = stages["image.record"]["detail"].rpartition("; ")[2].split()[:3]
+    assert int(pieces) > 16 and int(read) > 0.75 * int(pieces)  # but for what is forgotten
+    assert "trace.publish" not in stages
+
+
+def test_a_start_gets_the_store_to_itself_once_it_reads_other_things(large):
+    large.cluster.unmount_share()
+    large.mount_share(bandwidth=20e6)
+    try:
+        job = start(large, RECORDED_MB, 30, "-N1", after="sleep 6")
+    finally:
+        large.cluster.unmount_share()
+        large.mount_share()
+    prefetch = large.stages(job)["image.prefetch"]
+    assert prefetch["bytes"] < 0.9 * RECORDED_MB * 1e6
+    assert "this start reads little of it" in prefetch["detail"]

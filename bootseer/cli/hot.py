@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bootseer import config as settings
 from bootseer.cli.userstore import with_store
-from bootseer.core.hotset import HotSet
+from bootseer.core.hotset import DOUBTS, HotSet
 from bootseer.core.pack import HotPack
 from bootseer.errors import BootseerError, Corrupt, NotFound
 from bootseer.image import hotpack
@@ -99,6 +99,11 @@ def show(image: str, user: str | None, as_json: bool) -> None:
         )
         if not hot_set.ranges:
             click.echo("its starts have read nearly all of it, as unpacking does: nothing is hot")
+        elif hot_set.doubts:
+            click.echo(
+                f"its last starts have mostly not read it, {hot_set.doubts} in a row: after "
+                f"{DOUBTS}, what was recorded before them is given up"
+            )
 
 
 @hot.command("rebuild", epilog="Example:  bootseer hot rebuild /images/train.sqsh")
@@ -159,4 +164,5 @@ def _document(digest: str, hot_set: HotSet | None, error: str) -> dict[str, obje
         "hot_bytes": hot_set.hot_bytes,
         "range_count": len(hot_set.ranges),
         "runs": list(hot_set.runs),
+        "doubts": hot_set.doubts,
     }

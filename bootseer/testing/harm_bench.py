@@ -182,12 +182,14 @@ class HarmBench:
         options = [f"-n{case.tasks}", "--oversubscribe"]
         if is_with:
             options += [_KEY, *([f"--bootseer-image={case.told}"] if case.told else [])]
-        command = " ".join(case.command or self._command)
+        command = f"/shared/train.sh {case.image} {' '.join(case.command or self._command)}"
         with case.while_():
             if case.is_cold:
                 self._lab.drop_caches()
+            else:
+                self._srun(command)
             began_ns = time.time_ns()
-            said = self._srun(f"/shared/train.sh {case.image} {command}", *options)
+            said = self._srun(command, *options)
             ready = [int(ns) for ns in _READY.findall(said)]
             if len(ready) != case.tasks:
                 raise Unavailable(f"not every task became ready:\n{said}")

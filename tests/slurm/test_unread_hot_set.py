@@ -1,5 +1,6 @@
 """Starts that read something else than what was recorded."""
 
+import json
 import os
 
 import pytest
@@ -40,15 +41,19 @@ def held_out(said):
 
 
 def test_what_three_starts_have_not_read_is_given_up(large):
-    hot_bytes = []
+    hot_bytes, doubts = [], []
     for number in range(4):
         job = start(large, RECORDED_MB + 5 + 25 * number, 20, "--bootseer-wait=10")
         hot_bytes.append(large.stages(job)["hotset.read"]["bytes"])
+        show = [site.bootseer(), "hot", "ls", "--json"]
+        (shown,) = json.loads(large.cluster.run(show, user="alice").stdout)
+        doubts.append(shown["doubts"])
         said = large.stages(job)["image.record"]["detail"]
         # One node looks, while there is enough to look at; all others have all of it.
         assert ("pieces" in said) == (number < 3), said
         assert number == 3 or held_out(said)[0] <= 2, said
         assert "pieces" not in large.stages(job, "n2")["image.record"]["detail"]
+    assert doubts == [1, 2, 3, 3]
     merged = large.stages(job)["hotset.merge"]
     assert [round(size / 20e6) for size in hot_bytes] == [4, 5, 6, 3]
     assert large.fallbacks(job) == set()

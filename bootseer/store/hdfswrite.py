@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import trio
 from hdfs_native import FileWriter
@@ -20,6 +21,9 @@ from bootseer.store.base import Data
 from bootseer.store.gate import Gate
 from bootseer.store.hdfscalls import HdfsCalls
 from bootseer.units import KIB
+
+if TYPE_CHECKING:
+    from hdfs_native._internal import RawFileWriter
 
 _ATTEMPTS = Backoff(attempts=40, first_s=0.005, longest_s=0.1)
 """Where two of three choices fall on a dead machine, all of them do once in ten million times."""
@@ -68,7 +72,7 @@ class HdfsFile:
         self._calls = calls
         self._name = name
         self._make = make
-        self._writer: FileWriter
+        self._writer: RawFileWriter
         self._thread: trio.CapacityLimiter
         self._is_begun = self._is_unsynced = False
 
@@ -139,14 +143,25 @@ class HdfsFile:
     def _is_wary(self) -> bool:
         return trio.current_time() - self._calls.failed_s < _WARY_S
 
-    def _make_one(self) -> FileWriter:
-        writer = self._make()
+    def _make_one(self) -> RawFileWriter:
+        made = self._make()
+        # Python closes a FileWriter when it is let go, as it does its own files, in whatever thread
+        # that happens; and a machine that is silent holds it up for a quarter of a minute.
+        writer: RawFileWriter = made.inner
+        made.inner = cast("RawFileWriter", _Closed())
         if self.is_left:
             self._delete()
         return writer
 
     def _delete(self) -> None:
         self._calls.client().delete(self.path, False)
+
+
+class _Closed:
+    """What has nothing to close."""
+
+    def close(self) -> None:
+        """Done."""
 
 
 class HdfsWriter:

@@ -161,6 +161,7 @@ def test_s3_hangs_comes_back_and_loses_the_image(lab, in_s3, forgotten):
         assert job.answer(timeout_s=15).code == 0
         assert job.run(WHOLE, timeout_s=60).text.strip() == expected
     assert lab.fallbacks(job.job_id) == {"image.read"}
+    lab.assert_clean()  # it will publish nothing more
     lab.cluster.run(["rm", "-rf", "/var/cache/bootseer/images"], node="n1")
     lab.forget()  # and with it what would be read ahead
     with JobShell(lab, *SERVED) as job:

@@ -84,25 +84,6 @@ async def striped(store):
     return drafts.pipelines.broken
 
 
-async def let_go(store):
-    # For how long the event loop was held up at most.
-    longest_s = 0.0
-
-    async def tick():
-        nonlocal longest_s
-        while True:
-            began_s = trio.current_time()
-            await trio.sleep(0.01)
-            longest_s = max(longest_s, trio.current_time() - began_s)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tick)
-        for number in range(count):
-            await publish(store, f"folder/{number}", b"x" * 1000)
-        nursery.cancel_scope.cancel()
-    return longest_s
-
-
 async def cancelled(store):
     written = 0
     for number in range(count):
@@ -197,11 +178,6 @@ NOT_RECOVERED = pytest.mark.xfail(
 )
 def test_a_striped_file_is_written_block_after_block(hdfs, fault, size_mib):
     assert write(hdfs, fault, "striped", size_mib) > 0
-
-
-def test_a_writer_that_is_let_go_is_not_closed(hdfs):
-    """That would hold up whoever lets it go, as long as a machine of its block is silent."""
-    assert write(hdfs, silent, "let_go", 8) < 1
 
 
 def test_what_is_cancelled_leaves_nothing(hdfs):

@@ -2,6 +2,8 @@
 
 PYTHON ?= /usr/bin/python3
 ARGS ?=
+# Of the longer tests; with ORDER= they come in any, as those of `make test` do.
+ORDER ?= -p no:randomly
 
 # The local cluster runs jobs as other users, who must be able to reach the venv: it moves out of a
 # checkout that is closed to them (only root can tell, and only root's cluster has other users).
@@ -57,7 +59,7 @@ fsx: venv ## random operations on a checkpoint mount, for ten minutes
 	@$(BIN)/bootseer dev fsx $(ARGS)
 
 faults: venv ## the longer tests: daemons are killed, disks full, files damaged
-	@$(BIN)/pytest -m faults $(ARGS)
+	@$(BIN)/pytest $(ORDER) -m faults $(ARGS)
 
 simulate: venv ## several mounts, failing stores and dying processes at random, for SECONDS (600)
 	@BOOTSEER_SIMULATE_S=$(SECONDS) $(BIN)/pytest -m simulations $(ARGS)
@@ -66,7 +68,7 @@ fuzz: venv ## feed hostile input to all decoders, each for SECONDS (600); ARGS n
 	@$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
 attacks: venv ## a second user against root, other users and the node, on a real cluster
-	@$(BIN)/pytest -m attacks $(ARGS)
+	@$(BIN)/pytest $(ORDER) -m attacks $(ARGS)
 
 test-torch: $(TORCH)/installed ## checkpoints of PyTorch on a mount; fetches PyTorch, several GB
 	@$(BIN)/pytest -m torch $(ARGS)

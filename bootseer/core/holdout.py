@@ -7,8 +7,8 @@ asks for of the holdout tells how much of the rest it reads.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, compress
 from random import Random
 from typing import NamedTuple
 
@@ -43,6 +43,11 @@ class Piece(NamedTuple):
     stop: int
     at_bytes: int
 
+    @property
+    def range(self) -> ByteRange:
+        """What is held out."""
+        return ByteRange(self.start, self.stop)
+
 
 def draw(hot: Sequence[ByteRange], random: Random) -> list[Piece]:
     """Draw a holdout; each byte of the hot set is as likely to be in it. Empty if it is small.
@@ -65,15 +70,18 @@ def draw(hot: Sequence[ByteRange], random: Random) -> list[Piece]:
     return sorted(pieces.values(), key=lambda piece: piece.at_bytes)
 
 
-def count_read(pieces: Iterable[tuple[int, int]], touched: Iterable[ByteRange]) -> int:
-    """Count the pieces, of which each is a start and a stop, that have something touched."""
-    ranges = coalesce(touched)
-    starts = [r.start for r in ranges]
-    read = 0
-    for start, stop in pieces:
+def touching(ranges: Iterable[ByteRange], touched: Iterable[ByteRange]) -> Iterator[bool]:
+    """Yield for each range whether any byte of it is among what was touched."""
+    joined = coalesce(touched)
+    starts = [r.start for r in joined]
+    for start, stop in ranges:
         last = bisect_left(starts, stop) - 1
-        read += last >= 0 and ranges[last].stop > start
-    return read
+        yield last >= 0 and joined[last].stop > start
+
+
+def count_read(pieces: Iterable[ByteRange], touched: Iterable[ByteRange]) -> int:
+    """Count the pieces that have something touched."""
+    return sum(touching(pieces, touched))
 
 
 class Judge:
@@ -87,6 +95,7 @@ class Judge:
     def __init__(self, pieces: Sequence[Piece], ahead: Sequence[ByteRange]) -> None:
         """Take the holdout, and what is read ahead without it, in that order."""
         self._pieces = pieces
+        self._piece_ranges = [piece.range for piece in pieces]
         self._due_ms: dict[Piece, int] = {}
         self._read: set[Piece] = set()
         ends = accumulate(r.size_bytes for r in ahead)
@@ -105,11 +114,11 @@ class Judge:
             now_ms: of a clock.
         """
         self._own_bytes += sum(self._own(r, done_bytes + _UNDER_WAY_BYTES) for r in fresh)
+        is_read = touching(self._piece_ranges, fresh)
+        self._read.update(compress(self._pieces, is_read))
         for piece in self._pieces:
             if piece.at_bytes <= done_bytes:
                 self._due_ms.setdefault(piece, now_ms + _GRACE_MS)
-            if count_read([piece[:2]], fresh):
-                self._read.add(piece)
 
     def is_worth(self, now_ms: int) -> bool:
         """Say whether to read on, at a time of the same clock."""

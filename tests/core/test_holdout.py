@@ -52,7 +52,7 @@ def test_chance_is_by_bytes():
 
 
 def test_a_piece_is_read_if_any_byte_of_it_is():
-    pieces = [(100, 200), (300, 400), (500, 600)]
+    pieces = [ByteRange(100, 200), ByteRange(300, 400), ByteRange(500, 600)]
     touched = [ByteRange(599, 1000), ByteRange(0, 100), ByteRange(350, 351)]
     assert count_read(pieces, touched) == 2
     assert count_read(pieces, [ByteRange(200, 300)]) == 0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bootseer.core.event import Event
 from bootseer.core.fields import Fields
-from bootseer.core.holdout import IDLE_BYTES, MOSTLY, PIECES, Piece, count_read
+from bootseer.core.holdout import IDLE_BYTES, MOSTLY, PIECES, Piece, count_read, touching
 from bootseer.core.ranges import ByteRange, subtract, total_bytes
 from bootseer.core.trace import Touch
 from bootseer.errors import Corrupt
@@ -63,7 +63,7 @@ class JobImage(ABC):
         hot = fields.ranges("ranges", MAX_RANGES)
         self.holdout = _pieces(fields)
         self._doubts = fields.count("doubts")
-        self.prefetched = subtract(hot, [ByteRange(p.start, p.stop) for p in self.holdout])
+        self.prefetched = subtract(hot, (piece.range for piece in self.holdout))
         self.is_prefetched = True
 
     def note_progress(self, message: dict[str, Any]) -> None:
@@ -122,9 +122,8 @@ class JobImage(ABC):
             news: what was touched beyond what was read ahead.
             known: was in memory before.
         """
-        held = [ByteRange(p.start, p.stop) for p in self.holdout]
-        before = list(known)
-        held = [piece for piece in held if not count_read([piece], before)]
+        held = [piece.range for piece in self.holdout]
+        held = [r for r, is_known in zip(held, touching(held, known), strict=True) if not is_known]
         touched = [ByteRange(t.start, t.stop) for t in news]
         read = count_read(held, touched)
         beyond_bytes = total_bytes(subtract(touched, held))
@@ -132,7 +131,7 @@ class JobImage(ABC):
         doubts = self._doubts or read < MOSTLY * len(held)
         if held and doubts and hot_bytes + beyond_bytes >= IDLE_BYTES:
             return Judged(news, held, read)
-        rest = [t for t in news if not count_read(held, [ByteRange(t.start, t.stop)])]
+        rest = [t for t, is_held in zip(news, touching(touched, held), strict=True) if not is_held]
         return Judged(rest, [], read)
 
     def said(self, news: list[Touch]) -> str:

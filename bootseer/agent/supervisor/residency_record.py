@@ -47,7 +47,8 @@ class WatchedImage(JobImage):
     def note_prefetch(self, message: dict[str, Any]) -> None:
         """See `JobImage`."""
         super().note_prefetch(message)
-        self._judge = Judge(self.holdout, self.prefetched)
+        if self.holdout:
+            self._judge = Judge(self.holdout, self.prefetched)
 
     def sample(self) -> None:
         """Take a sample."""

@@ -304,7 +304,7 @@ class Warm:
     ) -> str:
         holdout = self._holdout(hot_set, identity)
         hot, budget = await self._begin(hot_set, holdout)
-        hot = subtract(hot, [ByteRange(p.start, p.stop) for p in holdout])
+        hot = subtract(hot, (piece.range for piece in holdout))
         pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
         hot_bytes = total_bytes(coalesce([*identity.leading, *hot]))
         streams = self._task.config["image.streams"]

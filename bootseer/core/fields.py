@@ -77,17 +77,19 @@ class Fields:
 
     def ranges(self, key: str, max_ranges: int) -> list[ByteRange]:
         """Read a list of pairs: the first byte of a range, and the first one behind it."""
-        ranges = []
-        for item in self.items(key, max_ranges):
-            if not (
-                isinstance(item, list)
-                and len(item) == 2
-                and all(type(n) is int for n in item)
-                and 0 <= item[0] < item[1] < 2**63
-            ):
-                raise Corrupt(f"{self._name}: field {key!r} holds something that is not a range")
-            ranges.append(ByteRange(*item))
+        ranges = [ByteRange(*row) for row in self.rows(key, max_ranges, 2)]
+        if not all(0 <= start < stop < 2**63 for start, stop in ranges):
+            raise Corrupt(f"{self._name}: field {key!r} holds something that is not a range")
         return ranges
+
+    def rows(self, key: str, max_rows: int, width: int) -> list[list[int]]:
+        """Read a list of lists of so many whole numbers each."""
+        rows = self.items(key, max_rows)
+        for row in rows:
+            is_row = isinstance(row, list) and len(row) == width
+            if not (is_row and all(type(n) is int for n in row)):
+                raise Corrupt(f"{self._name}: field {key!r} holds something that is not a row")
+        return rows
 
     def objects(self, key: str, max_items: int = 1000) -> list[Fields]:
         """Read a list of objects."""

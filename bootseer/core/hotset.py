@@ -65,6 +65,11 @@ class HotRange(NamedTuple):
     first_ms: int
     weight_ppm: int
 
+    @property
+    def range(self) -> ByteRange:
+        """What is hot."""
+        return ByteRange(self.start, self.stop)
+
 
 @dataclass(frozen=True, slots=True)
 class HotSet:
@@ -118,7 +123,7 @@ def decode(data: bytes, name: str) -> HotSet:
         ranges=tuple(HotRange(*row) for row in rows),
         doubts=fields.count("doubts") if fields.has("doubts") else 0,
     )
-    check_disjoint([ByteRange(r.start, r.stop) for r in hot_set.ranges], hot_set.size_bytes, name)
+    check_disjoint([r.range for r in hot_set.ranges], hot_set.size_bytes, name)
     return hot_set
 
 
@@ -204,7 +209,7 @@ def _in_part(traces: list[Trace]) -> list[Trace]:
     What a prefetched start did not miss may have been read from memory: it counts without that.
     """
     parts = [t for t in traces if t.kind == MISSED or not _is_whole(t, 0)]
-    hot = coalesce(ByteRange(t.start, t.stop) for trace in _recorded(parts) for t in trace.touches)
+    hot = coalesce(t.range for trace in _recorded(parts) for t in trace.touches)
     hot_bytes = total_bytes(hot)
     return [t for t in parts if t.kind != MISSED or not _is_whole(t, hot_bytes)]
 
@@ -214,7 +219,7 @@ def _doubting(missed: list[Trace]) -> list[str]:
     counts: dict[str, list[int]] = {}
     for trace in missed:
         if trace.holdout:
-            touched = [ByteRange(t.start, t.stop) for t in trace.touches]
+            touched = [touch.range for touch in trace.touches]
             count = counts.setdefault(trace.run, [0, 0])
             count[0] += count_read(trace.holdout, touched)
             count[1] += len(trace.holdout)

@@ -127,7 +127,7 @@ def plan_pack(manifest: ImageManifest, image: str, hot_set: HotSet) -> HotPack:
 def hot_blocks(manifest: ImageManifest, hot_set: HotSet) -> list[int]:
     """List the blocks that hold anything hot: those that every start reads, then by first touch."""
     ranges: list[ByteRange] = [*manifest.leading]
-    ranges += (ByteRange(r.start, r.stop) for r in hot_set.ranges)
+    ranges += (r.range for r in hot_set.ranges)
     return list(dict.fromkeys(_covered(manifest, ranges)))
 
 

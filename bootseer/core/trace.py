@@ -35,6 +35,11 @@ class Touch(NamedTuple):
     stop: int
     first_ms: int
 
+    @property
+    def range(self) -> ByteRange:
+        """What was touched."""
+        return ByteRange(self.start, self.stop)
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -95,7 +100,7 @@ def decode(data: bytes, name: str) -> Trace:
     )
     if trace.kind not in KINDS:
         raise Corrupt(f"{name}: {trace.kind!a} is not a kind of trace")
-    check_disjoint([ByteRange(t.start, t.stop) for t in trace.touches], trace.size_bytes, name)
+    check_disjoint([touch.range for touch in trace.touches], trace.size_bytes, name)
     check_disjoint(list(trace.holdout), trace.size_bytes, name)
     return trace
 

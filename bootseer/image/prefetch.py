@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from threading import Condition, Lock
+from threading import Condition, Event, Lock
 
 import trio
 
@@ -19,7 +19,6 @@ from bootseer.units import MIB
 
 _USERS_PART = 0.5
 """Of what may be pinned, for one user."""
-_HELD_POLL_S = 0.02
 _LEAST_BYTES = 2 * MIB
 """Under way at the same time: less would leave the store idle between two reads."""
 QUEUE_S = 0.01
@@ -127,6 +126,8 @@ class Prefetch:
         self._pin = True
         self._idle = False
         self._held_since: float | None = None
+        self._may_read = Event()
+        self._may_read.set()
         self.read_bytes = 0
         self.pinned_bytes = 0
         self.error = ""
@@ -155,7 +156,12 @@ class Prefetch:
 
     def hold(self, *, is_held: bool) -> None:
         """Read nothing for the time being, or go on."""
-        self._held_since = time.monotonic() if is_held else None
+        if is_held:
+            self._held_since = time.monotonic()
+            self._may_read.clear()
+        else:
+            self._held_since = None
+            self._may_read.set()
 
     @property
     def held_s(self) -> float:
@@ -167,7 +173,7 @@ class Prefetch:
         """Read no more pieces."""
         with self._lock:
             self._pieces = iter(())
-        self._held_since = None
+        self.hold(is_held=False)
 
     def yield_to_others(self) -> None:
         """Go on with idle I/O priority: the job is no longer waiting for this."""
@@ -180,8 +186,7 @@ class Prefetch:
     def _stream(self) -> None:
         idle = False
         while True:
-            while self._held_since is not None:
-                time.sleep(_HELD_POLL_S)
+            self._may_read.wait()
             with self._lock:
                 piece = next(self._pieces, None)
             if piece is None:

@@ -15,7 +15,6 @@ from typing import Any
 import trio
 
 from bootseer.core.hotset import HotRange, HotSet
-from bootseer.core.ranges import ByteRange
 from bootseer.core.trace import COMPLETE, Touch, Trace
 from bootseer.errors import NotFound
 from bootseer.image import catalog
@@ -134,7 +133,7 @@ class Reordering:
             trio.from_thread.check_cancelled()
             self._progress.done_bytes, self._progress.total_bytes = done, total
 
-        hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
+        hot = [r.range for r in hot_set.ranges]
         kind = Storing[storing.upper().replace("-", "_")]
         work = partial(optimize, source, hot, target, storing=kind, progress=count)
         return await trio.to_thread.run_sync(work)

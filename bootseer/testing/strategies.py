@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan
-from bootseer.core.ranges import ByteRange
 from bootseer.core.speed import Speed
 from bootseer.core.stripe import Layout, Unit
 from bootseer.core.trace import KINDS, MISSED, Touch, Trace
@@ -42,7 +41,7 @@ def traces(draw: st.DrawFn, digest: str = "sqfs1-test") -> Trace:
         node=draw(st.sampled_from(["n1", "n2", "n3"])),
         kind=kind,
         touches=draw(touches()),
-        holdout=tuple(ByteRange(t.start, t.stop) for t in held),
+        holdout=tuple(touch.range for touch in held),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -36,7 +37,7 @@ def start(lab, first_mb, count_mb, *options, after="true"):
 
 def held_out(said):
     """How many pieces were read, and how many there were."""
-    read, _, pieces = said.rpartition("; ")[2].split()[:3]
+    read, pieces = re.search(r"; (\d+) of (\d+) pieces", said).groups()
     return int(read), int(pieces)
 
 

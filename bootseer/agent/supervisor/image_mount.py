@@ -22,7 +22,6 @@ from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.cache.token import TOKEN_BYTES
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
-from bootseer.core.ranges import ByteRange
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import UNKNOWN, Speed
 from bootseer.core.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
@@ -307,7 +306,7 @@ class ServedImage(JobImage):
 
     def recorded(self) -> dict[str, Any]:
         """Describe it for the worker that publishes."""
-        touches, holdout, _ = self.judged(self.news(self._touches))
+        touches, holdout = self.judged(self.news(self._touches))
         return {
             "path": self.path,
             "digest": self.digest,
@@ -355,12 +354,9 @@ def _token(text: str) -> bytes | None:
 
 
 def _touches(message: dict[str, Any], size_bytes: int) -> list[Touch]:
-    touches = []
-    for item in Fields(message, _MESSAGE).items("touches", MAX_TOUCHES):
-        if not (isinstance(item, list) and len(item) == 3 and all(type(n) is int for n in item)):
-            raise Corrupt(f"{_MESSAGE}: something that is not a touch")
-        touches.append(Touch(*item))
-    check_disjoint([ByteRange(t.start, t.stop) for t in touches], size_bytes, _MESSAGE)
+    rows = Fields(message, _MESSAGE).rows("touches", MAX_TOUCHES, 3)
+    touches = [Touch(*row) for row in rows]
+    check_disjoint([touch.range for touch in touches], size_bytes, _MESSAGE)
     return touches
 
 

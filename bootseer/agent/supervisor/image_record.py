@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from bootseer.core.event import Event
 from bootseer.core.fields import Fields
@@ -14,20 +14,6 @@ from bootseer.core.trace import Touch
 from bootseer.errors import Corrupt
 
 MAX_RANGES = 300_000
-
-
-class Judged(NamedTuple):
-    """What a holdout tells.
-
-    Attributes:
-        touches: that are news.
-        holdout: the pieces to be remembered with them; empty if they say nothing new.
-        read: of all pieces.
-    """
-
-    touches: list[Touch]
-    holdout: list[ByteRange]
-    read: int
 
 
 class JobImage(ABC):
@@ -109,14 +95,16 @@ class JobImage(ABC):
         news: list[Touch] = []
         index = 0
         # One pass, for there may be 100,000 of both: what is left keeps the order of the touches.
-        for start, stop in subtract((ByteRange(t.start, t.stop) for t in touches), self.prefetched):
+        for start, stop in subtract((touch.range for touch in touches), self.prefetched):
             while not touches[index].start <= start < touches[index].stop:
                 index += 1
             news.append(Touch(start, stop, touches[index].first_ms))
         return news
 
-    def judged(self, news: list[Touch], known: Iterable[ByteRange] = ()) -> Judged:
-        """Say what the holdout tells.
+    def judged(
+        self, news: list[Touch], known: Iterable[ByteRange] = ()
+    ) -> tuple[list[Touch], list[ByteRange]]:
+        """Say what is to be remembered of a start: touches, and the holdout if it tells something.
 
         Args:
             news: what was touched beyond what was read ahead.
@@ -124,32 +112,29 @@ class JobImage(ABC):
         """
         held = [piece.range for piece in self.holdout]
         held = [r for r, is_known in zip(held, touching(held, known), strict=True) if not is_known]
-        touched = [ByteRange(t.start, t.stop) for t in news]
+        touched = [touch.range for touch in news]
         read = count_read(held, touched)
         beyond_bytes = total_bytes(subtract(touched, held))
         hot_bytes = total_bytes(self.prefetched) * read / len(held) if held else 0.0
         doubts = self._doubts or read < MOSTLY * len(held)
         if held and doubts and hot_bytes + beyond_bytes >= IDLE_BYTES:
-            return Judged(news, held, read)
+            return news, held
         rest = [t for t, is_held in zip(news, touching(touched, held), strict=True) if not is_held]
-        return Judged(rest, [], read)
+        return rest, []
 
     def said(self, news: list[Touch]) -> str:
         """Say for people what was news."""
         what = "read beyond what was prefetched" if self.is_prefetched else "touched"
         said = f"{len(news)} ranges {what}"
         if self.holdout:
-            read = self.judged(news).read
+            pieces = (piece.range for piece in self.holdout)
+            read = count_read(pieces, (touch.range for touch in news))
             said += f"; {read} of {len(self.holdout)} pieces read that were left out of it to see"
         return said
 
 
 def _pieces(fields: Fields) -> list[Piece]:
-    pieces = []
-    for item in fields.items("holdout", PIECES):
-        if not (isinstance(item, list) and len(item) == 3 and all(type(n) is int for n in item)):
-            raise Corrupt("message from the worker: something that is not a piece")
-        if not 0 <= item[0] < item[1] < 2**63 or item[2] < 0:
-            raise Corrupt("message from the worker: a piece that is none")
-        pieces.append(Piece(*item))
+    pieces = [Piece(*row) for row in fields.rows("holdout", PIECES, 3)]
+    if not all(0 <= p.start < p.stop < 2**63 and p.at_bytes >= 0 for p in pieces):
+        raise Corrupt("message from the worker: a piece that is none")
     return pieces

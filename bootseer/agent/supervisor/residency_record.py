@@ -11,7 +11,6 @@ from bootseer.agent.supervisor.image_record import MAX_RANGES, JobImage
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
 from bootseer.core.holdout import Judge
-from bootseer.core.ranges import ByteRange
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.image.record import Pages, Recorder
 from bootseer.units import NS_PER_S
@@ -55,7 +54,7 @@ class WatchedImage(JobImage):
         noted, now_ms = len(self._recorder.touches), self._now_ms()
         self._touched_bytes += self._recorder.sample(now_ms)
         if self._judge is not None:
-            fresh = [ByteRange(t.start, t.stop) for t in self._recorder.touches[noted:]]
+            fresh = [touch.range for touch in self._recorder.touches[noted:]]
             self._judge.note(fresh, self.done_bytes, now_ms)
 
     def is_worth(self) -> bool:
@@ -109,7 +108,7 @@ class WatchedImage(JobImage):
     def recorded(self) -> dict[str, Any]:
         """Describe it for the worker that publishes."""
         resident = [Touch(r.start, r.stop, 0) for r in self._recorder.resident_before]
-        touches, holdout, _ = self.judged(self.touched(), self._recorder.resident_before)
+        touches, holdout = self.judged(self.touched(), self._recorder.resident_before)
         unaided = COMPLETE if self._recorder.found_cold else PARTIAL
         kind = MISSED if self.is_prefetched else unaided
         return {

@@ -218,7 +218,7 @@ class Warm:
         self, hot_set: HotSet, holdout: Sequence[Piece] = ()
     ) -> tuple[list[ByteRange], int]:
         """Tell the agent what is read ahead; returns that, and how much memory it may take up."""
-        hot = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
+        hot = [r.range for r in hot_set.ranges]
         message = {"ranges": hot, "holdout": holdout, "doubts": hot_set.doubts}
         await self._task.channel.send({"op": "prefetch", **message})
         if not self._task.job.wait_s:
@@ -341,7 +341,7 @@ class Warm:
         job = self._task.job
         if job.node_index or not job.nodes:
             return []
-        ranges = [ByteRange(r.start, r.stop) for r in hot_set.ranges]
+        ranges = [r.range for r in hot_set.ranges]
         return draw(subtract(ranges, identity.leading), Random(job.run))
 
     async def _report(self, prefetch: Prefetch, want_bytes: int) -> None:

@@ -1,6 +1,7 @@
 /*
  * Advice at submit, from Python, in a child: an abort, a hang or a crash there must never reach
- * srun. The embedded interpreter is a library of its own, loaded by the child alone, so that neither
+ * srun. A second child follows that one and prints what it says, so that srun goes on meanwhile and
+ * waits for it only before the step's own output. The embedded interpreter is a library of its own, loaded by the child alone, so that neither
  * a submission without advice nor a daemon on a node ever maps libpython; and because it is loaded
  * RTLD_GLOBAL, Python's extension modules find their symbols, which they would not in a plugin,
  * for Slurm loads those RTLD_LOCAL.
@@ -39,14 +40,13 @@ static int advise(const char *library, const struct request *request)
     return function(count, names, values) == 1 ? 0 : 1;
 }
 
-void advice_print(const struct bootseer *bootseer)
+/* Runs in the child that srun waits for. */
+static void follow(const struct bootseer *bootseer)
 {
     char library[PATH_MAX + 32];
     int output, status;
     pid_t pid;
 
-    if (!bootseer->settings.advice_timeout_ms)
-        return;
     snprintf(library, sizeof(library), "%s/bootseer-advice.so", bootseer->settings.libexec);
     pid = child_fork(&output);
     if (pid == 0)
@@ -56,4 +56,23 @@ void advice_print(const struct bootseer *bootseer)
     status = child_follow(pid, output, bootseer->settings.advice_timeout_ms, print_line);
     if (status)
         slurm_verbose("bootseer: no advice: %s %s", library, status < 0 ? "was late" : "failed");
+}
+
+void advice_begin(struct bootseer *bootseer)
+{
+    if (!bootseer->settings.advice_timeout_ms)
+        return;
+    bootseer->adviser = fork();
+    if (bootseer->adviser == 0) {
+        child_signals();
+        follow(bootseer);
+        _exit(0);
+    }
+}
+
+void advice_end(struct bootseer *bootseer)
+{
+    if (bootseer->adviser > 0)
+        child_wait(bootseer->adviser, bootseer->settings.advice_timeout_ms);
+    bootseer->adviser = 0;
 }

@@ -166,6 +166,14 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
     return 0;
 }
 
+/* In srun, before it launches the step. */
+int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
+{
+    (void)spank, (void)ac, (void)argv;
+    advice_end(&bootseer);
+    return 0;
+}
+
 int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 {
     (void)ac, (void)argv;

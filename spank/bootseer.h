@@ -31,6 +31,7 @@ struct bootseer {
     struct request request;
     int64_t step_start_ns; /* 0: this step sends no events */
     bool advised;          /* a heterogeneous job is told once, not once a component */
+    pid_t adviser;         /* the child that prints advice */
 };
 
 struct option_names {
@@ -59,9 +60,10 @@ bool request_is_active(const struct request *request);
 /* submit.c: srun, sbatch, salloc. */
 int submit_post_opt(struct bootseer *bootseer, spank_t spank);
 
-/* advice.c: prints what Python has to say about the request; never fails, never outlasts the
- * advice timeout by more than the time it takes to kill a process. */
-void advice_print(const struct bootseer *bootseer);
+/* advice.c: prints what Python has to say about the request, while the caller goes on; never fails.
+ * The end is waited for no longer than the advice timeout and what it takes to kill a process. */
+void advice_begin(struct bootseer *bootseer);
+void advice_end(struct bootseer *bootseer);
 
 /* script.c: a job's prolog and epilog. */
 void script_prolog(const struct bootseer *bootseer, spank_t spank);
@@ -94,6 +96,12 @@ void environment_put(struct environment *environment, const char *name, const ch
 void environment_free(struct environment *environment);
 
 typedef void line_f(const char *line);
+
+/* In a child: begins a session, with default signals, and ends with the parent. */
+void child_signals(void);
+
+/* Waits for a child that ends by itself within a timeout, but for killing its own children. */
+void child_wait(pid_t pid, int timeout_ms);
 
 /* Forks a child in a session of its own: /dev/null as its stdin, a pipe as its stdout and stderr, no
  * other descriptor, default signals. Returns as fork() does; the parent owns `*output`. */

@@ -71,11 +71,9 @@ static void close_from(int first)
         close(fd);
 }
 
-/* The child's half of child_fork(). */
-static void child_enter(int output)
+void child_signals(void)
 {
     sigset_t none;
-    int null;
 
     setsid();
     prctl(PR_SET_PDEATHSIG, SIGTERM); /* nobody is left to keep the deadline */
@@ -83,6 +81,14 @@ static void child_enter(int output)
         signal(number, SIG_DFL);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* The child's half of child_fork(). */
+static void child_enter(int output)
+{
+    int null;
+
+    child_signals();
     umask(022);
     if (chdir("/"))
         _exit(127);
@@ -199,6 +205,13 @@ static void child_kill(pid_t pid)
     /* It is not reaped yet, so the number still means this group. */
     kill(-pid, SIGKILL);
     wait_exit(pid, REAP_MS);
+}
+
+void child_wait(pid_t pid, int timeout_ms)
+{
+    if (!wait_exit(pid, timeout_ms + TERM_MS + REAP_MS))
+        kill(pid, SIGKILL);
+    waitpid(pid, NULL, WNOHANG);
 }
 
 int child_follow(pid_t pid, int output, int timeout_ms, line_f *line)

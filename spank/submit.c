@@ -107,7 +107,10 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
         send_control(spank, CONTROL_JOB_NAME, request->job_name);
 
     if (!bootseer->advised)
-        advice_print(bootseer);
+        advice_begin(bootseer);
     bootseer->advised = true;
+    /* sbatch and salloc call no hook before they end. */
+    if (spank_context() == S_CTX_ALLOCATOR)
+        advice_end(bootseer);
     return 0;
 }

@@ -19,6 +19,8 @@ int bootseer_advise(int count, const char *const names[], const char *const valu
         for (;;)
             pause();
     }
+    if (!strcmp(key, "slow"))
+        usleep(300 * 1000);
     if (!strcmp(key, "abort"))
         abort();
     if (!strcmp(key, "crash"))

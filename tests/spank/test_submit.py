@@ -147,6 +147,19 @@ def test_advice_is_printed(host):
     ]
 
 
+def test_a_job_is_submitted_while_advice_is_being_looked_for(host):
+    lines = host.run("local", options={"bootseer": "slow"}).lines
+    submitted, launched = (
+        lines.index(f"rc {hook} 0") for hook in ("init_post_opt", "local_user_init")
+    )
+    assert submitted < lines.index("user bootseer: BOOTSEER_KEY is slow") < launched
+
+
+def test_sbatch_and_salloc_wait_for_advice(host):
+    lines = host.run("allocator", options={"bootseer": "slow"}).lines
+    assert lines.index("user bootseer: BOOTSEER_KEY is slow") < lines.index("rc init_post_opt 0")
+
+
 @pytest.mark.parametrize("how", ["hang", "stubborn", "abort", "crash", "exit", "never"])
 def test_advice_never_fails_a_submission(host, how):
     seen = host.run("local", options={"bootseer": how}, arguments=("advice_timeout=0.3",))

@@ -30,10 +30,8 @@ _BEGUN_BYTES = 8 * MIB
 """Read by the start itself: it is under way, and in want of something."""
 _UNDER_WAY_BYTES = 32 * MIB
 """What may have been read ahead, and is not said to be yet."""
-_GRACE_MS = 1000
+_GRACE_MS = 500
 """For the start to come to what has been read ahead."""
-_WORTH = 0.25
-"""Less than that of what is read ahead is read: it takes more than it gives."""
 
 
 class Piece(NamedTuple):
@@ -87,9 +85,9 @@ def count_read(pieces: Iterable[ByteRange], touched: Iterable[ByteRange]) -> int
 class Judge:
     """Says while a start runs whether reading ahead for it is worth while.
 
-    It is until the start reads for itself: what is not hot, or is not read ahead yet. From then on
-    it is if, by the holdout, a quarter of what was read ahead a while ago has been read: who reads
-    less of it would rather have the store to himself.
+    It is until the start reads for itself: what is not hot, or will not be read ahead soon. From
+    then on it is if, by the holdout, half of what was read ahead a while ago has been read: who
+    reads less of it would rather have the store to himself.
     """
 
     def __init__(self, pieces: Sequence[Piece], ahead: Sequence[ByteRange]) -> None:
@@ -127,16 +125,17 @@ class Judge:
         due = [piece for piece, due_ms in self._due_ms.items() if due_ms <= now_ms]
         read = sum(piece in self._read for piece in due)
         # As if two more had been looked at, of which one was read: a few say little.
-        return (read + 1) / (len(due) + 2) >= _WORTH
+        return (read + 1) / (len(due) + 2) >= MOSTLY
 
     def _own(self, fresh: ByteRange, done_bytes: int) -> int:
         """Count what of a range nobody can have read ahead."""
         first = max(0, bisect_right(self._starts, fresh.start) - 1)
         last = bisect_left(self._starts, fresh.stop)
-        return fresh.size_bytes - sum(
-            max(0, min(stop, fresh.stop) - max(start, fresh.start))
-            for (start, stop), end in zip(
-                self._ranges[first:last], self._ends[first:last], strict=True
-            )
-            if end <= done_bytes
-        )
+        own_bytes = fresh.size_bytes
+        for (start, stop), end in zip(
+            self._ranges[first:last], self._ends[first:last], strict=True
+        ):
+            # Of a range that is being read, the first part.
+            done_to = min(stop, stop - end + done_bytes)
+            own_bytes -= max(0, min(done_to, fresh.stop) - max(start, fresh.start))
+        return own_bytes

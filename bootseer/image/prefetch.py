@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import ceil, inf
 from threading import Condition, Event, Lock
 
 import trio
@@ -15,47 +16,56 @@ from bootseer._io import ffi, lib
 from bootseer.core.budget import Budget
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Unavailable
-from bootseer.units import MIB
+from bootseer.units import KIB, MIB
 
 _USERS_PART = 0.5
 """Of what may be pinned, for one user."""
-_LEAST_BYTES = 2 * MIB
-"""Under way at the same time: less would leave the store idle between two reads."""
-QUEUE_S = 0.01
-"""Of what is under way, where others wait behind it: ten times a read of a store that is near."""
 PIECE_BYTES = MIB
-"""One read. Requests as large as network file systems take; small enough to keep the order."""
+"""Pinned together, and the largest read."""
+_SMALL_BYTES = 128 * KIB
+"""The smallest read of a store that others read meanwhile."""
+_READ_S = 0.001
+"""For one read, of a store that is near: who reads meanwhile waits for no more than two."""
+_GAIN = 2.0
+"""Under way, of what keeps the store busy. Source: BBR (Cardwell and others, 2016)."""
+_WINDOW_S = 0.005
+"""In which the store's rate is measured, at least; longer where a read takes longer."""
+_MEMORY_S = 0.0001
+"""A quicker read comes out of memory, and says nothing of the store."""
 
 
 class UnderWay:
-    """What is being read at the same time: no more than the store gives within a time.
+    """What is being read at the same time: what keeps the store busy, and little beyond that.
 
-    Whoever else reads waits behind that where requests queue. The store's rate is measured; what
-    comes out of memory looks like a fast store for a moment.
+    Whoever else reads waits behind what waits there. What keeps the store busy is its rate times
+    what a read takes that waits behind nothing, as the quickest one did.
 
     Concurrency: any number of threads.
 
     Attributes:
         limit_bytes: of what is read at the same time.
+        read_bytes: of one read.
     """
 
     def __init__(
-        self, most_bytes: int, queue_s: float, now: Callable[[], float] = time.monotonic
+        self, streams: int, *, is_limited: bool, now: Callable[[], float] = time.monotonic
     ) -> None:
         """Begin with nothing.
 
         Args:
-            most_bytes: that may be read at the same time, however fast the store is.
-            queue_s: how long the store may take for it, in seconds; 0 for however long.
+            streams: that read at the same time.
+            is_limited: others read of the same store; else all streams read large pieces at once.
             now: a clock, in seconds.
         """
-        self._most_bytes = most_bytes
-        self._queue_s = queue_s
-        self.limit_bytes = min(most_bytes, _LEAST_BYTES) if queue_s else most_bytes
+        self._streams = streams
+        self._is_limited = is_limited
+        self.read_bytes = _SMALL_BYTES if is_limited else PIECE_BYTES
+        self.limit_bytes = (2 if is_limited else streams) * self.read_bytes
         self._bytes = 0
         self._done_bytes = 0
         self._now = now
         self._since_s = now()
+        self._quickest_s = inf
         self._changed = Condition()
 
     @contextmanager
@@ -64,8 +74,9 @@ class UnderWay:
         with self._changed:
             while self._bytes and self._bytes + size_bytes > self.limit_bytes:
                 self._changed.wait()
+            begun_s = self._now()
             if not self._bytes:  # nothing was asked for
-                self._done_bytes, self._since_s = 0, self._now()
+                self._done_bytes, self._since_s = 0, begun_s
             self._bytes += size_bytes
         try:
             yield
@@ -73,12 +84,25 @@ class UnderWay:
             with self._changed:
                 self._bytes -= size_bytes
                 self._done_bytes += size_bytes
-                took_s = self._now() - self._since_s
-                if self._queue_s and took_s >= self._queue_s:
-                    wanted_bytes = self._done_bytes / took_s * self._queue_s
-                    self.limit_bytes = int(min(max(wanted_bytes, _LEAST_BYTES), self._most_bytes))
-                    self._done_bytes, self._since_s = 0, self._now()
-                self._changed.notify_all()
+                if self._is_limited:
+                    self._note(size_bytes, self._now() - begun_s)
+                # Not all of them: most would only wait again, and use the job's processors for it.
+                room_bytes = self.limit_bytes - self._bytes
+                self._changed.notify(max(1, room_bytes // self.read_bytes))
+
+    def _note(self, size_bytes: int, took_s: float) -> None:
+        """Look at what a read took, and from time to time at the rate."""
+        if size_bytes >= _SMALL_BYTES and took_s > _MEMORY_S:
+            self._quickest_s = min(self._quickest_s, took_s)
+        passed_s = self._now() - self._since_s
+        if passed_s < _WINDOW_S or passed_s < 2 * self._quickest_s < inf:
+            return
+        rate = self._done_bytes / passed_s
+        self._done_bytes, self._since_s = 0, self._now()
+        busy_bytes = min(_GAIN * rate * self._quickest_s, self._streams * PIECE_BYTES)
+        read_bytes = max(rate * _READ_S, busy_bytes / self._streams)
+        self.read_bytes = min(ceil(read_bytes / _SMALL_BYTES) * _SMALL_BYTES, PIECE_BYTES)
+        self.limit_bytes = max(int(busy_bytes), 2 * self.read_bytes)
 
 
 class Prefetch:
@@ -96,7 +120,8 @@ class Prefetch:
         size_bytes: int,
         streams: int,
         budget: Budget | None = None,
-        queue_s: float = 0,
+        *,
+        others_wait: bool = False,
     ) -> None:
         """Prepare; ``fd`` stays the caller's and must outlive this object.
 
@@ -105,8 +130,7 @@ class Prefetch:
             size_bytes: of the image.
             streams: parallel reads.
             budget: how fast to read, together with whoever shares it; None for freely.
-            queue_s: how long those who read at the same time may have to wait behind it, in
-                seconds; 0 if they do not wait behind it.
+            others_wait: who reads of the same store meanwhile has to wait behind it.
 
         Raises:
             Unavailable: the file cannot be mapped.
@@ -118,7 +142,7 @@ class Prefetch:
         self._handle = handle[0]
         self._streams = streams
         self._budget = budget or Budget(0)
-        self._under_way = UnderWay(streams * PIECE_BYTES, queue_s)
+        self._under_way = UnderWay(streams, is_limited=others_wait)
         # One for all streams: nobody looks at what lands in it.
         self._scratch = ffi.new("uint8_t[]", PIECE_BYTES)
         self._lock = Lock()  # guards the pieces and the counters below
@@ -195,10 +219,7 @@ class Prefetch:
                 idle = True
                 lib.bs_io_idle()
             time.sleep(self._budget.take(piece.size_bytes, time.monotonic()))
-            with self._under_way.piece(piece.size_bytes):
-                read = lib.bs_window_read(
-                    self._handle, piece.start, piece.stop, self._scratch, PIECE_BYTES
-                )
+            read = self._read(piece)
             pinned = 0
             if read > 0 and self._pin:
                 pinned = lib.bs_window_pin(self._handle, piece.start, piece.start + read)
@@ -209,6 +230,20 @@ class Prefetch:
                 self.pinned_bytes += max(0, pinned)
                 # Out of lockable memory or mappings: later pieces are read all the same.
                 self._pin = self._pin and pinned >= 0
+
+    def _read(self, piece: ByteRange) -> int:
+        """Read a piece, in as many reads as it takes; returns its bytes, or a negative errno."""
+        at = piece.start
+        while at < piece.stop:
+            stop = min(piece.stop, at + self._under_way.read_bytes)
+            with self._under_way.piece(stop - at):
+                read = int(lib.bs_window_read(self._handle, at, stop, self._scratch, PIECE_BYTES))
+            if read < 0:
+                return read
+            if not read:
+                break  # the image has become shorter
+            at += read
+        return at - piece.start
 
 
 def available_bytes() -> int:

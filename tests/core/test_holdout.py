@@ -83,16 +83,16 @@ def test_a_start_that_has_not_begun_is_no_reason_to_stop():
 def test_a_start_that_reads_other_things_is_one():
     one = judge()
     one.note([BEYOND], 200 * MIB, 0)
-    assert one.is_worth(999)  # give it time
-    assert not one.is_worth(1000)
+    assert one.is_worth(499)  # give it time
+    assert not one.is_worth(500)
 
 
-def test_a_few_pieces_say_little():
+def test_pieces_that_are_not_read_ahead_yet_say_nothing():
     one = judge()
-    one.note([BEYOND], 20 * MIB, 0)  # two
+    one.note([BEYOND], -1, 0)
     assert one.is_worth(5000)
-    one.note([], 40 * MIB, 5000)
-    assert one.is_worth(5999) and not one.is_worth(6000)
+    one.note([], 20 * MIB, 5000)
+    assert one.is_worth(5499) and not one.is_worth(5500)
 
 
 def test_what_is_hot_and_far_from_read_ahead_shows_that_the_start_has_begun():
@@ -104,11 +104,18 @@ def test_what_is_hot_and_far_from_read_ahead_shows_that_the_start_has_begun():
     assert other.is_worth(1000)
 
 
-@pytest.mark.parametrize(("read", "is_worth"), [(2, False), (3, True), (8, True)])
-def test_a_quarter_is_enough(read, is_worth):
+@pytest.mark.parametrize(("start_mib", "is_worth"), [(40, True), (60, True), (300, False)])
+def test_of_a_long_range_the_first_part_has_been_read_ahead(start_mib, is_worth):
+    one = Judge([Piece(0, PIECE_BYTES, 0)], [ByteRange(PIECE_BYTES, SIZE)])
+    one.note([ByteRange(start_mib * MIB, (start_mib + 10) * MIB)], 50 * MIB, 0)
+    assert one.is_worth(1000) == is_worth
+
+
+@pytest.mark.parametrize(("read", "is_worth"), [(5, False), (6, True), (12, True)])
+def test_half_is_enough(read, is_worth):
     one = judge()
     one.note([BEYOND], 191 * MIB, 0)  # twelve
-    one.note([piece(n) for n in range(read)], 191 * MIB, 500)
+    one.note([piece(n) for n in range(read)], 191 * MIB, 300)
     assert one.is_worth(2000) == is_worth
 
 
@@ -116,6 +123,6 @@ def test_a_start_that_catches_up_has_it_go_on():
     one = judge()
     one.note([BEYOND], 191 * MIB, 0)
     assert not one.is_worth(1000)
-    for number in range(4):
+    for number in range(6):
         one.note([piece(number)], 191 * MIB, 1500)
     assert one.is_worth(1500)

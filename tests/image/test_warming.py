@@ -5,6 +5,7 @@ import mmap
 import os
 import subprocess
 import sys
+from collections import deque
 from contextlib import ExitStack
 
 import pytest
@@ -17,7 +18,7 @@ from bootseer.image.prefetch import Prefetch, UnderWay, locked_by, may_pin, pinn
 from bootseer.image.record import Recorder
 from bootseer.image.residency import Residency
 from bootseer.testing.cluster.poll import wait_until
-from bootseer.units import MIB
+from bootseer.units import KIB, MIB
 
 PAGE = mmap.PAGESIZE
 SIZE = 24 * 1024 * 1024 + 100
@@ -237,18 +238,71 @@ async def test_a_prefetch_that_is_held_can_be_stopped(image):
     os.close(fd)
 
 
-def test_what_is_under_way_is_what_the_store_gives_within_the_time():
-    now_s = [0.0]
-    under_way = UnderWay(64 * MIB, queue_s=0.01, now=lambda: now_s[0])
-    assert under_way.limit_bytes == 2 * MIB
-    for rate, limit in ((1000, 10), (100, 2), (100_000, 64), (400, 4)):  # MiB/s
-        with under_way.piece(rate * MIB // 50):
-            now_s[0] += 0.02
-        assert under_way.limit_bytes / MIB == pytest.approx(limit)
+class Store:
+    """One that gives so much in a second, after so long."""
+
+    def __init__(self, mib_per_s, latency_s):
+        self.rate, self.latency_s = mib_per_s * MIB, latency_s
+        self.now_s = 0.0
+
+    def settle(self, streams=16):
+        """Have it read from for some seconds.
+
+        Returns what is under way, and the limit and the size of a read that it has come to.
+        """
+        under_way = UnderWay(streams, is_limited=True, now=lambda: self.now_s)
+        reads = deque()
+        reading_bytes, free_s = 0, 0.0
+        while self.now_s < 2 or reads:
+            size_bytes = under_way.read_bytes
+            has_room = not reads or reading_bytes + size_bytes <= under_way.limit_bytes
+            if self.now_s < 2 and has_room and len(reads) < streams:
+                free_s = max(free_s, self.now_s + self.latency_s) + size_bytes / self.rate
+                read = ExitStack()
+                read.enter_context(under_way.piece(size_bytes))
+                reads.append((free_s, size_bytes, read))
+                reading_bytes += size_bytes
+            else:
+                if self.now_s < 2:
+                    settled = under_way.limit_bytes, under_way.read_bytes
+                self.now_s, size_bytes, read = reads.popleft()
+                read.close()
+                reading_bytes -= size_bytes
+        return under_way, *settled
+
+
+@pytest.mark.parametrize(
+    ("mib_per_s", "latency_s", "read_kib"),
+    [(100, 0.0002, 128), (100, 0.005, 128), (500, 0.0002, 640), (5000, 0.0002, 1024)],
+)
+def test_what_is_under_way_keeps_a_store_busy_and_little_waits_there(
+    mib_per_s, latency_s, read_kib
+):
+    store = Store(mib_per_s, latency_s)
+    _, limit_bytes, read_bytes = store.settle()
+    assert read_bytes == read_kib * KIB
+    alone_bytes = latency_s * store.rate + read_bytes
+    assert 0.9 * alone_bytes <= limit_bytes <= 3 * alone_bytes
+
+
+def test_of_a_store_that_is_far_much_is_read_at_once():
+    _, limit_bytes, read_bytes = Store(mib_per_s=2000, latency_s=0.02).settle()
+    assert limit_bytes == 16 * MIB and read_bytes == MIB
+
+
+def test_what_comes_out_of_memory_says_nothing_of_the_store():
+    store = Store(mib_per_s=100, latency_s=0.0002)
+    under_way, _, _ = store.settle()
+    with under_way.piece(MIB):
+        store.now_s += 0.00005
+    for _ in range(2):
+        with under_way.piece(MIB):
+            store.now_s += 0.01
+    assert under_way.limit_bytes >= 256 * KIB
 
 
 async def test_a_piece_waits_until_there_is_room():
-    under_way = UnderWay(4 * MIB, queue_s=0)
+    under_way = UnderWay(4, is_limited=False)
     begun = trio.Event()
 
     def read():
@@ -267,7 +321,7 @@ async def test_a_piece_waits_until_there_is_room():
 
 
 def test_without_others_behind_it_all_is_under_way_at_once():
-    under_way = UnderWay(4 * MIB, queue_s=0)
+    under_way = UnderWay(4, is_limited=False)
     with ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(under_way.piece(MIB))

@@ -30,7 +30,7 @@ from bootseer.env.view import AHEAD
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.hotfiles import FilesPrefetch, HotFile, hot_files
 from bootseer.image.identity import Identity, OpenImage, open_served
-from bootseer.image.prefetch import PIECE_BYTES, QUEUE_S, Prefetch, may_pin, pinnable_bytes
+from bootseer.image.prefetch import PIECE_BYTES, Prefetch, may_pin, pinnable_bytes
 from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
 from bootseer.store.base import Store
@@ -208,7 +208,7 @@ class Warm:
             detail = await self._read_files(message["root"], find, hot_set)
         else:
             # What serves it has others go first.
-            detail = await self._read_ahead(image, identity, hot_set, queue_s=0)
+            detail = await self._read_ahead(image, identity, hot_set, others_wait=False)
         if message["copies"] and self._task.job.wait_s:
             await self._copied.wait()
             detail += "; the image was copied to the node"
@@ -300,7 +300,7 @@ class Warm:
         return hot_set
 
     async def _read_ahead(
-        self, image: OpenImage, identity: Identity, hot_set: HotSet, queue_s: float = QUEUE_S
+        self, image: OpenImage, identity: Identity, hot_set: HotSet, *, others_wait: bool = True
     ) -> str:
         holdout = self._holdout(hot_set, identity)
         hot, budget = await self._begin(hot_set, holdout)
@@ -308,7 +308,9 @@ class Warm:
         pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
         hot_bytes = total_bytes(coalesce([*identity.leading, *hot]))
         streams = self._task.config["image.streams"]
-        prefetch = Prefetch(image.fd, image.size_bytes, streams, self._budget, queue_s)
+        prefetch = Prefetch(
+            image.fd, image.size_bytes, streams, self._budget, others_wait=others_wait
+        )
         self._prefetch = prefetch
         if self._lingers:
             prefetch.yield_to_others()

@@ -22,9 +22,9 @@ _USERS_PART = 0.5
 """Of what may be pinned, for one user."""
 PIECE_BYTES = MIB
 """Pinned together, and the largest read."""
-_SMALL_BYTES = 128 * KIB
-"""The smallest read of a store that others read meanwhile."""
-_READ_S = 0.001
+_SMALL_BYTES = 256 * KIB
+"""The smallest read of a store that others read meanwhile: smaller ones cost more processor."""
+_READ_S = 0.002
 """For one read, of a store that is near: who reads meanwhile waits for no more than two."""
 _GAIN = 2.0
 """Under way, of what keeps the store busy. Source: BBR (Cardwell and others, 2016)."""

@@ -273,7 +273,7 @@ class Store:
 
 @pytest.mark.parametrize(
     ("mib_per_s", "latency_s", "read_kib"),
-    [(100, 0.0002, 128), (100, 0.005, 128), (500, 0.0002, 640), (5000, 0.0002, 1024)],
+    [(100, 0.0002, 256), (100, 0.005, 256), (500, 0.0002, 1024), (5000, 0.0002, 1024)],
 )
 def test_what_is_under_way_keeps_a_store_busy_and_little_waits_there(
     mib_per_s, latency_s, read_kib
@@ -298,7 +298,7 @@ def test_what_comes_out_of_memory_says_nothing_of_the_store():
     for _ in range(2):
         with under_way.piece(MIB):
             store.now_s += 0.01
-    assert under_way.limit_bytes >= 256 * KIB
+    assert under_way.limit_bytes >= 512 * KIB
 
 
 async def test_a_piece_waits_until_there_is_room():

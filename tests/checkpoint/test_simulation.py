@@ -17,23 +17,16 @@ What holds:
 from __future__ import annotations
 
 import errno
-import inspect
-import logging
 import os
 import random
-import secrets
-import textwrap
-import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 
-import hypothesis
 import pytest
 import trio
-import trio.testing
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from bootseer.checkpoint import source as source_module
@@ -50,12 +43,22 @@ from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Draft, Drafts
 from bootseer.core.stripe import MAGIC, PARTS_FOLDER
-from bootseer.errors import BootseerError, Corrupt, NotFound, Transient, Unavailable
+from bootseer.errors import BootseerError, Corrupt, NotFound
 from bootseer.fuse.view import ROOT_INODE
 from bootseer.store.base import publish
 from bootseer.store.memory import MemoryStore
 from bootseer.store.retry import RetryStore
-from bootseer.store.wrap import WrappedStore
+from bootseer.testing.simulation import (
+    SETTINGS,
+    Died,
+    Way,
+    deterministic,
+    ending_with,
+    first_difference,
+    no_logs,
+    search,
+    without,
+)
 
 UNIT = 4096
 PIECE = 1024
@@ -71,61 +74,8 @@ EXPECTED = (BootseerError, OSError)
 """How operations of files fail; anything else ends a test."""
 
 
-class Died(BaseException):
-    """The process has been killed: of all that it was about, nothing happens any more."""
-
-
-class Way(WrappedStore):
-    """How one process comes to the store."""
-
-    def __init__(self, inner, seed):
-        super().__init__(inner)
-        self.random = random.Random(seed)
-        self.failing = {}
-        self.is_dead = False
-
-    def fail(self):
-        """Fail from now on: now and then whatever is asked, or mostly one thing once it is done."""
-        if self.random.random() < 0.5:
-            self.failing = dict.fromkeys(OPERATIONS, (0.15, 0.15))
-        else:
-            self.failing = {self.random.choice(OPERATIONS): (0.0, 0.7)}
-
-    async def around(self, operation, name, call):
-        early, late = self.failing.get(operation, (0, 0))
-        await self._pause()
-        kind = self.random.choice([Transient, Unavailable])
-        fate = self.random.random()
-        if fate < early:
-            raise kind(f"{operation} {name} was not done")
-        done = await call()
-        await self._pause()
-        if fate < early + late:
-            raise kind(f"whether {operation} {name} was done cannot be told")
-        return done
-
-    async def _pause(self):
-        await trio.sleep(self.random.choice([0, 0, 0.01, 0.1]))
-        if self.is_dead:
-            raise Died
-
-
 class Spoiled(Exception):
     """Two programs of one mount have written one file: what is in it cannot be told."""
-
-
-@contextmanager
-def ending_with(kind):
-    """Go on after errors of one kind, and no others."""
-    try:
-        yield
-    except kind:
-        return
-    except BaseException as error:
-        if not hasattr(error, "split"):
-            raise
-        if (others := error.split(kind)[1]) is not None:
-            raise others from None
 
 
 class QuickSpill(Spill):
@@ -209,7 +159,7 @@ class Mount:
         self.world = world
         self.number = number
         self.random = random.Random(seed)
-        self.way = Way(world.store, seed)
+        self.way = Way(world.store, seed, OPERATIONS)
         self.store = RetryStore(self.way) if retries else self.way
         self.used = Counter()
         self.known = set()
@@ -680,9 +630,6 @@ async def simulate(plan, world):
     await world.check()
 
 
-SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
-
-
 def check(plan):
     world = World(is_calm=plan.is_calm)
     try:
@@ -697,35 +644,11 @@ def test_several_mounts_and_stores_that_fail(plan):
     check(plan)
 
 
-@pytest.fixture
-def no_logs():
-    """Keep nothing of what is logged, which would be gigabytes."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
-
-
 @pytest.mark.simulations
 @pytest.mark.timeout(0)
-@pytest.mark.usefixtures("no_logs")
 def test_more_of_it(capfd):
-    """Others each time, for as many seconds as BOOTSEER_SIMULATE_S says."""
-    first = secrets.randbelow(2**32)
-    until = time.monotonic() + float(os.environ.get("BOOTSEER_SIMULATE_S", 60))
-    counted = Counter()
-
-    def one(plan):
-        counted["runs"] += 1
-        counted["steps"] += len(plan.steps)
-        check(plan)
-
-    for number in count(first):
-        with capfd.disabled():
-            print(f"seed {number}: {counted['runs']:,} runs, {counted['steps']:,} steps")
-        hypothesis.seed(number)(settings(SETTINGS, max_examples=2000)(given(PLANS)(one)))()
-        if time.monotonic() > until:
-            break
-    assert counted["runs"]
+    with capfd.disabled(), no_logs():
+        assert search(PLANS, check)
 
 
 MENDS = {
@@ -759,44 +682,20 @@ MENDS = {
 
 @pytest.mark.simulations
 @pytest.mark.timeout(0)
-@pytest.mark.usefixtures("no_logs")
 @pytest.mark.parametrize("mend", MENDS)
-def test_without_a_mend_there_are_differences(mend, monkeypatch):
+def test_without_a_mend_there_are_differences(mend):
     (owner, name), there, instead = MENDS[mend]
-    function = getattr(owner, name)
-    text = textwrap.dedent(inspect.getsource(function))
-    assert text.count(there) == 1
-    code = compile(text.replace(there, instead), mend, "exec", annotations.compiler_flag)
-    made = {}
-    exec(code, function.__globals__, made)
-    monkeypatch.setattr(owner, name, made[name])
-    only = settings(SETTINGS, max_examples=20_000, phases=[Phase.generate])
-    try:
-        hypothesis.seed(1)(only(given(PLANS)(check)))()
-    except Exception as error:
-        first = error
-        while hasattr(first, "exceptions"):
-            first = first.exceptions[0]
-        if not isinstance(first, AssertionError | KeyError):
-            raise
-    else:
-        pytest.fail("nothing was found")
+    with no_logs(), without(owner, name, there, instead):
+        found = first_difference(PLANS, check)
+    if not isinstance(found, AssertionError | KeyError):
+        raise found
 
 
 def run(plan, world):
-    """Run one simulation; the same plan leads to the same steps."""
-    chance = random.Random(plan.seed)
-    random.seed(plan.seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_module, "_LARGE_BYTES", 2 * PIECE)
         patch.setattr(source_module, "PLAIN_PIECE_BYTES", PIECE)
         patch.setattr(write_module, "Spill", QuickSpill)
         patch.setattr(Holders, "look", _closed)
-        patch.setattr(secrets, "token_hex", lambda size: chance.randbytes(size).hex())
-        patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
-        trio._core._run._r.seed(plan.seed)
-        clock = trio.testing.MockClock(autojump_threshold=0)
-        now_ns = time.time_ns()
-        patch.setattr(time, "time_ns", lambda: now_ns + int(clock.current_time() * 1e9))
         with ending_with(Spoiled):
-            trio.run(simulate, plan, world, clock=clock)
+            deterministic(plan.seed, simulate, plan, world)

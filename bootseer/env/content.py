@@ -85,15 +85,18 @@ def read_text(path: str) -> bytes | None:
     Raises:
         KeyProblem: it is no regular file, or too large, or cannot be read.
     """
+    fd = _open(path)
+    if fd is None:
+        return None
     data = bytearray()
-    for chunk in _chunks(path):
+    for chunk in _chunks(fd, path):
         data += chunk
         if len(data) > MAX_TEXT_BYTES:
             raise KeyProblem(
                 f"{path}: larger than {MAX_TEXT_BYTES >> 20} MiB, which no requirement, lock or "
                 "script file is; name another file"
             )
-    return bytes(data) if data or os.path.exists(path) else None
+    return bytes(data)
 
 
 def file_digest(path: str) -> Digest | None:
@@ -102,13 +105,14 @@ def file_digest(path: str) -> Digest | None:
     Raises:
         KeyProblem: it is no regular file, or cannot be read.
     """
+    fd = _open(path)
+    if fd is None:
+        return None
     whole = hashlib.sha256()
     size_bytes = 0
-    for chunk in _chunks(path):
+    for chunk in _chunks(fd, path):
         whole.update(chunk)
         size_bytes += len(chunk)
-    if not size_bytes and not os.path.exists(path):
-        return None
     return Digest(whole.hexdigest(), size_bytes)
 
 
@@ -180,28 +184,30 @@ def _is_part(entry: os.DirEntry[bytes], path: bytes) -> bool:
     return not entry.name.endswith(b".pyc")
 
 
-def _chunks(path: str) -> Iterator[bytes]:
-    """Read a regular file piece by piece; nothing if there is none."""
+def _open(path: str) -> int | None:
+    """Open a file for `_chunks`; None where there is none."""
     with reading(path):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
-            return
-        try:
+            return None
+
+
+def _chunks(fd: int, path: str) -> Iterator[bytes]:
+    """Read a regular file piece by piece, and close it."""
+    try:
+        with reading(path):
             before = os.fstat(fd)
             if not stat.S_ISREG(before.st_mode):
                 raise KeyProblem(
                     f"{path}: not a regular file, so that what is in it cannot be part of the key; "
                     "name a file"
                 )
-            while True:
-                chunk = os.read(fd, _READ_BYTES)
-                if not chunk:
-                    break
+            while chunk := os.read(fd, _READ_BYTES):
                 yield chunk
             after = os.fstat(fd)
-        finally:
-            os.close(fd)
+    finally:
+        os.close(fd)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise KeyProblem(f"{path}: changed while it was read; try again when it is complete")
 

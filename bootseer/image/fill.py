@@ -87,5 +87,5 @@ def _missing(blocks: ImageBlocks, cache: NodeCache) -> Iterator[list[int]]:
 
 async def until_idle(blocks: ImageBlocks) -> None:
     """Wait until nobody has waited for the store for a while."""
-    while (idle_s := trio.current_time() - blocks.urgent_at) < _IDLE_S:
-        await trio.sleep(_IDLE_S - idle_s)
+    while trio.current_time() < (until := blocks.urgent_at + _IDLE_S):
+        await trio.sleep_until(until)

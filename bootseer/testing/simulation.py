@@ -31,7 +31,12 @@ from bootseer.store.base import Store
 from bootseer.store.wrap import WrappedStore
 
 T = TypeVar("T")
-SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(
+    deadline=None,
+    database=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
 _PAUSES_S = (0.0, 0.0, 0.01, 0.1)
 
 
@@ -54,6 +59,7 @@ class Way(WrappedStore):
 
     Attributes:
         failing: by operation, how likely it is to fail before it is done, and after.
+        failures: how many operations have failed.
         is_dead: the process has died.
     """
 
@@ -61,6 +67,7 @@ class Way(WrappedStore):
         """Wrap a store; of these operations, some fail once `fail` has been called."""
         super().__init__(inner)
         self.failing: dict[str, tuple[float, float]] = {}
+        self.failures = 0
         self.is_dead = False
         self._operations = operations
         self._random = random.Random(seed)
@@ -78,6 +85,7 @@ class Way(WrappedStore):
         await self._pause()
         kind = self._random.choice([Transient, Unavailable])
         fate = self._random.random()
+        self.failures += fate < early + late
         if fate < early:
             raise kind(f"{operation} {name} was not done")
         done = await call()

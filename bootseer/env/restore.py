@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from bootseer._io import lib
 from bootseer.env.frames import Frame
 from bootseer.env.index import Index
+from bootseer.env.leftovers import note_use, temporary_name
 from bootseer.env.steps import children, plan
 from bootseer.env.tree import Node
 from bootseer.env.unpack import Check, Count, Read, explained, finish, unpack_content
@@ -26,7 +26,6 @@ from bootseer.posix import OPEN_FOLDER, status_at
 from bootseer.units import format_size
 
 _OPEN = OPEN_FOLDER | os.O_CLOEXEC
-_NAME_CHARS = 60
 _NO_WRITING = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -91,7 +90,7 @@ def restore(
         Conflict: something is in the way.
 
     Cancellation: nothing is left but as above. Durability: none; a crash can leave a folder
-    ``.NAME.bootseer-…`` as well.
+    ``.NAME.bootseer-…`` as well, see `bootseer.env.leftovers`.
     """
     steps = plan(index, frames)
     if len(targets) != steps.folders:
@@ -131,7 +130,7 @@ def _made_place(target: Target) -> Iterator[_Place]:
     with ExitStack() as stack:
         with explained(os.fsencode(target.name)):
             old = _open_target(target)
-            moves = _moves_folders(target.parent)
+            moves = _moves_folders(target)
             if old is None and not moves:
                 stack.enter_context(_made_empty(target))
                 old = _open_target(target)
@@ -185,12 +184,13 @@ def _make_place(target: Target, old: int | None, moves: bool) -> _Place:
         return _folder_in(target, old, old)
 
 
-def _moves_folders(folder: int) -> bool:
-    """Whether folders can be given another name in a folder, as far as that can be found out.
+def _moves_folders(target: Target) -> bool:
+    """Whether folders can be given another name beside a target, as far as that can be found out.
 
     They cannot on overlays that a user's container runtime has mounted: that takes root's xattrs.
     """
-    names = [f".bootseer-{secrets.token_hex(8)}" for _ in range(2)]
+    folder = target.parent
+    names = [temporary_name(target.name) for _ in range(2)]
     try:
         os.mkdir(names[0], 0o700, dir_fd=folder)
     except OSError:
@@ -205,10 +205,11 @@ def _moves_folders(folder: int) -> bool:
 
 
 def _folder_in(target: Target, above: int, old: int | None) -> _Place:
-    name = f".{target.name[:_NAME_CHARS]}.bootseer-{secrets.token_hex(8)}"
+    name = temporary_name(target.name)
     with _writable(old):
         os.mkdir(name, 0o700, dir_fd=above)
     made = os.open(name, _OPEN, dir_fd=above)
+    note_use(made)
     status = os.fstat(made)
     if status.st_uid != os.geteuid() or os.listdir(made):
         os.close(made)

@@ -22,6 +22,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from bootseer.env import key as env_key
 from bootseer.env.gather import gather
+from bootseer.env.leftovers import remove_leftovers
 from bootseer.env.record import Reads, Record
 from bootseer.env.target_lock import locked
 from bootseer.env.tree import look, shape
@@ -160,6 +161,8 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
         if turn.is_done and not asked.refresh:
             say(f"{', '.join(targets)}: made meanwhile, without running the command here")
             return 0
+        for target in targets:
+            remove_leftovers(os.path.realpath(target))
         status, turn.is_done = _have(asked, targets, connect, environ, say)
         return status
 

@@ -11,8 +11,9 @@ import bootseer
 NAME = "bootseer-env"
 _MODULES = (
     *("__init__", "errors", "units", "env/__init__", "env/app", "env/command", "env/content"),
-    *("env/gather", "env/interpreter", "env/key", "env/named", "env/probe", "env/reads"),
-    *("env/record", "env/run", "env/settings", "env/shell", "env/target_lock", "env/tree"),
+    *("env/gather", "env/interpreter", "env/key", "env/leftovers", "env/named", "env/probe"),
+    *("env/reads", "env/record", "env/run", "env/settings", "env/shell", "env/target_lock"),
+    "env/tree",
 )
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = b"import sys\nfrom bootseer.env.app import main\nsys.exit(main())\n"

@@ -137,8 +137,19 @@ async def in_this_thread(call: Callable[..., T], *arguments: Any, **options: Any
     return call(*arguments)
 
 
-def search(plans: SearchStrategy[Any], check: Callable[[Any], None]) -> int:
+def search(
+    plans: SearchStrategy[Any],
+    check: Callable[[Any], None],
+    at_once: int = 2000,
+    phases: Sequence[Phase] = tuple(Phase),
+) -> int:
     """Check others each time, for as many seconds as BOOTSEER_SIMULATE_S says (60).
+
+    Args:
+        plans: that may be drawn.
+        check: carries one out.
+        at_once: with one seed; the time is looked at after them.
+        phases: of Hypothesis's; what is not deterministic cannot be made smaller.
 
     Returns:
         How many plans were carried out.
@@ -154,7 +165,8 @@ def search(plans: SearchStrategy[Any], check: Callable[[Any], None]) -> int:
 
     for number in count(secrets.randbelow(2**32)):
         print(f"seed {number}: {runs:,} runs, {steps:,} steps")
-        hypothesis.seed(number)(settings(SETTINGS, max_examples=2000)(given(plans)(one)))()
+        some = settings(SETTINGS, max_examples=at_once, phases=phases)
+        hypothesis.seed(number)(some(given(plans)(one)))()
         if time.monotonic() > until:
             break
     return runs

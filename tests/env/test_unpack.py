@@ -315,7 +315,7 @@ def test_a_cancellation_leaves_nothing(source, take, tmp_path):
         snapshot.restore(tmp_path / "new", count=counted.append, check_cancelled=check)
     assert 20 < len(counted) < 100
     assert os.listdir(tmp_path) == ["source"]
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # others' may end meanwhile
 
 
 def test_a_cancellation_does_not_wait_for_all_that_is_to_be_read(source, take, tmp_path):
@@ -353,7 +353,7 @@ def test_what_cannot_be_read_leaves_nothing(source, take, look, tmp_path, nonemp
     with pytest.raises(Unavailable, match="gone"):
         snapshot.restore(tmp_path / "old", read=read)
     assert difference(before, look(tmp_path)) == ((), (), ())
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # others' may end meanwhile
 
 
 def test_a_bounded_number_of_frames_is_read_ahead(source, take, tmp_path):

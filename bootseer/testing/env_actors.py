@@ -1,0 +1,181 @@
+"""Processes for simulations of environments: `env run` on a node, and who has the store there.
+
+Both are real processes that can be killed. A node is a mount namespace with a folder of its own at
+a path that is the same on all of them; nodes may share that folder.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import trio
+
+from bootseer.env import claim, session
+from bootseer.env.talk import Talk
+from bootseer.env.wish import Around
+from bootseer.errors import Closed
+from bootseer.store.local import LocalStore
+from bootseer.testing.fault_store import FlakyStore
+
+CLAIM_S = 3.0
+"""How long a claim lasts here without being kept up."""
+_FAILS = 0.3
+"""Of the calls while the store is away."""
+_COMMAND = """
+import os, socket, sys
+sys.path.insert(0, sys.argv[1])
+from bootseer.env.run import Asked, run
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+end = socket.socket(fileno=int(sys.argv[2]))
+sys.exit(run(Asked(sys.argv[4:], [sys.argv[3]], waits=True), lambda: end, os.environ, say))
+"""
+_ON_NODE = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+
+
+def serve(end: socket.socket, other: socket.socket, folder: Path, node: str, seed: int) -> None:
+    """Have the store's side of a conversation, in a process of its own.
+
+    Args:
+        end: of the conversation.
+        other: end of it, which this process has been given, too.
+        folder: with `store`, `scratch` and, while the store fails, `away`.
+        node: name of the node.
+        seed: of which calls fail then.
+    """
+    other.close()
+    os.environ["TMPDIR"] = str(folder / "scratch")
+    claim.LASTS_S, claim._KEEP_S = CLAIM_S, CLAIM_S / 6
+    session._POLL_S = 0.05
+    chance = random.Random(seed)
+    is_late = chance.random() < 0.5
+
+    def fails(count: int, operation: str, name: str) -> bool:
+        return (folder / "away").exists() and chance.random() < _FAILS
+
+    around = Around(
+        store=FlakyStore(LocalStore(folder / "store"), fails, late=is_late),
+        user="user",
+        home="/home/user",
+        node=node,
+        nodes=1,
+        shared=(),
+        scratch=str(folder / "scratch"),
+        stage=_stage,
+        hands=None,
+    )
+
+    async def run() -> None:
+        talk = Talk(end)
+        with suppress(Closed):
+            await talk.send({"op": "hello"})
+            await session.serve(talk, around)
+        talk.close()
+
+    trio.run(run)
+
+
+@asynccontextmanager
+async def _stage(name: str) -> AsyncIterator[dict[str, Any]]:
+    yield {}
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+class EnvRun:
+    """An `env run` on a node, with its own process that has the store."""
+
+    _context = multiprocessing.get_context("fork")  # a new interpreter would take half a second
+
+    def __init__(self, folder: Path, node: Path, place: Path, command: list[str], seed: int):
+        """Start both.
+
+        Args:
+            folder: see `serve`.
+            node: what the node has at ``place``; its name is the node's.
+            place: the folder with the target, on every node.
+            command: that installs to its folder "target".
+            seed: see `serve`.
+        """
+        self.node = node
+        self.said = (folder / f"said-{seed}").open("w+b")
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            arguments = (theirs, ours, folder, node.name, seed)
+            self._server: BaseProcess = self._context.Process(target=serve, args=arguments)
+            self._server.start()
+            fd = ours.fileno()
+            package = Path(session.__file__).parents[2]
+            argv = ["unshare", "--mount", "sh", "-c", _ON_NODE, "sh", str(node), str(place)]
+            argv += [sys.executable, "-I", "-S", "-c", _COMMAND, str(package), str(fd)]
+            self._client = subprocess.Popen(
+                [*argv, str(place / "target"), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=self.said,
+                stderr=self.said,
+                cwd="/",
+                pass_fds=[fd],
+                start_new_session=True,
+            )
+
+    def status(self) -> int | None:
+        """Return the exit status, None as long as it runs."""
+        return self._client.poll()
+
+    def kill(self) -> None:
+        """Kill it, and its command before: who waits for the target begins at once."""
+        with suppress(psutil.NoSuchProcess):
+            client = psutil.Process(self._client.pid)
+            client.suspend()
+            command = client.children(recursive=True)
+            for process in command:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            while any(process.is_running() and not _is_dead(process) for process in command):
+                time.sleep(0.001)
+            client.kill()
+        self._client.wait()
+
+    def kill_server(self) -> None:
+        """Kill who has the store."""
+        self._server.kill()
+
+    def end(self, patience_s: float) -> tuple[int, str]:
+        """Wait until both have ended; returns exit status and what was said.
+
+        Raises:
+            AssertionError: one of them does not end.
+        """
+        try:
+            status = self._client.wait(patience_s)
+            self._server.join(patience_s)
+            assert self._server.exitcode is not None, "who has the store does not end"
+        except subprocess.TimeoutExpired:
+            raise AssertionError("env run does not end") from None
+        finally:
+            self.kill()
+            self._server.kill()
+            self._server.join()
+            self.said.seek(0)
+            text = self.said.read().decode()
+            self.said.close()
+        return status, text

@@ -1,0 +1,76 @@
+"""What a killed `env run` leaves of a target is removed by the next one, and nothing else is."""
+
+import os
+
+import pytest
+
+from bootseer.env.leftovers import note_use, remove_leftovers, temporary_name
+
+
+@pytest.fixture
+def target(tmp_path):
+    (tmp_path / "target").mkdir()
+    return tmp_path / "target"
+
+
+def made(folder, name):
+    """Make a folder that cannot be removed as it is, with a link out of it."""
+    path = folder / name
+    (path / "locked").mkdir(parents=True)
+    (path / "locked/file").touch()
+    (path / "out").symlink_to(folder / "target")
+    (path / "locked").chmod(0o500)
+    return path
+
+
+@pytest.mark.parametrize("where", ["beside", "inside"])
+def test_what_nobody_uses_is_removed(tmp_path, target, where):
+    folder = tmp_path if where == "beside" else target
+    (target / "kept").touch()
+    made(folder, temporary_name("target"))
+    remove_leftovers(str(target))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "target"]
+
+
+def test_what_is_in_use_stays_until_it_is_closed(tmp_path, target):
+    left = made(tmp_path, temporary_name("target"))
+    fd = os.open(left, os.O_RDONLY)
+    note_use(fd)
+    remove_leftovers(str(target))
+    assert (left / "locked/file").exists()
+    os.close(fd)
+    remove_leftovers(str(target))
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".target.bootseer-0123456789abcde", ".target.bootseer-0123456789abcdef0"),
+        *(
+            ".target.bootseer-0.lock",
+            "target.bootseer-0123456789abcdef",
+            ".bootseer-0123456789abcdef",
+        ),
+        ".other.bootseer-0123456789abcdef",
+    ],
+)
+def test_others_names_stay(tmp_path, target, name):
+    made(tmp_path, name)
+    remove_leftovers(str(target))
+    assert (tmp_path / name / "locked/file").exists()
+
+
+@pytest.mark.root
+def test_another_users_stays(tmp_path, target):
+    left = made(tmp_path, temporary_name("target"))
+    os.chown(left, 1234, 1234)
+    remove_leftovers(str(target))
+    assert (left / "locked/file").exists()
+
+
+def test_a_link_is_not_followed(tmp_path, target):
+    kept = made(tmp_path, "kept")
+    (tmp_path / temporary_name("target")).symlink_to(kept)
+    remove_leftovers(str(target))
+    assert (kept / "locked/file").exists()

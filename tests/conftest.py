@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from bootseer.testing.cluster.enter import PATH
 
 REQUIRE_ALL = "BOOTSEER_TESTS_REQUIRE_ALL"
 """Variable of the environment: if set, nothing may be missing."""
+LEAVING_S = 5.0
+"""For threads that nobody waits for any more."""
 
 
 @cache
@@ -86,6 +90,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, why in missing().items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=f"{marker}: {why}"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """But for daemons that stay for other tests, and what threads of libraries talk with."""
+    markers = ("leaves_open", "slurm", "hdfs", "kerberos")
+    before = open_files()
+    yield
+    if any(request.node.get_closest_marker(marker) for marker in markers):
+        return
+    until = time.monotonic() + LEAVING_S
+    while left := {name for fd, name in open_files().items() if before.get(fd) != name}:
+        assert time.monotonic() < until, f"left open: {sorted(left)}"
+        time.sleep(0.01)
+
+
+def open_files() -> dict[str, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # of this listing
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            if not name.startswith(("socket:", "anon_inode:")):
+                found[fd] = name
+    return found
 
 
 @pytest.fixture

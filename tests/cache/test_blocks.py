@@ -2,6 +2,7 @@
 
 import os
 import random
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -34,6 +35,13 @@ def keeper(entry):
     keeper.close()
 
 
+@pytest.fixture
+def opened(entry):
+    """Open the entry for reading, until the test ends."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(entry.blocks()))
+
+
 def block(index, count=1):
     return memoryview(CONTENT)[index * BLOCK : (index + count) * BLOCK]
 
@@ -44,10 +52,10 @@ def damage(path, offset, data):
         file.write(data)
 
 
-def test_what_was_kept_is_read(entry, keeper):
+def test_what_was_kept_is_read(entry, keeper, opened):
     keeper.keep(2, block(2, 3))
     keeper.keep(10, block(10))
-    blocks = entry.blocks()
+    blocks = opened()
     assert blocks.missing(range(11)) == [0, 1, 5, 6, 7, 8, 9]
     assert blocks.read(2 * BLOCK + 5, 2 * BLOCK) == CONTENT[2 * BLOCK + 5 :][: 2 * BLOCK]
     assert blocks.read(10 * BLOCK, 100) == CONTENT[10 * BLOCK :]
@@ -59,19 +67,18 @@ def test_what_was_kept_is_read(entry, keeper):
     blocks.refresh(range(11))
     assert blocks.read(0, len(CONTENT)) == CONTENT
     assert blocks.is_complete and blocks.present_bytes == len(CONTENT)
-    blocks.close()
 
 
-def test_only_what_is_the_images_is_kept(entry, keeper):
+def test_only_what_is_the_images_is_kept(entry, keeper, opened):
     for first, data in ((0, block(1)), (0, block(0)[:-1]), (3, bytes(BLOCK)), (10, block(9))):
         with pytest.raises(Corrupt):
             keeper.keep(first, memoryview(data))
-    assert entry.blocks().missing(range(11)) == list(range(11))
+    assert opened().missing(range(11)) == list(range(11))
 
 
 @pytest.mark.parametrize("file", ["data", "map"])
 @pytest.mark.parametrize("how", ["flip", "zero", "cut", "grow"])
-def test_a_damaged_block_is_missing(entry, keeper, file, how):
+def test_a_damaged_block_is_missing(entry, keeper, file, how, opened):
     keeper.keep(0, block(0, 10))
     at = 7 * (BLOCK if file == "data" else SUM_BYTES)
     path = entry.path / file
@@ -85,7 +92,7 @@ def test_a_damaged_block_is_missing(entry, keeper, file, how):
         os.truncate(path, at)
     else:
         os.truncate(path, size + BLOCK)
-    blocks = entry.blocks()
+    blocks = opened()
     assert blocks.read(0, 7 * BLOCK) == CONTENT[: 7 * BLOCK]
     if how == "grow":
         assert blocks.read(7 * BLOCK, 3 * BLOCK) == block(7, 3)
@@ -97,18 +104,18 @@ def test_a_damaged_block_is_missing(entry, keeper, file, how):
     assert blocks.read(7 * BLOCK, BLOCK) == block(7)
 
 
-def test_a_block_is_checked_whenever_it_is_read(entry, keeper):
+def test_a_block_is_checked_whenever_it_is_read(entry, keeper, opened):
     keeper.keep(0, block(0))
-    blocks = entry.blocks()
+    blocks = opened()
     assert blocks.read(0, 10) == CONTENT[:10]
     damage(entry.path / "data", 3, b"X")
     assert blocks.read(100, 2) is None
     assert blocks.damaged == 1 and blocks.is_lost(0)
 
 
-def test_a_file_that_was_cut_and_has_grown_again_has_holes(entry, keeper):
+def test_a_file_that_was_cut_and_has_grown_again_has_holes(entry, keeper, opened):
     keeper.keep(0, block(0, 10))
-    blocks = entry.blocks()
+    blocks = opened()
     assert blocks.read(0, 10 * BLOCK) == block(0, 10)
     os.truncate(entry.path / "data", 3 * BLOCK)
     keeper.keep(9, block(9))
@@ -135,11 +142,11 @@ def test_one_at_a_time_has_the_claim_on_a_block(entry, keeper):
     ]
 
 
-def test_a_keeper_without_room_keeps_nothing(entry):
+def test_a_keeper_without_room_keeps_nothing(entry, opened):
     keeper = entry.keeper(lambda size_bytes: False)
     assert keeper.claim(range(1)) == [Claim.GRANTED]
     with pytest.raises(NoSpace):
         keeper.keep(0, block(0))
     assert keeper.claim(range(1)) == [Claim.GRANTED]
-    assert entry.blocks().missing(range(1)) == [0]
+    assert opened().missing(range(1)) == [0]
     keeper.close()

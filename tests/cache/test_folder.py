@@ -7,6 +7,7 @@ import shutil
 import socket
 import tempfile
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,16 @@ def fill(cache, content, uid, count=None):
     return entry
 
 
+def read(entry, size_bytes):
+    with closing(entry.blocks()) as blocks:
+        return blocks.read(0, size_bytes)
+
+
+def missing(entry, blocks):
+    with closing(entry.blocks()) as found:
+        return found.missing(range(blocks))
+
+
 def keep_all(cache, uid, *seeds, blocks=8):
     """Keep images one after the other; returns the paths of their entries."""
     paths = []
@@ -97,7 +108,7 @@ def test_an_entry_is_opened_with_its_token_alone(tmp_path):
     encoded = manifest_of(CONTENT[: 10 * BLOCK]).encode()
     digest = image.image_digest(encoded)
     entry = find_image(cache, digest, manifest_token(encoded), BOB)
-    assert entry.blocks().read(0, 5000) == CONTENT[:5000]
+    assert read(entry, 5000) == CONTENT[:5000]
     entry.close()
     forged = [
         bytes.fromhex(digest),
@@ -184,7 +195,7 @@ def test_an_entry_opened_while_it_is_removed_is_made_again(tmp_path):
         with pytest.raises(NotFound):
             cache.find(token, 0)
         again = open_entry(cache, MANIFEST)
-        assert again.blocks().missing(range(11)) == list(range(11))
+        assert missing(again, 11) == list(range(11))
         again.close()
     assert cache.remove(again.path.name)
     with pytest.raises(NotFound):
@@ -202,7 +213,7 @@ def test_a_damaged_manifest_is_written_again(tmp_path):
         with pytest.raises(NotFound):
             find_image(cache, digest, token, ALICE)
         again = handed(cache, digest, encoded)
-        assert again.blocks().read(0, BLOCK) == content_of(1)[:BLOCK]
+        assert read(again, BLOCK) == content_of(1)[:BLOCK]
         again.close()
         assert manifest.read_bytes() == encoded
     entry.close()
@@ -322,7 +333,7 @@ def test_a_keeper_elsewhere_asks_over_its_socket(tmp_path):
     client.close()
     thread.join()
     theirs.close()
-    assert entry.blocks().missing(range(40)) == list(range(16, 40))
+    assert missing(entry, 40) == list(range(16, 40))
     assert cache.accounts()[0].charged_bytes == entry_bytes(content, 16)
     entry.close()
 
@@ -566,6 +577,15 @@ def test_threads_and_processes_never_have_more_than_there_is(tmp_path):
     assert 0 < most <= quota
     assert disk_use(tmp_path / "cache" / "images") <= quota
     assert cache.accounts()
+
+
+def test_what_cannot_be_looked_at_is_not_removed(tmp_path):
+    cache = cache_in(tmp_path)
+    [path] = keep_all(cache, ALICE, 1)
+    (path.parent / ".lock").unlink()
+    (path.parent / ".lock").symlink_to(path)
+    assert cache.remove(path.name) is False and cache.accounts() == []
+    assert path.exists()
 
 
 def test_a_folder_that_is_gone_costs_the_job_nothing(tmp_path):

@@ -24,7 +24,9 @@ def test_the_mount_does_what_local_files_do(hdfs, seed):
 def machine(tmp_path):
     for name in ("tried", "right"):
         (tmp_path / name).mkdir()
-    return fsx.Machine(tmp_path / "tried", tmp_path / "right", 1, 4096)
+    machine = fsx.Machine(tmp_path / "tried", tmp_path / "right", 1, 4096)
+    yield machine
+    machine._close_all()
 
 
 def test_a_seed_does_the_same_again(tmp_path, capsys):

@@ -18,7 +18,7 @@ from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Drafts
 from bootseer.errors import BootseerError, NoSpace, Unavailable
-from bootseer.fuse.view import ROOT_INODE
+from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
 
@@ -355,3 +355,28 @@ async def test_what_is_open_for_days_is_kept(served, autojump_clock, monkeypatch
     await served.view.flush(handle)
     await served.view.close(handle)
     assert await served.content() == b"new" + CONTENT[3:]
+
+
+async def test_a_rename_that_replaces_nothing(served):
+    """The kernel knows what it has seen; another node may have made a file since."""
+    for name in (b"old", b"there"):
+        handle = await served.write(name)
+        await served.view.flush(handle)
+        await served.view.close(handle)
+    with pytest.raises(FileExistsError):
+        await served.view.rename(ROOT_INODE, b"old", ROOT_INODE, b"there", RENAME_NOREPLACE)
+    await served.view.rename(ROOT_INODE, b"old", ROOT_INODE, b"new", RENAME_NOREPLACE)
+    assert await served.content(b"old") is None and await served.content(b"new") == CONTENT
+    await served.view.rename(ROOT_INODE, b"new", ROOT_INODE, b"there", 0)
+    assert await served.content(b"new") is None
+
+
+async def test_a_folder_lists_what_is_written_in_it_and_nothing_else(served):
+    folder = await served.view.make_folder(ROOT_INODE, b"folder", 0o755)
+    for parent, name in ((ROOT_INODE, b"a"), (folder.inode, b"b")):
+        await served.write(name, parent=parent)
+    listed = [
+        [name for name, _ in await served.view.entries(inode)]
+        for inode in (ROOT_INODE, folder.inode)
+    ]
+    assert listed == [[b"a", b"folder"], [b"b"]]

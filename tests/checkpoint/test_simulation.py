@@ -638,6 +638,7 @@ def check(plan):
         note("\n".join(world.told))
 
 
+@pytest.mark.leaves_open  # who has died has closed nothing
 @settings(SETTINGS, max_examples=150, derandomize=True)
 @given(PLANS)
 def test_several_mounts_and_stores_that_fail(plan):

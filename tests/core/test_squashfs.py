@@ -20,6 +20,9 @@ def superblock(bytes_used=5000, inode=4000, fragment=NONE):
 
 def test_the_tables_are_all_that_follows_the_data():
     assert find_tables(superblock(), 8192) == (4000, 5000)
+    assert find_tables(superblock(), 5000) == (4000, 5000)
+    assert find_tables(superblock(bytes_used=4900), 8192) == (4000, 4900)  # the last is empty
+    assert find_tables(superblock(inode=SUPERBLOCK_BYTES), 8192) == (SUPERBLOCK_BYTES, 5000)
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 96, superblock()[:95]])

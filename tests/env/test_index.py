@@ -47,6 +47,18 @@ def round_trip(tree, deleted=(), outside=()):
     return decode(encode(tree, with_places(tree), deleted), "index", outside)
 
 
+def test_links_are_counted_as_the_kernel_counts_them(tmp_path):
+    tree = {b"": FOLDER, b"a": file(1), b"b": FOLDER, b"b/a": file(1, same_as=b"a"), b"b/c": FOLDER}
+    for name in ("b", "b/c"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a").touch()
+    (tmp_path / "b/a").hardlink_to(tmp_path / "a")
+    rows = open_rows(encode(tree, with_places(tree)), "index")
+    links = [row[7] for row in INODE_ROW.iter_unpack(rows.inodes)]
+    names = ("", "a", "b", "b/c")
+    assert links == [(tmp_path / name).stat().st_nlink for name in names]
+
+
 NAMES = st.binary(min_size=1, max_size=12).filter(
     lambda n: n not in (b".", b"..") and not set(n) & {0, 47}
 )

@@ -1,5 +1,7 @@
 """`env run` in processes of its own: of any Python, with signals, pipes, and sudden ends."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -595,3 +597,28 @@ def test_a_lock_that_is_another_link_to_a_file_is_left_alone(tmp_path, monkeypat
         assert [path.suffix for path in (tmp_path / "tmp").iterdir()] == [".lock"]
         turn.is_done = True
     assert own.read_text() == "kept" and link.samefile(own)
+
+
+def test_a_lock_that_another_node_has_removed_is_made_again(tmp_path, monkeypatch):
+    flock, failed = fcntl.flock, []
+
+    def stale(fd, how):
+        if not failed:
+            failed.append(fd)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", stale)
+    (tmp_path / "target").mkdir()
+    with locked([str(tmp_path / "target")], ["what"], print) as turn:
+        assert len(locks_of(tmp_path / "target")) == 1 and not turn.is_done
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, ""), (1, "; 1 finding: bootseer"), (2, "; 2 findings: bootseer")]
+)
+def test_findings_are_counted(count, text):
+    said = []
+    env_run._hear_end({"key": "k" * 64, "findings": count, "files": 1, "bytes": 5}, said.append)
+    assert said[0].startswith(f"kept as {'k' * 12}: 5 B in 1 files{text}")
+    assert said[0].endswith(f"show {'k' * 12}" if count else "files")

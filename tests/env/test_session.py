@@ -58,6 +58,10 @@ async def test_the_command_runs_once_and_its_result_is_there_ever_after(lab, tar
     first = await lab.run(MAKE.format(target), target)
     assert (first.status, lab.runs()) == (0, 1)
     assert "kept as" in first.text
+    [snapshot] = [found.snapshot for found in await catalog.list_snapshots(lab.store)]
+    captured = dict(lab.stages)["env.capture"]
+    assert captured["bytes"] == snapshot.content_bytes > 0
+    assert captured["detail"].startswith(f"{snapshot.files} files, ")
     made = restored(look, target)
     await emptied(target)
     second = await lab.run(MAKE.format(target), target)

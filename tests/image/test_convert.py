@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, Conflict, Corrupt, NotFound, Unavailable
+from bootseer.image import mksquashfs
 from bootseer.image.archive import Kind, kind_of
 from bootseer.image.convert import convert
 from bootseer.image.manifest import own_platform
@@ -553,3 +554,12 @@ def test_a_small_part_of_a_large_image_is_in_memory(tmp_path):
     files, rss_kib = map(int, said.split())
     assert files == 50_000 + 100 * 5 + 1
     assert rss_kib < 80_000
+
+
+def test_what_ends_this_process_at_the_terminal_is_not_for_mksquashfs(monkeypatch, tmp_path):
+    monkeypatch.setattr(mksquashfs, "find_program", lambda: shutil.which("sleep"))
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as other:
+        program = mksquashfs.start_plainly(["60"], other.stdin.fileno(), 2, ())
+        assert os.getsid(program.pid) == program.pid
+        program.kill()
+        program.wait()

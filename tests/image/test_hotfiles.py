@@ -6,12 +6,15 @@ import subprocess
 
 import pytest
 
+from bootseer.core.budget import Budget
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import NotFound
-from bootseer.image.hotfiles import hot_files
+from bootseer.image import hotfiles
+from bootseer.image.hotfiles import FilesPrefetch, HotFile, hot_files
 from bootseer.testing.images import TinyImage, write_image
 
 BLOCK = 128 * 1024
+PAGE = 4096
 
 
 def test_hot_files_come_in_the_order_of_first_touch(tmp_path):
@@ -59,3 +62,57 @@ def test_ranges_are_those_of_the_files_content(tmp_path, fragments):
 def test_what_is_not_there(tmp_path):
     with pytest.raises(NotFound):
         hot_files(tmp_path / "none", [])
+
+
+def hot(name, *ranges):
+    return HotFile(name.encode(), tuple(ByteRange(*each) for each in ranges))
+
+
+@pytest.mark.parametrize("can_pin", [True, False])
+async def test_files_are_read_and_locked_as_far_as_the_user_may(tmp_path, monkeypatch, can_pin):
+    if not can_pin:
+        monkeypatch.setattr(hotfiles, "lib", CannotPin(hotfiles.lib))
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(bytes(3 * PAGE))
+    files = [hot("a", (0, PAGE), (2 * PAGE, 9 * PAGE)), hot("b", (5, 10))]
+    prefetch = FilesPrefetch(str(tmp_path), files, 10**9, Budget(0))
+    await prefetch.run()
+    assert (prefetch.files, prefetch.read_bytes) == (2, 2 * PAGE + 5)
+    assert prefetch.pinned_bytes == (2 * PAGE + 10 if can_pin else 0)  # from a page on
+
+
+class CannotPin:
+    """One attempt to lock memory fails, and there is no other in this file or the next."""
+
+    def __init__(self, lib):
+        self.lib = lib
+        self.attempts = 0
+
+    def bs_window_pin(self, *arguments):
+        self.attempts += 1
+        assert self.attempts == 1
+        return -12
+
+    def __getattr__(self, name):
+        return getattr(self.lib, name)
+
+
+async def test_what_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(hotfiles, "_STREAMS", 1)
+    (tmp_path / "b").write_bytes(bytes(100))
+    (tmp_path / "link").symlink_to("b")
+    os.mkfifo(tmp_path / "fifo")
+    files = [hot(name, (0, 100)) for name in ("gone", "link", "fifo", "b")]
+    prefetch = FilesPrefetch(str(tmp_path), files, 10**9, Budget(0))
+    await prefetch.run()
+    assert (prefetch.files, prefetch.read_bytes) == (1, 100)
+
+
+async def test_no_more_files_are_begun_when_the_limit_is_reached(tmp_path, monkeypatch):
+    monkeypatch.setattr(hotfiles, "_STREAMS", 1)
+    for name in "abc":
+        (tmp_path / name).write_bytes(bytes(100))
+    files = [hot(name, (0, 100)) for name in "abc"]
+    prefetch = FilesPrefetch(str(tmp_path), files, 150, Budget(0))
+    await prefetch.run()
+    assert prefetch.read_bytes == 200

@@ -147,6 +147,7 @@ def test_the_rights_are_those_of_the_process(tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+@pytest.mark.leaves_open
 @pytest.mark.parametrize(
     ("kind", "options", "is_opened"),
     [
@@ -210,6 +211,7 @@ def test_what_is_larger_than_any_image_is_none(tmp_path):
         open_image(str(path))
 
 
+@pytest.mark.leaves_open
 def test_a_file_on_no_mount_of_this_node_is_left_alone():
     """As through /proc/PID/root or /proc/PID/fd of a process with mounts of its own."""
     fd = os.memfd_create("image")

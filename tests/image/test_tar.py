@@ -163,6 +163,7 @@ HOSTILE = {
     "record too long": (pax(b"99 path=a\n") + header(), "is damaged"),
     "record of nothing": (pax(b"0 path=a\n") + header(), "is damaged"),
     "record goes back": (pax(b"9 path=a\n-9 path=a\n") + header(), "is damaged"),
+    "record without a length": (pax(b"ab path=a\n") + header(), "is damaged"),
     "record of digits": (pax(b"1" * 1_000_000) + header(), "is damaged"),
     "record without a key": (pax(b"5 ab\n") + header(), "is damaged"),
     "size is no number": (pax(b"12 size=1e9\n") + header(), "is none"),
@@ -196,6 +197,11 @@ HOSTILE = {
         "is damaged",
     ),
 }
+
+
+def test_an_extended_header_may_be_empty():
+    [(member, _)] = read(pax(b"") + header() + bytes(1024))
+    assert (member.name, member.size_bytes) == ("file", 0)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -89,6 +89,8 @@ async def test_what_is_read_is_the_image_and_is_recorded(tmp_path, mountpoint, c
                 again = coalesce(ByteRange(t.start, t.stop) for t in view.touched.touches())
                 assert total_bytes(again) <= total_bytes(touched) + len(CONTENT) // 4
                 nursery.cancel_scope.cancel()
+    if here is not None:
+        here.close()
     entry.close()
 
 

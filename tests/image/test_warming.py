@@ -1,6 +1,7 @@
 """Residency and read-ahead on a real page cache."""
 
 import ctypes
+import errno
 import mmap
 import os
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 import trio
 
+from bootseer._io import lib
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.errors import Unavailable
 from bootseer.image import prefetch as image_prefetch
@@ -191,6 +193,26 @@ async def test_what_is_pinned_stays(image):
     await prefetch.run(iter(HOT))
     os.posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED)
     assert resident_pages(image) == pages_of(HOT)
+    os.close(fd)
+
+
+async def test_memory_that_cannot_be_locked_is_asked_for_once(image, monkeypatch):
+    asked = []
+
+    class CannotPin:
+        def bs_window_pin(self, *arguments):
+            asked.append(arguments)
+            return -errno.ENOMEM
+
+        def __getattr__(self, name):
+            return getattr(lib, name)
+
+    monkeypatch.setattr("bootseer.image.prefetch.lib", CannotPin())
+    fd = os.open(image, os.O_RDONLY)
+    prefetch = Prefetch(fd, SIZE, streams=1)
+    await prefetch.run(iter(HOT))
+    assert prefetch.read_bytes == total_bytes(HOT)
+    assert prefetch.pinned_bytes == 0 and len(asked) == 1
     os.close(fd)
 
 

@@ -1,0 +1,96 @@
+"""What a start is going to read of its checkpoint is read ahead: in order, and no more."""
+
+import os
+
+import pytest
+
+from bootseer.checkpoint import ahead
+from bootseer.checkpoint.ahead import ReadAhead
+from bootseer.core.budget import Budget
+from bootseer.core.ranges import ByteRange
+from bootseer.core.reads import FileReads
+
+PIECE = 1000
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """What is read, as path, offset and length."""
+    found, preadv = [], os.preadv
+
+    def read(fd, buffers, at):
+        got = preadv(fd, buffers, at)
+        found.append((os.path.basename(os.readlink(f"/proc/self/fd/{fd}")), at, got))
+        return got
+
+    monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(ahead, "_READ_BYTES", PIECE)
+    monkeypatch.setattr(ahead, "_FILES_AT_ONCE", 1)
+    return found
+
+
+@pytest.fixture
+def ran(tmp_path):
+    async def ran(*files, limit_bytes=10**9, rate=0.0):
+        told = []
+
+        async def tell(path, ranges):
+            told.append((path, ranges))
+
+        reader = ReadAhead(str(tmp_path), Budget(rate), limit_bytes, tell)
+        await reader.run(files)
+        return reader, told
+
+    return ran
+
+
+def whole(path, size_bytes, newest=()):
+    return FileReads(path, newest, (ByteRange(0, size_bytes),))
+
+
+async def test_ranges_are_read_in_order_and_told_before(tmp_path, reads, ran):
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(bytes(10 * PIECE))
+    ranges = (ByteRange(100, 2500), ByteRange(9000, 9500))
+    reader, told = await ran(FileReads("b", (), ranges), whole("a", 1500))
+    assert reads == [
+        *(("b", 100, 1000), ("b", 1100, 1000), ("b", 2100, 400), ("b", 9000, 500)),
+        *(("a", 0, 1000), ("a", 1000, 500)),
+    ]
+    assert told == [("b", ranges), ("a", (ByteRange(0, 1500),))]
+    assert (reader.files, reader.read_bytes, reader.want_bytes) == (2, 4400, 4400)
+    assert reader.error == ""
+
+
+async def test_the_newest_of_a_kind_is_read_once(tmp_path, reads, ran):
+    for name in ("step_9", "step_10"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model").write_bytes(bytes(10))
+    reader, _ = await ran(whole("step_8/model", 10, (0,)), whole("step_9/model", 7, (0,)))
+    assert reads == [("model", 0, 10)]
+    assert (reader.files, reader.want_bytes) == (1, 10)
+
+
+async def test_no_more_than_the_limit_is_read(tmp_path, reads, ran):
+    (tmp_path / "a").write_bytes(bytes(10 * PIECE))
+    reader, _ = await ran(whole("a", 10 * PIECE), limit_bytes=3 * PIECE)
+    assert reader.read_bytes == 3 * PIECE == sum(got for _, _, got in reads)
+
+
+async def test_what_is_shorter_or_gone_is_left_and_the_first_is_told(tmp_path, reads, ran):
+    (tmp_path / "short").write_bytes(bytes(1500))
+    (tmp_path / "folder").mkdir()
+    files = [whole("gone", 10), whole("folder/none", 10), whole("short", 5000)]
+    reader, _ = await ran(*files)
+    assert reads == [("short", 0, 1000), ("short", 1000, 500), ("short", 1500, 0)]
+    assert reader.error == "gone: No such file or directory"
+    assert (reader.files, reader.read_bytes) == (1, 1500)
+
+
+async def test_a_rate_is_kept(tmp_path, reads, ran, monkeypatch):
+    (tmp_path / "a").write_bytes(bytes(3 * PIECE))
+    slept = []
+    monkeypatch.setattr(ahead.time, "sleep", slept.append)
+    monkeypatch.setattr(ahead.time, "monotonic", lambda: 5.0)
+    await ran(whole("a", 3 * PIECE), rate=100.0)
+    assert slept == [0.0, 10.0, 20.0]

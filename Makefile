@@ -10,8 +10,9 @@ ORDER ?= -p no:randomly
 CLOSED := $(shell [ "$$(id -u)" = 0 ] && ! setpriv --reuid=65534 --regid=65534 --clear-groups test -x '$(CURDIR)' && echo yes)
 VENV := $(if $(CLOSED),/var/tmp/bootseer-venv-$(firstword $(shell echo '$(CURDIR)' | cksum)),build/venv)
 BIN := $(VENV)/bin
-# Of its own, for nothing but its tests uses it.
+# Of their own: nothing but its tests uses the one, and the other is changed while tests run.
 TORCH := $(VENV)/torch
+MUTATE := $(VENV)/mutate
 PIP := $(BIN)/pip -qq --disable-pip-version-check
 # Before what makes the venv: its readers are others.
 OPEN := umask 022 &&
@@ -67,6 +68,9 @@ simulate: venv ## several mounts, failing stores and dying processes at random, 
 fuzz: venv ## feed hostile input to all decoders, each for SECONDS (600); ARGS name some
 	@$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
+mutate: $(MUTATE)/installed ## change the code in small ways, and see that a test notices; ARGS="--count 200"
+	@$(MUTATE)/bin/python tests/mutate/run.py $(ARGS)
+
 attacks: venv ## a second user against root, other users and the node, on a real cluster
 	@$(BIN)/pytest $(ORDER) -m attacks $(ARGS)
 
@@ -94,7 +98,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps
@@ -109,6 +113,13 @@ $(VENV)/installed: pyproject.toml $(SOURCES) | $(BIN)/pip deps
 	@echo "installing this checkout into $(VENV)"
 	@rm -rf build/lib* build/bdist* build/temp*
 	@$(OPEN) $(PIP) install $(if $(filter pyproject.toml,$?),'.[dev]',--no-deps --no-build-isolation .)
+	@touch $@
+
+$(MUTATE)/installed: $(VENV)/installed
+	@echo "installing this checkout into $(MUTATE)"
+	@rm -rf build/lib* build/bdist* build/temp*
+	@$(OPEN) $(PYTHON) -m venv $(MUTATE)
+	@$(OPEN) $(MUTATE)/bin/pip -qq --disable-pip-version-check install '.[dev]' cosmic-ray coverage
 	@touch $@
 
 $(TORCH)/installed: | $(VENV)/installed

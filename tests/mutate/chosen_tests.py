@@ -1,0 +1,95 @@
+"""Which tests run which lines, and how long each takes: written by one run of them all.
+
+pytest has it as a plugin, which tells coverage, here and in all processes that a test starts,
+which test is running, and writes what tests took and which failed.
+"""
+
+import json
+import os
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+import pytest
+from coverage import Coverage, CoverageData
+
+TEST = "BOOTSEER_MUTATE_TEST"
+"""Variable of the environment: the test that is running, for coverage in other processes."""
+REPORT = "BOOTSEER_MUTATE_REPORT"
+"""Variable of the environment: the file for what tests took and which failed."""
+_seconds: dict[str, float] = {}
+_failed: list[str] = []
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Have the lines that run from now on counted as this test's."""
+    os.environ[TEST] = item.nodeid
+    if coverage := Coverage.current():
+        coverage.switch_context(item.nodeid)
+    return (yield)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up what a test takes, fixtures included."""
+    _seconds[report.nodeid] = _seconds.get(report.nodeid, 0.0) + report.duration
+    if report.failed:
+        _failed.append(report.nodeid)
+
+
+def pytest_sessionfinish() -> None:
+    """Write the report."""
+    text = json.dumps({"seconds": _seconds, "failed": _failed})
+    Path(os.environ[REPORT]).write_text(text)
+
+
+class TestChoice:
+    """Chooses the tests that could notice a change."""
+
+    def __init__(self, lines: Path, report: Path) -> None:
+        """Read what a run of all tests has left.
+
+        Args:
+            lines: coverage's data.
+            report: what this plugin wrote.
+        """
+        found = json.loads(report.read_text())
+        self._seconds: dict[str, float] = found["seconds"]
+        for test in found["failed"]:
+            self.leave_out(test)
+        data = CoverageData(str(lines))
+        data.read()
+        self._files = {}
+        for path in data.measured_files():
+            name = path[path.rindex("/bootseer/") + 1 :]
+            self._files[name] = {
+                line: set(tests) for line, tests in data.contexts_by_lineno(path).items()
+            }
+
+    def leave_out(self, test: str) -> None:
+        """Choose a test no more: it fails whatever is changed."""
+        self._seconds.pop(test, None)
+
+    def tests(self, path: str, lines: Iterable[int], most_s: float) -> list[str]:
+        """List the tests that run any of these lines, or else any of the file: quickest first.
+
+        Args:
+            path: of the file, from the root of the checkout.
+            lines: that have changed.
+            most_s: that they may take together.
+        """
+        by_line = self._files.get(path, {})
+        found = set().union(*(by_line.get(line, ()) for line in lines))
+        if not found & self._seconds.keys():
+            found = set().union(*by_line.values())
+        chosen: list[str] = []
+        total_s = 0.0
+        for test in sorted(found & self._seconds.keys(), key=lambda test: self._seconds[test]):
+            total_s += self._seconds[test]
+            if chosen and total_s > most_s:
+                break
+            chosen.append(test)
+        return chosen
+
+    def seconds(self, tests: Iterable[str]) -> float:
+        """Say how long these take."""
+        return sum(self._seconds[test] for test in tests)

@@ -1,0 +1,162 @@
+"""Small changes of the code that a test should notice: Cosmic Ray's, and statements left out.
+
+https://cosmic-ray.readthedocs.io: an operator knows the places in a syntax tree (parso's) that it
+can change, and how. Cosmic Ray itself makes every change in every place, which would take weeks
+here; `draw` makes some of them.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import parso
+from cosmic_ray import plugins
+from cosmic_ray.ast import get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+
+REMOVED = "remove-statement"
+_PAIRS = (
+    *("Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is", "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt"),
+    *("Add_Sub", "Sub_Add", "Mul_FloorDiv", "FloorDiv_Mul", "Div_Mul", "Mod_FloorDiv"),
+    *("BitAnd_BitOr", "BitOr_BitAnd", "LShift_RShift", "RShift_LShift"),
+)
+"""Of the operators that one can take the place of, the one that makes a likely mistake."""
+_OTHERS = (
+    *("AddNot", "ReplaceUnaryOperator_Delete_Not", "ReplaceUnaryOperator_Delete_USub"),
+    *("ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue"),
+    *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop"),
+    *("NumberReplacer", "ExceptionReplacer", "RemoveDecorator"),
+)
+
+
+class RemoveStatement(Operator):
+    """Leaves out a call, or what is done to an attribute, an item or a sum."""
+
+    def mutation_positions(self, node: Any) -> Iterator[Any]:
+        """Yield where the node is, if it is such a statement."""
+        if node.parent is not None and node.parent.type == "simple_stmt" and _has_effect(node):
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        """Return what takes its place."""
+        passing = parso.parse("pass").children[0]
+        passing.prefix = node.get_first_leaf().prefix
+        return passing
+
+    @classmethod
+    def examples(cls) -> Any:
+        """Return none: Cosmic Ray asks its own for them."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change.
+
+    Attributes:
+        path: of the file, from the root of the checkout.
+        operator: that makes it.
+        occurrence: which one of those that the operator could make in the file.
+        first_line: of what changes; from 1.
+        last_line: the same.
+    """
+
+    path: str
+    operator: str
+    occurrence: int
+    first_line: int
+    last_line: int
+
+    def code(self, source: str) -> str:
+        """Return the file's text with the change."""
+        changed: str | None = mutate_code(source, _operators()[self.operator], self.occurrence)
+        if changed is None:
+            raise ValueError(f"{self.path} has changed: {self.operator} {self.occurrence}")
+        return changed
+
+
+def draw(root: Path, folders: list[str], count: int, seed: int) -> list[Mutant]:
+    """Draw changes by chance: each place as likely as another, and there each change."""
+    chance = random.Random(seed)
+    paths = sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
+    places = {path: list(_places(str(path.relative_to(root)), path.read_text())) for path in paths}
+    drawn = chance.sample([place for found in places.values() for place in found], count)
+    return [chance.choice(place) for place in drawn]
+
+
+def _places(path: str, source: str) -> Iterator[list[Mutant]]:
+    """Yield what can be changed in a file, each with all changes of one kind."""
+    found: dict[tuple[Any, str], list[Mutant]] = {}
+    occurrences: dict[str, int] = {}
+    for node in _nodes(get_ast(source)):
+        for name, operator in _operators().items():
+            for start, end in operator.mutation_positions(node):
+                mutant = Mutant(path, name, occurrences.get(name, 0), start[0], end[0])
+                occurrences[name] = mutant.occurrence + 1
+                if not _is_declaration(node) and not _is_constant(node):
+                    kind = name.split("_")[0]
+                    found.setdefault((start, kind), []).append(mutant)
+    yield from found.values()
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """Yield a tree's nodes in the order of Cosmic Ray, by which it counts occurrences."""
+    yield node
+    for child in getattr(node, "children", ()):
+        yield from _nodes(child)
+
+
+def _has_effect(node: Any) -> bool:
+    if node.type in ("atom_expr", "power", "await"):
+        return True
+    if node.type != "expr_stmt":
+        return False
+    target, second = node.children[0], node.children[1]
+    return target.type in ("atom_expr", "power") or (second.type == "operator" and second != "=")
+
+
+def _is_declaration(node: Any) -> bool:
+    """Whether it is part of an annotation, a decorator, an assertion or a constant of the module.
+
+    Annotations and assertions are for mypy, and of a decorator it is enough to leave it out. A
+    constant is one of many values that are as good; which is best is for benches to say.
+    """
+    child, parent = node, node.parent
+    while parent is not None:
+        if parent.type in ("decorator", "annassign", "tfpdef") and child in _declared(parent):
+            return True
+        if parent.type in ("param", "funcdef") and child is parent.annotation:
+            return True
+        if parent.type == "assert_stmt":
+            return True
+        if parent.type == "expr_stmt" and parent.parent.parent.type == "file_input":
+            return True
+        child, parent = parent, parent.parent
+    return False
+
+
+def _declared(parent: Any) -> list[Any]:
+    """List what only declares, of a decorator or of a name with its type: not its value."""
+    children: list[Any] = parent.children
+    return children if parent.type == "decorator" else children[:3][-2:]
+
+
+def _is_constant(node: Any) -> bool:
+    """Whether it is a number that is as good as others, as constants of a module are."""
+    return node.type == "number" and node.value not in ("0", "1", "2", "0.0", "1.0")
+
+
+@cache
+def _operators() -> dict[str, Operator]:
+    kinds = ("ReplaceComparisonOperator", "ReplaceBinaryOperator")
+    known = set(plugins.operator_names())
+    names = {f"core/{kind}_{pair}" for kind in kinds for pair in _PAIRS} & known
+    names.update(f"core/{name}" for name in _OTHERS)
+    assert len(names) == len(_PAIRS) + len(_OTHERS)
+    return {name: plugins.get_operator(name)() for name in sorted(names)} | {
+        REMOVED: RemoveStatement()
+    }

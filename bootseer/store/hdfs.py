@@ -150,6 +150,7 @@ class HdfsStore:
         With `known` it is once, with `version` twice.
         """
         path = self._path(check_name(name))
+        knows_version = version is not None or known is None
 
         def work() -> tuple[ObjectInfo, FileReader]:
             if path in self._unended:
@@ -175,7 +176,7 @@ class HdfsStore:
             raise Transient(f"cannot open {name!r} in {self.url}: it changes all the time")
 
         info, file = await self._run("open", name, work)
-        reader = _HdfsReader(self, info, file)
+        reader = _HdfsReader(self, info, file, knows_version=knows_version)
         try:
             yield reader
         finally:
@@ -418,9 +419,12 @@ class HdfsStore:
 class _HdfsReader(Reader):
     """Reads one version, for as long as its blocks are there."""
 
-    def __init__(self, store: HdfsStore, info: ObjectInfo, file: FileReader) -> None:
+    def __init__(
+        self, store: HdfsStore, info: ObjectInfo, file: FileReader, *, knows_version: bool
+    ) -> None:
         self.info = info
         self.closed = False
+        self._knows_version = knows_version
         self._store = store
         self._file = file
 
@@ -444,11 +448,12 @@ class _HdfsReader(Reader):
 
     async def _is_replaced(self) -> bool:
         try:
-            return not self.info.is_version(await self._store.stat(self.info.name))
+            found = await self._store.stat(self.info.name)
         except NotFound:
             return True
         except BootseerError:
             return False
+        return self._knows_version and not self.info.is_version(found)
 
 
 def _info(name: str, status: FileStatus) -> ObjectInfo:

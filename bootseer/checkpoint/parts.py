@@ -42,6 +42,8 @@ _NAMED = "named-"
 _HELD = "held-"
 """The same, of parts that nobody may remove now."""
 _FROM_BYTES = 4096
+_MOST_FOLDERS = 64
+"""Looked into for the parts of one file."""
 _STEP_S = 1.0
 
 
@@ -126,24 +128,14 @@ class Parts:
             raise NotFound(f"{name!r}: its parts are gone")
         await self._store.rename(folder, target)
 
-    async def bring(self, name: str, layout: Layout, before: str = "") -> bool:
+    async def bring(self, name: str, layout: Layout) -> bool:
         """Bring the parts of a file beside it; returns whether they were not there.
-
-        Args:
-            name: of the file.
-            layout: what its manifest says.
-            before: the name that it has come from.
 
         Raises:
             NotFound: they are nowhere.
         """
         beside = parts_beside(name, layout)
-        try:
-            folder, _ = await self.find(name, layout)
-        except NotFound:
-            if not before:
-                raise
-            folder = parts_beside(before, layout)
+        folder, _ = await self.find(name, layout)
         if folder == beside:
             return False
         try:
@@ -201,31 +193,35 @@ class Parts:
             except BootseerError:
                 return
 
-    @asynccontextmanager
-    async def linked(self, name: str, target: str) -> AsyncIterator[None]:
-        """Have the parts of a file found from its new place, until they are there, too.
-
-        Who leaves by an error has them found on.
-        """
+    async def link(self, name: str, target: str) -> str:
+        """Have the parts of a file found from its new place; returns what says so, an object."""
         here, there = above(name), above(target)
         link = f"{parts_of(there)}/{FROM}{secrets.token_hex(8)}"
         text = os.path.relpath(f"/{here}", f"/{there}")
         await publish(self._store, link, text.encode())
-        yield
+        return link
+
+    async def unlink(self, link: str) -> None:
+        """Remove a link when all that it is for has its parts beside it."""
         with suppress(BootseerError):
             await self._store.delete(link)
 
     async def _others(self, folder: str) -> Sequence[str]:
-        """Return the folders that parts may have to be brought from."""
-        found = []
-        for info in await self._store.list(parts_of(folder)):
-            if not info.is_folder and info.name.rpartition("/")[2].startswith(FROM):
-                with suppress(NotFound, Corrupt, ConfigError, UnicodeDecodeError):
-                    text = (await read_all(self._store, info.name, _FROM_BYTES)).decode()
-                    other = _resolve(folder, text)
-                    check_name(parts_of(other))
-                    found.append(other)
-        return found
+        """Return the folders that parts may have to be brought from.
+
+        A file that was moved on before its parts had come is behind several links.
+        """
+        found = [folder]
+        for one in found:
+            for info in await self._store.list(parts_of(one)):
+                if not info.is_folder and info.name.rpartition("/")[2].startswith(FROM):
+                    with suppress(NotFound, Corrupt, ConfigError, UnicodeDecodeError):
+                        text = (await read_all(self._store, info.name, _FROM_BYTES)).decode()
+                        other = _resolve(one, text)
+                        check_name(parts_of(other))
+                        if other not in found and len(found) < _MOST_FOLDERS:
+                            found.append(other)
+        return found[1:]
 
 
 def _are_of(name: str, found: Sequence[ObjectInfo]) -> bool:

@@ -108,6 +108,5 @@ async def sweep(
     if litter.unused:
         again = {info.name for info in await tree.unused_parts(name, despite)}
     removed = [*litter.abandoned, *(u for u in litter.unused if u.name in again)]
-    for info in removed:
-        await tree.remove_left_over(info)
+    await tree.remove_left_over(removed)
     return len(removed)

@@ -271,19 +271,32 @@ class CheckpointTree:
         if entry.is_folder:
             await self._finish_moves(entry.name)
         with self._change(entry.layout, over.layout if over else None):
+            overwrite = over is not None
             if entry.layout is not None:
-                await self._move(entry, entry.layout, target, overwrite=over is not None)
+                await self._move(entry, entry.layout, target, overwrite=overwrite)
             else:
-                await self.store.rename(entry.name, target, overwrite=over is not None)
+                await self.store.rename(entry.name, target, overwrite=overwrite)
                 if not entry.is_folder and above(entry.name) != above(target):
-                    # A striped one may have got the name in the last moment.
-                    now = await self.find(target)
-                    if now is not None and now.layout is not None:
-                        await self.parts.bring(target, now.layout, before=entry.name)
+                    await self._find_parts(entry.name, target)
             self._known.pop(entry.name, None)
             if over is not None and not _share_parts(over, entry.layout):
                 await self.drop_parts(over)
         return replace(entry, info=replace(entry.info, name=target))
+
+    async def _find_parts(self, name: str, target: str) -> None:
+        """Have parts found if a striped file got the name just before it was moved.
+
+        Who gave it that name may still be bringing them to where it was: the link is left to gc.
+        """
+        try:
+            now = await self.find(target)
+        except BootseerError:
+            await self.parts.link(name, target)
+            raise
+        if now is not None and now.layout is not None:
+            await self.parts.link(name, target)
+            with suppress(Corrupt):
+                await self._bring(now)
 
     async def _move(self, entry: Entry, layout: Layout, target: str, *, overwrite: bool) -> None:
         """Move a striped file; at each step it can be read where its name is."""
@@ -296,10 +309,15 @@ class CheckpointTree:
                 await self.store.rename(entry.name, target, overwrite=overwrite)
                 return
             self._unfinished[target] = above(entry.name)
-            async with self.parts.linked(entry.name, target):
-                await self.store.rename(entry.name, target, overwrite=overwrite)
-                # Somebody may have replaced the file in the last moment.
-                await self._bring(await self.stat(target))
+            link = await self.parts.link(entry.name, target)
+            await self.store.rename(entry.name, target, overwrite=overwrite)
+            now = await self.stat(target)
+            if _share_parts(now, layout):
+                await self._bring(now)
+                await self.parts.unlink(link)
+            else:  # It was replaced in the last moment; see `_find_parts`.
+                with suppress(Corrupt):
+                    await self._bring(now)
             self._unfinished.pop(target, None)
 
     async def _finish_moves(self, folder: str) -> None:
@@ -485,8 +503,7 @@ class CheckpointTree:
     async def reap(self, folder: str, older_than_s: float = ABANDONED_S) -> int:
         """Remove what writes and moves have left that were given up; returns of how many."""
         found = await self.left_over(folder, older_than_s)
-        for info in found:
-            await self.remove_left_over(info)
+        await self.remove_left_over(found)
         return len(found)
 
     async def left_over(self, folder: str, older_than_s: float) -> Sequence[ObjectInfo]:
@@ -499,14 +516,16 @@ class CheckpointTree:
             and (info.name.rpartition("/")[2].startswith(MAKING) or _is_link(info))
         ]
 
-    async def remove_left_over(self, info: ObjectInfo) -> None:
+    async def remove_left_over(self, found: Sequence[ObjectInfo]) -> None:
         """Remove what `left_over` has found, when the moves that it is of have been completed."""
-        if _is_link(info):
-            for entry in await self.list(above(above(info.name))):
+        # A file may be behind several links, which are removed only when all of them have served.
+        for folder in {above(above(info.name)) for info in found if _is_link(info)}:
+            for entry in await self.list(folder):
                 with suppress(Corrupt):
                     await self._bring(entry)
-        with suppress(NotFound):
-            await self.store.delete_tree(info.name)
+        for info in found:
+            with suppress(NotFound):
+                await self.store.delete_tree(info.name)
 
     async def unused_parts(self, folder: str, despite: Container[str] = ()) -> Sequence[ObjectInfo]:
         """List the folders of parts below a folder that no manifest below it names.

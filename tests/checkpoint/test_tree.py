@@ -3,6 +3,9 @@
 import operator
 import os
 from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
+from functools import partial
+from itertools import count
 
 import pytest
 import trio
@@ -819,3 +822,62 @@ async def test_a_file_whose_parts_have_gone_is_not_published_by_a_second_attempt
         with pytest.raises(Conflict, match="is missing"):
             await draft.publish()
     assert await read(inner, "a/f") is None
+
+
+class Paced(WrappedStore):
+    """Stops before a step until it may go on."""
+
+    def __init__(self, inner, steps):
+        super().__init__(inner)
+        self.steps = steps
+        self.stopped, self.on = trio.Event(), trio.Event()
+
+    async def around(self, operation, name, call):
+        if not self.steps:
+            self.stopped.set()
+            await self.on.wait()
+        self.steps -= 1
+        return await call()
+
+    async def run(self, work):
+        with suppress(BootseerError):
+            await work(CheckpointTree(self))
+        self.stopped.set()
+
+
+async def interleaved(store, works, steps):
+    """Do two things: steps of the first, of the second, the rest of either; tells who stopped."""
+    ways = [Paced(store, number) for number in steps]
+    async with trio.open_nursery() as nursery:
+        for way, work in zip(ways, works, strict=True):
+            nursery.start_soon(way.run, work)
+            await way.stopped.wait()
+        stopped = [way.steps == 0 for way in ways]
+        for way in ways:
+            way.on.set()
+            await trio.testing.wait_all_tasks_blocked()
+    return stopped
+
+
+@pytest.mark.parametrize("over", [OLD, SMALL])
+@pytest.mark.parametrize("target", ["g", "d/e/h"])
+@pytest.mark.parametrize("order", [1, -1])
+async def test_two_who_move_files_onto_a_name_and_away_from_it(over, target, order):
+    before = MemoryStore()
+    await write(before, "d/f", NEW)
+    await write(before, "d/e/g", over)
+    new, old = [await CheckpointTree(before).stat(name) for name in ("d/f", "d/e/g")]
+    onto = partial(CheckpointTree.rename, entry=new, target="d/e/g", over=old)
+    away = partial(CheckpointTree.rename, entry=old, target=target)
+    for first in count():
+        for second in count():
+            store = deepcopy(before)
+            stopped = await interleaved(store, [onto, away][::order], (first, second))
+            found = [await read(store, name) for name in ("d/f", "d/e/g", target)]
+            assert found.count(NEW) == 1, (first, second, found)
+            assert set(found) <= {NEW, over, None}
+            if not stopped[1]:
+                break
+        if not stopped[0]:
+            break
+    assert first >= 2

@@ -107,9 +107,11 @@ class Publisher:
         if node.draft is not None:
             if not is_empty:
                 return node.draft
-            mode = node.draft.mode
-            await self._discard(node)
-            node.draft = self._drafts.begin(self._nodes.path(node), mode)
+            # Never without one: what is not published has its name by that alone.
+            before = node.draft
+            node.draft = self._drafts.begin(self._nodes.path(node), before.mode)
+            node.failed, node.is_lost = None, False
+            await before.discard()
         else:
             entry = self._reading.version(node)
             base = None if is_empty else self._tree.source(entry)

@@ -380,3 +380,20 @@ async def test_a_folder_lists_what_is_written_in_it_and_nothing_else(served):
         for inode in (ROOT_INODE, folder.inode)
     ]
     assert listed == [[b"a", b"folder"], [b"b"]]
+
+
+async def test_a_file_that_is_emptied_keeps_its_name_though_somebody_looks(served, autojump_clock):
+    """What was written before is removed, which takes its time, while others ask for the name."""
+    handle = await served.write()
+    await served.view.sync(handle)
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    served.store.pause_s = 0.3
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(served.view.truncate, node.inode, handle, 0)
+        for _ in range(5):
+            await trio.sleep(0.1)
+            assert (await served.view.lookup(ROOT_INODE, b"file")).inode == node.inode
+    await served.view.write(handle, 0, b"again")
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    assert await served.content() == b"again"

@@ -72,7 +72,9 @@ def main() -> None:
     parser.add_argument("--write", type=json.loads, default={}, help="WriteOptions, as JSON")
     parser.add_argument("--view", type=json.loads, default={}, help="ViewOptions, as JSON")
     given = parser.parse_args()
-    logging.basicConfig(format="%(message)s", level=logging.ERROR)
+    # To who waits for a line, and to who reads what a failed test has printed.
+    handlers = [logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)]
+    logging.basicConfig(handlers=handlers, format="%(message)s", level=logging.ERROR)
     user = pwd.getpwnam(given.user)
     become(user.pw_name, user.pw_uid, user.pw_gid, keep_lock=False)
     options = CheckpointOptions(

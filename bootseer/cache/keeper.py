@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from bootseer.cache.blocks import checksum, read_map
-from bootseer.cache.size import SUM_BYTES, EntrySize
+from bootseer.cache.size import SUM_BYTES, EntrySize, on_disk
 from bootseer.cache.token import manifest_token
 from bootseer.core import image
 from bootseer.core.image import ImageManifest
@@ -184,7 +184,7 @@ class BlockKeeper:
                 at = self._manifest.block_range(index).start
                 raise Corrupt(f"block {index} at byte {at} has another digest")
             sums.append(checksum(block))
-        if not self._has_room(len(data)):
+        if not self._has_room(on_disk(len(data))):
             raise NoSpace("the block cache is full")
         try:
             pwrite_fully(self._data_fd, data, start)

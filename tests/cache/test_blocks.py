@@ -150,3 +150,13 @@ def test_a_keeper_without_room_keeps_nothing(entry, opened):
     assert keeper.claim(range(1)) == [Claim.GRANTED]
     assert opened().missing(range(1)) == [0]
     keeper.close()
+
+
+def test_room_is_asked_for_in_whole_blocks_of_the_disk(entry):
+    """An entry that is not in use any more is charged for what is on the disk."""
+    asked = []
+    keeper = entry.keeper(lambda size_bytes: asked.append(size_bytes) or True)
+    keeper.keep(2, block(2, 3))
+    keeper.keep(10, block(10))
+    keeper.close()
+    assert asked == [3 * BLOCK, BLOCK] and len(block(10)) < BLOCK

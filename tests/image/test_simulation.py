@@ -567,7 +567,7 @@ MENDS = {
     ),
     "room is asked for before it is used": (
         (BlockKeeper, "_keep"),
-        "if not self._has_room(len(data)):",
+        "if not self._has_room(on_disk(len(data))):",
         "if False:",
     ),
 }

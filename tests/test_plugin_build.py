@@ -147,7 +147,7 @@ def test_embedded_python_gives_advice(built, submit, key, code):
     result = subprocess.run(
         [submit, built.files[1], key],
         env=hostile,
-        stdin=os.open("/dev/null", os.O_RDWR),
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

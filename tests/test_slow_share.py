@@ -45,6 +45,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.leaves_open  # the file is its process's
 class TestTheLine:
     def test_it_is_taken_in_turns_by_all_who_share_it(self, tmp_path: Path) -> None:
         clock = Clock()
@@ -61,6 +62,7 @@ class TestTheLine:
         assert line.reserve(100) == clock.now_ns + NS_PER_S // 10
 
 
+@pytest.mark.leaves_open  # the folder is its process's
 class TestTheView:
     async def test_it_shows_the_source(self, source: Path) -> None:
         view = FolderView(source)

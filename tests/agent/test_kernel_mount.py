@@ -199,6 +199,7 @@ def test_files_that_are_not_the_block_caches_are_not_mounted(filled, tmp_path, w
     assert not (tmp_path / "job").exists()
 
 
+@pytest.mark.leaves_open  # a broker has its slots until it ends
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_the_broker_mounts_what_is_handed_over_and_listed(broker, filled, is_listed):
     broker.settings.kernel_mount[:] = [digest_of(filled)] if is_listed else []

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections import Counter
+from contextlib import closing
 
 import pytest
 import trio
@@ -94,13 +95,12 @@ def mount(snapshot, tmp_path, nursery):
     entry = open_entry(cache_in(tmp_path), snapshot.manifest)
     folder = tmp_path / "mnt"
     folder.mkdir()
+    made = []
 
     async def serve(mounted, connection, task_status):
         tree = Tree(snapshot.index.rows, snapshot.manifest.size_bytes, 1234, 2345)
-        cached = entry.blocks()
-        with mounted.serving:
+        with closing(entry.blocks()) as cached, mounted.serving:
             await serve_tree(tree, mounted.content, connection, cached, task_status=task_status)
-        cached.close()
 
     async def mount(present):
         keeper = entry.keeper(lambda size_bytes: True)
@@ -109,12 +109,15 @@ def mount(snapshot, tmp_path, nursery):
             keeper.keep(index, memoryview(snapshot.content)[block.start : block.stop])
         keeper.close()
         mounted = Mounted(folder, Blocks(snapshot.content), entry, snapshot.index.rows)
+        made.append(mounted)
         mounted.connection = attach(folder, os.getuid(), 0, MountOptions(read_only=True))
         await nursery.start(serve, mounted, os.dup(mounted.connection))
         return mounted
 
     yield mount
     detach(folder)
+    for mounted in made:
+        os.close(mounted.connection)
     entry.close()
 
 

@@ -175,6 +175,7 @@ class EnvRun:
             self.kill()
             self._server.kill()
             self._server.join()
+            self._server.close()
             self.said.seek(0)
             text = self.said.read().decode()
             self.said.close()

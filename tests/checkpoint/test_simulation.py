@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 
 from bootseer.checkpoint import source as source_module
 from bootseer.checkpoint import write as write_module
+from bootseer.checkpoint.batch import walk
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.holders import Closing, Holders, Look
 from bootseer.checkpoint.identity import Owners
@@ -532,7 +533,7 @@ class World:
         """Look at the store when nobody is at it any more."""
         tree = CheckpointTree(self.store)
         # What a crash has left beside them makes these suspicious.
-        stumps = [name for name in FILES if await self._is_stump(tree, name)]
+        stumps = [entry.name for entry in await walk(tree, "") if _is_stump(entry)]
         await sweep(tree, "", await find_litter(tree, "", -1, stumps), stumps)
         assert list(await tree.unused_parts("")) == []
         left = [n for n in self.store._entries if f"/{PARTS_FOLDER}/{MAKING}" in f"/{n}"]
@@ -546,10 +547,6 @@ class World:
                 expected = self.truth.now[path]
                 lengths = [None if each is None else len(each) for each in expected]
                 assert content in expected, f"{path} is not one of {lengths} bytes"
-
-    async def _is_stump(self, tree, path):
-        entry = await tree.find(path)
-        return entry is not None and entry.info.size_bytes < len(MAGIC) and bool(entry.problem)
 
     async def content(self, tree, path):
         entry = await tree.find(path)
@@ -656,6 +653,10 @@ async def simulate(plan, world):
         for mount in world.mounts:
             await mount.end()
     await world.check()
+
+
+def _is_stump(entry):
+    return entry.info.size_bytes < len(MAGIC) and bool(entry.problem)
 
 
 def check(plan):

@@ -33,7 +33,8 @@ pytestmark = pytest.mark.root  # nodes are mount namespaces
 PATIENCE_S = 30.0
 FILES = {f"d{number % 3}/{number}": f"content {number}\n" * 100 for number in range(8)}
 INSTALL = """
-exec 9>{place}/installing
+exec 8>{place}/looking 9>{place}/installing
+flock -s 8  # for a moment, while somebody looks at what is there
 flock -n 9 || echo clash >> {folder}/log
 echo run >> {folder}/log
 mkdir -p {place}/target/d0 {place}/target/d1 {place}/target/d2
@@ -101,7 +102,7 @@ class World:
             assert status < 0 and self.killed["command"], said
 
     def check_between_commands(self, node):
-        with (node / "installing").open("w") as lock, suppress(BlockingIOError):
+        with (node / "looking").open("w") as lock, suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.check(node)
 

@@ -17,9 +17,18 @@ from bootseer.core import table
 from bootseer.core.fields import Fields
 from bootseer.core.holdout import MOSTLY, count_read
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
-from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch, Trace, check_disjoint
+from bootseer.core.trace import (
+    COMPLETE,
+    MISSED,
+    PARTIAL,
+    UNPACKED,
+    UNPACKED_LEAST_BYTES,
+    UNPACKED_SHARE,
+    Touch,
+    Trace,
+    check_disjoint,
+)
 from bootseer.errors import Corrupt
-from bootseer.units import MIB
 
 MAGIC = b"BSHOTSET"
 VERSION = 1
@@ -39,12 +48,6 @@ JOIN_MS = 250
 
 JOIN_GAP_BYTES = 16 * 1024
 """Ranges closer than this become one: a gap costs less to read than a request."""
-
-WHOLE_SHARE = 0.9
-"""Of an image, or of what is not hot in it: who touches so much has unpacked or copied it."""
-
-WHOLE_LEAST_BYTES = 64 * MIB
-"""A smaller image is read ahead as a whole before a program has started."""
 
 DOUBTS = 3
 """Starts in a row that have mostly not read what was prefetched, until it is given up."""
@@ -204,11 +207,11 @@ def _age(trace: Trace) -> tuple[int, str, str]:
 
 
 def _in_part(traces: list[Trace]) -> list[Trace]:
-    """Leave out the traces of starts that read nearly all of the image.
+    """Leave out the traces of starts that unpacked or copied the image.
 
     What a prefetched start did not miss may have been read from memory: it counts without that.
     """
-    parts = [t for t in traces if t.kind == MISSED or not _is_whole(t, 0)]
+    parts = [t for t in traces if t.kind == MISSED or not _is_unpacking(t)]
     hot = coalesce(t.range for trace in _recorded(parts) for t in trace.touches)
     hot_bytes = total_bytes(hot)
     return [t for t in parts if t.kind != MISSED or not _is_whole(t, hot_bytes)]
@@ -227,11 +230,15 @@ def _doubting(missed: list[Trace]) -> list[str]:
     return list(last)[::-1]
 
 
+def _is_unpacking(trace: Trace) -> bool:
+    return trace.usage == UNPACKED if trace.usage else _is_whole(trace, 0)
+
+
 def _is_whole(trace: Trace, hot_bytes: int) -> bool:
-    if trace.size_bytes < WHOLE_LEAST_BYTES:
+    if trace.size_bytes < UNPACKED_LEAST_BYTES:
         return False
     touched_bytes = sum(t.stop - t.start for t in trace.touches)
-    return touched_bytes >= WHOLE_SHARE * (trace.size_bytes - hot_bytes)
+    return touched_bytes >= UNPACKED_SHARE * (trace.size_bytes - hot_bytes)
 
 
 def _recorded(traces: list[Trace]) -> list[Trace]:

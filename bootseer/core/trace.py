@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from bootseer.core.fields import Fields
 from bootseer.core.holdout import PIECES
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt
+from bootseer.units import MIB
 
 MAGIC = b"BSTRACE\0"
 VERSION = 1
@@ -26,6 +28,17 @@ PARTIAL = "partial"
 MISSED = "missed"
 """What a start read beyond what was prefetched for it."""
 KINDS = (COMPLETE, PARTIAL, MISSED)
+
+MOUNTED = "mounted"
+"""Programs ran from the image, and read here and there."""
+UNPACKED = "unpacked"
+"""The image was read from its beginning on: unpacked or copied, as far as that had come."""
+USAGES = ("", MOUNTED, UNPACKED)
+"""How a start used the image; "" where that cannot be told."""
+UNPACKED_SHARE = 0.9
+"""Of the bytes up to the last one read, or of what is not hot: who reads so much unpacks."""
+UNPACKED_LEAST_BYTES = 64 * MIB
+"""A smaller image is read ahead as a whole before a program has started."""
 
 
 class Touch(NamedTuple):
@@ -55,6 +68,7 @@ class Trace:
         touches: ordered by first touch; ranges do not overlap.
         holdout: ranges that are hot and were not prefetched, to see whether the start reads them;
             empty if that was not looked at, or says nothing.
+        usage: see `USAGES`.
     """
 
     digest: str
@@ -65,6 +79,7 @@ class Trace:
     kind: str
     touches: tuple[Touch, ...]
     holdout: tuple[ByteRange, ...] = ()
+    usage: str = ""
 
     def encode(self) -> bytes:
         """Encode as a file."""
@@ -76,6 +91,7 @@ class Trace:
             "node": self.node,
             "kind": self.kind,
             "holdout": self.holdout,
+            "usage": self.usage,
         }
         return table.encode(MAGIC, VERSION, header, _ROW, self.touches)
 
@@ -97,12 +113,30 @@ def decode(data: bytes, name: str) -> Trace:
         kind=fields.text("kind", 20),
         touches=tuple(Touch(*row) for row in rows),
         holdout=tuple(fields.ranges("holdout", PIECES)) if fields.has("holdout") else (),
+        usage=fields.text("usage", 20) if fields.has("usage") else "",
     )
     if trace.kind not in KINDS:
         raise Corrupt(f"{name}: {trace.kind!a} is not a kind of trace")
+    if trace.usage not in USAGES:
+        raise Corrupt(f"{name}: {trace.usage!a} is no usage of an image")
     check_disjoint([touch.range for touch in trace.touches], trace.size_bytes, name)
     check_disjoint(list(trace.holdout), trace.size_bytes, name)
     return trace
+
+
+def usage_of(kind: str, touches: Sequence[Touch]) -> str:
+    """Tell by what a start has read how it used the image; see `USAGES`.
+
+    Args:
+        kind: of the trace. What was prefetched leaves nothing to tell by.
+        touches: all of it.
+    """
+    if kind == MISSED or not touches:
+        return ""
+    end = max(touch.stop for touch in touches)
+    touched_bytes = sum(touch.stop - touch.start for touch in touches)
+    is_unpacking = end >= UNPACKED_LEAST_BYTES and touched_bytes >= UNPACKED_SHARE * end
+    return UNPACKED if is_unpacking else MOUNTED
 
 
 def check_disjoint(ranges: list[ByteRange], size_bytes: int, name: str) -> None:

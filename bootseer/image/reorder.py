@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from bootseer.core.hotset import HotRange, HotSet
-from bootseer.core.trace import COMPLETE, Touch, Trace
+from bootseer.core.trace import COMPLETE, MOUNTED, Touch, Trace
 from bootseer.errors import NotFound
 from bootseer.image import catalog
 from bootseer.image.identity import Identity, identify, open_image
@@ -150,6 +150,7 @@ class Reordering:
             node=_NODE,
             kind=COMPLETE,
             touches=touches,
+            usage=MOUNTED,  # though all that is hot comes first
         )
         await publish_trace(self._store, trace, traces_per_run=1)
         return (await rebuild(self._store, identity, runs_kept=1)).hot_set

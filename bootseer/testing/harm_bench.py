@@ -39,7 +39,7 @@ _OTHER = "other.sqsh"
 _REPLACED = "replaced.sqsh"
 _KEY = "--bootseer=harm"
 _READ_SHARE = 0.85
-"""Of the image, by a start that is just not taken for one that unpacks."""
+"""Of the image, but its beginning: by a start that is just not taken for one that unpacks."""
 _LEFT_BYTES = GIB
 """Of memory, under pressure."""
 _TASKS = 8
@@ -120,7 +120,7 @@ class HarmBench:
         image = f"{NEAR}/{_IMAGE}"
         part_bytes = int((self._share / _IMAGE).stat().st_size * _READ_SHARE)
         self._record("right", f"/shared/train.sh {image} {' '.join(self._command)}", image)
-        self._record("whole", f"head -c {part_bytes} {image} > /dev/null", image)
+        self._record("whole", f"tail -c {part_bytes} {image} > /dev/null", image)
         # What no start of this program reads.
         find = 'cat $(find / -xdev -name "*.so*" -size +20M -path "*xgboost*")'
         others = shlex.join(ch_run(Path(image), self._lab.containers, "sh", "-c", find))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan
 from bootseer.core.speed import Speed
 from bootseer.core.stripe import Layout, Unit
-from bootseer.core.trace import KINDS, MISSED, Touch, Trace
+from bootseer.core.trace import KINDS, MISSED, MOUNTED, Touch, Trace
 
 IMAGE_BYTES = 1 << 20
 _PAGE = 4096
@@ -28,7 +30,9 @@ def touches(draw: st.DrawFn, size_bytes: int = IMAGE_BYTES) -> tuple[Touch, ...]
 
 
 @st.composite
-def traces(draw: st.DrawFn, digest: str = "sqfs1-test") -> Trace:
+def traces(
+    draw: st.DrawFn, digest: str = "sqfs1-test", usages: Sequence[str] = ("", MOUNTED)
+) -> Trace:
     """Draw a trace of one image; runs and nodes repeat."""
     run = draw(st.integers(1, 6))
     kind = draw(st.sampled_from(KINDS))
@@ -42,6 +46,7 @@ def traces(draw: st.DrawFn, digest: str = "sqfs1-test") -> Trace:
         kind=kind,
         touches=draw(touches()),
         holdout=tuple(touch.range for touch in held),
+        usage=draw(st.sampled_from(usages)),
     )
 
 

@@ -1,6 +1,7 @@
 """Traces, hot sets and warm plans: what is written is read back, what is damaged is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ HOT = HotSet("sqfs1-x", 8192, ("c.1",), (HotRange(0, 4096, 3, 1_000_000),), 2)
 CODECS = {"trace": (trace.decode, TRACE), "hot set": (hotset.decode, HOT)}
 
 
-@given(bst.traces())
+@given(bst.traces(usages=trace.USAGES))
 def test_a_trace_is_read_back(t):
     assert trace.decode(t.encode(), "t") == t
 
@@ -154,3 +155,10 @@ def test_a_hot_set_of_too_many_ranges_is_refused(monkeypatch):
     monkeypatch.setattr(hotset, "MAX_RANGES", 0)
     with pytest.raises(Corrupt, match="1 ranges"):
         hotset.decode(HOT.encode(), "h")
+
+
+@pytest.mark.parametrize(("field", "value"), [("kind", "most"), ("usage", "eaten")])
+def test_a_trace_of_another_kind_is_refused(field, value):
+    bad = replace(TRACE, **{field: value})
+    with pytest.raises(Corrupt, match=value):
+        trace.decode(bad.encode(), "t")

@@ -1,5 +1,7 @@
 """Merging traces: order-free, idempotent, complete, aged."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,16 @@ from bootseer.core import hotset
 from bootseer.core.hotset import merge
 from bootseer.core.order import prefetch_order
 from bootseer.core.ranges import ByteRange, total_bytes
-from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch, Trace
+from bootseer.core.trace import (
+    COMPLETE,
+    MISSED,
+    MOUNTED,
+    PARTIAL,
+    UNPACKED,
+    Touch,
+    Trace,
+    usage_of,
+)
 from bootseer.testing import strategies as bst
 
 DIGEST = "sqfs1-test"
@@ -179,6 +190,32 @@ def test_who_unpacks_an_image_makes_nothing_hot(kind):
     assert hot_bytes(large(1, PART), large(2, ALL, kind)) == pytest.approx(0.05)
     missed = large(3, [(0.3, 0.31)], MISSED)
     assert hot_bytes(whole, part, missed) == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("kind", [COMPLETE, PARTIAL])
+@pytest.mark.parametrize("to", [0.07, 0.4, 1.0])
+def test_nor_does_who_had_not_unpacked_all_of_it_when_recording_ended(to, kind):
+    step = to / 50  # what the kernel only read ahead is left out
+    trace = large(1, [(n * step, (n + 0.95) * step) for n in range(50)], kind)
+    usage = usage_of(kind, trace.touches)
+    assert usage == UNPACKED
+    assert hot_bytes(replace(trace, usage=usage)) == 0
+    assert hot_bytes(replace(trace, usage=MOUNTED)) == pytest.approx(0.95 * to, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("shares", "kind", "usage"),
+    [
+        (PART, COMPLETE, MOUNTED),
+        ([(0.2, 0.9)], COMPLETE, MOUNTED),  # a large file, and nothing before
+        ([(0.0, 0.05)], COMPLETE, MOUNTED),  # little
+        ([(0.0, 0.5), (0.9, 0.95)], PARTIAL, MOUNTED),
+        (ALL, MISSED, ""),
+        ([], COMPLETE, ""),
+    ],
+)
+def test_what_is_read_here_and_there_is_mounted(shares, kind, usage):
+    assert usage_of(kind, large(1, shares).touches) == usage
 
 
 def test_so_does_not_who_unpacks_it_after_a_prefetch():

@@ -12,17 +12,18 @@ from bootseer.testing.lab import SHARE
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 
 IMAGE = f"{SHARE}/large.img"
-SIZE_MB = 200
+SIZE_MB = 240
+FIRST_MB = 40
 RECORDED_MB = 80
 BOOTSEER = ("--bootseer=train", f"--bootseer-image={IMAGE}")
 
 
 @pytest.fixture
 def large(lab):
-    """The cluster, with an image of which the recorded start has read the first 80 MB."""
+    """The cluster, with an image of which the recorded start has read 80 MB in the middle."""
     path = lab.images / "large.img"
     path.write_bytes(os.urandom(SIZE_MB * 1_000_000))
-    start(lab, 0, RECORDED_MB)
+    start(lab, FIRST_MB, RECORDED_MB)
     yield lab
     path.unlink()
 
@@ -44,7 +45,7 @@ def held_out(said):
 def test_what_three_starts_have_not_read_is_given_up(large):
     hot_bytes, doubts = [], []
     for number in range(4):
-        job = start(large, RECORDED_MB + 5 + 25 * number, 20, "--bootseer-wait=10")
+        job = start(large, FIRST_MB + RECORDED_MB + 5 + 25 * number, 20, "--bootseer-wait=10")
         hot_bytes.append(large.stages(job)["hotset.read"]["bytes"])
         show = [site.bootseer(), "hot", "ls", "--json"]
         (shown,) = json.loads(large.cluster.run(show, user="alice").stdout)
@@ -62,7 +63,7 @@ def test_what_three_starts_have_not_read_is_given_up(large):
 
 
 def test_a_start_that_reads_it_publishes_nothing_for_having_been_looked_at(large):
-    job = start(large, 0, RECORDED_MB, "--bootseer-wait=10")
+    job = start(large, FIRST_MB, RECORDED_MB, "--bootseer-wait=10")
     stages = large.stages(job)
     read, pieces = held_out(stages["image.record"]["detail"])
     assert pieces > 16 and read > 0.5 * pieces  # but for what is forgotten

@@ -17,7 +17,7 @@ from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.core.reads import NodeReads, combine
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import Speed
-from bootseer.core.trace import COMPLETE, MAX_TOUCHES, Touch, Trace
+from bootseer.core.trace import COMPLETE, MAX_TOUCHES, Touch, Trace, usage_of
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.traces import publish_trace, read_hot_set, rebuild
 from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events
@@ -103,6 +103,7 @@ async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImag
 
 
 def _trace(task: Task, image: dict[str, Any]) -> Trace:
+    touches = tuple(Touch(*touch) for touch in image["touches"][:MAX_TOUCHES])
     return Trace(
         digest=image["digest"],
         size_bytes=image["size_bytes"],
@@ -110,8 +111,9 @@ def _trace(task: Task, image: dict[str, Any]) -> Trace:
         started_ns=task.job.started_ns,
         node=task.job.node,
         kind=image["kind"],
-        touches=tuple(Touch(*touch) for touch in image["touches"][:MAX_TOUCHES]),
+        touches=touches,
         holdout=tuple(ByteRange(*piece) for piece in image["holdout"]),
+        usage=usage_of(image["kind"], touches),
     )
 
 

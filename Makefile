@@ -35,6 +35,9 @@ venv: $(VENV)/installed ## the virtual environment, with this checkout installed
 test: venv ## run the tests; ARGS go to pytest
 	@$(BIN)/pytest $(ARGS)
 
+test-quick: venv ## those that need no daemons
+	@$(BIN)/pytest -m 'not (slurm or hdfs or kerberos or torch or faults or attacks or simulations)' $(ARGS)
+
 demo: venv ## cold start against warm start on a local Slurm cluster
 	@$(BIN)/bootseer dev demo $(ARGS)
 
@@ -98,7 +101,7 @@ fmt: venv ## format Python and C
 clean: ## remove all that was built, images and virtual environment included
 	@rm -rf build $(VENV) *.egg-info
 
-.PHONY: help deps venv test demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test test-quick demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

@@ -72,6 +72,7 @@ OPERATIONS = (
     *("finish", "rename", "delete", "delete_tree", "mkdir"),
 )
 USUAL = {errno.ENOENT, errno.EAGAIN, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY}
+STATE = b"user.bootseer.state"
 EXPECTED = (BootseerError, OSError)
 """How operations of files fail; anything else ends a test."""
 
@@ -446,9 +447,9 @@ class Mount:
                 truth.end(change, done, possible)
 
     async def remove(self, path):
-        """Remove a file."""
+        """Remove a file, or what waits here to be published: what others have is there then."""
         change = self.world.truth.begin(self, [path])
-        done = False
+        certain = False
         with ExitStack() as stack:
             try:
                 folder, _, name = path.rpartition("/")
@@ -456,13 +457,14 @@ class Mount:
                 found = await self.view.lookup(parent, name.encode())
                 stack.enter_context(self.using(found.inode))
                 async with self.change_names(parent):
+                    state = await self.view.extended(found.inode, STATE)
                     await self.view.remove(parent, name.encode())
-                self.say("removed", path)
-                done = True
+                self.say("removed", path, state)
+                certain = state == b"complete"
             except EXPECTED as error:
                 self.say("remove", path, repr(error))
             finally:
-                self.world.truth.end(change, done, {name: {None} for name in change.names})
+                self.world.truth.end(change, certain, {n: {None} for n in change.names})
 
     async def gc(self):
         """What `bootseer ckpt gc` does."""

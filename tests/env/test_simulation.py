@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, given, note, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from bootseer.testing.env_actors import EnvRun
@@ -110,9 +110,14 @@ class World:
         found = {
             str(path.relative_to(node / "target")): path.read_text()
             for path in (node / "target").rglob("*")
-            if path.is_file()
+            if path.is_file() and not self.is_unpacking(node, path)
         }
         assert found == FILES, f"{sorted(found)}: not all of it is there"
+
+    def is_unpacking(self, node, path):
+        """Whether a file is not yet where it belongs: a restore is at work."""
+        is_temporary = path.relative_to(node / "target").parts[0].startswith(".target.bootseer-")
+        return is_temporary and any(run.node == node for run in self.running)
 
     def log(self):
         return (self.folder / "log").read_text().split()
@@ -209,8 +214,10 @@ def check(plan):
                     world.look()
                     time.sleep(0.01)
             world.end()
+        except AssertionError:
+            print("\n".join(world.told))  # Hypothesis would print what happens the next time
+            raise
         finally:
-            note("\n".join(world.told))
             for run in world.running:
                 with suppress(AssertionError):
                     run.kill()

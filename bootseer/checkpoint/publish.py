@@ -179,6 +179,20 @@ class Publisher:
                     if node.draft is not None and not node.draft.is_lost:
                         await node.draft.drain()
 
+    async def empty_folder(self, folder: Node) -> None:
+        """Take out of a folder what is made of files that are removed and still open.
+
+        Raises:
+            BootseerError: something that was written cannot be stored.
+        """
+        for node in list(self._nodes.by_inode.values()):
+            if node.parent == folder.inode and not node.has_name:
+                async with node.lock:
+                    if node.draft is not None and node.draft.is_lost:
+                        await node.draft.discard()
+                    elif node.draft is not None:
+                        await node.draft.leave_folder()
+
     async def abandon(self, node: Node) -> None:
         """Give up a version that nobody has open to write, and leave the file as it was."""
         if node.draft is not None:

@@ -461,6 +461,7 @@ class CheckpointView:
     async def _remove_folder(self, node: Node) -> None:
         if self._nodes.being_written(node.inode):
             raise _os_error(errno.ENOTEMPTY)
+        await self.publisher.empty_folder(node)
         try:
             await self._tree.remove_folder(self._nodes.path(node))
         except Conflict as error:

@@ -72,7 +72,7 @@ class Draft:
         self.mtime_ns: int | None = None
         self.size_bytes = base.size_bytes if base else 0
         self.changed = True
-        self._was_given_up = False
+        self._was_given_up = self._has_left = False
         self._attempts = Attempts()
         self._tree = shared.tree
         self._pipelines = shared.pipelines
@@ -144,8 +144,24 @@ class Draft:
         Args:
             name: where it will be published now.
         """
+        if self._has_left:
+            return
         self.name = name
         self._folder = self._dealer.folder = making_folder(name, self._parts_id)
+
+    async def leave_folder(self) -> None:
+        """Be made at the root of the tree from now on: its file is removed, and its folder will be.
+
+        Raises:
+            BootseerError: see `drain`.
+        """
+        await self.drain()
+        before = self._folder
+        self.move(self._parts_id)
+        if self._dealer.parts and self._folder != before:
+            with suppress(NotFound):  # none of them was ever made
+                await self._tree.store.rename(before, self._folder)
+        self._has_left = True
 
     def move_base(self, name: str) -> None:
         """Learn that the version which it started out as has another name."""

@@ -397,3 +397,20 @@ async def test_a_file_that_is_emptied_keeps_its_name_though_somebody_looks(serve
     await served.view.flush(handle)
     await served.view.close(handle)
     assert await served.content() == b"again"
+
+
+async def test_a_folder_goes_though_a_file_that_was_removed_from_it_is_open(served):
+    top = await served.view.make_folder(ROOT_INODE, b"top", 0o755)
+    folder = await served.view.make_folder(top.inode, b"folder", 0o755)
+    handle = await served.write(parent=folder.inode)
+    await served.view.sync(handle)
+    await served.view.remove(folder.inode, b"file")
+    await served.view.remove_folder(top.inode, b"folder")
+    await served.view.rename(ROOT_INODE, b"top", ROOT_INODE, b"other", 0)
+    await served.view.write(handle, 0, b"new")
+    await served.view.sync(handle)
+    assert await served.view.read(handle, 0, UNIT) == (b"new" + CONTENT[3:])[:UNIT]
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    assert [info.name for info in await served.inner.list("other")] == []
+    assert not [name for name in served.inner._entries if "making-" in name]

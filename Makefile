@@ -122,7 +122,7 @@ $(MUTATE)/installed: $(VENV)/installed
 	@echo "installing this checkout into $(MUTATE)"
 	@rm -rf build/lib* build/bdist* build/temp*
 	@$(OPEN) $(PYTHON) -m venv $(MUTATE)
-	@$(OPEN) $(MUTATE)/bin/pip -qq --disable-pip-version-check install '.[dev]' cosmic-ray coverage
+	@$(OPEN) $(MUTATE)/bin/pip -qq --disable-pip-version-check install '.[dev]' setuptools wheel cosmic-ray coverage
 	@touch $@
 
 $(TORCH)/installed: | $(VENV)/installed

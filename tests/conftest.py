@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from bootseer.errors import Unavailable
@@ -23,6 +24,10 @@ REQUIRE_ALL = "BOOTSEER_TESTS_REQUIRE_ALL"
 """Variable of the environment: if set, nothing may be missing."""
 LEAVING_S = 5.0
 """For threads that nobody waits for any more."""
+
+# How long something takes is for benches to say: others are at work beside these tests.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @cache

@@ -214,7 +214,7 @@ class Parts:
         found = [folder]
         for one in found:
             for info in await self._store.list(parts_of(one)):
-                if not info.is_folder and info.name.rpartition("/")[2].startswith(FROM):
+                if is_link(info):
                     with suppress(NotFound, Corrupt, ConfigError, UnicodeDecodeError):
                         text = (await read_all(self._store, info.name, _FROM_BYTES)).decode()
                         other = _resolve(one, text)
@@ -222,6 +222,11 @@ class Parts:
                         if other not in found and len(found) < _MOST_FOLDERS:
                             found.append(other)
         return found[1:]
+
+
+def is_link(info: ObjectInfo) -> bool:
+    """Tell whether an object says where else parts may be."""
+    return not info.is_folder and info.name.rpartition("/")[2].startswith(FROM)
 
 
 def _are_of(name: str, found: Sequence[ObjectInfo]) -> bool:

@@ -19,10 +19,10 @@ import trio
 import xxhash
 
 from bootseer.checkpoint.parts import (
-    FROM,
     MAKING,
     Parts,
     above,
+    is_link,
     let_others_step,
     making_folder,
     parts_beside,
@@ -243,7 +243,7 @@ class CheckpointTree:
         if found:
             await self.reap(name)
             for info in await self.store.list(parts_of(name)):
-                if _is_link(info):  # for files that are not here
+                if is_link(info):  # for files that are not here
                     await self.store.delete(info.name)
             await self.store.delete(parts_of(name))
         await self.store.delete(name)
@@ -513,13 +513,13 @@ class CheckpointTree:
             info
             for info in await self.store.list(parts_of(folder))
             if info.mtime_ns <= before_ns
-            and (info.name.rpartition("/")[2].startswith(MAKING) or _is_link(info))
+            and (info.name.rpartition("/")[2].startswith(MAKING) or is_link(info))
         ]
 
     async def remove_left_over(self, found: Sequence[ObjectInfo]) -> None:
         """Remove what `left_over` has found, when the moves that it is of have been completed."""
         # A file may be behind several links, which are removed only when all of them have served.
-        for folder in {above(above(info.name)) for info in found if _is_link(info)}:
+        for folder in {above(above(info.name)) for info in found if is_link(info)}:
             for entry in await self.list(folder):
                 with suppress(Corrupt):
                     await self._bring(entry)
@@ -681,10 +681,6 @@ def _share_parts(entry: Entry, layout: Layout | None) -> bool:
     return (
         entry.layout is not None and layout is not None and entry.layout.parts_id == layout.parts_id
     )
-
-
-def _is_link(info: ObjectInfo) -> bool:
-    return not info.is_folder and info.name.rpartition("/")[2].startswith(FROM)
 
 
 def _may_be_a_stump(info: ObjectInfo) -> bool:

@@ -156,12 +156,13 @@ class Draft:
             BootseerError: see `drain`.
         """
         await self.drain()
-        before = self._folder
-        self.move(self._parts_id)
-        if self._dealer.parts and self._folder != before:
-            with suppress(NotFound):  # none of them was ever made
-                await self._tree.store.rename(before, self._folder)
-        self._has_left = True
+        if not self._has_left:
+            with suppress(NotFound):  # no part was made, or an attempt before has come so far
+                await self._tree.store.rename(
+                    self._folder, making_folder(self._parts_id, self._parts_id)
+                )
+            self.move(self._parts_id)
+            self._has_left = True
 
     def move_base(self, name: str) -> None:
         """Learn that the version which it started out as has another name."""

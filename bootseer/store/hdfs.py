@@ -150,15 +150,15 @@ class HdfsStore:
         With `known` it is once, with `version` twice.
         """
         path = self._path(check_name(name))
-        knows_version = version is not None or known is None
 
-        def work() -> tuple[ObjectInfo, FileReader]:
+        def work() -> _HdfsReader:
             if path in self._unended:
                 self._end(path)
             if version is None and known is not None:
                 reader = self._client().read(path)
                 if len(reader) >= known.size_bytes:
-                    return replace(known, size_bytes=len(reader)), reader
+                    info = replace(known, size_bytes=len(reader))
+                    return _HdfsReader(self, info, reader, knows_version=False)
             until = time.monotonic() + _SETTLE_S
             while time.monotonic() < until:
                 before = version or _info(name, self._client().get_file_info(path))
@@ -171,12 +171,11 @@ class HdfsStore:
                 check_version(after, version, self.url)
                 if after.is_version(before):
                     if len(reader) == before.size_bytes:
-                        return after, reader
+                        return _HdfsReader(self, after, reader, knows_version=True)
                     time.sleep(_PAUSE_S)
             raise Transient(f"cannot open {name!r} in {self.url}: it changes all the time")
 
-        info, file = await self._run("open", name, work)
-        reader = _HdfsReader(self, info, file, knows_version=knows_version)
+        reader = await self._run("open", name, work)
         try:
             yield reader
         finally:

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--write", type=json.loads, default={}, help="WriteOptions, as JSON")
     parser.add_argument("--view", type=json.loads, default={}, help="ViewOptions, as JSON")
     given = parser.parse_args()
-    # To who waits for a line, and to who reads what a failed test has printed.
+    # Tests wait for lines on stdout; stderr is in the output of a test that fails.
     handlers = [logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)]
     logging.basicConfig(handlers=handlers, format="%(message)s", level=logging.ERROR)
     user = pwd.getpwnam(given.user)

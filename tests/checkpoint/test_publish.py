@@ -405,6 +405,10 @@ async def test_a_folder_goes_though_a_file_that_was_removed_from_it_is_open(serv
     handle = await served.write(parent=folder.inode)
     await served.view.sync(handle)
     await served.view.remove(folder.inode, b"file")
+    served.store.error = Unavailable("no NameNode")
+    with pytest.raises(Unavailable):
+        await served.view.remove_folder(top.inode, b"folder")
+    served.store.error = None
     await served.view.remove_folder(top.inode, b"folder")
     await served.view.rename(ROOT_INODE, b"top", ROOT_INODE, b"other", 0)
     await served.view.write(handle, 0, b"new")

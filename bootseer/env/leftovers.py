@@ -1,8 +1,9 @@
-"""Temporary folders beside targets or in them, and what of these the killed leave behind.
+"""Temporary folders, and what of these the killed leave behind.
 
 Who makes one has a lock on it (flock(2)) for as long as it is in use. One that has none, and can be
-locked, is nobody's any more: the next `env run` with that target removes it, before the key is made
-of what the target holds. Standard library only: see `bootseer.env.run`.
+locked, is nobody's any more: the next `env run` removes it. Those of a target are beside it or in
+it, and are removed before the key is made of what the target holds. Standard library only: see
+`bootseer.env.run`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from contextlib import suppress
 
 _NAME_CHARS = 60
@@ -38,21 +40,34 @@ def remove_leftovers(target: str) -> None:
     above, name = os.path.split(target)
     pattern = re.compile(re.escape(_prefix(name)) + "[0-9a-f]{16}")
     for folder in (above, target):
-        with suppress(OSError):
-            for found in os.listdir(folder):
-                if pattern.fullmatch(found):
-                    _remove(os.path.join(folder, found))
+        remove_unused(folder, pattern)
+
+
+def remove_unused(folder: str, pattern: re.Pattern[str], older_s: float = 0) -> None:
+    """Remove temporary folders that nobody uses, as far as that can be told.
+
+    Args:
+        folder: path of the one that they are in.
+        pattern: of their whole names.
+        older_s: remove only those that nothing was put into for this long, because who makes one
+            in this folder cannot lock it at once.
+    """
+    with suppress(OSError):
+        for found in os.listdir(folder):
+            if pattern.fullmatch(found):
+                _remove(os.path.join(folder, found), older_s)
 
 
 def _prefix(name: str) -> str:
     return f".{name[:_NAME_CHARS]}.bootseer-"
 
 
-def _remove(path: str) -> None:
+def _remove(path: str, older_s: float) -> None:
     with suppress(OSError):
         fd = os.open(path, _FOLDER)
         try:
-            if os.fstat(fd).st_uid != os.geteuid():
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < older_s:
                 return
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for folder, inside, _ in os.walk(path):

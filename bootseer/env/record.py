@@ -17,11 +17,16 @@ import time
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from bootseer.env.key import Part
+from bootseer.env.leftovers import note_use, remove_unused
 
 MOST = 50
 """Of files, and of variables, that are named."""
 _MOST_BYTES = 16 << 20
 _FOLDER = "BOOTSEER_ENV_RECORD"
+_PREFIX = "bootseer-reads-"
+_NAME = re.compile(re.escape(_PREFIX) + r"\w{8}", re.ASCII)
+_FRESH_S = 60.0
+"""A folder that is younger may be one that is not locked yet."""
 
 _HOOK = r"""
 def _record():
@@ -143,12 +148,16 @@ class Record:
         self._given = environ
         self._targets = targets
         self._folder = ""
+        self._lock = -1
         self._began_s = 0.0
 
     def __enter__(self) -> Record:
         """Have Pythons note what they read; where that cannot be, nothing is noted."""
         try:
-            self._folder = tempfile.mkdtemp(prefix="bootseer-reads-")
+            remove_unused(tempfile.gettempdir(), _NAME, _FRESH_S)
+            self._folder = tempfile.mkdtemp(prefix=_PREFIX)
+            self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            note_use(self._lock)
             with open(os.path.join(self._folder, "sitecustomize.py"), "w") as file:
                 file.write(_HOOK)
         except OSError:
@@ -163,6 +172,8 @@ class Record:
         """Remove it."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
 
     def not_in(self, parts: Iterable[Part], cwd: str) -> Reads:
         """Return what was read so far and is in no part of a key.

@@ -168,11 +168,11 @@ def test_leaving_says_what_was_to_be_said_and_waits_for_no_thread(code):
         f"print('said'); leave({code})"
     )
     ended = subprocess.run(
-        [sys.executable, "-E", "-c", program], stdout=subprocess.PIPE, timeout=30
+        [sys.executable, "-EP", "-c", program], stdout=subprocess.PIPE, timeout=30
     )
     assert (ended.returncode, ended.stdout) == (code, b"said\n")
     with open("/dev/full", "w") as full:
-        ended = subprocess.run([sys.executable, "-E", "-c", program], stdout=full, timeout=30)
+        ended = subprocess.run([sys.executable, "-EP", "-c", program], stdout=full, timeout=30)
     assert ended.returncode == (code or 1)
     closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-E", "-c", program]
     assert subprocess.run(closed, timeout=30).returncode == code

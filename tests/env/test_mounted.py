@@ -73,7 +73,7 @@ class Mounted:
 
     async def run(self, code, *args):
         """Run code in a process of its own; this one may not touch the mount."""
-        argv = [sys.executable, "-E", "-c", code, self.path, *map(str, args)]
+        argv = [sys.executable, "-EP", "-c", code, self.path, *map(str, args)]
         done = await trio.run_process(argv, capture_stdout=True, check=False)
         assert done.returncode == 0
         return done.stdout

@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +107,20 @@ def test_nothing_of_it_stays(place, monkeypatch):
     with Record({"A": "b"}, []) as record:
         assert record.environ == {"A": "b"}
         assert record.not_in([], "/") == Reads()
+
+
+def test_what_a_killed_one_has_left_goes_with_the_next(place, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(place / "target"))
+    left = {age: Path(tempfile.mkdtemp(prefix="bootseer-reads-")) for age in (0, 3600)}
+    for age, folder in left.items():
+        (folder / "sitecustomize.py").touch()
+        os.utime(folder, (time.time() - age,) * 2)
+    with Record({}, []) as used:
+        os.utime(used.environ["BOOTSEER_ENV_RECORD"], (0, 0))
+        with Record({}, []):
+            assert len(os.listdir(place / "target")) == 3
+    # What is young may belong to one that begins.
+    assert os.listdir(place / "target") == [left[0].name]
 
 
 def test_there_are_never_too_many(place):

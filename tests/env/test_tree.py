@@ -156,7 +156,7 @@ def test_files_of_a_lower_layer_are_seen_though_they_have_another_device_number(
 def test_what_is_mounted_below_is_left_out(folder):
     mount = ["mount", "-t", "tmpfs", "none", str(folder / "lib/deep")]
     look = f"import sys; from bootseer.env.tree import scan; print(sorted(scan({str(folder)!r})))"
-    script = f'{" ".join(mount)} && exec "$0" -c "$1"'
+    script = f'{" ".join(mount)} && exec "$0" -P -c "$1"'
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, sys.executable, look],
         capture_output=True,

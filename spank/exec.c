@@ -21,7 +21,7 @@ enum {
     VARIABLE_MAX = 8 * 1024, /* bytes of one variable's value */
     LINE_MAX_BYTES = 1000,   /* of an output line; the rest of it is dropped */
     LINES_MAX = 500,         /* a child's output must not flood slurmd's log */
-    TURN_MS = 10,            /* how soon an exit is noticed that closes no pipe */
+    TURN_MS = 10,            /* how soon an exit is noticed where no descriptor tells it */
     TERM_MS = 500,           /* from SIGTERM to SIGKILL */
     REAP_MS = 1000,          /* for a killed child to be gone; one in D state is left behind */
 };
@@ -214,10 +214,23 @@ void child_wait(pid_t pid, int timeout_ms)
     waitpid(pid, NULL, WNOHANG);
 }
 
+/* Returns a descriptor that can be read once the child has exited, or -1: Linux has it from 5.3. */
+static int exit_descriptor(pid_t pid)
+{
+#ifdef SYS_pidfd_open
+    return (int)syscall(SYS_pidfd_open, pid, 0);
+#else
+    (void)pid;
+    return -1;
+#endif
+}
+
 int child_follow(pid_t pid, int output, int timeout_ms, line_f *line)
 {
     int64_t deadline = now_ms() + timeout_ms, left_ms;
-    struct pollfd stream = {.fd = output, .events = POLLIN};
+    struct pollfd streams[] = {{.fd = output, .events = POLLIN},
+                               {.fd = exit_descriptor(pid), .events = POLLIN}};
+    int turn_ms = streams[1].fd < 0 ? TURN_MS : timeout_ms;
     struct lines lines = {.line = line};
     bool exited, late = false;
     int status = 0;
@@ -226,19 +239,21 @@ int child_follow(pid_t pid, int output, int timeout_ms, line_f *line)
      * the node. Looking for the exit before reading loses nothing that was written before it. */
     for (;;) {
         exited = has_exited(pid);
-        if (stream.fd >= 0 && !drain(stream.fd, &lines))
-            stream.fd = -1; /* poll() skips it and only sleeps */
+        if (streams[0].fd >= 0 && !drain(streams[0].fd, &lines))
+            streams[0].fd = -1; /* poll() skips it */
         left_ms = deadline - now_ms();
         late = !exited && left_ms <= 0;
         if (exited || late)
             break;
-        poll(&stream, 1, left_ms < TURN_MS ? (int)left_ms : TURN_MS);
+        poll(streams, 2, left_ms < turn_ms ? (int)left_ms : turn_ms);
     }
     if (late)
         child_kill(pid);
     waitpid(pid, &status, WNOHANG);
     lines_end(&lines);
     close(output);
+    if (streams[1].fd >= 0)
+        close(streams[1].fd);
     return late ? -1 : status;
 }
 

@@ -124,11 +124,13 @@ class Truth:
         written: all versions that may ever have been published.
         now: what a name may be: versions, None for nothing. A name that several have changed at
             once is not here.
+        names: all that something was or may have been moved to.
     """
 
     def __init__(self):
         self.written = {b""}
         self.now = {name: {None} for name in FILES}
+        self.names = set(FILES)
         self.changes = []
 
     def begin(self, owner, names):
@@ -139,6 +141,9 @@ class Truth:
 
     def widen(self, change, names):
         change.names |= set(names)
+        for name in change.names - self.names:
+            self.now[name] = {None}
+        self.names |= change.names
         for other in self.changes:
             if other is not change and other.names & change.names:
                 other.is_alone = change.is_alone = False
@@ -148,7 +153,7 @@ class Truth:
         for change in self.changes:
             if change.owner is owner:
                 news = [new + n[len(old) :] for n in change.names if f"{n}/".startswith(f"{old}/")]
-                self.widen(change, [name for name in news if name in self.now or name in FILES])
+                self.widen(change, news)
 
     def end(self, change, certain, possible):
         """Learn what a change has come to.
@@ -410,10 +415,10 @@ class Mount:
 
     async def _rename(self, old, new):
         truth = self.world.truth
-        below = [n[len(old) :] for n in FILES if f"{n}/".startswith(f"{old}/")]
+        below = [n[len(old) :] for n in truth.names if f"{n}/".startswith(f"{old}/")]
         pairs = [(old + end, new + end) for end in below]
         names = {name for pair in pairs for name in pair} | {
-            name for name in FILES if f"{name}/".startswith(f"{new}/")
+            name for name in truth.names if f"{name}/".startswith(f"{new}/")
         }
         change = truth.begin(self, names)
         possible = {name: {None} for name in change.names}

@@ -102,16 +102,20 @@ class Judge:
         self._starts = [r.start for r, _ in ordered]
         self._ends = [end for _, end in ordered]
         self._own_bytes = 0
+        self._fresh: Sequence[ByteRange] = ()
 
     def note(self, fresh: Sequence[ByteRange], done_bytes: int, now_ms: int) -> None:
-        """Note what has come into memory.
+        """Note what has come into memory since the last time.
+
+        Whose it is, is told the next time: only then is all of it said that was read ahead of it.
 
         Args:
             fresh: that is; in file order.
-            done_bytes: of the hot set, that have been read ahead by now.
+            done_bytes: of the hot set, that are said to have been read ahead by now.
             now_ms: of a clock.
         """
-        self._own_bytes += sum(self._own(r, done_bytes + _UNDER_WAY_BYTES) for r in fresh)
+        self._own_bytes += sum(self._own(r, done_bytes + _UNDER_WAY_BYTES) for r in self._fresh)
+        self._fresh = fresh
         is_read = touching(self._piece_ranges, fresh)
         self._read.update(compress(self._pieces, is_read))
         for piece in self._pieces:

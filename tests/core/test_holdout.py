@@ -70,59 +70,72 @@ def judge():
     return Judge(pieces, [ByteRange(r.start + PIECE_BYTES, r.stop) for r in HOT])
 
 
+def note(one, fresh, done_bytes, now_ms):
+    """Have one sample show this, and the next one nothing."""
+    one.note(fresh, done_bytes, now_ms)
+    one.note([], done_bytes, now_ms)
+
+
 def piece(number):
     return ByteRange(number * 16 * MIB, number * 16 * MIB + 4096)
 
 
 def test_a_start_that_has_not_begun_is_no_reason_to_stop():
     one = judge()
-    one.note(HOT, SIZE, 0)  # all of it has been read ahead
+    note(one, HOT, SIZE, 0)  # all of it has been read ahead
     assert one.is_worth(60_000)
 
 
 def test_a_start_that_reads_other_things_is_one():
     one = judge()
-    one.note([BEYOND], 200 * MIB, 0)
+    note(one, [BEYOND], 200 * MIB, 0)
     assert one.is_worth(499)  # give it time
     assert not one.is_worth(500)
 
 
 def test_pieces_that_are_not_read_ahead_yet_say_nothing():
     one = judge()
-    one.note([BEYOND], -1, 0)
+    note(one, [BEYOND], -1, 0)
     assert one.is_worth(5000)
-    one.note([], 20 * MIB, 5000)
+    note(one, [], 20 * MIB, 5000)
     assert one.is_worth(5499) and not one.is_worth(5500)
+
+
+def test_what_is_read_ahead_faster_than_it_is_said_is_not_the_starts_own():
+    one = judge()
+    for at in range(0, 500, 100):  # what a sample shows is said before the next one
+        one.note(HOT[at : at + 100], at * MIB, 250 * at)
+    assert one.is_worth(60_000)
 
 
 def test_what_is_hot_and_far_from_read_ahead_shows_that_the_start_has_begun():
     one = judge()
-    one.note([ByteRange(300 * MIB, 310 * MIB)], 200 * MIB, 0)
+    note(one, [ByteRange(300 * MIB, 310 * MIB)], 200 * MIB, 0)
     assert not one.is_worth(1000)
     other = judge()
-    other.note([ByteRange(201 * MIB, 211 * MIB)], 200 * MIB, 0)  # this may be on its way
+    note(other, [ByteRange(201 * MIB, 211 * MIB)], 200 * MIB, 0)  # this may be on its way
     assert other.is_worth(1000)
 
 
 @pytest.mark.parametrize(("start_mib", "is_worth"), [(40, True), (60, True), (300, False)])
 def test_of_a_long_range_the_first_part_has_been_read_ahead(start_mib, is_worth):
     one = Judge([Piece(0, PIECE_BYTES, 0)], [ByteRange(PIECE_BYTES, SIZE)])
-    one.note([ByteRange(start_mib * MIB, (start_mib + 10) * MIB)], 50 * MIB, 0)
+    note(one, [ByteRange(start_mib * MIB, (start_mib + 10) * MIB)], 50 * MIB, 0)
     assert one.is_worth(1000) == is_worth
 
 
 @pytest.mark.parametrize(("read", "is_worth"), [(5, False), (6, True), (12, True)])
 def test_half_is_enough(read, is_worth):
     one = judge()
-    one.note([BEYOND], 191 * MIB, 0)  # twelve
-    one.note([piece(n) for n in range(read)], 191 * MIB, 300)
+    note(one, [BEYOND], 191 * MIB, 0)  # twelve
+    note(one, [piece(n) for n in range(read)], 191 * MIB, 300)
     assert one.is_worth(2000) == is_worth
 
 
 def test_a_start_that_catches_up_has_it_go_on():
     one = judge()
-    one.note([BEYOND], 191 * MIB, 0)
+    note(one, [BEYOND], 191 * MIB, 0)
     assert not one.is_worth(1000)
     for number in range(6):
-        one.note([piece(number)], 191 * MIB, 1500)
+        note(one, [piece(number)], 191 * MIB, 1500)
     assert one.is_worth(1500)

@@ -11,6 +11,7 @@ from bootseer.agent.supervisor.image_record import MAX_RANGES, JobImage
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
 from bootseer.core.holdout import Judge
+from bootseer.core.ranges import coalesce, total_bytes
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.image.record import Pages, Recorder
 from bootseer.units import NS_PER_S
@@ -37,6 +38,7 @@ class WatchedImage(JobImage):
             pages.close()
             raise
         self._recorder = Recorder(pages, leading)
+        self._leading_bytes = total_bytes(coalesce(leading))
         super().__init__(path, digest, self._recorder.size_bytes)
         self._began_ns = time.monotonic_ns()
         self._began_wall_ns = time.time_ns()
@@ -55,7 +57,8 @@ class WatchedImage(JobImage):
         self._touched_bytes += self._recorder.sample(now_ms)
         if self._judge is not None:
             fresh = [touch.range for touch in self._recorder.touches[noted:]]
-            self._judge.note(fresh, self.done_bytes, now_ms)
+            # The tables come first, and are not hot.
+            self._judge.note(fresh, max(0, self.done_bytes - self._leading_bytes), now_ms)
 
     def is_worth(self) -> bool:
         """Whether it is worth while to read on ahead."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from itertools import compress
 from typing import Any
 
 from bootseer.core.event import Event
@@ -28,6 +29,7 @@ class JobImage(ABC):
         is_prefetched: whether any are.
         done_bytes, want_bytes: how far that is.
         is_used: the job has asked for it, and not only its plan.
+        is_cut_short: the job has ended in the window, perhaps amid its start.
     """
 
     def __init__(self, path: str, digest: str, size_bytes: int) -> None:
@@ -42,6 +44,7 @@ class JobImage(ABC):
         self.done_bytes = 0
         self.want_bytes = 0
         self.is_used = True
+        self.is_cut_short = False
 
     def note_prefetch(self, message: dict[str, Any]) -> None:
         """Remember which ranges the worker reads ahead: they are no news when they arrive."""
@@ -113,10 +116,14 @@ class JobImage(ABC):
         held = [piece.range for piece in self.holdout]
         held = [r for r, is_known in zip(held, touching(held, known), strict=True) if not is_known]
         touched = [touch.range for touch in news]
-        read = count_read(held, touched)
+        are_read = list(touching(held, touched))
+        read = sum(are_read)
+        asked = len(held)
+        if self.is_cut_short:  # perhaps it had not come to what follows the last that it read
+            asked = max(compress(range(1, asked + 1), are_read), default=asked)
         beyond_bytes = total_bytes(subtract(touched, held))
         hot_bytes = total_bytes(self.prefetched) * read / len(held) if held else 0.0
-        doubts = self._doubts or read < MOSTLY * len(held)
+        doubts = self._doubts or read < MOSTLY * asked
         if held and doubts and hot_bytes + beyond_bytes >= IDLE_BYTES:
             return news, held
         rest = [t for t, is_held in zip(news, touching(touched, held), strict=True) if not is_held]

@@ -66,8 +66,15 @@ class Window:
         self._has_task = trio.Event()
         self._scope = trio.CancelScope()
 
-    def close(self) -> None:
-        """Let it end now."""
+    def close(self, *, is_cut_short: bool = False) -> None:
+        """Let it end now.
+
+        Args:
+            is_cut_short: because the job has ended.
+        """
+        if is_cut_short and not self._scope.cancel_called:
+            for image in self.images:
+                image.is_cut_short = not self.recorded.is_set()
         self._scope.cancel()
 
     async def linger(self) -> None:

@@ -277,9 +277,9 @@ class Agent:
         self.note(event)
         return {"ok": True}
 
-    def _close_windows(self) -> None:
+    def _close_windows(self, *, is_cut_short: bool = False) -> None:
         for window in self._windows:
-            window.close()
+            window.close(is_cut_short=is_cut_short)
 
     async def _finish(self, timeout_s: float) -> dict[str, Any]:
         if self._finishing:
@@ -289,7 +289,7 @@ class Agent:
         deadline = trio.current_time() + timeout_s - _KILL_S
         with trio.CancelScope(shield=True):
             self._keeping.end()
-            self._close_windows()
+            self._close_windows(is_cut_short=True)
             for window in self._windows:
                 await window.recorded.wait()
             if self._checkpoint is not None:

@@ -261,12 +261,17 @@ class Mount:
 
     # Programs
 
-    async def read(self, path):
-        """Read a file from beginning to end."""
+    async def read(self, path, *, listed=False):
+        """Read a file from beginning to end; one that is looked up, or is in a listing."""
         folder, _, name = path.rpartition("/")
         with ExitStack() as stack:
             parent = await self.walk(stack, folder, make=False)
-            found = await self.view.lookup(parent, name.encode())
+            if listed:
+                found = dict(await self.view.entries(parent)).get(name.encode())
+                if found is None:
+                    return
+            else:
+                found = await self.view.lookup(parent, name.encode())
             inode = stack.enter_context(self.using(found.inode))
             written = self.writing[inode]
             opened = await self.view.open(inode, os.O_RDONLY)
@@ -282,6 +287,10 @@ class Mount:
             if written == self.writing[inode] and not written % 2:
                 self.world.check_version(path, bytes(content))
                 self.say("read", path, len(content))
+
+    async def read_listed(self, path):
+        """Read a file that is in a listing."""
+        await self.read(path, listed=True)
 
     async def write(self, path):
         """Write a file, from nothing or what is there, and close it."""
@@ -566,8 +575,8 @@ class World:
             await source.close()
 
 
-KINDS = ["read"] * 4 + ["write"] * 5 + ["replace", "rename", "rename", "remove", "forget", "forget"]
-KINDS += ["rename folder", "rename folder", "away", "back", "die", "gc"]
+KINDS = ["read"] * 3 + ["read_listed", "replace", "rename", "rename", "remove", "forget", "forget"]
+KINDS += ["write"] * 5 + ["rename folder", "rename folder", "away", "back", "die", "gc"]
 PAUSES_S = [0.0, 0.0, 0.05, 0.3, 1.0, 3.0, 100.0]
 DAYS_S = 3 * 86400.0
 STEP = st.tuples(
@@ -635,7 +644,7 @@ async def simulate(plan, world):
                 continue
             elif kind == "gc":
                 mount.nursery.start_soon(run, mount, mount.gc)
-            elif kind in ("read", "write", "remove"):
+            elif kind in ("read", "read_listed", "write", "remove"):
                 mount.nursery.start_soon(run, mount, getattr(mount, kind), path)
             elif kind == "rename":
                 mount.nursery.start_soon(run, mount, mount.rename, path, other)

@@ -10,11 +10,14 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from bootseer.errors import Conflict, Denied
-from bootseer.posix import pwrite_fully, sync_folder
+from bootseer.posix import pwrite_fully, sync_folder, write_fully
 from bootseer.store.oserror import translated
 from bootseer.units import MIB, format_numbers
 
@@ -58,6 +61,7 @@ class Landing:
         self._unsynced: list[int] = []
         self._journal = -1
         self._is_published = False
+        self._has_failed = False
         self.done: set[int] = set()
         with translated("write", path, _HERE):
             self._fd = self._lock(_open_own(self._temporary))
@@ -69,7 +73,7 @@ class Landing:
 
     def put(self, offset: int, data: bytes) -> None:
         """Write a piece at its place."""
-        with translated("write", self.path, _HERE):
+        with self._writing():
             pwrite_fully(self._fd, data, offset)
 
     def note(self, offset: int) -> bool:
@@ -82,11 +86,10 @@ class Landing:
         if self._journal < 0:
             return
         written, self._unsynced = self._unsynced, []
-        if written:
-            with translated("write", self.path, _HERE):
+        if written and not self._has_failed:
+            with self._writing():
                 os.fdatasync(self._fd)
-                os.write(self._journal, format_numbers(written).encode() + b"\n")
-                os.fdatasync(self._journal)
+                self._write_journal(format_numbers(written).encode() + b"\n")
 
     def publish(self, mode: int | None, mtime_ns: int) -> None:
         """Give the complete file its name, in the place of what is there.
@@ -96,11 +99,7 @@ class Landing:
         """
         with translated("write", self.path, _HERE):
             self._check_name(self._fd)
-            if mode is None:
-                umask = os.umask(0o077)
-                os.umask(umask)
-                mode = 0o666 & ~umask
-            os.fchmod(self._fd, mode)
+            os.fchmod(self._fd, 0o666 & ~_umask() if mode is None else mode)
             os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
             os.rename(self._temporary, self.path)
@@ -126,6 +125,24 @@ class Landing:
             if fd >= 0:
                 os.close(fd)
         self._journal = self._fd = -1
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Have the journal name nothing more once a write has failed.
+
+        The kernel tells once that it has lost something, and not what: any piece that the journal
+        does not name yet.
+        """
+        try:
+            with translated("write", self.path, _HERE):
+                yield
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _write_journal(self, lines: bytes) -> None:
+        write_fully(self._journal, memoryview(lines))
+        os.fdatasync(self._journal)
 
     def _lock(self, fd: int) -> int:
         """Keep other processes from the file in the making, which is open as `fd`; returns that."""
@@ -163,8 +180,7 @@ class Landing:
             if self._journal >= 0:
                 os.close(self._journal)
                 self._journal = _open_own(self._journal_path, os.O_APPEND | os.O_EXCL)
-                os.write(self._journal, first)
-                os.fdatasync(self._journal)
+                self._write_journal(first)
         os.ftruncate(self._fd, self._size_bytes)
 
     def _go_on(self, first: bytes, *, is_old: bool) -> None:
@@ -181,8 +197,7 @@ class Landing:
                 kept += line
         # A line that a crash has cut short must not become the beginning of another.
         os.ftruncate(self._journal, 0)
-        os.write(self._journal, kept)
-        os.fdatasync(self._journal)
+        self._write_journal(kept)
 
 
 def leftovers(path: str) -> None:
@@ -206,13 +221,21 @@ def _open_own(path: str, flags: int = 0) -> int:
     Raises:
         Denied: it is somebody else's, or no file: what it says would be believed.
     """
-    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
+    flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(FileExistsError):  # some shares give what is made here another owner
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    fd = os.open(path, flags)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(fd)
         raise Denied(f"{path} is in the way and not a file of yours; remove it")
     return fd
+
+
+def _umask() -> int:
+    """Return the umask; to set it, as umask(2) does, would be seen by other threads."""
+    found = re.search(r"^Umask:\s*([0-7]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1], 8) if found else 0o077
 
 
 def _pieces(line: bytes, count: int) -> list[int] | None:

@@ -19,6 +19,7 @@ import trio
 
 from bootseer.checkpoint.batch import Failure, Tally, background, each, limits_for, walk
 from bootseer.checkpoint.compare import has_content, is_same_time, same_content
+from bootseer.checkpoint.describe import find_parts, problems_of_parts
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.landing import Landing, leftovers
 from bootseer.checkpoint.pipelines import WriteOptions
@@ -27,8 +28,8 @@ from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.checkpoint.write import Drafts
 from bootseer.core import stripe
 from bootseer.core.ranges import ByteRange
-from bootseer.core.stripe import PARTS_FOLDER
-from bootseer.errors import BootseerError, ConfigError, Conflict, Unavailable
+from bootseer.core.stripe import PARTS_FOLDER, Layout
+from bootseer.errors import BootseerError, ConfigError, Conflict, Corrupt, Unavailable
 from bootseer.posix import read_fully
 from bootseer.store.name import check_name
 from bootseer.store.oserror import translated
@@ -44,7 +45,8 @@ class ImportOptions:
 
     Attributes:
         plain: every file as one ordinary object.
-        checksum: compare the content of ordinary objects that are there, not their times alone.
+        checksum: compare the content of ordinary objects that are there, not their times alone;
+            and read the parts of striped files.
     """
 
     plain: bool = False
@@ -138,10 +140,24 @@ class _Import:
         if there.problem is not None or there.size_bytes != file.size_bytes:
             return False
         if there.layout is not None:
-            return not self._options.plain and await has_content(fd, there.layout)
+            return not self._options.plain and await self._is_there_striped(fd, there, there.layout)
         if self._options.checksum or not self._tree.store.capabilities.attributes:
             return await same_content(self._fetcher, self._tree, there, fd)
         return is_same_time(there.info.mtime_ns, file.status.st_mtime_ns)
+
+    async def _is_there_striped(self, fd: int, there: Entry, layout: Layout) -> bool:
+        """Compare the checksums, and see that the parts are there: this may be the last copy."""
+        if not await has_content(fd, layout):
+            return False
+        _, parts = await find_parts(self._tree, there, layout)
+        if problems_of_parts(there, layout, parts):
+            return False
+        if not self._options.checksum:
+            return True
+        try:
+            return await same_content(self._fetcher, self._tree, there, fd)
+        except Corrupt:
+            return False
 
     async def _bring(self, fd: int, file: _Local, over: Entry | None) -> None:
         is_plain = self._options.plain or file.size_bytes <= self._write.unit_bytes
@@ -234,7 +250,8 @@ async def export_files(
             files, lambda entry: work.one(entry, path_of(entry)), lambda entry: entry.name, tally
         )
     with translated("write", target, _HERE):
-        for folder in reversed(folders):
+        # What has failed is to come with the next export, into folders that may be written.
+        for folder in reversed(folders if not tally.failures else []):
             # A folder that is only put into is left as it is.
             is_ours = is_new or folder.name != name
             if folder.name and is_ours and tree.store.capabilities.attributes:
@@ -258,7 +275,8 @@ class _Export:
         """Export a file, unless it is there."""
         source = self._tree.source(entry)
         if await self._is_there(entry, path):
-            await trio.to_thread.run_sync(leftovers, path)
+            with suppress(OSError):  # nothing can be left where nothing can be written
+                await trio.to_thread.run_sync(leftovers, path)
             self._tally.skip(entry.size_bytes)
             return
         version = {

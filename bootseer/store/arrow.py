@@ -136,7 +136,7 @@ class ArrowStore:
                 if version is not None:
                     # Asked for before, it could be of one that was replaced until then.
                     info = self._need(name, parts)
-                described = ObjectInfo(name, file.size(), info.mtime_ns or 0, version=tag)
+                described = ObjectInfo(name, file.size(), _mtime_ns(info), version=tag)
                 check_version(described, version, self.url)
                 return _ArrowReader(self, described, parts, file, lease)
 
@@ -462,5 +462,10 @@ def _is_folder(info: FileInfo) -> bool:
 
 
 def _described(name: str, info: FileInfo) -> ObjectInfo:
+    return ObjectInfo(name, info.size or 0, _mtime_ns(info), _is_folder(info))
+
+
+def _mtime_ns(info: FileInfo) -> int:
+    """Return a time to the second: some servers list more of it than they tell of an object."""
     mtime_ns: Any = info.mtime_ns
-    return ObjectInfo(name, info.size or 0, mtime_ns or 0, _is_folder(info))
+    return (mtime_ns or 0) // NS_PER_S * NS_PER_S

@@ -17,10 +17,11 @@ from bootseer.checkpoint.landing import PREFIX, Landing
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.core.stripe import MAGIC
-from bootseer.errors import BootseerError, Conflict, Corrupt, Denied
+from bootseer.core.stripe import MAGIC, PARTS_FOLDER
+from bootseer.errors import BootseerError, Conflict, Corrupt, Denied, NoSpace
 from bootseer.store.local import LocalStore
 from bootseer.store.wrap import WrappedStore
+from bootseer.testing.damage import flip
 from bootseer.testing.fault_store import FlakyStore, FullStore
 
 UNIT = 4096
@@ -176,6 +177,20 @@ async def test_checksum_finds_what_times_hide(store, source, tmp_path, direction
         assert (await fetch(store, target)).skipped_files == 5
         assert (await fetch(store, target, checksum=True)).skipped_files == 4
         assert shape(target) == shape(source)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+async def test_what_was_lost_is_imported_again(store, source, tmp_path, checksum):
+    await bring(store, source)
+    parts = tmp_path / "store/run" / PARTS_FOLDER
+    for part in parts.glob("*/0000"):
+        if checksum:
+            flip(part)
+        else:
+            part.unlink()
+    assert (await bring(store, source, checksum=checksum)).done_files
+    assert not (await fetch(store, tmp_path / "target")).failures
+    assert shape(tmp_path / "target") == shape(source)
 
 
 async def test_plain_replaces_what_is_striped(store, source, tmp_path):
@@ -344,6 +359,48 @@ class TestLanding:
         made = self.begin(tmp_path / "file")
         assert made.done == {0, 1, 3}
         made.close()
+
+    def test_names_nothing_more_once_a_write_has_failed(self, tmp_path, monkeypatch):
+        """The kernel tells once that it has lost something, of whatever it had not stored yet."""
+        made = self.begin(tmp_path / "file")
+        for offset in (0, 2):
+            made.put(offset, b"12")
+        made.note(0)
+
+        def fdatasync(fd):
+            monkeypatch.undo()
+            raise OSError(errno.EDQUOT, "quota")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fdatasync)
+            with pytest.raises(NoSpace):
+                made.sync()
+        made.note(2)
+        made.sync()
+        assert self.ended(made) == set()
+
+    def test_a_line_that_is_written_in_portions_is_whole(self, tmp_path, monkeypatch):
+        made = self.begin(tmp_path / "file")
+        made.put(2, b"12")
+        made.note(2)
+        write = os.write
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda fd, data: write(fd, data[:1]))
+            made.sync()
+        assert self.ended(made) == {1}
+
+    def ended(self, made):
+        made.close()
+        again = self.begin(made.path)
+        again.close()
+        return again.done
+
+    def test_the_umask_is_read_and_not_set(self):
+        before = os.umask(0o027)
+        try:
+            assert landing._umask() == 0o027
+        finally:
+            assert os.umask(before) == 0o027
 
     @pytest.mark.parametrize("cut", range(1, 5))
     def test_a_line_that_was_cut_short_does_not_count(self, tmp_path, cut):

@@ -10,7 +10,7 @@ from pyarrow import fs
 
 from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient, Unavailable
 from bootseer.store import arrowfs
-from bootseer.store.arrow import ArrowStore
+from bootseer.store.arrow import ArrowStore, _described
 from bootseer.store.arrowerror import translate
 from bootseer.store.base import publish, read_all
 from bootseer.store.limit import LimitStore
@@ -55,6 +55,13 @@ def everything(store):
     filesystem, path = arrowfs.connect(store._whole_url)
     found = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
     return [info.path for info in found if info.is_file]
+
+
+def test_times_that_are_listed_are_those_of_an_object():
+    """Some servers list milliseconds, and what they tell of an object has seconds, as HTTP has."""
+    times = (1_672_628_645_123_000_000, 1_672_628_645_000_000_000)
+    listed, told = (fs.FileInfo("name", fs.FileType.File, size=3, mtime_ns=ns) for ns in times)
+    assert _described("name", listed) == _described("name", told)
 
 
 async def test_a_prefix_is_a_root_of_its_own(server):

@@ -205,16 +205,23 @@ async def _send(
         nonlocal sent_bytes
         part = manifest.part_range(index)
         name = catalog.part_object(digest, index)
-        if not again and await _has(store, name, part.size_bytes):
+        there_bytes = await _stored_bytes(store, name)
+        if not again and there_bytes == part.size_bytes:
             progress.done_bytes += part.size_bytes
             return
-        async with store.create(name) as writer:
-            for chunk in split(part, _CHUNK_BYTES):
-                data = await trio.to_thread.run_sync(_read_again, opened, manifest, chunk)
-                await writer.write(data)
-                progress.done_bytes += len(data)
-                sent_bytes += len(data)
-            await writer.commit()
+        # What was not there is not replaced: somebody may read it who has got it from another.
+        replaces = there_bytes is not None
+        try:
+            async with store.create(name, overwrite=replaces) as writer:
+                for chunk in split(part, _CHUNK_BYTES):
+                    data = await trio.to_thread.run_sync(_read_again, opened, manifest, chunk)
+                    await writer.write(data)
+                    progress.done_bytes += len(data)
+                    sent_bytes += len(data)
+                await writer.commit()
+        except Conflict:  # another was faster, with the same bytes; or the file was changed
+            if replaces or await _stored_bytes(store, name) != part.size_bytes:
+                raise
 
     async def send_some(scope: trio.CancelScope) -> None:
         for index in parts:
@@ -232,11 +239,12 @@ async def _send(
     return sent_bytes
 
 
-async def _has(store: Store, name: str, size_bytes: int) -> bool:
+async def _stored_bytes(store: Store, name: str) -> int | None:
+    """Return the length of an object, None if it is not there."""
     try:
-        return (await store.stat(name)).size_bytes == size_bytes
+        return (await store.stat(name)).size_bytes
     except NotFound:
-        return False
+        return None
 
 
 def _read_again(opened: OpenImage, manifest: ImageManifest, chunk: ByteRange) -> bytes:

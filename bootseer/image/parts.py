@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import trio
 
-from bootseer.errors import Unavailable
+from bootseer.errors import Conflict, Unavailable
 from bootseer.store.base import Reader, Store
 
 
@@ -46,6 +46,23 @@ class OpenParts:
                         raise Unavailable(f"{self._name_of(index)!r} is not read any more")
                     self._parts[index] = reader
         return reader
+
+    async def read(self, index: int, offset: int, size: int) -> bytes:
+        """Read bytes of one of them, for who can tell that they are the right ones.
+
+        One that was replaced since it was opened is opened anew: who puts an image into a store
+        again sends the same bytes, and a reader is of one version.
+
+        Raises:
+            BootseerError: the store does not give them.
+        """
+        reader = await self.part(index)
+        try:
+            return await reader.pread(offset, size)
+        except Conflict:
+            if self._parts.get(index) is reader:  # closed with the others: some may read it still
+                del self._parts[index]
+        return await (await self.part(index)).pread(offset, size)
 
     async def close(self) -> None:
         """Close what is open, and what is being opened as soon as it is."""

@@ -25,7 +25,7 @@ from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.containers import Entry, pack_tar, write_layout
 from bootseer.testing.damage import flip
-from bootseer.testing.fault_store import FlakyStore
+from bootseer.testing.fault_store import FlakyStore, SlowStore
 from bootseer.testing.images import TinyImage, write_image
 from bootseer.units import MIB
 
@@ -141,6 +141,26 @@ async def test_damage_is_found_and_mended(store, path, small_parts):
     ]
     await add(store, path, "tiny", ABOUT, again=True)
     assert await verify(store, added.digest, added.manifest, lambda size_bytes: None) == []
+
+
+async def test_two_add_an_image_at_once_and_no_part_is_replaced(path, small_parts):
+    """Jobs read it as soon as the faster one has ended: what they have open stays as it is."""
+    store = MemoryStore()
+    there = {}
+
+    class Overtaken(SlowStore):
+        async def around(self, operation, name, call):
+            if operation == "commit" and not there:
+                faster = await add(store, path, "tiny", ABOUT)
+                names = [catalog.part_object(faster.digest, i) for i in range(9)]
+                there.update({name: await store.stat(name) for name in names})
+            return await super().around(operation, name, call)
+
+    added = await add(Overtaken(store, 0), path, "tiny", ABOUT)
+    assert len(there) == 9
+    for name, info in there.items():
+        assert (await store.stat(name)).is_version(info)
+    assert await stored(store, added.digest, added.manifest) == path.read_bytes()
 
 
 async def test_a_file_that_changes_meanwhile_is_not_added(tmp_path, path):

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.errors import Unavailable
+from bootseer.errors import Conflict, Unavailable
 from bootseer.image.parts import OpenParts
 from bootseer.store.base import publish
 from bootseer.store.memory import MemoryStore
@@ -66,3 +66,44 @@ async def test_one_that_is_being_opened_meanwhile_is_closed_too(slow, nursery):
     slow.may_open.set()
     await trio.testing.wait_all_tasks_blocked()
     assert ended == [0]
+
+
+class Pinned(SlowStore):
+    """What was replaced cannot be read on, as with HDFS, NFS and S3."""
+
+    @asynccontextmanager
+    async def open(self, name):
+        async with super().open(name) as reader:
+            yield PinnedReader(self.inner, name, reader)
+
+
+class PinnedReader:
+    def __init__(self, store, name, reader):
+        self.store, self.name, self.reader = store, name, reader
+
+    async def pread(self, offset, size):
+        if not (await self.store.stat(self.name)).is_version(self.reader.info):
+            raise Conflict(f"{self.name!r} was replaced")
+        return await self.reader.pread(offset, size)
+
+
+async def test_one_that_is_replaced_is_opened_anew(slow):
+    """Who mends an image in the store sends its parts again, while jobs have it open."""
+    store = Pinned(slow.inner)
+    store.may_open.set()
+    parts = OpenParts(store, "part-{}".format)
+    assert await parts.read(0, 0, 1) == await parts.read(0, 0, 1) == bytes([0])
+    for _ in range(2):
+        await publish(slow.inner, "part-0", bytes([0]))
+        read = []
+
+        async def read_it(read=read):
+            read.append(await parts.read(0, 0, 1))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(read_it)
+        assert read == [bytes([0])] * 3
+    assert store.open_now == 3, "once for each version"
+    await parts.close()
+    assert store.open_now == 0

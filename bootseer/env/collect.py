@@ -219,8 +219,9 @@ class _Collector:
         """Remove what captures have stored as images, and no environment has."""
         used = {found.snapshot.image for found in kept if found.snapshot is not None}
         named = {image.digest for image in await images.list_names(self._store)}
-        for digest in set(await images.list_removed(self._store)) - used:
-            await self._delete(Gone("image", f"images/{digest}", "removed a day ago"), True)
+        for digest in set(await images.list_removed(self._store)) - used - named:
+            if self._dry_run or await images.drop(self._store, digest):
+                self._done.gone.append(Gone("image", f"images/{digest}", "removed a day ago"))
         if not self._is_judged:
             return  # whose image it is cannot be told
         for folder in await self._store.list("images"):

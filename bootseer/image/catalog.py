@@ -23,7 +23,7 @@ from bootseer.core import image
 from bootseer.core.fields import open_document
 from bootseer.core.image import ImageManifest
 from bootseer.core.reference import SCHEME
-from bootseer.errors import BootseerError, ConfigError, Corrupt, NotFound
+from bootseer.errors import BootseerError, ConfigError, Corrupt, Denied, NotFound
 from bootseer.store.base import Store, publish, read_all
 from bootseer.units import NS_PER_S
 
@@ -197,26 +197,33 @@ async def write_about(store: Store, digest: str, about: About) -> None:
 
 
 async def list_names(store: Store) -> list[NamedImage]:
-    """List the images by name; what is damaged is left out."""
+    """List the images by name; what is damaged or closed to this process is left out.
+
+    Raises:
+        BootseerError: the store does not answer: of a list with gaps, images would be removed.
+    """
     found = []
     for info in await store.list("image-names"):
+        if info.is_folder:
+            continue
         name = unquote(info.name.rpartition("/")[2].removesuffix(".json"))
-        with suppress(BootseerError):
+        with suppress(Corrupt, Denied, NotFound):
             found.append(_name(await read_all(store, info.name, _MAX_BYTES), name))
     return found
 
 
 async def give_name(store: Store, name: str, digest: str, size_bytes: int) -> None:
     """Give an image of that size a name, which another may have had until now."""
-    await revive(store, digest)
     named = NamedImage(name, digest, size_bytes, time.time_ns())
     await publish(store, name_object(name), _encoded(_NAME_FORMAT, asdict(named)))
+    # Behind the name: who removes the image looks at the names once he has said so.
+    await revive(store, digest)
 
 
 async def revive(store: Store, digest: str) -> None:
     """Have the bytes of an image stay that may have been removed."""
     with suppress(NotFound):
-        await store.delete(f"images/{digest}/removed")
+        await store.delete(_removed_object(digest))
 
 
 async def remove(store: Store, reference: str, *, now: bool = False) -> tuple[str, bool]:
@@ -231,41 +238,69 @@ async def remove(store: Store, reference: str, *, now: bool = False) -> tuple[st
 
     Returns:
         The digest, and whether the image has gone.
+
+    Concurrency: a name that is given meanwhile keeps its image.
     """
     digest = await resolve(store, reference)
-    names = [n.name for n in await list_names(store) if n.digest == digest]
-    going = names if is_digest(reference.removeprefix(SCHEME)) else [reference.removeprefix(SCHEME)]
-    for name in going:
+    name = reference.removeprefix(SCHEME)
+    names = await _names_of(store, digest) if is_digest(name) else [name]
+    for going in names:
         with suppress(NotFound):
-            await store.delete(name_object(name))
-    if set(names) - set(going):
+            if await resolve(store, going) == digest:  # or it was given to another image
+                await store.delete(name_object(going))
+    if await _names_of(store, digest):
+        return digest, False
+    await publish(store, _removed_object(digest), b"")
+    if await _names_of(store, digest):
+        await revive(store, digest)
         return digest, False
     if now:
         await store.delete_tree(f"images/{digest}")
-    else:
-        await publish(store, f"images/{digest}/removed", b"")
     return digest, True
 
 
 async def sweep(store: Store, older_than_s: float = KEPT_S) -> list[str]:
     """Delete the bytes of images that were removed so long ago; returns their digests."""
-    swept = []
-    for digest in await list_removed(store, older_than_s):
-        with suppress(NotFound):
-            await store.delete_tree(f"images/{digest}")
-            swept.append(digest)
-    return swept
+    removed = await list_removed(store, older_than_s)
+    return [digest for digest in removed if await drop(store, digest, older_than_s)]
 
 
 async def list_removed(store: Store, older_than_s: float = KEPT_S) -> list[str]:
-    """Return the digests of images that were removed so long ago: what `sweep` deletes."""
-    found = []
-    for folder in await store.list("images"):
-        with suppress(NotFound):
-            removed = await store.stat(f"{folder.name}/removed")
-            if time.time_ns() - removed.mtime_ns >= older_than_s * NS_PER_S:
-                found.append(folder.name.rpartition("/")[2])
-    return found
+    """Return the digests of images that were removed so long ago: what `sweep` may delete."""
+    folders = [folder.name.rpartition("/")[2] for folder in await store.list("images")]
+    return [digest for digest in folders if await _is_removed(store, digest, older_than_s)]
+
+
+async def drop(store: Store, digest: str, older_than_s: float = KEPT_S) -> bool:
+    """Delete the bytes of an image that was listed as removed, and may have come back since.
+
+    Returns:
+        Whether they are gone; if not, the image has a name again, or somebody is adding it.
+    """
+    if await _names_of(store, digest):
+        await revive(store, digest)
+        return False
+    if not await _is_removed(store, digest, older_than_s):
+        return False
+    with suppress(NotFound):
+        await store.delete_tree(f"images/{digest}")
+    return True
+
+
+async def _names_of(store: Store, digest: str) -> list[str]:
+    return [named.name for named in await list_names(store) if named.digest == digest]
+
+
+async def _is_removed(store: Store, digest: str, older_than_s: float) -> bool:
+    try:
+        removed = await store.stat(_removed_object(digest))
+    except NotFound:
+        return False
+    return time.time_ns() - removed.mtime_ns >= older_than_s * NS_PER_S
+
+
+def _removed_object(digest: str) -> str:
+    return f"images/{digest}/removed"
 
 
 def _name(data: bytes, name: str) -> NamedImage:

@@ -101,7 +101,10 @@ async def put(
     *,
     again: bool = False,
 ) -> Added:
-    """Put a squashfs image into the store, without a name; see `add`."""
+    """Put a squashfs image into the store, without a name; see `add`.
+
+    Concurrency: it is whole even if others were about to delete it, as one that was removed.
+    """
     progress = progress or Progress()
     opened = await trio.to_thread.run_sync(open_image, str(path.absolute()))
     try:
@@ -117,13 +120,19 @@ async def put(
         )
         encoded = manifest.encode()
         digest = image.image_digest(encoded)
-        sent_bytes = await _send(store, opened, manifest, digest, progress, again=again)
+        sent_bytes = 0
+        for sends_all in (again, False, False):
+            progress.done_bytes = opened.size_bytes
+            await catalog.revive(store, digest)  # first: what is found to be there is to stay
+            sent_bytes += await _send(store, opened, manifest, digest, progress, again=sends_all)
+            await catalog.write_about(store, digest, about)
+            await catalog.write_manifest(store, digest, encoded)
+            await catalog.revive(store, digest)
+            if await _is_whole(store, digest, manifest):  # nobody has deleted it meanwhile
+                return Added(digest, manifest, sent_bytes)
     finally:
         os.close(opened.fd)
-    await catalog.write_about(store, digest, about)
-    await catalog.write_manifest(store, digest, encoded)
-    await catalog.revive(store, digest)
-    return Added(digest, manifest, sent_bytes)
+    raise Conflict(f"{digest} is removed from {store.url} while it is added; add {path} again")
 
 
 @asynccontextmanager
@@ -237,6 +246,15 @@ async def _send(
     if errors:
         raise errors[0]
     return sent_bytes
+
+
+async def _is_whole(store: Store, digest: str, manifest: ImageManifest) -> bool:
+    """Look, in one call, whether the image is there."""
+    lengths = {info.name: info.size_bytes for info in await store.list(f"images/{digest}")}
+    return catalog.manifest_object(digest) in lengths and all(
+        lengths.get(catalog.part_object(digest, index)) == manifest.part_range(index).size_bytes
+        for index in range(manifest.parts)
+    )
 
 
 async def _stored_bytes(store: Store, name: str) -> int | None:

@@ -49,6 +49,20 @@ def store(request, tmp_path):
     return MemoryStore() if request.param == "memory" else LocalStore(tmp_path / "store")
 
 
+class Between(SlowStore):
+    """Somebody else does something, once, right before the first operation that is chosen."""
+
+    def __init__(self, store, chosen, then):
+        super().__init__(store, 0)
+        self.chosen, self.then = chosen, then
+
+    async def around(self, operation, name, call):
+        if self.then is not None and self.chosen(operation, name):
+            then, self.then = self.then, None
+            await then()
+        return await super().around(operation, name, call)
+
+
 async def stored(store, digest, manifest):
     names = [catalog.part_object(digest, i) for i in range(manifest.parts)]
     return b"".join([await read_all(store, name, MIB) for name in names])
@@ -148,16 +162,15 @@ async def test_two_add_an_image_at_once_and_no_part_is_replaced(path, small_part
     store = MemoryStore()
     there = {}
 
-    class Overtaken(SlowStore):
-        async def around(self, operation, name, call):
-            if operation == "commit" and not there:
-                faster = await add(store, path, "tiny", ABOUT)
-                names = [catalog.part_object(faster.digest, i) for i in range(9)]
-                there.update({name: await store.stat(name) for name in names})
-            return await super().around(operation, name, call)
+    async def faster():
+        added = await add(store, path, "tiny", ABOUT)
+        for index in range(added.manifest.parts):
+            name = catalog.part_object(added.digest, index)
+            there[name] = await store.stat(name)
 
-    added = await add(Overtaken(store, 0), path, "tiny", ABOUT)
-    assert len(there) == 9
+    slower = Between(store, lambda operation, name: operation == "commit", faster)
+    added = await add(slower, path, "tiny", ABOUT)
+    assert len(there) == added.manifest.parts
     for name, info in there.items():
         assert (await store.stat(name)).is_version(info)
     assert await stored(store, added.digest, added.manifest) == path.read_bytes()
@@ -208,6 +221,88 @@ async def test_an_image_goes_with_its_last_name_and_its_bytes_later(store, path)
     assert await store.list("images") == []
 
 
+@pytest.mark.parametrize(
+    "moment", [("delete", "image-names/one.json"), ("create", "images/DIGEST/removed")]
+)
+async def test_a_name_that_is_given_while_the_last_one_goes_keeps_the_image(path, moment):
+    store = MemoryStore()
+    added = await add(store, path, "one", ABOUT)
+
+    async def tag():
+        await catalog.give_name(store, "two", added.digest, 5)
+
+    moment = (moment[0], moment[1].replace("DIGEST", added.digest))
+    going = Between(store, lambda *call: call == moment, tag)
+    assert await catalog.remove(going, "one") == (added.digest, False)
+    assert going.then is None
+    assert await catalog.sweep(store, older_than_s=0) == []
+    assert await stored_size(store, added) == path.stat().st_size
+
+
+async def test_a_name_that_another_image_has_by_now_stays(path):
+    store = MemoryStore()
+    added = await add(store, path, "one", ABOUT)
+    await catalog.give_name(store, "two", added.digest, 5)
+
+    async def tag():
+        await catalog.give_name(store, "two", "e" * 64, 5)
+
+    going = Between(store, lambda operation, name: operation == "delete", tag)
+    assert await catalog.remove(going, added.digest) == (added.digest, True)
+    assert await catalog.resolve(store, "two") == "e" * 64
+
+
+@pytest.mark.parametrize("how", ["named", "added"])
+async def test_an_image_that_comes_back_during_a_sweep_stays(path, how):
+    store = MemoryStore()
+    added = await add(store, path, "one", ABOUT)
+    await catalog.remove(store, "one")
+
+    async def back():
+        if how == "named":
+            await catalog.give_name(store, "two", added.digest, 5)
+        else:
+            await intake.put(store, path, ABOUT)
+
+    sweeping = Between(store, lambda *call: call == ("list", "image-names"), back)
+    assert await catalog.sweep(sweeping, older_than_s=0) == []
+    assert sweeping.then is None
+    assert await catalog.sweep(store, older_than_s=0) == []
+    assert await stored_size(store, added) == path.stat().st_size
+
+
+async def test_no_image_goes_whose_name_cannot_be_read(path):
+    store = MemoryStore()
+    added = await add(store, path, "one", ABOUT)
+    await publish(store, f"images/{added.digest}/removed", b"")
+    failing = FlakyStore(store, lambda count, operation, name: name.endswith("one.json"))
+    with pytest.raises(Transient):
+        await catalog.sweep(failing, older_than_s=0)
+    assert await catalog.sweep(store, older_than_s=0) == []
+    assert await stored_size(store, added) == path.stat().st_size
+
+
+@pytest.mark.parametrize("what", ["sweep", "deletion under way"])
+async def test_an_image_that_goes_while_it_is_added_is_there_in_the_end(path, small_parts, what):
+    store = MemoryStore()
+    added = await add(store, path, "one", ABOUT)
+    await catalog.remove(store, "one")
+
+    async def others():
+        if what == "sweep":
+            await catalog.sweep(store, older_than_s=0)
+        else:
+            await store.delete_tree(f"images/{added.digest}")
+
+    def is_before_the_manifest(operation, name):  # all parts were found to be there
+        return operation == "create" and name.endswith("about.json")
+
+    again = await add(Between(store, is_before_the_manifest, others), path, "one", ABOUT)
+    assert again.sent_bytes == (0 if what == "sweep" else path.stat().st_size)
+    assert await stored(store, added.digest, added.manifest) == path.read_bytes()
+    assert (await catalog.read_manifest(store, added.digest))[1] == added.manifest
+
+
 async def stored_size(store, added):
     parts = [catalog.part_object(added.digest, i) for i in range(added.manifest.parts)]
     return sum([(await store.stat(name)).size_bytes for name in parts])
@@ -222,6 +317,8 @@ def test_what_cannot_be_a_name(name):
 async def test_a_damaged_name_is_no_name(store, path):
     added = await add(store, path, "tiny", ABOUT)
     document = json.loads(await read_all(store, catalog.name_object("tiny"), 10_000))
+    await store.mkdir("image-names/folder.json")
+    assert [n.name for n in await catalog.list_names(store)] == ["tiny"]
     for change in ({"digest": "../../etc"}, {"name": "other"}, {"version": 2}, {"format": "x"}):
         await publish(store, catalog.name_object("tiny"), json.dumps(document | change).encode())
         with pytest.raises(Exception, match=r"tiny|understood"):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bootseer.core import table
 from bootseer.core.fields import Fields
 from bootseer.core.holdout import PIECES
-from bootseer.core.ranges import ByteRange
+from bootseer.core.ranges import ByteRange, subtract
 from bootseer.errors import Corrupt
 from bootseer.units import MIB
 
@@ -122,6 +122,22 @@ def decode(data: bytes, name: str) -> Trace:
     check_disjoint([touch.range for touch in trace.touches], trace.size_bytes, name)
     check_disjoint(list(trace.holdout), trace.size_bytes, name)
     return trace
+
+
+def join_touches(one: Sequence[Touch], other: Sequence[Touch]) -> list[Touch]:
+    """Put together what was touched of an image in two ways, each range once, in order of time.
+
+    Args:
+        one: whose time counts where both have a range.
+        other: ranges of neither overlap among themselves.
+    """
+    joined = list(one)
+    index = 0
+    for start, stop in subtract((t.range for t in other), (t.range for t in one)):
+        while not other[index].start <= start < other[index].stop:
+            index += 1
+        joined.append(Touch(start, stop, other[index].first_ms))
+    return sorted(joined, key=lambda touch: touch.first_ms)
 
 
 def usage_of(kind: str, touches: Sequence[Touch]) -> str:

@@ -18,6 +18,7 @@ from bootseer.core.trace import (
     UNPACKED,
     Touch,
     Trace,
+    join_touches,
     usage_of,
 )
 from bootseer.testing import strategies as bst
@@ -279,3 +280,12 @@ def test_of_a_small_image_all_is_hot_that_is_touched():
     touches = (Touch(0, 1 << 20, 0),)
     small = Trace(DIGEST, 1 << 20, "c.1", 1, "n1", COMPLETE, touches)
     assert merge(DIGEST, [small]).hot_bytes == 1 << 20
+
+
+def test_what_was_touched_in_two_ways_is_put_together_once_each():
+    one = [Touch(0, 10, 5), Touch(30, 40, 1)]
+    other = [Touch(35, 50, 0), Touch(5, 20, 7), Touch(20, 34, 9), Touch(2, 4, 10)]
+    assert join_touches(one, other) == [
+        *(Touch(40, 50, 0), Touch(30, 40, 1), Touch(0, 10, 5)),
+        *(Touch(10, 20, 7), Touch(20, 30, 9)),
+    ]

@@ -17,7 +17,15 @@ from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.core.reads import NodeReads, combine
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import Speed
-from bootseer.core.trace import COMPLETE, MAX_TOUCHES, Touch, Trace, usage_of
+from bootseer.core.trace import (
+    COMPLETE,
+    KINDS,
+    MAX_TOUCHES,
+    Touch,
+    Trace,
+    join_touches,
+    usage_of,
+)
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.traces import publish_trace, read_hot_set, rebuild
 from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events
@@ -35,8 +43,9 @@ async def run(task: Task) -> None:
     """
     try:
         store = task.store()
-        images = [await _image(task, store, image) for image in task.message["images"]]
-        await _plan(task, store, tuple(images))
+        images = task.message["images"]
+        hot_bytes = {i["digest"]: await _record(task, store, i) for i in _joined(images)}
+        await _plan(task, store, tuple(_planned(i, hot_bytes[i["digest"]]) for i in images))
         await _reads(task, store)
     except Closed:
         raise
@@ -60,8 +69,31 @@ async def run(task: Task) -> None:
         await drop_old_runs(store)
 
 
-async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImage:
-    digest, size_bytes = image["digest"], image["size_bytes"]
+def _joined(images: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put together what was recorded of one image under several names.
+
+    A node has one trace of it for each start: a second one would take the first one's place.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for image in images:
+        one = found.get(image["digest"])
+        if one is None:
+            found[image["digest"]] = image
+            continue
+        touches = ([Touch(*touch) for touch in each["touches"]] for each in (one, image))
+        found[image["digest"]] = {
+            "digest": image["digest"],
+            "size_bytes": max(one["size_bytes"], image["size_bytes"]),
+            "kind": max(one["kind"], image["kind"], key=KINDS.index),
+            "touches": join_touches(*touches),
+            "holdout": one["holdout"] or image["holdout"],
+        }
+    return list(found.values())
+
+
+async def _record(task: Task, store: Store, image: dict[str, Any]) -> int:
+    """Publish what was recorded of an image; returns how many bytes of it are hot."""
+    digest = image["digest"]
     hot_bytes = 0
     try:
         if image["touches"] or image["holdout"]:
@@ -92,7 +124,11 @@ async def _image(task: Task, store: Store, image: dict[str, Any]) -> PlannedImag
         raise
     except BootseerError:
         pass  # told as a fallback by the stage it happened in
-    planned = PlannedImage(image["path"], digest, size_bytes, hot_bytes)
+    return hot_bytes
+
+
+def _planned(image: dict[str, Any], hot_bytes: int) -> PlannedImage:
+    planned = PlannedImage(image["path"], image["digest"], image["size_bytes"], hot_bytes)
     if speeds := image.get("speeds"):
         planned = replace(planned, store=Speed(**speeds["store"]), file=Speed(**speeds["file"]))
         if image["kind"] == COMPLETE:

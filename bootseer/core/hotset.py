@@ -37,6 +37,9 @@ MAX_BYTES = 16 * 1024 * 1024
 MAX_RANGES = 200_000
 """More than a start touches; the lightest are left out."""
 
+MAX_RUNS = 1000
+"""That are named in it: a reader takes no longer list."""
+
 AGEING = 0.7
 """Weight of a run against the next newer one's."""
 
@@ -81,7 +84,7 @@ class HotSet:
     Attributes:
         digest: identity digest of the image.
         size_bytes: of the image.
-        runs: names of the runs that were merged, oldest first.
+        runs: names of the newest runs that were merged, oldest first.
         ranges: what to have before a start.
         doubts: so many of the last starts in a row have mostly not read it.
     """
@@ -122,7 +125,7 @@ def decode(data: bytes, name: str) -> HotSet:
     hot_set = HotSet(
         digest=fields.text("digest", 200),
         size_bytes=fields.count("size_bytes"),
-        runs=tuple(str(run)[:200] for run in fields.items("runs")),
+        runs=tuple(str(run)[:200] for run in fields.items("runs", MAX_RUNS)),
         ranges=tuple(HotRange(*row) for row in rows),
         doubts=fields.count("doubts") if fields.has("doubts") else 0,
     )
@@ -196,7 +199,7 @@ def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
     return HotSet(
         digest,
         max(t.size_bytes for t in ordered),
-        tuple(dict.fromkeys(t.run for t in ordered)),
+        tuple(dict.fromkeys(t.run for t in ordered))[-MAX_RUNS:],
         tuple(sorted(heaviest, key=lambda r: (r.first_ms, r))),
         len(_doubting([t for t in in_part if t.kind == MISSED])),
     )

@@ -21,6 +21,10 @@ SAME_START_NS = 60 * NS_PER_S
 """The nodes of a job begin within this time; a job that was requeued begins again later."""
 
 
+_ROUNDS = 10
+"""Of a merge: while the tasks of a job array end, others may have come meanwhile each time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Merged:
     """Result of `rebuild`: the hot set that is now in the store, and of how many traces it is."""
@@ -74,41 +78,56 @@ async def rebuild(store: Store, digest: str, runs_kept: int) -> Merged:
         NotFound: there is no trace of this image.
 
     Concurrency: any number of nodes at once. Each lists the traces again after publishing and
-    starts over when there are others, so the last to publish has merged them all.
+    starts over when there are others, so the last to publish has merged them all. Where others
+    come all the time, that is left to them in the end.
     """
     folder = f"traces/{digest}"
-    while True:
+    known: dict[str, Trace | None] = {}  # None is no trace of this image
+    newer: set[str] = set()
+    for _ in range(_ROUNDS):
         names = await _trace_names(store, folder)
-        traces: list[Trace] = []
-        keep: set[str] = set()
         for name in names:
-            try:
-                data = await read_all(store, name, trace_format.MAX_BYTES)
-                trace = trace_format.decode(data, name)
-            except UnknownVersion:
-                keep.add(name)  # whoever wrote it will want it again
-            except (NotFound, Corrupt):
+            if name in known or name in newer:
                 continue
-            else:
-                if trace.digest == digest and name == _name(folder, trace):
-                    traces.append(trace)
+            try:
+                known[name] = await _read_trace(store, folder, digest, name)
+            except UnknownVersion:
+                newer.add(name)  # whoever wrote it will want it again
+            except Corrupt:
+                known[name] = None
+            except NotFound:
+                continue
+        traces = [trace for name in names if (trace := known.get(name)) is not None]
         use, old = hotset.sort_out(traces, runs_kept)
         if not use:
             raise NotFound(f"{folder}: no trace to merge")
         hot_set = hotset.merge(digest, use)
         await publish(store, hot_set_name(digest), hot_set.encode())
-        if await _trace_names(store, folder) != names:
-            continue
-        keep |= {_name(folder, t) for t in use} - {_name(folder, t) for t in old}
-        if old:
-            folded = hotset.fold(old)
-            await publish(store, _name(folder, folded), folded.encode())
-            keep.add(_name(folder, folded))
-        for name in names:
-            if name not in keep:
-                with suppress(NotFound):
-                    await store.delete(name)
-        return Merged(hot_set, len(use))
+        if await _trace_names(store, folder) == names:
+            keep = newer | {_name(folder, t) for t in use} - {_name(folder, t) for t in old}
+            await _clear(store, folder, names, keep, old)
+            break
+    return Merged(hot_set, len(use))
+
+
+async def _read_trace(store: Store, folder: str, digest: str, name: str) -> Trace | None:
+    """Read a trace; None if it is of another image, or has another one's name."""
+    trace = trace_format.decode(await read_all(store, name, trace_format.MAX_BYTES), name)
+    return trace if trace.digest == digest and name == _name(folder, trace) else None
+
+
+async def _clear(
+    store: Store, folder: str, names: list[str], keep: set[str], old: list[Trace]
+) -> None:
+    """Join old traces into one, and delete all that are not to be kept."""
+    if old:
+        folded = hotset.fold(old)
+        await publish(store, _name(folder, folded), folded.encode())
+        keep = keep | {_name(folder, folded)}
+    for name in names:
+        if name not in keep:
+            with suppress(NotFound):
+                await store.delete(name)
 
 
 async def _trace_names(store: Store, folder: str) -> list[str]:

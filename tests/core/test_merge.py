@@ -282,6 +282,12 @@ def test_of_a_small_image_all_is_hot_that_is_touched():
     assert merge(DIGEST, [small]).hot_bytes == 1 << 20
 
 
+def test_a_hot_set_of_many_runs_can_be_read():
+    merged = merge(DIGEST, [trace(run, [page(0)], MISSED) for run in range(1200)])
+    assert merged.runs == tuple(f"c.{run}" for run in range(200, 1200))
+    assert hotset.decode(merged.encode(), "it") == merged
+
+
 def test_what_was_touched_in_two_ways_is_put_together_once_each():
     one = [Touch(0, 10, 5), Touch(30, 40, 1)]
     other = [Touch(35, 50, 0), Touch(5, 20, 7), Touch(20, 34, 9), Touch(2, 4, 10)]

@@ -11,6 +11,7 @@ from bootseer.errors import NotFound
 from bootseer.image.traces import SAME_START_NS, publish_trace, read_hot_set, rebuild
 from bootseer.store.base import publish
 from bootseer.store.memory import MemoryStore
+from bootseer.testing.fault_store import SlowStore
 from bootseer.units import NS_PER_S
 
 DIGEST = "sqfs1-test"
@@ -78,6 +79,45 @@ async def test_nodes_of_a_start_merge_at_once_and_all_is_in_it():
                 nursery.start_soon(end, number)
         expected = [0, *(s * 10 + n for s in range(2, start + 1) for n in range(4))]
         assert pages(await read_hot_set(store, DIGEST)) == expected
+
+
+class Busy(SlowStore):
+    """As long as `tasks` are left, one of them publishes its trace whenever a hot set is."""
+
+    def __init__(self, store, tasks):
+        super().__init__(store, 0)
+        self.tasks = tasks
+        self.read = []
+
+    async def around(self, operation, name, call):
+        result = await super().around(operation, name, call)
+        if operation == "open" and name.startswith(FOLDER):
+            self.read.append(name)
+        if operation == "commit" and name.startswith("hot/") and self.tasks:
+            self.tasks -= 1
+            assert await publish_trace(self._inner, trace(2, [1], node=f"n{self.tasks}"), 100)
+        return result
+
+
+async def test_what_was_read_is_not_read_again_when_others_come():
+    store = MemoryStore()
+    assert await publish_trace(store, trace(1, [0]), 4)
+    busy = Busy(store, 5)
+    merged = await rebuild(busy, DIGEST, 3)
+    assert merged.traces == 6
+    assert len(busy.read) == len(set(busy.read)) == 6
+
+
+async def test_a_merge_ends_even_if_others_come_all_the_time():
+    store = MemoryStore()
+    for start in range(1, 5):
+        assert await publish_trace(store, trace(start, [0], run=f"my-cluster.{start}"), 4)
+    await rebuild(Busy(store, 1000), DIGEST, 3)
+    assert pages(await read_hot_set(store, DIGEST)) == [0, 1]
+    left = len(await names(store))
+    assert left < 50
+    await rebuild(store, DIGEST, 3)
+    assert len(await names(store)) == left - 1, "the first has had its time"
 
 
 async def test_enough_nodes_of_a_start_are_enough():

@@ -164,10 +164,12 @@ class BlockKeeper:
             data: all of their bytes.
 
         Raises:
-            Corrupt: one of them is not the image's; nothing was written.
+            Corrupt: one of them is not the image's, or there is none; nothing was written.
             NoSpace: the cache may not grow by this.
             Unavailable: the disk does not take it.
         """
+        if not data:  # to give up the claims on none is to give up all
+            raise Corrupt(f"there are no bytes of block {first}")
         blocks = self._manifest.covering(first * self._manifest.block_bytes, len(data))
         try:
             self._keep(blocks, data)

@@ -65,6 +65,19 @@ async def test_what_cannot_be_kept_leaves_no_claim(entry):
         assert await link.claim(blocks) == [Claim.PRESENT, Claim.PRESENT, Claim.GRANTED]
 
 
+async def test_a_block_without_bytes_is_not_kept_and_leaves_other_claims(entry):
+    async with keeper_link(entry) as link, keeper_link(entry) as other:
+        await link.claim([1, 4])
+        for blocks, data in (([4], b""), ([1, 4], content(1))):
+            with pytest.raises(Corrupt, match="no bytes of block 4"):
+                await link.keep(blocks, data)
+            assert await other.claim([4]) == [Claim.GRANTED]
+            await other.release([4])
+            await link.claim([4])
+            if not data:
+                assert await other.claim([1]) == [Claim.BUSY]
+
+
 def request(what, blocks, data=b"", size_bytes=None):
     size_bytes = len(data) if size_bytes is None else size_bytes
     return struct.pack("<BxxxII", what, len(blocks), size_bytes) + array("I", blocks) + data

@@ -125,6 +125,7 @@ async def put(
             progress.done_bytes = opened.size_bytes
             await catalog.revive(store, digest)  # first: what is found to be there is to stay
             sent_bytes += await _send(store, opened, manifest, digest, progress, again=sends_all)
+            await trio.to_thread.run_sync(_check_unchanged, opened)
             await catalog.write_about(store, digest, about)
             await catalog.write_manifest(store, digest, encoded)
             await catalog.revive(store, digest)
@@ -272,6 +273,22 @@ def _read_again(opened: OpenImage, manifest: ImageManifest, chunk: ByteRange) ->
         if not manifest.matches(index, block):
             raise Conflict(f"{opened.path} was changed while it was read; add it again")
     return data
+
+
+def _check_unchanged(opened: OpenImage) -> None:
+    """See that no other image was written over the one whose length and tables have been read.
+
+    The ctime does not count: it is another one once the file has been removed, which a job may do
+    meanwhile.
+    """
+    try:
+        now = os.fstat(opened.fd)
+    except OSError as error:
+        raise Unavailable(f"{opened.path} cannot be read: {error.strerror}") from error
+    if (now.st_size, now.st_mtime_ns) != (opened.size_bytes, opened.mtime_ns):
+        raise Conflict(
+            f"{opened.path} was changed while it was read; add it again when nobody writes to it"
+        )
 
 
 def _read(opened: OpenImage, chunk: ByteRange) -> bytes:

@@ -193,6 +193,38 @@ async def test_a_file_that_changes_meanwhile_is_not_added(tmp_path, path):
     assert await catalog.list_names(store) == []
 
 
+async def test_an_image_that_is_written_over_is_not_added_cut(tmp_path, path, monkeypatch):
+    """The new one is longer than what was to be read when it was opened."""
+    changing = tmp_path / "changing.sqsh"
+    changing.write_bytes(path.read_bytes())
+
+    def identify_and_change(opened):
+        found = identify(opened)
+        with changing.open("ab") as file:
+            file.write(bytes(MIB))
+        return found
+
+    monkeypatch.setattr(intake, "identify", identify_and_change)
+    store = MemoryStore()
+    with pytest.raises(Conflict, match="changed while it was read; add it again when nobody"):
+        await add(store, changing, "tiny", ABOUT)
+    assert await catalog.list_names(store) == []
+
+
+async def test_an_image_that_is_removed_meanwhile_is_added(tmp_path, path):
+    """A job may remove what it has imported as soon as the file has been opened."""
+    removed = tmp_path / "removed.sqsh"
+    removed.write_bytes(path.read_bytes())
+
+    async def remove():
+        removed.unlink()
+
+    store = Between(MemoryStore(), lambda operation, name: operation == "create", remove)
+    added = await add(store, removed, "tiny", ABOUT)
+    assert not removed.exists()
+    assert await stored_size(store, added) == path.stat().st_size
+
+
 async def test_only_a_squashfs_is_added(tmp_path):
     other = tmp_path / "other"
     other.write_bytes(b"\x7fELF" * 1000)

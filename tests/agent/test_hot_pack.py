@@ -2,6 +2,7 @@
 
 import random
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -94,6 +95,16 @@ async def test_a_settled_hot_set_is_packed_once_at_its_rate(store, autojump_cloc
     assert took_s >= wanted.size_bytes / MIB
     await second.write()
     assert second.told == []
+
+
+async def test_of_many_tasks_of_a_job_array_few_write(store, autojump_clock, monkeypatch):
+    monkeypatch.setattr("bootseer.agent.workers.hot_pack.random", random.Random(1))
+    starts = [Start(store) for _ in range(20)]
+    async with trio.open_nursery() as nursery:
+        for start in starts:
+            nursery.start_soon(partial(start.write, rate=MIB))
+    assert await packed(store) == plan_pack(MANIFEST, DIGEST, hot_set())
+    assert 1 <= sum(bool(start.told) for start in starts) <= 5
 
 
 @pytest.mark.parametrize(

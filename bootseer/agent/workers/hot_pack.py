@@ -6,6 +6,7 @@ the blocks are on this node: an epilog has a deadline, and the node's next job w
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +31,9 @@ _INDEX_S = 2.0
 """For the index; the prefetch waits for it, the job does not."""
 _QUIET_S = 2.0
 """After the start: many jobs that are short end then."""
+_SPREAD = 10.0
+"""Times as long as it takes to write a pack: tasks of a job array, each on the first node of a job,
+come to the end of their starts together, and one of them is enough."""
 MOST_COPIES = 10
 """As many as Hadoop gives to what all nodes of a job read at its start (its
 mapreduce.client.submit.file.replication)."""
@@ -102,6 +106,10 @@ class Packing:
         await trio.sleep(_QUIET_S)
         with suppress(BootseerError):  # the next start tries again; told as a fallback
             wanted = await self._wanted(touched)
+            if wanted is not None:
+                writing_s = wanted.size_bytes / bytes_per_s
+                await trio.sleep(random.uniform(0, _SPREAD * writing_s))
+                wanted = await self._wanted(touched)  # or has another written it?
             if wanted is None:
                 return
             async with self._task.stage("image.pack.write") as said:

@@ -12,7 +12,7 @@
 
 All of it belongs to one user alone, who has no other rights. Whoever uses an entry has a shared
 lock on its account, of which nobody else gets a descriptor. Who removes it needs an exclusive one,
-so that nothing in use is removed.
+so that nothing in use is removed. Nor is what the kernel has mounted: its mount has no lock.
 
 Room is reserved before anything is written. What was reserved and not used is free again when the
 last user of the entry has closed it, or has died and somebody needs the room.

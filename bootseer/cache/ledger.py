@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bootseer.cache.removal import cut, disk_bytes
+from bootseer.cache.removal import cut, disk_bytes, is_mounted
 from bootseer.cache.shares import Account, Book, Demand, Limits
 from bootseer.cache.size import SUM_BYTES, EntrySize, on_disk
 
@@ -166,6 +166,8 @@ class Ledger:
                     break
             if fd >= 0:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_mounted(path):
+                return False
             with suppress(FileNotFoundError):
                 os.truncate(path / "account", disk_bytes(path))
             path.rename(self._folder / f"{GOING}{secrets.token_hex(8)}")

@@ -30,6 +30,18 @@ def disk_bytes(path: Path) -> int:
     return sum(found) + _FOLDER_BYTES if found else 0
 
 
+def is_mounted(path: Path) -> bool:
+    """Whether the kernel has an entry's image mounted, through a loop device of its data.
+
+    Such a mount outlives who had it made, as what serves an image does, and has no lock.
+    """
+    for device in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # it is free by now
+            if device.read_bytes().endswith(os.fsencode(f"/{path.name}/data\n")):
+                return True
+    return False
+
+
 def cut(path: Path, pieces: int) -> int:
     """Remove an entry, or a part of its data.
 

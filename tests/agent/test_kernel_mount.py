@@ -90,7 +90,7 @@ def mount(tmp_path):
         return made[-1]
 
     yield mount
-    for path in made:
+    for path in filter(os.path.ismount, made):
         subprocess.run(["umount", path], check=True)
 
 
@@ -106,6 +106,20 @@ def test_a_whole_image_is_mounted_for_its_user(filled, tmp_path, mount):
         (target / "new").write_text("x")
     devices = {os.stat(tmp_path / f"job-{number}" / "rootfs").st_dev for number in range(2)}
     assert len(devices) == 1  # one file system, and one copy of its pages
+
+
+def test_what_is_mounted_stays_on_the_node_without_an_agent(content, tmp_path, mount):
+    """The job goes on when its agent has died, and the mount is its root file system."""
+    cache = cache_in(tmp_path)
+    entry = open_entry(cache, manifest_of(content, 65536))
+    fill(entry, content)
+    target = mount(entry)
+    entry.close()
+    assert not cache.remove(entry.path.name)
+    recipe = TinyImage()
+    assert (target / recipe.cold[5].lstrip("/")).read_bytes() == recipe.content(recipe.cold[5])
+    subprocess.run(["umount", target], check=True)
+    assert cache.remove(entry.path.name)
 
 
 def test_only_what_is_listed_is_mounted(filled, tmp_path, mount):

@@ -154,10 +154,13 @@ class Parts:
         finally:
             await self._remove_mark(folders, mark)
 
-    async def touch(self, folder: str) -> None:
-        """Have parts in the making look as if something had just been put to them."""
-        async with self.held(folder):
-            await trio.lowlevel.checkpoint()
+    async def touch(self, *folders: str) -> None:
+        """Have parts look as if something had just been put to them, in the first that is there."""
+        for folder in folders:
+            with suppress(NotFound):
+                await self._store.stat(folder)  # which a mark would make
+                async with self.held(folder):
+                    return
 
     @asynccontextmanager
     async def renamed(self, name: str, target: str, layout: Layout) -> AsyncIterator[None]:

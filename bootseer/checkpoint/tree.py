@@ -377,8 +377,9 @@ class CheckpointTree:
         target = parts_beside(name, layout)
         try:
             await self.store.rename(making, target)
-        except NotFound:
-            # An attempt before this one has come so far, or farther.
+        except (NotFound, Conflict):
+            # An attempt before this one has come so far, or farther. A mark that came late may have
+            # made the folder again from which the parts had gone.
             await self.store.stat(target)
             if replaced:
                 # Perhaps it was seen and replaced, and its parts are being removed.

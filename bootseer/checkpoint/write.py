@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import trio
 
 from bootseer.checkpoint.deal import Dealer
-from bootseer.checkpoint.parts import making_folder
+from bootseer.checkpoint.parts import above, making_folder, parts_folder
 from bootseer.checkpoint.pipelines import Pipelines, WriteOptions
 from bootseer.checkpoint.source import Source
 from bootseer.checkpoint.spill import FileTooLarge, Spill
@@ -136,7 +136,9 @@ class Draft:
     async def keep(self) -> None:
         """Show `bootseer ckpt gc` that it is still being written, though no part is new."""
         if self._dealer.parts:
-            await self._tree.parts.touch(self._folder)
+            # They are there already if only the manifest could not be written.
+            published = parts_folder(above(self.name), self._parts_id)
+            await self._tree.parts.touch(self._folder, published)
 
     def move(self, name: str) -> None:
         """Learn that the folder in which it is made has moved, parts and all; call `drain` before.

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from bootseer.checkpoint import write
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
+from bootseer.checkpoint.parts import making_folder
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.spill import FileTooLarge
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.write import Drafts
 from bootseer.core import stripe
-from bootseer.core.stripe import part_name
+from bootseer.core.stripe import PARTS_FOLDER, part_name
 from bootseer.errors import BootseerError, Conflict, NotFound, Transient
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
@@ -290,5 +291,31 @@ async def test_a_name_may_have_been_given_by_an_attempt_before(autojump_clock):
         await draft.write(0, content)
         with pytest.raises(Transient):
             await draft.publish()
+        await draft.publish()
+        assert await content_of(tree, "file", nursery) == content
+
+
+async def test_what_lacks_only_its_name_is_kept_and_gets_it(autojump_clock):
+    class Full(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "commit" and name == "file" and next(commits) == 0:
+                raise Transient("no DataNode")
+            return await call()
+
+    commits = itertools.count()
+    store = MemoryStore()
+    tree = CheckpointTree(Full(store))
+    content = os.urandom(2 * UNIT)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, OPTIONS).begin("file", None)
+        await draft.write(0, content)
+        with pytest.raises(Transient):
+            await draft.publish()
+        (before,) = await store.list(PARTS_FOLDER)
+        await draft.keep()
+        (after,) = await store.list(PARTS_FOLDER)
+        assert (after.name, after.mtime_ns > before.mtime_ns) == (before.name, True)
+        # One from before the parts were there comes late.
+        await store.mkdir(making_folder("file", after.name.rpartition("/")[2]) + "/held-1")
         await draft.publish()
         assert await content_of(tree, "file", nursery) == content

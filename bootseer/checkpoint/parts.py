@@ -232,6 +232,11 @@ def is_link(info: ObjectInfo) -> bool:
     return not info.is_folder and info.name.rpartition("/")[2].startswith(FROM)
 
 
+def was_named(found: Sequence[ObjectInfo]) -> bool:
+    """Tell by the marks in a folder of parts whether others have moved their file, or begun to."""
+    return any(info.name.rpartition("/")[2].startswith(_NAMED) for info in found if info.is_folder)
+
+
 def _are_of(name: str, found: Sequence[ObjectInfo]) -> bool:
     """Tell by the marks in a folder of parts whether they are of a name."""
     names = {info.name.rpartition("/")[2] for info in found if info.is_folder}

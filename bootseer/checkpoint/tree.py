@@ -28,6 +28,7 @@ from bootseer.checkpoint.parts import (
     parts_beside,
     parts_folder,
     parts_of,
+    was_named,
 )
 from bootseer.checkpoint.source import PlainSource, Source, StripedSource
 from bootseer.core import stripe
@@ -387,7 +388,8 @@ class CheckpointTree:
         # Whether the manifest has been seen, and replaced, by others is not known before an answer
         # comes; until then it may be written once more.
         async with self.parts.held(target):
-            await self._check_parts(name, layout, target)
+            if was_named(await self._check_parts(name, layout, target)):
+                return  # An attempt before this one has worked, and others have moved the file.
             await publish(self.store, name, layout.encode(), mode=mode)
             await self._check_published(name, layout, target)
 
@@ -399,13 +401,25 @@ class CheckpointTree:
             return parts_beside(entry.name, layout)
 
     async def _check_published(self, name: str, layout: Layout, folder: str) -> None:
-        """Take the name from a file whose parts are gone: another node has renamed their folder."""
+        """Take the name from a file whose parts are gone, or are another's.
+
+        Another node has renamed their folder; or the file, before it was written once more.
+        """
         try:
-            await self._check_parts(name, layout, folder)
+            found = await self._check_parts(name, layout, folder)
         except Conflict:
             if await self._has(name, layout):
                 await self.store.delete(name)
             raise
+        if was_named(found) and await self._has_twin(name, layout):
+            await self.store.delete(name)
+
+    async def _has_twin(self, name: str, layout: Layout) -> bool:
+        """Tell whether the parts of a file are its name's and another's in the folder."""
+        entries = await self.list(above(name))
+        if not any(e.name != name and _share_parts(e, layout) for e in entries):
+            return False
+        return await self._has(name, layout)  # else it is one that was moved just now
 
     async def publish_plain(
         self, name: str, content: PlainContent | None, mode: int | None, making: str
@@ -459,14 +473,17 @@ class CheckpointTree:
         # Some stores make a copy, which is another version.
         return found if await self._has_content(made.name, content) else made
 
-    async def _check_parts(self, name: str, layout: Layout, folder: str) -> None:
-        found = {info.name.rpartition("/")[2] for info in await self.store.list(folder)}
-        missing = {stripe.part_name(unit.part) for unit in layout.units} - found
+    async def _check_parts(self, name: str, layout: Layout, folder: str) -> Sequence[ObjectInfo]:
+        """Return what is in the folder of a file's parts, which are all there."""
+        found = await self.store.list(folder)
+        names = {info.name.rpartition("/")[2] for info in found}
+        missing = {stripe.part_name(unit.part) for unit in layout.units} - names
         if missing:
             raise Conflict(
                 f"{name!r}: {min(missing)!r} is missing in {folder!r}; its folder was moved or "
                 "removed while it was being written"
             )
+        return found
 
     async def _has_content(self, name: str, content: PlainContent) -> bool:
         """Tell whether a name has some content already."""

@@ -218,7 +218,10 @@ class Draft:
             entry = await self._tree.publish(
                 self.name, layout, self.mode, self._folder, self._attempts
             )
-        return await self._tree.now(entry) if await self._set_attributes(entry) else entry
+        with suppress(NotFound):  # others have moved it, or removed it, since
+            if await self._set_attributes(entry):
+                return await self._tree.now(entry)
+        return entry
 
     def _plain_content(self) -> PlainContent | None:
         """Return the one part that is all of the file, if there is one."""

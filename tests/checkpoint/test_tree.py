@@ -32,6 +32,7 @@ from bootseer.errors import (
 )
 from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
+from bootseer.store.retry import RetryStore
 from bootseer.store.wrap import WrappedStore
 from bootseer.testing.fault_store import CHANGES, FlakyStore
 
@@ -741,6 +742,28 @@ async def test_what_was_seen_and_replaced_is_not_published_again_without_its_par
         with suppress(Conflict, NotFound):
             await draft.publish()
     assert await read(store, "f") in (OLD, NEW)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_what_was_moved_before_it_is_written_once_more_is_one_file(at_once, autojump_clock):
+    """Who removes one of two of the same parts would take those of the other."""
+    store = MemoryStore()
+
+    async def rename():
+        other = CheckpointTree(store)
+        await other.rename(await other.stat("f"), "g")
+
+    doubtful = Before(store, "commit", "f", rename, late=True)
+    tree = CheckpointTree(RetryStore(doubtful) if at_once else doubtful)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, OPTIONS).begin("f", None)
+        draft.mtime_ns = 10**18
+        await draft.write(0, NEW)
+        if not at_once:
+            with pytest.raises(Transient):
+                await draft.publish()
+        assert (await draft.publish()).size_bytes == len(NEW)
+    assert (await read(store, "f"), await read(store, "g")) == (None, NEW)
 
 
 @pytest.mark.parametrize("error", [Denied("another user's"), NoSpace("no names left")])

@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 ABANDONED_S = 2 * 86400
 """A write that has made no new part for so long has been given up."""
+_MOVED_S = 3600
+"""Nobody is still moving the file for which a link was made so long ago."""
 _LOOKS = 16
 """Manifests that a listing reads at once."""
 _KNOWN = 20_000
@@ -235,7 +237,7 @@ class CheckpointTree:
         """Remove a folder in which nothing is shown.
 
         Raises:
-            Conflict: it is not empty.
+            Conflict: it is not empty; or a file is perhaps just being moved into it.
         """
         await self._finish_moves(name)
         found = await self.store.list(name)
@@ -243,8 +245,8 @@ class CheckpointTree:
             raise Conflict(f"{name!r} is not empty")
         if found:
             await self.reap(name)
-            for info in await self.store.list(parts_of(name)):
-                if is_link(info):  # for files that are not here
+            for info in await self.left_over(name, _MOVED_S):
+                if is_link(info):  # for files that are not here, and are not coming any more
                     await self.store.delete(info.name)
             await self.store.delete(parts_of(name))
         await self.store.delete(name)

@@ -2,6 +2,7 @@
 
 import operator
 import os
+import time
 from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from functools import partial
@@ -805,6 +806,28 @@ async def test_what_is_published_is_known_though_it_is_replaced_at_once(content,
     assert now.size_bytes == len(other)
     if content != other:
         assert (entry.layout, entry.info.version) != (now.layout, now.info.version)
+
+
+async def test_a_folder_stays_while_a_file_is_moved_into_it():
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    await store.mkdir("b")
+
+    async def remove():
+        with pytest.raises(Conflict):
+            await CheckpointTree(store).remove_folder("b")
+
+    mover = CheckpointTree(Before(store, "rename", "a/f", remove))
+    await mover.rename(await mover.stat("a/f"), "b/f")
+    assert await read(store, "b/f") == OLD
+
+
+async def test_a_folder_goes_into_which_a_file_has_not_been_moved():
+    store = MemoryStore()
+    await publish(store, link := f"{parts_of('b')}/{FROM}1", b"../a")
+    await store.set_mtime(link, time.time_ns() - 2 * 3600 * 10**9)
+    await CheckpointTree(store).remove_folder("b")
+    assert not store._entries
 
 
 @pytest.mark.parametrize("late", [False, True])

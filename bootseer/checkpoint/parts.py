@@ -197,10 +197,14 @@ class Parts:
                 return
 
     async def link(self, name: str, target: str) -> str:
-        """Have the parts of a file found from its new place; returns what says so, an object."""
+        """Have the parts of a file found from its new place; returns what says so, an object.
+
+        It leads there from where it is, for a folder that has both may move, or be all of what
+        somebody opens; and from the root, for the folder that it is in may move alone.
+        """
         here, there = above(name), above(target)
         link = f"{parts_of(there)}/{FROM}{secrets.token_hex(8)}"
-        text = os.path.relpath(f"/{here}", f"/{there}")
+        text = "\n".join((os.path.relpath(f"/{here}", f"/{there}"), f"/{here}"))
         await publish(self._store, link, text.encode())
         return link
 
@@ -218,13 +222,21 @@ class Parts:
         for one in found:
             for info in await self._store.list(parts_of(one)):
                 if is_link(info):
-                    with suppress(NotFound, Corrupt, ConfigError, UnicodeDecodeError):
-                        text = (await read_all(self._store, info.name, _FROM_BYTES)).decode()
-                        other = _resolve(one, text)
-                        check_name(parts_of(other))
+                    for other in await self._linked(one, info.name):
                         if other not in found and len(found) < _MOST_FOLDERS:
                             found.append(other)
         return found[1:]
+
+    async def _linked(self, folder: str, link: str) -> Sequence[str]:
+        """Return the folders that a link in a folder may lead to."""
+        found = []
+        with suppress(NotFound, Corrupt, UnicodeDecodeError):
+            for path in (await read_all(self._store, link, _FROM_BYTES)).decode().split("\n"):
+                with suppress(Corrupt, ConfigError):
+                    other = _resolve(folder, path)
+                    check_name(parts_of(other))
+                    found.append(other)
+        return found
 
 
 def is_link(info: ObjectInfo) -> bool:
@@ -249,17 +261,17 @@ def _mark(name: str) -> str:
     return f"{_NAMED}{digest[:16]}"
 
 
-def _resolve(folder: str, relative: str) -> str:
-    """Return the folder that is at a relative path (``../other``) of another.
+def _resolve(folder: str, path: str) -> str:
+    """Return the folder that is at a path: of another (``../other``), or of the root (``/other``).
 
     Raises:
         Corrupt: the path leads out of the store.
     """
-    parts = folder.split("/") if folder else []
-    for step in relative.split("/"):
+    parts = folder.split("/") if folder and not path.startswith("/") else []
+    for step in path.split("/"):
         if step == "..":
             if not parts:
-                raise Corrupt(f"{relative!r} leads out of the tree from {folder!r}")
+                raise Corrupt(f"{path!r} leads out of the tree from {folder!r}")
             parts.pop()
         elif step not in ("", "."):
             parts.append(step)

@@ -324,9 +324,12 @@ class CheckpointTree:
             self._unfinished.pop(target, None)
 
     async def _finish_moves(self, folder: str) -> None:
-        """Bring what was moved out of a folder, and failed half-way: its parts move with that."""
+        """Bring what was moved out of a folder, or into it, and failed half-way.
+
+        Its parts, or the link to them, move with the folder.
+        """
         for name, source in list(self._unfinished.items()):
-            if f"{source}/".startswith(f"{folder}/"):
+            if any(f"{place}/".startswith(f"{folder}/") for place in (name, source)):
                 now = await self.find(name)
                 if now is not None:
                     await self._bring(now)

@@ -102,7 +102,8 @@ class Parts:
         """
         async with aclosing(self.folders(name, layout)) as folders:
             async for folder in folders:
-                if found := await self._store.list(folder):
+                found = await self._store.list(folder)
+                if _has_parts(found):
                     return folder, found
         raise NotFound(f"{name!r}: its parts are missing")
 
@@ -138,11 +139,32 @@ class Parts:
         folder, _ = await self.find(name, layout)
         if folder == beside:
             return False
+        with suppress(Conflict):
+            return await self._bring(folder, beside)
+        # Somebody else has brought them, or marks that came late have made the folder again.
+        if not _has_parts(await self._store.list(beside)):
+            await self._take_marks(beside, folder)
+            await self._bring(folder, beside)
+        return True
+
+    async def _bring(self, folder: str, beside: str) -> bool:
         try:
             await self._store.rename(folder, beside)
         except NotFound:  # somebody else has done it
             await self._store.stat(beside)
         return True
+
+    async def _take_marks(self, folder: str, target: str) -> None:
+        """Remove a folder in which there are only marks; who has made them finds them in another.
+
+        Raises:
+            Conflict: something has come into it.
+        """
+        for info in await self._store.list(folder):
+            await self._add_mark(target, info.name.rpartition("/")[2])
+            await self._remove_mark([folder], info.name.rpartition("/")[2])
+        with suppress(NotFound):
+            await self._store.delete(folder)
 
     @asynccontextmanager
     async def held(self, *folders: str) -> AsyncIterator[None]:
@@ -242,6 +264,11 @@ class Parts:
 def is_link(info: ObjectInfo) -> bool:
     """Tell whether an object says where else parts may be."""
     return not info.is_folder and info.name.rpartition("/")[2].startswith(FROM)
+
+
+def _has_parts(found: Sequence[ObjectInfo]) -> bool:
+    """Tell whether there are parts in what was made for them: marks may be there alone."""
+    return not all(info.is_folder for info in found)
 
 
 def was_named(found: Sequence[ObjectInfo]) -> bool:

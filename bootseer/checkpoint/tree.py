@@ -542,13 +542,19 @@ class CheckpointTree:
     async def remove_left_over(self, found: Sequence[ObjectInfo]) -> None:
         """Remove what `left_over` has found, when the moves that it is of have been completed."""
         # A file may be behind several links, which are removed only when all of them have served.
+        kept: set[str] = set()
         for folder in {above(above(info.name)) for info in found if is_link(info)}:
             for entry in await self.list(folder):
-                with suppress(Corrupt):
+                try:
                     await self._bring(entry)
+                except Corrupt:
+                    continue
+                except Conflict:  # somebody else is at it
+                    kept.add(parts_of(folder))
         for info in found:
-            with suppress(NotFound):
-                await self.store.delete_tree(info.name)
+            if not is_link(info) or above(info.name) not in kept:
+                with suppress(NotFound):
+                    await self.store.delete_tree(info.name)
 
     async def unused_parts(self, folder: str, despite: Container[str] = ()) -> Sequence[ObjectInfo]:
         """List the folders of parts below a folder that no manifest below it names.

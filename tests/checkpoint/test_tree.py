@@ -808,6 +808,43 @@ async def test_what_is_published_is_known_though_it_is_replaced_at_once(content,
         assert (entry.layout, entry.info.version) != (now.layout, now.info.version)
 
 
+@pytest.mark.parametrize("mark", ["", "/named-1"], ids=["gone", "there"])
+async def test_a_file_moves_to_where_a_late_mark_was_made(mark):
+    """Somebody else was faster than its maker, who has not removed it yet, or has."""
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    (parts,) = parts_in(store)
+    tree = CheckpointTree(store)
+    entry = await tree.rename(await tree.stat("a/f"), "b/f")
+    await store.mkdir(parts + mark)
+    await tree.rename(entry, "a/f")
+    assert await read(store, "a/f") == OLD
+    await store.delete_tree("b")
+    assert await read(store, "a/f") == OLD
+    assert not mark or parts + mark in store._entries
+
+
+async def test_what_is_in_the_way_of_one_file_is_in_the_way_of_its_link_alone():
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    half = CheckpointTree(Flaky(store, "rename", late=False))
+    with pytest.raises(Transient):
+        await half.rename(await half.stat("a/f"), "b/f")
+    await publish(store, f"{parts_of('c')}/{FROM}1", b"../a")
+
+    class Busy(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "rename" and name.startswith("a/"):
+                raise Conflict(name)
+            return await call()
+
+    for now, left in ((Busy(store), 1), (store, 0)):
+        tree = CheckpointTree(now)
+        await sweep(tree, "", await find_litter(tree, "", -1))
+        assert await read(store, "b/f") == OLD
+        assert sum(f"/{FROM}" in name for name in store._entries) == left
+
+
 async def test_a_folder_stays_while_a_file_is_moved_into_it():
     store = MemoryStore()
     await write(store, "a/f", OLD)

@@ -252,12 +252,29 @@ class CheckpointTree:
         await self.store.delete(name)
 
     async def remove_tree(self, name: str) -> None:
-        """Remove a file, or a folder with all that is below."""
+        """Remove a file, or a folder with all that is below.
+
+        Raises:
+            Conflict: parts are below that may be those of a file that was moved out.
+        """
         entry = await self.stat(name)
         if entry.is_folder:
+            await self._check_moved_out(name)
             await self.store.delete_tree(name)
         else:
             await self.remove(entry)
+
+    async def _check_moved_out(self, folder: str) -> None:
+        """Refuse a folder in which a move that has failed half-way may have left the parts."""
+        with suppress(Corrupt):  # then whose they are cannot be told
+            for info in await self.unused_parts(folder):
+                if was_named(await self.store.list(info.name)):
+                    raise Conflict(
+                        f"{folder!r} has parts that no file in it names, in {info.name!r}: perhaps "
+                        "those of a file that was moved out of it. In the tree in which that is, "
+                        "`bootseer ckpt verify -R --repair` brings them; if there is none, "
+                        "`bootseer ckpt gc` removes them"
+                    )
 
     async def rename(self, entry: Entry, target: str, *, over: Entry | None = None) -> Entry:
         """Give a file or a folder another name; returns what it is then.

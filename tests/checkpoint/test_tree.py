@@ -845,6 +845,24 @@ async def test_what_is_in_the_way_of_one_file_is_in_the_way_of_its_link_alone():
         assert sum(f"/{FROM}" in name for name in store._entries) == left
 
 
+async def test_a_folder_is_not_removed_with_the_parts_of_a_file_that_has_moved():
+    store = MemoryStore()
+    await write(store, "a/f", OLD)
+    await write(store, "a/g", OLD)
+    half = CheckpointTree(Flaky(store, "rename", late=False))
+    with pytest.raises(Transient):
+        await half.rename(await half.stat("a/f"), "b/f")
+    tree = CheckpointTree(store)
+    with pytest.raises(Conflict, match="ckpt gc"):
+        await tree.remove_tree("a")
+    assert (await read(store, "b/f"), await read(store, "a/g")) == (OLD, OLD)
+    await sweep(tree, "", await find_litter(tree, "", -1))
+    damaged = (await read_all(store, "a/g", 1 << 20))[:-1] + b"x"  # which goes, too
+    await publish(store, "a/g", damaged)
+    await tree.remove_tree("a")
+    assert (await read(store, "b/f"), await tree.find("a")) == (OLD, None)
+
+
 async def test_a_folder_stays_while_a_file_is_moved_into_it():
     store = MemoryStore()
     await write(store, "a/f", OLD)

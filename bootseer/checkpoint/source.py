@@ -202,8 +202,12 @@ class PlainSource(Source):
         await self._readers.close()
 
     async def _reader(self, number: int) -> Reader:
+        if number and self._first is None and not self._info.version:
+            # In S3 a reader alone has the ETag: all of them are to be of the first one's version.
+            await self._reader(0)
+        version = self._info if self._first is None else self._first.info
         try:
-            reader = await self._readers.get(number, self._info, self._info)
+            reader = await self._readers.get(number, self._info, version)
         except (Conflict, NotFound):
             if not number or self._first is None:
                 raise

@@ -699,7 +699,7 @@ def test_more_of_it(capfd):
 MENDS = {
     "a reader is of one version": (
         (source_module.PlainSource, "_reader"),
-        "get(number, self._info, self._info)",
+        "get(number, self._info, version)",
         "get(number, self._info)",
     ),
     "a folder is kept for what is in it": (

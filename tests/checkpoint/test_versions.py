@@ -1,7 +1,8 @@
 """A reader is of one version of a file, whoever replaces it meanwhile."""
 
+import dataclasses
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -51,6 +52,14 @@ class Lossy(WrappedStore):
             yield reader
 
 
+class Bucket(WrappedStore):
+    """Has versions, but tells only who has opened an object: the ETag, in S3."""
+
+    async def around(self, operation, name, call):
+        found = await call()
+        return dataclasses.replace(found, version="") if operation == "stat" else found
+
+
 @pytest.fixture(params=["memory", "local", "lossy"])
 def store(request, tmp_path, monkeypatch):
     # So that several readers are opened of a file that is soon made.
@@ -84,6 +93,22 @@ async def test_what_is_read_is_of_the_version_that_was_opened(store, after, auto
         await source.close()
     assert set(read) <= {b"1"}
     assert len(read) >= after
+
+
+@pytest.mark.parametrize("piece", [0, 1])
+async def test_what_is_read_is_of_one_version_where_only_a_reader_tells_it(
+    store, piece, autojump_clock
+):
+    await publish(store, "file", b"1" * SIZE)
+    bucket = Bucket(store)
+    source = PlainSource(bucket, await bucket.stat("file"))
+    read = [await source.read(piece * PIECE, 1)]
+    await replace(store, "file", b"2")
+    with suppress(Conflict):
+        for later in range(PIECES):
+            read.append(await source.read(later * PIECE, 1))
+    await source.close()
+    assert set(read) == {b"1"}
 
 
 async def test_what_was_replaced_before_it_is_opened_is_not_read(store, autojump_clock):

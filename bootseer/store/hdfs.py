@@ -225,7 +225,11 @@ class HdfsStore:
         gate = Gate(name)
         file = self._file(name, path, self._write_options(mode, replication, block_bytes))
         appender = HdfsAppender(file, gate)
-        await file.make()
+        try:
+            await file.make()
+        except BaseException:
+            file.is_left = True  # it may be made all the same
+            raise
         self._unended.discard(path)
         try:
             yield appender

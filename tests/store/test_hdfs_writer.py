@@ -1,10 +1,13 @@
 """A file in the making in HDFS, without one."""
 
 import gc
+import threading
+from pathlib import PurePath
 
 import trio
 from hdfs_native import FileWriter
 
+from bootseer.store.hdfs import HdfsStore
 from bootseer.store.hdfswrite import HdfsFile
 
 
@@ -46,3 +49,29 @@ async def test_it_is_closed_when_it_is_to_be():
     await made.make()
     await made.step("finish", made.close)
     assert raw.closed == 1
+
+
+async def test_what_is_made_when_nobody_waits_for_it_any_more_is_deleted():
+    class Late:
+        def __init__(self):
+            self.answers, self.deleted = threading.Event(), threading.Event()
+
+        def create(self, path, options):
+            self.answers.wait()
+            return FileWriter(Raw())
+
+        def delete(self, path, recursive):
+            assert path == "/root/name"
+            self.deleted.set()
+            return True
+
+    client = Late()
+    store = HdfsStore("nowhere:1", PurePath("/root"))
+    store._calls.client = lambda: client
+    store._client = store._calls.client
+    with trio.move_on_after(0.05) as scope:
+        async with store.append("name"):
+            pass
+    client.answers.set()
+    assert scope.cancelled_caught
+    assert await trio.to_thread.run_sync(client.deleted.wait, 5)

@@ -82,6 +82,9 @@ class ReopeningReader(Reader):
 
     async def _reopen(self) -> _Opened:
         opened = await self._open()
+        if self._ended:
+            await opened.block.aclose()
+            raise Closed(f"{self._name!r} was closed")
         if self._current is not None:  # Another read was faster.
             await opened.block.aclose()
             return self._current

@@ -133,6 +133,27 @@ async def test_many_reads_share_what_is_opened_anew(
     assert counting.open_now == 0
 
 
+async def test_what_is_being_opened_anew_is_closed_with_the_rest(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    class Slow(WrappedStore):
+        async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+            await trio.sleep(operation == "open")
+            return await call()
+
+    async def read() -> None:
+        with pytest.raises(Closed):
+            await reader.pread(0, 1)
+
+    await publish(memory, "object", CONTENT)
+    counting = CountingStore(Slow(FlakyStore(memory, first(1, "pread"))))
+    store = RetryStore(counting, Backoff(first_s=0.1))
+    async with trio.open_nursery() as nursery, store.open("object") as reader:
+        nursery.start_soon(read)
+        await trio.sleep(0.5)
+    assert (counting.opened, counting.open_now) == (2, 0)
+
+
 async def test_never_mixes_versions(memory: MemoryStore, autojump_clock: MockClock) -> None:
     await publish(memory, "object", b"first")
     flaky = FlakyStore(memory, lambda count, operation, name: count == 3)

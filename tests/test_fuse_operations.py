@@ -38,12 +38,15 @@ class OneFile:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.size_bytes = 1025
         self.forgotten: list[int] = []
 
     def _answer(self) -> Attributes:
         if self.error is not None:
             raise self.error
-        return Attributes(inode=7, mode=stat.S_IFREG | 0o644, size_bytes=1025, mtime_ns=5)
+        return Attributes(
+            inode=7, mode=stat.S_IFREG | 0o644, size_bytes=self.size_bytes, mtime_ns=5
+        )
 
     def attach(self, kernel: Kernel) -> None:
         pass
@@ -144,6 +147,26 @@ async def test_a_listing_keeps_its_files_until_it_is_closed(
     assert view.forgotten == []
     await operations.releasedir(handle)
     assert view.forgotten == [7]
+
+
+@pytest.mark.parametrize("error", [None, OSError(errno.ESTALE, "gone"), NotFound("gone")])
+async def test_a_listing_hands_out_attributes_of_now_if_there_are_any(
+    view: OneFile,
+    operations: ViewOperations,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception | None,
+) -> None:
+    sizes = []
+
+    def reply(token: object, name: bytes, entry: pyfuse3.EntryAttributes, after: int) -> bool:
+        sizes.append(entry.st_size)
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    handle = await operations.opendir(ROOT_INODE, CONTEXT)
+    view.size_bytes, view.error = 2000, error
+    await operations.readdir(handle, 0, CONTEXT)
+    assert sizes == [2000 if error is None else 1025]
 
 
 async def test_a_long_name_does_not_reach_the_view(operations: ViewOperations) -> None:

@@ -115,8 +115,7 @@ class CheckpointView:
             return self._attributes(node)
 
     async def attributes(self, inode: int) -> Attributes:
-        """See `View.attributes`."""
-        await trio.lowlevel.checkpoint()
+        """See `View.attributes`; at once, for a listing asks for each of its entries."""
         return self._attributes(self._nodes.by_inode[inode])
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:

@@ -148,7 +148,7 @@ class View(Protocol):
         """Return a file's attributes as they are now, also when it has no name any more.
 
         When size or mtime are not what the kernel has been told before, it drops what it has cached
-        of the content.
+        of the content. Asked for each entry of a listing, too, when the kernel takes it.
         """
         ...
 

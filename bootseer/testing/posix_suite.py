@@ -317,6 +317,17 @@ def two_who_append_do_not_overwrite_each_other(folder: Path) -> None:
 
 
 @_expect
+def who_appends_goes_on_at_the_end_while_the_folder_is_listed(folder: Path) -> None:
+    with _opened(folder / "file", os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+        os.write(file, b"first ")
+        with os.scandir(folder) as entries:
+            os.write(file, b"second ")
+            _equal([entry.name for entry in entries], ["file"])
+        os.write(file, b"third")
+    _equal((folder / "file").read_bytes(), b"first second third")
+
+
+@_expect
 def rights_of_a_descriptor_are_kept_to(folder: Path) -> None:
     (folder / "file").write_bytes(b"content")
     with _opened(folder / "file", os.O_RDONLY) as file, _fails(errno.EBADF):

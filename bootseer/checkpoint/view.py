@@ -254,9 +254,10 @@ class CheckpointView:
     async def open(self, inode: int, flags: int, thread: int = 0) -> Opened:
         """See `WritableView.open`."""
         async with self._using(inode):
-            return await self._open(self._nodes.by_inode[inode], flags, thread)
+            handle = await self._open(self._nodes.by_inode[inode], flags, thread)
+        return await self._opened(handle)
 
-    async def _open(self, node: Node, flags: int, thread: int) -> Opened:
+    async def _open(self, node: Node, flags: int, thread: int) -> _Handle:
         empties = bool(flags & os.O_TRUNC)
         if flags & os.O_ACCMODE != os.O_RDONLY or empties:
             self._check_writable()
@@ -283,9 +284,7 @@ class CheckpointView:
             node.handles += 1
             if handle.holders is not None:
                 node.writing.add(handle.holders)
-                while node.pushes:
-                    await node.pushed.wait()
-        return self._opened(handle)
+        return handle
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
@@ -301,14 +300,16 @@ class CheckpointView:
                 holders = Holders(thread)
                 node.handles = 1
                 node.writing.add(holders)
-                return self._attributes(node), self._opened(_Handle(node, holders))
-            if flags & os.O_EXCL:
-                raise _os_error(errno.EEXIST)
-            if node.is_folder:
-                raise _os_error(errno.EISDIR)
-            with self._nodes.moves.holding(node.inode):
-                opened = await self._open(node, flags & ~(os.O_CREAT | os.O_EXCL), thread)
-                return self._attributes(node), opened
+                handle = _Handle(node, holders)
+            else:
+                if flags & os.O_EXCL:
+                    raise _os_error(errno.EEXIST)
+                if node.is_folder:
+                    raise _os_error(errno.EISDIR)
+                with self._nodes.moves.holding(node.inode):
+                    handle = await self._open(node, flags & ~(os.O_CREAT | os.O_EXCL), thread)
+        opened = await self._opened(handle)
+        return self._attributes(node), opened
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
         """See `View.read`."""
@@ -477,7 +478,13 @@ class CheckpointView:
 
     # Answers
 
-    def _opened(self, handle: _Handle) -> Opened:
+    async def _opened(self, handle: _Handle) -> Opened:
+        """Number an open file, when no pages are on their way that its writer could change.
+
+        Not with the file's lock: they may wait for a read in progress, and that for the lock.
+        """
+        while handle.holders is not None and handle.node.pushes:
+            await handle.node.pushed.wait()
         number = next(self._numbers)
         self._handles[number] = handle
         return Opened(number, keep_cache=handle.node.draft is None)

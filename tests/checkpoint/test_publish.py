@@ -7,6 +7,7 @@ from itertools import cycle
 
 import pytest
 import trio
+import trio.testing
 
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.holders import _THREADS, Closing, Holders
@@ -418,3 +419,32 @@ async def test_a_folder_goes_though_a_file_that_was_removed_from_it_is_open(serv
     await served.view.close(handle)
     assert [info.name for info in await served.inner.list("other")] == []
     assert not [name for name in served.inner._entries if "making-" in name]
+
+
+async def test_a_file_is_emptied_while_it_is_read(served, autojump_clock):
+    """Pages on their way into the page cache wait for those that a read in progress has locked."""
+
+    class Pages:
+        def __init__(self):
+            self.begun = trio.Event()
+            self.read = trio.Event()
+
+        async def store(self, inode, offset, data):
+            self.begun.set()
+            await self.read.wait()
+
+    pages = Pages()
+    served.view.attach(pages)
+    handle = await served.write(content=bytes(20 * UNIT))
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    reader = await served.view.open(node.inode, os.O_RDONLY)
+    await served.view.read(reader.handle, 0, UNIT)
+    await pages.begun.wait()
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(served.view.open, node.inode, os.O_WRONLY | os.O_TRUNC)
+            await trio.testing.wait_all_tasks_blocked()
+            assert await served.view.read(reader.handle, UNIT, UNIT) == b""
+            pages.read.set()

@@ -95,12 +95,14 @@ class Publisher:
             is_empty: begin, or go on, with nothing in it.
 
         Raises:
-            BootseerError: what was written before is lost, or waits and still cannot be published.
+            BootseerError: what was written before is lost, or waits and still cannot be published,
+                or never will be, for it has no name any more.
             OSError: ESTALE, there is nothing to begin with.
         """
         if node.failed is not None and not is_empty:
-            # How far the attempts before have come is not known: it is not written any more.
-            if node.is_lost:
+            # How far the attempts before have come is not known: it is not written any more. And
+            # the name of one that has lost it may be another file's.
+            if node.is_lost or not node.has_name:
                 raise node.failed.again()
             await self.publish(node)
         node.vouched = False

@@ -361,6 +361,9 @@ class CheckpointView:
         if handle is None:
             self._check_mode(node, os.O_WRONLY)
         async with self._using(inode), node.lock:
+            if not node.has_name and not node.writing:
+                # It would be published, though the name may be another file's.
+                raise _os_error(errno.ESTALE)
             draft = await self.publisher.begin(node, is_empty=size_bytes == 0)
             try:
                 await draft.truncate(size_bytes)

@@ -273,6 +273,42 @@ async def test_a_file_that_waits_is_removed(served, autojump_clock):
     assert served.lost == []
 
 
+@pytest.mark.parametrize("renamed", [False, True])
+async def test_a_file_without_its_name_is_not_published_over_what_has_it(
+    served, autojump_clock, renamed
+):
+    other = await served.write(b"other", content=b"new")
+    await served.view.flush(other)
+    await served.view.close(other)
+    handle = await served.write()
+    served.store.error = Unavailable("no NameNode")
+    with pytest.raises(Unavailable):
+        await served.view.flush(handle)
+    served.store.error = None
+    if not renamed:
+        await served.view.remove(ROOT_INODE, b"file")
+    await served.view.rename(ROOT_INODE, b"other", ROOT_INODE, b"file", 0)
+    with pytest.raises(Unavailable):
+        await served.view.write(handle, 0, b"x")
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    assert await served.content() == b"new"
+
+
+async def test_a_removed_file_is_not_truncated_by_who_does_not_write_it(served):
+    for content in (CONTENT, b"new"):
+        handle = await served.write(content=content)
+        await served.view.flush(handle)
+        await served.view.close(handle)
+        if content is CONTENT:
+            node = await served.view.lookup(ROOT_INODE, b"file")
+            await served.view.open(node.inode, os.O_RDONLY)
+            await served.view.remove(ROOT_INODE, b"file")
+    with pytest.raises(OSError, match="Stale file handle"):
+        await served.view.truncate(node.inode, None, 10)
+    assert await served.content() == b"new"
+
+
 async def test_what_cannot_be_published_is_named_once(served, autojump_clock, caplog):
     handle = await served.write()
     await close_without_store(served, handle, NoSpace("no names left"))

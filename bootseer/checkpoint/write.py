@@ -25,7 +25,8 @@ from bootseer.errors import BootseerError, Closed, NoSpace, NotFound, Transient,
 from bootseer.store.base import ObjectInfo
 
 _MANY_PARTS = stripe.MAX_PARTS // 2
-"""Each sync, and each look at what was just written, ends parts; a manifest takes only so many."""
+"""Each sync, and each look at what was just written, ends parts, and a store that is away breaks
+them; a manifest takes only so many."""
 
 
 def may_pass(error: BootseerError) -> bool:
@@ -187,6 +188,8 @@ class Draft:
             return
         try:
             await self._place_all()
+            if len(self._dealer.parts) > stripe.MAX_PARTS:
+                await self._deal_anew()
         except BootseerError as error:
             self._dealer.give_up(error)
             raise
@@ -387,14 +390,19 @@ class Draft:
         return data.ljust(length, b"\0")
 
     async def _deal_anew(self) -> None:
-        """Write what was dealt once more, to few parts."""
-        old, folder = self._dealer, self._folder
-        await old.drain()
-        self._parts_id, self._folder = self._tree.new_parts(self.name)
-        self._dealer = Dealer(self._pipelines, self._folder, self._parts_mode)
-        for unit in sorted(old.placed):
-            await self._dealer.deal(unit, bytearray(await old.read(unit)))
+        """Write what was dealt once more, to few parts; if that fails, it is where it was."""
         await self._dealer.drain()
+        parts_id, folder = self._tree.new_parts(self.name)
+        dealer = Dealer(self._pipelines, folder, self._parts_mode)
+        try:
+            for unit in sorted(self._dealer.placed):
+                await dealer.deal(unit, bytearray(await self._dealer.read(unit)))
+            await dealer.drain()
+        except BaseException:
+            dealer.give_up(Closed(f"{folder!r} was given up"))  # what is there is reaped later
+            raise
+        folder, self._folder = self._folder, folder
+        self._parts_id, self._dealer = parts_id, dealer
         with suppress(BootseerError):  # it is reaped later
             await self._tree.store.delete_tree(folder)
 

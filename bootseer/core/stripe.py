@@ -92,10 +92,12 @@ class Layout:
         """Encode as a manifest, of a length that `may_be_manifest` knows.
 
         Raises:
-            ValueError: there are more units than `MAX_UNITS`.
+            ValueError: there are more units than `MAX_UNITS`, or more parts than `MAX_PARTS`.
         """
         if len(self.units) > MAX_UNITS:
             raise ValueError(f"{len(self.units)} units are more than a manifest has room for")
+        if self.parts > MAX_PARTS:
+            raise ValueError(f"{self.parts} parts are more than a reader takes")
         rows = [(u.part, u.offset, u.checksum & _LOW, u.checksum >> 64) for u in self.units]
         header = {
             "size_bytes": self.size_bytes,

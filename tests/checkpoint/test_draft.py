@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -208,6 +209,34 @@ async def test_a_file_synced_very_often_has_few_parts(monkeypatch):
         assert entry.layout.parts <= 8 + OPTIONS.width
         assert len(await tree.store.list("folder/.bootseer-parts")) == 1
         assert await content_of(tree, "folder/file", nursery) == content
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_file_with_too_many_parts_is_written_once_more(monkeypatch, autojump_clock, fails):
+    """Be it at the second attempt."""
+    monkeypatch.setattr(stripe, "MAX_PARTS", 8)
+    folders = []
+
+    def is_second_folder(count, operation, name):
+        if operation == "append":
+            folders.append(name.rpartition("/")[0])
+        return fails and operation == "sync" and not name.startswith(folders[0])
+
+    tree = CheckpointTree(FlakyStore(MemoryStore(), is_second_folder))
+    content = os.urandom(4 * UNIT)
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(tree, nursery, OPTIONS).begin("folder/file", 0o640)
+        await draft.write(0, content)
+        with pytest.raises(Transient) if fails else nullcontext():
+            for at in [*range(5 * UNIT, 8 * UNIT, 1000), 7 * UNIT]:
+                await draft.truncate(at)
+                await draft.flush()
+        fails = False
+        entry = await draft.publish()
+        assert len(set(folders)) > 1
+        assert entry.layout.parts <= 8
+        whole = content + bytes(entry.size_bytes - len(content))
+        assert await content_of(tree, "folder/file", nursery) == whole
 
 
 async def test_a_removed_file_is_read_on_by_who_changes_it():

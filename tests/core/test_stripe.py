@@ -103,6 +103,11 @@ def test_a_manifest_has_room_for_all_units(monkeypatch):
         LAYOUT.encode()
 
 
+def test_a_manifest_that_nobody_would_read_is_not_written():
+    with pytest.raises(ValueError, match="4097 parts"):
+        replace(LAYOUT, parts=stripe.MAX_PARTS + 1).encode()
+
+
 # What is damaged
 
 

@@ -228,7 +228,11 @@ class CheckpointView:
         )
         if over is not None:
             if kept is not None:
-                self._reading.put_aside(over, await self._tree.keep_parts(kept))
+                # Without it, who has it open may lose it; but the name is another file's by now.
+                aside = None
+                with suppress(BootseerError):
+                    aside = await self._tree.keep_parts(kept)
+                self._reading.put_aside(over, aside)
             self._nodes.unname(parent, name)
             if not over.handles:
                 await self.publisher.abandon(over)

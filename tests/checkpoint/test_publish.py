@@ -408,6 +408,27 @@ async def test_a_rename_that_replaces_nothing(served):
     assert await served.content(b"new") is None
 
 
+async def test_a_rename_over_what_is_being_written_is_not_done_by_halves(served, monkeypatch):
+    """What is replaced may not be kept, but it is not published over what has its name now."""
+    for name, content in ((b"new", CONTENT), (b"file", bytes(len(CONTENT)))):
+        handle = await served.write(name, content=content)
+        await served.view.flush(handle)
+        await served.view.close(handle)
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    opened = await served.view.open(node.inode, os.O_RDWR, os.getpid())
+    await served.view.write(opened.handle, 0, b"x" * len(CONTENT))
+
+    async def take(name, layout, target):
+        raise Unavailable("no NameNode")
+
+    monkeypatch.setattr(served.view._tree.parts, "take", take)
+    await served.view.rename(ROOT_INODE, b"new", ROOT_INODE, b"file", 0)
+    await served.view.flush(opened.handle)
+    await served.view.close(opened.handle)
+    assert await served.content() == CONTENT
+    assert await served.content(b"new") is None
+
+
 async def test_a_folder_lists_what_is_written_in_it_and_nothing_else(served):
     folder = await served.view.make_folder(ROOT_INODE, b"folder", 0o755)
     for parent, name in ((ROOT_INODE, b"a"), (folder.inode, b"b")):

@@ -24,6 +24,8 @@ from bootseer.store.name import is_component
 
 _STATS_BEFORE_LISTING = 8
 """So many names of a folder are asked for one by one before the folder is listed again."""
+_LISTINGS = 5
+"""Of a folder that changes meanwhile, before one is shown that may have what was there before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -224,7 +226,7 @@ class Nodes:
         listing = self._listings.get(parent.inode)
         if listing is not None:
             listing.asked += 1
-            if trio.current_time() - listing.at <= self._valid_s:
+            if self._is_valid(listing):
                 return listing.entries.get(name)
             if listing.asked >= _STATS_BEFORE_LISTING:
                 return (await self.listing(parent)).entries.get(name)
@@ -233,18 +235,22 @@ class Nodes:
             return None
         return await self._find(parent, name)
 
+    def _is_valid(self, listing: Listing) -> bool:
+        return trio.current_time() - listing.at <= self._valid_s
+
     async def listing(self, folder: Node) -> Listing:
         """Return what is in a folder, as it was at most `valid_s` ago."""
         async with folder.lock:
             known = self._listings.get(folder.inode)
-            now = trio.current_time()
-            if known is not None and known.asked and now - known.at <= self._valid_s:
+            if known is not None and known.asked and self._is_valid(known):
                 return known
-            changes = folder.changes
-            entries = await self._tree.list(self.path(folder))
-            listing = Listing(now, {e.name.rpartition("/")[2]: e for e in entries})
-            if changes == folder.changes:
-                self._listings[folder.inode] = listing
+            for _ in range(_LISTINGS):
+                changes, now = folder.changes, trio.current_time()
+                entries = await self._tree.list(self.path(folder))
+                listing = Listing(now, {e.name.rpartition("/")[2]: e for e in entries})
+                if changes == folder.changes:
+                    self._listings[folder.inode] = listing
+                    break
             return listing
 
     async def _find(self, parent: Node, name: str) -> Entry | None:

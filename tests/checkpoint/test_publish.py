@@ -440,6 +440,38 @@ async def test_a_folder_lists_what_is_written_in_it_and_nothing_else(served):
     assert listed == [[b"a", b"folder"], [b"b"]]
 
 
+async def test_a_listing_that_began_before_a_publication_is_not_believed(served, monkeypatch):
+    handle = await served.write(content=b"old")
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    handle = await served.write()
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    answered, published = trio.Event(), trio.Event()
+    ask = served.view._tree.list
+    listed = []
+
+    async def answer_late(folder):
+        found = await ask(folder)
+        answered.set()
+        await published.wait()
+        return found
+
+    async def list_folder():
+        listed.extend(await served.view.entries(ROOT_INODE))
+
+    monkeypatch.setattr(served.view._tree, "list", answer_late)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(list_folder)
+        await answered.wait()
+        await served.view.flush(handle)
+        await served.view.close(handle)
+        published.set()
+    ((_, found),) = listed
+    assert (found.inode, found.size_bytes) == (node.inode, len(CONTENT))
+    opened = await served.view.open(found.inode, os.O_RDONLY)
+    assert await served.view.read(opened.handle, 0, 100) == CONTENT[:100]
+
+
 async def test_a_file_that_is_emptied_keeps_its_name_though_somebody_looks(served, autojump_clock):
     """What was written before is removed, which takes its time, while others ask for the name."""
     handle = await served.write()

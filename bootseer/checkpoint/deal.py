@@ -153,10 +153,14 @@ class Dealer:
             self._receive.close()
             self._send = self._receive = None
 
+    async def ended(self) -> None:
+        """Wait, after `give_up`, until nothing is being written any more."""
+        while self._writers:
+            await self._ended.wait()
+
     async def resume(self) -> None:
         """Write again after `give_up`: what was dealt and not acknowledged is still here."""
-        while self._writers:  # of before, who take nothing any more
-            await self._ended.wait()
+        await self.ended()
         self.error = None
         self._stuck_since_s = None
 

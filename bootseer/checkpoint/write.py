@@ -257,6 +257,9 @@ class Draft:
         await self._let_go()
         if self._dealer.parts:
             with trio.move_on_after(5, shield=True):
+                # A part that is just being made would make the folder once more.
+                with trio.move_on_after(3):
+                    await self._dealer.ended()
                 try:
                     await self._tree.store.delete_tree(self._folder)
                 except BootseerError:

@@ -254,6 +254,23 @@ async def test_a_removed_file_is_read_on_by_who_changes_it():
         await draft.discard()
 
 
+async def test_nothing_is_left_of_a_draft_that_is_given_up_while_parts_are_made(autojump_clock):
+    class Slow(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "append":
+                await trio.sleep(1)
+            return await call()
+
+    store = MemoryStore()
+    async with trio.open_nursery() as nursery:
+        draft = Drafts(CheckpointTree(Slow(store)), nursery, OPTIONS).begin("folder/file", None)
+        await draft.write(0, bytes(UNIT))
+        await draft.flush()
+        await draft.write(UNIT, bytes(2 * UNIT))
+        await draft.discard()
+    assert await store.list("folder/.bootseer-parts") == []
+
+
 async def test_a_part_that_did_not_end_is_no_file(autojump_clock):
     """More may have come to it than was acknowledged."""
 

@@ -17,7 +17,7 @@ from bootseer.core.cached import Asked, CachedPieces
 from bootseer.core.ranges import ByteRange
 from bootseer.core.reads import MARK_BYTES
 from bootseer.core.window import Window
-from bootseer.errors import BootseerError, Conflict, NotFound
+from bootseer.errors import BootseerError, Closed, Conflict, NotFound
 from bootseer.fuse.view import Kernel
 from bootseer.units import MIB
 
@@ -93,7 +93,13 @@ class Reading:
             ahead = window.read(offset, size_bytes)
             if ahead.size_bytes:
                 self._fetcher.nursery.start_soon(self._read_ahead, fetch, ahead)
-        content = await self._fetch(node, fetch, offset, fetch_bytes)
+        try:
+            content = await self._fetch(node, fetch, offset, fetch_bytes)
+        except Closed:
+            if node.fetch is fetch:
+                raise
+            # Another version was published meanwhile, and that is the file now.
+            return await self.read(node, offset, size_bytes)
         if mark is None:
             return content
         in_mark = slice(max(0, offset - last_page), offset + size_bytes - last_page)
@@ -108,7 +114,7 @@ class Reading:
         except (Conflict, NotFound):
             # What is being moved can be under neither name for a moment.
             async with self._nodes.moves.using(node.inode), node.lock:
-                if fetch.source.name == name:
+                if node.fetch is fetch and fetch.source.name == name:
                     raise
         return await fetch.read(offset, size_bytes)
 

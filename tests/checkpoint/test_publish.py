@@ -14,11 +14,12 @@ from bootseer.checkpoint.holders import _THREADS, Closing, Holders
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.reads import Reads
+from bootseer.checkpoint.source import StripedSource
 from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Drafts
-from bootseer.errors import BootseerError, NoSpace, Unavailable
+from bootseer.errors import BootseerError, Conflict, NoSpace, Unavailable
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
@@ -196,6 +197,47 @@ async def test_what_is_open_can_be_read_while_its_folder_moves(served, autojump_
         nursery.start_soon(served.view.rename, ROOT_INODE, b"old", ROOT_INODE, b"new", 0)
         nursery.start_soon(read)
     assert b"".join(found) == CONTENT
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_who_reads_a_file_that_is_published_meanwhile_gets_what_it_is_then(
+    served, monkeypatch, fails
+):
+    """Also when what was read has gone already, before that is known."""
+    handle = await served.write()
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    opened = await served.view.open(node.inode, os.O_RDONLY)
+    begun, published = trio.Event(), trio.Event()
+    fetch, publish = StripedSource.fetch, served.view._tree.publish
+    found = []
+
+    async def fetch_late(source, piece, attempt=0):
+        if piece or begun.is_set():
+            return await fetch(source, piece, attempt)
+        begun.set()
+        await published.wait()
+        raise Conflict("replaced")
+
+    async def publish_and_wait(*arguments):
+        entry = await publish(*arguments)
+        if fails:
+            published.set()
+            await trio.testing.wait_all_tasks_blocked()
+        return entry
+
+    async def read():
+        found.append(await served.view.read(opened.handle, 0, 100))
+
+    monkeypatch.setattr(StripedSource, "fetch", fetch_late)
+    monkeypatch.setattr(served.view._tree, "publish", publish_and_wait)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await begun.wait()
+        handle = await served.write(content=CONTENT[::-1])
+        await served.view.flush(handle)
+    assert found == [CONTENT[::-1][:100]]
 
 
 async def test_a_write_that_failed_is_not_left_out_of_a_file(served, autojump_clock, caplog):

@@ -407,6 +407,8 @@ class CheckpointView:
                 if mtime_ns is not None:
                     await self._tree.store.set_mtime(entry.name, mtime_ns)
                     node.mtime_ns = 0
+                    # To the store it is another version: those who read it go on with that.
+                    await self._reading.end(node)
                 node.entry = await self._tree.stat(entry.name)
                 self._nodes.touch(node.parent)
         return self._attributes(node)

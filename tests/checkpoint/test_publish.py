@@ -21,6 +21,7 @@ from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Drafts
 from bootseer.errors import BootseerError, Conflict, NoSpace, Unavailable
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE
+from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
 
@@ -238,6 +239,19 @@ async def test_who_reads_a_file_that_is_published_meanwhile_gets_what_it_is_then
         handle = await served.write(content=CONTENT[::-1])
         await served.view.flush(handle)
     assert found == [CONTENT[::-1][:100]]
+
+
+@pytest.mark.parametrize("content", [CONTENT, b"plain"])
+async def test_a_file_is_read_on_when_its_time_is_changed(served, tmp_path, content):
+    served.store._inner = LocalStore(tmp_path)
+    handle = await served.write(content=content)
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    opened = await served.view.open(node.inode, os.O_RDONLY)
+    await served.view.change(node.inode, mtime_ns=10**18)
+    assert await served.view.read(opened.handle, 0, UNIT) == content[:UNIT]
+    assert (await served.view.lookup(ROOT_INODE, b"file")).inode == node.inode
 
 
 async def test_a_write_that_failed_is_not_left_out_of_a_file(served, autojump_clock, caplog):

@@ -43,12 +43,20 @@ async def unpack(
     index = await catalog.read_index(store, snapshot)
     frames = await catalog.read_frames(store, snapshot)
     async with FrameSource(store, snapshot) as source:
+
+        def check_cancelled() -> None:
+            try:
+                trio.from_thread.check_cancelled()
+            except trio.Cancelled:
+                source.stop()  # a store may hang, and the threads wait for it
+                raise
+
         await trio.to_thread.run_sync(
             partial(
                 restore,
                 *(index, frames, source.read, places),
                 count=count,
-                check_cancelled=trio.from_thread.check_cancelled,
+                check_cancelled=check_cancelled,
             )
         )
     return source.read_bytes

@@ -16,7 +16,7 @@ import trio
 from bootseer import config as settings
 from bootseer.config import User
 from bootseer.env.session import serve
-from bootseer.env.talk import Talk
+from bootseer.env.talk import HELLO, Talk
 from bootseer.env.wish import Around, around
 from bootseer.errors import BootseerError, Closed, Unavailable
 
@@ -49,7 +49,7 @@ def main() -> None:
             except BootseerError as error:
                 await talk.send({"error": str(error)})
             else:
-                await talk.send({"op": "hello"})
+                await talk.send(HELLO)
                 await serve(talk, here)
 
     trio.run(run)

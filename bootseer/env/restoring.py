@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 
@@ -42,8 +43,11 @@ class Restoring:
         self._store = store
         self._snapshot = snapshot
 
-    async def run(self) -> None:
+    async def run(self, let_go: Callable[[], None]) -> None:
         """Restore it, and tell the command's side that there is no need to run.
+
+        Args:
+            let_go: called when it is restored, before that is told.
 
         Raises:
             BootseerError: it cannot be restored.
@@ -54,6 +58,7 @@ class Restoring:
         if snapshot.key == self._wish.key:
             figures = await catalog.read_figures(self._around.store)
             how, figures = await self._put(figures)
+        let_go()
         await self._talk.send(
             {
                 "op": "restored",

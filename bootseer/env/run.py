@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from bootseer.env import key as env_key
@@ -31,6 +31,8 @@ from bootseer.units import format_size
 
 _SILENCE_S = 90.0
 """Longest without a word from who restores; the command runs then."""
+_LETS_GO_S = 10.0
+"""Longest to wait until it does nothing in the targets any more."""
 _MAX_LINE_BYTES = 1 << 20
 _SHOWN = 5
 """Of what a command has read, in one line."""
@@ -163,13 +165,14 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
             return 0
         for target in targets:
             remove_leftovers(os.path.realpath(target))
-        status, turn.is_done = _have(asked, targets, connect, environ, say)
+        status, turn.is_done = _have(asked, targets, turn.fds, connect, environ, say)
         return status
 
 
 def _have(
     asked: Asked,
     targets: Sequence[str],
+    locks: Sequence[int],
     connect: Connect,
     environ: Mapping[str, str],
     say: Say,
@@ -182,11 +185,11 @@ def _have(
         return _done(execute(asked.command, environ))
     with talk:
         try:
-            hello = talk.receive()
-            keys = keys_of(asked, targets, environ, os.getcwd(), str(hello.get("image", "")))
+            talk.greet()
+            keys = keys_of(asked, targets, environ, os.getcwd(), talk.image)
             for line in warnings(targets, keys, environ):
                 say(line)
-            _ask(asked, targets, keys, talk, environ)
+            _ask(asked, targets, keys, locks, talk, environ)
             answer = _answer(talk, say)
             if answer.get("why"):
                 raise Unavailable(str(answer["why"]))
@@ -194,6 +197,8 @@ def _have(
                 say(_restored(answer, targets))
                 return 0, answer.get("how") != "mounted"  # others have mounts of their own
         except (_Gone, BootseerError, OSError) as error:
+            if isinstance(error, _Gone):
+                talk.give_up()
             say(f"running the command, and keeping nothing: {error}")
             return _done(execute(asked.command, environ))
         say(f"running the command; what it makes is kept under {_key(answer)}")
@@ -242,7 +247,8 @@ def image_around(path: str) -> str:
     """
     try:
         with _Talk(connect_agent(path)) as talk:
-            return str(talk.receive().get("image", ""))
+            talk.greet()
+            return talk.image
     except (OSError, _Gone) as error:
         raise Unavailable(f"the agent of the job does not answer at {path}: {error}") from error
 
@@ -285,9 +291,15 @@ class _Gone(Exception):
 
 
 class _Talk:
-    """Our end of the conversation: lines of JSON."""
+    """Our end of the conversation: lines of JSON.
+
+    Attributes:
+        image: that we are in, by its digest, "" for none or unknown.
+    """
 
     def __init__(self, end: socket.socket) -> None:
+        self.image = ""
+        self._takes_locks = False  # other versions do not
         self._socket = end
         self._socket.settimeout(_SILENCE_S)
         self._rest = b""
@@ -296,6 +308,31 @@ class _Talk:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._socket.close()
+
+    def greet(self) -> None:
+        """Hear who is there."""
+        hello = self.receive()
+        self.image = str(hello.get("image", ""))
+        self._takes_locks = hello.get("locks") is True
+
+    def send_locks(self, fds: Sequence[int]) -> None:
+        """Share the targets: should we end, nobody has them before nothing is done there."""
+        if self._takes_locks and fds:
+            self.send({"op": "locks"}, fds)
+
+    def give_up(self) -> None:
+        """End it, and wait until nothing is done in the targets on its account."""
+        with suppress(OSError):
+            if self._takes_locks:
+                until = time.monotonic() + _LETS_GO_S
+                self._socket.shutdown(socket.SHUT_WR)
+                left_s = _LETS_GO_S
+                while left_s > 0:
+                    self._socket.settimeout(left_s)
+                    if not self._socket.recv(65536):
+                        break
+                    left_s = until - time.monotonic()
         self._socket.close()
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -329,7 +366,12 @@ class _Talk:
 
 
 def _ask(
-    asked: Asked, targets: Sequence[str], keys: Keys, talk: _Talk, environ: Mapping[str, str]
+    asked: Asked,
+    targets: Sequence[str],
+    keys: Keys,
+    locks: Sequence[int],
+    talk: _Talk,
+    environ: Mapping[str, str],
 ) -> None:
     """Ask for the result of a command.
 
@@ -346,6 +388,7 @@ def _ask(
             for path, flags in ((folder, os.O_PATH), (os.path.join(folder, name), os.O_RDONLY)):
                 fds.append(os.open(path, flags | os.O_DIRECTORY | os.O_CLOEXEC))
                 opened.callback(os.close, fds[-1])
+        talk.send_locks(locks)
         talk.send(
             {
                 "op": "env",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -57,20 +57,68 @@ async def serve(talk: Talk, around: Around) -> None:
     What goes wrong is told, and the command runs as it would without.
     """
     async with trio.open_nursery() as nursery:  # for what keeps a claim up
-        with suppress(Closed), ExitStack() as opened:
+        with suppress(Closed), ExitStack() as opened, ExitStack() as locks:
             try:
                 message, fds = await talk.receive()
+                if message.get("op") == "locks":
+                    for fd in fds:
+                        locks.callback(os.close, fd)
+                    message, fds = await talk.receive()
                 for fd in fds:
                     opened.callback(os.close, fd)
-                await _Session(talk, around, read_wish(message, fds), nursery).run()
+                wish = read_wish(message, fds)
+                with _while_asked(talk, locks, nursery) as let_go:
+                    await _Session(talk, around, wish, nursery, let_go).run()
             except Closed:
                 raise
             except BootseerError as error:
                 await talk.send({"op": "run", "why": str(error)})
 
 
+@contextmanager
+def _while_asked(
+    talk: Talk, locks: ExitStack, nursery: trio.Nursery
+) -> Iterator[Callable[[], None]]:
+    """Give the block up when the command's side goes, and keep its targets locked until then.
+
+    Nobody else is to begin there before nothing is done there any more. That ends with the block,
+    or when the function that this yields is called, for the command's side is going to go on.
+
+    Raises:
+        Closed: it has gone.
+    """
+    watching, working = trio.CancelScope(), trio.CancelScope()
+
+    async def watch() -> None:
+        with watching:
+            await talk.gone()
+            working.cancel()
+
+    def let_go() -> None:
+        watching.cancel()
+        locks.close()
+
+    nursery.start_soon(watch)
+    try:
+        with working:
+            yield let_go
+    finally:
+        let_go()
+    if working.cancelled_caught:
+        nursery.cancel_scope.cancel()  # what is done beside may hang
+        raise Closed("who asked for an environment has gone")
+
+
 class _Session:
-    def __init__(self, talk: Talk, around: Around, wish: Wish, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        talk: Talk,
+        around: Around,
+        wish: Wish,
+        nursery: trio.Nursery,
+        let_go: Callable[[], None],
+    ) -> None:
+        self._let_go = let_go
         self._nursery = nursery
         self._talk = talk
         self._around = around
@@ -119,7 +167,7 @@ class _Session:
     async def _restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot; raises BootseerError if that cannot be."""
         store = self._found_in
-        await Restoring(self._talk, self._around, self._wish, store, snapshot).run()
+        await Restoring(self._talk, self._around, self._wish, store, snapshot).run(self._let_go)
 
     async def _note_run(self) -> None:
         with suppress(BootseerError):  # nothing depends on it
@@ -228,6 +276,7 @@ class _Session:
         wish = self._wish
         with self._patience():
             befores = await self._look_before()
+        self._let_go()
         await self._talk.send({"op": "run", "why": "", "key": wish.key})
         message, fds = await self._talk.receive()
         for fd in fds:

@@ -9,6 +9,7 @@ import trio
 from bootseer.env import catalog
 from bootseer.env.frames import Frame
 from bootseer.env.snapshot import Snapshot
+from bootseer.errors import Unavailable
 from bootseer.image.parts import OpenParts
 from bootseer.store.base import Store
 
@@ -28,6 +29,8 @@ class FrameSource:
         name = partial(catalog.frames_object, snapshot.key, snapshot.capture)
         self._parts = OpenParts(store, name)
         self._token = trio.lowlevel.current_trio_token()
+        self._reading: set[trio.CancelScope] = set()
+        self._is_stopped = False
 
     def read(self, frame: Frame) -> bytes:
         """Read what is stored of a frame, in a thread.
@@ -35,7 +38,11 @@ class FrameSource:
         Raises:
             BootseerError: the store does not give it.
         """
-        return trio.from_thread.run(self._read, frame, trio_token=self._token)
+        return trio.from_thread.run(self._read_until_stopped, frame, trio_token=self._token)
+
+    def stop(self) -> None:
+        """Have all reads end, in a thread: cancelling whoever waits for them does not end them."""
+        self._token.run_sync_soon(self._stop)
 
     async def __aenter__(self) -> FrameSource:
         """Return the source."""
@@ -45,6 +52,22 @@ class FrameSource:
         """Close what is open; a store that hangs is not waited for."""
         with trio.move_on_after(_CLOSE_S, shield=True):
             await self._parts.close()
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        for scope in self._reading:
+            scope.cancel()
+
+    async def _read_until_stopped(self, frame: Frame) -> bytes:
+        with trio.CancelScope() as scope:
+            self._reading.add(scope)
+            if self._is_stopped:
+                scope.cancel()
+            try:
+                return await self._read(frame)
+            finally:
+                self._reading.discard(scope)
+        raise Unavailable("it is not wanted any more")
 
     async def _read(self, frame: Frame) -> bytes:
         data = bytearray()

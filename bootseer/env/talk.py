@@ -16,6 +16,9 @@ from bootseer.errors import Closed, Corrupt
 MAX_LINE_BYTES = 32 << 20
 """A key has up to 1,000 parts of 8 KiB."""
 MAX_FDS = 32
+HELLO = {"op": "hello", "locks": True}
+"""Said first. Who says so takes the locks of the targets, too, in a message of their own: {"op":
+"locks"}. Those of other versions are not given them, and need not send them."""
 
 
 class Talk:
@@ -76,6 +79,13 @@ class Talk:
                 raise Corrupt("a message to capture an environment is not JSON") from error
             raise
         return message, fds
+
+    async def gone(self) -> None:
+        """Wait until nobody is there any more, while nothing is expected to be said."""
+        with suppress(OSError, trio.ClosedResourceError):
+            await trio.lowlevel.wait_readable(self._socket)
+            if await self._socket.recv(1, socket.MSG_PEEK):
+                await trio.sleep_forever()  # it is told by who reads that
 
     def close(self) -> None:
         """End the conversation."""

@@ -2,6 +2,7 @@
 
 The lock is a file beside the target, locked with flock(2) and removed by who has it when he ends.
 Who waits for it has it open, gets it all the same, and reads in it what the one before has done.
+Others who work there for him share the lock: nobody else has it before they have closed it, too.
 Where no file can be made beside the target it is in the folder for temporary files, and keeps only
 this node's processes apart; where files cannot be locked, nobody waits.
 """
@@ -15,7 +16,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 _NAME_CHARS = 60
 
@@ -24,36 +25,38 @@ class TargetLock:
     """A target that is this process's alone.
 
     Attributes:
+        fd: has the lock.
         is_done: who had it before, while this process waited, has made there what is to be made.
     """
 
     def __init__(self, fd: int, path: str, digest: bytes) -> None:
         """Use `locked`."""
+        self.fd = fd
         self.is_done = not _has_name(fd, path)
-        self._fd = fd
         self._path = path
         self._digest = digest
 
-    def release(self, *, is_done: bool) -> None:
-        """Let the next one have it, and tell those who wait now whether anything is left to do."""
+    def remove(self, *, is_done: bool) -> None:
+        """Remove it, and tell those who wait now whether anything is left to do."""
         with suppress(OSError):
-            if _has_name(self._fd, self._path):
+            if _has_name(self.fd, self._path):
                 os.unlink(self._path)
                 # Without a name: nobody believes what a killed process has left.
                 if is_done:
-                    os.pwrite(self._fd, self._digest, 0)
-        os.close(self._fd)
+                    os.pwrite(self.fd, self._digest, 0)
 
 
 class Turn:
     """What one process does while it has its targets.
 
     Attributes:
+        fds: that have the locks.
         is_done: everything was made by others while this process waited; or by itself, by now.
     """
 
     def __init__(self, locks: Sequence[TargetLock]) -> None:
         """Begin with what the locks say."""
+        self.fds = [lock.fd for lock in locks]
         self.is_done = bool(locks) and all(lock.is_done for lock in locks)
 
 
@@ -70,19 +73,18 @@ def locked(
     """
     digest = hashlib.sha256("\0".join(what).encode("utf-8", "surrogateescape")).digest()
     real = sorted({os.path.realpath(target) for target in targets})  # in one order, for all
-    locks: list[TargetLock] = []
-    is_done = False
-    try:
+    with ExitStack() as opened:
+        locks: list[TargetLock] = []
         for target in real:
             lock = _lock(target, real, digest, on_wait)
             if lock is not None:
                 locks.append(lock)
+                opened.callback(os.close, lock.fd)
         turn = Turn(locks)
         yield turn
-        is_done = turn.is_done
-    finally:
+        # Not after an error: who shares a lock may be at work, and others look for it by its name.
         for lock in locks:
-            lock.release(is_done=is_done)
+            lock.remove(is_done=turn.is_done)
 
 
 def _lock(

@@ -23,7 +23,7 @@ import psutil
 import trio
 
 from bootseer.env import claim, session
-from bootseer.env.talk import Talk
+from bootseer.env.talk import HELLO, Talk
 from bootseer.env.wish import Around
 from bootseer.errors import Closed
 from bootseer.store.local import LocalStore
@@ -82,7 +82,7 @@ def serve(end: socket.socket, other: socket.socket, folder: Path, node: str, see
     async def run() -> None:
         talk = Talk(end)
         with suppress(Closed):
-            await talk.send({"op": "hello"})
+            await talk.send(HELLO)
             await session.serve(talk, around)
         talk.close()
 

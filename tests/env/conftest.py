@@ -25,7 +25,7 @@ from bootseer.env.restore import Target, restore
 from bootseer.env.run import Asked, keys_of, run
 from bootseer.env.session import Around, serve
 from bootseer.env.snapshot import Finding
-from bootseer.env.talk import Talk
+from bootseer.env.talk import HELLO, Talk
 from bootseer.env.target_lock import Turn
 from bootseer.env.tree import scan
 from bootseer.errors import BootseerError
@@ -332,7 +332,7 @@ class Lab:
         """Have the store's side of a conversation."""
         talk = Talk(end)
         try:
-            await talk.send({"op": "hello"})
+            await talk.send(HELLO)
             await serve(talk, around or self.around())
         finally:
             talk.close()

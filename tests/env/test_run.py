@@ -21,6 +21,7 @@ from bootseer.env import catalog
 from bootseer.env import run as env_run
 from bootseer.env.record import Reads, Record
 from bootseer.env.run import Keys, execute, warnings
+from bootseer.env.talk import Talk
 from bootseer.env.target_lock import locked
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
@@ -514,6 +515,66 @@ class Slow(MemoryStore):
         await trio.sleep(0.2)
         async with super().open(name, **options) as reader:
             yield reader
+
+
+class Stuck(MemoryStore):
+    """Gives no content of snapshots for a while."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_stuck = False
+        self.reached, self.goes_on = trio.Event(), trio.Event()
+
+    @asynccontextmanager
+    async def open(self, name, **options):
+        if self.is_stuck and "/frames-" in name:
+            self.reached.set()
+            await self.goes_on.wait()
+        async with super().open(name, **options) as reader:
+            yield reader
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+async def test_who_is_ended_while_it_restores_gets_nothing_afterwards(clients, tmp_path, number):
+    """The next one begins when nothing is restored any more, and finds its target as it was."""
+    clients.lab.store = store = Stuck()
+    (clients.target / "base").mkdir(parents=True)
+    script = f"for n in 1 2 3; do echo $n > {clients.target}/$n; done"
+    await clients.run(script)
+    subprocess.run(["rm", "-r", clients.target], check=True)
+    (clients.target / "base").mkdir(parents=True)
+    store.is_stuck = True
+    process = await clients.start(*clients.lab.command(script), stderr=subprocess.DEVNULL)
+    with trio.fail_after(20):
+        await store.reached.wait()
+        process.send_signal(number)
+        await process.wait()
+        script = f"ls -A {clients.target} > {tmp_path}/seen; : > {clients.target}/mine"
+        assert (await clients.run(script))[0] == 0
+        store.goes_on.set()
+        while clients.nursery.child_tasks:
+            await trio.sleep(0.01)
+    assert (tmp_path / "seen").read_text() == "base\n"
+    assert sorted(os.listdir(clients.target)) == ["base", "mine"]
+    assert not list(tmp_path.glob(".target*"))
+
+
+async def test_older_ones_that_have_the_store_are_not_given_locks(clients):
+    seen = []
+
+    async def serve(end):
+        talk = Talk(end)
+        await talk.send({"op": "hello"})
+        message, fds = await talk.receive()
+        seen.append((message["op"], len(fds)))
+        for fd in fds:
+            os.close(fd)
+        await talk.send({"op": "run", "why": "no"})
+        talk.close()
+
+    clients.lab.serve = serve
+    assert (await clients.run("exit 3"))[0] == 3
+    assert seen == [("env", 2)]
 
 
 async def test_while_one_restores_no_other_runs_the_command(clients, look):

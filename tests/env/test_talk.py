@@ -1,11 +1,13 @@
 """Whatever the other end says, the command runs once, and nothing is left open."""
 
 import array
+import fcntl
 import gc
 import json
 import os
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -16,6 +18,7 @@ from bootseer.env.run import Asked, run
 from bootseer.env.session import serve
 from bootseer.env.talk import MAX_FDS, Talk
 from bootseer.errors import Closed, Corrupt
+from bootseer.testing.fault_store import HangingStore
 
 HELLO = b'{"op": "hello"}\n'
 
@@ -177,6 +180,21 @@ def test_silence(lab, tmp_path, monkeypatch, when):
     assert "no answer within 0.1 s" in said[-1]
 
 
+def test_after_silence_nothing_is_done_there_when_the_command_begins(lab, tmp_path, monkeypatch):
+    monkeypatch.setattr("bootseer.env.run._SILENCE_S", 0.1)
+
+    def peer(end):
+        end.sendall(b'{"op": "hello", "locks": true}\n')
+        while end.recv(1 << 16):
+            pass
+        time.sleep(0.2)
+        (tmp_path / "ended").touch()
+
+    status, said = ask(lab, tmp_path / "target", peer, f"[ -e {tmp_path}/ended ]")
+    assert (status, lab.runs()) == (0, 1)
+    assert "no answer within 0.1 s" in said
+
+
 def test_nobody_there(lab, tmp_path):
     def connect():
         raise ConnectionRefusedError("nobody listens")
@@ -276,7 +294,7 @@ class Asking:
                             with suppress(BrokenPipeError):
                                 while part:
                                     part = part[await end.send(part) :]
-                            if number + 1 < len(parts):
+                            if number + 1 < len(parts) or parts[-1].endswith(b"\n"):
                                 answers.append(await end.recv(1 << 16))
                         end.shutdown(socket.SHUT_WR)
                         with suppress(ConnectionResetError):  # it has not read all
@@ -329,6 +347,27 @@ async def test_who_goes_gets_no_answer(asking, part):
     await warm(asking)
     with nothing_is_left_open():
         assert await asking.say(part) == []
+
+
+async def test_targets_are_locked_until_nothing_is_done_there(lab, asking, tmp_path):
+    lab.store = HangingStore(lab.store)
+    ours, theirs = socket.socketpair()
+    held = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    fds = [os.open(tmp_path / "t", os.O_RDONLY) for _ in range(2)]
+    socket.send_fds(ours, [b'{"op": "locks"}\n'], [held])
+    socket.send_fds(ours, [asking.line()], fds)
+    for fd in (held, *fds):
+        os.close(fd)
+    with trio.fail_after(10), (tmp_path / "lock").open() as lock:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asking.serve, theirs)
+            while [name for name, _ in lab.stages] != ["env.find"]:
+                await trio.sleep(0.01)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours.close()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("fds", [0, 1, 3, MAX_FDS, MAX_FDS + 8])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.env.session import serve
-from bootseer.env.talk import Talk
+from bootseer.env.talk import HELLO, Talk
 from bootseer.env.wish import around
 from bootseer.errors import Closed, Unavailable
 
@@ -39,7 +39,7 @@ async def run(task: Task) -> None:
         raise Closed("the agent hands nothing over")
     job = task.job
     talk = Talk(socket.socket(fileno=fd))
-    await talk.send({"op": "hello", "image": task.message["image"]})
+    await talk.send({**HELLO, "image": task.message["image"]})
     hands = AgentHands(task)
     here = (owner_of(job), job.node, job.nodes, task.stage, hands, task.mksquashfs)
     await serve(talk, around(task.config, *here))

@@ -74,6 +74,19 @@ def test_files_that_were_there_before_are_named(place):
     assert found.files == (str(place / "a"), str(place / "b"))
 
 
+def test_nothing_is_written_to_files_of_a_program_that_closes_all_descriptors(place):
+    (place / "a").write_text("x")
+    code = """
+        import os
+        os.closerange(3, 256)
+        with open("target/made", "wb", buffering=0) as file:
+            open("a").close(); os.environ.get("ONE")
+            file.write(b"made")
+    """
+    reads(place, code, ONE="x")
+    assert (place / "target/made").read_text() == "made"
+
+
 def test_programs_that_it_starts_are_noted_whatever_they_are_given(place):
     """As pip does, which has builds look for modules in folders of their own."""
     (place / "modules").mkdir()

@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from bootseer.env import key as env_key
+from bootseer.env.content import text_digest
 from bootseer.env.gather import gather
 from bootseer.env.leftovers import remove_leftovers
 from bootseer.env.record import Reads, Record
@@ -104,18 +105,61 @@ def keys_of(
         BootseerError: no key could tell.
     """
     bases = {target: _base(target) for target in targets}
-    facts = gather(
+    empty = _facts_as_empty(asked, targets, environ, cwd, image)
+    facts = empty._replace(targets=bases)
+    unbounded = () if asked.key_files else facts.unbounded
+    return Keys(env_key.parts_of(facts), env_key.parts_of(empty), unbounded)
+
+
+def _facts_as_empty(
+    asked: Asked, targets: Sequence[str], environ: Mapping[str, str], cwd: str, image: str
+) -> env_key.Facts:
+    """Find out what the result depends on, but for what the targets hold; see `keys_of`."""
+    return gather(
         asked.command,
-        bases,
+        dict.fromkeys(targets, env_key.EMPTY),
         environ=environ,
         cwd=cwd,
         extra=asked.extra,
         key_files=asked.key_files,
         image_digest=image,
     )
-    empty = facts._replace(targets=dict.fromkeys(targets, env_key.EMPTY))
-    unbounded = () if asked.key_files else facts.unbounded
-    return Keys(env_key.parts_of(facts), env_key.parts_of(empty), unbounded)
+
+
+def _mark(
+    parts: Sequence[env_key.Part], targets: Sequence[str], environ: Mapping[str, str], cwd: str
+) -> str:
+    """Return what tells a result from others, and is the same before and after it was made.
+
+    Pythons and files in the targets may be the command's own work. Others are found by PATH.
+
+    Args:
+        parts: of the key as if the targets held nothing.
+        targets: absolute paths.
+        environ: of the command.
+        cwd: where it runs.
+    """
+    inside = tuple(os.path.join(os.path.realpath(target), "") for target in targets)
+
+    def is_made(part: env_key.Part) -> bool:
+        kind, _, name = part.name.partition(" ")
+        if kind in ("python", "installer", "platform"):
+            return True
+        path = os.path.realpath(os.path.join(cwd, name))
+        return kind in ("file", "project") and path.startswith(inside)
+
+    path = env_key.Part("PATH", str(text_digest(os.fsencode(environ.get("PATH", "")))))
+    return env_key.key_of([path, *(part for part in parts if not is_made(part))])
+
+
+def _find_mark(asked: Asked, targets: Sequence[str], environ: Mapping[str, str], image: str) -> str:
+    """Find out what is in `_mark`, "" if no key could tell; see `keys_of`."""
+    try:
+        cwd = os.getcwd()
+        facts = _facts_as_empty(asked, targets, environ, cwd, image)
+    except (BootseerError, OSError):
+        return ""
+    return _mark(env_key.parts_of(facts), targets, environ, cwd)
 
 
 def warnings(targets: Sequence[str], keys: Keys, environ: Mapping[str, str]) -> list[str]:
@@ -158,15 +202,24 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
     def on_wait(target: str) -> None:
         say(f"waiting for another process that is at work in {target}")
 
-    what = [*asked.command, "", *targets, "", os.getcwd()]
-    with locked(targets, what, on_wait) as turn:
-        if turn.is_done and not asked.refresh:
+    while True:
+        with locked(targets, on_wait, heeds=not asked.refresh) as turn:
+            if not turn.found:
+                for target in targets:
+                    remove_leftovers(os.path.realpath(target))
+                status, turn.leaves = _have(asked, targets, turn.fds, connect, environ, say)
+                return status
+        if turn.found == _find_mark(asked, targets, environ, _image(connect)):
             say(f"{', '.join(targets)}: made meanwhile, without running the command here")
             return 0
-        for target in targets:
-            remove_leftovers(os.path.realpath(target))
-        status, turn.is_done = _have(asked, targets, turn.fds, connect, environ, say)
-        return status
+
+
+def _image(connect: Connect) -> str:
+    """Ask who has the store which image we are in, "" for none or unknown."""
+    with suppress(_Gone, BootseerError, OSError), _Talk(connect()) as talk:
+        talk.greet()
+        return talk.image
+    return ""
 
 
 def _have(
@@ -176,17 +229,21 @@ def _have(
     connect: Connect,
     environ: Mapping[str, str],
     say: Say,
-) -> tuple[int, bool]:
-    """Have the result of a command; returns its status, and whether others see that, too."""
+) -> tuple[int, str]:
+    """Have the result of a command; returns its status, and the mark of what others see, too."""
     try:
         talk = _Talk(connect())
     except (BootseerError, OSError) as error:
         say(f"running the command, and keeping nothing: {error}")
-        return _done(execute(asked.command, environ))
+        mark = _find_mark(asked, targets, environ, "")
+        return _done(execute(asked.command, environ), mark)
+    mark = ""
     with talk:
         try:
             talk.greet()
-            keys = keys_of(asked, targets, environ, os.getcwd(), talk.image)
+            cwd = os.getcwd()
+            keys = keys_of(asked, targets, environ, cwd, talk.image)
+            mark = _mark(keys.as_empty, targets, environ, cwd)
             for line in warnings(targets, keys, environ):
                 say(line)
             _ask(asked, targets, keys, locks, talk, environ)
@@ -195,19 +252,21 @@ def _have(
                 raise Unavailable(str(answer["why"]))
             if answer["op"] == "restored":
                 say(_restored(answer, targets))
-                return 0, answer.get("how") != "mounted"  # others have mounts of their own
+                # Others have mounts of their own.
+                return 0, "" if answer.get("how") == "mounted" else mark
         except (_Gone, BootseerError, OSError) as error:
             if isinstance(error, _Gone):
                 talk.give_up()
             say(f"running the command, and keeping nothing: {error}")
-            return _done(execute(asked.command, environ))
+            mark = mark or _find_mark(asked, targets, environ, talk.image)
+            return _done(execute(asked.command, environ), mark)
         say(f"running the command; what it makes is kept under {_key(answer)}")
         with Record(environ, targets) as record:
-            return _done(_run_kept(asked.command, keys, record, talk, say))
+            return _done(_run_kept(asked.command, keys, cwd, record, talk, say), mark)
 
 
-def _done(status: int) -> tuple[int, bool]:
-    return status, status == 0
+def _done(status: int, mark: str) -> tuple[int, str]:
+    return status, "" if status else mark
 
 
 def tell(text: str) -> None:
@@ -408,12 +467,14 @@ def _ask(
         )
 
 
-def _run_kept(command: Sequence[str], keys: Keys, record: Record, talk: _Talk, say: Say) -> int:
+def _run_kept(
+    command: Sequence[str], keys: Keys, cwd: str, record: Record, talk: _Talk, say: Say
+) -> int:
     """Run a command, tell who keeps what it makes, and hear what became of that."""
     began = time.monotonic()
     status = execute(command, record.environ)
     took_ms = int((time.monotonic() - began) * 1000)
-    reads = record.not_in(keys.parts, os.getcwd())
+    reads = record.not_in(keys.parts, cwd)
     if reads.variables or reads.files:
         say(_untold(reads))
     try:

@@ -1,10 +1,11 @@
 """One `env run` at a time for each target, of all that see it: tasks of a node, nodes of a share.
 
 The lock is a file beside the target, locked with flock(2) and removed by who has it when he ends.
-Who waits for it has it open, gets it all the same, and reads in it what the one before has done.
-Others who work there for him share the lock: nobody else has it before they have closed it, too.
-Where no file can be made beside the target it is in the folder for temporary files, and keeps only
-this node's processes apart; where files cannot be locked, nobody waits.
+Who waits for it has it open, gets it all the same, and reads in it what the one before has made:
+if that is what he wants, too, he is done; else he locks the targets anew, as any newcomer. Others
+who work there for him share the lock: nobody else has it before they have closed it, too. Where no
+file can be made beside the target it is in the folder for temporary files, and keeps only this
+node's processes apart; where files cannot be locked, nobody waits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 _NAME_CHARS = 60
+_MOST_BYTES = 4096
 
 
 class TargetLock:
@@ -26,24 +28,20 @@ class TargetLock:
 
     Attributes:
         fd: has the lock.
-        is_done: who had it before, while this process waited, has made there what is to be made.
     """
 
-    def __init__(self, fd: int, path: str, digest: bytes) -> None:
+    def __init__(self, fd: int, path: str) -> None:
         """Use `locked`."""
         self.fd = fd
-        self.is_done = not _has_name(fd, path)
         self._path = path
-        self._digest = digest
 
-    def remove(self, *, is_done: bool) -> None:
-        """Remove it, and tell those who wait now whether anything is left to do."""
+    def remove(self, leaves: str) -> None:
+        """Remove it, and tell those who wait now what has been made, "" for nothing."""
         with suppress(OSError):
             if _has_name(self.fd, self._path):
                 os.unlink(self._path)
                 # Without a name: nobody believes what a killed process has left.
-                if is_done:
-                    os.pwrite(self.fd, self._digest, 0)
+                os.pwrite(self.fd, leaves.encode(), 0)
 
 
 class Turn:
@@ -51,45 +49,51 @@ class Turn:
 
     Attributes:
         fds: that have the locks.
-        is_done: everything was made by others while this process waited; or by itself, by now.
+        found: what one who had a target before has made, while this process waited for that; the
+            targets are nobody's then. "" if they are this process's.
+        leaves: what this process has made, for those who wait meanwhile.
     """
 
-    def __init__(self, locks: Sequence[TargetLock]) -> None:
+    def __init__(self, locks: Sequence[TargetLock], found: str) -> None:
         """Begin with what the locks say."""
         self.fds = [lock.fd for lock in locks]
-        self.is_done = bool(locks) and all(lock.is_done for lock in locks)
+        self.found = found
+        self.leaves = ""
 
 
 @contextmanager
 def locked(
-    targets: Sequence[str], what: Sequence[str], on_wait: Callable[[str], None]
+    targets: Sequence[str], on_wait: Callable[[str], None], *, heeds: bool = True
 ) -> Iterator[Turn]:
-    """Have targets for the length of a block.
+    """Have targets for the length of a block, or find out what has been made in one of them.
 
     Args:
         targets: absolute paths of folders.
-        what: tells what is to be made in them from all else.
         on_wait: told of each target that others have.
+        heeds: what others have made counts; else all are waited for.
     """
-    digest = hashlib.sha256("\0".join(what).encode("utf-8", "surrogateescape")).digest()
     real = sorted({os.path.realpath(target) for target in targets})  # in one order, for all
     with ExitStack() as opened:
         locks: list[TargetLock] = []
+        found = ""
         for target in real:
-            lock = _lock(target, real, digest, on_wait)
+            lock, found = _lock(target, real, heeds, on_wait)
             if lock is not None:
                 locks.append(lock)
                 opened.callback(os.close, lock.fd)
-        turn = Turn(locks)
+            if found:
+                break
+        turn = Turn(locks, found)
         yield turn
         # Not after an error: who shares a lock may be at work, and others look for it by its name.
         for lock in locks:
-            lock.remove(is_done=turn.is_done)
+            lock.remove(turn.leaves)
 
 
 def _lock(
-    target: str, targets: Sequence[str], digest: bytes, on_wait: Callable[[str], None]
-) -> TargetLock | None:
+    target: str, targets: Sequence[str], heeds: bool, on_wait: Callable[[str], None]
+) -> tuple[TargetLock | None, str]:
+    """Lock a target, or return what has been made there; neither where it cannot be locked."""
     user = os.geteuid()
     folder, name = os.path.split(target)
     short = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
@@ -98,12 +102,19 @@ def _lock(
         paths.insert(0, os.path.join(folder, f".{name[:_NAME_CHARS]}.bootseer-{user}.lock"))
     for path in paths:
         with suppress(OSError):
-            return TargetLock(_locked_file(path, digest, lambda: on_wait(target)), path, digest)
-    return None
+            fd, found = _locked_file(path, heeds, lambda: on_wait(target))
+            if not found:
+                return TargetLock(fd, path), ""
+            os.close(fd)
+            return None, found
+    return None, ""
 
 
-def _locked_file(path: str, digest: bytes, on_wait: Callable[[], None]) -> int:
+def _locked_file(path: str, heeds: bool, on_wait: Callable[[], None]) -> tuple[int, str]:
     """Open a file of this user's, alone, and make it where there is none.
+
+    Returns:
+        Its descriptor, and what was written into it when it was removed, if that is heeded.
 
     Raises:
         OSError: it cannot be made or locked, or it is another user's.
@@ -125,8 +136,11 @@ def _locked_file(path: str, digest: bytes, on_wait: Callable[[], None]) -> int:
                     on_wait()
                     is_told = True
                 fcntl.flock(fd, fcntl.LOCK_EX)
-            if _has_name(fd, path) or os.pread(fd, len(digest), 0) == digest:
-                return fd
+            if _has_name(fd, path):
+                return fd, ""
+            found = os.pread(fd, _MOST_BYTES, 0).decode("ascii", "replace")
+            if found and heeds:
+                return fd, found
         except OSError as error:
             os.close(fd)
             if error.errno == errno.ESTALE:  # another node has removed it

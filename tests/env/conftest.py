@@ -362,7 +362,7 @@ def lab(tmp_path, monkeypatch):
     quiet = SimpleNamespace(signal=lambda *_: None, SIGTERM=15, SIGHUP=1, SIGINT=2)
     monkeypatch.setattr("bootseer.env.run.signal", quiet)
     # As on nodes of their own, that have the same target each.
-    monkeypatch.setattr("bootseer.env.run.locked", lambda *_: nullcontext(Turn([])))
+    monkeypatch.setattr("bootseer.env.run.locked", lambda *_, **__: nullcontext(Turn([], "")))
     return Lab(tmp_path)
 
 

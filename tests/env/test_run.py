@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import asynccontextmanager
 from glob import glob
 from pathlib import Path
@@ -19,6 +20,7 @@ import trio
 import bootseer
 from bootseer.env import catalog
 from bootseer.env import run as env_run
+from bootseer.env.key import Part
 from bootseer.env.record import Reads, Record
 from bootseer.env.run import Keys, execute, warnings
 from bootseer.env.talk import Talk
@@ -605,6 +607,57 @@ async def test_without_a_store_one_after_the_other_runs_it_until_one_succeeds(cl
     assert locks_of(clients.target) == []
 
 
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_what_was_made_meanwhile_is_told_to_who_waited(tmp_path, names):
+    """Who does not heed it has the targets for himself, as have those who come later."""
+    targets = [str(tmp_path / name) for name in names]
+    found, waits = [], threading.Event()
+
+    def wait(heeds):
+        with locked(targets, lambda target: waits.set(), heeds=heeds) as turn:
+            found.append((turn.found, len(turn.fds), len(locks_of(tmp_path / "a"))))
+
+    for heeds in (True, False):
+        with locked(targets, print) as turn:
+            waiting = threading.Thread(target=wait, args=[heeds])
+            waiting.start()
+            assert waits.wait(10)
+            turn.leaves = "made"
+        waiting.join()
+        waits.clear()
+    assert found == [("made", 0, 0), ("", len(names), len(names))]
+
+
+async def test_another_result_is_not_taken_for_what_was_made_meanwhile(clients, monkeypatch):
+    async def nothing(end):
+        end.close()
+
+    clients.lab.serve = nothing
+    script = f"sleep 1; echo $FLAVOUR > {clients.target}/flavour"
+    words = clients.lab.command(script)
+    processes = []
+    with trio.fail_after(20):
+        for flavour in ("one", "two"):
+            monkeypatch.setenv("FLAVOUR", flavour)
+            processes.append(await clients.start(*words, stderr=subprocess.DEVNULL))
+            while not clients.lab.runs():
+                await trio.sleep(0.01)
+        assert [await process.wait() for process in processes] == [0, 0]
+    assert (clients.target / "flavour").read_text() == "two\n"
+
+
+def test_pythons_and_files_in_targets_do_not_tell_results_apart(tmp_path):
+    parts = [Part("command", "true"), Part("variable A", "1"), Part("file requirements", "x")]
+    made = [Part("python", "3"), Part("file target/bin/activate", "x"), Part("installer 2", "y")]
+
+    def mark(parts, path="/bin"):
+        return env_run._mark(parts, [str(tmp_path / "target")], {"PATH": path}, str(tmp_path))
+
+    assert mark(parts) == mark(parts + made)
+    others = {mark(parts), mark(parts[1:]), mark(parts[::2]), mark(parts[:2]), mark(parts, "/x")}
+    assert len(others) == 5
+
+
 async def test_two_commands_with_one_target_run_one_after_the_other(clients):
     busy = clients.target / "busy"
     script = f"[ ! -e {busy} ] && touch {busy} && sleep 0.3 && rm {busy}"
@@ -637,7 +690,7 @@ def test_where_no_lock_can_be_made_beside_a_target_it_is_elsewhere(tmp_path, mon
     lock = folder / f".target.bootseer-{os.geteuid()}.lock"
     lock.symlink_to(tmp_path / "other")
     waited = []
-    with locked([str(folder / "target"), str(folder / "target/inner")], ["what"], waited.append):
+    with locked([str(folder / "target"), str(folder / "target/inner")], waited.append):
         made = [path.name for path in tmp_path.iterdir() if path.name.endswith(".lock")]
         assert len(made) == 2  # nor in a target
         assert list((folder / "target").iterdir()) == [folder / "target/inner"]
@@ -653,9 +706,9 @@ def test_a_lock_that_is_another_link_to_a_file_is_left_alone(tmp_path, monkeypat
     own.write_text("kept")
     link = tmp_path / f".target.bootseer-{os.geteuid()}.lock"
     link.hardlink_to(own)
-    with locked([str(target)], ["what"], print) as turn:
+    with locked([str(target)], print) as turn:
         assert [path.suffix for path in (tmp_path / "tmp").iterdir()] == [".lock"]
-        turn.is_done = True
+        turn.leaves = "made"
     assert own.read_text() == "kept" and link.samefile(own)
 
 
@@ -670,8 +723,8 @@ def test_a_lock_that_another_node_has_removed_is_made_again(tmp_path, monkeypatc
 
     monkeypatch.setattr(fcntl, "flock", stale)
     (tmp_path / "target").mkdir()
-    with locked([str(tmp_path / "target")], ["what"], print) as turn:
-        assert len(locks_of(tmp_path / "target")) == 1 and not turn.is_done
+    with locked([str(tmp_path / "target")], print) as turn:
+        assert len(locks_of(tmp_path / "target")) == 1 and not turn.found
 
 
 @pytest.mark.parametrize(

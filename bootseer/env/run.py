@@ -8,6 +8,7 @@ inside containers too.
 from __future__ import annotations
 
 import array
+import io
 import json
 import os
 import re
@@ -195,9 +196,7 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
         environ: of the command.
         say: takes lines for people.
     """
-    targets = [os.path.abspath(target) for target in asked.targets]
-    for target in targets:
-        _make_folder(target)
+    targets = [_made_folder(target) for target in asked.targets]
 
     def on_wait(target: str) -> None:
         say(f"waiting for another process that is at work in {target}")
@@ -272,7 +271,11 @@ def _done(status: int, mark: str) -> tuple[int, str]:
 def tell(text: str) -> None:
     """Print a line on standard error; nothing of what is in it commands a terminal."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
-    print(f"bootseer: {shown}", file=sys.stderr)
+    try:
+        print(f"bootseer: {shown}", file=sys.stderr, flush=True)
+    except OSError:
+        # Of a full disk, for one. Python would try again at the end, and have its own exit status.
+        sys.stderr = io.StringIO()
 
 
 def connect_agent(path: str) -> socket.socket:
@@ -325,19 +328,24 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
         if not processes:
             early.append(number)
 
-    # Handlers, even to ignore: the command starts without them.
+    # Handlers, even to ignore: the command starts without them. What was ignored before (nohup) is
+    # so by the command, too.
     passed = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = {number: signal.signal(number, pass_on) for number in passed}
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in passed
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         processes.append(subprocess.Popen(list(command), env=dict(environ)))
         for number in early:
             processes[0].send_signal(number)
         status = processes[0].wait()
     except FileNotFoundError:
-        print(f"bootseer: {command[0]}: command not found", file=sys.stderr)
+        tell(f"{command[0]}: command not found")
         return 127
     except OSError as error:
-        print(f"bootseer: {command[0]}: {error.strerror}", file=sys.stderr)
+        tell(f"{command[0]}: {error.strerror}")
         return 126
     finally:
         for number, handler in before.items():
@@ -555,18 +563,20 @@ def _number(answer: dict[str, Any], name: str) -> float:
     return value if isinstance(value, (int, float)) and abs(value) < 1e18 else 0
 
 
-def _make_folder(target: str) -> None:
-    """Make a target that is not there: what is mounted needs a place.
+def _made_folder(target: str) -> str:
+    """Make a target that is not there: what is mounted needs a place. Returns its absolute path.
 
     Raises:
         ConfigError: it cannot be a folder.
     """
-    if os.path.normpath(target) == "/":
-        raise ConfigError("--target / is no place for an environment")
     try:
-        os.makedirs(target, exist_ok=True)
+        path = os.path.abspath(target)
+        if path.strip("/") == "":
+            raise ConfigError("--target / is no place for an environment")
+        os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--target {target}: it cannot be made: {error.strerror}") from error
+    return path
 
 
 def _base(target: str) -> str:

@@ -94,20 +94,38 @@ def _lock(
     target: str, targets: Sequence[str], heeds: bool, on_wait: Callable[[str], None]
 ) -> tuple[TargetLock | None, str]:
     """Lock a target, or return what has been made there; neither where it cannot be locked."""
-    user = os.geteuid()
-    folder, name = os.path.split(target)
-    short = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
-    paths = [os.path.join(tempfile.gettempdir(), f".bootseer-{user}-{short}.lock")]
-    if not any(folder == other or folder.startswith(other + "/") for other in targets):
-        paths.insert(0, os.path.join(folder, f".{name[:_NAME_CHARS]}.bootseer-{user}.lock"))
-    for path in paths:
+    for find_path in (_path_beside, _path_elsewhere):
         with suppress(OSError):
+            path = find_path(target, targets)
             fd, found = _locked_file(path, heeds, lambda: on_wait(target))
             if not found:
                 return TargetLock(fd, path), ""
             os.close(fd)
             return None, found
     return None, ""
+
+
+def _path_beside(target: str, targets: Sequence[str]) -> str:
+    folder, name = os.path.split(target)
+    _check_outside(folder, targets)
+    return os.path.join(folder, f".{name[:_NAME_CHARS]}.bootseer-{os.geteuid()}.lock")
+
+
+def _path_elsewhere(target: str, targets: Sequence[str]) -> str:
+    folder = os.path.realpath(tempfile.gettempdir())  # raises OSError if there is none
+    _check_outside(folder, targets)
+    short = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
+    return os.path.join(folder, f".bootseer-{os.geteuid()}-{short}.lock")
+
+
+def _check_outside(folder: str, targets: Sequence[str]) -> None:
+    """Refuse a folder that is in a target, of which all is captured.
+
+    Raises:
+        OSError: it is.
+    """
+    if any(os.path.join(folder, "").startswith(os.path.join(target, "")) for target in targets):
+        raise PermissionError(folder)
 
 
 def _locked_file(path: str, heeds: bool, on_wait: Callable[[], None]) -> tuple[int, str]:

@@ -359,7 +359,9 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr("bootseer.env.run.gather", facts)
     monkeypatch.setattr("bootseer.env.session._POLL_S", 0.01)
     # Only a main thread may set handlers.
-    quiet = SimpleNamespace(signal=lambda *_: None, SIGTERM=15, SIGHUP=1, SIGINT=2)
+    quiet = SimpleNamespace(
+        signal=lambda *_: None, getsignal=lambda _: None, SIG_IGN=1, SIGTERM=15, SIGHUP=1, SIGINT=2
+    )
     monkeypatch.setattr("bootseer.env.run.signal", quiet)
     # As on nodes of their own, that have the same target each.
     monkeypatch.setattr("bootseer.env.run.locked", lambda *_, **__: nullcontext(Turn([], "")))

@@ -354,11 +354,13 @@ class CommandLine:
         )
         self.environ = {**os.environ, "HOME": str(folder)}
         self.environ.pop("BOOTSEER_SOCKET", None)
+        self.prefix = []
 
     async def start(self, script, *, hangs=False, environ=()):
         more = HANGING.format(reached=str(self.reached)) if hangs else ""
         boot = LOCAL.format(config=str(self.config), more=more)
-        argv = [sys.executable, "-I", "-c", CLI, boot, "env", "run", "--target", self.target, "--"]
+        argv = [*self.prefix, sys.executable, "-I", "-c", CLI, boot, "env", "run"]
+        argv += ["--target", self.target, "--"]
         argv += ["sh", "-c", f"echo x >> {self.counts}; {script}"]
         return await trio.lowlevel.open_process(
             argv,
@@ -402,6 +404,44 @@ async def test_the_command_line_without_an_agent(command_line):
     assert (status, out, command_line.runs()) == (0, "", 1)
     assert "without running the command" in said
     assert (command_line.target / "file").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("where", ["in a folder that is gone", "with a full disk"])
+async def test_the_command_runs_whatever_is_wrong_around_it(command_line, tmp_path, where):
+    (tmp_path / "gone").mkdir()
+    prefix = (
+        'cd "$0"; rmdir "$0"; exec "$@"' if where.endswith("gone") else 'exec "$@" 2> /dev/full'
+    )
+    command_line.prefix = ["sh", "-c", prefix, str(tmp_path / "gone")]
+    status, out, said = await command_line.run(f"echo out; : > {command_line.target}/x")
+    assert (status, out, command_line.runs()) == (0, "out\n", 1)
+    assert "Traceback" not in said
+
+
+async def test_what_is_ignored_stays_ignored(command_line):
+    """As under nohup."""
+    command_line.prefix = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
+    script = f": > {command_line.folder}/ready; sleep 0.5; : > {command_line.target}/x"
+    process = await command_line.start(script)
+    await is_there(command_line.folder / "ready")
+    process.send_signal(signal.SIGHUP)
+    assert (await command_line.end(process))[0] == 0
+    assert (command_line.target / "x").exists()
+
+
+def test_without_a_place_for_a_lock_there_is_none(tmp_path, monkeypatch):
+    def nowhere():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    target = tmp_path / "target"
+    (tmp_path / f".target.bootseer-{os.geteuid()}.lock").mkdir()
+    with locked([str(target)], print) as turn:
+        assert turn.fds == []
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(target / "tmp"))
+    (target / "tmp").mkdir(parents=True)
+    with locked([str(target)], print) as turn:
+        assert turn.fds == []  # it would be captured
 
 
 async def test_a_configuration_that_is_wrong_is_told(command_line):

@@ -9,6 +9,7 @@ it, and are removed before the key is made of what the target holds. Standard li
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -17,12 +18,13 @@ import time
 from contextlib import suppress
 
 _NAME_CHARS = 60
+_CUT_CHARS = 40
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def temporary_name(name: str) -> str:
     """Return a name for a temporary folder of the target with this name."""
-    return f"{_prefix(name)}{secrets.token_hex(8)}"
+    return f"{prefix(name)}{secrets.token_hex(8)}"
 
 
 def note_use(folder: int) -> None:
@@ -38,7 +40,7 @@ def remove_leftovers(target: str) -> None:
         target: absolute path, without links.
     """
     above, name = os.path.split(target)
-    pattern = re.compile(re.escape(_prefix(name)) + "[0-9a-f]{16}")
+    pattern = re.compile(re.escape(prefix(name)) + "[0-9a-f]{16}")
     for folder in (above, target):
         remove_unused(folder, pattern)
 
@@ -58,8 +60,12 @@ def remove_unused(folder: str, pattern: re.Pattern[str], older_s: float = 0) -> 
                 _remove(os.path.join(folder, found), older_s)
 
 
-def _prefix(name: str) -> str:
-    return f".{name[:_NAME_CHARS]}.bootseer-"
+def prefix(name: str) -> str:
+    """Return what names of our own begin with that belong to the target with this name."""
+    if len(name) > _NAME_CHARS:  # others may begin as this one does
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()
+        name = f"{name[:_CUT_CHARS]}-{digest[:16]}"
+    return f".{name}.bootseer-"
 
 
 def _remove(path: str, older_s: float) -> None:

@@ -26,7 +26,7 @@ from bootseer.env.content import text_digest
 from bootseer.env.gather import gather
 from bootseer.env.leftovers import remove_leftovers
 from bootseer.env.record import Reads, Record
-from bootseer.env.target_lock import locked
+from bootseer.env.target_lock import HELD, locked
 from bootseer.env.tree import look, shape
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 from bootseer.units import format_size
@@ -197,16 +197,19 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
         say: takes lines for people.
     """
     targets = [_made_folder(target) for target in asked.targets]
+    _check_apart(targets)
 
     def on_wait(target: str) -> None:
         say(f"waiting for another process that is at work in {target}")
 
     while True:
-        with locked(targets, on_wait, heeds=not asked.refresh) as turn:
+        held = environ.get(HELD, "")
+        with locked(targets, on_wait, heeds=not asked.refresh, held=held) as turn:
             if not turn.found:
                 for target in targets:
                     remove_leftovers(os.path.realpath(target))
-                status, turn.leaves = _have(asked, targets, turn.fds, connect, environ, say)
+                inside = {**environ, HELD: turn.held}
+                status, turn.leaves = _have(asked, targets, turn.fds, connect, inside, say)
                 return status
         if turn.found == _find_mark(asked, targets, environ, _image(connect)):
             say(f"{', '.join(targets)}: made meanwhile, without running the command here")
@@ -577,6 +580,31 @@ def _made_folder(target: str) -> str:
     except OSError as error:
         raise ConfigError(f"--target {target}: it cannot be made: {error.strerror}") from error
     return path
+
+
+def _check_apart(targets: Sequence[str]) -> None:
+    """Refuse targets of which one is in another, or the same by another name.
+
+    Raises:
+        ConfigError: they are.
+    """
+    folders: dict[tuple[int, int], str] = {}
+    for target in targets:
+        other = folders.setdefault(_number_of(target), target)
+        if other is not target:
+            raise ConfigError(f"--target {target} is the same folder as {other}; name it once")
+    for target in targets:
+        above = os.path.dirname(os.path.realpath(target))
+        while above != "/":
+            other = folders.get(_number_of(above), "")
+            if other:
+                raise ConfigError(f"--target {target} is in {other}; leave it out, or move it")
+            above = os.path.dirname(above)
+
+
+def _number_of(folder: str) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
 
 
 def _base(target: str) -> str:

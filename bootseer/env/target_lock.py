@@ -19,7 +19,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-_NAME_CHARS = 60
+from bootseer.env.leftovers import prefix
+
+HELD = "BOOTSEER_ENV_LOCKS"
+"""Variable of a command with the locks that it runs under: `env run` in it does not take these."""
 _MOST_BYTES = 4096
 
 
@@ -49,21 +52,23 @@ class Turn:
 
     Attributes:
         fds: that have the locks.
+        held: for `HELD`.
         found: what one who had a target before has made, while this process waited for that; the
             targets are nobody's then. "" if they are this process's.
         leaves: what this process has made, for those who wait meanwhile.
     """
 
-    def __init__(self, locks: Sequence[TargetLock], found: str) -> None:
-        """Begin with what the locks say."""
+    def __init__(self, locks: Sequence[TargetLock], found: str, held: str = "") -> None:
+        """Begin with what the locks say, and with those that are held around this process."""
         self.fds = [lock.fd for lock in locks]
+        self.held = " ".join([*held.split(), *map(_identity, self.fds)])
         self.found = found
         self.leaves = ""
 
 
 @contextmanager
 def locked(
-    targets: Sequence[str], on_wait: Callable[[str], None], *, heeds: bool = True
+    targets: Sequence[str], on_wait: Callable[[str], None], *, heeds: bool = True, held: str = ""
 ) -> Iterator[Turn]:
     """Have targets for the length of a block, or find out what has been made in one of them.
 
@@ -71,19 +76,20 @@ def locked(
         targets: absolute paths of folders.
         on_wait: told of each target that others have.
         heeds: what others have made counts; else all are waited for.
+        held: value of `HELD` here; these locks are not waited for.
     """
     real = sorted({os.path.realpath(target) for target in targets})  # in one order, for all
     with ExitStack() as opened:
         locks: list[TargetLock] = []
         found = ""
         for target in real:
-            lock, found = _lock(target, real, heeds, on_wait)
+            lock, found = _lock(target, real, heeds, held.split(), on_wait)
             if lock is not None:
                 locks.append(lock)
                 opened.callback(os.close, lock.fd)
             if found:
                 break
-        turn = Turn(locks, found)
+        turn = Turn(locks, found, held)
         yield turn
         # Not after an error: who shares a lock may be at work, and others look for it by its name.
         for lock in locks:
@@ -91,13 +97,20 @@ def locked(
 
 
 def _lock(
-    target: str, targets: Sequence[str], heeds: bool, on_wait: Callable[[str], None]
+    target: str,
+    targets: Sequence[str],
+    heeds: bool,
+    held: Sequence[str],
+    on_wait: Callable[[str], None],
 ) -> tuple[TargetLock | None, str]:
     """Lock a target, or return what has been made there; neither where it cannot be locked."""
     for find_path in (_path_beside, _path_elsewhere):
         with suppress(OSError):
             path = find_path(target, targets)
-            fd, found = _locked_file(path, heeds, lambda: on_wait(target))
+            try:
+                fd, found = _locked_file(path, heeds, held, lambda: on_wait(target))
+            except _HeldAround:
+                return None, ""
             if not found:
                 return TargetLock(fd, path), ""
             os.close(fd)
@@ -108,7 +121,7 @@ def _lock(
 def _path_beside(target: str, targets: Sequence[str]) -> str:
     folder, name = os.path.split(target)
     _check_outside(folder, targets)
-    return os.path.join(folder, f".{name[:_NAME_CHARS]}.bootseer-{os.geteuid()}.lock")
+    return os.path.join(folder, f"{prefix(name)}{os.geteuid()}.lock")
 
 
 def _path_elsewhere(target: str, targets: Sequence[str]) -> str:
@@ -128,7 +141,13 @@ def _check_outside(folder: str, targets: Sequence[str]) -> None:
         raise PermissionError(folder)
 
 
-def _locked_file(path: str, heeds: bool, on_wait: Callable[[], None]) -> tuple[int, str]:
+class _HeldAround(Exception):
+    """A lock is that of an `env run` whose command this process belongs to."""
+
+
+def _locked_file(
+    path: str, heeds: bool, held: Sequence[str], on_wait: Callable[[], None]
+) -> tuple[int, str]:
     """Open a file of this user's, alone, and make it where there is none.
 
     Returns:
@@ -136,6 +155,7 @@ def _locked_file(path: str, heeds: bool, on_wait: Callable[[], None]) -> tuple[i
 
     Raises:
         OSError: it cannot be made or locked, or it is another user's.
+        _HeldAround: it would never be this process's.
     """
     is_told = False
     while True:
@@ -150,6 +170,8 @@ def _locked_file(path: str, heeds: bool, on_wait: Callable[[], None]) -> tuple[i
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if _identity(fd) in held:
+                    raise _HeldAround from None
                 if not is_told:
                     on_wait()
                     is_told = True
@@ -168,6 +190,12 @@ def _locked_file(path: str, heeds: bool, on_wait: Callable[[], None]) -> tuple[i
             os.close(fd)
             raise
         os.close(fd)
+
+
+def _identity(fd: int) -> str:
+    """Tell a lock from all others, in any container: numbers of files are used again."""
+    status = os.fstat(fd)
+    return f"{status.st_ino}-{status.st_mtime_ns}"
 
 
 def _has_name(fd: int, path: str) -> bool:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from bootseer.env.record import Reads, Record
 from bootseer.env.run import Keys, execute, warnings
 from bootseer.env.talk import Talk
 from bootseer.env.target_lock import locked
+from bootseer.errors import ConfigError
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
 
@@ -356,14 +358,16 @@ class CommandLine:
         self.environ.pop("BOOTSEER_SOCKET", None)
         self.prefix = []
 
-    async def start(self, script, *, hangs=False, environ=()):
+    def words(self, script, *, hangs=False):
         more = HANGING.format(reached=str(self.reached)) if hangs else ""
         boot = LOCAL.format(config=str(self.config), more=more)
         argv = [*self.prefix, sys.executable, "-I", "-c", CLI, boot, "env", "run"]
-        argv += ["--target", self.target, "--"]
-        argv += ["sh", "-c", f"echo x >> {self.counts}; {script}"]
+        argv += ["--target", str(self.target), "--"]
+        return [*argv, "sh", "-c", f"echo x >> {self.counts}; {script}"]
+
+    async def start(self, script, *, hangs=False, environ=()):
         return await trio.lowlevel.open_process(
-            argv,
+            self.words(script, hangs=hangs),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**self.environ, **dict(environ)},
@@ -442,6 +446,29 @@ def test_without_a_place_for_a_lock_there_is_none(tmp_path, monkeypatch):
     (target / "tmp").mkdir(parents=True)
     with locked([str(target)], print) as turn:
         assert turn.fds == []  # it would be captured
+
+
+def test_long_names_of_targets_that_begin_alike_have_locks_of_their_own(tmp_path):
+    targets = [str(tmp_path / ("n" * 60 + end)) for end in "12"]
+    with locked(targets, pytest.fail) as turn:
+        assert len(turn.fds) == len(list(tmp_path.glob(".*.lock"))) == 2
+
+
+async def test_an_env_run_in_the_command_of_another_has_the_same_turn(command_line):
+    inner = shlex.join(command_line.words("exit 0"))
+    (command_line.folder / "inner").write_text(inner)
+    status, _, said = await command_line.run(f"sh {command_line.folder}/inner")
+    assert (status, command_line.runs()) == (0, 2)
+    assert "waiting" not in said
+
+
+@pytest.mark.parametrize("names", [["a", "a/b"], ["a/b", "a"], ["a", "link"], ["a", "link/b"]])
+def test_targets_in_each_other_are_refused(tmp_path, names):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    asked = env_run.Asked(["true"], [str(tmp_path / name) for name in names])
+    with pytest.raises(ConfigError, match=r"name it once|leave it out"):
+        env_run.run(asked, pytest.fail, {}, pytest.fail)
 
 
 async def test_a_configuration_that_is_wrong_is_told(command_line):

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from contextlib import suppress
 
@@ -48,6 +49,8 @@ def remove_leftovers(target: str) -> None:
 def remove_unused(folder: str, pattern: re.Pattern[str], older_s: float = 0) -> None:
     """Remove temporary folders that nobody uses, as far as that can be told.
 
+    None where others may rename what is the user's: it could be anything.
+
     Args:
         folder: path of the one that they are in.
         pattern: of their whole names.
@@ -55,6 +58,8 @@ def remove_unused(folder: str, pattern: re.Pattern[str], older_s: float = 0) -> 
             in this folder cannot lock it at once.
     """
     with suppress(OSError):
+        if not _is_safe(folder):
+            return
         for found in os.listdir(folder):
             if pattern.fullmatch(found):
                 _remove(os.path.join(folder, found), older_s)
@@ -68,6 +73,13 @@ def prefix(name: str) -> str:
     return f".{name}.bootseer-"
 
 
+def _is_safe(folder: str) -> bool:
+    """Whether nobody else can give a folder of the user's the name of a temporary one there."""
+    status = os.stat(folder)
+    is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    return not is_open and status.st_uid in (0, os.geteuid())
+
+
 def _remove(path: str, older_s: float) -> None:
     with suppress(OSError):
         fd = os.open(path, _FOLDER)
@@ -76,6 +88,7 @@ def _remove(path: str, older_s: float) -> None:
             if status.st_uid != os.geteuid() or time.time() - status.st_mtime < older_s:
                 return
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(fd, 0o700)
             for folder, inside, _ in os.walk(path):
                 for name in inside:
                     below = os.path.join(folder, name)

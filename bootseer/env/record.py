@@ -157,7 +157,10 @@ class Record:
     def __enter__(self) -> Record:
         """Have Pythons note what they read; where that cannot be, nothing is noted."""
         try:
-            remove_unused(tempfile.gettempdir(), _NAME, _FRESH_S)
+            above = os.path.join(os.path.realpath(tempfile.gettempdir()), "")
+            remove_unused(above, _NAME, _FRESH_S)
+            if any(above.startswith(os.path.join(os.path.realpath(t), "")) for t in self._targets):
+                return self  # it would be captured
             self._folder = tempfile.mkdtemp(prefix=_PREFIX)
             self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             note_use(self._lock)

@@ -206,8 +206,7 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
         held = environ.get(HELD, "")
         with locked(targets, on_wait, heeds=not asked.refresh, held=held) as turn:
             if not turn.found:
-                for target in targets:
-                    remove_leftovers(os.path.realpath(target))
+                _remove_leftovers(targets)
                 inside = {**environ, HELD: turn.held}
                 status, turn.leaves = _have(asked, targets, turn.fds, connect, inside, say)
                 return status
@@ -259,6 +258,7 @@ def _have(
         except (_Gone, BootseerError, OSError) as error:
             if isinstance(error, _Gone):
                 talk.give_up()
+            _remove_leftovers(targets)  # of who has been killed meanwhile
             say(f"running the command, and keeping nothing: {error}")
             mark = mark or _find_mark(asked, targets, environ, talk.image)
             return _done(execute(asked.command, environ), mark)
@@ -580,6 +580,11 @@ def _made_folder(target: str) -> str:
     except OSError as error:
         raise ConfigError(f"--target {target}: it cannot be made: {error.strerror}") from error
     return path
+
+
+def _remove_leftovers(targets: Sequence[str]) -> None:
+    for target in targets:
+        remove_leftovers(os.path.realpath(target))
 
 
 def _check_apart(targets: Sequence[str]) -> None:

@@ -1,6 +1,8 @@
 """What a killed `env run` leaves of a target is removed by the next one, and nothing else is."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -20,6 +22,7 @@ def made(folder, name):
     (path / "locked/file").touch()
     (path / "out").symlink_to(folder / "target")
     (path / "locked").chmod(0o500)
+    path.chmod(0o500)
     return path
 
 
@@ -74,3 +77,25 @@ def test_a_link_is_not_followed(tmp_path, target):
     (tmp_path / temporary_name("target")).symlink_to(kept)
     remove_leftovers(str(target))
     assert (kept / "locked/file").exists()
+
+
+@pytest.mark.parametrize(("mode", "is_left"), [(0o777, True), (0o775, True), (0o1777, False)])
+def test_where_others_may_rename_nothing_is_removed(tmp_path, target, mode, is_left):
+    left = made(target, temporary_name("target"))
+    target.chmod(mode)
+    remove_leftovers(str(target))
+    assert left.exists() == is_left
+
+
+@pytest.mark.root
+def test_what_cannot_be_written_to_is_removed(tmp_path, target):
+    """Root's may: as another user."""
+    code = "import os, sys; from bootseer.env.leftovers import remove_leftovers; os.setuid(1234); "
+    code += "remove_leftovers(sys.argv[1])"
+    left = made(target, temporary_name("target"))
+    for path in (target, left, left / "locked", left / "locked/file"):
+        os.chown(path, 1234, 1234)
+    for path in list(target.parents)[:3]:
+        path.chmod(0o755)
+    subprocess.run([sys.executable, "-P", "-c", code, target], check=True)
+    assert not left.exists()

@@ -116,6 +116,8 @@ def test_nothing_of_it_stays(place, monkeypatch):
     with Record({}, []) as record:
         assert len(os.listdir(place / "target")) == 1
     assert os.listdir(place / "target") == []
+    with Record({}, [str(place)]):  # as it would be captured
+        assert os.listdir(place / "target") == []
     monkeypatch.setattr("tempfile.tempdir", str(place / "nowhere"))
     with Record({"A": "b"}, []) as record:
         assert record.environ == {"A": "b"}

@@ -22,6 +22,7 @@ import bootseer
 from bootseer.env import catalog
 from bootseer.env import run as env_run
 from bootseer.env.key import Part
+from bootseer.env.leftovers import temporary_name
 from bootseer.env.record import Reads, Record
 from bootseer.env.run import Keys, execute, warnings
 from bootseer.env.talk import Talk
@@ -626,6 +627,22 @@ async def test_who_is_ended_while_it_restores_gets_nothing_afterwards(clients, t
     assert (tmp_path / "seen").read_text() == "base\n"
     assert sorted(os.listdir(clients.target)) == ["base", "mine"]
     assert not list(tmp_path.glob(".target*"))
+
+
+async def test_what_was_unpacked_goes_with_who_unpacked_it(clients):
+    """The command begins with what was there."""
+    left = clients.target / temporary_name("target")
+
+    async def serve(end):
+        talk = Talk(end)
+        await talk.send({"op": "hello"})
+        for fd in (await talk.receive())[1]:
+            os.close(fd)
+        left.mkdir()
+        talk.close()
+
+    clients.lab.serve = serve
+    assert (await clients.run(f"[ ! -e {left} ]"))[0] == 0
 
 
 async def test_older_ones_that_have_the_store_are_not_given_locks(clients):

@@ -137,6 +137,18 @@ class Reads(NamedTuple):
     files: tuple[str, ...] = ()
 
 
+def without_record(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables as they are without a `Record` around."""
+    plain = dict(environ)
+    folder = plain.pop(_FOLDER, "")
+    if folder:
+        paths = plain.pop("PYTHONPATH", "").split(os.pathsep)
+        path = os.pathsep.join(path for path in paths if path != folder)
+        if path:
+            plain["PYTHONPATH"] = path
+    return plain
+
+
 class Record:
     """What the Pythons of one command read; a block, in which the command runs."""
 

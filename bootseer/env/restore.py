@@ -36,10 +36,12 @@ class Target:
     Attributes:
         parent: descriptor of the folder that it is in, or will be.
         name: of it there.
+        stays: somebody is in the folder that is there: it is filled, and not replaced.
     """
 
     parent: int
     name: str
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,10 @@ def restore(
     """Put a snapshot into its targets, as the calling user.
 
     A target that is not there, or empty, is there whole or not at all. In one that holds something,
-    and where the file system gives folders no other names, files and links of the snapshot replace
-    what has their names, and what the snapshot's command deleted is deleted. That is done when all
-    is unpacked, each at once, but one after the other: what fails or is cancelled then leaves some
-    of it as it was.
+    or stays, and where the file system gives folders no other names, files and links of the
+    snapshot replace what has their names, and what the snapshot's command deleted is deleted. That
+    is done when all is unpacked, each at once, but one after the other: what fails or is cancelled
+    then leaves some of it as it was.
 
     Args:
         index, frames, read, threads, count, check_cancelled: see `bootseer.env.unpack.unpack`.
@@ -174,7 +176,8 @@ def _open_target(target: Target) -> int | None:
 
 def _make_place(target: Target, old: int | None, moves: bool) -> _Place:
     """Make a temporary folder beside a target, or in it where it cannot be replaced."""
-    if old is not None and (not moves or os.listdir(old) or _mount(old) != _mount(target.parent)):
+    is_bound = old is not None and _mount(old) != _mount(target.parent)
+    if old is not None and (target.stays or not moves or os.listdir(old) or is_bound):
         return _folder_in(target, old, old)
     try:
         return _folder_in(target, target.parent, None)

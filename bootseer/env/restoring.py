@@ -109,6 +109,8 @@ class Restoring:
         wish, snapshot = self._wish, self._snapshot
         if not snapshot.is_whole:
             return "its targets held something before"
+        if wish.stays:
+            return "it is asked for from within a target, where a mount would not be seen"
         if wish.mode == "mount":
             return ""
         if self._around.nodes > 1 and not all(map(is_of_this_node, wish.folders)):

@@ -25,7 +25,7 @@ from bootseer.env import key as env_key
 from bootseer.env.content import text_digest
 from bootseer.env.gather import gather
 from bootseer.env.leftovers import remove_leftovers
-from bootseer.env.record import Reads, Record
+from bootseer.env.record import Reads, Record, without_record
 from bootseer.env.target_lock import HELD, locked
 from bootseer.env.tree import look, shape
 from bootseer.errors import BootseerError, ConfigError, Unavailable
@@ -119,7 +119,7 @@ def _facts_as_empty(
     return gather(
         asked.command,
         dict.fromkeys(targets, env_key.EMPTY),
-        environ=environ,
+        environ=without_record(environ),
         cwd=cwd,
         extra=asked.extra,
         key_files=asked.key_files,
@@ -472,10 +472,17 @@ def _ask(
                 "captures": asked.captures,
                 "waits": asked.waits,
                 "wait_s": asked.wait_s,
+                "stays": _is_here(targets),
                 "environ": {name: environ[name] for name in VARIABLES if name in environ},
             },
             fds,
         )
+
+
+def _is_here(targets: Sequence[str]) -> bool:
+    """Whether the working folder, probably that of the shell that has called us, is a target."""
+    here = os.stat(".")
+    return any(os.path.samestat(here, os.stat(target)) for target in targets)
 
 
 def _run_kept(

@@ -95,6 +95,7 @@ class Wish:
         captures: what it makes is to be stored.
         waits: the command's side goes on only when all is stored.
         wait_s: longest to wait for somebody else who captures.
+        stays: the caller is in a target, and is to see what is restored there.
         environ: variables of the command that decide what may go wrong with what it makes.
     """
 
@@ -109,6 +110,7 @@ class Wish:
     captures: bool
     waits: bool
     wait_s: float
+    stays: bool
     environ: Mapping[str, str]
 
     @property
@@ -133,11 +135,12 @@ def read_wish(message: dict[str, Any], fds: Sequence[int]) -> Wish:
         raise Corrupt(f"{NAME}: its mode, or the name of a target, is not acceptable")
     if any(not stat.S_ISDIR(os.fstat(fd).st_mode) for fd in fds):
         raise Corrupt(f"{NAME}: a target is no folder")
+    stays = fields.has("stays") and fields.flag("stays")  # older ones do not say
     return Wish(
         parts=env_key.from_document(fields.unread("key"), NAME),
         as_empty=env_key.from_document(fields.unread("as_empty"), NAME),
         targets=targets,
-        places=tuple(Target(fd, name) for fd, name in zip(fds[::2], names, strict=True)),
+        places=tuple(Target(fd, name, stays) for fd, name in zip(fds[::2], names, strict=True)),
         folders=tuple(fds[1::2]),
         mode=mode,
         read_only=fields.flag("read_only"),
@@ -145,6 +148,7 @@ def read_wish(message: dict[str, Any], fds: Sequence[int]) -> Wish:
         captures=fields.flag("captures"),
         waits=fields.flag("waits"),
         wait_s=fields.count("wait_s", 86_400),
+        stays=stays,
         environ={name: environ.text(name) for name in VARIABLES if environ.has(name)},
     )
 

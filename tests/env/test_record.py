@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.env.key import Part
-from bootseer.env.record import MOST, Reads, Record
+from bootseer.env.record import MOST, Reads, Record, without_record
 
 SETUP = """
 import os
@@ -109,6 +109,14 @@ def test_the_one_that_would_have_been_found_is_run(place):
         argv = [sys.executable, "-c", code]
         done = subprocess.run(argv, env=record.environ, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("theirs\n[]\n", "")
+
+
+@pytest.mark.parametrize("given", [{}, {"PYTHONPATH": "/a:/b"}])
+def test_a_key_within_a_command_is_the_same_as_without(given):
+    with Record(given, []) as record:
+        assert record.environ["PYTHONPATH"].startswith(record.environ["BOOTSEER_ENV_RECORD"])
+        assert without_record(record.environ) == given
+    assert without_record(given) == given
 
 
 def test_nothing_of_it_stays(place, monkeypatch):

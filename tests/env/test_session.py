@@ -134,6 +134,17 @@ async def test_a_target_that_is_a_link_to_a_folder(lab, tmp_path, look):
     assert restored(look, tmp_path / "real") == made
 
 
+async def test_a_target_that_the_caller_is_in_is_not_replaced(lab, target, look, monkeypatch):
+    await lab.run(MAKE.format(target), target)
+    made = restored(look, target)
+    await emptied(target)
+    target.mkdir()
+    monkeypatch.chdir(target)
+    lab.hands = Hands()
+    assert "unpacked" in (await lab.run(MAKE.format(target), target, mode="mount")).text
+    assert restored(look, ".") == made
+
+
 async def test_a_target_made_anew_by_the_command(lab, target, look):
     fill(target)
     script = f"rm -rf {target} && mkdir {target}\n{MAKE.format(target)}"

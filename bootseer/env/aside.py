@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -24,6 +25,7 @@ from typing import Any
 
 from bootseer.env import key as env_key
 from bootseer.env.key import Part
+from bootseer.env.leftovers import note_use, remove_unused
 from bootseer.env.run import Asked, keys_of
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 
@@ -35,6 +37,10 @@ _MS_REC = 0x4000
 _MS_PRIVATE = 0x40000
 _NOT_FOUND = 127
 _CANNOT_RUN = 126
+_PREFIX = "bootseer-drift-"
+_NAME = re.compile(re.escape(_PREFIX) + r"\w{8}", re.ASCII)
+_FRESH_S = 60.0
+"""A folder that is younger may be one that is not locked yet."""
 _END_S = 5.0
 """How long the command may take to end when it is not wanted any more."""
 
@@ -126,11 +132,15 @@ class Aside:
 
     def _make_folders(self, opening: ExitStack) -> None:
         """Make an empty folder for each target, and targets that are not there."""
+        remove_unused(self._scratch, _NAME, _FRESH_S)
         scratch = opening.enter_context(
             tempfile.TemporaryDirectory(
-                prefix="bootseer-drift-", dir=self._scratch, ignore_cleanup_errors=True
+                prefix=_PREFIX, dir=self._scratch, ignore_cleanup_errors=True
             )
         )
+        lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opening.callback(os.close, lock)
+        note_use(lock)
         for number, target in enumerate(map(os.path.abspath, self._asked.targets)):
             place = Path(target)
             missing = [path for path in (place, *place.parents) if not path.exists()]

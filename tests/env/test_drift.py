@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,14 @@ async def test_a_command_that_is_not_wanted_any_more_is_ended(installed, tmp_pat
         nursery.cancel_scope.cancel()
     assert not Path("/proc", pid.read_text().strip()).exists()
     assert not list(tmp_path.glob("bootseer-drift-*"))
+
+
+def test_what_a_killed_one_has_left_goes_with_the_next(says, installed):
+    left = {age: Path(installed.scratch, f"bootseer-drift-{age:08}") for age in (0, 3600)}
+    for age, folder in left.items():
+        (folder / "0").mkdir(parents=True)
+        os.utime(folder, (time.time() - age,) * 2)
+    words = ["sh", "-c", f": > {installed.target}/x"]
+    installed.run_words(words)
+    assert "no drift" in says(*drift(installed, words))
+    assert list(Path(installed.scratch).glob("bootseer-drift-*")) == [left[0]]

@@ -111,6 +111,15 @@ def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def the_checkout_is_not_imported() -> Iterator[None]:
+    """What is compiled there changes its folders, and make would install them again."""
+    compiled = Path(__file__).parents[1] / "bootseer/__pycache__"
+    was_there = compiled.exists()
+    yield
+    assert was_there or not compiled.exists()
+
+
 def open_files() -> dict[str, str]:
     found = {}
     for fd in os.listdir("/proc/self/fd"):

@@ -252,8 +252,8 @@ class Dealer:
             self._note_broken(part, waiting, error)
         except trio.ClosedResourceError:
             self._keep(part, waiting)  # the file has been given up
-        except trio.Cancelled:
-            # Who waits for it need not be cancelled, too.
+        except BaseException:
+            # Who waits for it need not be cancelled, too, and must not take it for done.
             self.give_up(Closed(f"writing to {self._name(part)!r} was ended"))
             raise
         finally:

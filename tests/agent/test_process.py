@@ -174,7 +174,7 @@ def test_leaving_says_what_was_to_be_said_and_waits_for_no_thread(code):
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-EP", "-c", program], stdout=full, timeout=30)
     assert ended.returncode == (code or 1)
-    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-E", "-c", program]
+    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-EP", "-c", program]
     assert subprocess.run(closed, timeout=30).returncode == code
 
 

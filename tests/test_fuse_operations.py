@@ -27,6 +27,7 @@ from bootseer.errors import (
 from bootseer.fuse.mountinfo import Mount, _parse, find_mount, read_mounts
 from bootseer.fuse.operations import ViewOperations
 from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
+from bootseer.fuse.writable import WritableOperations
 
 CONTEXT: Any = None  # the view never sees who asks
 
@@ -151,11 +152,10 @@ async def test_a_listing_keeps_its_files_until_it_is_closed(
 
 @pytest.mark.parametrize("error", [None, OSError(errno.ESTALE, "gone"), NotFound("gone")])
 async def test_a_listing_hands_out_attributes_of_now_if_there_are_any(
-    view: OneFile,
-    operations: ViewOperations,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception | None,
+    view: OneFile, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
+    writable: Any = view
+    operations = WritableOperations(writable, on_start=lambda: None)
     sizes = []
 
     def reply(token: object, name: bytes, entry: pyfuse3.EntryAttributes, after: int) -> bool:

@@ -148,7 +148,8 @@ class View(Protocol):
         """Return a file's attributes as they are now, also when it has no name any more.
 
         When size or mtime are not what the kernel has been told before, it drops what it has cached
-        of the content. Asked for each entry of a listing, too, when the kernel takes it.
+        of the content. Of a writable view, asked for each entry of a listing, when the kernel takes
+        it.
         """
         ...
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import pyfuse3
 
+from bootseer.errors import BootseerError
 from bootseer.fuse.operations import ViewOperations, as_errno, checked
-from bootseer.fuse.view import NAME_BYTES, RENAME_NOREPLACE, WritableView
+from bootseer.fuse.view import NAME_BYTES, RENAME_NOREPLACE, Attributes, WritableView
 
 _BLOCK_BYTES = 4096
 _SECURITY = b"security."
@@ -32,6 +34,16 @@ class WritableOperations(ViewOperations):
         with as_errno():
             opened = await self._view.open(inode, flags, ctx.pid)
             return pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
+
+    async def _current(self, listed: Attributes) -> Attributes:
+        """Return what an entry has now, where that can be told.
+
+        The kernel would take the length of when it was listed for that of now, and append over what
+        was written since.
+        """
+        with suppress(BootseerError, OSError):
+            return await self._view.attributes(listed.inode)
+        return listed
 
     async def create(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -131,13 +131,20 @@ def join_touches(one: Sequence[Touch], other: Sequence[Touch]) -> list[Touch]:
         one: whose time counts where both have a range.
         other: ranges of neither overlap among themselves.
     """
-    joined = list(one)
-    index = 0
-    for start, stop in subtract((t.range for t in other), (t.range for t in one)):
-        while not other[index].start <= start < other[index].stop:
-            index += 1
-        joined.append(Touch(start, stop, other[index].first_ms))
+    joined = [*one, *touched_beyond(other, (touch.range for touch in one))]
     return sorted(joined, key=lambda touch: touch.first_ms)
+
+
+def touched_beyond(touches: Sequence[Touch], known: Iterable[ByteRange]) -> list[Touch]:
+    """Return what was touched beyond some ranges, in the order of the touches."""
+    beyond: list[Touch] = []
+    index = 0
+    # One pass, for there may be 100,000 of both: what is left keeps the order of the touches.
+    for start, stop in subtract((touch.range for touch in touches), known):
+        while not touches[index].start <= start < touches[index].stop:
+            index += 1
+        beyond.append(Touch(start, stop, touches[index].first_ms))
+    return beyond
 
 
 def usage_of(kind: str, touches: Sequence[Touch]) -> str:

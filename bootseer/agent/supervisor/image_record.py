@@ -11,7 +11,7 @@ from bootseer.core.event import Event
 from bootseer.core.fields import Fields
 from bootseer.core.holdout import IDLE_BYTES, MOSTLY, PIECES, Piece, count_read, touching
 from bootseer.core.ranges import ByteRange, subtract, total_bytes
-from bootseer.core.trace import Touch
+from bootseer.core.trace import Touch, touched_beyond
 from bootseer.errors import Corrupt
 
 MAX_RANGES = 300_000
@@ -95,14 +95,7 @@ class JobImage(ABC):
 
     def news(self, touches: list[Touch]) -> list[Touch]:
         """Return what was touched beyond what was read ahead, in first-touch order."""
-        news: list[Touch] = []
-        index = 0
-        # One pass, for there may be 100,000 of both: what is left keeps the order of the touches.
-        for start, stop in subtract((touch.range for touch in touches), self.prefetched):
-            while not touches[index].start <= start < touches[index].stop:
-                index += 1
-            news.append(Touch(start, stop, touches[index].first_ms))
-        return news
+        return touched_beyond(touches, self.prefetched)
 
     def judged(
         self, news: list[Touch], known: Iterable[ByteRange] = ()

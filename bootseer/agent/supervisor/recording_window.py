@@ -72,9 +72,9 @@ class Window:
         Args:
             is_cut_short: because the job has ended.
         """
-        if is_cut_short and not self._scope.cancel_called:
+        if is_cut_short and not (self._scope.cancel_called or self.recorded.is_set()):
             for image in self.images:
-                image.is_cut_short = not self.recorded.is_set()
+                image.is_cut_short = True
         self._scope.cancel()
 
     async def linger(self) -> None:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -25,7 +23,7 @@ from typing import Any
 
 from bootseer.env import key as env_key
 from bootseer.env.key import Part
-from bootseer.env.leftovers import note_use, remove_unused
+from bootseer.env.leftovers import remove_temporary_folders, temporary_folder
 from bootseer.env.run import Asked, keys_of
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 
@@ -38,9 +36,6 @@ _MS_PRIVATE = 0x40000
 _NOT_FOUND = 127
 _CANNOT_RUN = 126
 _PREFIX = "bootseer-drift-"
-_NAME = re.compile(re.escape(_PREFIX) + r"\w{8}", re.ASCII)
-_FRESH_S = 60.0
-"""A folder that is younger may be one that is not locked yet."""
 _END_S = 5.0
 """How long the command may take to end when it is not wanted any more."""
 
@@ -132,15 +127,8 @@ class Aside:
 
     def _make_folders(self, opening: ExitStack) -> None:
         """Make an empty folder for each target, and targets that are not there."""
-        remove_unused(self._scratch, _NAME, _FRESH_S)
-        scratch = opening.enter_context(
-            tempfile.TemporaryDirectory(
-                prefix=_PREFIX, dir=self._scratch, ignore_cleanup_errors=True
-            )
-        )
-        lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        opening.callback(os.close, lock)
-        note_use(lock)
+        remove_temporary_folders(self._scratch, _PREFIX)
+        scratch = opening.enter_context(temporary_folder(self._scratch, _PREFIX))
         for number, target in enumerate(map(os.path.abspath, self._asked.targets)):
             place = Path(target)
             missing = [path for path in (place, *place.parents) if not path.exists()]

@@ -15,11 +15,15 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 _NAME_CHARS = 60
 _CUT_CHARS = 40
+_FRESH_S = 60.0
+"""A folder of `temporary_folder` that is younger may be one that is not locked yet."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -32,6 +36,34 @@ def note_use(folder: int) -> None:
     """Have an open temporary folder count as in use, until it is closed or its process has died."""
     with suppress(OSError):  # files of this file system cannot be locked: it is never removed
         fcntl.flock(folder, fcntl.LOCK_SH)
+
+
+@contextmanager
+def temporary_folder(above: str, begins: str) -> Iterator[str]:
+    """Have an empty folder for the length of a block; yields its path.
+
+    Args:
+        above: path of the one that it is made in.
+        begins: what its name begins with.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = tempfile.mkdtemp(prefix=begins, dir=above)
+    try:
+        lock = os.open(path, _FOLDER)
+        try:
+            note_use(lock)
+            yield path
+        finally:
+            os.close(lock)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_temporary_folders(above: str, begins: str) -> None:
+    """Remove those of `temporary_folder` that killed processes have left."""
+    remove_unused(above, re.compile(re.escape(begins) + r"\w{8}", re.ASCII), _FRESH_S)
 
 
 def remove_leftovers(target: str) -> None:

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 import tempfile
 import time
+from contextlib import ExitStack
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from bootseer.env.key import Part
-from bootseer.env.leftovers import note_use, remove_unused
+from bootseer.env.leftovers import remove_temporary_folders, temporary_folder
 
 MOST = 50
 """Of files, and of variables, that are named."""
 _MOST_BYTES = 16 << 20
 _FOLDER = "BOOTSEER_ENV_RECORD"
 _PREFIX = "bootseer-reads-"
-_NAME = re.compile(re.escape(_PREFIX) + r"\w{8}", re.ASCII)
-_FRESH_S = 60.0
-"""A folder that is younger may be one that is not locked yet."""
 
 _HOOK = r"""
 def _record():
@@ -163,19 +160,17 @@ class Record:
         self._given = environ
         self._targets = targets
         self._folder = ""
-        self._lock = -1
+        self._opened = ExitStack()
         self._began_s = 0.0
 
     def __enter__(self) -> Record:
         """Have Pythons note what they read; where that cannot be, nothing is noted."""
         try:
             above = os.path.join(os.path.realpath(tempfile.gettempdir()), "")
-            remove_unused(above, _NAME, _FRESH_S)
+            remove_temporary_folders(above, _PREFIX)
             if any(above.startswith(os.path.join(os.path.realpath(t), "")) for t in self._targets):
                 return self  # it would be captured
-            self._folder = tempfile.mkdtemp(prefix=_PREFIX)
-            self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            note_use(self._lock)
+            self._folder = self._opened.enter_context(temporary_folder(above, _PREFIX))
             with open(os.path.join(self._folder, "sitecustomize.py"), "w") as file:
                 file.write(_HOOK)
         except OSError:
@@ -188,10 +183,7 @@ class Record:
 
     def __exit__(self, *error: Any) -> None:
         """Remove it."""
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
+        self._opened.close()
 
     def not_in(self, parts: Iterable[Part], cwd: str) -> Reads:
         """Return what was read so far and is in no part of a key.

@@ -12,11 +12,14 @@ import trio
 from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.errors import BootseerError, NoSpace, Transient, Unavailable
+from bootseer.store.base import Unlisted
 
 T = TypeVar("T")
 
 FILES_AT_ONCE = 8
 """Small ones wait for the store's answers, and large ones keep it busy by themselves."""
+LINK = "a link or special file"
+"""Why one is left out."""
 _OUTAGES = 8
 """Files that fail for want of the store itself before it is taken to be gone."""
 
@@ -27,6 +30,14 @@ class Failure:
 
     name: str
     error: BootseerError
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file that is not brought to the other side, which is no failure."""
+
+    name: str
+    reason: str
 
 
 @dataclass(slots=True)
@@ -41,7 +52,7 @@ class Tally:
         moved_bytes: that were read from one side and written to the other.
         skipped_files: that were there already.
         failures: what went wrong, in the order in which it did.
-        left_out: names of links and special files, which a store does not have.
+        left_out: links, special files, and what is no file of anybody's.
     """
 
     total_files: int = 0
@@ -51,7 +62,7 @@ class Tally:
     moved_bytes: int = 0
     skipped_files: int = 0
     failures: list[Failure] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
 
     def skip(self, size_bytes: int) -> None:
         """Count a file that is there already."""
@@ -65,8 +76,15 @@ class Tally:
         self.moved_bytes += size_bytes
 
 
-async def walk(tree: CheckpointTree, name: str) -> Sequence[Entry]:
+async def walk(
+    tree: CheckpointTree, name: str, unlisted: list[Unlisted] | None = None
+) -> Sequence[Entry]:
     """List a file, or a folder and all that is below it, folders before what is in them.
+
+    Args:
+        tree: where it is.
+        name: of the file or folder.
+        unlisted: learns of what is there and cannot be used.
 
     Raises:
         NotFound: there is neither.
@@ -74,7 +92,7 @@ async def walk(tree: CheckpointTree, name: str) -> Sequence[Entry]:
     found = [await tree.stat(name)]
     folders = [name] if found[0].is_folder else []
     while folders:
-        entries = await tree.list(folders.pop())
+        entries = await tree.list(folders.pop(), unlisted)
         found += entries
         folders += [entry.name for entry in reversed(entries) if entry.is_folder]
     return found

@@ -26,7 +26,8 @@ JOURNAL_LEAST_BYTES = 64 * MIB
 """A shorter file is fetched again from its beginning."""
 SYNC_BYTES = 256 * MIB
 """What is fetched a second time at most, after a crash."""
-PREFIX = ".bootseer-export-"
+EXPORT_PREFIX = ".bootseer-export-"
+"""Begins the name of a file in the making, and of its journal."""
 _HERE = "this machine"
 
 
@@ -211,7 +212,7 @@ def _beside(path: str) -> tuple[str, str]:
     """Name the file in the making and its journal; they fit where its own name does."""
     folder, name = os.path.split(path)
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
-    temporary = os.path.join(folder, f"{PREFIX}{digest}")
+    temporary = os.path.join(folder, f"{EXPORT_PREFIX}{digest}")
     return temporary, f"{temporary}.journal"
 
 

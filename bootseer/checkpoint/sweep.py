@@ -107,6 +107,5 @@ async def sweep(
     again: set[str] = set()
     if litter.unused:
         again = {info.name for info in await tree.unused_parts(name, despite)}
-    removed = [*litter.abandoned, *(u for u in litter.unused if u.name in again)]
-    await tree.remove_left_over(removed)
-    return len(removed)
+    unused = [info for info in litter.unused if info.name in again]
+    return await tree.remove_left_over([*litter.abandoned, *unused])

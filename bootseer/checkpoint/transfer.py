@@ -17,11 +17,20 @@ from functools import partial
 
 import trio
 
-from bootseer.checkpoint.batch import Failure, Tally, background, each, limits_for, walk
+from bootseer.checkpoint.batch import (
+    LINK,
+    Failure,
+    LeftOut,
+    Tally,
+    background,
+    each,
+    limits_for,
+    walk,
+)
 from bootseer.checkpoint.compare import has_content, is_same_time, same_content
 from bootseer.checkpoint.describe import find_parts, problems_of_parts
 from bootseer.checkpoint.fetch import Fetcher
-from bootseer.checkpoint.landing import Landing, leftovers
+from bootseer.checkpoint.landing import EXPORT_PREFIX, Landing, leftovers
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.source import PLAIN_PIECE_BYTES
 from bootseer.checkpoint.tree import CheckpointTree, Entry
@@ -31,6 +40,7 @@ from bootseer.core.ranges import ByteRange
 from bootseer.core.stripe import PARTS_FOLDER, Layout
 from bootseer.errors import BootseerError, ConfigError, Conflict, Corrupt, Unavailable
 from bootseer.posix import read_fully
+from bootseer.store.base import Unlisted
 from bootseer.store.name import check_name
 from bootseer.store.oserror import translated
 
@@ -228,7 +238,12 @@ async def export_files(
     Cancellation: files that were under way have not got their names, and a later export goes on
     with the large ones.
     """
-    entries = await walk(tree, name)
+    unlisted: list[Unlisted] = []
+    entries = await walk(tree, name, unlisted)
+    tally.left_out += [LeftOut(one.name, LINK) for one in unlisted if not one.problem]
+    tally.failures += [
+        Failure(one.name, ConfigError(one.problem)) for one in unlisted if one.problem
+    ]
     files = [entry for entry in entries if not entry.is_folder]
     folders = [entry for entry in entries if entry.is_folder]
     tally.total_files = len(files)
@@ -273,6 +288,10 @@ class _Export:
 
     async def one(self, entry: Entry, path: str) -> None:
         """Export a file, unless it is there."""
+        if os.path.basename(path).startswith(EXPORT_PREFIX):
+            raise ConfigError(
+                f"{entry.name!r} has a name that exports in the making have; give it another first"
+            )
         source = self._tree.source(entry)
         if await self._is_there(entry, path):
             with suppress(OSError):  # nothing can be left where nothing can be written
@@ -377,10 +396,12 @@ def _survey(source: str, target: str, tally: Tally) -> tuple[Sequence[_Local], S
                 local = _Local(entry.path, name, status)
                 if stat.S_ISDIR(status.st_mode):
                     folders.append(local)
+                elif entry.name.startswith(EXPORT_PREFIX):
+                    tally.left_out.append(LeftOut(entry.path, "an export that was not completed"))
                 elif stat.S_ISREG(status.st_mode):
                     files.append(local)
                 else:
-                    tally.left_out.append(entry.path)
+                    tally.left_out.append(LeftOut(entry.path, LINK))
     return folders, files
 
 

@@ -34,7 +34,7 @@ from bootseer.checkpoint.source import PlainSource, Source, StripedSource
 from bootseer.core import stripe
 from bootseer.core.stripe import PARTS_FOLDER, Layout
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
-from bootseer.store.base import ObjectInfo, Store, publish
+from bootseer.store.base import ObjectInfo, Store, Unlisted, publish
 from bootseer.units import NS_PER_S
 
 _log = logging.getLogger(__name__)
@@ -138,12 +138,21 @@ class CheckpointTree:
             return (await self._suspect(above(name), [entry]))[0]
         return entry
 
-    async def list(self, folder: str = "") -> Sequence[Entry]:
+    async def list(
+        self, folder: str = "", unlisted: list[Unlisted] | None = None
+    ) -> Sequence[Entry]:
         """Describe what is in a folder, sorted by name.
 
         A manifest is read once; what is known of it holds for as long as its length and time do.
+
+        Args:
+            folder: its name.
+            unlisted: learns of what is there and cannot be used.
         """
-        infos = [i for i in await self.store.list(folder) if _is_shown(i.name)]
+        listing = await self.store.list(folder)
+        if unlisted is not None:
+            unlisted += listing.unlisted
+        infos = [info for info in listing if _is_shown(info.name)]
         entries: list[Entry | None] = [None] * len(infos)
         limit = trio.CapacityLimiter(_LOOKS)
         errors: list[BootseerError] = []
@@ -542,9 +551,7 @@ class CheckpointTree:
 
     async def reap(self, folder: str, older_than_s: float = ABANDONED_S) -> int:
         """Remove what writes and moves have left that were given up; returns of how many."""
-        found = await self.left_over(folder, older_than_s)
-        await self.remove_left_over(found)
-        return len(found)
+        return await self.remove_left_over(await self.left_over(folder, older_than_s))
 
     async def left_over(self, folder: str, older_than_s: float) -> Sequence[ObjectInfo]:
         """List what writes to a folder, and moves into it, have left that were given up."""
@@ -556,8 +563,12 @@ class CheckpointTree:
             and (info.name.rpartition("/")[2].startswith(MAKING) or is_link(info))
         ]
 
-    async def remove_left_over(self, found: Sequence[ObjectInfo]) -> None:
-        """Remove what `left_over` has found, when the moves that it is of have been completed."""
+    async def remove_left_over(self, found: Sequence[ObjectInfo]) -> int:
+        """Remove what `left_over` has found, when the moves that it is of have been completed.
+
+        Returns:
+            How much of it is gone.
+        """
         # A file may be behind several links, which are removed only when all of them have served.
         kept: set[str] = set()
         for folder in {above(above(info.name)) for info in found if is_link(info)}:
@@ -568,10 +579,11 @@ class CheckpointTree:
                     continue
                 except Conflict:  # somebody else is at it
                     kept.add(parts_of(folder))
-        for info in found:
-            if not is_link(info) or above(info.name) not in kept:
-                with suppress(NotFound):
-                    await self.store.delete_tree(info.name)
+        gone = [info for info in found if not is_link(info) or above(info.name) not in kept]
+        for info in gone:
+            with suppress(NotFound):
+                await self.store.delete_tree(info.name)
+        return len(gone)
 
     async def unused_parts(self, folder: str, despite: Container[str] = ()) -> Sequence[ObjectInfo]:
         """List the folders of parts below a folder that no manifest below it names.
@@ -583,7 +595,8 @@ class CheckpointTree:
             despite: names of damaged files that have no parts, or whose parts do not matter.
 
         Raises:
-            Corrupt: a manifest is damaged, and what it names cannot be told.
+            Corrupt: a manifest is damaged, or has a name that cannot be used; what it names cannot
+                be told.
         """
         named: set[str] = set()
         found: list[ObjectInfo] = []
@@ -591,7 +604,8 @@ class CheckpointTree:
         async def walk(name: str) -> None:
             # The parts first: what is published after that names its own.
             found.extend(await self.store.list(parts_of(name)))
-            for entry in await self.list(name):
+            unlisted: list[Unlisted] = []
+            for entry in await self.list(name, unlisted):
                 if entry.is_folder:
                     await walk(entry.name)
                 elif entry.problem is not None and not (
@@ -600,6 +614,9 @@ class CheckpointTree:
                     raise Corrupt(f"{entry.problem}; what its parts are cannot be told")
                 elif entry.layout is not None:
                     named.add(entry.layout.parts_id)
+            for one in unlisted:
+                if one.problem:
+                    raise Corrupt(f"{one.problem}; rename it: whether it has parts cannot be told")
 
         await walk(folder)
         return [

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from bootseer.checkpoint.batch import Tally, background, each, limits_for, walk
+from bootseer.checkpoint.batch import LINK, Tally, background, each, limits_for, walk
 from bootseer.checkpoint.describe import Problem, find_parts, problems_of_parts
 from bootseer.checkpoint.fetch import Fetcher
 from bootseer.checkpoint.parts import parts_beside
@@ -19,6 +19,7 @@ from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.core.lanes import Lanes
 from bootseer.core.stripe import Layout
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient, Unavailable
+from bootseer.store.base import Unlisted
 
 
 @dataclass(slots=True)
@@ -54,7 +55,11 @@ async def verify(
         NotFound: there is no such file or folder.
         BootseerError: the store cannot be read.
     """
-    entries = await walk(tree, name) if deep else await _shallow(tree, name)
+    unlisted: list[Unlisted] = []
+    look = walk if deep else _shallow
+    entries = await look(tree, name, unlisted)
+    findings.notes += [f"{one.name}: left out, {LINK}" for one in unlisted if not one.problem]
+    findings.problems += [Problem(one.name, one.problem) for one in unlisted if one.problem]
     files = [entry for entry in entries if not entry.is_folder]
     tally = findings.tally
     tally.total_files = len(files)
@@ -215,9 +220,9 @@ class _Noting(Source):
         await self._inner.close()
 
 
-async def _shallow(tree: CheckpointTree, name: str) -> Sequence[Entry]:
+async def _shallow(tree: CheckpointTree, name: str, unlisted: list[Unlisted]) -> Sequence[Entry]:
     top = await tree.stat(name)
-    below = await tree.list(name) if top.is_folder else ()
+    below = await tree.list(name, unlisted) if top.is_folder else ()
     return [top, *(entry for entry in below if not entry.is_folder)]
 
 

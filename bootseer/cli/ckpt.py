@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bootseer.checkpoint.batch import Tally
     from bootseer.checkpoint.pipelines import WriteOptions
     from bootseer.checkpoint.tree import CheckpointTree, Entry
+    from bootseer.store.base import Unlisted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,16 +107,19 @@ def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
     from bootseer.checkpoint.batch import walk
     from bootseer.cli import ckpt_run, ckpt_show
 
+    unlisted: list[Unlisted] = []
+
     async def read(tree: CheckpointTree, name: str) -> tuple[str, Sequence[Entry]]:
         top = await tree.stat(name)
         if not top.is_folder:
             return name.rpartition("/")[0], [top]
         if recursive:
-            return name, (await walk(tree, name))[1:]
-        return name, await tree.list(name)
+            return name, (await walk(tree, name, unlisted))[1:]
+        return name, await tree.list(name, unlisted)
 
     above, entries = ckpt_run.run(url, read)
     ckpt_show.listing(entries, above, long=long, as_json=as_json)
+    ckpt_show.unlisted(unlisted)
 
 
 @ckpt.command(epilog="Example:  bootseer ckpt stat hdfs://nn/user/alice/run42/model.bin")
@@ -300,7 +304,7 @@ def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: b
         removed = 0 if dry_run else await sweep(tree, name, litter, judged)
         if not dry_run:
             # Objects in the making are not listed by any store.
-            await ckpt_run.open_at(url).reap_temporaries(age_s)
+            await tree.store.reap_temporaries(age_s, name)
         if litter.problem is not None:
             raise litter.problem
         return count, removed

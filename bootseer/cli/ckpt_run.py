@@ -103,8 +103,8 @@ def summary(verb: str, tally: Tally, began: float) -> str:
 
 def conclude(verb: str, tally: Tally, began: float, *, quiet: bool) -> None:
     """Say what was done and what was not; ends the program if something failed."""
-    for name in tally.left_out:
-        say(f"bootseer: left out, a link or special file: {name}", err=True)
+    for left_out in tally.left_out:
+        say(f"bootseer: left out, {left_out.reason}: {left_out.name}", err=True)
     for failure in tally.failures:
         _say_failure(failure)
     if not quiet:

@@ -14,11 +14,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from bootseer.checkpoint.batch import LINK
 from bootseer.checkpoint.bench import Row
 from bootseer.checkpoint.describe import Description
 from bootseer.checkpoint.tree import Entry
 from bootseer.checkpoint.verify import Findings
 from bootseer.cli.running import say
+from bootseer.store.base import Unlisted
 from bootseer.units import MIB, NS_PER_S, format_size
 
 
@@ -42,6 +44,13 @@ def listing(entries: Sequence[Entry], above: str, *, long: bool, as_json: bool) 
             say(f"{name}  (damaged)" if entry.problem else name)
         if long and entry.problem:
             say(f"  {entry.problem}")
+
+
+def unlisted(found: Sequence[Unlisted]) -> None:
+    """Say on stderr what a listing has left out."""
+    for one in found:
+        what = f"{one.problem}; it is left out" if one.problem else f"left out, {LINK}: {one.name}"
+        say(f"bootseer: {what}", err=True)
 
 
 def description(found: Description, *, as_json: bool) -> None:

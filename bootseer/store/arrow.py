@@ -25,6 +25,7 @@ from bootseer.store.base import (
     Appender,
     Capabilities,
     Data,
+    FolderListing,
     ObjectInfo,
     Reader,
     Space,
@@ -40,7 +41,6 @@ from bootseer.store.name import (
     check_folder,
     check_name,
     check_rename,
-    is_component,
     temporary_name,
 )
 from bootseer.units import NS_PER_S
@@ -103,17 +103,17 @@ class ArrowStore:
         parts = check_name(name)
         return await self._run("stat", name, lambda: _described(name, self._need(name, parts)))
 
-    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+    async def list(self, folder: str = "") -> FolderListing:
         """See `Store.list`."""
         parts = check_folder(folder)
 
-        def work() -> Sequence[ObjectInfo]:
-            found = [(info.base_name, info) for info in self._below(parts)]
-            return [
-                _described("/".join((*parts, name)), info)
-                for name, info in sorted(found, key=lambda pair: pair[0])
-                if is_component(name)
-            ]
+        def work() -> FolderListing:
+            listing = FolderListing()
+            for info in sorted(self._below(parts), key=lambda info: info.base_name):
+                whole = "/".join((*parts, info.base_name))
+                if listing.admits(whole):
+                    listing.append(_described(whole, info))
+            return listing
 
         return await self._run("list", folder, work)
 
@@ -267,8 +267,12 @@ class ArrowStore:
         await trio.lowlevel.checkpoint()
         return Space()
 
-    async def reap_temporaries(self, older_than_s: float) -> int:
-        """See `Store.reap_temporaries`; uploads that never ended are left to the bucket's rules."""
+    async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
+        """See `Store.reap_temporaries`: of all objects, for all are uploaded to the root.
+
+        Uploads that never ended are left to the bucket's rules.
+        """
+        check_folder(folder)
 
         def work() -> int:
             before_ns = time.time_ns() - int(older_than_s * NS_PER_S)

@@ -7,12 +7,13 @@ them. Everything else (retries, deadlines, faults for tests) is a wrapper around
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from bootseer.errors import Conflict, Corrupt
+from bootseer.store.name import TEMPORARY_PREFIX, problem_of
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -50,6 +51,39 @@ class ObjectInfo:
         same_version = self.version == other.version or not (self.version and other.version)
         numbers = (self.size_bytes, self.mtime_ns, self.is_folder)
         return same_version and numbers == (other.size_bytes, other.mtime_ns, other.is_folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Unlisted:
+    """What lies in a folder and is nothing that callers could use.
+
+    Attributes:
+        name: its whole name as the store has it, with whatever is in it.
+        problem: what is wrong with the name; "" of a link or a special file.
+    """
+
+    name: str
+    problem: str
+
+
+class FolderListing(list[ObjectInfo]):
+    """What is in a folder, sorted by name.
+
+    Attributes:
+        unlisted: what is there beside it and cannot be used, but for objects in the making.
+    """
+
+    def __init__(self, infos: Iterable[ObjectInfo] = ()) -> None:
+        """Begin with these."""
+        super().__init__(infos)
+        self.unlisted: list[Unlisted] = []
+
+    def admits(self, name: str) -> bool:
+        """Tell whether callers can use a whole name that was found; notes one that they cannot."""
+        problem = problem_of(name)
+        if problem and not name.rpartition("/")[2].startswith(TEMPORARY_PREFIX):
+            self.unlisted.append(Unlisted(name, problem))
+        return not problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +251,11 @@ class Store(Protocol):
         """Describe an object or a folder."""
         ...
 
-    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+    async def list(self, folder: str = "") -> FolderListing:
         """Describe what is directly in a folder, sorted by name; ``""`` is the root.
 
-        Where no such folder exists, there is nothing in it. Objects in the making are left out.
+        Where no such folder exists, there is nothing in it. Objects in the making are left out;
+        `FolderListing.unlisted` tells of anything else that is.
         """
         ...
 
@@ -372,11 +407,12 @@ class Store(Protocol):
         """Say how much room there is."""
         ...
 
-    async def reap_temporaries(self, older_than_s: float) -> int:
+    async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
         """Remove what dead writers left behind, and return how many there were.
 
         Args:
             older_than_s: seconds since the last write to it; a day is safe for every live writer.
+            folder: only of objects below it, where the store knows what each was to be.
         """
         ...
 

@@ -23,6 +23,7 @@ from bootseer.store.base import (
     Appender,
     BlockLocation,
     Capabilities,
+    FolderListing,
     ObjectInfo,
     Reader,
     Space,
@@ -41,7 +42,6 @@ from bootseer.store.name import (
     check_folder,
     check_name,
     check_rename,
-    is_component,
     temporary_name,
 )
 from bootseer.units import NS_PER_MS, NS_PER_S
@@ -121,23 +121,24 @@ class HdfsStore:
         path = self._root or "/"
         return await self._run("stat", "", lambda: _info("", self._client().get_file_info(path)))
 
-    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+    async def list(self, folder: str = "") -> FolderListing:
         """See `Store.list`."""
         path = self._path(check_folder(folder))
 
-        def work() -> Sequence[ObjectInfo]:
+        def work() -> FolderListing:
+            listing = FolderListing()
             try:
                 with translated("list", folder, self.url):
                     found = list(self._client().list_status(path or "/"))
             except (NotFound, Conflict):
-                return []
-            named = [(status.path.rpartition("/")[2], status) for status in found]
-            # The listing of an object is the object itself.
-            return [
-                _info(f"{folder}/{name}" if folder else name, status)
-                for name, status in sorted(named, key=lambda pair: pair[0])
-                if is_component(name) and status.path != path
-            ]
+                return listing
+            for status in sorted(found, key=lambda status: status.path):
+                name = status.path.rpartition("/")[2]
+                whole = f"{folder}/{name}" if folder else name
+                # The listing of an object is the object itself.
+                if status.path != path and listing.admits(whole):
+                    listing.append(_info(whole, status))
+            return listing
 
         return await self._run("list", folder, work)
 
@@ -355,8 +356,9 @@ class HdfsStore:
 
         return await self._run("locate", name, work)
 
-    async def reap_temporaries(self, older_than_s: float) -> int:
+    async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
         """See `Store.reap_temporaries`; a file's age counts from when its writing began."""
+        path = self._path(check_folder(folder))
 
         def work() -> int:
             client = self._client()
@@ -364,7 +366,7 @@ class HdfsStore:
             try:
                 stale = [
                     status.path
-                    for status in client.list_status(self._root or "/", recursive=True)
+                    for status in client.list_status(path or "/", recursive=True)
                     if status.path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
                     and status.modification_time <= before_ms
                 ]
@@ -372,7 +374,7 @@ class HdfsStore:
                 return 0
             return sum(client.delete(path, False) for path in stale)
 
-        return await self._run("reap", "", work)
+        return await self._run("reap", folder, work)
 
     def _http_addresses(self) -> Sequence[tuple[str, int]]:
         settings = webhdfs.read_settings(self._options.conf_dir)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,9 +23,11 @@ from bootseer.store.base import (
     Appender,
     Capabilities,
     Data,
+    FolderListing,
     ObjectInfo,
     Reader,
     Space,
+    Unlisted,
     Writer,
     check_mode,
     check_version,
@@ -93,17 +96,20 @@ class LocalStore:
         parts = check_name(name)
         return _info(name, await self._run("stat", name, partial(self._tree.stat, parts)))
 
-    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
-        """See `Store.list`; links and special files are left out."""
+    async def list(self, folder: str = "") -> FolderListing:
+        """See `Store.list`; links and special files cannot be used."""
         parts = check_folder(folder)
 
-        def work() -> Sequence[ObjectInfo]:
+        def work() -> FolderListing:
+            listing = FolderListing()
             with suppress(FileNotFoundError):
-                return [
-                    _info("/".join((*parts, name)), file)
-                    for name, file in sorted(self._tree.entries(parts))
-                ]
-            return []
+                for name, file in sorted(self._tree.entries(parts), key=itemgetter(0)):
+                    whole = "/".join((*parts, name))
+                    if file is None:
+                        listing.unlisted.append(Unlisted(whole, ""))
+                    elif listing.admits(whole):
+                        listing.append(_info(whole, file))
+            return listing
 
         return await self._run("list", folder, work)
 
@@ -249,9 +255,10 @@ class LocalStore:
 
         return await self._run("ask for the space of", "", work)
 
-    async def reap_temporaries(self, older_than_s: float) -> int:
+    async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
         """See `Store.reap_temporaries`; ages compare this node's clock with the file system's."""
-        return await self._run("reap", "", partial(self._tree.reap, older_than_s))
+        work = partial(self._tree.reap, check_folder(folder), older_than_s)
+        return await self._run("reap", folder, work)
 
     async def _run(self, operation: str, name: str, work: Callable[[], T]) -> T:
         with translated(operation, name, self.url):

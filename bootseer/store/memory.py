@@ -15,6 +15,7 @@ from bootseer.store.base import (
     Appender,
     Capabilities,
     Data,
+    FolderListing,
     ObjectInfo,
     Reader,
     Space,
@@ -75,15 +76,15 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         return self._entry(name).info(name)
 
-    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+    async def list(self, folder: str = "") -> FolderListing:
         """See `Store.list`."""
         depth = len(check_folder(folder))
         await trio.lowlevel.checkpoint()
-        return [
+        return FolderListing(
             entry.info(name)
             for name, entry in sorted(self._entries.items())
             if name.count("/") == depth and (not folder or name.startswith(f"{folder}/"))
-        ]
+        )
 
     @asynccontextmanager
     async def open(
@@ -209,8 +210,9 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         return Space()
 
-    async def reap_temporaries(self, older_than_s: float) -> int:
+    async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
         """See `Store.reap_temporaries`: writers that end leave nothing here."""
+        check_folder(folder)
         await trio.lowlevel.checkpoint()
         return 0
 

@@ -31,9 +31,8 @@ def check_name(name: str) -> tuple[str, ...]:
             plans, and no attempt later or elsewhere makes a bad one good: hence this error, and
             not NotFound, which would have the caller record and publish again.
     """
-    problem = _problem(name)
-    if problem:
-        raise ConfigError(f"{name[:80]!r} cannot name an object: {problem}")
+    if problem := problem_of(name):
+        raise ConfigError(problem)
     return tuple(name.split("/"))
 
 
@@ -69,6 +68,12 @@ def temporary_name() -> str:
 def is_component(text: str) -> bool:
     """Tell whether a name found in a folder is one that callers can use."""
     return "/" not in text and not _problem(text)
+
+
+def problem_of(name: str) -> str:
+    """Say why a name is not acceptable, as `check_name` does; "" where it is."""
+    problem = _problem(name)
+    return f"{name[:80]!r} cannot name an object: {problem}" if problem else ""
 
 
 def _problem(name: str) -> str:

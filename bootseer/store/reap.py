@@ -10,7 +10,7 @@ from bootseer.posix import OPEN_FOLDER
 from bootseer.store.name import MAX_COMPONENTS, TEMPORARY_PREFIX
 
 
-def reap(folder: int, written_before_ns: int, levels: int = MAX_COMPONENTS) -> int:
+def reap(folder: int, written_before_ns: int, levels: int) -> int:
     """Remove temporaries in an open folder and below, and return how many there were.
 
     Args:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from bootseer._io import ffi, lib
 from bootseer.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
-from bootseer.store.name import is_component, temporary_name
+from bootseer.store.name import MAX_COMPONENTS, TEMPORARY_PREFIX, temporary_name
 from bootseer.store.owners import Ownership, TrustedOwners
 from bootseer.store.reap import reap, remove_tree
 from bootseer.units import NS_PER_S
@@ -30,8 +30,8 @@ from bootseer.units import NS_PER_S
 _OPEN_OBJECT = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
-# What an NFS client makes of an object that was removed while open; it vanishes when closed.
-_NFS_LEFTOVER = re.compile(r"\.nfs[0-9a-f]{16,}")
+# The second is what an NFS client makes of an object that was removed while open, until it closes.
+_TEMPORARY = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}|\.nfs[0-9a-f]{{16,}}$")
 
 
 class File(NamedTuple):
@@ -213,14 +213,14 @@ class Tree:
         check_kind(status)
         return File(status, version)
 
-    def entries(self, parts: Sequence[str]) -> Iterator[tuple[str, File]]:
-        """Describe the regular files and folders in a folder, in no order.
+    def entries(self, parts: Sequence[str]) -> Iterator[tuple[str, File | None]]:
+        """Describe what is in a folder, in no order; None is said of what is no file or folder.
 
-        Temporaries, names that no caller can use and what vanishes meanwhile are left out.
+        Temporaries and what vanishes meanwhile are left out.
         """
         with self.folder(parts) as folder, os.scandir(folder) as found:
             for entry in found:
-                if not is_component(entry.name) or _NFS_LEFTOVER.fullmatch(entry.name):
+                if _TEMPORARY.match(entry.name):
                     continue
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -228,12 +228,14 @@ class Tree:
                     continue
                 if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
                     yield entry.name, File(status, file_version(folder, entry.name))
+                else:
+                    yield entry.name, None
 
-    def reap(self, older_than_s: float) -> int:
-        """Remove temporaries anywhere in the tree that were last written `older_than_s` ago."""
+    def reap(self, parts: Sequence[str], older_than_s: float) -> int:
+        """Remove temporaries anywhere below a folder that were last written `older_than_s` ago."""
         written_before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
-        with suppress(FileNotFoundError), self.folder(()) as root:
-            return reap(root, written_before_ns)
+        with suppress(FileNotFoundError), self.folder(parts) as folder:
+            return reap(folder, written_before_ns, MAX_COMPONENTS - len(parts))
         return 0
 
     @contextmanager

@@ -14,6 +14,7 @@ from bootseer.store.base import (
     BlockLocation,
     Capabilities,
     Data,
+    FolderListing,
     ObjectInfo,
     Placement,
     Reader,
@@ -60,7 +61,7 @@ class WrappedStore(ABC):
         """See `Store.stat`."""
         return await self.around("stat", name, lambda: self._inner.stat(name))
 
-    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+    async def list(self, folder: str = "") -> FolderListing:
         """See `Store.list`."""
         return await self.around("list", folder, lambda: self._inner.list(folder))
 
@@ -165,10 +166,12 @@ class WrappedStore(ABC):
         placement: Placement = inner
         return await self.around("block_locations", name, lambda: placement.block_locations(name))
 
-    async def reap_temporaries(self, older_than_s: float) -> int:
+    async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
         """See `Store.reap_temporaries`."""
         return await self.around(
-            "reap_temporaries", "", lambda: self._inner.reap_temporaries(older_than_s)
+            "reap_temporaries",
+            folder,
+            lambda: self._inner.reap_temporaries(older_than_s, folder),
         )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import trio
 
 from bootseer.errors import Denied, NotFound, Transient, Unavailable
-from bootseer.store.base import Data, ObjectInfo, Store, Writer
+from bootseer.store.base import Data, FolderListing, Store, Writer
 from bootseer.store.wrap import WrappedStore
 
 T = TypeVar("T")
@@ -163,9 +163,10 @@ class MissingStore(WrappedStore):
             raise NotFound(f"cannot {operation} {name!r} in {self.url}: missing on purpose")
         return await call()
 
-    async def list(self, folder: str = "") -> Sequence[ObjectInfo]:
+    async def list(self, folder: str = "") -> FolderListing:
         """List what is not missing."""
-        return [info for info in await super().list(folder) if not self._is_missing(info.name)]
+        listing = await super().list(folder)
+        return FolderListing(info for info in listing if not self._is_missing(info.name))
 
 
 class FullStore(WrappedStore):

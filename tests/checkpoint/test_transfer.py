@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from bootseer.checkpoint import landing
-from bootseer.checkpoint.batch import Tally, walk
-from bootseer.checkpoint.landing import PREFIX, Landing
+from bootseer.checkpoint.batch import LINK, LeftOut, Tally, walk
+from bootseer.checkpoint.landing import EXPORT_PREFIX, Landing
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.tree import CheckpointTree
@@ -210,10 +210,36 @@ async def test_what_a_store_cannot_have_is_named_and_the_rest_comes(store, sourc
     (source / folder / "file").write_bytes(b"")
     (source / "manifest").write_bytes(MAGIC + b"of another tree")
     tally = await bring(store, source)
-    assert tally.left_out == [str(source / "link")]
+    assert tally.left_out == [LeftOut(str(source / "link"), LINK)]
     assert sorted(Path(f.name).name for f in tally.failures) == [folder, "manifest", "new\nline"]
     assert any("ckpt export" in str(failure.error) for failure in tally.failures)
     assert tally.done_files == 5
+
+
+async def test_what_has_no_name_that_can_be_used_is_not_exported_silently(store, source, tmp_path):
+    await bring(store, source)
+    run = tmp_path / "store" / "run"
+    (run / "link").symlink_to("large")
+    (run / "folder" / "loss\tcurve").write_bytes(b"")
+    folder = os.fsdecode(b"folder\xff")
+    (run / folder).mkdir()
+    (run / f"{EXPORT_PREFIX}{'0' * 32}").write_bytes(b"")
+    tally = await fetch(store, tmp_path / "back")
+    assert tally.left_out == [LeftOut("run/link", LINK)]
+    assert sorted(failure.name for failure in tally.failures) == [
+        f"run/{EXPORT_PREFIX}{'0' * 32}",
+        "run/folder/loss\tcurve",
+        f"run/{folder}",
+    ]
+    assert tally.done_files == 5
+
+
+async def test_an_export_that_was_not_completed_is_not_imported(store, source):
+    (source / f"{EXPORT_PREFIX}{'0' * 32}.journal").write_bytes(b"")
+    (source / f"{EXPORT_PREFIX}folder").mkdir()
+    tally = await bring(store, source)
+    assert [Path(one.name).name for one in tally.left_out] == [f"{EXPORT_PREFIX}{'0' * 32}.journal"]
+    assert not tally.failures and await CheckpointTree(store).find(f"run/{EXPORT_PREFIX}folder")
 
 
 async def test_a_store_s_own_folder_is_not_imported(store, source, tmp_path):
@@ -285,7 +311,7 @@ async def test_an_export_goes_on_where_it_was_cancelled(store, source, tmp_path,
         again = CountingStore(store)
         tally = await fetch(again, target, "file")
         assert target.read_bytes() == (source / "large").read_bytes()
-        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(PREFIX)] == []
+        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(EXPORT_PREFIX)] == []
         gone_on += tally.moved_bytes < tally.total_bytes == tally.done_bytes
         target.unlink()
     assert gone_on > 3
@@ -297,7 +323,7 @@ async def test_what_is_gone_on_with_is_of_the_same_version(store, source, tmp_pa
     counted = CountingStore(store, at=12)
     with counted.scope:
         await fetch(counted, tmp_path / "target", "file")
-    assert any(path.name.startswith(PREFIX) for path in tmp_path.iterdir())
+    assert any(path.name.startswith(EXPORT_PREFIX) for path in tmp_path.iterdir())
     (source / "large").write_bytes(os.urandom(9 * UNIT + 17))
     await bring(store, source / "large", "file")
     tally = await fetch(store, tmp_path / "target", "file")

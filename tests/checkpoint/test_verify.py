@@ -249,6 +249,23 @@ class TestInterruptedMoves:
         assert (found.problems, found.notes, found.repaired) == ([], [], [])
 
 
+async def test_names_that_cannot_be_used_are_problems_and_nothing_goes_for_them(store, tmp_path):
+    """The parts beside a manifest that was given one are its own."""
+    run = tmp_path / "store" / "run"
+    (run / "file").rename(run / "lo\tss")
+    (run / "folder" / "link").symlink_to("file")
+    found = await look(store)
+    assert [(problem.name, "control character" in problem.text) for problem in found.problems] == [
+        ("run/lo\tss", True)
+    ]
+    assert found.notes == ["run/folder/link: left out, a link or special file"]
+    litter = await find_litter(CheckpointTree(store), "run", -1)
+    assert litter.unused == () and "rename it" in str(litter.problem)
+    (run / "lo\tss").rename(run / "file")
+    litter = await find_litter(CheckpointTree(store), "run", -1)
+    assert (litter.unused, litter.problem) == ([], None)
+
+
 async def abandoned(store, folder, age_s):
     name = f"{folder}/{PARTS_FOLDER}/{MAKING}{os.urandom(16).hex()}"
     await publish(store, f"{name}/0000", b"part")

@@ -92,10 +92,23 @@ async def test_what_is_left_of_an_upload_is_reaped(server):
     name = f"{TEMPORARY_PREFIX}left"
     with store._filesystem().open_output_stream(store._path((name,))) as left:
         left.write(b"1")
-    assert await store.list() == []
+    listing = await store.list()
+    assert (listing, listing.unlisted) == ([], [])
     assert await store.reap_temporaries(3600) == 0
-    assert await store.reap_temporaries(0) == 1
+    # Whatever folder it was for: it is in the root.
+    assert await store.reap_temporaries(0, "folder") == 1
     assert everything(store) == []
+
+
+async def test_names_that_cannot_be_used_are_told(server):
+    store = open_store(server.url())
+    await publish(store, "folder/object", b"1")
+    with store._filesystem().open_output_stream(store._path(("folder", "a\tb"))) as other:
+        other.write(b"1")
+    listing = await store.list("folder")
+    assert [info.name for info in listing] == ["folder/object"]
+    assert [one.name for one in listing.unlisted] == ["folder/a\tb"]
+    assert "control character" in listing.unlisted[0].problem
 
 
 async def test_nothing_is_left_of_a_commit_or_of_none(server):

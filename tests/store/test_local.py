@@ -175,7 +175,9 @@ async def test_reaping_goes_as_deep_as_names_do(root: Path, deep: LocalStore) ->
     left = ["", "a/" * (MAX_COMPONENTS - 1), "a/" * MAX_COMPONENTS]
     for folder in left:
         (root / folder / f"{TEMPORARY_PREFIX}x").touch()
-    assert await deep.reap_temporaries(older_than_s=0) == 2
+    assert await deep.reap_temporaries(older_than_s=0, folder="a") == 1
+    assert (root / f"{TEMPORARY_PREFIX}x").exists()
+    assert await deep.reap_temporaries(older_than_s=0) == 1
     assert (root / left[-1] / f"{TEMPORARY_PREFIX}x").exists()
 
 
@@ -408,7 +410,14 @@ async def test_files_of_others_are_not_listed(store: LocalStore, root: Path) -> 
     await publish(store, "object", b"")
     (root / ".nfs000000000000000100000002").write_text("removed while open")
     os.close(os.open(os.fsencode(root) + b"/not-unicode-\xff", os.O_CREAT | os.O_WRONLY))
-    assert [info.name for info in await store.list()] == ["object"]
+    (root / "link").symlink_to("object")
+    (root / f"{TEMPORARY_PREFIX}left").write_text("")
+    listing = await store.list()
+    assert [info.name for info in listing] == ["object"]
+    assert [(one.name, bool(one.problem)) for one in listing.unlisted] == [
+        ("link", False),
+        ("not-unicode-\udcff", True),
+    ]
 
 
 async def test_a_file_cut_short_in_place_is_corrupt(store: LocalStore, root: Path) -> None:

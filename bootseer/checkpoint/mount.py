@@ -104,11 +104,13 @@ async def _serve(
                 with trio.move_on_after(service.settle_s * (1 - _LAST_SHARE)):
                     await view.publisher.settled()
                 serving.cancel()
+                await trio.sleep(service.settle_s * _LAST_SHARE / 2)
+                view.publisher.interrupt()
 
             nursery.start_soon(until_stopped)
             with trio.CancelScope() as serving:
                 await serve_fd(view, connection, task_status=_Telling(task_status, service))
-            await view.publisher.end(service.settle_s * _LAST_SHARE)
+            await view.publisher.end(service.settle_s * _LAST_SHARE / 2)
             nursery.cancel_scope.cancel()
     ended.set()
 

@@ -54,6 +54,7 @@ class Node:
         mtime_ns: of the last write, or of the last change in a folder.
         changes: counts changes in a folder.
         pushes, pushed: of its content into the page cache, under way.
+        cuts: truncations under way, during which nothing is pushed.
         lock: held while its version changes.
     """
 
@@ -81,12 +82,21 @@ class Node:
     changes: int = 0
     pushes: int = 0
     pushed: trio.Event = field(default_factory=trio.Event)
+    cuts: int = 0
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
     def is_folder(self) -> bool:
         """Whether it is a folder."""
         return self.entry is not None and self.entry.is_folder
+
+    async def settle_pushes(self) -> None:
+        """Wait until no pages are on their way, in whose place others are to be.
+
+        Not with the file's lock: they may wait for a read in progress, and that for the lock.
+        """
+        while self.pushes:
+            await self.pushed.wait()
 
     def extended(self) -> dict[bytes, bytes]:
         """Return the extended attributes: how it is stored."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import trio
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _PAUSES = Backoff(first_s=1.0, longest_s=30.0)
 _KEEP_S = ABANDONED_S / 4
+_NO_TIME = "the mount ended before it could be published"
 _CLOSED = (Closing.LAST, Closing.KILLED)
 
 
@@ -77,6 +78,8 @@ class Publisher:
         self._nursery = nursery
         self._on_lost = on_lost
         self._settling = trio.Event()
+        self._scopes: set[trio.CancelScope] = set()
+        self._has_no_time = False
         nursery.start_soon(self._keep)
 
     def create(self, parent: int, name: str, mode: int) -> Node:
@@ -148,16 +151,16 @@ class Publisher:
             BootseerError: it cannot be stored, or not be published.
         """
         holders.closing = Closing.UNKNOWN
-        # As for `release`.
-        with trio.CancelScope(shield=True):
+        with self._closing(node) as scope:
             async with self._nodes.moves.using(node.inode), node.lock:
                 await self._flush(node, holders)
         self._notify()
+        if scope.cancelled_caught:
+            raise node.failed or Closed(_NO_TIME)
 
     async def release(self, node: Node, holders: Holders | None) -> None:
         """Count one who had the file open off; what its last writer leaves is published."""
-        # A file must not be left half published because the mount ends.
-        with trio.CancelScope(shield=True):
+        with self._closing(node):
             async with self._nodes.moves.using(node.inode), node.lock:
                 node.handles -= 1
                 if holders is not None:
@@ -206,6 +209,12 @@ class Publisher:
         while any(_is_pending(node) for node in self._nodes.by_inode.values()):
             await self._settling.wait()
 
+    def interrupt(self) -> None:
+        """Give up what is still being closed: the mount has to end."""
+        self._has_no_time = True
+        for scope in list(self._scopes):
+            scope.cancel()
+
     async def end(self, within_s: float) -> None:
         """Publish what was closed, as far as time allows, and give up the rest."""
         nodes = self._nodes.by_inode.values()
@@ -218,8 +227,22 @@ class Publisher:
                 left.remove(node)
         for node in left:
             if node.draft is not None and not node.is_lost:
-                why = node.failed or "there was no time left for it"
-                self._lose(node, Closed(f"it could not be published before the mount ended: {why}"))
+                why = f": {node.failed}" if node.failed else ""
+                self._lose(node, Closed(f"{_NO_TIME}{why}"))
+
+    @contextmanager
+    def _closing(self, node: Node) -> Iterator[trio.CancelScope]:
+        """Leave no file half published because the mount ends, unless there is no time left."""
+        with trio.CancelScope(shield=True) as scope:
+            if self._has_no_time:
+                scope.cancel()
+            self._scopes.add(scope)
+            try:
+                yield scope
+            finally:
+                self._scopes.remove(scope)
+        if scope.cancelled_caught and node.draft and node.has_name and not node.is_lost:
+            self._lose(node, Closed(_NO_TIME))
 
     async def _end(self, node: Node) -> None:
         if node.draft is None:

@@ -150,7 +150,7 @@ class Reading:
     def _sink(self, node: Node) -> Sink:
         async def sink(offset: int, data: bytes) -> None:
             # Pages that somebody may have changed through a mapping would be written over.
-            if self.kernel is None or node.writing:
+            if self.kernel is None or node.writing or node.cuts:
                 return
             if node.recording is not None:
                 node.recording.push(offset, len(data))

@@ -7,8 +7,8 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import trio
@@ -364,7 +364,7 @@ class CheckpointView:
         node = self._nodes.by_inode[inode]
         if handle is None:
             self._check_mode(node, os.O_WRONLY)
-        async with self._using(inode), node.lock:
+        async with self._cutting(node), self._using(inode), node.lock:
             if not node.has_name and not node.writing:
                 # It would be published, though the name may be another file's.
                 raise _os_error(errno.ESTALE)
@@ -379,6 +379,16 @@ class CheckpointView:
                     await self.publisher.abandon(node)
                 raise
         return self._attributes(node)
+
+    @asynccontextmanager
+    async def _cutting(self, node: Node) -> AsyncIterator[None]:
+        """Have no pages pushed that are of a longer version."""
+        node.cuts += 1
+        try:
+            await node.settle_pushes()
+            yield
+        finally:
+            node.cuts -= 1
 
     async def change(
         self,
@@ -488,12 +498,9 @@ class CheckpointView:
     # Answers
 
     async def _opened(self, handle: _Handle) -> Opened:
-        """Number an open file, when no pages are on their way that its writer could change.
-
-        Not with the file's lock: they may wait for a read in progress, and that for the lock.
-        """
-        while handle.holders is not None and handle.node.pushes:
-            await handle.node.pushed.wait()
+        """Number an open file, when no pages are on their way that its writer could change."""
+        if handle.holders is not None:
+            await handle.node.settle_pushes()
         number = next(self._numbers)
         self._handles[number] = handle
         return Opened(number, keep_cache=handle.node.draft is None)

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from functools import partial
 from itertools import cycle
 
 import pytest
@@ -12,6 +13,7 @@ import trio.testing
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.holders import _THREADS, Closing, Holders
 from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.mount import CheckpointOptions, serve_checkpoint
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.reads import Reads
 from bootseer.checkpoint.source import StripedSource
@@ -19,7 +21,7 @@ from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Drafts
-from bootseer.errors import BootseerError, Conflict, NoSpace, Unavailable
+from bootseer.errors import BootseerError, Closed, Conflict, NoSpace, Unavailable
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
@@ -402,6 +404,39 @@ async def test_the_end_of_the_mount_names_what_it_cannot(served, autojump_clock,
     assert "no NameNode" in served.lost[0].reason
 
 
+async def test_the_end_of_the_mount_waits_for_no_store_that_does_not_answer(
+    served, autojump_clock, monkeypatch
+):
+    ended = trio.Event()
+
+    async def serve(view, connection, *, task_status):
+        task_status.started()
+        _, opened = await view.create(ROOT_INODE, b"file", 0o600, CREATE, os.getpid())
+        await view.write(opened.handle, 0, CONTENT)
+        served.store.pause_s = math.inf
+
+        async def close():
+            with pytest.raises(Closed, match="before it could be published"):
+                await view.flush(opened.handle)
+            ended.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(close)
+            await trio.sleep(math.inf)
+
+    monkeypatch.setattr("bootseer.checkpoint.mount.serve_fd", serve)
+    async with trio.open_nursery() as nursery:
+        owners = Owners(1000, 1000, "user")
+        serving = partial(serve_checkpoint, served.store, -1, owners, CheckpointOptions())
+        service = await nursery.start(serving)
+        await trio.sleep(1)
+        began = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - began <= service.settle_s
+    assert ended.is_set()
+    assert [lost.name for lost in service.lost] == ["file"]
+
+
 async def test_an_owner_s_mode_is_kept_to_and_others_are_the_store_s(served):
     handle = await served.write()
     await served.view.flush(handle)
@@ -566,18 +601,23 @@ async def test_a_folder_goes_though_a_file_that_was_removed_from_it_is_open(serv
     assert not [name for name in served.inner._entries if "making-" in name]
 
 
+class Pages:
+    """A page cache that takes a page when a read in progress has ended."""
+
+    def __init__(self):
+        self.begun = trio.Event()
+        self.read = trio.Event()
+        self.under_way = 0
+
+    async def store(self, inode, offset, data):
+        self.begun.set()
+        self.under_way += 1
+        await self.read.wait()
+        self.under_way -= 1
+
+
 async def test_a_file_is_emptied_while_it_is_read(served, autojump_clock):
     """Pages on their way into the page cache wait for those that a read in progress has locked."""
-
-    class Pages:
-        def __init__(self):
-            self.begun = trio.Event()
-            self.read = trio.Event()
-
-        async def store(self, inode, offset, data):
-            self.begun.set()
-            await self.read.wait()
-
     pages = Pages()
     served.view.attach(pages)
     handle = await served.write(content=bytes(20 * UNIT))
@@ -593,3 +633,23 @@ async def test_a_file_is_emptied_while_it_is_read(served, autojump_clock):
             await trio.testing.wait_all_tasks_blocked()
             assert await served.view.read(reader.handle, UNIT, UNIT) == b""
             pages.read.set()
+
+
+async def test_no_pages_of_what_a_file_was_come_after_it_is_cut(served, autojump_clock):
+    pages = Pages()
+    served.view.attach(pages)
+    handle = await served.write(content=bytes(20 * UNIT))
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    node = await served.view.lookup(ROOT_INODE, b"file")
+    reader = await served.view.open(node.inode, os.O_RDONLY)
+    await served.view.read(reader.handle, 0, UNIT)
+    await pages.begun.wait()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(served.view.truncate, node.inode, None, UNIT)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(await served.content()) == 20 * UNIT
+        pages.read.set()
+    assert pages.under_way == 0
+    assert await served.content() == bytes(UNIT)
+    assert await served.view.read(reader.handle, UNIT, UNIT) == b""

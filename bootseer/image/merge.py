@@ -37,15 +37,17 @@ class _Node:
         children: by name, None if it is no folder.
         source: the number of the entry that describes it.
         touched: the last layer that had the name, or one below it.
+        hidden: the last layer that hid all that lower ones have below it.
         link: where a symbolic link points.
     """
 
-    __slots__ = ("children", "link", "source", "touched")
+    __slots__ = ("children", "hidden", "link", "source", "touched")
 
     def __init__(self, source: int, touched: int, link: str | None = None) -> None:
         self.children: dict[str, _Node] | None = None
         self.source = source
         self.touched = touched
+        self.hidden = -1
         self.link = link
 
 
@@ -66,7 +68,7 @@ class Plan:
         devices: names of device nodes, which are in none of the above.
     """
 
-    names: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    names: dict[int, list[str]] = field(default_factory=dict)
     implied: list[str] = field(default_factory=list)
     root: Member | None = None
     devices: list[str] = field(default_factory=list)
@@ -116,8 +118,10 @@ class Merge:
                 node.link = _check_link(member)
             elif member.kind in (CHARACTER, BLOCK):
                 self._devices.add(node.source)
+            elif member.kind == FOLDER and old is not None and old.children is not None:
+                node.children, node.hidden = old.children, old.hidden
             elif member.kind == FOLDER:
-                node.children = {} if old is None or old.children is None else old.children
+                node.children = {}
         folder.children[name] = node
 
     def finish(self) -> Plan:
@@ -137,7 +141,7 @@ class Merge:
             elif node.source == _NO_SOURCE:
                 plan.implied.append(path)
             else:
-                plan.names[node.source] = (*plan.names.get(node.source, ()), path)
+                plan.names.setdefault(node.source, []).append(path)
         return plan
 
     def _all(self) -> Iterator[tuple[str, _Node]]:
@@ -180,6 +184,7 @@ class Merge:
                 links += 1
                 if links > _MAX_LINKS or len(rest) > _MAX_DEPTH:
                     raise Corrupt(f"{_join(parts)} lies behind symbolic links without an end")
+                self._count(len(node.link), entries=0)
                 if node.link.startswith("/"):
                     way = [self._root]
                 rest += [part for part in node.link.split("/") if part not in ("", ".")][::-1]
@@ -231,8 +236,12 @@ class Merge:
         """Remove what this layer has not touched from a folder, and from the folders in it."""
         waiting = [folder]
         while waiting:
-            children = waiting.pop().children
+            folder = waiting.pop()
+            children = folder.children
             assert children is not None
+            if folder.hidden == self._layer:
+                continue  # what has come since is of this layer
+            folder.hidden = self._layer
             for name, node in list(children.items()):
                 if node.touched != self._layer:
                     del children[name]

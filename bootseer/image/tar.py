@@ -200,7 +200,8 @@ class TarReader:
             name = _text(records[b"path"])
         if b"linkpath" in records:
             link = _text(records[b"linkpath"])
-        if kind in "0\0" and name.endswith("/"):
+        is_old_folder = kind == "\0" and name.endswith("/")
+        if is_old_folder:
             kind = FOLDER
         numbers = {
             key: self._decimal(records[key.encode()])
@@ -211,6 +212,8 @@ class TarReader:
         for key, limit in (("uid", 1 << 32), ("gid", 1 << 32), ("size", MAX_BYTES)):
             if not 0 <= numbers[key] < limit:
                 raise self._corrupt(f"{name!a} has the {key} {numbers[key]}")
+        if is_old_folder and numbers["size"]:
+            raise self._corrupt(f"{name!a} has content and the name of a folder")
         size = numbers["size"] if _KINDS[kind] == FILE else 0
         if "\0" in name or "\0" in link:
             raise self._corrupt(f"{name!a} or where it points has a NUL in its name")

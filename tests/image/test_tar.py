@@ -152,6 +152,7 @@ HOSTILE = {
     "huge size": (header(at124=b"\x80" + b"\xff" * 11), "the size"),
     "huge owner": (header(at108=b"\x80" + b"\xff" * 7), "the uid"),
     "no number": (header(at100=b"0009999\0"), "is none"),
+    "folder with content": (header(name="a/", kind=b"\0", size=1) + bytes(512), "has content"),
     "NUL in a name": (pax(b"12 path=a\0b\n") + header(), "has a NUL"),
     "huge extended header": (pax(b"", 1 << 40), "of 1099511627776 bytes"),
     "huge long name": (pax(b"", 2 << 20, b"L"), "of 2097152 bytes"),
@@ -197,6 +198,13 @@ HOSTILE = {
         "is damaged",
     ),
 }
+
+
+def test_a_file_whose_name_ends_like_a_folder_has_its_content():
+    """Go's reader, which container runtimes have, takes it so; what follows is no header."""
+    ((member, content),) = read(header(name="a/", size=1024) + header(name="no member") * 2)
+    assert (member.kind, member.size_bytes) == (tar.FILE, 1024)
+    assert content == header(name="no member") * 2
 
 
 def test_an_extended_header_may_be_empty():

@@ -9,8 +9,10 @@ it, and are removed before the key is made of what the target holds. Standard li
 from __future__ import annotations
 
 import fcntl
+import grp
 import hashlib
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -108,8 +110,24 @@ def prefix(name: str) -> str:
 def _is_safe(folder: str) -> bool:
     """Whether nobody else can give a folder of the user's the name of a temporary one there."""
     status = os.stat(folder)
-    is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-    return not is_open and status.st_uid in (0, os.geteuid())
+    is_open = status.st_mode & stat.S_IWOTH or (
+        status.st_mode & stat.S_IWGRP and not _is_only_mine(folder, status.st_gid)
+    )
+    may_rename = is_open and not status.st_mode & stat.S_ISVTX
+    return not may_rename and status.st_uid in (0, os.geteuid())
+
+
+def _is_only_mine(folder: str, gid: int) -> bool:
+    """Whether a folder's group has nobody but the user, as many have one of their own name."""
+    with suppress(OSError):  # there is no such attribute
+        os.getxattr(folder, "system.posix_acl_access")
+        return False
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    is_own = (gid, group.gr_name) == (user.pw_gid, user.pw_name)
+    return is_own and set(group.gr_mem) <= {user.pw_name}
 
 
 def _remove(path: str, older_s: float) -> None:

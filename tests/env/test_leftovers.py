@@ -1,8 +1,11 @@
 """What a killed `env run` leaves of a target is removed by the next one, and nothing else is."""
 
+import grp
 import os
+import pwd
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,8 +82,22 @@ def test_a_link_is_not_followed(tmp_path, target):
     assert (kept / "locked/file").exists()
 
 
-@pytest.mark.parametrize(("mode", "is_left"), [(0o777, True), (0o775, True), (0o1777, False)])
-def test_where_others_may_rename_nothing_is_removed(tmp_path, target, mode, is_left):
+@pytest.mark.parametrize(
+    ("mode", "members", "is_left"),
+    [
+        (0o777, [], True),
+        (0o775, [], False),
+        (0o775, ["self"], False),
+        (0o775, ["self", "other"], True),
+        (0o1777, [], False),
+    ],
+)
+def test_where_others_may_rename_nothing_is_removed(monkeypatch, target, mode, members, is_left):
+    """Where accounts have a group of their own, it may write: umask 002."""
+    user, gid = pwd.getpwuid(os.geteuid()).pw_name, target.stat().st_gid
+    names = [user if member == "self" else member for member in members]
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=user, pw_gid=gid))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name=user, gr_mem=names))
     left = made(target, temporary_name("target"))
     target.chmod(mode)
     remove_leftovers(str(target))

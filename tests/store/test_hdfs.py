@@ -1,6 +1,7 @@
 """The HDFS store, on real daemons."""
 
 import os
+from functools import partial
 from itertools import count
 from pathlib import Path, PurePosixPath
 
@@ -13,6 +14,7 @@ from bootseer.store.hadoop import HdfsOptions, find_conf_dir
 from bootseer.store.hdfs import HdfsStore
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
+from bootseer.store.name import TEMPORARY_PREFIX
 from bootseer.store.owners import PrivateOwner, TrustedOwners
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.cluster.spec import HEAD, address
@@ -157,6 +159,18 @@ async def test_there_is_nothing_below_an_object():
     await publish(store, "other", b"")
     with pytest.raises(Conflict):
         await store.rename("other", "object/below")
+
+
+async def test_names_that_cannot_be_used_are_told():
+    store = at("/names")
+    await publish(store, "folder/object", b"")
+    for name in ("a\tb", f"{TEMPORARY_PREFIX}left"):
+        await store._run(
+            "make", name, partial(store._client().mkdirs, f"/names/folder/{name}", 0o755)
+        )
+    listing = await store.list("folder")
+    assert [info.name for info in listing] == ["folder/object"]
+    assert [one.name for one in listing.unlisted] == ["folder/a\tb"]
 
 
 async def test_errors_are_one_line_and_name_operation_and_object():

@@ -125,6 +125,8 @@ def _hdfs_site(spec: ClusterSpec, settings: HdfsSettings) -> dict[str, str]:
         # Ready as soon as all have come, and quick to notice who has gone.
         "dfs.namenode.safemode.extension": "0",
         "dfs.namenode.safemode.min.datanodes": str(spec.datanodes),
+        # Of few blocks, the usual 0.999 is all but one.
+        "dfs.namenode.safemode.threshold-pct": "1",
         "dfs.heartbeat.interval": "1",
         "dfs.namenode.heartbeat.recheck-interval": "1000",
         "dfs.namenode.avoid.read.stale.datanode": "true",

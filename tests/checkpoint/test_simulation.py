@@ -235,6 +235,18 @@ class Mount:
                 await stack.enter_async_context(self.changing[inode])
             yield
 
+    @asynccontextmanager
+    async def replace_name(self, parent, target, name):
+        """Change what is in two folders, and in the one that has this name in the second."""
+        with ExitStack() as stack:
+            async with self.change_names(parent, target):
+                over = set()
+                with suppress(FileNotFoundError):
+                    found = await self.view.lookup(target, name.encode())
+                    over.add(stack.enter_context(self.using(found.inode)))
+                async with self.change_names(*over - {parent, target}):
+                    yield
+
     async def walk(self, stack, folder, *, make):
         """Look up a folder, and keep its number and those above."""
         inode = ROOT_INODE
@@ -446,7 +458,7 @@ class Mount:
                 target = await self.walk(stack, there, make=False)
                 found = await self.view.lookup(parent, old_name.encode())
                 stack.enter_context(self.using(found.inode))
-                async with self.change_names(parent, target):
+                async with self.replace_name(parent, target, new_name):
                     truth.moved(self, old, new)
                     await self.view.rename(parent, old_name.encode(), target, new_name.encode(), 0)
                 self.say("renamed", old, new)

@@ -5,9 +5,13 @@ replaces or removes a file cannot know that it was the one that he has looked at
 file are removed only by who has seen, after its name was taken, that they are still that name's:
 
     who moves a file                           who replaces or removes it
-    1. marks the parts with the new name       1. writes or deletes the name
-    2. looks again what has the old name       2. looks at the marks; leaves the parts of another
-    3. renames the manifest, then the parts       name to `ckpt gc`, and removes his own
+    1. marks the old name as one that leaves,  1. writes or deletes the name
+       and the parts with the new name         2. looks at the marks: leaves the parts to
+    2. looks again what has the old name          `ckpt gc` if the name leaves, or they are of
+    3. renames the manifest, then the parts       another name, and removes his own
+    4. looks what has moved, perhaps what was
+       published in the last moment: marks it,
+       and takes the first mark away
 
 While the parts of a file are not beside it yet, a link there, an object, says where they are.
 """
@@ -39,6 +43,8 @@ FROM = "from-"
 """Begins the name of an object that says where else the parts of files here may be."""
 _NAMED = "named-"
 """Begins the name of a mark in a folder of parts, which is a folder, too."""
+_LEAVING = "leaving-"
+"""Begins the name of a folder of marks beside the parts: a name is being taken from a file."""
 _HELD = "held-"
 """The same, of parts that nobody may remove now."""
 _FROM_BYTES = 4096
@@ -112,6 +118,9 @@ class Parts:
 
         Whether the name was given to the same file once more is for the caller to see.
         """
+        # Before the marks of the parts: who moves the file makes those before he takes this away.
+        if await self._store.list(_leaving(name)):
+            return None
         with suppress(NotFound):
             folder, found = await self.find(name, layout)
             if _are_of(name, found):
@@ -183,6 +192,32 @@ class Parts:
                 await self._store.stat(folder)  # which a mark would make
                 async with self.held(folder):
                     return
+
+    @asynccontextmanager
+    async def leaving(self, name: str) -> AsyncIterator[None]:
+        """Keep others from removing the parts of what loses a name, whichever file that will be.
+
+        Where it is not known whether it has lost it, the mark stays until `ckpt gc`.
+        """
+        folder, mark = _leaving(name), secrets.token_hex(8)
+        await self._add_mark(folder, mark)
+        try:
+            yield
+        except (Conflict, NotFound):
+            await self._end_leaving(folder, mark)
+            raise
+        await self._end_leaving(folder, mark)
+
+    async def _end_leaving(self, folder: str, mark: str) -> None:
+        await self._remove_mark([folder], mark)
+        with suppress(BootseerError):  # others are about the same name
+            await self._store.delete(folder)
+
+    async def mark(self, name: str, layout: Layout, target: str) -> None:
+        """Mark the parts of a file with the new name that it has got."""
+        with suppress(NotFound):
+            folder, _ = await self.find(name, layout)
+            await self._add_mark(folder, _mark(target))
 
     @asynccontextmanager
     async def renamed(self, name: str, target: str, layout: Layout) -> AsyncIterator[None]:
@@ -266,6 +301,11 @@ def is_link(info: ObjectInfo) -> bool:
     return not info.is_folder and info.name.rpartition("/")[2].startswith(FROM)
 
 
+def is_of_move(info: ObjectInfo) -> bool:
+    """Tell whether something beside the parts is there only while a file moves."""
+    return is_link(info) or info.name.rpartition("/")[2].startswith(_LEAVING)
+
+
 def _has_parts(found: Sequence[ObjectInfo]) -> bool:
     """Tell whether there are parts in what was made for them: marks may be there alone."""
     return not all(info.is_folder for info in found)
@@ -284,8 +324,16 @@ def _are_of(name: str, found: Sequence[ObjectInfo]) -> bool:
 
 def _mark(name: str) -> str:
     """Name the mark of what is moved to a name: of the file in its folder, which may move, too."""
-    digest = hashlib.sha256(name.rpartition("/")[2].encode()).hexdigest()
-    return f"{_NAMED}{digest[:16]}"
+    return f"{_NAMED}{_digest(name)}"
+
+
+def _leaving(name: str) -> str:
+    """Name the folder of the marks of who takes a name from a file."""
+    return parts_folder(above(name), f"{_LEAVING}{_digest(name)}")
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.rpartition("/")[2].encode()).hexdigest()[:16]
 
 
 def _resolve(folder: str, path: str) -> str:

@@ -23,6 +23,7 @@ from bootseer.checkpoint.parts import (
     Parts,
     above,
     is_link,
+    is_of_move,
     let_others_step,
     making_folder,
     parts_beside,
@@ -255,8 +256,8 @@ class CheckpointTree:
         if found:
             await self.reap(name)
             for info in await self.left_over(name, _MOVED_S):
-                if is_link(info):  # for files that are not here, and are not coming any more
-                    await self.store.delete(info.name)
+                if is_of_move(info):  # for files that are not here, and are not coming any more
+                    await self.store.delete_tree(info.name)
             await self.store.delete(parts_of(name))
         await self.store.delete(name)
 
@@ -300,34 +301,43 @@ class CheckpointTree:
         if entry.is_folder:
             await self._finish_moves(entry.name)
         with self._change(entry.layout, over.layout if over else None):
-            overwrite = over is not None
-            if entry.layout is not None:
-                await self._move(entry, entry.layout, target, overwrite=overwrite)
+            if entry.is_folder:
+                await self.store.rename(entry.name, target)
             else:
-                await self.store.rename(entry.name, target, overwrite=overwrite)
-                if not entry.is_folder and above(entry.name) != above(target):
-                    await self._find_parts(entry.name, target)
+                async with self.parts.leaving(entry.name):
+                    await self._move(entry, target, overwrite=over is not None)
             self._known.pop(entry.name, None)
             if over is not None and not _share_parts(over, entry.layout):
                 await self.drop_parts(over)
         return replace(entry, info=replace(entry.info, name=target))
 
-    async def _find_parts(self, name: str, target: str) -> None:
-        """Have parts found if a striped file got the name just before it was moved.
-
-        Who gave it that name may still be bringing them to where it was: the link is left to gc.
-        """
+    async def _move(self, entry: Entry, target: str, *, overwrite: bool) -> None:
+        """Move a file, or what has got its name in the last moment."""
+        if entry.layout is not None:
+            await self._move_striped(entry, entry.layout, target, overwrite=overwrite)
+        else:
+            await self.store.rename(entry.name, target, overwrite=overwrite)
         try:
-            now = await self.find(target)
+            info = await self.store.stat(target)
+            now = entry if info.is_version(entry.info) else await self._look(info)
+        except NotFound:
+            return  # somebody has moved it on, or removed it
         except BootseerError:
-            await self.parts.link(name, target)
+            if above(entry.name) != above(target):
+                await self.parts.link(entry.name, target)
             raise
-        if now is not None and now.layout is not None:
-            await self.parts.link(name, target)
+        if now.layout is None or _share_parts(now, entry.layout):
+            return
+        await self.parts.mark(entry.name, now.layout, target)
+        if above(entry.name) != above(target):
+            # Who gave it that name may still be bringing its parts there: the link is left to gc.
+            await self.parts.link(entry.name, target)
             with suppress(Corrupt):
                 await self._bring(now)
 
-    async def _move(self, entry: Entry, layout: Layout, target: str, *, overwrite: bool) -> None:
+    async def _move_striped(
+        self, entry: Entry, layout: Layout, target: str, *, overwrite: bool
+    ) -> None:
         """Move a striped file; at each step it can be read where its name is."""
         await self._bring(entry)
         async with self.parts.renamed(entry.name, target, layout):
@@ -344,9 +354,6 @@ class CheckpointTree:
             if _share_parts(now, layout):
                 await self._bring(now)
                 await self.parts.unlink(link)
-            else:  # It was replaced in the last moment; see `_find_parts`.
-                with suppress(Corrupt):
-                    await self._bring(now)
             self._unfinished.pop(target, None)
 
     async def _finish_moves(self, folder: str) -> None:
@@ -560,7 +567,7 @@ class CheckpointTree:
             info
             for info in await self.store.list(parts_of(folder))
             if info.mtime_ns <= before_ns
-            and (info.name.rpartition("/")[2].startswith(MAKING) or is_link(info))
+            and (info.name.rpartition("/")[2].startswith(MAKING) or is_of_move(info))
         ]
 
     async def remove_left_over(self, found: Sequence[ObjectInfo]) -> int:

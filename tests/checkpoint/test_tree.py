@@ -41,6 +41,7 @@ UNIT = 4096
 OPTIONS = WriteOptions(unit_bytes=UNIT, width=3, streams=8, memory_bytes=64 * UNIT, stuck_s=0)
 OLD = os.urandom(5 * UNIT + 1)
 NEW = os.urandom(4 * UNIT + 7)
+NEWER = os.urandom(3 * UNIT)
 SMALL = b"an ordinary file"
 NAMES = ["f", "a/f", "a/b/f", "c/f"]
 
@@ -977,6 +978,37 @@ async def test_two_who_move_files_onto_a_name_and_away_from_it(over, target, ord
             found = [await read(store, name) for name in ("d/f", "d/e/g", target)]
             assert found.count(NEW) == 1, (first, second, found)
             assert set(found) <= {NEW, over, None}
+            if not stopped[1]:
+                break
+        if not stopped[0]:
+            break
+    assert first >= 2
+
+
+@pytest.mark.parametrize("old", [SMALL, OLD])
+@pytest.mark.parametrize("target", ["d/g", "e/g"])
+@pytest.mark.parametrize("order", [1, -1])
+async def test_who_moves_a_file_and_who_replaces_it_twice(old, target, order):
+    """What is moved may be the first of the two, of which the mover knows nothing."""
+    before = MemoryStore()
+    await write(before, "d/f", old)
+    entry = await CheckpointTree(before).stat("d/f")
+    away = partial(CheckpointTree.rename, entry=entry, target=target)
+
+    async def twice(tree):
+        async with tasks() as nursery:
+            for content in (NEW, NEWER):
+                draft = Drafts(tree, nursery, OPTIONS).begin("d/f", None)
+                await draft.write(0, content)
+                await draft.publish()
+
+    for first in count():
+        for second in count():
+            store = deepcopy(before)
+            stopped = await interleaved(store, [away, twice][::order], (first, second))
+            found = [await read(store, name) for name in ("d/f", target)]
+            assert set(found) <= {old, NEW, NEWER, None}, (first, second, found)
+            assert set(found) != {None}, (first, second)
             if not stopped[1]:
                 break
         if not stopped[0]:

@@ -65,13 +65,14 @@ def _warm(asked: options.Options, started_ns: int) -> str:
         _tell(folder, "checkpoint.mount", started_ns, status="fallback", detail=detail)
     if job.is_served and not _await(folder.served, until):
         _tell(folder, "image.mount", started_ns, status="fallback", detail=detail)
-    if job.environment and not _await(folder.named, max(until, time.monotonic() + job.wait_s)):
+    ends = time.monotonic() + job.wait_s  # for the environment and the hot set together
+    if job.environment and not _await(folder.named, max(until, ends)):
         _tell(folder, "env.mount", started_ns, status="fallback", detail=detail)
     for line in asked.ignored:
         _tell(folder, "options", time.time_ns(), status="fallback", detail=line)
     for name in reaped:
         _tell(folder, "node.reap", time.time_ns(), detail=f"left-overs of job {name}")
-    status, said = _wait(folder, job.wait_s, until)
+    status, said = _wait(folder, job.wait_s, ends, until + job.wait_s)
     # After the wait, in which an image is checked that this node has had for longer than it is up.
     if job.is_served and config["image.kernel_mount"] and not _await(folder.rooted, until):
         _tell(folder, "image.kernel", started_ns, status="fallback", detail=detail)
@@ -128,17 +129,24 @@ def _await(mark: str, until: float) -> bool:
     return True
 
 
-def _wait(folder: JobFolder, wait_s: float, until: float) -> tuple[str, str]:
+def _wait(folder: JobFolder, wait_s: float, ends: float, latest: float) -> tuple[str, str]:
     """Hold the job for its hot set where that is asked for; returns status and detail.
 
     Otherwise nothing is waited for: what the agent does, it does while the job is launched.
+
+    Args:
+        folder: of the job.
+        wait_s: that the job may be held for, in all.
+        ends: when that is over, on the clock `time.monotonic`.
+        latest: when an agent that has not answered by then is given up.
     """
     if wait_s <= 0:
         return "ok", "the agent is at work"
     try:
-        request = {"op": "wait", "timeout_s": wait_s}
-        deadline_s = wait_s + max(0.0, until - time.monotonic())
-        answer = control_client.ask(folder.socket, request, deadline_s)
+        now = time.monotonic()
+        left_s = max(0.0, ends - now)
+        request = {"op": "wait", "timeout_s": left_s}
+        answer = control_client.ask(folder.socket, request, max(left_s, latest - now))
     except BootseerError as error:
         return "fallback", str(error)
     if answer.get("ready") is True:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import config as settings
 from bootseer.agent.node import agent_process, control_client, registry
 from bootseer.agent.node.broker_settings import Account, BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import Unavailable
-from bootseer.slurm import prolog
+from bootseer.slurm import options, prolog
 
 pytestmark = [pytest.mark.root]
 
@@ -46,6 +47,45 @@ def systemd_run(monkeypatch):
 def test_a_silent_agent_is_told_of_before_the_plugin_ends_the_prolog():
     grace_ms = re.search(r"GRACE_MS = (\d+)", (ROOT / "spank/script.c").read_text())[1]
     assert int(grace_ms) / 1000 > prolog._AGENT_START_S + 1
+
+
+class Clock:
+    """In place of the module `time`: nothing takes time but what waits."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def monotonic(self):
+        return self.now_s
+
+    def time_ns(self):
+        return 1
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+def test_environment_and_hot_set_are_waited_for_once(tmp_path, monkeypatch):
+    clock, config = Clock(), settings.load(os.devnull)
+    config.values["node.run_dir"] = str(tmp_path / "run")
+    config.values["node.service_user"], config.values["node.cache_user"] = "nobody", "daemon"
+
+    def answer(socket, request, timeout_s):
+        """As an agent whose store hangs."""
+        assert request["op"] == "wait" and request["timeout_s"] <= timeout_s
+        clock.sleep(request["timeout_s"])
+        return {"ready": False}
+
+    asked = options.Options("k", environment="train", wait_s=8)
+    job = JOB._replace(wait_s=8.0, environment="train")
+    monkeypatch.setattr(prolog.settings, "load", lambda: config)
+    monkeypatch.setattr(prolog, "_job", lambda *_: job)
+    monkeypatch.setattr(prolog, "_start_agent", lambda *_: clock.sleep(0.1))
+    monkeypatch.setattr(prolog, "time", clock)
+    monkeypatch.setattr(prolog.control_client, "ask", answer)
+    monkeypatch.setattr(prolog.control_client, "tell", lambda *_: None)
+    prolog._warm(asked, 1)
+    assert 108 <= clock.now_s < 108.5
 
 
 def test_nobody_waits_for_an_agent_that_systemd_does_not_start(folder, systemd_run):

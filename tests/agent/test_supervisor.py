@@ -1,5 +1,6 @@
 """What the agent keeps of what it is told, and of what it sees."""
 
+import errno
 import os
 import random
 import shutil
@@ -19,9 +20,11 @@ from bootseer.agent.broker.processes import Processes
 from bootseer.agent.messages.broker import Clear, Finish, Kill, Role, ServeImage, Start
 from bootseer.agent.messages.message import Reply
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.supervisor import spool, supervisor
+from bootseer.agent.supervisor import containment, spool, supervisor
 from bootseer.agent.supervisor.control_server import Peer
+from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_mounts import MAX_MOUNTS
+from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.workers.base import MAX_DETAIL_CHARS, Task
 from bootseer.core.ranges import ByteRange, subtract
@@ -220,7 +223,47 @@ async def test_a_full_run_directory_ends_no_agent(agent, autojump_clock):
     with trio.move_on_after(5):
         await agent._keep_state()
     await agent._handle(event(), peer())
+    agent._hear({"op": "environment-settled"})
     assert agent._events
+
+
+def test_an_error_that_cannot_be_logged_is_counted_all_the_same(monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "/run is full")
+
+    monkeypatch.setattr("builtins.print", full)
+    before = containment.count()
+    try:
+        raise RuntimeError("something unforeseen")
+    except RuntimeError:
+        containment.contain("a task")
+    assert containment.count() == before + 1
+
+
+def test_who_waits_for_the_kernels_mount_is_told_though_run_is_full(tmp_path):
+    gone = JobFolder(str(tmp_path / "gone"))
+    for path in ("", "/somewhere"):
+        kernel = KernelMount(gone, NoBroker(), {"image.kernel_mount": ["d"]})
+        kernel.path = path
+        kernel.settle()
+        assert kernel.settled.is_set()
+
+
+async def test_who_waits_for_an_image_is_told_of_its_end_first(monkeypatch):
+    """Whatever else fails then."""
+
+    class Kernel:
+        def settle(self):
+            raise RuntimeError("something unforeseen")
+
+    class Gone:
+        async def send_task(self, job, config):
+            raise Closed("it has ended")
+
+    image = ServedImage(NoBroker(), NoBroker(), 0, "/m", Gone(), "bootseer://x", Kernel())
+    with pytest.raises(RuntimeError):
+        await image.follow(JOB, {}, None)
+    assert image.served.is_set() and not image.is_served
 
 
 # What it sees.

@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 MAX_LOGGED = 100
@@ -30,7 +31,8 @@ def contain(what: str) -> None:
     if _count <= MAX_LOGGED:
         now = time.strftime("%Y-%m-%dT%H:%M:%S")
         shown = traceback.format_exc().encode("ascii", "backslashreplace").decode()
-        print(f"{now} unexpected error in {what}:\n{shown}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # /run is full
+            print(f"{now} unexpected error in {what}:\n{shown}", file=sys.stderr, flush=True)
 
 
 async def contained(

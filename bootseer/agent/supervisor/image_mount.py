@@ -149,10 +149,10 @@ class ServedImage(JobImage):
                 # The threads that write to the cache end when the worker has.
                 nursery.cancel_scope.deadline = trio.current_time() + _THREADS_S
         finally:
-            if self._kernel is not None:
-                self._kernel.settle()
             for event in (self._ended, self.served, self.copied, self._closing):
                 event.set()
+            if self._kernel is not None:
+                self._kernel.settle()
         if error is not None and not self._reported.is_set():
             self._reported.set()
             raise error

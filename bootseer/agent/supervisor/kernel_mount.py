@@ -70,11 +70,12 @@ class KernelMount:
     def settle(self) -> None:
         """Tell prolog and plugin what there is; the first time counts."""
         if not self.settled.is_set():
-            if self.path:
-                self._folder.write_mounted(self._folder.rooted, "owned")
-            elif self._listed:
-                self._folder.write_mounted(self._folder.rooted, "none")
             self.settled.set()
+            with suppress(OSError):  # /run is full: prolog and plugin take it that there is none
+                if self.path:
+                    self._folder.write_mounted(self._folder.rooted, "owned")
+                elif self._listed:
+                    self._folder.write_mounted(self._folder.rooted, "none")
 
     async def remove(self) -> None:
         """Take it away, whoever uses it."""

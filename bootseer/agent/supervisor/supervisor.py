@@ -188,7 +188,8 @@ class Agent:
         elif op == "environment" and self._nursery is not None:
             self._start("env.mount", self._name_environment, message, self._nursery)
         elif op == "environment-settled":
-            self._folder.write_mounted(self._folder.named, "none")
+            with suppress(OSError):  # /run is full: the prolog has waited for nothing
+                self._folder.write_mounted(self._folder.named, "none")
 
     async def _serve_again(self, image: Any, nursery: trio.Nursery) -> None:
         """Serve at once what the last run asked for later; why it cannot be, has been told."""

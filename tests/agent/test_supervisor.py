@@ -158,6 +158,19 @@ async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp
         os.waitpid(pids[0], 0)
 
 
+async def test_a_run_that_cannot_be_removed_any_more_is_published_all_the_same(agent, monkeypatch):
+    class OnReadOnlyDisk:
+        def unlink(self, missing_ok):
+            raise OSError(errno.EROFS, "read-only file system")
+
+    async def publish(kind, waiting, began_ns):
+        return True, "x"
+
+    monkeypatch.setattr(spool, "take", lambda *_: [(OnReadOnlyDisk(), {})])
+    monkeypatch.setattr(agent, "_publish_by_worker", publish)
+    assert await agent._publish(1.0) == (True, "x")
+
+
 async def test_what_the_epilog_gives_is_for_all_of_it(agent, autojump_clock, monkeypatch):
     given = []
 

@@ -351,7 +351,8 @@ class Agent:
                 detail = str(error)
         if published:
             for path, _ in waiting:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # the disk is read-only: it is published once more
+                    path.unlink(missing_ok=True)
         else:
             self.note_fallback("publish", detail)
             try:

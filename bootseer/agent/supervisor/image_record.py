@@ -71,7 +71,11 @@ class JobImage(ABC):
 
     @abstractmethod
     async def close(self, deadline: float) -> Event:
-        """End the recording by a time on trio's clock; returns the stage that it was."""
+        """End the recording by a time on trio's clock; returns the stage that it was.
+
+        Raises:
+            BootseerError: it could not be recorded to its end.
+        """
 
     @abstractmethod
     def recorded(self) -> dict[str, Any]:

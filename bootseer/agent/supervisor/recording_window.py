@@ -64,6 +64,7 @@ class Window:
         self._checkpoint = checkpoint
         self._worker: Worker | None = None
         self._has_task = trio.Event()
+        self._failed: set[JobImage] = set()
         self._scope = trio.CancelScope()
 
     def close(self, *, is_cut_short: bool = False) -> None:
@@ -104,12 +105,14 @@ class Window:
                     await trio.sleep_forever()
             finally:
                 nursery.cancel_scope.cancel()
-                self._hear_else({"op": "ready", "detail": "the worker has ended"})
-                self._worker = None
-                with trio.CancelScope(shield=True):
-                    await worker.end()
-                    await self._close_recording()
-                self.recorded.set()
+                try:
+                    self._hear_else({"op": "ready", "detail": "the worker has ended"})
+                    self._worker = None
+                    with trio.CancelScope(shield=True):
+                        await worker.end()
+                        await self._close_recording()
+                finally:
+                    self.recorded.set()  # whatever has failed: the epilog waits for it
 
     async def _close_recording(self) -> None:
         self._sample()
@@ -118,7 +121,13 @@ class Window:
             with trio.move_on_at(deadline):
                 await self._checkpoint.close_window()
         for image in self.images:
-            self._tell(await image.close(deadline))
+            try:
+                event = await image.close(deadline)
+            except BootseerError as error:
+                self._give_up(image, error)
+            else:
+                if image not in self._failed:
+                    self._tell(event)
 
     async def _follow(self, worker: Worker) -> None:
         try:
@@ -184,16 +193,25 @@ class Window:
             began_s = time.monotonic()
             self._sample()
             took_s = time.monotonic() - began_s
-            if is_held != any(not image.is_worth() for image in self.images):
+            seen = [image for image in self.images if image not in self._failed]
+            if is_held != any(not image.is_worth() for image in seen):
                 is_held = not is_held
                 await self.tell({"op": "hold", "ok": is_held})
 
     def _sample(self) -> None:
         for image in self.images:
-            try:
-                image.sample()
-            except BootseerError as error:
-                self._tell_fallback("image.record", str(error))
+            if image not in self._failed:
+                try:
+                    image.sample()
+                except BootseerError as error:
+                    self._give_up(image, error)
+
+    def _give_up(self, image: JobImage, error: BootseerError) -> None:
+        """Look at an image no more, and tell why once; what it was seen to read is kept."""
+        if image not in self._failed:
+            self._failed.add(image)
+            image.is_cut_short = True
+            self._tell_fallback("image.record", str(error))
 
     def _tell(self, event: Event) -> None:
         self._hear_else({"op": "event", "event": event.document()})

@@ -13,6 +13,7 @@ from bootseer.core.fields import Fields
 from bootseer.core.holdout import Judge
 from bootseer.core.ranges import coalesce, total_bytes
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
+from bootseer.errors import BootseerError
 from bootseer.image.record import Pages, Recorder
 from bootseer.units import NS_PER_S
 
@@ -80,10 +81,17 @@ class WatchedImage(JobImage):
 
         Args:
             deadline: for that, on trio's clock.
+
+        Raises:
+            Unavailable: nobody looks at its pages any more; what was touched is known all the same.
         """
         self._recorder.touches = self.touched()
-        with trio.move_on_at(deadline) as scope:
-            await trio.to_thread.run_sync(self._recorder.settle, abandon_on_cancel=True)
+        try:
+            with trio.move_on_at(deadline) as scope:
+                await trio.to_thread.run_sync(self._recorder.settle, abandon_on_cancel=True)
+        except BootseerError:
+            self._recorder.close()
+            raise
         if scope.cancelled_caught:
             self._recorder.stop_settling()
         else:

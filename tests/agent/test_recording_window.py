@@ -1,0 +1,81 @@
+"""A start-up window ends, whatever becomes of what is recorded in it."""
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.brokers_pages import BrokersPages
+from bootseer.agent.supervisor.recording_window import Window
+from bootseer.agent.supervisor.residency_record import WatchedImage
+from bootseer.core.trace import Touch
+
+JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "/i", 1.0, 1)
+CONFIG = {"image.window_s": 30, "image.sample_interval_s": 0.1}
+
+
+class Silent:
+    """A worker that has handed its image over."""
+
+    def __init__(self):
+        self.channel = self
+        self.told = []
+
+    async def send(self, message):
+        self.told.append(message)
+
+    async def send_task(self, job, config):
+        pass
+
+    async def receive(self):
+        await trio.sleep_forever()
+
+    async def end(self):
+        pass
+
+
+@pytest.fixture
+def image():
+    """An image whose first sample was taken: nobody looks at its pages after that."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.send(b"=")
+    message = {"path": "/i", "digest": "d", "leading": []}
+    watched = WatchedImage(message, BrokersPages(ours, 1 << 20))
+    watched._recorder.touches = [Touch(0, 4096, 1)]
+    theirs.close()
+    yield watched
+    ours.close()
+
+
+async def run_with(image):
+    """Run a window with an image; returns the events that it tells."""
+    told, worker = [], Silent()
+    window = Window(JOB, SimpleNamespace(config=CONFIG, broker=None), told.append)
+    window.images.append(image)
+    try:
+        await window.run(worker)
+    finally:
+        assert window.recorded.is_set()
+    assert worker.told == []
+    return [message["event"] for message in told if message["op"] == "event"]
+
+
+async def test_an_image_that_cannot_be_watched_any_more_is_told_once(image, autojump_clock):
+    """And nothing is held that is read ahead of it: whether it is read cannot be seen."""
+    image.is_worth = lambda: False
+    (event,) = await run_with(image)
+    assert (event["stage"], event["status"]) == ("image.record", "fallback")
+    assert image._recorder._pages._end.fileno() == -1
+    assert image.is_cut_short
+    assert image.recorded()["touches"] == [Touch(0, 4096, 1)]
+
+
+async def test_an_unexpected_error_does_not_keep_the_epilog_waiting(image, autojump_clock):
+    async def close(deadline):
+        raise RuntimeError("something unforeseen")
+
+    image.close = close
+    with pytest.RaisesGroup(RuntimeError):
+        await run_with(image)

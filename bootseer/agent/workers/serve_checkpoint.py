@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -80,16 +81,23 @@ async def run(task: Task) -> None:
 
 async def _obey(task: Task, service: CheckpointService, stop: trio.CancelScope) -> None:
     """Do what the agent says: "window" ends the recording, "stop" ends all."""
-    try:
-        while True:
-            message, _ = await task.channel.receive()
-            if message.get("op") == "window":
-                await task.channel.send({"op": "reads", "files": await service.reads.close()})
-            elif message.get("op") == "stop":
-                service.settle_s = float(message["timeout_s"])
-                stop.cancel()
-    except Closed:
-        stop.cancel()
+    async with trio.open_nursery() as nursery:
+        try:
+            while True:
+                message, _ = await task.channel.receive()
+                if message.get("op") == "window":
+                    nursery.start_soon(_tell_reads, task, service)
+                elif message.get("op") == "stop":
+                    service.settle_s = float(message["timeout_s"])
+                    stop.cancel()
+        except Closed:
+            stop.cancel()
+
+
+async def _tell_reads(task: Task, service: CheckpointService) -> None:
+    """Tell what was read so far; the store is asked for that, and may take its time."""
+    with suppress(Closed):
+        await task.channel.send({"op": "reads", "files": await service.reads.close()})
 
 
 async def _report(task: Task, service: CheckpointService) -> None:

@@ -168,6 +168,19 @@ def test_nothing_is_left_of_an_image_that_cannot_be_mounted(broker, monkeypatch)
     assert not os.path.exists(broker.folder.image_mount(3))
 
 
+@pytest.mark.fuse
+def test_nothing_is_left_of_an_image_that_nobody_can_serve(broker, monkeypatch):
+    def fails(*_):
+        raise Unavailable("too many processes")
+
+    monkeypatch.setattr(broker.processes, "start", fails)
+    path = broker.folder.image_mount(3)
+    for _ in range(2):
+        reply, fds = broker.ask(ServeImage(3, 0))
+        assert str(reply.error) == "too many processes" and not fds
+        assert not is_mounted(path) and not os.path.exists(path)
+
+
 @pytest.mark.parametrize("count", [0, -1, MAX_OVERLAYS + 1, MOST])
 def test_overlays_are_counted(broker, count):
     reply, _ = broker.ask(Overlay(1, count, 0))

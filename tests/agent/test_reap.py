@@ -125,6 +125,19 @@ assert [os.path.ismount(point) for point in others] == [True, True]
 """
 
 
-def test_mounts_of_a_job_are_found_among_any(tmp_path):
-    argv = ["unshare", "-m", sys.executable, "-I", "-c", MOUNTS, str(tmp_path)]
+REMOVED = r"""
+import os, subprocess, sys
+from bootseer.agent.node import reap
+from bootseer.agent.node.job import JobFolder
+folder = JobFolder(sys.argv[1] + "/jobs/7")
+os.makedirs(folder.image_mount(3))
+subprocess.run(["mount", "-t", "tmpfs", "none", folder.image_mount(3)], check=True)
+reap.remove(folder)
+assert not os.path.exists(folder.path)
+"""
+
+
+@pytest.mark.parametrize("script", [MOUNTS, REMOVED])
+def test_mounts_of_a_job_are_found_among_any(tmp_path, script):
+    argv = ["unshare", "-m", sys.executable, "-I", "-c", script, str(tmp_path)]
     subprocess.run(argv, check=True)

@@ -188,6 +188,10 @@ class Mounts:
             try:
                 # Whatever becomes of that process: without it the kernel answers with errors.
                 return Server(*self._processes.start(role, connection))
+            except BaseException:
+                with suppress(OSError):
+                    detach(Path(path))
+                raise
             finally:
                 os.close(connection)
         except (BootseerError, OSError) as error:

@@ -129,6 +129,16 @@ class JobFolder:
         """Name the mount of one of the images that are served, 0 for what the prolog knew of."""
         return f"{self.image}-{number}" if number else self.image
 
+    def has_mounts(self) -> bool:
+        """Whether something may be mounted in it; to look at all the node's mounts takes longer."""
+        later = os.path.basename(self.image_mount(1)).removesuffix("1")
+        try:
+            names = os.listdir(self.path)
+        except OSError:
+            return False
+        first = (self.mounted, self.served, self.environments)
+        return any(map(os.path.exists, first)) or any(name.startswith(later) for name in names)
+
     @classmethod
     def of(cls, run_dir: str, job_id: int) -> JobFolder:
         """Name the folder of a job."""

@@ -79,7 +79,7 @@ def remove(folder: JobFolder) -> None:
     A user can stop a process of the agent's just before that would ask to die with it.
     """
     agent_process.kill_all(folder)
-    if any(map(os.path.exists, (folder.mounted, folder.served, folder.environments))):
+    if folder.has_mounts():
         _unmount_below(folder.path)
     cgroup.sweep(_group(folder))
     settings = _discard_written(folder)

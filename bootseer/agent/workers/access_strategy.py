@@ -14,7 +14,7 @@ from bootseer.agent.workers.base import Task
 from bootseer.core.choice import Known, Way, choose
 from bootseer.core.plan import PlannedImage, WarmPlan
 from bootseer.core.speed import UNKNOWN, Speed
-from bootseer.errors import BootseerError, Corrupt
+from bootseer.errors import BootseerError, Closed, Corrupt
 from bootseer.image import catalog
 from bootseer.image.blocks import ImageBlocks
 from bootseer.image.identity import OpenImage, open_image
@@ -54,22 +54,27 @@ class Chooser:
         """
         if self._task.job.record_only:
             return Way.SERVED
-        async with self._task.stage("image.choice") as said:
-            if not self._is_here:
-                with trio.move_on_after(_LOOK_S):
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._read_plan)
-                        nursery.start_soon(self._read_hot_set)
-                        nursery.start_soon(self._read_first)
-                        if Way.FILE.value in self._task.config["image.ways"]:
-                            nursery.start_soon(self._look_for_file)
-            choice = choose(self._known(), self._allowed())
-            said["detail"] = choice.why
+        with suppress(Closed):  # the agent has died: the job goes on
+            async with self._task.stage("image.choice") as said:
+                if not self._is_here:
+                    await self._look()
+                choice = choose(self._known(), self._allowed())
+                said["detail"] = choice.why
         if self._file is not None and choice.way is Way.FILE:
             self._source.use_file(self._file, patience_s, say_lost)
         elif self._file is not None:
             os.close(self._file.fd)
         return choice.way
+
+    async def _look(self) -> None:
+        """Find out what can be in a while."""
+        with trio.move_on_after(_LOOK_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_plan)
+                nursery.start_soon(self._read_hot_set)
+                nursery.start_soon(self._read_first)
+                if Way.FILE.value in self._task.config["image.ways"]:
+                    nursery.start_soon(self._look_for_file)
 
     @property
     def _is_here(self) -> bool:

@@ -1,0 +1,57 @@
+"""The worker that serves an image, and what it owes to the agent."""
+
+import os
+import random
+import socket
+
+import pytest
+import trio
+
+from bootseer import config as settings
+from bootseer.agent.node.channel import Channel
+from bootseer.agent.node.job import Job
+from bootseer.agent.workers import serve_image
+from bootseer.agent.workers.base import Task
+from bootseer.image.view import ImageView
+from bootseer.store.memory import MemoryStore
+from bootseer.testing.stored_image import store_image
+
+JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "bootseer://x", 1.0, 1)
+
+
+async def answer_until(agent, dies_at):
+    """Answer a worker as an agent without a block cache, until it comes to something."""
+    while True:
+        message, _ = await agent.receive()
+        if message["op"] == dies_at:
+            return
+        if message["op"] == "cache":
+            await agent.send({"op": "cache", "ok": False, "manifest": False})
+
+
+@pytest.mark.parametrize("dies_at", ["cache", "event", "served"])
+async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, dies_at):
+    store, served = MemoryStore(), []
+    await store_image(store, random.Random(1).randbytes(100_000), "x")
+
+    async def serve_fd(view, connection, cached=None, *, task_status):
+        served.append(view)
+        task_status.started()
+
+    monkeypatch.setattr(serve_image, "connect_images", lambda *_, **__: store)
+    monkeypatch.setattr(serve_image, "serve_fd", serve_fd)
+    monkeypatch.setattr(Task, "store", lambda self: store)
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+    agent, worker = map(Channel, ends)
+    config = settings.load(os.devnull).values
+    task = Task(worker, {"job": JOB._asdict(), "config": config})
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_image.run, task)
+        with trio.move_on_after(10):
+            await answer_until(agent, dies_at)
+        agent.close()
+    worker.close()
+    assert [type(view) for view in served] == [ImageView]

@@ -173,7 +173,8 @@ typedef struct {
 } bs_fuse_options;
 
 /* What an overlay is made of. Only root can change the paths, the lower one up to the user's own
- * mount; the folders at their ends are the user's. */
+ * mount; the folders at their ends are the user's, and upper and work have had no overlay yet: the
+ * kernel does not promise that all of what one had is on the disk. */
 typedef struct {
     const char *lower;
     const char *upper;

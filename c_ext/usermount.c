@@ -115,6 +115,25 @@ static int copy_status(int from, int to)
     return 0;
 }
 
+/* Lay folders, given by paths, over each other.
+ *
+ * Volatile: the kernel writes nothing back when the overlay is taken away, which would be all that is
+ * dirty on the disk of the upper folder, whoever's, and takes as long as that disk likes. */
+static int lay(const char *lower, const char *upper, const char *work, int is_volatile,
+               int read_only)
+{
+    int fs = (int)syscall(CALL_FSOPEN, "overlay", OPEN_CLOEXEC);
+
+    if (fs < 0)
+        return -errno;
+    if (set_option(fs, "source", "bootseer") != 0 || set_option(fs, "lowerdir", lower) != 0 ||
+        set_option(fs, "upperdir", upper) != 0 || set_option(fs, "workdir", work) != 0 ||
+        set_option(fs, "userxattr", NULL) != 0 ||
+        (is_volatile && set_option(fs, "volatile", NULL) != 0))
+        return -errno;
+    return create(fs, read_only);
+}
+
 /* In the child: mount an overlay, as the user, who is the only one to see the lower folder. */
 static int make_overlay(const bs_user *user, const bs_overlay_folders *folders)
 {
@@ -122,7 +141,7 @@ static int make_overlay(const bs_user *user, const bs_overlay_folders *folders)
     char lower[32], upper[32], work[32];
     /* By path: the overlay takes mounts of this namespace only. And as root, whose folders they lie
      * in; the lower one as the user. */
-    int upper_fd = open(folders->upper, how), work_fd = open(folders->work, how), lower_fd, fs, rc;
+    int upper_fd = open(folders->upper, how), work_fd = open(folders->work, how), lower_fd, rc;
 
     if (upper_fd < 0 || work_fd < 0)
         return -errno;
@@ -135,17 +154,13 @@ static int make_overlay(const bs_user *user, const bs_overlay_folders *folders)
     rc = copy_status(lower_fd, upper_fd);
     if (rc != 0)
         return rc;
-    fs = (int)syscall(CALL_FSOPEN, "overlay", OPEN_CLOEXEC);
-    if (fs < 0)
-        return -errno;
     (void)snprintf(lower, sizeof lower, "/proc/self/fd/%d", lower_fd);
     (void)snprintf(upper, sizeof upper, "/proc/self/fd/%d", upper_fd);
     (void)snprintf(work, sizeof work, "/proc/self/fd/%d", work_fd);
-    if (set_option(fs, "source", "bootseer") != 0 || set_option(fs, "lowerdir", lower) != 0 ||
-        set_option(fs, "upperdir", upper) != 0 || set_option(fs, "workdir", work) != 0 ||
-        set_option(fs, "userxattr", NULL) != 0)
-        return -errno;
-    return create(fs, folders->read_only);
+    rc = lay(lower, upper, work, 1, folders->read_only);
+    if (rc == -EINVAL) /* before Linux 5.10 */
+        rc = lay(lower, upper, work, 0, folders->read_only);
+    return rc;
 }
 
 static size_t map_line(char *text, size_t length, uint32_t id)

@@ -119,8 +119,9 @@ def overlay(
     Args:
         mountpoint: an existing folder whose path only root can change.
         lower: what is seen through it; the user can open it.
-        scratch: folder with "upper", which takes changes, and "work", both the user's. The root of
-            the overlay gets the mode and time of ``lower``.
+        scratch: folder with "upper", which takes changes, and "work", both the user's. They are
+            for one overlay: fsync(2) does nothing there, and the kernel mounts no second one with
+            what may not all be on the disk. The root gets the mode and time of ``lower``.
         uid, gid, groups: of the user.
         read_only: the mount takes no changes.
 

@@ -20,7 +20,7 @@ from bootseer.agent.broker.processes import Processes
 from bootseer.agent.messages.broker import Clear, Finish, Kill, Role, ServeImage, Start
 from bootseer.agent.messages.message import Reply
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.supervisor import containment, spool, supervisor
+from bootseer.agent.supervisor import containment, environment_mounts, spool, supervisor
 from bootseer.agent.supervisor.control_server import Peer
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_mounts import MAX_MOUNTS
@@ -207,6 +207,17 @@ async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypat
     agent._answered(answer)
     assert agent._scope.cancel_called
     assert agent._broker.asked == [Clear(), Finish()]
+
+
+async def test_mounts_that_do_not_go_hold_up_no_epilog(agent, autojump_clock, monkeypatch):
+    async def do(request):
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(agent._broker, "do", do)
+    for timeout_s, takes_s in ((9.0, 9.0), (-3.0, environment_mounts._CLEAR_S)):
+        began = trio.current_time()
+        await agent._environments.end(timeout_s)
+        assert trio.current_time() - began == pytest.approx(takes_s)
 
 
 @pytest.mark.parametrize(

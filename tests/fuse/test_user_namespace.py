@@ -129,6 +129,18 @@ def test_the_overlay_has_mode_and_time_of_what_is_below(ground: Path) -> None:
         uncover(ground / "over")
 
 
+def test_nothing_is_written_back_when_the_overlay_is_taken_away(ground: Path, over: Path) -> None:
+    """All that is dirty on the disk would be, whoever's. Such folders are used once."""
+    with open("/proc/self/mounts") as file:
+        (options,) = (line.split()[3] for line in file if line.split()[1] == str(over))
+    assert {"volatile", "fsync=volatile"} & set(options.split(","))  # as kernels have it
+    uncover(over)
+    with pytest.raises(OSError):
+        overlay(over, ground / "lower", ground / "scratch", USER, GROUP)
+    shutil.rmtree(ground / "scratch/work/work")
+    overlay(over, ground / "lower", ground / "scratch", USER, GROUP)
+
+
 def test_a_lower_folder_of_anothers_is_refused(ground: Path) -> None:
     os.chmod(ground / "lower", 0o700)
     os.chown(ground / "lower", OTHER, OTHER)

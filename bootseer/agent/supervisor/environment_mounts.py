@@ -34,6 +34,8 @@ MAX_WORKERS = 16
 _NAME = "message from the worker"
 _IMAGE_S = 10.0
 _POLL_S = 0.05
+_CLEAR_S = 1.0
+"""For mounts to be taken away, at least."""
 
 
 class _Asker(NamedTuple):
@@ -215,13 +217,16 @@ class Environments:
     async def end(self, timeout_s: float) -> None:
         """Let what is being stored arrive, for so many seconds; then take all mounts away."""
         self._ending = True
-        with trio.move_on_after(max(0.0, timeout_s)) as limit:
+        deadline = trio.current_time() + timeout_s
+        with trio.move_on_at(deadline) as limit:
             await self._idle.wait()
         if limit.cancelled_caught:
             self._fall_back("env.capture", "the job ended before the environment was stored")
         for scope in self._running:
             scope.cancel()
-        with suppress(BootseerError):
+        # What takes longer, the epilog does not wait for.
+        until = max(deadline, trio.current_time() + _CLEAR_S)
+        with suppress(BootseerError), trio.move_on_at(until):
             await self._broker.do(Clear())
 
 

@@ -209,6 +209,12 @@ async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypat
     assert agent._broker.asked == [Clear(), Finish()]
 
 
+@pytest.mark.parametrize("timeout_s", [-3.0, 0.0, 9.0])
+async def test_no_environment_is_lost_where_there_was_none(agent, timeout_s):
+    await agent._environments.end(timeout_s)
+    assert agent._events == []
+
+
 async def test_mounts_that_do_not_go_hold_up_no_epilog(agent, autojump_clock, monkeypatch):
     async def do(request):
         await trio.sleep_forever()

@@ -218,9 +218,9 @@ class Environments:
         """Let what is being stored arrive, for so many seconds; then take all mounts away."""
         self._ending = True
         deadline = trio.current_time() + timeout_s
-        with trio.move_on_at(deadline) as limit:
+        with trio.move_on_at(deadline):
             await self._idle.wait()
-        if limit.cancelled_caught:
+        if not self._idle.is_set():
             self._fall_back("env.capture", "the job ended before the environment was stored")
         for scope in self._running:
             scope.cancel()

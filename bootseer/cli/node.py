@@ -29,16 +29,16 @@ def reap_command(as_json: bool) -> None:
     """Clear away what jobs that have ended left here: processes, mounts, folders.
 
     Every prolog does this for agents that have died; this command also ends agents whose job Slurm
-    no longer knows on this node.
+    no longer knows, and what still serves an image of such a job after its agent has died.
     """
     if os.geteuid() != 0:
         raise Denied("agents are root's: run this as root")
     run_dir = settings.load()["node.run_dir"]
     reaped = reap_dead(run_dir)
-    alive = [f for f in job_folders(run_dir) if registry.agent_pid(f) is not None]
-    if alive:
+    at_work = [f for f in job_folders(run_dir) if registry.agent_pid(f) or registry.is_served(f)]
+    if at_work:
         known = _jobs_known_to_slurm()
-        for folder in alive:
+        for folder in at_work:
             name = folder.path.rpartition("/")[2]
             if name not in known and reap(folder):
                 reaped.append(name)

@@ -3,6 +3,7 @@
 import os
 import random
 import subprocess
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -160,6 +161,25 @@ def test_damage_is_found_once_and_after_every_change(filled, tmp_path):
     times = note.stat().st_mtime_ns
     assert checked_digest(filled, checked) == digest_of(filled)
     assert note.stat().st_mtime_ns == times
+
+
+def test_two_jobs_may_note_the_same_check_at_once(filled, tmp_path, monkeypatch):
+    rename, others = Path.rename, []
+
+    def note():
+        others.append(checked_digest(filled, tmp_path / "checked"))
+
+    other = threading.Thread(target=note)
+
+    def rename_after_another(self, target):
+        if other.ident is None:
+            other.start()
+            other.join()
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_after_another)
+    assert [checked_digest(filled, tmp_path / "checked")] == others
+    assert len(os.listdir(tmp_path / "checked")) == 1
 
 
 @pytest.mark.parametrize("noted", ["", " ", "1 2 3", "\xff", "x" * 10_000])

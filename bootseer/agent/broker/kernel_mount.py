@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -86,9 +87,13 @@ def _checked_digest(fds: Sequence[int], checked: Path, account: Account) -> str:
     digest = _check(fds, account)
     if _state(fds, account) == state:
         checked.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = note.with_suffix(".new")
-        partial.write_text(f"{state} {digest}")
-        partial.rename(note)
+        # Others may be at it, each in a thread of their own.
+        partial = note.with_suffix(f".{threading.get_native_id()}")
+        try:
+            partial.write_text(f"{state} {digest}")
+            partial.rename(note)
+        finally:
+            partial.unlink(missing_ok=True)  # /run is full
     return digest
 
 

@@ -474,6 +474,19 @@ async def test_images_that_cannot_be_served_use_up_no_numbers(agent, nursery, mo
     assert set(numbers) <= set(range(1, MAX_MOUNTS + 1))
 
 
+async def test_an_image_of_the_last_start_that_is_refused_is_told_of(agent, nursery, monkeypatch):
+    async def ask(request):
+        raise Unavailable("too many processes")
+
+    monkeypatch.setattr(agent._broker, "ask", ask, raising=False)
+    agent._nursery = nursery
+    agent._hear({"op": "serve", "image": "bootseer://train"})
+    await trio.testing.wait_all_tasks_blocked()
+    (event,) = agent._events
+    assert (event.stage, event.status) == ("image.mount", "fallback")
+    assert "'bootseer://train'" in event.detail and "too many processes" in event.detail
+
+
 async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nursery):
     agent._nursery = nursery
     with pytest.raises(Unavailable, match="registry"):

@@ -63,13 +63,24 @@ class ServedImages:
 
         Cancellation: it goes on being mounted, for who asks next.
         """
-        name = reference(uri)
-        async with self._mounting:
-            image = self._by_name.get(name) or await self._mount(name, nursery)
+        image = await self.mount(uri, nursery)
         await image.served.wait()
         if not image.is_served:
             raise Unavailable(image.why)
         return image.file
+
+    async def mount(self, uri: str, nursery: trio.Nursery) -> ServedImage:
+        """Have an image mounted, unless it is already; whether it can be read, its server tells.
+
+        Args:
+            uri, nursery: as for `serve`.
+
+        Raises:
+            BootseerError: it cannot be mounted, and why.
+        """
+        name = reference(uri)
+        async with self._mounting:
+            return self._by_name.get(name) or await self._mount(name, nursery)
 
     def number(self, uri: str) -> int:
         """Return the number of the mount of an image that is served.

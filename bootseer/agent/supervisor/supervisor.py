@@ -192,10 +192,12 @@ class Agent:
                 self._folder.write_mounted(self._folder.named, "none")
 
     async def _serve_again(self, image: Any, nursery: trio.Nursery) -> None:
-        """Serve at once what the last run asked for later; why it cannot be, has been told."""
-        with suppress(BootseerError):
+        """Serve at once what the last run asked for later."""
+        try:
             if isinstance(image, str):
-                await self._served.serve(image, nursery)
+                await self._served.mount(image, nursery)
+        except BootseerError as error:
+            self.note_fallback("image.mount", f"{image[:100]!a}, as in the last run: {error}")
 
     async def _name_environment(self, message: dict[str, Any], nursery: trio.Nursery) -> None:
         """Mount the environment that the job has named, for its tasks to find."""

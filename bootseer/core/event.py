@@ -13,6 +13,9 @@ OK = "ok"
 FALLBACK = "fallback"
 """The stage did less than it was there for; the job went on without it, and `detail` says why."""
 
+MAX_DETAIL_CHARS = 500
+"""Of what we tell ourselves; others may tell twice as much."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -40,6 +43,11 @@ class Event:
     def document(self) -> dict[str, Any]:
         """Return the fields as what JSON can carry."""
         return asdict(self)
+
+
+def one_line(text: str) -> str:
+    """Make a detail of any text, whatever a path in it looks like: `from_json` takes that."""
+    return " ".join(text.replace("\0", " ").split())[:MAX_DETAIL_CHARS]
 
 
 def from_json(value: Any, name: str) -> Event:

@@ -26,7 +26,8 @@ from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_mounts import MAX_MOUNTS
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
-from bootseer.agent.workers.base import MAX_DETAIL_CHARS, Task
+from bootseer.agent.workers.base import Task
+from bootseer.core.event import MAX_DETAIL_CHARS, from_json
 from bootseer.core.ranges import ByteRange, subtract
 from bootseer.core.trace import Touch
 from bootseer.errors import BootseerError, Closed, Denied, Unavailable
@@ -431,6 +432,18 @@ async def test_what_a_worker_tells_is_one_line_that_the_agent_accepts(agent):
             raise Unavailable("image /" + "a" * 4000 + "\n\0 cannot be read")
     agent._hear(sent[0])
     assert len(agent._events[-1].detail) == MAX_DETAIL_CHARS
+
+
+async def test_what_the_agent_tells_itself_is_one_line_that_a_worker_accepts(agent):
+    """Of an error of a store's, whose text may have any."""
+    error = "cannot list 'runs': called `unwrap()`:\n  at x\0" + "a" * 1000
+    agent._hear({"op": "ready", "detail": error})
+    agent.note_fallback("publish", error)
+    agent._window._tell_fallback("image.record", error)
+    documents = agent._run_document("cold")["events"]
+    assert len(documents) == 3
+    for document in documents:
+        from_json(document, "event")
 
 
 @pytest.mark.parametrize("op", ["serve", "keep"])

@@ -20,7 +20,7 @@ from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.cache.token import TOKEN_BYTES
-from bootseer.core.event import FALLBACK, OK, Event
+from bootseer.core.event import FALLBACK, OK, Event, one_line
 from bootseer.core.fields import Fields
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import UNKNOWN, Speed
@@ -188,7 +188,7 @@ class ServedImage(JobImage):
         """Keep for who asks for the image what has been told of its end."""
         event = message.get("event")
         if isinstance(event, dict) and event.get("stage") == "image.mount":
-            self.why = str(event.get("detail"))[:500]
+            self.why = one_line(str(event.get("detail")))
 
     async def _take(self, message: dict[str, Any]) -> None:
         """Learn that it can be read, and what it is."""
@@ -362,5 +362,5 @@ def _touches(message: dict[str, Any], size_bytes: int) -> list[Touch]:
 
 def _fallback(stage: str, detail: str) -> dict[str, Any]:
     now = time.time_ns()
-    event = Event(stage, now, now, "agent", FALLBACK, detail=detail[:500])
+    event = Event(stage, now, now, "agent", FALLBACK, detail=one_line(detail))
     return {"op": "event", "event": event.document()}

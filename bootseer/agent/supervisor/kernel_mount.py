@@ -13,7 +13,7 @@ from bootseer.agent.messages.broker import Mount, MountRoot, Unmount
 from bootseer.agent.messages.client import Client
 from bootseer.agent.messages.message import close_all
 from bootseer.agent.node.job import JobFolder
-from bootseer.core.event import FALLBACK, OK, Event
+from bootseer.core.event import FALLBACK, OK, Event, one_line
 from bootseer.errors import BootseerError, NotFound
 
 _MOUNT_S = 700.0
@@ -63,7 +63,7 @@ class KernelMount:
         except BootseerError as error:
             status, detail = FALLBACK, str(error)
         event = Event(
-            "image.kernel", began_ns, time.time_ns(), "agent", status, detail=detail[:500]
+            "image.kernel", began_ns, time.time_ns(), "agent", status, detail=one_line(detail)
         )
         hear({"op": "event", "event": event.document()})
 

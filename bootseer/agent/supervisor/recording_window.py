@@ -20,7 +20,7 @@ from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.supervisor.worker_process import Worker
-from bootseer.core.event import FALLBACK, Event
+from bootseer.core.event import FALLBACK, Event, one_line
 from bootseer.errors import BootseerError, Closed
 
 MAX_IMAGES = 8
@@ -218,4 +218,4 @@ class Window:
 
     def _tell_fallback(self, stage: str, detail: str) -> None:
         now = time.time_ns()
-        self._tell(Event(stage, now, now, "agent", FALLBACK, detail=detail[:500]))
+        self._tell(Event(stage, now, now, "agent", FALLBACK, detail=one_line(detail)))

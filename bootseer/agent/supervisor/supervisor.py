@@ -38,7 +38,7 @@ from bootseer.agent.supervisor.import_uploads import Keeping
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.recording_window import Window
 from bootseer.agent.supervisor.worker_process import Worker, fork_warming, start
-from bootseer.core.event import FALLBACK, OK, Event, from_json
+from bootseer.core.event import FALLBACK, OK, Event, from_json, one_line
 from bootseer.core.fields import Fields
 from bootseer.env.snapshot import MAX_TARGETS
 from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
@@ -150,7 +150,7 @@ class Agent:
     def note_fallback(self, stage: str, detail: str) -> None:
         """Keep that something could not be done, and why."""
         now = time.time_ns()
-        self.note(Event(stage, now, now, "agent", FALLBACK, detail=detail[:500]))
+        self.note(Event(stage, now, now, "agent", FALLBACK, detail=one_line(detail)))
 
     def _left_events(self) -> list[Event]:
         events = []
@@ -182,7 +182,7 @@ class Agent:
         if op == "event":
             self.note(from_json(message.get("event"), "event from the worker"))
         elif op == "ready":
-            self._now_ready(str(message.get("detail", ""))[:500])
+            self._now_ready(one_line(str(message.get("detail", ""))))
         elif op == "serve" and self._nursery is not None:
             self._start("image.mount", self._serve_again, message.get("image"), self._nursery)
         elif op == "environment" and self._nursery is not None:
@@ -206,7 +206,7 @@ class Agent:
             fields = Fields(message, "message from the worker")
             targets = fields.texts("targets", MAX_TARGETS)
             await self._environments.name(fields.text("key", 64), targets, nursery)
-            detail = ", ".join(targets)[:500]
+            detail = one_line(", ".join(targets))
             self.note(Event("env.mount", began_ns, time.time_ns(), "agent", detail=detail))
         except (BootseerError, OSError) as error:
             why = str(error)

@@ -24,15 +24,13 @@ from bootseer.agent.workers import mksquashfs_starter
 from bootseer.agent.workers.identify_image import Opened, open_and_identify, receive
 from bootseer.agent.workers.output import direct_output
 from bootseer.config import User
-from bootseer.core.event import FALLBACK, Event
+from bootseer.core.event import FALLBACK, Event, one_line
 from bootseer.env.shared import shared_urls
 from bootseer.errors import BootseerError, Closed
 from bootseer.image.mksquashfs import Start, start_plainly
 from bootseer.store.base import Store
 from bootseer.store.connect import Settings, connect
 from bootseer.store.locate import needs_network
-
-MAX_DETAIL_CHARS = 500
 
 
 def owner_of(job: Job) -> User:
@@ -99,8 +97,7 @@ class Task:
             raise
         finally:
             with trio.CancelScope(shield=True):
-                # One line that the agent accepts, whatever a path in it looks like.
-                said["detail"] = " ".join(str(said.get("detail", "")).split())[:MAX_DETAIL_CHARS]
+                said["detail"] = one_line(str(said.get("detail", "")))
                 event = Event(name, source="worker", **{"end_ns": time.time_ns(), **said})
                 await self.channel.send({"op": "event", "event": event.document()})
 

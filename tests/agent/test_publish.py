@@ -10,6 +10,7 @@ from bootseer.agent.workers.base import Task
 from bootseer.core.ranges import ByteRange
 from bootseer.core.speed import UNKNOWN
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL
+from bootseer.errors import Denied
 from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
 from bootseer.store.memory import MemoryStore
@@ -20,21 +21,32 @@ JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "", 1.0, 1)
 CONFIG = {"image.traces_per_run": 4, "image.runs_kept": 5}
 
 
+def run(number, **more):
+    """Encode a run as agents do."""
+    started = {"key": "k", "node": "n1", "kind": "cold", "started_ns": 1}
+    event = {"stage": "x", "start_ns": 1, "end_ns": 2, "source": "agent", "status": "ok"}
+    events = [event | {"bytes": 0, "rank": -1, "detail": ""}]
+    return {"run": f"c.{number}", "job": number, **started, "events": events, **more}
+
+
 class Agent:
     """The other end of the worker's channel."""
+
+    def __init__(self, waiting):
+        self.runs = [run(7), *waiting]
 
     async def send(self, message):
         self.said = message
 
     async def receive(self):
-        return {"runs": []}, None
+        return {"runs": self.runs}, None
 
 
 class Publishing(Task):
-    def __init__(self, images):
-        job = JOB._asdict()
-        super().__init__(Agent(), {"job": job, "config": CONFIG, "images": images, "kind": "cold"})
-        self.memory = MemoryStore()
+    def __init__(self, images, waiting=(), store=None):
+        told = {"job": JOB._asdict(), "config": CONFIG, "images": images, "kind": "cold"}
+        super().__init__(Agent(waiting), told)
+        self.memory = store or MemoryStore()
 
     def store(self):
         return self.memory
@@ -69,3 +81,33 @@ async def test_an_image_that_is_mounted_twice_has_one_trace_of_both(kind):
     found = [(i.path, i.hot_bytes, i.touched_bytes // MIB) for i in plan.images]
     first = 3 if kind == COMPLETE else 0
     assert found == [("bootseer://a", 4 * MIB, first), ("bootseer://b", 4 * MIB, 2)]
+
+
+async def published(task):
+    return sorted(info.name for info in await task.memory.list("runs"))
+
+
+async def test_runs_that_have_waited_are_published_each_by_itself():
+    """One that cannot be read costs no others; a newer version's has more than is known here."""
+    waiting = [run(1, new=1), run(2, events=[{}]), "x", run(3, job="3"), run(4)]
+    task = Publishing([], waiting)
+    await publish.run(task)
+    assert task.channel.said["ok"] and task.channel.said["left"] == []
+    assert task.channel.said["detail"].count("is given up") == 3
+    assert await published(task) == ["runs/c.1", "runs/c.4", "runs/c.7"]
+
+
+class Refusing(MemoryStore):
+    """A store that takes some of the objects only."""
+
+    def create(self, name, **more):
+        if "c.2/" in name:
+            raise Denied(f"not {name}")
+        return super().create(name, **more)
+
+
+async def test_what_the_store_does_not_take_waits_on():
+    task = Publishing([], [run(1), run(2), run(3)], Refusing())
+    await publish.run(task)
+    assert task.channel.said["ok"] and task.channel.said["left"] == [1]
+    assert await published(task) == ["runs/c.1", "runs/c.3", "runs/c.7"]

@@ -165,11 +165,26 @@ async def test_a_run_that_cannot_be_removed_any_more_is_published_all_the_same(a
             raise OSError(errno.EROFS, "read-only file system")
 
     async def publish(kind, waiting, began_ns):
-        return True, "x"
+        return True, "x", []
 
     monkeypatch.setattr(spool, "take", lambda *_: [(OnReadOnlyDisk(), {})])
     monkeypatch.setattr(agent, "_publish_by_worker", publish)
     assert await agent._publish(1.0) == (True, "x")
+
+
+async def test_a_run_that_has_to_wait_on_stays(agent, tmp_path, monkeypatch):
+    cache_dir = str(tmp_path / "cache")
+    (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
+    for number in (1, 2, 3):
+        spool.put(cache_dir, USER, agent._run_document("cold") | {"run": f"c.{number}"})
+
+    async def publish(kind, waiting, began_ns):
+        assert [run["run"] for _, run in waiting] == ["c.1", "c.2", "c.3"]
+        return True, "x", [1]
+
+    monkeypatch.setattr(agent, "_publish_by_worker", publish)
+    await agent._publish(1.0)
+    assert [run["run"] for _, run in spool.take(cache_dir, USER)] == ["c.2"]
 
 
 async def test_what_the_epilog_gives_is_for_all_of_it(agent, autojump_clock, monkeypatch):

@@ -346,15 +346,17 @@ class Agent:
         with suppress(BootseerError, OSError):  # said below, where it matters
             waiting = spool.take(cache_dir, uid)
         published, detail = False, f"not within {timeout_s:.1f} s"
+        left: list[Any] = []
         with trio.move_on_after(timeout_s):
             try:
-                published, detail = await self._publish_by_worker(kind, waiting, began_ns)
+                published, detail, left = await self._publish_by_worker(kind, waiting, began_ns)
             except (BootseerError, OSError) as error:
                 detail = str(error)
         if published:
-            for path, _ in waiting:
-                with suppress(OSError):  # the disk is read-only: it is published once more
-                    path.unlink(missing_ok=True)
+            for number, (path, _) in enumerate(waiting):
+                if number not in left:
+                    with suppress(OSError):  # the disk is read-only: it is published once more
+                        path.unlink(missing_ok=True)
         else:
             self.note_fallback("publish", detail)
             try:
@@ -370,7 +372,13 @@ class Agent:
 
     async def _publish_by_worker(
         self, kind: str, waiting: list[Any], began_ns: int
-    ) -> tuple[bool, str]:
+    ) -> tuple[bool, str, list[Any]]:
+        """Have a worker publish this run and those that have waited.
+
+        Returns:
+            Whether this run has arrived; what is to be said of that; and the numbers of those that
+            have to wait on.
+        """
         worker = await start(self._broker, Role.PUBLISH)
         try:
             images = [image.recorded() for image in self._images if image.is_used]
@@ -392,7 +400,12 @@ class Agent:
                     # Now it clears old runs away, if there is time for that.
                     with trio.move_on_after(_TIDY_S, shield=True), suppress(Closed):
                         await worker.channel.receive()
-                    return message.get("ok") is True, str(message.get("detail", ""))
+                    left = message.get("left")
+                    return (
+                        message.get("ok") is True,
+                        str(message.get("detail", "")),
+                        left if isinstance(left, list) else [],
+                    )
         finally:
             with trio.CancelScope(shield=True):
                 await worker.end()

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from bootseer.agent.workers.base import Task
-from bootseer.core.event import Event, from_json
+from bootseer.core.event import from_json, one_line
+from bootseer.core.fields import Fields
 from bootseer.core.hotset import DOUBTS
 from bootseer.core.plan import PlannedImage, PlannedName, PlannedRun
 from bootseer.core.ranges import ByteRange, total_bytes
@@ -26,9 +27,9 @@ from bootseer.core.trace import (
     join_touches,
     usage_of,
 )
-from bootseer.errors import BootseerError, Closed
+from bootseer.errors import BootseerError, Closed, Corrupt
 from bootseer.image.traces import publish_trace, read_hot_set, rebuild
-from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events
+from bootseer.startup.collect import MAX_ROWS, NodeRun, drop_old_runs, publish_events
 from bootseer.startup.plans import add_run
 from bootseer.startup.reads import publish_reads
 from bootseer.store.base import Store
@@ -38,8 +39,8 @@ from bootseer.units import format_size
 async def run(task: Task) -> None:
     """Publish traces, hot sets, the warm plan and, last, the events of all that.
 
-    The answer to the agent says whether the events have arrived in the store; where they have
-    not, the agent keeps them on the node for the user's next job.
+    The answer to the agent says whether the events have arrived in the store, and which have not
+    of those that had waited on the node: these are kept there for the user's next job.
     """
     try:
         store = task.store()
@@ -55,15 +56,14 @@ async def run(task: Task) -> None:
     # The agent has seen the stages above and sends the whole list back.
     await task.channel.send({"op": "events?"})
     message, _ = await task.channel.receive()
+    own, *waiting = message["runs"]
     try:
-        for document in message["runs"]:
-            await publish_events(store, _node_run(document))
-    except Closed:
-        raise
+        await publish_events(store, _node_run(own))
     except BootseerError as error:
         await task.channel.send({"op": "published", "ok": False, "detail": str(error)})
         return
-    await task.channel.send({"op": "published", "ok": True, "detail": store.url})
+    left, detail = await _publish_waiting(store, waiting)
+    await task.channel.send({"op": "published", "ok": True, "detail": detail, "left": left})
     # The agent waits a little for this and no longer: what is left is for another time.
     with suppress(BootseerError):
         await drop_old_runs(store)
@@ -193,8 +193,41 @@ async def _reads(task: Task, store: Store) -> None:
         pass  # told as a fallback
 
 
-def _node_run(document: dict[str, Any]) -> NodeRun:
-    events: tuple[Event, ...] = tuple(
-        from_json(event, "events from the agent") for event in document.pop("events")
+async def _publish_waiting(store: Store, waiting: list[Any]) -> tuple[list[int], str]:
+    """Publish runs that have waited on the node, each by itself.
+
+    What cannot be read is given up: no later job could publish it either.
+
+    Returns:
+        The numbers of those that have to wait on, and a line for people about all of it.
+    """
+    left: list[int] = []
+    details = [store.url]
+    for number, document in enumerate(waiting):
+        try:
+            await publish_events(store, _node_run(document))
+        except Corrupt as error:
+            details.append(f"a run that had waited is given up: {error}")
+        except BootseerError as error:
+            left.append(number)
+            details.append(f"a run waits on: {error}")
+    return left, one_line("; ".join(details))
+
+
+def _node_run(document: Any) -> NodeRun:
+    """Read a run; what a newer version has left on the node may have more fields.
+
+    Raises:
+        Corrupt: a field is missing or not acceptable.
+    """
+    name = "events from the agent"
+    fields = Fields(document, name)
+    return NodeRun(
+        run=fields.text("run"),
+        job=fields.count("job"),
+        key=fields.text("key"),
+        node=fields.text("node"),
+        kind=fields.text("kind"),
+        started_ns=fields.count("started_ns"),
+        events=tuple(from_json(event, name) for event in fields.items("events", MAX_ROWS)),
     )
-    return NodeRun(events=events, **document)

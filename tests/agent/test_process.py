@@ -1,5 +1,6 @@
 """Whom root kills: what carries a folder's name and is an agent's, and nothing else."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,11 +11,12 @@ import pytest
 
 from bootseer.agent.broker.registration import register_servers
 from bootseer.agent.node import agent_process, process, reap, registry
-from bootseer.agent.node.job import JobFolder
+from bootseer.agent.node.job import Job, JobFolder
 
 pytestmark = [pytest.mark.root]
 
 USER = 65534
+JOB = Job(7, "c", "n1", USER, USER, "nobody", "/", "k", False, "", 1.0, 1)
 
 
 @pytest.fixture
@@ -158,6 +160,21 @@ def test_a_process_may_have_any_name(start, tmp_path):
     program.symlink_to("/bin/sleep")
     child = start(command=(str(program), "60"))
     assert process.start_time(child.pid) is not None
+
+
+def test_a_worker_that_cannot_be_started_leaves_nothing_open(folder, monkeypatch):
+    def fails(*_, **__):
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(os, "posix_spawn", fails)
+    connection = os.open(os.devnull, os.O_RDONLY)
+    try:
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(OSError, match="no more processes"):
+            process.spawn_worker(folder, JOB, "serve_image", connection)
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        os.close(connection)
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NoReturn
 
 from bootseer.agent.node.job import Job, JobFolder
@@ -71,23 +72,26 @@ def spawn_worker(
         folder, job: the job and its folder.
         role: see `bootseer.agent.workers.base`.
         connection: a descriptor for it to have as well; stays the caller's.
+
+    Raises:
+        OSError: it cannot be started.
     """
+    numbers = map(str, (job.uid, job.gid, os.getpid()))
+    argv = command("workers.base", role, job.user, *numbers)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs:
-        # By way of high numbers: either may have the number that the other is to get.
-        actions = [(_high(theirs.fileno()), CHANNEL_FD)]
+    with ExitStack() as opened, ExitStack() as kept:
+        kept.enter_context(ours)
+        given = {opened.enter_context(theirs).fileno(): CHANNEL_FD}
         if connection is not None:
-            actions.append((_high(connection), CONNECTION_FD))
-        numbers = map(str, (job.uid, job.gid, os.getpid()))
-        argv = command("workers.base", role, job.user, *numbers)
-        pid = os.posix_spawn(
-            argv[0],
-            argv,
-            environment(folder),
-            file_actions=[(os.POSIX_SPAWN_DUP2, *action) for action in actions],
-        )
-    for high, _ in actions:
-        os.close(high)
+            given[connection] = CONNECTION_FD
+        actions = []
+        for fd, wanted in given.items():
+            # By way of high numbers: either may have the number that the other is to get.
+            high = _high(fd)
+            opened.callback(os.close, high)
+            actions.append((os.POSIX_SPAWN_DUP2, high, wanted))
+        pid = os.posix_spawn(argv[0], argv, environment(folder), file_actions=actions)
+        kept.pop_all()
     return pid, ours
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import trio
@@ -170,6 +171,27 @@ async def test_a_run_that_cannot_be_removed_any_more_is_published_all_the_same(a
     monkeypatch.setattr(spool, "take", lambda *_: [(OnReadOnlyDisk(), {})])
     monkeypatch.setattr(agent, "_publish_by_worker", publish)
     assert await agent._publish(1.0) == (True, "x")
+
+
+def test_what_waits_is_removed_where_it_is_damaged_and_not_where_the_disk_is(
+    agent, tmp_path, monkeypatch
+):
+    cache_dir = str(tmp_path / "cache")
+    (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
+    for number in (1, 2):
+        spool.put(cache_dir, USER, agent._run_document("cold") | {"run": f"c.{number}"})
+    first, second = sorted((tmp_path / "cache/unpublished" / str(USER)).iterdir())
+    first.write_text("[" * 100_000)
+
+    def fails(self):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(Path, "read_text", fails)
+    assert spool.take(cache_dir, USER) == []
+    assert first.exists() and second.exists()
+    monkeypatch.undo()
+    assert [path for path, _ in spool.take(cache_dir, USER)] == [second]
+    assert not first.exists() and second.exists()
 
 
 async def test_a_run_that_has_to_wait_on_stays(agent, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ def take(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
                 break
             if path.stat().st_size <= MAX_BYTES:
                 waiting.append((path, json.loads(path.read_text())))
-        except (OSError, ValueError):
+        except OSError:
+            continue  # another epilog was first, or it may be read another time
+        except (ValueError, RecursionError):
             # A file of ours, cut short by a crash: there is nothing in it to save.
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
     return waiting

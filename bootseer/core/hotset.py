@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bootseer.core import table
 from bootseer.core.fields import Fields
 from bootseer.core.holdout import MOSTLY, count_read
-from bootseer.core.ranges import ByteRange, coalesce, total_bytes
+from bootseer.core.ranges import ByteRange, coalesce, subtract, total_bytes
 from bootseer.core.trace import (
     COMPLETE,
     MISSED,
@@ -216,8 +216,7 @@ def _in_part(traces: list[Trace]) -> list[Trace]:
     """
     parts = [t for t in traces if t.kind == MISSED or not _is_unpacking(t)]
     hot = coalesce(t.range for trace in _recorded(parts) for t in trace.touches)
-    hot_bytes = total_bytes(hot)
-    return [t for t in parts if t.kind != MISSED or not _is_whole(t, hot_bytes)]
+    return [t for t in parts if t.kind != MISSED or not _is_whole(t, hot)]
 
 
 def _doubting(missed: list[Trace]) -> list[str]:
@@ -234,14 +233,15 @@ def _doubting(missed: list[Trace]) -> list[str]:
 
 
 def _is_unpacking(trace: Trace) -> bool:
-    return trace.usage == UNPACKED if trace.usage else _is_whole(trace, 0)
+    return trace.usage == UNPACKED if trace.usage else _is_whole(trace, [])
 
 
-def _is_whole(trace: Trace, hot_bytes: int) -> bool:
+def _is_whole(trace: Trace, hot: list[ByteRange]) -> bool:
+    """Tell whether nearly all was touched that is not hot; a holdout is."""
     if trace.size_bytes < UNPACKED_LEAST_BYTES:
         return False
-    touched_bytes = sum(t.stop - t.start for t in trace.touches)
-    return touched_bytes >= UNPACKED_SHARE * (trace.size_bytes - hot_bytes)
+    beyond_bytes = total_bytes(subtract((t.range for t in trace.touches), hot))
+    return beyond_bytes >= UNPACKED_SHARE * (trace.size_bytes - total_bytes(hot)) > 0
 
 
 def _recorded(traces: list[Trace]) -> list[Trace]:

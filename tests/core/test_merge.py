@@ -226,6 +226,17 @@ def test_so_does_not_who_unpacks_it_after_a_prefetch():
     assert hot_bytes(half, large(2, [(0.5, 0.9)], MISSED)) == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize(("hot", "own"), [(0.88, 0.09), (1.0, 0.0)])
+def test_what_is_read_of_a_holdout_is_no_part_of_what_was_not_hot(hot, own):
+    """Nine of the twelve per cent that are not hot: the holdout does not make it nearly all."""
+    recorded = replace(large(1, [(0.0, hot)]), usage=MOUNTED)
+    held = [(n / 100, n / 100 + 0.001) for n in range(32)]
+    missed = large(2, [*held, *([(0.9, 0.9 + own)] if own else [])], MISSED)
+    pieces = tuple(touch.range for touch in missed.touches[:32])
+    assert hot_bytes(recorded, replace(missed, holdout=pieces)) == pytest.approx(hot + own)
+    assert hotset.sort_out([recorded, missed], 5)[0] == [recorded, missed]
+
+
 def test_where_all_starts_unpack_it_one_trace_says_so():
     whole = [large(run, ALL) for run in range(1, 6)]
     use, old = hotset.sort_out(whole, 3)

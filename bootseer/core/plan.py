@@ -14,6 +14,7 @@ from typing import Any
 
 from bootseer.core.fields import Fields, open_document
 from bootseer.core.speed import UNKNOWN, Speed
+from bootseer.core.trace import SAME_START_NS
 from bootseer.errors import Corrupt
 
 VERSION = 1
@@ -59,6 +60,10 @@ class PlannedImage:
             store=self.store.or_else(before.store),
             file=self.file.or_else(before.file),
         )
+
+    def with_hot(self, other: PlannedImage) -> PlannedImage:
+        """Add how large the hot set is, if only another node of the run has found one."""
+        return replace(self, hot_bytes=self.hot_bytes or other.hot_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,44 +112,50 @@ class WarmPlan:
         document.update(asdict(self))
         return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
 
-    def tells(
-        self,
-        run: PlannedRun,
-        images: tuple[PlannedImage, ...],
-        names: tuple[PlannedName, ...] = (),
-    ) -> bool:
-        """Whether a node of this run has said what there is to say of it.
-
-        What nodes of a run see can differ a little, as when they began and how large a hot set was.
-        The first to write is believed, or they would write against each other.
-        """
-        known = {(image.path, image.digest) for image in self.images}
-        mine = {(image.path, image.digest) for image in images}
-        is_known = any(r.run == run.run for r in self.runs)
-        return is_known and mine <= known and set(names) <= set(self.names)
-
     def with_run(
         self,
         run: PlannedRun,
         images: tuple[PlannedImage, ...],
         names: tuple[PlannedName, ...] = (),
     ) -> WarmPlan:
-        """Add a run and what it used.
+        """Add what a node says of a run and what it used; the same plan if that is known.
 
         The images of the newest run count; a run that used none leaves them as they are. A name
         stays until a newer run has used it, so that a run that was refused its image changes none.
+
+        What nodes of a start see can differ a little, as when it began and how large a hot set was.
+        The first to write is believed, and others add no more than what it has not used, or they
+        would write against each other. A job that was requeued is told as it started last.
         """
-        runs = {r.run: r for r in (*self.runs, run)}
+        known = next((r for r in self.runs if r.run == run.run), None)
+        later_ns = run.started_ns - known.started_ns if known else 0
+        if later_ns < -SAME_START_NS:
+            return self
+        is_known = known is not None and later_ns <= SAME_START_NS
+        runs = {r.run: r for r in self.runs} | ({} if is_known else {run.run: run})
         newest = sorted(runs.values(), key=lambda r: (r.started_ns, r.run))[-MAX_RUNS:]
-        is_newest = newest[-1].run == run.run
-        known = {(image.path, image.digest): image for image in self.images}
-        images = tuple(i.with_known(known.get((i.path, i.digest), i)) for i in images)
+        if newest[-1].run != run.run:
+            return replace(self, runs=tuple(newest))
+        are_known = is_known and set(names[-MAX_NAMES:]) <= set(self.names)
         return replace(
             self,
-            images=images[:MAX_IMAGES] if images and is_newest else self.images,
+            images=self._with_images(images[:MAX_IMAGES], is_known),
             runs=tuple(newest),
-            names=self._with_names(names) if is_newest else self.names,
+            names=self.names if are_known else self._with_names(names),
         )
+
+    def _with_images(
+        self, images: tuple[PlannedImage, ...], is_known: bool
+    ) -> tuple[PlannedImage, ...]:
+        """Take a node's images, with what is known of them, or add them to those of its run."""
+        mine = {(image.path, image.digest): image for image in images}
+        if not is_known:
+            before = {(image.path, image.digest): image for image in self.images}
+            return tuple(i.with_known(before.get(key, i)) for key, i in mine.items()) or self.images
+        told = tuple(i.with_hot(mine.get((i.path, i.digest), i)) for i in self.images)
+        joined = mine | {(image.path, image.digest): image for image in told}
+        has_more = len(told) < len(joined) <= MAX_IMAGES
+        return tuple(joined.values()) if has_more else told
 
     def _with_names(self, names: tuple[PlannedName, ...]) -> tuple[PlannedName, ...]:
         used = {name.path for name in names}

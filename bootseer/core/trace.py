@@ -12,7 +12,7 @@ from bootseer.core.fields import Fields
 from bootseer.core.holdout import PIECES
 from bootseer.core.ranges import ByteRange, subtract
 from bootseer.errors import Corrupt
-from bootseer.units import MIB
+from bootseer.units import MIB, NS_PER_S
 
 MAGIC = b"BSTRACE\0"
 VERSION = 1
@@ -39,6 +39,9 @@ UNPACKED_SHARE = 0.9
 """Of the bytes up to the last one read, or of what is not hot: who reads so much unpacks."""
 UNPACKED_LEAST_BYTES = 64 * MIB
 """A smaller image is read ahead as a whole before a program has started."""
+
+SAME_START_NS = 60 * NS_PER_S
+"""The nodes of a job begin within this time; a job that was requeued begins again later."""
 
 
 class Touch(NamedTuple):

@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from bootseer.core import hotset
 from bootseer.core import trace as trace_format
 from bootseer.core.hotset import HotSet
-from bootseer.core.trace import Trace
+from bootseer.core.trace import SAME_START_NS, Trace
 from bootseer.errors import Corrupt, NotFound, UnknownVersion
 from bootseer.store.base import Store, publish, read_all
-from bootseer.units import NS_PER_S
-
-SAME_START_NS = 60 * NS_PER_S
-"""The nodes of a job begin within this time; a job that was requeued begins again later."""
-
 
 _ROUNDS = 10
 """Of a merge: while the tasks of a job array end, others may have come meanwhile each time."""

@@ -55,7 +55,7 @@ async def add_run(
         except Corrupt:
             before = WarmPlan(user, key)
         after = before.with_run(run, images, names)
-        if after == before or before.tells(run, images, names):
+        if after == before:
             return before
         await publish(store, object_name(key), after.encode())
     return after

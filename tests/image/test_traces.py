@@ -6,9 +6,9 @@ import struct
 import pytest
 import trio
 
-from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch, Trace
+from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, SAME_START_NS, Touch, Trace
 from bootseer.errors import NotFound
-from bootseer.image.traces import SAME_START_NS, publish_trace, read_hot_set, rebuild
+from bootseer.image.traces import publish_trace, read_hot_set, rebuild
 from bootseer.store.base import publish
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import SlowStore

@@ -1,11 +1,13 @@
 """Warm plans in a store, written by many nodes at once."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import trio
 
 from bootseer.core.plan import (
+    MAX_IMAGES,
     MAX_NAMES,
     PlannedImage,
     PlannedName,
@@ -13,6 +15,7 @@ from bootseer.core.plan import (
     WarmPlan,
     object_name,
 )
+from bootseer.core.trace import SAME_START_NS
 from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.startup.plans import add_run, read_plan
 from bootseer.store.base import publish, read_all
@@ -37,20 +40,57 @@ class Counting(WrappedStore):
         return await call()
 
 
-async def test_nodes_that_differ_a_little_do_not_write_against_each_other():
+MANY = [PlannedImage(f"/{n}.sqsh", f"sqfs1-{n}", 1000, 100) for n in range(MAX_IMAGES + 1)]
+
+
+@pytest.mark.parametrize("images", [IMAGES, MANY], ids=["one", "more than a plan holds"])
+@pytest.mark.parametrize("newest", [7, 8])
+async def test_nodes_that_differ_a_little_do_not_write_against_each_other(images, newest):
     store = Counting(MemoryStore())
+    await add_run(store, "alice", "k", run(newest, 10_000), IMAGES)
+    store.written = 0
 
     async def node(number):
-        images = (PlannedImage("/i.sqsh", "sqfs1-x", 1000, 100 + number),)
-        await add_run(store, "alice", "k", run(7, 1000 + number), images)
+        mine = (replace(images[0], hot_bytes=100 + number), *images[1:])
+        await add_run(store, "alice", "k", run(7, 1000 + number), mine)
 
     async with trio.open_nursery() as nursery:
         for number in range(32):
             nursery.start_soon(node, number)
     assert store.written <= 32
     plan = await read_plan(store, "alice", "k")
-    assert [r.run for r in plan.runs] == ["c.7"]
-    assert plan.images[0].digest == "sqfs1-x"
+    assert {r.job for r in plan.runs} == {7, newest}
+
+
+async def test_what_only_some_nodes_of_a_run_have_used_is_added():
+    """As the parts of a job, of which each has an image of its own."""
+    store = Counting(MemoryStore())
+    first, other, env = MANY[:3]
+    await add_run(store, "alice", "k", run(6, 6), (first,))
+
+    async def node(number):
+        images = [(replace(first, hot_bytes=0), env), (other, env), (first,)][number % 3]
+        await add_run(store, "alice", "k", run(7, 1000 + number), images)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(33):
+            nursery.start_soon(node, number)
+    assert store.written <= 3 * 33, "one for each image that was missing"
+    plan = await read_plan(store, "alice", "k")
+    assert set(plan.images) == {first, other, env}
+    assert plan.images[0] != env, "the one that is warmed"
+
+
+async def test_of_a_requeued_job_the_last_start_is_told():
+    store = MemoryStore()
+    other = (PlannedImage("/j.sqsh", "sqfs1-y", 1, 0),)
+    hour_ns = 60 * SAME_START_NS
+    await add_run(store, "alice", "k", run(7, 0), IMAGES)
+    await add_run(store, "alice", "k", run(7, hour_ns, kind="warm"), other)
+    told = await read_plan(store, "alice", "k")
+    assert (told.runs, told.images) == ((run(7, hour_ns, kind="warm"),), other)
+    # A node of the first start that ends late.
+    assert await add_run(store, "alice", "k", run(7, 1), IMAGES) == told
 
 
 async def test_jobs_at_once_lose_no_run():

@@ -45,7 +45,8 @@ async def add_run(
         UnknownVersion: another version has written it; it stays as it is.
 
     Concurrency: any number of nodes and jobs at once. Each reads the plan back after writing it
-    and writes again while its run is not in it, so that none is lost for long.
+    and writes again while its run is not in it. One that has read the plan before that, and writes
+    it after, takes the run out again: who calls this once more, a little later, adds it anew.
     """
     for _ in range(_ATTEMPTS):
         try:

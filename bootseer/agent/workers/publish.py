@@ -13,7 +13,7 @@ from bootseer.agent.workers.base import Task
 from bootseer.core.event import from_json, one_line
 from bootseer.core.fields import Fields
 from bootseer.core.hotset import DOUBTS
-from bootseer.core.plan import PlannedImage, PlannedName, PlannedRun
+from bootseer.core.plan import PlannedImage, PlannedName, PlannedRun, WarmPlan
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.core.reads import NodeReads, combine
 from bootseer.core.reference import ENVIRONMENT
@@ -46,7 +46,8 @@ async def run(task: Task) -> None:
         store = task.store()
         images = task.message["images"]
         hot_bytes = {i["digest"]: await _record(task, store, i) for i in _joined(images)}
-        await _plan(task, store, tuple(_planned(i, hot_bytes[i["digest"]]) for i in images))
+        planned = tuple(_planned(i, hot_bytes[i["digest"]]) for i in images)
+        await _plan(task, store, planned)
         await _reads(task, store)
     except Closed:
         raise
@@ -65,6 +66,8 @@ async def run(task: Task) -> None:
     left, detail = await _publish_waiting(store, waiting)
     await task.channel.send({"op": "published", "ok": True, "detail": detail, "left": left})
     # The agent waits a little for this and no longer: what is left is for another time.
+    with suppress(BootseerError):
+        await _add_run(task, store, planned)  # who wrote meanwhile may not have known of it
     with suppress(BootseerError):
         await drop_old_runs(store)
 
@@ -153,7 +156,7 @@ def _trace(task: Task, image: dict[str, Any]) -> Trace:
     )
 
 
-async def _plan(task: Task, store: Store, images: tuple[PlannedImage, ...]) -> None:
+async def _add_run(task: Task, store: Store, images: tuple[PlannedImage, ...]) -> WarmPlan:
     job = task.job
     run = PlannedRun(job.run, job.job_id, task.message["kind"], job.started_ns)
     names = tuple(
@@ -161,10 +164,14 @@ async def _plan(task: Task, store: Store, images: tuple[PlannedImage, ...]) -> N
         for image in task.message["images"]
         if image.get("content") and not image["path"].startswith(ENVIRONMENT)
     )
+    return await add_run(store, job.user, job.key, run, images, names)
+
+
+async def _plan(task: Task, store: Store, images: tuple[PlannedImage, ...]) -> None:
     try:
         async with task.stage("plan.write") as said:
-            plan = await add_run(store, job.user, job.key, run, images, names)
-            said["detail"] = f"key {job.key}: {len(plan.runs)} runs"
+            plan = await _add_run(task, store, images)
+            said["detail"] = f"key {task.job.key}: {len(plan.runs)} runs"
     except Closed:
         raise
     except BootseerError:

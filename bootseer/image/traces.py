@@ -50,6 +50,20 @@ async def read_hot_set(store: Store, digest: str) -> HotSet | None:
     return hot_set
 
 
+def is_among(count: int, nodes: int, node: int) -> bool:
+    """Tell whether a node of a job is among so many that are spread over all of them.
+
+    The first one is, and one of a job whose nodes are not known. Where steps run on some of the
+    nodes only, one of every `nodes / count` neighbours is.
+
+    Args:
+        count: how many, at least one.
+        nodes: of the job, 0 if that is not known.
+        node: its place among them.
+    """
+    return not nodes or node * count % nodes < count
+
+
 async def publish_trace(store: Store, trace: Trace, traces_per_run: int) -> bool:
     """Publish a node's trace, unless enough nodes of this start have done so already.
 

@@ -1,7 +1,9 @@
 """What workers write to the user's store when nodes and jobs end at once."""
 
+from collections import Counter
 from dataclasses import asdict
 
+import pytest
 import trio
 import trio.testing
 
@@ -57,6 +59,45 @@ def recorded(path, touches):
         "holdout": [],
         "speeds": {"store": asdict(UNKNOWN), "file": asdict(UNKNOWN)},
     }
+
+
+class Counting(WrappedStore):
+    """Counts what is written, by the folder."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.written = Counter()
+
+    async def around(self, operation, name, call):
+        await trio.lowlevel.checkpoint()
+        if operation == "commit":
+            self.written[name.partition("/")[0]] += 1
+        return await call()
+
+
+async def end_together(nodes, has_used, touches):
+    """End a job of so many nodes; returns what they have written and the store."""
+    store = Counting(MemoryStore())
+    async with trio.open_nursery() as nursery:
+        for index in range(nodes):
+            job = JOB._replace(node=f"n{index}", nodes=nodes, node_index=index)
+            images = [recorded("/i.sqsh", touches if has_used(index) else [])]
+            nursery.start_soon(publish.run, Publishing(images, job, store))
+    return store.written, store
+
+
+@pytest.mark.parametrize("nodes", [32, 128])
+async def test_of_nodes_that_end_together_few_publish_and_merge(nodes):
+    written, store = await end_together(nodes, lambda _: True, [(0, 2, 5)])
+    assert 4 <= written["traces"] <= 16
+    assert written["hot"] <= 10 * 16
+    assert (await read_plan(store, "u", "k")).images[0].hot_bytes == 2 * MIB
+
+
+async def test_where_those_have_not_used_an_image_another_node_records_it():
+    written, store = await end_together(8, lambda index: index == 5, [(0, 2, 5)])
+    assert written["traces"] == 1
+    assert (await read_plan(store, "u", "k")).images[0].hot_bytes == 2 * MIB
 
 
 class SlowCommit(WrappedStore):

@@ -2,13 +2,14 @@
 
 import random
 import struct
+from itertools import pairwise
 
 import pytest
 import trio
 
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, SAME_START_NS, Touch, Trace
 from bootseer.errors import NotFound
-from bootseer.image.traces import publish_trace, read_hot_set, rebuild
+from bootseer.image.traces import is_among, publish_trace, read_hot_set, rebuild
 from bootseer.store.base import publish
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import SlowStore
@@ -124,6 +125,21 @@ async def test_enough_nodes_of_a_start_are_enough():
     store = MemoryStore()
     told = [await publish_trace(store, trace(1, [0], node=f"n-{n}"), 4) for n in range(6)]
     assert told == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 4, 5, 17, 128])
+@pytest.mark.parametrize("count", [1, 4, 64])
+def test_nodes_that_publish_are_spread_over_the_job(nodes, count):
+    chosen = [node for node in range(nodes) if is_among(count, nodes, node)]
+    assert chosen[0] == 0
+    assert len(chosen) == min(count, nodes)
+    gaps = [b - a for a, b in pairwise([*chosen, nodes])]
+    assert max(gaps) <= -(-nodes // count)
+    assert set(chosen) <= {node for node in range(nodes) if is_among(4 * count, nodes, node)}
+
+
+def test_a_node_of_a_job_whose_nodes_are_not_known_publishes():
+    assert is_among(4, 0, 0)
 
 
 async def test_a_requeued_job_is_another_start():

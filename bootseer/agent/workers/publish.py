@@ -28,12 +28,15 @@ from bootseer.core.trace import (
     usage_of,
 )
 from bootseer.errors import BootseerError, Closed, Corrupt
-from bootseer.image.traces import publish_trace, read_hot_set, rebuild
+from bootseer.image.traces import is_among, publish_trace, read_hot_set, rebuild
 from bootseer.startup.collect import MAX_ROWS, NodeRun, drop_old_runs, publish_events
 from bootseer.startup.plans import add_run
 from bootseer.startup.reads import publish_reads
 from bootseer.store.base import Store
 from bootseer.units import format_size
+
+_SPARES = 3
+"""For each node of a job that records: one of them does where none of those has."""
 
 
 async def run(task: Task) -> None:
@@ -44,11 +47,13 @@ async def run(task: Task) -> None:
     """
     try:
         store = task.store()
-        images = task.message["images"]
-        hot_bytes = {i["digest"]: await _record(task, store, i) for i in _joined(images)}
-        planned = tuple(_planned(i, hot_bytes[i["digest"]]) for i in images)
+        job, count = task.job, task.config["image.traces_per_run"]
+        is_first = is_among(count, job.nodes, job.node_index)
+        planned = await _record_all(task, store, count if is_first else 0)
         await _plan(task, store, planned)
         await _reads(task, store)
+        if not is_first and is_among(count * (1 + _SPARES), job.nodes, job.node_index):
+            planned = await _record_all(task, store, 1)
     except Closed:
         raise
     except BootseerError as error:
@@ -94,40 +99,58 @@ def _joined(images: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-async def _record(task: Task, store: Store, image: dict[str, Any]) -> int:
+async def _record_all(task: Task, store: Store, count: int) -> tuple[PlannedImage, ...]:
+    """Publish what was recorded; returns what the plan is to say.
+
+    Args:
+        task: whose recordings these are.
+        store: the user's.
+        count: of nodes of this start whose traces of an image are enough.
+    """
+    images = task.message["images"]
+    hot_bytes = {i["digest"]: await _record(task, store, i, count) for i in _joined(images)}
+    return tuple(_planned(i, hot_bytes[i["digest"]]) for i in images)
+
+
+async def _record(task: Task, store: Store, image: dict[str, Any], count: int) -> int:
     """Publish what was recorded of an image; returns how many bytes of it are hot."""
     digest = image["digest"]
-    hot_bytes = 0
     try:
-        if image["touches"] or image["holdout"]:
-            async with task.stage("trace.publish") as said:
-                trace = _trace(task, image)
-                said["bytes"] = sum(t.stop - t.start for t in trace.touches)
-                kept = await publish_trace(store, trace, task.config["image.traces_per_run"])
-                said["detail"] = f"{len(trace.touches)} ranges"
-                if not kept:
-                    said["detail"] = "enough nodes of this run have published theirs"
-            async with task.stage("hotset.merge") as said:
-                merged = await rebuild(store, digest, task.config["image.runs_kept"])
-                hot_bytes = merged.hot_set.hot_bytes
-                said["bytes"] = hot_bytes
-                said["detail"] = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
-                if doubts := merged.hot_set.doubts:
-                    said["detail"] += (
-                        f"; {doubts} starts in a row have mostly not read what was hot"
-                    )
-                    if doubts >= DOUBTS:
-                        said["detail"] += ": given up is what was recorded before them"
-                if not hot_bytes:
-                    said["detail"] = "nearly all was read, as by unpacking: nothing of it is hot"
-        else:
-            hot_set = await read_hot_set(store, digest)
-            hot_bytes = hot_set.hot_bytes if hot_set else 0
+        is_recorded = image["touches"] or image["holdout"]
+        if count and is_recorded and await _publish(task, store, image, count):
+            return await _merge(task, store, digest)
+        hot_set = await read_hot_set(store, digest)
     except Closed:
         raise
     except BootseerError:
-        pass  # told as a fallback by the stage it happened in
-    return hot_bytes
+        return 0  # told as a fallback by the stage it happened in
+    return hot_set.hot_bytes if hot_set else 0
+
+
+async def _publish(task: Task, store: Store, image: dict[str, Any], count: int) -> bool:
+    async with task.stage("trace.publish") as said:
+        trace = _trace(task, image)
+        said["bytes"] = sum(t.stop - t.start for t in trace.touches)
+        kept = await publish_trace(store, trace, count)
+        said["detail"] = f"{len(trace.touches)} ranges"
+        if not kept:
+            said["detail"] = "enough nodes of this run have published theirs"
+        return kept
+
+
+async def _merge(task: Task, store: Store, digest: str) -> int:
+    async with task.stage("hotset.merge") as said:
+        merged = await rebuild(store, digest, task.config["image.runs_kept"])
+        hot_bytes = merged.hot_set.hot_bytes
+        said["bytes"] = hot_bytes
+        said["detail"] = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
+        if doubts := merged.hot_set.doubts:
+            said["detail"] += f"; {doubts} starts in a row have mostly not read what was hot"
+            if doubts >= DOUBTS:
+                said["detail"] += ": given up is what was recorded before them"
+        if not hot_bytes:
+            said["detail"] = "nearly all was read, as by unpacking: nothing of it is hot"
+        return hot_bytes
 
 
 def _planned(image: dict[str, Any], hot_bytes: int) -> PlannedImage:

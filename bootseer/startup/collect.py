@@ -6,17 +6,19 @@ runs/RUN/NODE-STARTED.parquet
 from __future__ import annotations
 
 import json
+import random
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import trio
 
 from bootseer.core.event import VERSION, Event, from_json
 from bootseer.core.fields import Fields
-from bootseer.errors import Conflict, Corrupt, NotFound, UnknownVersion
-from bootseer.store.base import Store, publish, read_all
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, UnknownVersion
+from bootseer.store.base import ObjectInfo, Store, publish, read_all
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 10_000
@@ -24,6 +26,10 @@ RUNS_KEPT = 500
 """Of a user, whatever the keys: some MB."""
 SPARE_RUNS = 50
 """So many more may come before old ones are dropped."""
+LOOKED_AT = 32
+"""Of runs whose folders have no time, drawn by chance; to look into all takes too long."""
+DROPPED = 4
+"""Of these, the oldest: that one of the newer half is among them happens once in 700,000 times."""
 TEMPORARY_S = 86400.0
 """No writer of ours is at work for longer."""
 
@@ -79,23 +85,48 @@ async def publish_events(store: Store, node_run: NodeRun) -> str:
 
 
 async def drop_old_runs(store: Store) -> None:
-    """Keep the newest RUNS_KEPT runs; what writers that died have left goes with the others.
+    """Keep the newest RUNS_KEPT runs; then remove what writers that died have left.
 
     Only some of the starts have anything to do: a folder is dropped when SPARE_RUNS have come.
 
     Concurrency: nodes that do this at once get in no other's way.
     """
-    runs = sorted(await store.list("runs"), key=lambda info: (info.mtime_ns, info.name))
+    runs = await store.list("runs")
     if len(runs) <= RUNS_KEPT + SPARE_RUNS:
         return
-    await store.reap_temporaries(TEMPORARY_S)
-    for old in runs[:-RUNS_KEPT]:
+    for old in await _oldest(store, runs):
         with suppress(
             NotFound, Conflict
         ):  # another node was first; or something of others is in it
-            for info in await store.list(old.name):
+            for info in await store.list(old):
                 await store.delete(info.name)
-            await store.delete(old.name)
+            await store.delete(old)
+    await store.reap_temporaries(TEMPORARY_S)
+
+
+async def _oldest(store: Store, runs: list[ObjectInfo]) -> list[str]:
+    """Name runs to drop: those beyond RUNS_KEPT, or a few of them where folders have no time."""
+    if all(run.mtime_ns for run in runs):
+        ordered = sorted(runs, key=lambda run: (run.mtime_ns, run.name))
+        return [run.name for run in ordered[:-RUNS_KEPT]]
+    some = random.sample(runs, min(LOOKED_AT, len(runs)))
+    written: dict[str, tuple[int, int]] = {}
+
+    async def look(run: str) -> None:
+        with suppress(BootseerError):  # that one stays for now
+            written[run] = max(map(_written, await store.list(run)), default=(0, 0))
+
+    async with trio.open_nursery() as nursery:
+        for run in some:
+            nursery.start_soon(look, run.name)
+    beyond = min(DROPPED, len(runs) - RUNS_KEPT)
+    return sorted(written, key=lambda run: (written[run], run))[:beyond]
+
+
+def _written(info: ObjectInfo) -> tuple[int, int]:
+    """Return when a file of events was written, and when its node's start began, both in ns."""
+    started = info.name.rpartition("-")[2].partition(".")[0]
+    return info.mtime_ns, int(started) if started.isdecimal() else 0
 
 
 async def read_run(store: Store, run: str) -> list[NodeRun]:

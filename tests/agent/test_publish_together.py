@@ -62,14 +62,16 @@ def recorded(path, touches):
 
 
 class Counting(WrappedStore):
-    """Counts what is written, by the folder."""
+    """Counts what is written, by the folder, and how often one looked for old runs."""
 
     def __init__(self, store):
         super().__init__(store)
         self.written = Counter()
+        self.looked = 0
 
     async def around(self, operation, name, call):
         await trio.lowlevel.checkpoint()
+        self.looked += (operation, name) == ("list", "runs")
         if operation == "commit":
             self.written[name.partition("/")[0]] += 1
         return await call()
@@ -91,6 +93,7 @@ async def test_of_nodes_that_end_together_few_publish_and_merge(nodes):
     written, store = await end_together(nodes, lambda _: True, [(0, 2, 5)])
     assert 4 <= written["traces"] <= 16
     assert written["hot"] <= 10 * 16
+    assert store.looked == 1
     assert (await read_plan(store, "u", "k")).images[0].hot_bytes == 2 * MIB
 
 

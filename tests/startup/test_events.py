@@ -1,6 +1,7 @@
 """A run's events: into the store and back, and what a report makes of them."""
 
 import io
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +13,10 @@ from bootseer.errors import Corrupt, NotFound
 from bootseer.startup import collect, render
 from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events, read_run, runs_of_job
 from bootseer.startup.report import READY_STAGE, build
-from bootseer.store.base import publish
+from bootseer.store.base import FolderListing, publish
 from bootseer.store.memory import MemoryStore
+from bootseer.store.wrap import WrappedStore
+from bootseer.testing.fault_store import FlakyStore
 
 S = 1_000_000_000
 
@@ -69,6 +72,41 @@ async def test_old_runs_are_dropped(monkeypatch):
         left.append([int(info.name[-1]) for info in await store.list("runs")])
     assert left[3] == [0, 1, 2, 3]
     assert left[4:] == [[1, 3, 4], [1, 3, 4, 5]]
+
+
+class Timeless(WrappedStore):
+    """As object stores: folders have no time, and objects have one to the second."""
+
+    async def around(self, operation, name, call):
+        found = await call()
+        if operation == "list":
+            return FolderListing(replace(info, mtime_ns=not info.is_folder) for info in found)
+        return found
+
+
+async def test_old_runs_are_dropped_where_folders_have_no_time(monkeypatch):
+    monkeypatch.setattr(collect, "RUNS_KEPT", 4)
+    monkeypatch.setattr(collect, "SPARE_RUNS", 1)
+    store = Timeless(MemoryStore())
+    for number in range(9995, 10_003):  # the names get one digit more
+        await publish_events(store, node_run("n1", run=f"c.{number}", started_s=number))
+        await drop_old_runs(store)
+    left = [info.name for info in await store.list("runs")]
+    assert left == [f"runs/c.{number}" for number in (10_000, 10_001, 10_002, 9999)]
+
+
+async def test_of_many_runs_without_a_time_few_are_looked_into(monkeypatch):
+    monkeypatch.setattr(collect, "RUNS_KEPT", 90)
+    monkeypatch.setattr(collect, "SPARE_RUNS", 9)
+    store = FlakyStore(Timeless(MemoryStore()), lambda *_: False)
+    for number in range(100):
+        await publish_events(store, node_run("n1", run=f"c.{number}", started_s=number))
+    store.calls.clear()
+    await drop_old_runs(store)
+    assert [c[0] for c in store.calls].count("list") == 1 + collect.LOOKED_AT + collect.DROPPED
+    left = {int(info.name.rpartition(".")[2]) for info in await store.list("runs")}
+    assert len(left) == 100 - collect.DROPPED
+    assert left >= set(range(80, 100))
 
 
 def test_the_slowest_node_is_the_time_to_ready():

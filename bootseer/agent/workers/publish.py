@@ -73,8 +73,9 @@ async def run(task: Task) -> None:
     # The agent waits a little for this and no longer: what is left is for another time.
     with suppress(BootseerError):
         await _add_run(task, store, planned)  # who wrote meanwhile may not have known of it
-    with suppress(BootseerError):
-        await drop_old_runs(store)
+    if not task.job.node_index:
+        with suppress(BootseerError):
+            await drop_old_runs(store)
 
 
 def _joined(images: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -156,9 +156,28 @@ def sort_out(traces: Iterable[Trace], runs_kept: int) -> tuple[list[Trace], list
     if len(doubting) >= DOUBTS:
         since_ns = min(t.started_ns for t in missed if t.run == doubting[-DOUBTS])
         recorded, missed = [], [t for t in missed if t.started_ns >= since_ns]
-    runs = list(dict.fromkeys(t.run for t in missed))
-    old = set(runs[:-runs_kept]) if len(runs) > runs_kept + 1 else set()
+        doubting = doubting[-DOUBTS:]
+    old = _foldable([t.run for t in missed], doubting, runs_kept)
     return [*recorded, *missed], [t for t in missed if t.run in old]
+
+
+def _foldable(missed: list[str], doubting: list[str], runs_kept: int) -> set[str]:
+    """Choose runs of which one trace can be made: old ones, where there are too many.
+
+    Those that doubt stay as they are, and what is older than the first of them stays apart from
+    what is newer: it may have to be given up.
+
+    Args:
+        missed: the runs, oldest first.
+        doubting: those that doubt.
+        runs_kept: so many of the newest stay as they are.
+    """
+    runs = list(dict.fromkeys(missed))
+    first = runs.index(doubting[0]) if doubting else len(runs)
+    for part in (runs[:first], [run for run in runs[first:] if run not in doubting]):
+        if len(part) > runs_kept + 1:
+            return set(part[:-runs_kept])
+    return set()
 
 
 def fold(traces: list[Trace]) -> Trace:

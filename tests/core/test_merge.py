@@ -138,8 +138,9 @@ def test_folding_changes_nothing_of_what_was_missed(traces, runs_kept):
     after_set = {b for r in merge(DIGEST, after).ranges for b in range(r.start, r.stop, 4096)}
     assert {b for t in old for x in t.touches for b in range(x.start, x.stop, 4096)} <= after_set
     assert before_set <= after_set
-    runs = {t.run for t in hotset.sort_out(after, runs_kept)[0] if t.kind == MISSED}
-    assert len(runs) <= runs_kept + 1
+    again, old = hotset.sort_out(after, runs_kept)
+    runs = {t.run for t in again if t.kind == MISSED}
+    assert len(runs) <= 2 * (runs_kept + 1) + hotset.DOUBTS - 1 or old
 
 
 def test_traces_of_another_image_are_passed_over():
@@ -277,6 +278,22 @@ def test_one_that_has_read_it_ends_the_doubts():
     known = [trace(1, [page(1)]), *starts]
     assert [merge(DIGEST, known[:n]).doubts for n in (2, 3, 4, 5, 6)] == [1, 2, 0, 1, 2]
     assert hotset.sort_out(known, 9)[0] == known
+
+
+@pytest.mark.parametrize("runs_kept", [1, 2, 5])
+def test_doubts_are_remembered_however_many_starts_that_say_nothing_come_between(runs_kept):
+    kept = [trace(1, [page(1)]), trace(2, [page(2)], MISSED)]
+    for run in range(3, 3 + 3 * 20):
+        says_nothing = trace(run, [page(run)], MISSED)
+        kept.append(says_nothing if run % 20 else doubting(run, is_read=False))
+        if merge(DIGEST, kept).doubts == 3:
+            break
+        use, old = hotset.sort_out(kept, runs_kept)
+        kept = [t for t in use if t not in old] + ([hotset.fold(old)] if old else [])
+        assert len(kept) <= 1 + 2 * (runs_kept + 1) + 2
+    use, _ = hotset.sort_out(kept, runs_kept)
+    assert run == 60
+    assert hot_pages(use) == [*range(21, 40), *range(41, 60)], "what was before is given up"
 
 
 def test_nodes_of_a_start_count_together():

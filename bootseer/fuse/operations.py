@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyfuse3
 
@@ -31,12 +31,34 @@ _IO_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
-class _Listing:
-    """An open directory: its entries, held like lookups so that the view keeps their numbers."""
+class Listing:
+    """An open directory.
+
+    Attributes:
+        inode: its number.
+        entries: held like lookups, so that the view keeps their numbers; None until they are known.
+        is_fresh: nothing of it was handed out.
+        changed: names in it that may be another file's by now, or nobody's.
+    """
 
     inode: int
-    entries: Sequence[tuple[bytes, Attributes]]
+    entries: Sequence[tuple[bytes, Attributes]] | None = None
     is_fresh: bool = True
+    changed: set[bytes] = field(default_factory=set)
+    _names: frozenset[bytes] | None = None
+
+    def fill(self, entries: Sequence[tuple[bytes, Attributes]]) -> None:
+        """Take what is in the directory."""
+        self.entries, self.is_fresh, self._names = entries, True, None
+
+    def note(self, name: bytes) -> None:
+        """Learn that a name has changed; of names that are not in it, nothing is kept."""
+        if self.entries is not None:
+            if self._names is None:
+                self._names = frozenset(name for name, _ in self.entries)
+            if name not in self._names:
+                return
+        self.changed.add(name)
 
 
 class ViewOperations(pyfuse3.Operations):
@@ -60,7 +82,7 @@ class ViewOperations(pyfuse3.Operations):
         self._view = view
         self._on_start = on_start
         self._lookups: Counter[int] = Counter()
-        self._listings: dict[int, _Listing] = {}
+        self._listings: dict[int, Listing] = {}
         self._listing_handles = itertools.count(1)
 
     def init(self) -> None:
@@ -112,9 +134,14 @@ class ViewOperations(pyfuse3.Operations):
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         """List a directory once; what follows reads this listing."""
         with as_errno():
-            entries = await self._listed(inode)
             handle = next(self._listing_handles)
-            self._listings[handle] = _Listing(inode, entries)
+            # Before it is filled: names may change meanwhile.
+            listing = self._listings[handle] = Listing(inode)
+            try:
+                listing.fill(await self._listed(inode))
+            except BaseException:
+                del self._listings[handle]
+                raise
             return handle
 
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
@@ -125,24 +152,42 @@ class ViewOperations(pyfuse3.Operations):
         with as_errno():
             listing = self._listings[fh]
             if start_id == 0 and not listing.is_fresh:
+                # Nothing changes meanwhile: the kernel holds the directory's lock.
                 entries = await self._listed(listing.inode)
-                self._unlist(listing.entries)
-                listing.entries = entries
+                self._unlist(listing)
+                listing.changed.clear()
+                listing.fill(entries)
             listing.is_fresh = False
-            for index in range(start_id, len(listing.entries)):
-                name, attributes = listing.entries[index]
-                attributes = await self._current(attributes)
-                if not pyfuse3.readdir_reply(token, name, self._entry(attributes), index + 1):
-                    break
-                self._lookups[attributes.inode] += 1
+            await self._hand_out(listing, start_id, token)
 
-    async def _current(self, listed: Attributes) -> Attributes:
-        """Return what is handed out of an entry; nobody changes it through this mount."""
+    async def _hand_out(self, listing: Listing, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        assert listing.entries is not None
+        is_empty = True
+        for index in range(start_id, len(listing.entries)):
+            name, listed = listing.entries[index]
+            try:
+                attributes = await self._current(listing, name, listed)
+            except (BootseerError, OSError):
+                if is_empty:
+                    raise
+                break  # the next call's: an answer has entries or an error
+            if attributes is None:
+                continue
+            self._lookups[attributes.inode] += 1
+            if not pyfuse3.readdir_reply(token, name, self._entry(attributes), index + 1):
+                self._forget(attributes.inode, 1)
+                break
+            is_empty = False
+
+    async def _current(
+        self, listing: Listing, name: bytes, listed: Attributes
+    ) -> Attributes | None:
+        """Return what is handed out of an entry, if anything; here nobody changes it."""
         return listed
 
     async def releasedir(self, fh: int) -> None:
         """Drop a listing."""
-        self._unlist(self._listings.pop(fh).entries)
+        self._unlist(self._listings.pop(fh))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         """Say that nothing can be written here."""
@@ -157,8 +202,8 @@ class ViewOperations(pyfuse3.Operations):
             self._lookups[attributes.inode] += 1
         return entries
 
-    def _unlist(self, entries: Sequence[tuple[bytes, Attributes]]) -> None:
-        for _, attributes in entries:
+    def _unlist(self, listing: Listing) -> None:
+        for _, attributes in listing.entries or ():
             self._forget(attributes.inode, 1)
 
     def _looked_up(self, attributes: Attributes) -> pyfuse3.EntryAttributes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import pyfuse3
 
-from bootseer.errors import BootseerError
-from bootseer.fuse.operations import ViewOperations, as_errno, checked
+from bootseer.errors import BootseerError, NotFound
+from bootseer.fuse.operations import Listing, ViewOperations, as_errno, checked
 from bootseer.fuse.view import NAME_BYTES, RENAME_NOREPLACE, Attributes, WritableView
 
 _BLOCK_BYTES = 4096
@@ -35,15 +35,33 @@ class WritableOperations(ViewOperations):
             opened = await self._view.open(inode, flags, ctx.pid)
             return pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
 
-    async def _current(self, listed: Attributes) -> Attributes:
-        """Return what an entry has now, where that can be told.
+    async def _current(
+        self, listing: Listing, name: bytes, listed: Attributes
+    ) -> Attributes | None:
+        """Return what an entry is now, as far as that can be told.
 
         The kernel would take the length of when it was listed for that of now, and append over what
-        was written since.
+        was written since; and a name that was removed, or given to another file, for what it was.
         """
+        if name in listing.changed:
+            try:
+                return await self._view.lookup(listing.inode, name)
+            except (NotFound, FileNotFoundError):
+                return None
         with suppress(BootseerError, OSError):
             return await self._view.attributes(listed.inode)
         return listed
+
+    @contextmanager
+    def _changing(self, *names: tuple[int, bytes]) -> Iterator[None]:
+        """Have open listings look anew for names (directory, name), whatever becomes of them."""
+        try:
+            yield
+        finally:
+            for listing in self._listings.values():
+                for folder, name in names:
+                    if listing.inode == folder:
+                        listing.note(name)
 
     async def create(
         self,
@@ -54,7 +72,7 @@ class WritableOperations(ViewOperations):
         ctx: pyfuse3.RequestContext,
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         """Make a file and open it."""
-        with as_errno(conflict=errno.EEXIST):
+        with as_errno(conflict=errno.EEXIST), self._changing((parent_inode, name)):
             attributes, opened = await self._view.create(
                 parent_inode, checked(name), mode & 0o7777, flags, ctx.pid
             )
@@ -102,19 +120,19 @@ class WritableOperations(ViewOperations):
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Make a directory."""
-        with as_errno(conflict=errno.EEXIST):
+        with as_errno(conflict=errno.EEXIST), self._changing((parent_inode, name)):
             return self._looked_up(
                 await self._view.make_folder(parent_inode, checked(name), mode & 0o7777)
             )
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove a file's name."""
-        with as_errno():
+        with as_errno(), self._changing((parent_inode, name)):
             await self._view.remove(parent_inode, checked(name))
 
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove an empty directory."""
-        with as_errno():
+        with as_errno(), self._changing((parent_inode, name)):
             await self._view.remove_folder(parent_inode, checked(name))
 
     async def rename(
@@ -130,9 +148,9 @@ class WritableOperations(ViewOperations):
         with as_errno(conflict=errno.EEXIST):
             if flags & ~RENAME_NOREPLACE:
                 raise pyfuse3.FUSEError(errno.EINVAL)
-            await self._view.rename(
-                parent_inode_old, checked(name_old), parent_inode_new, checked(name_new), flags
-            )
+            old, new = (parent_inode_old, checked(name_old)), (parent_inode_new, checked(name_new))
+            with self._changing(old, new):
+                await self._view.rename(*old, *new, flags)
 
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext

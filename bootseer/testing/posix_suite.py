@@ -743,6 +743,38 @@ def a_folder_is_emptied_while_it_is_listed(folder: Path) -> None:
 
 
 @_expect
+def a_listing_read_on_brings_nothing_back(folder: Path) -> None:
+    files = [folder / f"file{number}" for number in range(120)]
+    for path in files:
+        path.write_bytes(b"old")
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as opened:
+        _read_listing(opened)
+        removed, renamed, replaced, remade = (files[turn::4] for turn in range(4))
+        for path in (*removed, *remade):
+            os.unlink(path)
+        for path in renamed:
+            os.rename(path, path.with_suffix(".other"))
+        for path in replaced:
+            (folder / "new").write_bytes(b"new")
+            os.rename(folder / "new", path)
+        for path in remade:
+            path.write_bytes(b"new")
+        while _read_listing(opened):
+            pass
+    _equal([path.name for path in (*removed, *renamed) if path.exists()], [])
+    _equal({path.read_bytes() for path in (*replaced, *remade)}, {b"new"})
+    _equal({path.with_suffix(".other").read_bytes() for path in renamed}, {b"old"})
+
+
+def _read_listing(folder: int) -> int:
+    """Read some entries of an open folder; returns how many bytes they take, 0 at the end."""
+    found = _LIBC.getdents64(folder, ctypes.create_string_buffer(4096), 4096)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(found)
+
+
+@_expect
 def names_are_bytes(folder: Path) -> None:
     names = [
         b" ",

@@ -9,8 +9,9 @@ from typing import Any
 
 import pyfuse3
 import pytest
+import trio
 
-from bootseer.errors import Conflict, NoSpace
+from bootseer.errors import Conflict, NoSpace, Unavailable
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE, Attributes, Opened, WritableView
 from bootseer.fuse.writable import WritableOperations
 from bootseer.store.oserror import translate
@@ -132,3 +133,97 @@ class TestTheOperations:
         with pytest.raises(pyfuse3.FUSEError) as raised:
             await operations.getxattr(ROOT_INODE, b"security.capability", CONTEXT)
         assert raised.value.errno == errno.ENODATA
+
+
+class TestAnOpenListing:
+    """What is handed out of it after names have changed."""
+
+    @pytest.fixture
+    def asked(self, view: MemoryView, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+        names: list[bytes] = []
+        lookup = view.lookup
+
+        async def counted(parent: int, name: bytes) -> Attributes:
+            names.append(name)
+            return await lookup(parent, name)
+
+        monkeypatch.setattr(view, "lookup", counted)
+        return names
+
+    @pytest.fixture
+    def found(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, int]]:
+        """What is handed out: names and numbers, three at most."""
+        handed: list[tuple[bytes, int]] = []
+
+        def reply(_: object, name: bytes, entry: pyfuse3.EntryAttributes, after: int) -> bool:
+            if len(handed) == 3:
+                return False
+            handed.append((name, entry.st_ino))
+            return True
+
+        monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+        return handed
+
+    async def test_looks_anew_for_what_has_changed_and_nothing_else(
+        self,
+        view: MemoryView,
+        operations: WritableOperations,
+        asked: list[bytes],
+        found: list[tuple[bytes, int]],
+    ) -> None:
+        numbers = {name: await make(view, name) for name in (b"a", b"b", b"c", b"d", b"e")}
+        listing = await operations.opendir(ROOT_INODE, CONTEXT)
+        await operations.unlink(ROOT_INODE, b"b", CONTEXT)
+        await operations.unlink(ROOT_INODE, b"c", CONTEXT)
+        for name in (b"c", b"not listed"):
+            _, entry = await operations.create(ROOT_INODE, name, 0o600, os.O_WRONLY, CONTEXT)
+            numbers[name] = entry.st_ino
+        await operations.rename(ROOT_INODE, b"e", ROOT_INODE, b"d", 0, CONTEXT)
+        await operations.readdir(listing, 0, CONTEXT)
+        assert found == [(b"a", numbers[b"a"]), (b"c", numbers[b"c"]), (b"d", numbers[b"e"])]
+        assert asked == [b"b", b"c", b"d", b"e"]
+        assert operations._listings[listing].changed == {b"b", b"c", b"d", b"e"}
+
+    async def test_knows_of_a_change_while_it_is_made(
+        self,
+        view: MemoryView,
+        operations: WritableOperations,
+        monkeypatch: pytest.MonkeyPatch,
+        found: list[tuple[bytes, int]],
+    ) -> None:
+        await make(view, b"a")
+        entries, go_on = view.entries, trio.Event()
+
+        async def slow(inode: int) -> Any:
+            listed = await entries(inode)
+            await go_on.wait()
+            return listed
+
+        monkeypatch.setattr(view, "entries", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(operations.opendir, ROOT_INODE, CONTEXT)
+            await trio.testing.wait_all_tasks_blocked()
+            await operations.unlink(ROOT_INODE, b"a", CONTEXT)
+            go_on.set()
+        await operations.readdir(1, 0, CONTEXT)
+        assert found == []
+
+    async def test_hands_out_what_it_has_before_an_error(
+        self,
+        view: MemoryView,
+        operations: WritableOperations,
+        monkeypatch: pytest.MonkeyPatch,
+        found: list[tuple[bytes, int]],
+    ) -> None:
+        async def failing(parent: int, name: bytes) -> Attributes:
+            raise Unavailable("the store is away")
+
+        one, _ = await make(view, b"a"), await make(view, b"b")
+        listing = await operations.opendir(ROOT_INODE, CONTEXT)
+        await operations.unlink(ROOT_INODE, b"b", CONTEXT)
+        monkeypatch.setattr(view, "lookup", failing)
+        await operations.readdir(listing, 0, CONTEXT)
+        assert found == [(b"a", one)]
+        with pytest.raises(pyfuse3.FUSEError) as raised:
+            await operations.readdir(listing, 1, CONTEXT)
+        assert raised.value.errno == errno.EIO

@@ -45,7 +45,8 @@ struct bs_fastpath {
     int session; /* borrowed: to who answers all but reads, and its answers */
     int misses;  /* borrowed: to who answers other reads */
     int data;    /* borrowed */
-    int stop;
+    int stop;    /* readable at the end, */
+    int ends;    /* and this is set, for who always finds a request and never waits */
     uint64_t size_bytes;
     uint64_t block_bytes;
     const uint64_t *sums;  /* borrowed, and changed by others meanwhile */
@@ -107,7 +108,7 @@ static size_t next_request(bs_fastpath *self, void *request)
 {
     struct pollfd polled[] = {{self->device, POLLIN, 0}, {self->stop, POLLIN, 0}};
 
-    for (;;) {
+    while (!__atomic_load_n(&self->ends, __ATOMIC_RELAXED)) {
         ssize_t got = read(self->device, request, REQUEST_BYTES);
 
         if (got >= (ssize_t)sizeof(struct fuse_in_header))
@@ -120,9 +121,10 @@ static size_t next_request(bs_fastpath *self, void *request)
             return 0;
         if (poll(polled, 2, -1) < 0 && errno != EINTR)
             return 0;
-        if (polled[1].revents || polled[0].revents & (POLLERR | POLLNVAL))
+        if (polled[0].revents & (POLLERR | POLLNVAL))
             return 0;
     }
+    return 0;
 }
 
 /* Note a read; returns 0 if there is no room for it. */
@@ -412,6 +414,7 @@ void bs_fastpath_stop(bs_fastpath *self)
 {
     const uint64_t one = 1;
 
+    __atomic_store_n(&self->ends, 1, __ATOMIC_RELAXED);
     if (self->stop >= 0 && write(self->stop, &one, sizeof one) < 0)
         abort(); /* an eventfd takes a one */
     if (!self->tree)

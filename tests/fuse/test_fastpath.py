@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import subprocess
 import sys
 import threading
 
@@ -208,3 +209,28 @@ async def test_it_ends_while_it_is_read(entry, tmp_path):
         lambda: (len(os.listdir("/proc/self/fd")), threading.active_count()) == before,
         "no descriptor and no thread left",
     )
+
+
+ALONE = """
+import array, os
+from types import SimpleNamespace
+from bootseer.fuse.fastpath import FastPath
+manifest = SimpleNamespace(size_bytes=4096, block_bytes=4096)
+blocks = SimpleNamespace(
+    manifest=manifest, sums=array.array("Q", [1]), states=bytearray(1), data_fd=0
+)
+"""
+WITHOUT_END = """
+fast = FastPath(os.open("/dev/zero", os.O_RDWR), blocks)
+fast.stop()
+"""
+
+
+def alone(script):
+    """Run a fast path in a process of its own, for it may never end."""
+    argv = [sys.executable, "-P", "-c", ALONE + script]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_it_ends_though_there_is_always_another_request():
+    assert alone(WITHOUT_END) == ""

@@ -380,16 +380,20 @@ int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint3
     /* Signals are Python's. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    /* Nobody takes a request before all are there: it would be lost to who serves instead. */
+    pthread_mutex_lock(&self->turn);
     for (int i = tree ? 1 : 0; rc == 0 && i <= threads; i++) {
         rc = -pthread_create(&self->threads[self->running], NULL, i == 0 ? carry : serve, self);
         if (rc == 0)
             self->running++;
     }
+    __atomic_store_n(&self->ends, rc < 0, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&self->turn);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc < 0) {
+        bs_fastpath_stop(self);
         /* Whoever serves the mount instead waits in its reads. */
         (void)fcntl(files->device, F_SETFL, flags);
-        bs_fastpath_stop(self);
         return rc;
     }
     *out = self;

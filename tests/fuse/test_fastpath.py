@@ -212,7 +212,7 @@ async def test_it_ends_while_it_is_read(entry, tmp_path):
 
 
 ALONE = """
-import array, os
+import array, os, resource, socket
 from types import SimpleNamespace
 from bootseer.fuse.fastpath import FastPath
 manifest = SimpleNamespace(size_bytes=4096, block_bytes=4096)
@@ -224,6 +224,18 @@ WITHOUT_END = """
 fast = FastPath(os.open("/dev/zero", os.O_RDWR), blocks)
 fast.stop()
 """
+FEW_THREADS = """
+connection, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+kernel.send(bytes(100))
+os.setresuid(20_777, 20_777, 20_777)
+threads = len(os.listdir("/proc/self/task")) + 3
+resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
+try:
+    FastPath(connection.fileno(), blocks)
+except OSError as error:
+    print(error.errno)
+print(os.get_blocking(connection.fileno()), len(connection.recv(200, socket.MSG_DONTWAIT)))
+"""
 
 
 def alone(script):
@@ -234,3 +246,7 @@ def alone(script):
 
 def test_it_ends_though_there_is_always_another_request():
     assert alone(WITHOUT_END) == ""
+
+
+def test_where_threads_cannot_be_had_requests_are_left_to_who_serves_instead():
+    assert alone(FEW_THREADS).split() == [str(errno.EAGAIN), "True", "100"]

@@ -102,6 +102,7 @@ def operations(view: OneFile) -> ViewOperations:
         (OverQuota("full for you"), errno.EDQUOT),
         (PermissionError(errno.EPERM, "no"), errno.EPERM),
         (OSError("without a number"), errno.EIO),
+        (OSError(512, "a number that the kernel refuses"), errno.EIO),
         (KeyError("a bug"), errno.EIO),
     ],
 )

@@ -8,6 +8,7 @@ a snapshot's tree, alone.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import struct
@@ -21,6 +22,9 @@ from bootseer._io import ffi, lib
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.core.treerows import TreeRows
 from bootseer.errors import Corrupt
+from bootseer.fuse.code import code_of
+
+_log = logging.getLogger(__name__)
 
 _THREADS = 8
 """Reads of the node's disk at once."""
@@ -140,7 +144,10 @@ class FastPath:
         try:
             data = await read(asked)
         except OSError as failed:
-            error = -(failed.errno or errno.EIO)
+            error = -code_of(failed)
+        except Exception:  # noqa: BLE001 (one read never ends the mount)
+            _log.exception("a read failed")
+            error = -errno.EIO
         reply = _REPLY.pack(_REPLY.size + len(data), error, unique)
         with suppress(OSError):  # who asked has been killed, or the mount is gone
             os.writev(self._connection, [reply, data])

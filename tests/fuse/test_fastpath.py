@@ -159,6 +159,25 @@ async def test_what_is_damaged_or_cut_off_is_asked_for(mounted, entry):
     assert await mounted.read((0, 4096)) == CONTENT[:4096]
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.EACCES, "no"), errno.EACCES),
+        (OSError(512, "no number that the kernel takes"), errno.EIO),
+        (OSError(-1, "the same"), errno.EIO),
+        (OSError("none at all"), errno.EIO),
+        (MemoryError("no OSError"), errno.EIO),
+    ],
+)
+async def test_any_error_is_told_and_costs_one_read(mounted, entry, error, code):
+    with open(entry.path / "data", "r+b") as file:
+        file.truncate(9 * MIB)
+    mounted.view.error = error
+    with trio.fail_after(60):
+        assert await mounted.read((10 * MIB, 4096)) == code
+    assert await mounted.read((0, 4096)) == CONTENT[:4096]
+
+
 async def test_what_is_brought_meanwhile_is_read_without_the_view(entry, tmp_path):
     (tmp_path / "mnt").mkdir()
     blocks, view = entry.blocks(), Asked()

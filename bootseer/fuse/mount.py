@@ -26,8 +26,9 @@ from bootseer.fuse.operations import ViewOperations
 from bootseer.fuse.view import View, WritableView
 from bootseer.fuse.writable import WritableOperations
 
-# More requests at once than the kernel sends: readers in need, and 12 for its read-ahead.
-_MAX_TASKS = 99
+# As many as can wait at once: each of the user's threads may be in a close(2) or an open(2), and
+# what those wait for can need others to be answered. A task is there only as long as its request.
+_MAX_TASKS = 4096
 _UNSTICK_S = 0.5
 # For what a view is telling the kernel when the mount ends, see `KernelLink.close`.
 _DRAIN_S = 5

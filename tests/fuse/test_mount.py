@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from bootseer.errors import Unavailable
 from bootseer.fuse.attach import MountOptions, attach, detach, set_read_ahead
-from bootseer.fuse.mount import serve_fd
+from bootseer.fuse.mount import serve, serve_fd
 from bootseer.fuse.mountinfo import find_mount
+from bootseer.fuse.view import Attributes
 from bootseer.testing import memory_view, odd_view
 from bootseer.testing.served import served
 
@@ -162,6 +164,59 @@ class TestHowItIsMounted:
         detach(folder)
         with pytest.raises(Unavailable, match="before it was served"):
             await serve_fd(memory_view.MemoryView(0, 0), connection)
+
+
+WAITING = 300
+CLOSE = """
+import os, sys, threading
+def close(number):
+    file = os.open(f"{sys.argv[1]}/{number}", os.O_CREAT | os.O_WRONLY)
+    opened.wait()
+    os.close(file)
+    closed.release()
+opened, closed = threading.Barrier(WAITING), threading.Semaphore(0)
+for number in range(WAITING):
+    threading.Thread(target=close, args=(number,)).start()
+for _ in range(WAITING):
+    closed.acquire()
+"""
+
+
+class Slow(memory_view.MemoryView):
+    """Files are closed when all are being closed and somebody has looked for "other"."""
+
+    def __init__(self) -> None:
+        super().__init__(os.getuid(), os.getgid())
+        self.closing = 0
+        self.all_closing, self.go_on = trio.Event(), trio.Event()
+
+    async def flush(self, handle: int) -> None:
+        self.closing += 1
+        if self.closing == WAITING:
+            self.all_closing.set()
+        await self.go_on.wait()
+
+    async def lookup(self, parent: int, name: bytes) -> Attributes:
+        if name == b"other":
+            self.go_on.set()
+        return await super().lookup(parent, name)
+
+
+async def test_others_are_answered_while_many_wait_in_close(folder: Path) -> None:
+    view = Slow()
+
+    async def look() -> None:
+        await view.all_closing.wait()
+        await trio.run_process(["test", "!", "-e", folder / "other"])
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve, view, folder, MountOptions())
+            async with trio.open_nursery() as users:
+                users.start_soon(look)
+                script = CLOSE.replace("WAITING", str(WAITING))
+                await trio.run_process([sys.executable, "-P", "-c", script, folder])
+            nursery.cancel_scope.cancel()
 
 
 class TestHowItEnds:

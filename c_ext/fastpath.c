@@ -60,7 +60,7 @@ struct bs_fastpath {
     /* The record, kept by whose turn it is. */
     pthread_mutex_t log_lock;
     int records;
-    uint8_t *logged; /* a bit for each page */
+    uint8_t *logged; /* a bit for each page, or block of a tree: small files share pages */
     bs_touch *log;
     size_t log_length;
 };
@@ -130,21 +130,22 @@ static size_t next_request(bs_fastpath *self, void *request)
 /* Note a read; returns 0 if there is no room for it. */
 static int note(bs_fastpath *self, const bs_hit *hit)
 {
-    uint64_t first = hit->offset / PAGE_BYTES;
-    uint64_t last = (hit->offset + hit->size_bytes - 1) / PAGE_BYTES;
+    uint64_t first = self->tree ? hit->extent.block : hit->offset / PAGE_BYTES;
+    uint64_t last = self->tree ? first + hit->extent.count - 1
+                               : (hit->offset + hit->size_bytes - 1) / PAGE_BYTES;
     int is_new = 0;
     int fits = 1;
 
     pthread_mutex_lock(&self->log_lock);
     if (self->records) {
-        for (uint64_t page = first; page <= last && !is_new; page++)
-            is_new = !(self->logged[page / 8] >> (page % 8) & 1);
+        for (uint64_t at = first; at <= last && !is_new; at++)
+            is_new = !(self->logged[at / 8] >> (at % 8) & 1);
         fits = !is_new || self->log_length < LOG_TOUCHES;
         if (is_new && fits) {
             struct timespec now;
 
-            for (uint64_t page = first; page <= last; page++)
-                self->logged[page / 8] |= (uint8_t)(1U << (page % 8));
+            for (uint64_t at = first; at <= last; at++)
+                self->logged[at / 8] |= (uint8_t)(1U << (at % 8));
             clock_gettime(CLOCK_MONOTONIC, &now);
             self->log[self->log_length++] = (bs_touch){
                 hit->offset,
@@ -366,7 +367,7 @@ int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint3
     self->records = 1;
     self->request = malloc(REQUEST_BYTES);
     self->near = allocate_huge(buffer_bytes(self));
-    self->logged = calloc(size_bytes / PAGE_BYTES / 8 + 1, 1);
+    self->logged = calloc((tree ? bs_tree_block_count(tree) : size_bytes / PAGE_BYTES) / 8 + 1, 1);
     self->log = malloc(LOG_TOUCHES * sizeof *self->log);
     self->stop = eventfd(0, EFD_CLOEXEC);
     pthread_mutex_init(&self->turn, NULL);

@@ -25,6 +25,7 @@ struct bs_tree {
     uint64_t *starts; /* of each block in the image */
     uint8_t *strings;
     uint32_t inode_count;
+    uint32_t block_count;
     uint32_t uid;
     uint32_t gid;
     int has_xattrs;
@@ -57,6 +58,7 @@ int bs_tree_open(const bs_tree_rows *rows, bs_tree **out)
         return -ENOMEM;
     }
     self->inode_count = rows->inode_count;
+    self->block_count = rows->block_count;
     self->uid = rows->uid;
     self->gid = rows->gid;
     for (uint32_t i = 0; i < rows->inode_count; i++)
@@ -95,6 +97,11 @@ void bs_tree_close(bs_tree *self)
 static const row_inode *find(const bs_tree *self, uint64_t node)
 {
     return node - 1 < self->inode_count ? &self->inodes[node - 1] : NULL;
+}
+
+uint32_t bs_tree_block_count(const bs_tree *self)
+{
+    return self->block_count;
 }
 
 int bs_tree_extent(const bs_tree *self, uint64_t node, uint64_t offset, size_t size_bytes,

@@ -26,6 +26,9 @@ typedef struct {
     size_t size_bytes;    /* that are wanted: 0 behind the end */
 } bs_extent;
 
+/* Return how many blocks all files have together. */
+uint32_t bs_tree_block_count(const bs_tree *self);
+
 /* Returns 0, or -EISDIR and the like. */
 int bs_tree_extent(const bs_tree *self, uint64_t node, uint64_t offset, size_t size_bytes,
                    bs_extent *out);

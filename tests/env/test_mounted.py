@@ -283,6 +283,24 @@ async def test_the_record_is_of_what_was_read_and_not_ahead(mount, snapshot, pre
     assert sum(t.stop - t.start for t in touched.touches()) == stop - place.start
 
 
+@pytest.mark.parametrize("present", ["all", "nothing"])
+async def test_the_record_has_each_of_the_files_that_share_a_page(mount, snapshot, present):
+    mounted = await mount(PRESENT[present])
+    small = {
+        place.start: (path, place.start + (place.blocks[0] & ~BLOCK_RAW))
+        for path, place in snapshot.index.places.items()
+        if len(place.blocks) == 1 and 0 < place.blocks[0] & ~BLOCK_RAW < 1000
+    }
+    starts = sorted(small)
+    first = next(i for i, at in enumerate(starts) if small[starts[i + 2]][1] // 4096 == at // 4096)
+    around, between = [starts[first], starts[first + 2]], starts[first + 1]
+    for start in (*around, between):
+        await mounted.run(READ, os.fsdecode(small[start][0].removeprefix(b"0/")), 0)
+    found = coalesce(ByteRange(t.start, t.stop) for t in mounted.content.touched.touches())
+    wanted = [ByteRange(start, small[start][1]) for start in (*around, between)]
+    assert found == coalesce(wanted)
+
+
 async def test_content_that_cannot_be_had_is_an_error_and_told(mount):
     mounted = await mount(nothing)
     code = """

@@ -28,8 +28,11 @@ int bs_has_cachestat(int fd);
  * many. When there are more than `capacity`, the rest is left for the next sample. */
 int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity);
 
-/* For each page that [start, stop) touches, write 1 if it is in active use or that is not known, 0
- * if it was only read ahead. Reads pages in that have gone meanwhile, so it can block; for root. */
+/* Of a page: it was only read ahead, is in active use, or has gone meanwhile, and nobody knows. */
+enum { BS_READ_AHEAD, BS_IN_USE, BS_USE_UNKNOWN };
+
+/* Write one of these for each page that [start, stop) touches. Can block in reading a page that goes
+ * at this moment; for root. */
 int bs_residency_active(bs_residency *self, uint64_t start, uint64_t stop, uint8_t *active);
 
 void bs_residency_close(bs_residency *self);

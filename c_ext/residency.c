@@ -179,18 +179,37 @@ int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity)
     return (int64_t)found;
 }
 
-/* Whether the page that a pagemap entry describes is on the active list; true if unknown. */
-static bool is_active(const bs_residency *self, uint64_t entry)
+/* Tell of the page that a pagemap entry describes whether it is on the active list. */
+static uint8_t use_of(const bs_residency *self, uint64_t entry)
 {
     uint64_t frame = entry & PAGEMAP_FRAME;
     uint64_t flags;
 
     if (!(entry & PAGEMAP_PRESENT) || frame == 0)
-        return true;
+        return BS_USE_UNKNOWN;
     if (pread(self->kpageflags, &flags, sizeof flags, (off_t)(frame * sizeof flags)) !=
         (ssize_t)sizeof flags)
-        return true;
-    return flags & KPF_ACTIVE;
+        return BS_USE_UNKNOWN;
+    return flags & KPF_ACTIVE ? BS_IN_USE : BS_READ_AHEAD;
+}
+
+/* Map those of some pages that are in memory: what has gone is not brought back to be looked at. */
+static int populate(const bs_residency *self, uint8_t *at, uint64_t pages)
+{
+    unsigned char resident[REGION_PAGES];
+    uint64_t stop;
+
+    if (mincore(at, (size_t)(pages * self->page_bytes), resident) != 0)
+        return -errno;
+    for (uint64_t page = 0; page < pages; page = stop) {
+        for (stop = page + 1; stop < pages && (resident[stop] & 1) == (resident[page] & 1); stop++)
+            ;
+        if (resident[page] & 1 &&
+            madvise(at + page * self->page_bytes, (size_t)((stop - page) * self->page_bytes),
+                    MADV_POPULATE_READ) != 0)
+            return -errno;
+    }
+    return 0;
 }
 
 int bs_residency_active(bs_residency *self, uint64_t start, uint64_t stop, uint8_t *active)
@@ -205,17 +224,17 @@ int bs_residency_active(bs_residency *self, uint64_t start, uint64_t stop, uint8
     for (uint64_t page = start / self->page_bytes; page < last; page += REGION_PAGES) {
         uint64_t pages = last - page < REGION_PAGES ? last - page : REGION_PAGES;
         uint8_t *at = self->map + page * self->page_bytes;
-        size_t bytes = (size_t)(pages * self->page_bytes);
         size_t want = (size_t)pages * sizeof entries[0];
+        int rc = populate(self, at, pages);
 
-        if (madvise(at, bytes, MADV_POPULATE_READ) != 0)
-            return -errno;
+        if (rc != 0)
+            return rc;
         if (pread(self->pagemap, entries, want,
                   (off_t)((uintptr_t)at / self->page_bytes * sizeof entries[0])) != (ssize_t)want)
             return -EIO;
         for (uint64_t i = 0; i < pages; i++)
-            *active++ = is_active(self, entries[i]);
-        (void)madvise(at, bytes, MADV_DONTNEED);
+            *active++ = use_of(self, entries[i]);
+        (void)madvise(at, (size_t)(pages * self->page_bytes), MADV_DONTNEED);
     }
     return 0;
 }

@@ -38,9 +38,13 @@ class Pages(Protocol):
         """
 
     def active(self, start: int, stop: int) -> bytes | None:
-        """Tell of each page of a range whether it is in active use, 1, or was read ahead only, 0.
+        """Tell of each page of a range how it is used.
 
-        It can block in reading the file. None where the kernel does not say.
+        It can block in reading the file.
+
+        Returns:
+            A byte for each: 0, it was read ahead only; 1, it is in active use; 2, it has gone
+            meanwhile. None where the kernel does not say.
         """
 
     def close(self) -> None:
@@ -92,23 +96,27 @@ class Recorder:
 
         The kernel's read-ahead makes a trace a third larger than what a start needs, and the time
         to prefetch it. Should a forgotten page be needed after all, the start that misses it
-        records it. Where the kernel does not say which pages are in use, or calls hardly any so,
-        nothing is forgotten.
+        records it. Of a page that the kernel has given up nobody knows, so it is kept. Where the
+        kernel does not say which pages are in use, or calls hardly any so, nothing is forgotten.
 
         It can block in reading the image: call it in a thread of its own, which `stop_settling`
         ends at the next touch.
         """
-        used: list[Touch] = []
+        kept: list[Touch] = []
+        bytes_of = [0, 0, 0]  # by how they are used, see `Pages.active`
         for touch in self.touches:
             if self._stop:
                 return
             pages = self._pages.active(touch.start, touch.stop)
             if pages is None:
                 return
-            runs = _runs(touch, pages)
-            used += [Touch(start, stop, touch.first_ms) for start, stop, active in runs if active]
-        if not self._stop and _bytes_of(used) >= MIN_USED_SHARE * _bytes_of(self.touches):
-            self.touches = used
+            for start, stop, use in _runs(touch, pages):
+                bytes_of[use] += stop - start
+                if use:
+                    kept.append(Touch(start, stop, touch.first_ms))
+        ahead, used, _ = bytes_of
+        if not self._stop and used >= MIN_USED_SHARE * (used + ahead):
+            self.touches = kept
 
     def stop_settling(self) -> None:
         """Have a `settle` that is under way in another thread forget nothing more, and end."""
@@ -136,7 +144,3 @@ def _runs(touch: Touch, pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
             yield at, page * PAGE_BYTES, state
             at, state = page * PAGE_BYTES, pages[page - first]
     yield at, touch.stop, state
-
-
-def _bytes_of(touches: Iterable[Touch]) -> int:
-    return sum(t.stop - t.start for t in touches)

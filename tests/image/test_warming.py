@@ -14,6 +14,7 @@ import trio
 
 from bootseer._io import lib
 from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.core.trace import Touch
 from bootseer.errors import Unavailable
 from bootseer.image import prefetch as image_prefetch
 from bootseer.image.prefetch import Prefetch, UnderWay, locked_by, may_pin, pinnable_bytes
@@ -155,6 +156,51 @@ def test_what_was_only_read_ahead_is_forgotten(image):
     recorder.close()
     os.close(fd)
     assert recorder.touches == [(8 * PAGE, 40 * PAGE, 100)]
+
+
+@pytest.mark.root
+def test_what_has_gone_may_have_been_used_and_is_kept(image):
+    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
+    fd = os.open(image, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 64 * PAGE, os.POSIX_FADV_WILLNEED)
+    wait_until(lambda: len(resident_pages(image)) >= 64, "the pages read ahead")
+    for _ in range(3):
+        for page in range(8, 40):
+            os.pread(fd, 100, page * PAGE)
+    recorder.sample(100)
+    for page in (20, 21, 60):
+        evict(image, page)
+    recorder.settle()
+    recorder.close()
+    os.close(fd)
+    pages = pages_of(ByteRange(t.start, t.stop) for t in recorder.touches)
+    assert pages == {*range(8, 40), 60}
+    assert not resident_pages(image) & {20, 21, 60}, "nothing is read to be looked at"
+
+
+class Used:
+    """Pages of a file that are used as is said."""
+
+    def __init__(self, pages):
+        self.size_bytes = len(pages) * PAGE
+        self._pages = pages
+
+    def newly_resident(self, most):
+        return []
+
+    def active(self, start, stop):
+        return self._pages[start // PAGE : stop // PAGE]
+
+    def close(self):
+        pass
+
+
+def test_what_has_gone_does_not_speak_for_what_is_there():
+    """Of what is left, too little is in use to say anything of the rest."""
+    recorder = Recorder(Used(bytes([2] * 50 + [0] * 40 + [1] * 10)))
+    recorder.touches = [Touch(0, 100 * PAGE, 1)]
+    recorder.settle()
+    assert recorder.touches == [(0, 100 * PAGE, 1)]
 
 
 def test_where_the_kernel_calls_nothing_used_nothing_is_forgotten(image):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+from array import array
 from collections.abc import Callable
 
 from bootseer.core.squashfs import BLOCK_RAW
-from bootseer.core.treerows import BLOCK, BLOCK_BYTES, INODE, TreeRows
+from bootseer.core.treerows import BLOCK_BYTES, INODE, TreeRows
 from bootseer.errors import BootseerError, Corrupt
 from bootseer.fuse.fastpath import Asked, FastPath
 from bootseer.image.blocks import ImageBlocks
@@ -17,6 +19,9 @@ from bootseer.image.touchlog import TouchLog
 AHEAD = os.O_DSYNC
 """Who opens a file so only reads ahead: others go first, and it is not recorded. Not O_NOATIME, as
 of an image: overlayfs opens every file with that."""
+
+_GROUP = 64
+"""Of blocks, whose lengths together are less than `BLOCK_RAW`."""
 
 
 class TreeContent:
@@ -38,6 +43,8 @@ class TreeContent:
         """
         self.touched = TouchLog()
         self._rows = rows
+        self._lengths = memoryview(rows.blocks).cast("I")
+        self._starts: dict[int, array[int]] = {}
         self._blocks = blocks
         self._on_error = on_error
         self._decompress = decompressor(LZ4)
@@ -59,23 +66,22 @@ class TreeContent:
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
     async def _read(self, asked: Asked) -> bytes:
-        size_bytes, _, start, _, first, *_ = INODE.unpack_from(
+        size_bytes, _, start, _, first, count, *_ = INODE.unpack_from(
             self._rows.inodes, (asked.node - 1) * INODE.size
         )
         stop = min(size_bytes, asked.offset + asked.size_bytes)
         if asked.offset >= stop:
             return b""
         wanted = range(asked.offset // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
-        lengths = [self._length(first + index) for index in range(wanted.stop)]
-        start += sum(length & ~BLOCK_RAW for length in lengths[: wanted.start])
-        stored_bytes = sum(length & ~BLOCK_RAW for length in lengths[wanted.start :])
+        lengths = self._lengths[first + wanted.start : first + wanted.stop]
+        start = self._start(asked.node, start, range(first, first + count), wanted.start)
+        stored_bytes = sum(length & ~BLOCK_RAW for length in lengths)
         stored = await self._stored(start, stored_bytes, bool(asked.flags & AHEAD))
         content = bytearray()
-        for index in wanted:
-            length = lengths[index] & ~BLOCK_RAW
+        for index, length in zip(wanted, lengths, strict=True):
             left = min(BLOCK_BYTES, size_bytes - index * BLOCK_BYTES)
-            content += self._block(bytes(stored[:length]), lengths[index], left)
-            stored = stored[length:]
+            content += self._block(bytes(stored[: length & ~BLOCK_RAW]), length, left)
+            stored = stored[length & ~BLOCK_RAW :]
         skip = asked.offset - wanted.start * BLOCK_BYTES
         return bytes(content[skip : skip + stop - asked.offset])
 
@@ -86,8 +92,30 @@ class TreeContent:
             self.touched.note(start, start + size_bytes)
         return await self._blocks.read(start, size_bytes, is_urgent=not is_ahead)
 
-    def _length(self, index: int) -> int:
-        return int(BLOCK.unpack_from(self._rows.blocks, index * BLOCK.size)[0])
+    def _start(self, node: int, start: int, blocks: range, index: int) -> int:
+        """Return where a block of a file is in the squashfs.
+
+        Of every 64th block of a file it is worked out once, when the file is first asked for.
+
+        Args:
+            node: of the file.
+            start: where its first block is.
+            blocks: its own among those of all files.
+            index: of the block in the file.
+        """
+        starts = self._starts.get(node)
+        if starts is None:
+            groups = (blocks[at : at + _GROUP] for at in range(0, len(blocks), _GROUP))
+            starts = array(
+                "Q", itertools.accumulate(map(self._stored_bytes, groups), initial=start)
+            )
+            self._starts[node] = starts
+        before = blocks[index - index % _GROUP : index]
+        return starts[index // _GROUP] + self._stored_bytes(before)
+
+    def _stored_bytes(self, blocks: range) -> int:
+        """Add up the lengths of up to 64 blocks: so few that they cannot reach the marks' bit."""
+        return sum(self._lengths[blocks.start : blocks.stop]) % BLOCK_RAW
 
     def _block(self, stored: bytes, length: int, size_bytes: int) -> bytes:
         if not length:

@@ -15,6 +15,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -38,8 +39,9 @@ enum {
     ATTRIBUTE_RDONLY = 1,
     ATTRIBUTE_NOSUID = 2,
     ATTRIBUTE_NODEV = 4,
-    MAX_GROUPS = 300, /* the kernel takes 340 lines of a map */
-    LONGEST_MAP = MAX_GROUPS * 32,
+    /* The kernel takes less than a page of a map, and so many lines. */
+    MAP_BYTES = 4096,
+    MAP_LINES = 340,
     MAKE_MS = 5000,
 };
 
@@ -163,14 +165,10 @@ static int make_overlay(const bs_user *user, const bs_overlay_folders *folders)
     return rc;
 }
 
-static size_t map_line(char *text, size_t length, uint32_t id)
-{
-    return length + (size_t)snprintf(text + length, LONGEST_MAP - length, "%u %u 1\n", id, id);
-}
-
-static int write_map(pid_t pid, const char *name, const char *text, size_t length)
+static int write_map(pid_t pid, const char *name, const char *text)
 {
     char path[48];
+    size_t length = strlen(text);
     ssize_t written;
     int fd;
 
@@ -185,33 +183,59 @@ static int write_map(pid_t pid, const char *name, const char *text, size_t lengt
     return written < 0 ? (int)written : 0;
 }
 
+static int compare_ids(const void *one, const void *other)
+{
+    uint32_t a = *(const uint32_t *)one, b = *(const uint32_t *)other;
+
+    return (a > b) - (a < b);
+}
+
+/* Write the lines of a map of ids to themselves, one for each run of them, that of `first` first: as
+ * many as the kernel takes. Sorts the ids, puts those that are mapped into `mapped`, and returns how
+ * many these are. */
+static size_t map_runs(char text[MAP_BYTES], uint32_t first, uint32_t *ids, size_t count,
+                       uint32_t *mapped)
+{
+    size_t length = 0, lines = 0, found = 0, stop;
+
+    text[0] = 0;
+    qsort(ids, count, sizeof *ids, compare_ids);
+    for (int others = 0; others <= 1; others++)
+        for (size_t at = 0; at < count; at = stop) {
+            char line[40];
+            size_t line_length;
+
+            for (stop = at + 1; stop < count && ids[stop] - ids[stop - 1] <= 1; stop++)
+                ;
+            if ((first < ids[at] || first > ids[stop - 1]) != others)
+                continue;
+            line_length = (size_t)snprintf(line, sizeof line, "%u %u %u\n", ids[at], ids[at],
+                                           ids[stop - 1] - ids[at] + 1);
+            if (lines == MAP_LINES || length + line_length >= MAP_BYTES)
+                return found;
+            memcpy(text + length, line, line_length + 1);
+            memcpy(mapped + found, ids + at, (stop - at) * sizeof *ids);
+            length += line_length;
+            found += stop - at;
+            lines++;
+        }
+    return found;
+}
+
 /* Map the user's ids to themselves, and no others; or, for a tree that shows other owners, all but
  * root's. The kernel takes 0 for the owner of FUSE's root until it is told another, and lets nobody
  * write to what has an owner that is not mapped: 0 in there stands for the last of all ids. */
-static int map_ids(pid_t pid, const bs_user *user, int shows_owners)
+static int map_ids(pid_t pid, const bs_user *user, const char *groups, int shows_owners)
 {
-    char text[LONGEST_MAP];
-    size_t length = 0;
+    char text[64];
     int rc;
 
-    if (shows_owners) {
-        length = (size_t)snprintf(text, sizeof text, "0 %u 1\n1 1 %u\n", LAST_ID, LAST_ID - 1);
-        rc = write_map(pid, "uid_map", text, length);
-        return rc != 0 ? rc : write_map(pid, "gid_map", text, length);
-    }
-    rc = write_map(pid, "uid_map", text, map_line(text, 0, user->uid));
-    if (rc != 0)
-        return rc;
-    length = map_line(text, 0, user->gid);
-    for (size_t i = 0; i < user->group_count; i++) {
-        int known = user->groups[i] == user->gid;
-
-        for (size_t k = 0; k < i && !known; k++)
-            known = user->groups[k] == user->groups[i];
-        if (!known)
-            length = map_line(text, length, user->groups[i]);
-    }
-    return write_map(pid, "gid_map", text, length);
+    if (shows_owners)
+        (void)snprintf(text, sizeof text, "0 %u 1\n1 1 %u\n", LAST_ID, LAST_ID - 1);
+    else
+        (void)snprintf(text, sizeof text, "%u %u 1\n", user->uid, user->uid);
+    rc = write_map(pid, "uid_map", text);
+    return rc != 0 ? rc : write_map(pid, "gid_map", shows_owners ? text : groups);
 }
 
 /* In the child: answer the parent's go-ahead with the descriptors, or with why there are none. */
@@ -268,15 +292,13 @@ static int receive(int end, int made[2])
     return -error;
 }
 
-static int make(const bs_user *user, int shows_owners, const bs_fuse_options *options,
-                const bs_overlay_folders *folders, int made[2])
+static int make_with(const bs_user *user, const char *groups, int shows_owners,
+                     const bs_fuse_options *options, const bs_overlay_folders *folders, int made[2])
 {
     int ends[2];
     pid_t pid;
     int rc;
 
-    if (user->uid == 0 || user->group_count > MAX_GROUPS)
-        return -EINVAL;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
         return -errno;
     /* Like fork(), which cannot leave for other namespaces at once. */
@@ -288,7 +310,7 @@ static int make(const bs_user *user, int shows_owners, const bs_fuse_options *op
     }
     close(ends[1]);
     if (rc == 0)
-        rc = map_ids(pid, user, shows_owners);
+        rc = map_ids(pid, user, groups, shows_owners);
     if (rc == 0 && send(ends[0], "", 1, MSG_NOSIGNAL) != 1)
         rc = -errno;
     if (rc == 0)
@@ -299,6 +321,32 @@ static int make(const bs_user *user, int shows_owners, const bs_fuse_options *op
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
             ;
     }
+    return rc;
+}
+
+/* Make a mount for a user and as many of his groups as can be mapped: a process has no others. */
+static int make(const bs_user *user, int shows_owners, const bs_fuse_options *options,
+                const bs_overlay_folders *folders, int made[2])
+{
+    char map[MAP_BYTES] = "";
+    bs_user mapped = *user;
+    size_t count = user->group_count;
+    uint32_t *groups;
+    int rc;
+
+    if (user->uid == 0)
+        return -EINVAL;
+    groups = malloc(2 * (count + 1) * sizeof *groups);
+    if (groups == NULL)
+        return -ENOMEM;
+    memcpy(groups, user->groups, count * sizeof *groups);
+    groups[count++] = user->gid;
+    if (!shows_owners) {
+        mapped.groups = groups + count;
+        mapped.group_count = map_runs(map, user->gid, groups, count, groups + count);
+    }
+    rc = make_with(&mapped, map, shows_owners, options, folders, made);
+    free(groups);
     return rc;
 }
 

@@ -117,6 +117,25 @@ def test_files_can_belong_to_the_users_groups(over: Path) -> None:
     assert (status.st_uid, status.st_gid) == (USER, OTHER)
 
 
+@pytest.mark.parametrize("apart", [7, 1], ids=["apart", "in a row"])
+@pytest.mark.parametrize("count", [200, 2000])
+def test_users_in_many_groups_have_those_that_the_kernel_can_map(
+    ground: Path, count: int, apart: int
+) -> None:
+    """It takes less than 4 KiB of a map: some 150 lines with numbers like these."""
+    groups = [1_000_000_000 + number * apart for number in range(count)]
+    over, lower, scratch = (ground / name for name in ("over", "lower", "scratch"))
+    overlay(over, lower, scratch, USER, GROUP, [*groups, groups[0]])
+    try:
+        made = [
+            as_user("touch", str(over / str(gid)), gid=gid).returncode == 0
+            for gid in (GROUP, groups[0], groups[-1])
+        ]
+        assert made == [True, True, apart == 1]
+    finally:
+        uncover(over)
+
+
 def test_the_overlay_has_mode_and_time_of_what_is_below(ground: Path) -> None:
     os.chmod(ground / "lower", 0o2751)
     os.utime(ground / "lower", ns=(10**18 + 7, 10**18 + 7))

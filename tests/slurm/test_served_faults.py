@@ -413,7 +413,7 @@ def test_the_image_is_removed_or_replaced_while_it_is_read(lab, images):
         job.run(read_at(0))
         add(other)  # the name is that one's from now on
         with JobShell(lab, *SERVED) as later:
-            job.run(read_at(0))
+            later.run(read_at(0))
             image_command(lab, "rm", NAME)
             assert reads_whole(later, other)
         assert reads_whole(job, expected)

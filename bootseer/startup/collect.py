@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import trio
 
@@ -44,6 +45,11 @@ _SCHEMA = pa.schema(
         ("rank", pa.int32()),
         ("detail", pa.string()),
     ]
+)
+_TEXTS = [field.name for field in _SCHEMA if field.type == pa.string()]
+_READ_SCHEMA = pa.schema(
+    (field.name, pa.dictionary(pa.int32(), pa.string()) if field.name in _TEXTS else field.type)
+    for field in _SCHEMA
 )
 _METADATA_KEY = b"bootseer"
 
@@ -166,16 +172,20 @@ def _row(event: Event) -> dict[str, Any]:
 
 def _decode(data: bytes, name: str) -> NodeRun:
     try:
-        with pq.ParquetFile(pa.BufferReader(data)) as file:
+        # Of a text that many rows have, there is one copy.
+        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=_TEXTS) as file:
             schema, sizes = file.schema_arrow, file.metadata
             groups = [sizes.row_group(i).total_byte_size for i in range(sizes.num_row_groups)]
             if sizes.num_rows > MAX_ROWS or sum(groups) > MAX_BYTES:
                 raise Corrupt(f"{name}: more events than are kept of a run")
-            if not schema.equals(_SCHEMA):
+            if not schema.equals(_READ_SCHEMA):
                 raise Corrupt(f"{name}: not a BootSeer events file: other columns")
             about = Fields(json.loads((schema.metadata or {})[_METADATA_KEY]), name)
             # No threads for some kB: pyarrow's may abort a process that ends soon after.
-            rows = file.read(use_threads=False).to_pylist()
+            table = file.read(use_threads=False)
+            if sum(_text_bytes(table[text]) for text in _TEXTS) > MAX_BYTES:
+                raise Corrupt(f"{name}: more text than is kept of a run")
+            rows = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
         text = str(error)[:200]
         raise Corrupt(f"{name}: not a BootSeer events file: {text!a}") from error
@@ -189,4 +199,12 @@ def _decode(data: bytes, name: str) -> NodeRun:
         kind=about.text("kind"),
         started_ns=about.count("started_ns"),
         events=tuple(from_json(row, name) for row in rows),
+    )
+
+
+def _text_bytes(column: Any) -> int:
+    """Add up the lengths of a column's texts, each as often as it is there."""
+    return sum(
+        pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices)).as_py() or 0
+        for chunk in column.chunks
     )

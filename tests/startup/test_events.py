@@ -1,6 +1,7 @@
 """A run's events: into the store and back, and what a report makes of them."""
 
 import io
+import json
 from dataclasses import replace
 
 import pyarrow as pa
@@ -167,9 +168,9 @@ def _parquet(table):
     return sink.getvalue().to_pybytes()
 
 
-def _events(rows, metadata):
+def _events(rows, metadata, detail="x" * 1000):
     row = {"stage": "x" * 64, "start_ns": 0, "end_ns": 0, "source": "a", "status": "ok"}
-    row |= {"bytes": 0, "rank": -1, "detail": "x" * 1000}
+    row |= {"bytes": 0, "rank": -1, "detail": detail}
     table = pa.Table.from_pylist([row], collect._SCHEMA)
     table = pa.concat_tables([table] * rows) if rows > 1 else table
     return _parquet(table.replace_schema_metadata({b"bootseer": metadata}))
@@ -195,3 +196,14 @@ async def test_what_is_no_events_file_is_refused(data):
     with pytest.raises(Corrupt) as refused:
         await read_run(store, "c.7")
     assert str(refused.value).isprintable()
+
+
+async def test_a_text_that_many_rows_have_is_counted_for_each():
+    about = {"run": "c.7", "job": 7, "key": "k", "node": "n1", "kind": "cold", "started_ns": 1}
+    metadata = json.dumps(about | {"version": collect.VERSION}).encode()
+    store = MemoryStore()
+    await publish(store, "runs/c.7/n1-1.parquet", _events(300, metadata))
+    assert len((await read_run(store, "c.7"))[0].events) == 300
+    await publish(store, "runs/c.7/n1-1.parquet", _events(200, metadata, "x" * 100_000))
+    with pytest.raises(Corrupt, match="more text"):
+        await read_run(store, "c.7")

@@ -227,6 +227,7 @@ async def test_it_ends_while_it_is_read(entry, tmp_path):
     wait_until(
         lambda: (len(os.listdir("/proc/self/fd")), threading.active_count()) == before,
         "no descriptor and no thread left",
+        timeout_s=30,  # trio keeps idle threads for ten seconds
     )
 
 

@@ -65,16 +65,17 @@ struct kind {
     const char *variable; /* of the task's environment */
     const char *name;     /* for people */
     const char *stage;    /* of an event that tells what could not be done */
-    int option;           /* by which it is asked for, or -1 */
+    int wish;             /* the option whose value it is for */
+    int option;           /* the same where that is told of this kind, otherwise -1 */
 };
 
 static const struct kind KINDS[] = {
     {MOUNT_CHECKPOINT, "checkpoint", "ckpt", "", "BOOTSEER_CKPT", "checkpoint",
-     "checkpoint.mountpoint", OPTION_CKPT},
+     "checkpoint.mountpoint", OPTION_CKPT, OPTION_CKPT},
     {MOUNT_IMAGE, "served", "image", "/image.sqsh", "BOOTSEER_IMAGE", "image", "image.mountpoint",
-     OPTION_IMAGE},
+     OPTION_IMAGE, OPTION_IMAGE},
     {MOUNT_ROOT, "state/rooted", "root/rootfs", "", "BOOTSEER_ROOTFS", "image's tree",
-     "image.kernel", -1},
+     "image.kernel", OPTION_IMAGE, -1},
 };
 
 /* What the agent says in RUN_DIR/jobs/JOBID/MARK, and whose job it is. */
@@ -92,6 +93,59 @@ struct mounted {
     gid_t *groups;
     int group_count;
 };
+
+/* What the job has asked for, "" for nothing; `known` is false where it has no agent. */
+struct asked {
+    bool known;
+    const char *value[OPTION_COUNT]; /* of those that a step may ask for as well */
+    char text[3 * (VALUE_MAX + 1) + 1];
+};
+
+static void read_asked(const char *run_dir, uint32_t job_id, struct asked *asked)
+{
+    static const enum option lines[] = {OPTION_IMAGE, OPTION_ENV, OPTION_CKPT};
+    char path[PATH_MAX + 32], *line = asked->text, *end;
+    ssize_t length;
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/jobs/%u/asked", run_dir, job_id);
+    fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    length = read(fd, asked->text, sizeof(asked->text) - 1);
+    close(fd);
+    asked->text[length > 0 ? length : 0] = '\0';
+    for (size_t i = 0; i < sizeof(lines) / sizeof(*lines); i++, line = end + 1) {
+        end = strchr(line, '\n');
+        if (!end)
+            return;
+        *end = '\0';
+        asked->value[lines[i]] = line;
+    }
+    asked->known = true;
+}
+
+/* Returns what this step itself asks for, or NULL. Slurm gives the steps of all components of a
+ * heterogeneous job the same options: there nobody can tell. */
+static const char *step_wish(const struct bootseer *bootseer, spank_t spank, int option)
+{
+    char size[16];
+
+    if (option < 0 || !bootseer->request.given[option] || !request_is_active(&bootseer->request) ||
+        spank_getenv(spank, "SLURM_HET_SIZE", size, sizeof(size)) == ESPANK_SUCCESS)
+        return NULL;
+    return bootseer->request.value[option];
+}
+
+/* Says that a step does not get what it asks for. */
+static void tell_too_late(const struct bootseer *bootseer, spank_t spank, const char *stage,
+                          int option, const struct asked *asked)
+{
+    step_fallback(bootseer, spank, stage,
+                  "%s is too late for a step of a job that has begun with%s: give it to the job",
+                  option_names[option].option,
+                  asked->known && *asked->value[option] ? " another" : "out");
+}
 
 /* Returns false when the job has nothing that is marked so. */
 static bool read_mounted(const char *mark, const char *folder, const char *run_dir, uint32_t job_id,
@@ -305,21 +359,40 @@ static bool show(const struct mounted *mounted, const char *path, bool owned, bo
     return done;
 }
 
+/* Tells a task of what it has asked for and the job has not. */
+static void tell_wish(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
+                      const char *wish, const struct asked *asked)
+{
+    bool is_jobs = asked->known && !strcmp(wish, asked->value[kind->option]);
+    bool is_path = *wish == '/'; /* it needs nobody to mount it */
+
+    if (is_path)
+        spank_setenv(spank, kind->variable, wish, 1);
+    if (is_path && asked->known && !is_jobs)
+        step_fallback(bootseer, spank, kind->stage,
+                      "%s is not the job's: nothing of it is read ahead", wish);
+    else if (!is_path && is_jobs)
+        step_fallback(bootseer, spank, kind->stage,
+                      "the %s is not mounted: `bootseer report` says why", kind->name);
+    else if (!is_path)
+        tell_too_late(bootseer, spank, kind->stage, kind->option, asked);
+}
+
 /* Shows a task what the job has of a kind, and sets its variable. */
 static void tell_task(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
-                      uint32_t job_id, struct mounted *mounted, bool *left)
+                      uint32_t job_id, const struct asked *asked, struct mounted *mounted,
+                      bool *left)
 {
+    const char *wish = step_wish(bootseer, spank, kind->wish), *path = mounted->path;
+    bool is_other = wish && asked->known && strcmp(wish, asked->value[kind->wish]);
     char told[PATH_MAX + 16];
-    const char *path = mounted->path;
 
-    if (!read_mounted(kind->mark, kind->folder, bootseer->settings.run_dir, job_id, mounted)) {
-        if (kind->option >= 0 && bootseer->request.given[kind->option] &&
-            request_is_active(&bootseer->request) &&
-            strstr(bootseer->request.value[kind->option], "://"))
-            step_fallback(bootseer, spank, kind->stage,
-                          "--bootseer-%s is too late for a step of a job that has begun without: "
-                          "give it to the job",
-                          kind->option == OPTION_CKPT ? "ckpt" : "image");
+    if (is_other ||
+        !read_mounted(kind->mark, kind->folder, bootseer->settings.run_dir, job_id, mounted)) {
+        if (is_other)
+            spank_unsetenv(spank, kind->variable);
+        if (wish && kind->option >= 0)
+            tell_wish(kind, bootseer, spank, wish, asked);
         return;
     }
     if (mounted->none)
@@ -411,7 +484,9 @@ static bool is_shared(const char *run_dir)
 void mounts_task(const struct bootseer *bootseer, spank_t spank)
 {
     struct mounted mounted = {.failed = false};
+    struct asked asked = {.known = false};
     bool left = false;
+    const char *wish;
     uint32_t job_id;
 
     if (spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
@@ -424,7 +499,11 @@ void mounts_task(const struct bootseer *bootseer, spank_t spank)
         !leave_namespace(&left))
         step_fallback(bootseer, spank, "env.mount", "a task has no mount namespace of its own: %s",
                       strerror(errno));
+    read_asked(bootseer->settings.run_dir, job_id, &asked);
     for (size_t i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++)
-        tell_task(&KINDS[i], bootseer, spank, job_id, &mounted, &left);
+        tell_task(&KINDS[i], bootseer, spank, job_id, &asked, &mounted, &left);
+    wish = step_wish(bootseer, spank, OPTION_ENV);
+    if (wish && asked.known && strcmp(wish, asked.value[OPTION_ENV]))
+        tell_too_late(bootseer, spank, "env.mount", OPTION_ENV, &asked);
     show_environments(bootseer, spank, job_id, &mounted, &left);
 }

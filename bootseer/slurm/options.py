@@ -112,6 +112,12 @@ def split_ckpt(value: str) -> tuple[str, str, bool]:
     return uri, "/" + mount_point, plain != value
 
 
+def join_ckpt(asked: Options) -> str:
+    """Return what `split_ckpt` has taken apart."""
+    mountpoint = f":{asked.mountpoint}" if asked.mountpoint else ""
+    return f"{asked.checkpoint}{mountpoint}{READ_ONLY if asked.read_only else ''}"
+
+
 def is_wait(value: str) -> bool:
     """Whether ``value`` is a whole number of seconds that may be asked for."""
     return _WAIT.fullmatch(value) is not None and int(value) <= MAX_WAIT_S

@@ -55,6 +55,7 @@ def _warm(asked: options.Options, started_ns: int) -> str:
             return f"job {job.job_id}: its agent is at work already"
         if not (reap(folder) and registry.claim(folder)):
             return f"job {job.job_id}: what an agent has left is in the way, nothing is warmed"
+    _put_asked(folder, asked)
     folder.write("broker.json", for_broker._asdict())
     folder.write("job.json", job._asdict())
     _put_program(folder)
@@ -79,6 +80,14 @@ def _warm(asked: options.Options, started_ns: int) -> str:
     _tell(folder, "prolog", started_ns, status=status, detail=said)
     seconds = (time.time_ns() - started_ns) / 1e9
     return f"job {job.job_id}, key {job.key}: {said} ({seconds:.2f} s)"
+
+
+def _put_asked(folder: JobFolder, asked: options.Options) -> None:
+    """Keep for the plugin what this job has asked for: its steps may ask for something else."""
+    lines = (asked.image, asked.environment, options.join_ckpt(asked))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(os.open(folder.asked, flags, 0o600), "wb") as file:
+        file.write(b"".join(b"%s\n" % line.encode() for line in lines))
 
 
 def _put_program(folder: JobFolder) -> None:

@@ -151,6 +151,13 @@ spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int
     return ESPANK_SUCCESS;
 }
 
+spank_err_t spank_unsetenv(spank_t spank, const char *name)
+{
+    (void)spank;
+    printf("unsetenv %s\n", name);
+    return ESPANK_SUCCESS;
+}
+
 spank_err_t spank_job_control_setenv(spank_t spank, const char *name, const char *value,
                                      int overwrite)
 {

@@ -230,3 +230,38 @@ def test_a_mount_of_an_agent_that_has_gone_is_told_soon(host, agent):
     seen = host.run("step", options={"bootseer": "k"})
     assert seen.hooks() == {"0"} and seen.seconds < 5
     assert "cannot be made visible" in seen.of("error")[0]
+
+
+@pytest.mark.root
+def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
+    asked = {
+        "bootseer-image": "bootseer://a",
+        "bootseer-env": "env",
+        "bootseer-ckpt": "hdfs://nn/x:/mnt:ro",
+    }
+    (host.job_dir / "asked").write_text("".join(f"{value}\n" for value in asked.values()))
+    for mark in ("checkpoint", "served"):
+        (host.job_dir / mark).write_text("plain\n/jobs\n")  # of the job's, however it is shown
+    assert host.run("step", options=asked).of("error") == []
+    seen = host.run(
+        "step",
+        options={
+            "bootseer-image": "bootseer://b",
+            "bootseer-env": "other",
+            "bootseer-ckpt": "hdfs://nn/x:/mnt",
+        },
+    )
+    assert len(seen.of("error")) == 3
+    for line in seen.of("error"):
+        assert line.endswith(
+            "is too late for a step of a job that has begun with another: give it to the job"
+        )
+    assert {"BOOTSEER_CKPT", "BOOTSEER_IMAGE", "BOOTSEER_ROOTFS"} == set(seen.of("unsetenv"))
+    assert not [line for line in seen.of("setenv") if "/jobs" == line.partition("=")[2]]
+    seen = host.run("step", options={"bootseer-image": "/b.sqsh"})
+    assert "BOOTSEER_IMAGE=/b.sqsh" in seen.of("setenv")
+    assert "nothing of it is read ahead" in seen.of("error")[0]
+    # Slurm gives all components of a heterogeneous job the options of the last.
+    job_env = {"SLURM_HET_SIZE": "2"}
+    seen = host.run("step", options={"bootseer-image": "/b.sqsh"}, job_env=job_env)
+    assert "BOOTSEER_IMAGE=/jobs" in seen.of("setenv") and seen.of("error") == []

@@ -30,6 +30,7 @@ struct bootseer {
     struct settings settings;
     struct request request;
     int64_t step_start_ns; /* 0: this step sends no events */
+    bool is_anothers;      /* this step has the variables of a job that is not its own */
     bool advised;          /* a heterogeneous job is told once, not once a component */
     pid_t adviser;         /* the child that prints advice */
 };
@@ -38,6 +39,7 @@ struct option_names {
     const char *option;   /* --bootseer-image */
     const char *fallback; /* the user's variable that stands in for the option */
     const char *control;  /* the variable that Slurm carries to the node as SPANK_... */
+    const char *wished;   /* of tasks: what `fallback` was before they were told where it is */
 };
 
 extern const struct option_names option_names[OPTION_COUNT];
@@ -53,6 +55,9 @@ bool request_set(struct request *request, enum option option, enum origin origin
 /* Completes a request from the environment: this process's when `spank` is NULL, otherwise the
  * step's. Returns false when a value there is malformed; the rest stands. */
 bool request_complete(struct request *request, spank_t spank);
+
+/* Returns whether a variable's value is what tasks are told, and no wish. */
+bool request_is_told(enum option option, const char *value);
 
 /* Returns whether BootSeer has anything to do for this request. */
 bool request_is_active(const struct request *request);

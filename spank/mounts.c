@@ -378,6 +378,19 @@ static void tell_wish(const struct kind *kind, const struct bootseer *bootseer, 
         tell_too_late(bootseer, spank, kind->stage, kind->option, asked);
 }
 
+/* Takes a task's variable away: it is another job's, or what the user wishes for. The wish is kept
+ * for a job that the task submits. */
+static void forget(const struct kind *kind, spank_t spank)
+{
+    char value[VALUE_MAX + 1];
+
+    if (kind->option >= 0 &&
+        spank_getenv(spank, kind->variable, value, sizeof(value)) == ESPANK_SUCCESS &&
+        !request_is_told((enum option)kind->option, value))
+        spank_setenv(spank, option_names[kind->option].wished, value, 1);
+    spank_unsetenv(spank, kind->variable);
+}
+
 /* Shows a task what the job has of a kind, and sets its variable. */
 static void tell_task(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
                       uint32_t job_id, const struct asked *asked, struct mounted *mounted,
@@ -387,10 +400,9 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
     bool is_other = wish && asked->known && strcmp(wish, asked->value[kind->wish]);
     char told[PATH_MAX + 16];
 
+    forget(kind, spank);
     if (is_other ||
         !read_mounted(kind->mark, kind->folder, bootseer->settings.run_dir, job_id, mounted)) {
-        if (is_other)
-            spank_unsetenv(spank, kind->variable);
         if (wish && kind->option >= 0)
             tell_wish(kind, bootseer, spank, wish, asked);
         return;
@@ -485,7 +497,7 @@ void mounts_task(const struct bootseer *bootseer, spank_t spank)
 {
     struct mounted mounted = {.failed = false};
     struct asked asked = {.known = false};
-    bool left = false;
+    bool left = false, found;
     const char *wish;
     uint32_t job_id;
 
@@ -495,8 +507,10 @@ void mounts_task(const struct bootseer *bootseer, spank_t spank)
         spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &mounted.groups, &mounted.group_count) !=
             ESPANK_SUCCESS)
         return;
-    if (has_agent(bootseer->settings.run_dir, job_id) && is_shared(bootseer->settings.run_dir) &&
-        !leave_namespace(&left))
+    found = has_agent(bootseer->settings.run_dir, job_id);
+    if (!found && !bootseer->is_anothers && !request_is_active(&bootseer->request))
+        return; /* this job's variables are none of ours */
+    if (found && is_shared(bootseer->settings.run_dir) && !leave_namespace(&left))
         step_fallback(bootseer, spank, "env.mount", "a task has no mount namespace of its own: %s",
                       strerror(errno));
     read_asked(bootseer->settings.run_dir, job_id, &asked);

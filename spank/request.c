@@ -7,9 +7,10 @@
 
 const struct option_names option_names[OPTION_COUNT] = {
     [OPTION_KEY] = {"--bootseer", "BOOTSEER", "BOOTSEER_KEY"},
-    [OPTION_IMAGE] = {"--bootseer-image", "BOOTSEER_IMAGE", "BOOTSEER_IMAGE"},
+    [OPTION_IMAGE] = {"--bootseer-image", "BOOTSEER_IMAGE", "BOOTSEER_IMAGE",
+                      "BOOTSEER_WISHED_IMAGE"},
     [OPTION_ENV] = {"--bootseer-env", "BOOTSEER_ENV", "BOOTSEER_ENV"},
-    [OPTION_CKPT] = {"--bootseer-ckpt", "BOOTSEER_CKPT", "BOOTSEER_CKPT"},
+    [OPTION_CKPT] = {"--bootseer-ckpt", "BOOTSEER_CKPT", "BOOTSEER_CKPT", "BOOTSEER_WISHED_CKPT"},
     [OPTION_WAIT] = {"--bootseer-wait", "BOOTSEER_WAIT", "BOOTSEER_WAIT"},
 };
 
@@ -78,8 +79,7 @@ static bool lookup(spank_t spank, const char *name, char out[VALUE_MAX + 2])
     return value != NULL;
 }
 
-/* Whether this is what tasks are told, and no wish: where the job's checkpoint or image is. */
-static bool is_told(int option, const char *value)
+bool request_is_told(enum option option, const char *value)
 {
     static const char file[] = "/image/image.sqsh";
     size_t length = strlen(value);
@@ -88,6 +88,17 @@ static bool is_told(int option, const char *value)
         return *value == '/' && !option_problem(OPTION_IMAGE, value);
     return option == OPTION_IMAGE && strstr(value, "/jobs/") && length >= sizeof(file) &&
            !strcmp(value + length - (sizeof(file) - 1), file);
+}
+
+/* Looks up what the user wishes; of a job that is submitted by a task of another that is what that
+ * one was submitted with. */
+static bool lookup_wish(spank_t spank, enum option option, char out[VALUE_MAX + 2])
+{
+    const struct option_names *names = &option_names[option];
+
+    if (lookup(spank, names->fallback, out) && !request_is_told(option, out))
+        return true;
+    return !spank && names->wished && lookup(spank, names->wished, out);
 }
 
 bool request_complete(struct request *request, spank_t spank)
@@ -101,8 +112,7 @@ bool request_complete(struct request *request, spank_t spank)
     if (!asked)
         return true;
     for (int i = 0; i < OPTION_COUNT; i++)
-        if (!request->given[i] && lookup(spank, option_names[i].fallback, value) &&
-            !is_told(i, value))
+        if (!request->given[i] && lookup_wish(spank, (enum option)i, value))
             good &= request_set(request, (enum option)i, FROM_ENVIRONMENT, value, spank != NULL);
     return good;
 }

@@ -141,10 +141,19 @@ void step_post_opt(struct bootseer *bootseer, spank_t spank)
 void step_user_init(struct bootseer *bootseer, spank_t spank)
 {
     struct sockaddr_un address;
+    char told[PATH_MAX];
     struct step step;
 
-    if (!get_step(spank, &step) || !socket_address(&bootseer->settings, step.job_id, &address))
+    if (!get_step(spank, &step))
         return;
+    if (!socket_address(&bootseer->settings, step.job_id, &address)) {
+        /* The agent that listens there is not this job's. */
+        bootseer->is_anothers =
+            spank_getenv(spank, "BOOTSEER_SOCKET", told, sizeof(told)) != ESPANK_ENV_NOEXIST;
+        if (bootseer->is_anothers)
+            spank_unsetenv(spank, "BOOTSEER_SOCKET");
+        return;
+    }
     spank_setenv(spank, "BOOTSEER_SOCKET", address.sun_path, 1);
     bootseer->step_start_ns = now_ns();
     send_event(&address, &step, ".start", bootseer->step_start_ns, bootseer->step_start_ns);

@@ -43,3 +43,27 @@ def test_a_step_that_asks_for_something_else_gets_nothing_of_the_jobs(lab, folde
     assert listed(lab, "run") == ["kept"] and listed(lab, "run2") == []
     assert said.count("give it to the job") == 3
     assert {"checkpoint.mountpoint", "image.mountpoint", "env.mount"} <= lab.fallbacks(job_id)
+
+
+def test_jobs_that_a_job_submits(lab, folders):
+    """One asks as the first did, by variables; one wants none of BootSeer."""
+    point = "/home/alice/seen"
+    lab.cluster.run(["mkdir", "-p", point], user="alice")
+    first = lab.cluster.shared / "first.sh"
+    first.write_text(
+        "#!/bin/sh\necho x > ${BOOTSEER_CKPT:?}/$SLURM_JOB_ID\n"
+        'if [ -z "$NESTED" ]; then export NESTED=1\n'
+        "sbatch -N1 -wn1 -n1 -o /shared/%j.out /shared/first.sh\n"
+        "sbatch -N1 -wn1 -n1 -o /shared/%j.out --bootseer=off /shared/off.sh; fi\n"
+    )
+    (lab.cluster.shared / "off.sh").write_text(
+        "#!/bin/sh\nenv | grep ^BOOTSEER_ | grep -v WISHED\n"
+        f"{site.bootseer()} mark first-step --quiet\n"
+    )
+    env = {"BOOTSEER": "k", "BOOTSEER_CKPT": f"file:///shared/run:{point}"}
+    job_id, said = run_script(lab, ". /shared/first.sh", "sleep 1", env=env, options=["-n1"])
+    for other in (job_id + 1, job_id + 2):
+        lab.cluster.wait_for_job(other)
+    assert listed(lab, "run") == [str(job_id), str(job_id + 1)]
+    assert (lab.cluster.shared / f"{job_id + 2}.out").read_text() == ""
+    assert "mark.first-step" not in lab.stages(job_id)

@@ -265,3 +265,29 @@ def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
     job_env = {"SLURM_HET_SIZE": "2"}
     seen = host.run("step", options={"bootseer-image": "/b.sqsh"}, job_env=job_env)
     assert "BOOTSEER_IMAGE=/jobs" in seen.of("setenv") and seen.of("error") == []
+
+
+INHERITED = {
+    "BOOTSEER_SOCKET": "/run/bootseer/jobs/1/agent.sock",
+    "BOOTSEER_CKPT": "/run/bootseer/jobs/1/ckpt",
+    "BOOTSEER_IMAGE": "bootseer://a",
+}
+TOLD = {"BOOTSEER_CKPT", "BOOTSEER_IMAGE", "BOOTSEER_ROOTFS"}
+
+
+def test_what_a_job_has_inherited_is_taken_away(host):
+    seen = host.run("step", job_env=INHERITED)
+    assert set(seen.of("unsetenv")) == {*TOLD, "BOOTSEER_SOCKET"}
+    assert seen.of("setenv") == ["BOOTSEER_WISHED_IMAGE=bootseer://a"]
+    host.job_dir.mkdir()
+    assert set(host.run("step").of("unsetenv")) == TOLD
+
+
+def test_a_wish_is_not_left_where_a_path_is_looked_for(host):
+    wish = {"BOOTSEER_CKPT": "file:///x"}
+    seen = host.run("step", job_env={"BOOTSEER": "1", **wish})
+    assert set(seen.of("unsetenv")) == TOLD
+    assert seen.of("setenv") == ["BOOTSEER_WISHED_CKPT=file:///x"]
+    for job_env in (wish, {"BOOTSEER": "off", **wish}):  # it is none of ours
+        seen = host.run("step", job_env=job_env)
+        assert seen.of("setenv") == seen.of("unsetenv") == []

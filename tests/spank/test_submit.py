@@ -188,3 +188,13 @@ def test_arguments_that_are_not_understood_are_named_and_ignored(host):
     seen = host.run("local", options={"bootseer": "k"}, arguments=bad)
     assert seen.returncode == 0 and controls(seen)["BOOTSEER_KEY"] == "k"
     assert [line.split()[2] for line in seen.of("error")] == list(bad)
+
+
+def test_a_job_of_a_task_asks_for_what_that_ones_was_asked_for(host):
+    wished = {"BOOTSEER_WISHED_CKPT": "file:///x", "BOOTSEER_WISHED_IMAGE": "bootseer://a"}
+    told = {"BOOTSEER": "k", "BOOTSEER_CKPT": "/home/alice/ckpt", **wished}
+    seen = controls(host.run("allocator", env=told))
+    assert (seen["BOOTSEER_CKPT"], seen["BOOTSEER_IMAGE"]) == ("file:///x", "bootseer://a")
+    seen = controls(host.run("allocator", env={**told, "BOOTSEER_CKPT": "file:///y"}))
+    assert seen["BOOTSEER_CKPT"] == "file:///y"
+    assert controls(host.run("allocator", env={**told, "BOOTSEER": "off"})) == {}

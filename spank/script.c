@@ -22,11 +22,12 @@ static bool get_job_id(spank_t spank, uint32_t *job_id)
 static void put_job(struct environment *environment, spank_t spank, uint32_t job_id)
 {
     static const char *const from_slurm[] = {
-        "SLURM_CLUSTER_NAME", "SLURM_CONF",         "SLURM_JOB_GID",  "SLURM_JOB_NODELIST",
-        "SLURM_JOB_USER",     "SLURM_JOB_WORK_DIR", "SLURM_NODELIST", "SLURMD_NODENAME",
+        "SLURM_CLUSTER_NAME", "SLURM_CONF",     "SLURM_JOB_NODELIST", "SLURM_JOB_USER",
+        "SLURM_JOB_WORK_DIR", "SLURM_NODELIST", "SLURMD_NODENAME",
     };
     char number[16];
     uid_t uid;
+    gid_t gid;
 
     environment_put(environment, "PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     environment_put(environment, "LANG", "C.UTF-8");
@@ -35,6 +36,10 @@ static void put_job(struct environment *environment, spank_t spank, uint32_t job
     if (spank_get_item(spank, S_JOB_UID, &uid) == ESPANK_SUCCESS) {
         snprintf(number, sizeof(number), "%u", uid);
         environment_put(environment, "SLURM_JOB_UID", number);
+    }
+    if (spank_get_item(spank, S_JOB_GID, &gid) == ESPANK_SUCCESS) {
+        snprintf(number, sizeof(number), "%u", gid);
+        environment_put(environment, "SLURM_JOB_GID", number);
     }
     for (size_t i = 0; i < sizeof(from_slurm) / sizeof(*from_slurm); i++)
         environment_put(environment, from_slurm[i], getenv(from_slurm[i]));

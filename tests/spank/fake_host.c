@@ -9,7 +9,7 @@
  *   e NAME=VALUE   the job's environment (spank_getenv)
  *   a ARGUMENT     of the plugin's line in plugstack.conf
  *   s STEPID, i OPTIND
- * The job is 4711 of user 1000. The command line is free for the plugin to look at.
+ * The job is 4711 of user 1000 and group 1001. The command line is free for the plugin to look at.
  */
 #define _GNU_SOURCE
 #include <slurm/slurm.h>
@@ -112,7 +112,7 @@ spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...)
     else if (item == S_JOB_UID)
         *va_arg(arguments, uid_t *) = 1000;
     else if (item == S_JOB_GID)
-        *va_arg(arguments, gid_t *) = 1000;
+        *va_arg(arguments, gid_t *) = 1001;
     else if (item == S_JOB_SUPPLEMENTARY_GIDS) {
         *va_arg(arguments, gid_t **) = groups;
         *va_arg(arguments, int *) = 1;

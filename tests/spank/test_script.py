@@ -47,11 +47,13 @@ def test_environment_is_made_from_scratch(host, tmp_path):
     assert b"PATH=/usr/sbin:/usr/bin:/sbin:/bin\n" in text
     names = {line.split(b"=")[0].decode() for line in text.splitlines()}
     assert names == {
-        *("PATH", "LANG", "PWD", "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_USER", "SLURM_CONF"),
+        *("PATH", "LANG", "PWD", "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_GID"),
+        *("SLURM_JOB_USER", "SLURM_CONF"),
         *(f"SPANK_BOOTSEER_{name}" for name in ("KEY", "IMAGE", "ENV", "CKPT", "JOB_NAME")),
         "SPANK__SLURM_SPANK_OPTION_pyxis_container_image",
     }
-    assert b"SLURM_JOB_ID=4711\n" in text and b"SLURM_JOB_UID=1000\n" in text
+    for line in (b"SLURM_JOB_ID=4711\n", b"SLURM_JOB_UID=1000\n", b"SLURM_JOB_GID=1001\n"):
+        assert line in text
 
 
 def test_huge_values_are_dropped(host, tmp_path):
@@ -177,5 +179,5 @@ def test_epilog_runs_only_where_an_agent_was(host, tmp_path):
     host.job_dir.mkdir()
     assert host.run("epilog", env={"SPANK_BOOTSEER_KEY": "x"}).hooks() == {"0"}
     assert env_of(tmp_path / "env").keys() == {
-        *("PATH", "LANG", "PWD", "SLURM_JOB_ID", "SLURM_JOB_UID")
+        *("PATH", "LANG", "PWD", "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_GID")
     }

@@ -64,6 +64,7 @@ def test_step_with_its_own_request_starts_the_agent(host, tmp_path):
         "SPANK_BOOTSEER_WAIT": "9",
         "SPANK_BOOTSEER_JOB_NAME": "a_b",
     }
+    assert env["SLURM_JOB_GID"] == "1001"
     # What only Slurm may say is not taken from the job's environment.
     assert "SLURM_CONF" not in env and "SLURMD_NODENAME" not in env
 

@@ -130,6 +130,25 @@ void script_prolog(const struct bootseer *bootseer, spank_t spank)
     environment_free(&environment);
 }
 
+/* Puts which of the job's nodes this is, where the step is on all of them. What the user could have
+ * set is only compared with what Slurm says. */
+static void put_place(struct environment *environment, spank_t spank)
+{
+    uint32_t count, index;
+    char text[16], number[16];
+
+    if (spank_get_item(spank, S_JOB_NNODES, &count) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_NODEID, &index) != ESPANK_SUCCESS ||
+        spank_getenv(spank, "SLURM_JOB_NUM_NODES", text, sizeof(text)) != ESPANK_SUCCESS)
+        return;
+    snprintf(number, sizeof(number), "%u", count);
+    if (strcmp(text, number))
+        return;
+    environment_put(environment, "SLURM_NNODES", number);
+    snprintf(number, sizeof(number), "%u", index);
+    environment_put(environment, "SLURM_NODEID", number);
+}
+
 void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t job_id)
 {
     const struct request *request = &bootseer->request;
@@ -139,6 +158,7 @@ void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t
     for (int i = 0; i < OPTION_COUNT; i++)
         values[i] = request->given[i] ? request->value[i] : NULL;
     put_job(&environment, spank, job_id);
+    put_place(&environment, spank);
     run_prolog(bootseer, &environment, values, *request->job_name ? request->job_name : NULL);
     environment_free(&environment);
 }

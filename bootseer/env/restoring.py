@@ -113,7 +113,7 @@ class Restoring:
             return "it is asked for from within a target, where a mount would not be seen"
         if wish.mode == "mount":
             return ""
-        if self._around.nodes > 1 and not all(map(is_of_this_node, wish.folders)):
+        if self._around.nodes != 1 and not all(map(is_of_this_node, wish.folders)):
             return "other nodes see the same target, and would not see what is mounted there"
         how, why = choose(figures, snapshot.content_bytes, snapshot.files)
         return "" if how == MOUNT else why

@@ -56,7 +56,7 @@ class Around:
         user: their name.
         home: their home folder.
         node: this one's name.
-        nodes: how many the job has.
+        nodes: how many the job has, 0 where that is not known.
         scratch: folder for a squashfs while it is made.
         stage: tells what is done.
         hands: of root, None without.

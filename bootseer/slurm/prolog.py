@@ -13,6 +13,7 @@ import pwd
 import re
 import sys
 import time
+from collections.abc import Mapping
 
 from bootseer import config as settings
 from bootseer.agent.node import agent_process, control_client, control_socket, registry
@@ -180,9 +181,7 @@ def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Jo
     for name in (cluster, node):
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name[:80]!a} cannot be the name of a cluster or node")
-    nodes = expand(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST") or "")
-    if node not in nodes:
-        nodes = []
+    nodes, node_index = _place(env, node)
     wait_s = config["prolog.wait_s"] if asked.wait_s is None else float(asked.wait_s)
     gid = env.get("SLURM_JOB_GID", "")
     return Job(
@@ -200,12 +199,24 @@ def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Jo
         mountpoint=asked.mountpoint,
         mountpoint_listed=asked.mountpoint in config["checkpoint.mountpoints"],
         read_only=asked.read_only,
-        nodes=len(nodes),
-        node_index=nodes.index(node) if nodes else 0,
+        nodes=nodes,
+        node_index=node_index,
         environment=asked.environment,
         wait_s=min(wait_s, config["prolog.max_wait_s"]),
         started_ns=started_ns,
     )
+
+
+def _place(env: Mapping[str, str], node: str) -> tuple[int, int]:
+    """Return how many nodes the job has and which of them this is, 0 and 0 if that is not known."""
+    names = expand(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST") or "")
+    if node in names:
+        return len(names), names.index(node)
+    # As a step's hook is told.
+    count, index = env.get("SLURM_NNODES", ""), env.get("SLURM_NODEID", "")
+    if count.isdecimal() and index.isdecimal() and int(index) < int(count):
+        return int(count), int(index)
+    return 0, 0
 
 
 def _cluster_name(slurm_conf: str | None) -> str:

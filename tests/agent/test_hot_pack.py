@@ -54,8 +54,8 @@ class Start:
             self.told.append(said)
 
     @asynccontextmanager
-    async def packing(self, node_index=0):
-        job = SimpleNamespace(node_index=node_index, nodes=2)
+    async def packing(self, node_index=0, nodes=2):
+        job = SimpleNamespace(node_index=node_index, nodes=nodes)
         task = SimpleNamespace(job=job, config={"image.pack_copies": 0}, stage=self.stage)
         async with (
             readable(self.store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks,
@@ -63,9 +63,9 @@ class Start:
         ):
             yield Packing(task, self.store, blocks, DIGEST, nursery)
 
-    async def write(self, touched=(), rate=50 * MIB, node_index=0):
+    async def write(self, touched=(), rate=50 * MIB, **place):
         """Come to the end of the start; returns the seconds that the work behind it took."""
-        async with self.packing(node_index) as packing:
+        async with self.packing(**place) as packing:
             began = trio.current_time()
             await packing.write(touched, rate)
             return trio.current_time() - began
@@ -113,8 +113,9 @@ async def test_of_many_tasks_of_a_job_array_few_write(store, autojump_clock, mon
         {"touched": [(2 * i * BLOCK, 2 * i * BLOCK + 1) for i in range(100)]},
         {"rate": 0},
         {"node_index": 1},
+        {"nodes": 0},
     ],
-    ids=["not settled", "no rate", "another node"],
+    ids=["not settled", "no rate", "another node", "nobody knows which node"],
 )
 async def test_what_is_no_reason_to_write(store, autojump_clock, what):
     start = Start(store)

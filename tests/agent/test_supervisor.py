@@ -541,10 +541,10 @@ async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nu
     agent._nursery = nursery
     with pytest.raises(Unavailable, match="registry"):
         await agent._handle({"op": "keep", "image": "bootseer://x", "path": "/x"}, peer())
-    second = JOB._replace(nodes=2, node_index=1)
-    agent._keeping._context = replace(agent._context, job=second)
     request = {"op": "keep", "image": "docker://x", "path": "/x"}
-    assert await agent._handle(request, peer()) == {"kept": False}
+    for job in (JOB._replace(nodes=2, node_index=1), JOB._replace(nodes=0)):
+        agent._keeping._context = replace(agent._context, job=job)
+        assert await agent._handle(request, peer()) == {"kept": False}
     agent._keeping._context = agent._context
     agent._config.values["image.keep_imports"] = False
     assert await agent._handle(request, peer()) == {"kept": False}

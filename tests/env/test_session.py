@@ -300,6 +300,7 @@ async def test_where_other_nodes_see_the_target_it_is_unpacked(lab, target, monk
     lab.hands = Hands()
     for nodes, mode, how in (
         (2, "auto", "unpacked"),
+        (0, "auto", "unpacked"),
         (1, "auto", "mounted"),
         (2, "mount", "mount"),
     ):

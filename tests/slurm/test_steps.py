@@ -1,9 +1,11 @@
 """What a job's steps and tasks are told: what they have asked for, or nothing."""
 
+import json
+
 import pytest
 
 from bootseer.testing import site
-from bootseer.testing.lab import IMAGE
+from bootseer.testing.lab import IMAGE, RUN_DIR
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 
@@ -46,7 +48,7 @@ def test_a_step_that_asks_for_something_else_gets_nothing_of_the_jobs(lab, folde
 
 
 def test_jobs_that_a_job_submits(lab, folders):
-    """One asks as the first did, by variables; one wants none of BootSeer."""
+    """One asks as the first did, by variables; the other wants none of BootSeer."""
     point = "/home/alice/seen"
     lab.cluster.run(["mkdir", "-p", point], user="alice")
     first = lab.cluster.shared / "first.sh"
@@ -61,9 +63,36 @@ def test_jobs_that_a_job_submits(lab, folders):
         f"{site.bootseer()} mark first-step --quiet\n"
     )
     env = {"BOOTSEER": "k", "BOOTSEER_CKPT": f"file:///shared/run:{point}"}
-    job_id, said = run_script(lab, ". /shared/first.sh", "sleep 1", env=env, options=["-n1"])
+    job_id, _ = run_script(lab, ". /shared/first.sh", "sleep 1", env=env)
     for other in (job_id + 1, job_id + 2):
         lab.cluster.wait_for_job(other)
     assert listed(lab, "run") == [str(job_id), str(job_id + 1)]
     assert (lab.cluster.shared / f"{job_id + 2}.out").read_text() == ""
     assert "mark.first-step" not in lab.stages(job_id)
+
+
+def test_a_steps_own_agent_knows_its_jobs_group_and_nodes(lab):
+    (lab.cluster.shared / "tiny.sqsh").write_bytes((lab.images / "tiny.sqsh").read_bytes())
+    add = [site.bootseer(), "image", "add", "/shared/tiny.sqsh", "--name", "tiny", "-q"]
+    lab.cluster.run(add, user="alice")
+    (lab.cluster.shared / "go").unlink(missing_ok=True)
+    step = "head -c4 $BOOTSEER_IMAGE; while [ ! -e /shared/go ]; do sleep 0.05; done"
+    script = lab.cluster.shared / "group.sh"
+    script.write_text(f"#!/bin/sh\nsrun -N2 --bootseer-image=bootseer://tiny sh -c '{step}'\n")
+    uid, gid = (lab.cluster.spec.uid(user) for user in ("alice", "mallory"))
+    identity = [f"--reuid={uid}", f"--regid={gid}", f"--groups={uid},{gid}"]
+    submit = ["sbatch", "--parsable", "-N2", "-o", "/shared/%j.out", "/shared/group.sh"]
+    argv = ["setpriv", *identity, "env", "HOME=/home/alice", "USER=alice", *submit]
+    job_id = int(lab.cluster.run(argv, cwd="/").stdout)
+    lab.wait_for_agents(job_id)
+    known = [
+        json.loads(lab.cluster.run(["cat", f"{RUN_DIR}/jobs/{job_id}/job.json"], node=node).stdout)
+        for node in lab.cluster.node_names
+    ]
+    assert [(job["gid"], job["nodes"], job["node_index"]) for job in known] == [
+        (gid, 2, 0),
+        (gid, 2, 1),
+    ]
+    (lab.cluster.shared / "go").touch()
+    assert lab.cluster.wait_for_job(job_id) == "COMPLETED"
+    assert (lab.cluster.shared / f"{job_id}.out").read_text().count("hsqs") == 2

@@ -9,7 +9,7 @@
  *   e NAME=VALUE   the job's environment (spank_getenv)
  *   a ARGUMENT     of the plugin's line in plugstack.conf
  *   s STEPID, i OPTIND
- * The job is 4711 of user 1000 and group 1001. The command line is free for the plugin to look at.
+ * The job is 4711 of user 1000 and group 1001, its steps are on three nodes, and this is the last. The command line is free for the plugin to look at.
  */
 #define _GNU_SOURCE
 #include <slurm/slurm.h>
@@ -118,6 +118,10 @@ spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...)
         *va_arg(arguments, int *) = 1;
     } else if (item == S_TASK_ID)
         *va_arg(arguments, int *) = 0;
+    else if (item == S_JOB_NNODES)
+        *va_arg(arguments, uint32_t *) = 3;
+    else if (item == S_JOB_NODEID)
+        *va_arg(arguments, uint32_t *) = 2;
     else if (item == S_JOB_STEPID && host.context == S_CTX_REMOTE)
         *va_arg(arguments, uint32_t *) = host.step_id;
     else

@@ -69,6 +69,14 @@ def test_step_with_its_own_request_starts_the_agent(host, tmp_path):
     assert "SLURM_CONF" not in env and "SLURMD_NODENAME" not in env
 
 
+@pytest.mark.parametrize(("nodes", "told"), [("3", True), ("4", False), ("3" * 99, False)])
+def test_a_step_on_all_nodes_of_its_job_says_which_this_is(host, tmp_path, nodes, told):
+    host.script("bootseer-prolog", f"env > {tmp_path}/env")
+    host.run("step", options={"bootseer": "k"}, job_env={"SLURM_JOB_NUM_NODES": nodes})
+    env = (tmp_path / "env").read_text()
+    assert ("SLURM_NNODES=3\n" in env and "SLURM_NODEID=2\n" in env) is told
+
+
 def test_step_leaves_a_running_agent_alone(host, tmp_path):
     host.job_dir.mkdir()
     host.script("bootseer-prolog", f"touch {tmp_path}/ran")
@@ -258,7 +266,7 @@ def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
             "is too late for a step of a job that has begun with another: give it to the job"
         )
     assert {"BOOTSEER_CKPT", "BOOTSEER_IMAGE", "BOOTSEER_ROOTFS"} == set(seen.of("unsetenv"))
-    assert not [line for line in seen.of("setenv") if "/jobs" == line.partition("=")[2]]
+    assert not [line for line in seen.of("setenv") if line.partition("=")[2] == "/jobs"]
     seen = host.run("step", options={"bootseer-image": "/b.sqsh"})
     assert "BOOTSEER_IMAGE=/b.sqsh" in seen.of("setenv")
     assert "nothing of it is read ahead" in seen.of("error")[0]

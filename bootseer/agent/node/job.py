@@ -2,8 +2,8 @@
 
     RUN_DIR/jobs/JOBID/        root, 0711 (RUN_DIR/dead/JOBID-TIME once its agent has died)
         job.json               what the prolog was asked for; root, 0600
-        asked                  image, environment and checkpoint as they were asked for, a line each,
-                               for the plugin to compare with what a step asks for; root, 0600
+        asked                  image, environment and checkpoint as they were asked for, a line
+                               each, for the plugin to compare with what a step asks for; root, 0600
         broker.json            settings, see `bootseer.agent.node.broker_settings`; root, 0600
         process.json           the agent's process id and start time; root, 0600
         ended.json             once it has ended as it should; root, 0600

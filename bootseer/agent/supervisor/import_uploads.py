@@ -45,7 +45,8 @@ class Keeping:
         name = reference(uri)
         if not name.startswith(DOCKER):
             raise Unavailable("only images that were imported from a registry are kept")
-        if self._context.job.node_index or not self._context.config["image.keep_imports"]:
+        job = self._context.job
+        if job.node_index or not job.nodes or not self._context.config["image.keep_imports"]:
             return False
         if name not in self._under_way:
             if len(self._under_way) >= MAX_KEPT:

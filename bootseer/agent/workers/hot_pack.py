@@ -101,7 +101,8 @@ class Packing:
             touched: what this start has read.
             bytes_per_s: how fast; 0 for not at all.
         """
-        if self._task.job.node_index or not bytes_per_s:
+        job = self._task.job
+        if job.node_index or not job.nodes or not bytes_per_s:
             return  # one node of a job is enough
         await trio.sleep(_QUIET_S)
         with suppress(BootseerError):  # the next start tries again; told as a fallback

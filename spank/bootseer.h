@@ -85,8 +85,16 @@ __attribute__((format(printf, 4, 5))) void step_fallback(const struct bootseer *
                                                          spank_t spank, const char *stage,
                                                          const char *format, ...);
 
+/* What the job has asked for, "" for nothing; `known` is false where it has no agent. */
+struct asked {
+    bool known;
+    const char *value[OPTION_COUNT]; /* of those that a step may ask for as well */
+    char text[3 * (VALUE_MAX + 1) + 1];
+};
+
 /* mounts.c: each task, before it becomes the user's. */
 void mounts_task(const struct bootseer *bootseer, spank_t spank);
+void asked_read(const char *run_dir, uint32_t job_id, struct asked *asked);
 
 /* exec.c: children with a deadline. */
 #define ENVIRONMENT_MAX 32

@@ -94,14 +94,7 @@ struct mounted {
     int group_count;
 };
 
-/* What the job has asked for, "" for nothing; `known` is false where it has no agent. */
-struct asked {
-    bool known;
-    const char *value[OPTION_COUNT]; /* of those that a step may ask for as well */
-    char text[3 * (VALUE_MAX + 1) + 1];
-};
-
-static void read_asked(const char *run_dir, uint32_t job_id, struct asked *asked)
+void asked_read(const char *run_dir, uint32_t job_id, struct asked *asked)
 {
     static const enum option lines[] = {OPTION_IMAGE, OPTION_ENV, OPTION_CKPT};
     char path[PATH_MAX + 32], *line = asked->text, *end;
@@ -513,7 +506,7 @@ void mounts_task(const struct bootseer *bootseer, spank_t spank)
     if (found && is_shared(bootseer->settings.run_dir) && !leave_namespace(&left))
         step_fallback(bootseer, spank, "env.mount", "a task has no mount namespace of its own: %s",
                       strerror(errno));
-    read_asked(bootseer->settings.run_dir, job_id, &asked);
+    asked_read(bootseer->settings.run_dir, job_id, &asked);
     for (size_t i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++)
         tell_task(&KINDS[i], bootseer, spank, job_id, &asked, &mounted, &left);
     wish = step_wish(bootseer, spank, OPTION_ENV);

@@ -3,6 +3,7 @@
 
 #include <slurm/slurm.h>
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +13,11 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+enum {
+    BEGIN_MS = 3000, /* an agent has that long to mount, see bootseer/slurm/prolog.py */
+    TURN_MS = 10,
+};
 
 /* What a step is called in its events. */
 struct step {
@@ -118,9 +124,56 @@ void step_fallback(const struct bootseer *bootseer, spank_t spank, const char *s
         send_line(&address, line);
 }
 
+/* Whether a file is there, in the job's folder. */
+static bool is_there(const char *folder, const char *name, struct stat *info)
+{
+    char path[PATH_MAX + 64];
+
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    return !lstat(path, info);
+}
+
+/* Whether the agent has mounted what this step and its job ask for, or has said that it cannot. */
+static bool has_begun(const struct bootseer *bootseer, const char *folder, uint32_t job_id)
+{
+    static const struct {
+        enum option option;
+        const char *mark;
+    } marks[] = {
+        {OPTION_CKPT, "checkpoint"}, {OPTION_IMAGE, "served"}, {OPTION_ENV, "state/named"}};
+    const struct request *request = &bootseer->request;
+    struct asked asked = {.known = false};
+    struct stat info;
+
+    asked_read(bootseer->settings.run_dir, job_id, &asked);
+    for (size_t i = 0; i < sizeof(marks) / sizeof(*marks); i++) {
+        enum option option = marks[i].option;
+
+        if (request->given[option] &&
+            (!asked.known || !strcmp(request->value[option], asked.value[option])) &&
+            !is_there(folder, marks[i].mark, &info))
+            return false;
+    }
+    return is_there(folder, "agent.sock", &info);
+}
+
+/* Waits for an agent that another step, which came at the same moment, has just started. */
+static void await_agent(const struct bootseer *bootseer, const char *folder, uint32_t job_id)
+{
+    struct stat info;
+
+    for (int waited_ms = 0; waited_ms < BEGIN_MS && !has_begun(bootseer, folder, job_id);
+         waited_ms += TURN_MS) {
+        if ((is_there(folder, "asked", &info) || is_there(folder, ".", &info)) &&
+            time(NULL) - info.st_mtime > BEGIN_MS / 1000)
+            return; /* whoever has started it has waited as long */
+        poll(NULL, 0, TURN_MS);
+    }
+}
+
 void step_post_opt(struct bootseer *bootseer, spank_t spank)
 {
-    char text[PATH_MAX + 32];
+    char folder[PATH_MAX + 32], name[PATH_MAX];
     struct stat info;
     struct step step;
 
@@ -129,12 +182,14 @@ void step_post_opt(struct bootseer *bootseer, spank_t spank)
     request_complete(&bootseer->request, spank);
     if (!request_is_active(&bootseer->request))
         return;
-    snprintf(text, sizeof(text), "%s/jobs/%u", bootseer->settings.run_dir, step.job_id);
-    if (!lstat(text, &info))
-        return;
-    if (spank_getenv(spank, "SLURM_JOB_NAME", text, sizeof(text)) == ESPANK_SUCCESS)
-        name_to_key(bootseer->request.job_name, text);
-    script_late_prolog(bootseer, spank, step.job_id);
+    snprintf(folder, sizeof(folder), "%s/jobs/%u", bootseer->settings.run_dir, step.job_id);
+    if (lstat(folder, &info)) {
+        if (spank_getenv(spank, "SLURM_JOB_NAME", name, sizeof(name)) == ESPANK_SUCCESS)
+            name_to_key(bootseer->request.job_name, name);
+        script_late_prolog(bootseer, spank, step.job_id);
+    }
+    if (!lstat(folder, &info))
+        await_agent(bootseer, folder, step.job_id);
 }
 
 /* Runs with the user's identity, which is the one that the tasks will meet the socket with. */

@@ -71,14 +71,15 @@ def test_jobs_that_a_job_submits(lab, folders):
     assert "mark.first-step" not in lab.stages(job_id)
 
 
-def test_a_steps_own_agent_knows_its_jobs_group_and_nodes(lab):
+def test_the_own_agent_of_two_steps_at_once_knows_its_jobs_group_and_nodes(lab):
     (lab.cluster.shared / "tiny.sqsh").write_bytes((lab.images / "tiny.sqsh").read_bytes())
     add = [site.bootseer(), "image", "add", "/shared/tiny.sqsh", "--name", "tiny", "-q"]
     lab.cluster.run(add, user="alice")
     (lab.cluster.shared / "go").unlink(missing_ok=True)
     step = "head -c4 $BOOTSEER_IMAGE; while [ ! -e /shared/go ]; do sleep 0.05; done"
     script = lab.cluster.shared / "group.sh"
-    script.write_text(f"#!/bin/sh\nsrun -N2 --bootseer-image=bootseer://tiny sh -c '{step}'\n")
+    srun = f"srun -N2 --overlap --bootseer-image=bootseer://tiny sh -c '{step}' &"
+    script.write_text(f"#!/bin/sh\n{srun}\n{srun}\nwait\n")
     uid, gid = (lab.cluster.spec.uid(user) for user in ("alice", "mallory"))
     identity = [f"--reuid={uid}", f"--regid={gid}", f"--groups={uid},{gid}"]
     submit = ["sbatch", "--parsable", "-N2", "-o", "/shared/%j.out", "/shared/group.sh"]
@@ -95,4 +96,4 @@ def test_a_steps_own_agent_knows_its_jobs_group_and_nodes(lab):
     ]
     (lab.cluster.shared / "go").touch()
     assert lab.cluster.wait_for_job(job_id) == "COMPLETED"
-    assert (lab.cluster.shared / f"{job_id}.out").read_text().count("hsqs") == 2
+    assert (lab.cluster.shared / f"{job_id}.out").read_text().count("hsqs") == 4

@@ -19,6 +19,7 @@ BATCH, EXTERN, INTERACTIVE = 0xFFFFFFFB, 0xFFFFFFFC, 0xFFFFFFFA
 @pytest.fixture
 def agent(host):
     host.job_dir.mkdir()
+    (host.job_dir / "asked").write_text("\n\n\n")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(host.job_dir / "agent.sock"))
         listener.listen()
@@ -77,8 +78,7 @@ def test_a_step_on_all_nodes_of_its_job_says_which_this_is(host, tmp_path, nodes
     assert ("SLURM_NNODES=3\n" in env and "SLURM_NODEID=2\n" in env) is told
 
 
-def test_step_leaves_a_running_agent_alone(host, tmp_path):
-    host.job_dir.mkdir()
+def test_step_leaves_a_running_agent_alone(host, agent, tmp_path):
     host.script("bootseer-prolog", f"touch {tmp_path}/ran")
     assert host.run("step", options={"bootseer": "k"}).hooks() == {"0"}
     assert not (tmp_path / "ran").exists()
@@ -143,6 +143,7 @@ def test_run_dir_too_long_for_a_socket(host):
 
 def test_a_checkpoint_that_could_not_be_mounted_is_told(host, agent):
     (host.job_dir / "checkpoint").write_text("failed\n\n")
+    (host.job_dir / "asked").write_text("\n\nhdfs://nn/x\n")
     seen = host.run("step", options={"bootseer-ckpt": "hdfs://nn/x"})
     assert seen.of("error") == [
         "bootseer: the checkpoint is not mounted: `bootseer report` says why"
@@ -249,7 +250,8 @@ def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
         "bootseer-ckpt": "hdfs://nn/x:/mnt:ro",
     }
     (host.job_dir / "asked").write_text("".join(f"{value}\n" for value in asked.values()))
-    for mark in ("checkpoint", "served"):
+    (host.job_dir / "state").mkdir()
+    for mark in ("checkpoint", "served", "state/named"):
         (host.job_dir / mark).write_text("plain\n/jobs\n")  # of the job's, however it is shown
     assert host.run("step", options=asked).of("error") == []
     seen = host.run(
@@ -300,3 +302,21 @@ def test_a_wish_is_not_left_where_a_path_is_looked_for(host):
     for job_env in (wish, {"BOOTSEER": "off", **wish}):  # it is none of ours
         seen = host.run("step", job_env=job_env)
         assert seen.of("setenv") == seen.of("unsetenv") == []
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["another", "this one"])
+def test_a_step_waits_for_the_agent_that_another_has_just_started(host, agent, starts):
+    """Both see that there is none, and the one that comes second goes on before it has mounted."""
+    made = host.job_dir / "checkpoint"
+    host.script("bootseer-prolog", f"mv {host.folder}/later {host.job_dir}")
+    (host.job_dir / "asked").write_text("\n\nfile:///x\n")
+    if starts:
+        host.job_dir.rename(host.folder / "later")
+    mount = threading.Timer(0.5, made.write_text, ["plain\n/x\n"])
+    mount.start()
+    seen = host.run("step", options={"bootseer-ckpt": "file:///x"})
+    mount.join()
+    assert "BOOTSEER_CKPT=/x" in seen.of("setenv")
+    made.unlink()
+    os.utime(host.job_dir / "asked", (1, 1))  # it has had its time
+    assert host.run("step", options={"bootseer-ckpt": "file:///x"}).seconds < 2

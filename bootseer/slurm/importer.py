@@ -110,8 +110,10 @@ def _socket(environ: Mapping[str, str]) -> str:
         NotFound: this is no job, or it has none.
     """
     told, job_id = environ.get("BOOTSEER_SOCKET", ""), environ.get("SLURM_JOB_ID", "")
-    # A job that was submitted by another has inherited that one's variables.
-    if not told or (job_id and not told.endswith(f"/jobs/{job_id}/agent.sock")):
+    # A job that was submitted by another has inherited that one's variables. In a heterogeneous job
+    # SLURM_JOB_ID is the first component's in all of them.
+    is_its_own = told.endswith(f"/jobs/{job_id}/agent.sock") or "SLURM_HET_SIZE" in environ
+    if not told or (job_id and not is_its_own):
         if not job_id.isdecimal():
             raise NotFound("this is not a job with --bootseer")
         told = JobFolder.of(settings.load()["node.run_dir"], int(job_id)).socket

@@ -90,6 +90,14 @@ def test_what_is_no_path_is_not_mounted(hook, agent, value):
     assert len(environ) == 1 + (value not in ("", "/a\n/etc"))
 
 
+def test_a_component_of_a_heterogeneous_job_has_a_folder_of_its_own(hook, agent):
+    first = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID": str(JOB - 1)}
+    environ, _ = hook(BOOTSEER_SOCKET=agent, **first)
+    assert environ == [f"BOOTSEER_SOCKET={agent}"]
+    for path in ("", "/x/agent.sock", agent.replace(f"/{JOB}/", f"/../jobs/{JOB}/")):
+        assert hook(BOOTSEER_SOCKET=path, **first) == ([], [])
+
+
 def test_a_job_without_bootseer_gets_nothing(hook):
     assert hook() == ([], [])
     assert hook(SLURM_JOB_ID="", BOOTSEER_CKPT="/x") == ([], [])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from bootseer.slurm.plugin import share
 from bootseer.testing import site
 from bootseer.testing.lab import IMAGE, RUN_DIR
 
@@ -25,6 +26,13 @@ def run_script(lab, *lines, options=("-n1",), env=None):
     job_id = int(answer.stdout)
     lab.cluster.wait_for_job(job_id)
     return job_id, (lab.cluster.shared / f"{job_id}.out").read_text()
+
+
+def add_tiny(lab):
+    """Put the image into alice's store."""
+    (lab.cluster.shared / "tiny.sqsh").write_bytes((lab.images / "tiny.sqsh").read_bytes())
+    add = [site.bootseer(), "image", "add", "/shared/tiny.sqsh", "--name", "tiny", "-q"]
+    lab.cluster.run(add, user="alice")
 
 
 def listed(lab, name):
@@ -72,9 +80,7 @@ def test_jobs_that_a_job_submits(lab, folders):
 
 
 def test_the_own_agent_of_two_steps_at_once_knows_its_jobs_group_and_nodes(lab):
-    (lab.cluster.shared / "tiny.sqsh").write_bytes((lab.images / "tiny.sqsh").read_bytes())
-    add = [site.bootseer(), "image", "add", "/shared/tiny.sqsh", "--name", "tiny", "-q"]
-    lab.cluster.run(add, user="alice")
+    add_tiny(lab)
     (lab.cluster.shared / "go").unlink(missing_ok=True)
     step = "head -c4 $BOOTSEER_IMAGE; while [ ! -e /shared/go ]; do sleep 0.05; done"
     script = lab.cluster.shared / "group.sh"
@@ -97,3 +103,17 @@ def test_the_own_agent_of_two_steps_at_once_knows_its_jobs_group_and_nodes(lab):
     (lab.cluster.shared / "go").touch()
     assert lab.cluster.wait_for_job(job_id) == "COMPLETED"
     assert (lab.cluster.shared / f"{job_id}.out").read_text().count("hsqs") == 4
+
+
+def test_both_components_of_a_heterogeneous_job_find_their_images(lab):
+    add_tiny(lab)
+    hook = share("slurm-conf-examples") / "enroot/hooks.d/50-bootseer.sh"
+    (lab.cluster.shared / "hook.sh").write_text(hook.read_text())
+    get = f"{site.libexec(lab.cluster)}/bootseer-importer get bootseer://tiny"
+    say = (
+        f"head -c4 $({get}); export ENROOT_ENVIRON=$(mktemp) ENROOT_MOUNTS=$(mktemp);"
+        "sh /shared/hook.sh; grep -c $BOOTSEER_SOCKET $ENROOT_ENVIRON"
+    )
+    component = ["-N1", "-n1", "--bootseer=k", "sh", "-c", say]
+    answer = lab.cluster.run(["srun", *component, ":", *component], user="alice")
+    assert sorted(answer.stdout.split()) == ["hsqs1", "hsqs1"]

@@ -19,6 +19,16 @@ tab=$(printf '\t')
 
 add_bootseer() {
     folder="$run_dir/jobs/${SLURM_JOB_ID:-none}"
+    # There SLURM_JOB_ID is the first component's in all of them.
+    if [ "${SLURM_HET_SIZE:-}" ]; then
+        job="${BOOTSEER_SOCKET:-}"
+        job="${job#"$run_dir"/jobs/}"
+        job="${job%/agent.sock}"
+        case "$job" in
+        "" | *[!0-9]*) ;;
+        *) folder="$run_dir/jobs/$job" ;;
+        esac
+    fi
     [ -S "$folder/agent.sock" ] || return 0
     add_mount "$folder"
     add_variable BOOTSEER_SOCKET "$folder/agent.sock"

@@ -87,6 +87,12 @@ static void send_control(spank_t spank, const char *name, const char *value)
                     spank_strerror(rc));
 }
 
+/* Whether this is an srun within a job, which was told at its own submission. */
+static bool is_step(void)
+{
+    return spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
+}
+
 int submit_post_opt(struct bootseer *bootseer, spank_t spank)
 {
     struct request *request = &bootseer->request;
@@ -106,7 +112,7 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
     if (*request->job_name)
         send_control(spank, CONTROL_JOB_NAME, request->job_name);
 
-    if (!bootseer->advised)
+    if (!bootseer->advised && !is_step())
         advice_begin(bootseer);
     bootseer->advised = true;
     /* sbatch and salloc call no hook before they end. */

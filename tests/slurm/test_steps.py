@@ -52,6 +52,7 @@ def test_a_step_that_asks_for_something_else_gets_nothing_of_the_jobs(lab, folde
     assert "image=\n" in said and "image=/shared/b.sqsh\n" in said
     assert listed(lab, "run") == ["kept"] and listed(lab, "run2") == []
     assert said.count("give it to the job") == 3
+    assert "bootseer: key" not in said, "advice is for the job"
     assert {"checkpoint.mountpoint", "image.mountpoint", "env.mount"} <= lab.fallbacks(job_id)
 
 

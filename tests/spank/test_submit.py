@@ -147,6 +147,13 @@ def test_advice_is_printed(host):
     ]
 
 
+def test_a_step_within_a_job_is_not_advised(host):
+    env = {"SLURM_JOB_ID": "5"}
+    seen = host.run("local", options={"bootseer": "k"}, env=env)
+    assert seen.of("user") == [] and controls(seen)["BOOTSEER_KEY"] == "k"
+    assert host.run("allocator", options={"bootseer": "k"}, env=env).of("user") != []
+
+
 def test_a_job_is_submitted_while_advice_is_being_looked_for(host):
     lines = host.run("local", options={"bootseer": "slow"}).lines
     submitted, launched = (

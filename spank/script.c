@@ -6,8 +6,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* How much longer than its own deadline the entry script may take to come to an end. */
-enum { GRACE_MS = 5000 };
+enum {
+    GRACE_MS = 5000, /* that the entry script has beyond its own deadline to come to an end */
+    /* Longest that a step is held. Slurm cannot end it meanwhile, and drains a node where that takes
+     * longer than UnkillableStepTimeout. */
+    STEP_WAIT_S = 10,
+};
 
 static bool get_job_id(spank_t spank, uint32_t *job_id)
 {
@@ -71,25 +75,25 @@ static const char *job_value(spank_t spank, enum option option)
     return strcmp(value, "(null)") ? value : "";
 }
 
-/* Returns how long the prolog may take: as long as the user says, within the administrator's limit,
- * which also holds where the user says nothing that makes sense. */
-static int wait_ms(const struct settings *settings, const char *value)
+/* Returns how long the prolog may take: as long as the user says, within the limit, which also holds
+ * where the user says nothing that makes sense. */
+static int wait_ms(int limit_ms, const char *value)
 {
     int asked_ms;
 
     if (!value || option_problem(OPTION_WAIT, value))
-        return settings->max_wait_ms;
+        return limit_ms;
     asked_ms = atoi(value) * 1000;
-    return asked_ms < settings->max_wait_ms ? asked_ms : settings->max_wait_ms;
+    return asked_ms < limit_ms ? asked_ms : limit_ms;
 }
 
 /* Puts the request's values, each of which may be NULL, and runs the prolog's entry script. */
 static void run_prolog(const struct bootseer *bootseer, struct environment *environment,
-                       const char *const values[OPTION_COUNT], const char *job_name)
+                       const char *const values[OPTION_COUNT], const char *job_name, int limit_ms)
 {
     static const char pyxis[] = "SPANK__SLURM_SPANK_OPTION_pyxis_container_image";
     const char *wait = values[OPTION_WAIT];
-    int timeout_ms = wait_ms(&bootseer->settings, wait);
+    int timeout_ms = wait_ms(limit_ms, wait);
     char path[PATH_MAX + 32];
     char seconds[16];
 
@@ -126,7 +130,8 @@ void script_prolog(const struct bootseer *bootseer, spank_t spank)
     if (!get_job_id(spank, &job_id))
         return;
     put_job(&environment, spank, job_id);
-    run_prolog(bootseer, &environment, values, getenv("SPANK_" CONTROL_JOB_NAME));
+    run_prolog(bootseer, &environment, values, getenv("SPANK_" CONTROL_JOB_NAME),
+               bootseer->settings.max_wait_ms);
     environment_free(&environment);
 }
 
@@ -154,12 +159,19 @@ void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t
     const struct request *request = &bootseer->request;
     struct environment environment = {.count = 0};
     const char *values[OPTION_COUNT];
+    int limit_ms = bootseer->settings.max_wait_ms;
+    char seconds[16];
 
+    if (limit_ms > STEP_WAIT_S * 1000)
+        limit_ms = STEP_WAIT_S * 1000;
     for (int i = 0; i < OPTION_COUNT; i++)
         values[i] = request->given[i] ? request->value[i] : NULL;
     put_job(&environment, spank, job_id);
     put_place(&environment, spank);
-    run_prolog(bootseer, &environment, values, *request->job_name ? request->job_name : NULL);
+    snprintf(seconds, sizeof(seconds), "%d", limit_ms / 1000);
+    environment_put(&environment, "BOOTSEER_WAIT_LIMIT", seconds);
+    run_prolog(bootseer, &environment, values, *request->job_name ? request->job_name : NULL,
+               limit_ms);
     environment_free(&environment);
 }
 

@@ -8,6 +8,7 @@ Until a job is known to have asked, only the standard library is imported.
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 import re
@@ -183,6 +184,8 @@ def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Jo
             raise ConfigError(f"{name[:80]!a} cannot be the name of a cluster or node")
     nodes, node_index = _place(env, node)
     wait_s = config["prolog.wait_s"] if asked.wait_s is None else float(asked.wait_s)
+    limit = env.get("BOOTSEER_WAIT_LIMIT", "")  # as a step's hook sets it
+    max_wait_s = min(config["prolog.max_wait_s"], int(limit) if limit.isdecimal() else math.inf)
     gid = env.get("SLURM_JOB_GID", "")
     return Job(
         job_id=job_id,
@@ -202,7 +205,7 @@ def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Jo
         nodes=nodes,
         node_index=node_index,
         environment=asked.environment,
-        wait_s=min(wait_s, config["prolog.max_wait_s"]),
+        wait_s=min(wait_s, max_wait_s),
         started_ns=started_ns,
     )
 

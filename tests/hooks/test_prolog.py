@@ -88,6 +88,15 @@ def test_environment_and_hot_set_are_waited_for_once(tmp_path, monkeypatch):
     assert 108 <= clock.now_s < 108.5
 
 
+def test_a_step_is_not_held_for_as_long_as_the_settings_would_have_it(monkeypatch):
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "SLURM_CLUSTER_NAME": "c"}
+    config = {"prolog.wait_s": 30.0, "prolog.max_wait_s": 60.0, "image.importer": False}
+    config["checkpoint.mountpoints"] = []
+    for limit, wait_s in (({}, 30.0), ({"BOOTSEER_WAIT_LIMIT": "10"}, 10)):
+        monkeypatch.setattr(os, "environ", env | limit)
+        assert prolog._job(options.Options(), config, 1).wait_s == wait_s
+
+
 def test_nobody_waits_for_an_agent_that_systemd_does_not_start(folder, systemd_run):
     systemd_run(lambda _: ["/bin/false"])
     began_s = time.monotonic()

@@ -78,6 +78,15 @@ def test_a_step_on_all_nodes_of_its_job_says_which_this_is(host, tmp_path, nodes
     assert ("SLURM_NNODES=3\n" in env and "SLURM_NODEID=2\n" in env) is told
 
 
+@pytest.mark.parametrize(("limit", "told"), [("60", "10"), ("4", "4")])
+def test_a_step_is_not_held_for_long(host, tmp_path, limit, told):
+    """Slurm cannot end it meanwhile."""
+    host.script("bootseer-prolog", f"env > {tmp_path}/env")
+    host.run("step", options={"bootseer-wait": "30"}, arguments=(f"max_wait={limit}",))
+    env = (tmp_path / "env").read_text()
+    assert f"SPANK_BOOTSEER_WAIT={told}\n" in env and f"BOOTSEER_WAIT_LIMIT={told}\n" in env
+
+
 def test_step_leaves_a_running_agent_alone(host, agent, tmp_path):
     host.script("bootseer-prolog", f"touch {tmp_path}/ran")
     assert host.run("step", options={"bootseer": "k"}).hooks() == {"0"}

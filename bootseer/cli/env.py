@@ -49,7 +49,7 @@ Examples:
     type=click.IntRange(0, 86400),
     default=600,
     show_default=True,
-    help="Longest to wait for another node where the same command is running.",
+    help="Longest to wait for others who run it, or are at work in a target.",
 )
 @click.option(
     "--check-drift",

@@ -89,7 +89,7 @@ def _add_options(parser: argparse.ArgumentParser, verb: str) -> None:
         add("--no-capture", dest="captures", action="store_false", help=leave)
         waits = "Go on only when all is stored."
         add("--wait", dest="waits", action="store_true", help=waits)
-        limit = "Longest to wait for another node where the same command is running."
+        limit = "Longest to wait for others who run it, or are at work in a target."
         add("--wait-seconds", dest="wait_s", type=int, default=600, help=limit)
         add("-q", "--quiet", action="store_true", help="Say nothing.")
     extra = "What else the result depends on."

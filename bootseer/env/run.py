@@ -54,7 +54,8 @@ class Asked(NamedTuple):
         refresh: run the command, whatever there is, and keep what it makes.
         captures: keep what it makes.
         waits: until that is stored.
-        wait_s: longest to wait for another node where the same command is running.
+        wait_s: longest to wait for another node where the same command is running, and for another
+            process that has a target.
         extra: what else the result depends on.
         key_files: files that it depends on.
     """
@@ -202,9 +203,16 @@ def run(asked: Asked, connect: Connect, environ: Mapping[str, str], say: Say) ->
     def on_wait(target: str) -> None:
         say(f"waiting for another process that is at work in {target}")
 
+    until = time.monotonic() + asked.wait_s
     while True:
         held = environ.get(HELD, "")
-        with locked(targets, on_wait, heeds=not asked.refresh, held=held) as turn:
+        with locked(targets, on_wait, until=until, heeds=not asked.refresh, held=held) as turn:
+            if turn.late:
+                say(
+                    f"running the command, and keeping nothing: another process has {turn.late} "
+                    f"for longer than {asked.wait_s} s"
+                )
+                return execute(asked.command, {**environ, HELD: turn.held})
             if not turn.found:
                 _remove_leftovers(targets)
                 inside = {**environ, HELD: turn.held}

@@ -5,7 +5,8 @@ Who waits for it has it open, gets it all the same, and reads in it what the one
 if that is what he wants, too, he is done; else he locks the targets anew, as any newcomer. Others
 who work there for him share the lock: nobody else has it before they have closed it, too. Where no
 file can be made beside the target it is in the folder for temporary files, and keeps only this
-node's processes apart; where files cannot be locked, nobody waits.
+node's processes apart; where files cannot be locked, nobody waits. Nobody waits for ever: who has a
+target may have been suspended.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -24,6 +27,8 @@ from bootseer.env.leftovers import prefix
 HELD = "BOOTSEER_ENV_LOCKS"
 """Variable of a command with the locks that it runs under: `env run` in it does not take these."""
 _MOST_BYTES = 4096
+_POLL_S = (0.01, 0.25)
+"""Between two looks at a lock, at first and at last."""
 
 
 class TargetLock:
@@ -53,13 +58,17 @@ class Turn:
     Attributes:
         fds: that have the locks.
         held: for `HELD`.
+        late: a target that another has still, "" for none.
         found: what one who had a target before has made, while this process waited for that; the
             targets are nobody's then. "" if they are this process's.
         leaves: what this process has made, for those who wait meanwhile.
     """
 
-    def __init__(self, locks: Sequence[TargetLock], found: str, held: str = "") -> None:
+    def __init__(
+        self, locks: Sequence[TargetLock], found: str, held: str = "", late: str = ""
+    ) -> None:
         """Begin with what the locks say, and with those that are held around this process."""
+        self.late = late
         self.fds = [lock.fd for lock in locks]
         self.held = " ".join([*held.split(), *map(_identity, self.fds)])
         self.found = found
@@ -68,28 +77,38 @@ class Turn:
 
 @contextmanager
 def locked(
-    targets: Sequence[str], on_wait: Callable[[str], None], *, heeds: bool = True, held: str = ""
+    targets: Sequence[str],
+    on_wait: Callable[[str], None],
+    *,
+    until: float = math.inf,
+    heeds: bool = True,
+    held: str = "",
 ) -> Iterator[Turn]:
     """Have targets for the length of a block, or find out what has been made in one of them.
 
     Args:
         targets: absolute paths of folders.
         on_wait: told of each target that others have.
+        until: when to wait no longer, of `time.monotonic`.
         heeds: what others have made counts; else all are waited for.
         held: value of `HELD` here; these locks are not waited for.
     """
     real = sorted({os.path.realpath(target) for target in targets})  # in one order, for all
     with ExitStack() as opened:
         locks: list[TargetLock] = []
-        found = ""
+        found = late = ""
         for target in real:
-            lock, found = _lock(target, real, heeds, held.split(), on_wait)
+            try:
+                lock, found = _lock(target, real, heeds, held.split(), until, on_wait)
+            except _Late:
+                late = target
+                break
             if lock is not None:
                 locks.append(lock)
                 opened.callback(os.close, lock.fd)
             if found:
                 break
-        turn = Turn(locks, found, held)
+        turn = Turn(locks, found, held, late)
         yield turn
         # Not after an error: who shares a lock may be at work, and others look for it by its name.
         for lock in locks:
@@ -101,14 +120,19 @@ def _lock(
     targets: Sequence[str],
     heeds: bool,
     held: Sequence[str],
+    until: float,
     on_wait: Callable[[str], None],
 ) -> tuple[TargetLock | None, str]:
-    """Lock a target, or return what has been made there; neither where it cannot be locked."""
+    """Lock a target, or return what has been made there; neither where it cannot be locked.
+
+    Raises:
+        _Late: another has it still.
+    """
     for find_path in (_path_beside, _path_elsewhere):
         with suppress(OSError):
             path = find_path(target, targets)
             try:
-                fd, found = _locked_file(path, heeds, held, lambda: on_wait(target))
+                fd, found = _locked_file(path, heeds, held, until, lambda: on_wait(target))
             except _HeldAround:
                 return None, ""
             if not found:
@@ -145,8 +169,12 @@ class _HeldAround(Exception):
     """A lock is that of an `env run` whose command this process belongs to."""
 
 
+class _Late(Exception):
+    """Another has a lock for longer than is waited."""
+
+
 def _locked_file(
-    path: str, heeds: bool, held: Sequence[str], on_wait: Callable[[], None]
+    path: str, heeds: bool, held: Sequence[str], until: float, on_wait: Callable[[], None]
 ) -> tuple[int, str]:
     """Open a file of this user's, alone, and make it where there is none.
 
@@ -156,6 +184,7 @@ def _locked_file(
     Raises:
         OSError: it cannot be made or locked, or it is another user's.
         _HeldAround: it would never be this process's.
+        _Late: another has it still.
     """
     is_told = False
     while True:
@@ -175,7 +204,7 @@ def _locked_file(
                 if not is_told:
                     on_wait()
                     is_told = True
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                _wait_for_lock(fd, until)
             if _has_name(fd, path):
                 return fd, ""
             found = os.pread(fd, _MOST_BYTES, 0).decode("ascii", "replace")
@@ -190,6 +219,19 @@ def _locked_file(
             os.close(fd)
             raise
         os.close(fd)
+
+
+def _wait_for_lock(fd: int, until: float) -> None:
+    pause_s, longest_s = _POLL_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise _Late from None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
 
 
 def _identity(fd: int) -> str:

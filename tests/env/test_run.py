@@ -712,6 +712,20 @@ def test_what_was_made_meanwhile_is_told_to_who_waited(tmp_path, names):
     assert found == [("made", 0, 0), ("", len(names), len(names))]
 
 
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_nobody_waits_for_ever_for_who_may_have_been_suspended(tmp_path, names):
+    targets = [str(tmp_path / name) for name in names]
+    said = []
+    script = f"echo $BOOTSEER_ENV_LOCKS >> {tmp_path}/ran; exit 7"
+    asked = env_run.Asked(["sh", "-c", script], targets, wait_s=0)
+    with locked(targets[-1:], pytest.fail):
+        assert env_run.run(asked, pytest.fail, dict(os.environ), said.append) == 7
+    assert "waiting" in said[0] and "keeping nothing" in said[1] and targets[-1] in said[1]
+    # What it could lock, it had.
+    assert len((tmp_path / "ran").read_text().split()) == len(names) - 1
+    assert all(locks_of(target) == [] for target in map(Path, targets))
+
+
 async def test_another_result_is_not_taken_for_what_was_made_meanwhile(clients, monkeypatch):
     async def nothing(end):
         end.close()

@@ -14,6 +14,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from bootseer import config as settings
 from bootseer.agent.node import control_client
@@ -26,6 +27,8 @@ SERVE_S = 60.0
 """Longest that an agent may take until an image can be read; then it is imported."""
 _TELL_S = 5.0
 """Longest that what was imported waits to be opened by who keeps it."""
+_LEFT_S = 3600.0
+"""What is older may be left of a step that was killed."""
 _FILE = "image.sqsh"
 _PARENTS = ("/var/tmp", "/tmp")
 _RANDOM_BYTES = 8
@@ -153,6 +156,8 @@ def _import(uri: str, environ: Mapping[str, str]) -> str:
     enroot = shutil.which("enroot", path=environ.get("PATH"))
     if enroot is None:
         raise Unavailable(f"{uri} cannot be imported: there is no enroot in PATH")
+    with suppress(OSError):
+        _remove_left(environ)
     path = f"{_make_folder(environ)}/{_FILE}"
     argv = [enroot, "import", "--output", path, "--", uri]
     try:
@@ -183,12 +188,44 @@ def _make_folder(environ: Mapping[str, str]) -> str:
     raise Unavailable(f"there is no folder to import into: {why}; see that /var/tmp can be written")
 
 
-def _remove_own(name: str, above: int) -> None:
+def _remove_left(environ: Mapping[str, str]) -> None:
+    """Remove what this user's jobs have left on this node: a step that is killed releases nothing.
+
+    Whoever has such a file open still goes on reading it.
+
+    Raises:
+        OSError: it cannot be looked for, or not be removed.
+    """
+    living = _jobs_here()
+    for parent in _parents(environ):
+        above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for name in os.listdir(above):
+                job, found, _ = name.removeprefix(_node_prefix()).partition(".")
+                if found and job.isdecimal() and job not in living:
+                    _remove_own(name, above, _LEFT_S)
+        finally:
+            os.close(above)
+
+
+def _jobs_here() -> set[str]:
+    """Return the jobs of which this user has processes here."""
+    found = set()
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
+            for variable in file.read().split(b"\0"):
+                if variable.startswith(b"SLURM_JOB_ID="):
+                    found.add(os.fsdecode(variable.partition(b"=")[2]))
+    return found
+
+
+def _remove_own(name: str, above: int, older_than_s: float = 0.0) -> None:
     """Remove a folder that `get` has made; what others have put there under such a name stays.
 
     Args:
         name: of the folder.
         above: descriptor of the folder that it is in.
+        older_than_s: what was changed since stays.
 
     Raises:
         OSError: it is this user's, and cannot be removed.
@@ -200,6 +237,8 @@ def _remove_own(name: str, above: int) -> None:
     try:
         info = os.fstat(folder)
         if info.st_uid != os.getuid() or info.st_mode & 0o077:
+            return
+        if older_than_s and time.time() - info.st_mtime < older_than_s:
             return
         for entry in os.listdir(folder):
             _forgive_missing(os.unlink, entry, folder)
@@ -247,8 +286,11 @@ def _prefix(environ: Mapping[str, str]) -> str:
     """Return what the names of this step's folders begin with: nodes may share their parent."""
     job, step = environ.get("SLURM_JOB_ID", "none"), environ.get("SLURM_STEP_ID", "batch")
     known = job.isalnum() and step.lstrip("-").isalnum()
-    mine = f"{os.getuid()}-{os.uname().nodename}"
-    return f"bootseer-import-{mine}-{f'{job}.{step}' if known else 'none'}-"
+    return f"{_node_prefix()}{f'{job}.{step}' if known else 'none'}-"
+
+
+def _node_prefix() -> str:
+    return f"bootseer-import-{os.getuid()}-{os.uname().nodename}-"
 
 
 def _tell(socket: str, name: str, path: str, began_ns: int, why: str) -> None:

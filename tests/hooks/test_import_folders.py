@@ -97,6 +97,23 @@ def test_only_what_this_step_has_imported_goes(importer):
     assert all(os.path.exists(other) for other in others)
 
 
+def test_what_a_killed_step_has_left_goes_when_its_user_imports_again(importer):
+    folders = {job: os.path.dirname(importer.get(SLURM_JOB_ID=job)) for job in ("1", "2", "3")}
+    for job in ("1", "2"):
+        os.utime(folders[job], (1, 1))
+    identity = [f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups"]
+    living = ["setpriv", *identity, "env", "SLURM_JOB_ID=2", "cat"]
+    with subprocess.Popen(living, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        job.stdin.write(b"x")
+        job.stdin.flush()
+        job.stdout.read(1)  # it runs
+        importer.get()
+        job.stdin.close()
+    assert not os.path.exists(folders["1"])
+    assert os.path.exists(folders["2"]), "its job lives"
+    assert os.path.exists(folders["3"]), "it may be a job's that has only begun"
+
+
 HOSTILE = {
     "open folder": "mkdir -m 777 {trap} && echo x >{trap}/file && chmod 777 {trap}/file",
     "closed folder": "mkdir -m 700 {trap}",

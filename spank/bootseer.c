@@ -188,6 +188,13 @@ int slurm_spank_task_init_privileged(spank_t spank, int ac, char *argv[])
     return 0;
 }
 
+int slurm_spank_task_init(spank_t spank, int ac, char *argv[])
+{
+    (void)spank, (void)ac, (void)argv;
+    mounts_enter(&bootseer);
+    return 0;
+}
+
 int slurm_spank_exit(spank_t spank, int ac, char *argv[])
 {
     (void)ac, (void)argv;

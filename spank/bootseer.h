@@ -31,6 +31,7 @@ struct bootseer {
     struct request request;
     int64_t step_start_ns; /* 0: this step sends no events */
     bool is_anothers;      /* this step has the variables of a job that is not its own */
+    char cwd[PATH_MAX];    /* of this task, before anything was mounted there; "" if nothing was */
     bool advised;          /* a heterogeneous job is told once, not once a component */
     pid_t adviser;         /* the child that prints advice */
 };
@@ -93,7 +94,9 @@ struct asked {
 };
 
 /* mounts.c: each task, before it becomes the user's. */
-void mounts_task(const struct bootseer *bootseer, spank_t spank);
+void mounts_task(struct bootseer *bootseer, spank_t spank);
+/* Once the task is the user's: takes it to its working folder where that is on one of the mounts. */
+void mounts_enter(const struct bootseer *bootseer);
 void asked_read(const char *run_dir, uint32_t job_id, struct asked *asked);
 
 /* exec.c: children with a deadline. */

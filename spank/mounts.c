@@ -486,7 +486,7 @@ static bool is_shared(const char *run_dir)
     return shared;
 }
 
-void mounts_task(const struct bootseer *bootseer, spank_t spank)
+void mounts_task(struct bootseer *bootseer, spank_t spank)
 {
     struct mounted mounted = {.failed = false};
     struct asked asked = {.known = false};
@@ -506,6 +506,8 @@ void mounts_task(const struct bootseer *bootseer, spank_t spank)
     if (found && is_shared(bootseer->settings.run_dir) && !leave_namespace(&left))
         step_fallback(bootseer, spank, "env.mount", "a task has no mount namespace of its own: %s",
                       strerror(errno));
+    if (found && !getcwd(bootseer->cwd, sizeof(bootseer->cwd)))
+        *bootseer->cwd = '\0';
     asked_read(bootseer->settings.run_dir, job_id, &asked);
     for (size_t i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++)
         tell_task(&KINDS[i], bootseer, spank, job_id, &asked, &mounted, &left);
@@ -513,4 +515,17 @@ void mounts_task(const struct bootseer *bootseer, spank_t spank)
     if (wish && asked.known && strcmp(wish, asked.value[OPTION_ENV]))
         tell_too_late(bootseer, spank, "env.mount", OPTION_ENV, &asked);
     show_environments(bootseer, spank, job_id, &mounted, &left);
+}
+
+/* slurmstepd goes to the working folder as root, who has no access to the mounts, and so to /tmp. */
+void mounts_enter(const struct bootseer *bootseer)
+{
+    char now[PATH_MAX];
+
+    if (!*bootseer->cwd || !getcwd(now, sizeof(now)) || !strcmp(now, bootseer->cwd))
+        return;
+    if (chdir(bootseer->cwd))
+        slurm_error("bootseer: cannot go to %s: %m", bootseer->cwd);
+    else
+        slurm_error("bootseer: going to %s after all", bootseer->cwd);
 }

@@ -106,6 +106,22 @@ def test_a_folder_of_the_users_can_be_the_mount_point(lab, tree):
         assert lab.cluster.run(["ls", point], node=node).stdout == ""
 
 
+def test_a_job_can_be_submitted_in_its_mount_point(lab, tree):
+    point = "/home/alice/here"
+    make = f"mkdir -p {point}/sub /shared/run/sub"
+    lab.cluster.run(["sh", "-c", make], user="alice")
+    job_id = lab.sbatch(
+        f"#!/bin/sh\necho x > batch; srun -D {point}/sub sh -c 'echo x > step'\n",
+        *("-n1", f"-D{point}", f"--bootseer-ckpt={URL}:{point}"),
+    )
+    assert lab.cluster.wait_for_job(job_id) == "COMPLETED"
+    stored = lab.cluster.run(["sh", "-c", "cd /shared/run; ls . sub"]).stdout.split()
+    assert {"batch", "step"} <= set(stored)
+    assert lab.cluster.run(["find", point, "-type", "f"]).stdout == ""
+    said = (lab.cluster.shared / f"{job_id}.out").read_text()
+    assert f"going to {point} after all" in said and f"going to {point}/sub after all" in said
+
+
 @pytest.mark.parametrize(
     "point, why",
     [

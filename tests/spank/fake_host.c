@@ -278,6 +278,7 @@ int main(void)
         call("init_post_opt", slurm_spank_init_post_opt);
         call("user_init", slurm_spank_user_init);
         call("task_init_privileged", slurm_spank_task_init_privileged);
+        call("task_init", slurm_spank_task_init);
         call("exit", slurm_spank_exit);
         break;
     default:

@@ -124,7 +124,7 @@ static const char *step_wish(const struct bootseer *bootseer, spank_t spank, int
 {
     char size[16];
 
-    if (option < 0 || !bootseer->request.given[option] || !request_is_active(&bootseer->request) ||
+    if (!bootseer->request.given[option] || !request_is_active(&bootseer->request) ||
         spank_getenv(spank, "SLURM_HET_SIZE", size, sizeof(size)) == ESPANK_SUCCESS)
         return NULL;
     return bootseer->request.value[option];

@@ -27,6 +27,7 @@ HOOKS = {
     "init_post_opt",
     "local_user_init",
     "user_init",
+    "task_init",
     "task_init_privileged",
     "exit",
     "job_prolog",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -75,6 +76,28 @@ class NodeRun:
     kind: str
     started_ns: int
     events: tuple[Event, ...]
+
+    @classmethod
+    def from_fields(cls, about: Fields, events: Iterable[Any], name: str) -> NodeRun:
+        """Check and take over what was decoded.
+
+        Args:
+            about: all but the events.
+            events: as `bootseer.core.event.from_json` takes them.
+            name: of what they come from, for the error.
+
+        Raises:
+            Corrupt: a field is missing or not acceptable.
+        """
+        return cls(
+            run=about.text("run"),
+            job=about.count("job"),
+            key=about.text("key"),
+            node=about.text("node"),
+            kind=about.text("kind"),
+            started_ns=about.count("started_ns"),
+            events=tuple(from_json(event, name) for event in events),
+        )
 
 
 async def publish_events(store: Store, node_run: NodeRun) -> str:
@@ -191,15 +214,7 @@ def _decode(data: bytes, name: str) -> NodeRun:
         raise Corrupt(f"{name}: not a BootSeer events file: {text!a}") from error
     if about.count("version") != VERSION:
         raise UnknownVersion(f"{name}: only version {VERSION} of events is understood")
-    return NodeRun(
-        run=about.text("run"),
-        job=about.count("job"),
-        key=about.text("key"),
-        node=about.text("node"),
-        kind=about.text("kind"),
-        started_ns=about.count("started_ns"),
-        events=tuple(from_json(row, name) for row in rows),
-    )
+    return NodeRun.from_fields(about, rows, name)
 
 
 def _text_bytes(column: Any) -> int:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import trio
 
+from bootseer.agent.node.job import Job
 from bootseer.agent.workers.hot_pack import Packing, copies_for
 from bootseer.core import image
 from bootseer.core.hotset import HotRange, HotSet
@@ -21,6 +22,7 @@ from bootseer.store.memory import MemoryStore
 from bootseer.testing.stored_image import manifest_of, readable, store_image
 from bootseer.units import MIB
 
+JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "", 1.0, 1)
 BLOCK = 4096
 CONTENT = random.Random(5).randbytes(8 * MIB)
 MANIFEST = manifest_of(CONTENT)
@@ -55,7 +57,7 @@ class Start:
 
     @asynccontextmanager
     async def packing(self, node_index=0, nodes=2):
-        job = SimpleNamespace(node_index=node_index, nodes=nodes)
+        job = JOB._replace(node_index=node_index, nodes=nodes)
         task = SimpleNamespace(job=job, config={"image.pack_copies": 0}, stage=self.stage)
         async with (
             readable(self.store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks,

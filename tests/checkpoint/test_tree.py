@@ -3,7 +3,7 @@
 import operator
 import os
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from itertools import count
@@ -961,6 +961,20 @@ async def interleaved(store, works, steps):
     return stopped
 
 
+async def in_every_order(before, works):
+    """Do two things, each step of one between each two of the other; yields the stores after it."""
+    for first in count():
+        for second in count():
+            store = deepcopy(before)
+            stopped = await interleaved(store, works, (first, second))
+            yield store, (first, second)
+            if not stopped[1]:
+                break
+        if not stopped[0]:
+            break
+    assert first >= 2
+
+
 @pytest.mark.parametrize("over", [OLD, SMALL])
 @pytest.mark.parametrize("target", ["g", "d/e/h"])
 @pytest.mark.parametrize("order", [1, -1])
@@ -971,18 +985,11 @@ async def test_two_who_move_files_onto_a_name_and_away_from_it(over, target, ord
     new, old = [await CheckpointTree(before).stat(name) for name in ("d/f", "d/e/g")]
     onto = partial(CheckpointTree.rename, entry=new, target="d/e/g", over=old)
     away = partial(CheckpointTree.rename, entry=old, target=target)
-    for first in count():
-        for second in count():
-            store = deepcopy(before)
-            stopped = await interleaved(store, [onto, away][::order], (first, second))
+    async with aclosing(in_every_order(before, [onto, away][::order])) as outcomes:
+        async for store, steps in outcomes:
             found = [await read(store, name) for name in ("d/f", "d/e/g", target)]
-            assert found.count(NEW) == 1, (first, second, found)
+            assert found.count(NEW) == 1, (steps, found)
             assert set(found) <= {NEW, over, None}
-            if not stopped[1]:
-                break
-        if not stopped[0]:
-            break
-    assert first >= 2
 
 
 @pytest.mark.parametrize("old", [SMALL, OLD])
@@ -1002,18 +1009,11 @@ async def test_who_moves_a_file_and_who_replaces_it_twice(old, target, order):
                 await draft.write(0, content)
                 await draft.publish()
 
-    for first in count():
-        for second in count():
-            store = deepcopy(before)
-            stopped = await interleaved(store, [away, twice][::order], (first, second))
+    async with aclosing(in_every_order(before, [away, twice][::order])) as outcomes:
+        async for store, steps in outcomes:
             found = [await read(store, name) for name in ("d/f", target)]
-            assert set(found) <= {old, NEW, NEWER, None}, (first, second, found)
-            assert set(found) != {None}, (first, second)
-            if not stopped[1]:
-                break
-        if not stopped[0]:
-            break
-    assert first >= 2
+            assert set(found) <= {old, NEW, NEWER, None}, (steps, found)
+            assert set(found) != {None}, steps
 
 
 @pytest.mark.parametrize("other", [False, True])

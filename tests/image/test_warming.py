@@ -142,8 +142,8 @@ def test_more_ranges_than_one_sample_holds_are_not_lost(image, monkeypatch):
     assert len(recorder.touches) == 20
 
 
-@pytest.mark.root
-def test_what_was_only_read_ahead_is_forgotten(image):
+def partly_used(image):
+    """Record 64 pages that were read ahead, of which those from 8 to 40 are in use."""
     recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
     fd = os.open(image, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 64 * PAGE, os.POSIX_FADV_WILLNEED)
@@ -152,27 +152,25 @@ def test_what_was_only_read_ahead_is_forgotten(image):
         for page in range(8, 40):
             os.pread(fd, 100, page * PAGE)
     recorder.sample(100)
+    os.close(fd)
+    return recorder
+
+
+@pytest.mark.root
+def test_what_was_only_read_ahead_is_forgotten(image):
+    recorder = partly_used(image)
     recorder.settle()
     recorder.close()
-    os.close(fd)
     assert recorder.touches == [(8 * PAGE, 40 * PAGE, 100)]
 
 
 @pytest.mark.root
 def test_what_has_gone_may_have_been_used_and_is_kept(image):
-    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
-    fd = os.open(image, os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 64 * PAGE, os.POSIX_FADV_WILLNEED)
-    wait_until(lambda: len(resident_pages(image)) >= 64, "the pages read ahead")
-    for _ in range(3):
-        for page in range(8, 40):
-            os.pread(fd, 100, page * PAGE)
-    recorder.sample(100)
+    recorder = partly_used(image)
     for page in (20, 21, 60):
         evict(image, page)
     recorder.settle()
     recorder.close()
-    os.close(fd)
     pages = pages_of(ByteRange(t.start, t.stop) for t in recorder.touches)
     assert pages == {*range(8, 40), 60}
     assert not resident_pages(image) & {20, 21, 60}, "nothing is read to be looked at"

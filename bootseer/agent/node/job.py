@@ -93,6 +93,11 @@ class Job(NamedTuple):
         return f"{self.cluster}.{self.job_id}"
 
     @property
+    def is_first_node(self) -> bool:
+        """Whether this node does what one of the job has to do; none does if they are not known."""
+        return bool(self.nodes) and not self.node_index
+
+    @property
     def is_served(self) -> bool:
         """Whether its image comes from the store, through a mount of the agent's."""
         return "://" in self.image

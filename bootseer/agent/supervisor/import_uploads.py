@@ -45,8 +45,7 @@ class Keeping:
         name = reference(uri)
         if not name.startswith(DOCKER):
             raise Unavailable("only images that were imported from a registry are kept")
-        job = self._context.job
-        if job.node_index or not job.nodes or not self._context.config["image.keep_imports"]:
+        if not self._context.job.is_first_node or not self._context.config["image.keep_imports"]:
             return False
         if name not in self._under_way:
             if len(self._under_way) >= MAX_KEPT:

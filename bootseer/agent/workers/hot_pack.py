@@ -101,8 +101,7 @@ class Packing:
             touched: what this start has read.
             bytes_per_s: how fast; 0 for not at all.
         """
-        job = self._task.job
-        if job.node_index or not job.nodes or not bytes_per_s:
+        if not self._task.job.is_first_node or not bytes_per_s:
             return  # one node of a job is enough
         await trio.sleep(_QUIET_S)
         with suppress(BootseerError):  # the next start tries again; told as a fallback

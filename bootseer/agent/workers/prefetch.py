@@ -340,11 +340,10 @@ class Warm:
 
     def _holdout(self, hot_set: HotSet, identity: Identity) -> list[Piece]:
         """Draw what is not read ahead, to see whether the start reads it: on one node of a job."""
-        job = self._task.job
-        if job.node_index or not job.nodes:
+        if not self._task.job.is_first_node:
             return []
         ranges = [r.range for r in hot_set.ranges]
-        return draw(subtract(ranges, identity.leading), Random(job.run))
+        return draw(subtract(ranges, identity.leading), Random(self._task.job.run))
 
     async def _report(self, prefetch: Prefetch, want_bytes: int) -> None:
         """Tell the agent how far the prefetch is, until cancelled.

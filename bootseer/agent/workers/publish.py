@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from bootseer.agent.workers.base import Task
-from bootseer.core.event import from_json, one_line
+from bootseer.core.event import one_line
 from bootseer.core.fields import Fields
 from bootseer.core.hotset import DOUBTS
 from bootseer.core.plan import PlannedImage, PlannedName, PlannedRun, WarmPlan
@@ -253,12 +253,4 @@ def _node_run(document: Any) -> NodeRun:
     """
     name = "events from the agent"
     fields = Fields(document, name)
-    return NodeRun(
-        run=fields.text("run"),
-        job=fields.count("job"),
-        key=fields.text("key"),
-        node=fields.text("node"),
-        kind=fields.text("kind"),
-        started_ns=fields.count("started_ns"),
-        events=tuple(from_json(event, name) for event in fields.items("events", MAX_ROWS)),
-    )
+    return NodeRun.from_fields(fields, fields.items("events", MAX_ROWS), name)

@@ -28,8 +28,8 @@ _STATE, _FLAGS, _EXIT_CODE = 0, 6, 49
 _OPEN_FLAGS, _INO_NAME, _INO = 3, 6, 7
 """Of /proc/PID/fdinfo: pos, flags, mnt_id and ino, each with its name before it."""
 _LOOK_S = 5.0
-_THREADS = trio.CapacityLimiter(16)
-"""Of their own: looks that are held up must not keep the store's calls from theirs."""
+LOOKS = 16
+"""At once, in threads of their own: those held up must not keep the store's calls from theirs."""
 
 
 class Closing(Enum):
@@ -71,12 +71,14 @@ class Holders:
         closing: what the last close(2) meant, as long as nothing was written since; None before.
     """
 
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, looks: trio.CapacityLimiter) -> None:
         """Begin with who opens it, and waits for that.
 
         Args:
             thread: the kernel's number for it; 0 for one of another pid namespace.
+            looks: at most `LOOKS` at once, those for all files of the mount together.
         """
+        self._looks = looks
         self.closing: Closing | None = None
         self._since = _last_pid()
         self._opener = _process_of(thread)
@@ -95,7 +97,7 @@ class Holders:
             return Look(Closing.UNKNOWN)
         with trio.move_on_after(_LOOK_S):
             found, self._known = await trio.to_thread.run_sync(
-                self._look, self._known, inode, abandon_on_cancel=True, limiter=_THREADS
+                self._look, self._known, inode, abandon_on_cancel=True, limiter=self._looks
             )
             return found
         return Look(Closing.UNKNOWN)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import trio
 
 from bootseer.checkpoint.fetch import Fetcher
-from bootseer.checkpoint.holders import Holders
+from bootseer.checkpoint.holders import LOOKS, Holders
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.nodes import Node, Nodes
 from bootseer.checkpoint.publish import LostFile, Publisher
@@ -92,6 +92,7 @@ class CheckpointView:
         self._using = self._nodes.moves.using
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
+        self._looks = trio.CapacityLimiter(LOOKS)
 
     def attach(self, kernel: Kernel) -> None:
         """See `View.attach`."""
@@ -265,7 +266,7 @@ class CheckpointView:
         empties = bool(flags & os.O_TRUNC)
         if flags & os.O_ACCMODE != os.O_RDONLY or empties:
             self._check_writable()
-            handle = _Handle(node, Holders(thread))
+            handle = _Handle(node, Holders(thread, self._looks))
         else:
             handle = _Handle(node)
             if node.draft is None and not node.is_own:
@@ -301,7 +302,7 @@ class CheckpointView:
                 self._check_mode(self._nodes.by_inode[parent], os.O_WRONLY)
                 node = self.publisher.create(parent, text, mode & 0o1777)
                 # Opened only to read, it is there all the same.
-                holders = Holders(thread)
+                holders = Holders(thread, self._looks)
                 node.handles = 1
                 node.writing.add(holders)
                 handle = _Handle(node, holders)

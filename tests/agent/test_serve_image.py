@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import trio
+import trio.testing
 
 from bootseer import config as settings
 from bootseer.agent.node.channel import Channel
@@ -31,12 +32,13 @@ async def answer_until(agent, dies_at):
 
 @pytest.mark.parametrize("dies_at", ["cache", "event", "served"])
 async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, dies_at):
-    store, served = MemoryStore(), []
+    store, served, unmounted = MemoryStore(), [], trio.Event()
     await store_image(store, random.Random(1).randbytes(100_000), "x")
 
     async def serve_fd(view, connection, cached=None, *, task_status):
         served.append(view)
         task_status.started()
+        await unmounted.wait()
 
     monkeypatch.setattr(serve_image, "connect_images", lambda *_, **__: store)
     monkeypatch.setattr(serve_image, "serve_fd", serve_fd)
@@ -50,8 +52,10 @@ async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, 
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_image.run, task)
-        with trio.move_on_after(10):
+        with trio.fail_after(10):
             await answer_until(agent, dies_at)
         agent.close()
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        unmounted.set()
     worker.close()
     assert [type(view) for view in served] == [ImageView]

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from bootseer.checkpoint.fetch import Fetcher, FetchLimits
-from bootseer.checkpoint.holders import _THREADS, Closing, Holders
+from bootseer.checkpoint.holders import Closing, Holders
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.mount import CheckpointOptions, serve_checkpoint
 from bootseer.checkpoint.pipelines import WriteOptions
@@ -284,14 +284,9 @@ async def test_what_could_not_be_synced_is_at_the_next_attempt(served, autojump_
 
 
 async def test_a_look_that_is_held_up_holds_nobody_up(autojump_clock):
-    holders = Holders(os.getpid())
-    for number in range(int(_THREADS.total_tokens)):
-        _THREADS.acquire_on_behalf_of_nowait(number)
-    try:
-        assert (await holders.look(7)).closing is Closing.UNKNOWN
-    finally:
-        for number in range(int(_THREADS.total_tokens)):
-            _THREADS.release_on_behalf_of(number)
+    looks = trio.CapacityLimiter(1)
+    looks.acquire_on_behalf_of_nowait("a look that is held up")
+    assert (await Holders(os.getpid(), looks).look(7)).closing is Closing.UNKNOWN
     assert trio.current_time() < 10
 
 
@@ -616,10 +611,9 @@ class Pages:
         self.under_way -= 1
 
 
-async def test_a_file_is_emptied_while_it_is_read(served, autojump_clock):
-    """Pages on their way into the page cache wait for those that a read in progress has locked."""
-    pages = Pages()
-    served.view.attach(pages)
+async def reading_far(served):
+    """Begin to read a file; returns the page cache to which more is on its way, file and reader."""
+    served.view.attach(pages := Pages())
     handle = await served.write(content=bytes(20 * UNIT))
     await served.view.flush(handle)
     await served.view.close(handle)
@@ -627,6 +621,12 @@ async def test_a_file_is_emptied_while_it_is_read(served, autojump_clock):
     reader = await served.view.open(node.inode, os.O_RDONLY)
     await served.view.read(reader.handle, 0, UNIT)
     await pages.begun.wait()
+    return pages, node, reader
+
+
+async def test_a_file_is_emptied_while_it_is_read(served, autojump_clock):
+    """Pages on their way into the page cache wait for those that a read in progress has locked."""
+    pages, node, reader = await reading_far(served)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(served.view.open, node.inode, os.O_WRONLY | os.O_TRUNC)
@@ -636,15 +636,7 @@ async def test_a_file_is_emptied_while_it_is_read(served, autojump_clock):
 
 
 async def test_no_pages_of_what_a_file_was_come_after_it_is_cut(served, autojump_clock):
-    pages = Pages()
-    served.view.attach(pages)
-    handle = await served.write(content=bytes(20 * UNIT))
-    await served.view.flush(handle)
-    await served.view.close(handle)
-    node = await served.view.lookup(ROOT_INODE, b"file")
-    reader = await served.view.open(node.inode, os.O_RDONLY)
-    await served.view.read(reader.handle, 0, UNIT)
-    await pages.begun.wait()
+    pages, node, reader = await reading_far(served)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(served.view.truncate, node.inode, None, UNIT)
         await trio.testing.wait_all_tasks_blocked()

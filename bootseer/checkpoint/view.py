@@ -122,17 +122,20 @@ class CheckpointView:
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
         """See `View.entries`."""
         async with self._using(inode):
-            # One that is published while the store is asked may be in neither answer.
+            # One that is published while the store is asked may be in neither answer, and forgotten.
             being_written = self._nodes.being_written(inode)
-            listing = await self._nodes.listing(self._nodes.by_inode[inode])
-            nodes = {
-                name: self._nodes.node(inode, name, entry)
-                for name, entry in listing.entries.items()
-            }
-            for node in (*being_written, *self._nodes.being_written(inode)):
-                if node.has_name and node.parent == inode:
-                    nodes[node.name] = node
-        return [(name.encode(), self._attributes(node)) for name, node in sorted(nodes.items())]
+            with self._nodes.moves.holding(*(node.inode for node in being_written)):
+                listing = await self._nodes.listing(self._nodes.by_inode[inode])
+                nodes = {
+                    name: self._nodes.node(inode, name, entry)
+                    for name, entry in listing.entries.items()
+                }
+                for node in (*being_written, *self._nodes.being_written(inode)):
+                    if node.has_name and node.parent == inode:
+                        nodes[node.name] = node
+                return [
+                    (name.encode(), self._attributes(node)) for name, node in sorted(nodes.items())
+                ]
 
     async def link_target(self, inode: int) -> bytes:
         """See `View.link_target`: there are none."""

@@ -283,6 +283,31 @@ async def test_what_could_not_be_synced_is_at_the_next_attempt(served, autojump_
     await served.view.close(handle)
 
 
+async def test_a_file_that_is_published_and_forgotten_while_it_is_listed(served, monkeypatch):
+    handle = await served.write()
+    inode = (await served.view.lookup(ROOT_INODE, b"file")).inode
+    listed, forgotten, around = {}, trio.Event(), served.store.around
+
+    async def late(operation, name, call):
+        if (operation, name) == ("list", ""):
+            await forgotten.wait()
+        return await around(operation, name, call)
+
+    async def list_folder():
+        listed.update(await served.view.entries(ROOT_INODE))
+
+    monkeypatch.setattr(served.store, "around", late)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(list_folder)
+        await trio.testing.wait_all_tasks_blocked()
+        await served.view.flush(handle)
+        await served.view.close(handle)
+        served.view.forget(inode)
+        forgotten.set()
+    opened = await served.view.open(listed[b"file"].inode, os.O_RDONLY)
+    assert await served.view.read(opened.handle, 0, UNIT) == CONTENT[:UNIT]
+
+
 async def test_a_look_that_is_held_up_holds_nobody_up(autojump_clock):
     looks = trio.CapacityLimiter(1)
     looks.acquire_on_behalf_of_nowait("a look that is held up")

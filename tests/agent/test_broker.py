@@ -58,7 +58,7 @@ def child():
 # What it is asked for.
 
 
-@pytest.mark.parametrize("handle", [0, 1, -1, MOST, os.getpid()])
+@pytest.mark.parametrize("handle", [0, 1, -1, MOST, pytest.param(os.getpid(), id="this")])
 def test_a_process_that_is_not_the_jobs_is_not_killed(broker, handle):
     reply, _ = broker.ask(Kill(handle), number=1 << 63)
     assert isinstance(reply.error, NotFound)

@@ -104,7 +104,7 @@ def attack(pid):
 own = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
 os.set_blocking(0, True)
 print(json.dumps([list(tries), attack(own.pid), *(attack(int(pid)) for pid in sys.argv[1:])]))
-own.kill()
+os.kill(own.pid, 9)  # who traces it would take a stop for its end
 """
 
 

@@ -389,7 +389,7 @@ async def test_who_may_read_a_file_may_read_its_parts(content):
 # Two who write
 
 
-@pytest.mark.parametrize("contents", [(OLD, NEW), (NEW, SMALL), (b"", NEW)], ids=str)
+@pytest.mark.parametrize("contents", [(OLD, NEW), (NEW, SMALL), (b"", NEW)])
 async def test_the_last_of_two_writers_wins(contents):
     store = MemoryStore()
     await write(store, "f", os.urandom(3 * UNIT))

@@ -2,6 +2,8 @@
 
 PYTHON ?= /usr/bin/python3
 ARGS ?=
+# A file's tests have daemons in common; those of Slurm and HDFS mostly wait.
+AT_ONCE ?= -n 2 --dist loadfile
 # Of the longer tests; with ORDER= they come in any, as those of `make test` do.
 ORDER ?= -p no:randomly
 
@@ -33,10 +35,10 @@ deps: ## install missing Debian packages (debian-packages.txt), start no service
 venv: $(VENV)/installed ## the virtual environment, with this checkout installed
 
 test: venv ## run the tests; ARGS go to pytest
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest $(AT_ONCE) $(ARGS)
 
 test-quick: venv ## those that need no daemons
-	@$(BIN)/pytest -m 'not (slurm or hdfs or kerberos or torch or faults or attacks or simulations)' $(ARGS)
+	@$(BIN)/pytest $(AT_ONCE) -m 'not (slurm or hdfs or kerberos or torch or faults or attacks or simulations)' $(ARGS)
 
 demo: venv ## cold start against warm start on a local Slurm cluster
 	@$(BIN)/bootseer dev demo $(ARGS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -130,9 +130,17 @@ def open_files() -> dict[str, str]:
     return found
 
 
+@pytest.fixture(scope="session", autouse=True)
+def others_come_through(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Open the folders above those of the tests, which pytest closes."""
+    folder = tmp_path_factory.getbasetemp()
+    while not folder.stat().st_mode & stat.S_IXOTH:
+        folder.chmod(0o755)
+        folder = folder.parent
+
+
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder that other users can reach: pytest closes the one that all of its own are in."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        yield Path(folder)
+def place(tmp_path: Path) -> Path:
+    """A folder that other users can reach."""
+    tmp_path.chmod(0o755)
+    return tmp_path

@@ -137,8 +137,7 @@ def test_folders_are_made_where_only_root_makes_names(tmp_path, node_settings, k
 
 
 def test_the_accounts_get_folders_where_root_lets_them(tmp_path, node_settings):
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(parent, 0o755)
+    tmp_path.chmod(0o755)
     cache, settings = tmp_path / "cache", node_settings
     cache.mkdir()
     (cache / "images.new").mkdir(0o700)  # power was lost

@@ -28,8 +28,7 @@ MANIFEST = manifest_of(bytes(50 * 4096)).encode()
 @pytest.fixture
 def open_folders(tmp_path):
     """Let other accounts through to the test's folder."""
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(parent, 0o755)
+    tmp_path.chmod(0o755)
 
 
 @pytest.fixture

@@ -5,16 +5,15 @@ import pytest
 
 from bootseer.testing import site
 from bootseer.testing.cluster import Cluster, ClusterSpec
-from bootseer.testing.lab import CONFIG, Lab
+from bootseer.testing.lab import CONFIG, PLUGIN, Lab
 
 
 @pytest.fixture(scope="session")
 def cluster_lab(tmp_path_factory):
     images = tmp_path_factory.mktemp("images")
-    for folder in (images, *images.parents[:2]):
-        folder.chmod(0o755)
+    images.chmod(0o755)
     with Cluster.up(ClusterSpec(name=f"jobs-{os.getpid()}", nodes=2)) as cluster:
-        site.install(cluster, config=CONFIG)
+        site.install(cluster, lambda line: None, PLUGIN, config=CONFIG)
         lab = Lab(cluster, images)
         lab.put_image()
         lab.mount_share()

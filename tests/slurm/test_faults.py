@@ -9,7 +9,7 @@ import pytest
 from bootseer.testing import site
 from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.images import TinyImage
-from bootseer.testing.lab import CONFIG, IMAGE, RUN_DIR
+from bootseer.testing.lab import CONFIG, IMAGE, PLUGIN, RUN_DIR
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
 
@@ -226,7 +226,7 @@ def test_the_hooks_deadline_is_over(lab):
         lab.srun(*BOOTSEER, command="true")
     finally:
         script.write_text(good)
-        site.install(lab.cluster, lambda line: None, "max_wait=60")
+        site.install(lab.cluster, lambda line: None, PLUGIN)
 
 
 def test_the_job_is_cancelled_in_the_prolog(lab, slow_share):

@@ -11,7 +11,7 @@ from bootseer.testing import site
 from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.hdfs import Hdfs, conf, hadoop_jars
 from bootseer.testing.hdfs.java import CONF_DIR
-from bootseer.testing.lab import CONFIG, IMAGE, Lab
+from bootseer.testing.lab import CONFIG, IMAGE, PLUGIN, Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.hdfs, pytest.mark.fuse]
 
@@ -24,14 +24,14 @@ BUILD = Path(__file__).parents[2] / "build"
 @pytest.fixture(scope="module")
 def cluster_with_hdfs(tmp_path_factory):
     images = tmp_path_factory.mktemp("images")
-    for folder in (images, *images.parents[:2]):
-        folder.chmod(0o755)
+    images.chmod(0o755)
     jars = hadoop_jars(BUILD)
     spec = ClusterSpec(name=f"hdfs-jobs-{os.getpid()}", nodes=2, datanodes=2)
     with Cluster.up(spec) as cluster:
         hdfs = Hdfs.start(cluster, jars)
         config = CONFIG.replace("[store]", '[store]\nurl = "hdfs://site/user/{user}/.bootseer"')
-        site.install(cluster, config=f'{config}[hdfs]\nconf_dir = "{put_nameservice(hdfs)}"\n')
+        config += f'[hdfs]\nconf_dir = "{put_nameservice(hdfs)}"\n'
+        site.install(cluster, lambda line: None, PLUGIN, config=config)
         lab = Lab(cluster, images)
         lab.put_image()
         lab.mount_share()

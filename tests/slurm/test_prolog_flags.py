@@ -7,7 +7,7 @@ import pytest
 
 from bootseer.testing import site
 from bootseer.testing.cluster import Cluster, ClusterSpec
-from bootseer.testing.lab import CONFIG, Lab
+from bootseer.testing.lab import CONFIG, PLUGIN, Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.fuse]
 
@@ -45,7 +45,7 @@ def on_one_cpu():
 def lab(request, tmp_path, on_one_cpu):
     spec = ClusterSpec(name=f"flags-{os.getpid()}", nodes=1, slurm_conf_extra=request.param)
     with Cluster.up(spec) as cluster:
-        site.install(cluster, config=CONFIG)
+        site.install(cluster, lambda line: None, PLUGIN, config=CONFIG)
         lab = Lab(cluster, tmp_path)
         yield lab
         lab.assert_healthy()

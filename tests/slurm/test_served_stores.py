@@ -15,7 +15,7 @@ from bootseer.testing.cluster import Cluster, ClusterSpec
 from bootseer.testing.cluster.poll import wait_until
 from bootseer.testing.cluster.spec import HEAD, address
 from bootseer.testing.hdfs import Hdfs, HdfsSettings, hadoop_jars
-from bootseer.testing.lab import CONFIG, Lab
+from bootseer.testing.lab import CONFIG, PLUGIN, Lab
 from bootseer.testing.shell import JobShell
 from bootseer.units import MIB
 
@@ -39,7 +39,7 @@ def lab(tmp_path_factory):
     images = tmp_path_factory.mktemp("images")
     spec = ClusterSpec(name=f"stores-{os.getpid()}", nodes=1, datanodes=2)
     with Cluster.up(spec) as cluster:
-        site.install(cluster, config=CONFIG)
+        site.install(cluster, lambda line: None, PLUGIN, config=CONFIG)
         lab = Lab(cluster, images)
         lab.put_image()
         yield lab

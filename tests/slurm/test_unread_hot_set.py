@@ -1,4 +1,8 @@
-"""Starts that read something else than what was recorded."""
+"""Starts that read something else than what was recorded.
+
+How well the kernel tells what was read from what it has read ahead, and how soon, shows on a node
+that nobody else keeps busy: so these are among the longer tests, which run alone.
+"""
 
 import json
 import os
@@ -9,7 +13,7 @@ import pytest
 from bootseer.testing import site
 from bootseer.testing.lab import SHARE
 
-pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
 
 IMAGE = f"{SHARE}/large.img"
 SIZE_MB = 240

@@ -12,7 +12,7 @@ from bootseer.testing.cluster.machines import Machines
 from bootseer.testing.cluster.spec import address
 from bootseer.testing.hdfs import conf
 
-_TIMEOUT_S = 5
+_TIMEOUT_S = 20
 
 
 def jmx(machines: Machines, machine: str, bean: str) -> dict[str, Any]:

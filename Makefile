@@ -2,7 +2,7 @@
 
 PYTHON ?= /usr/bin/python3
 ARGS ?=
-# A file's tests have daemons in common; those of Slurm and HDFS mostly wait.
+# A file's tests have daemons in common; those of Slurm and HDFS mostly wait. --pdb needs AT_ONCE=
 AT_ONCE ?= -n 2 --dist loadfile
 # Of the longer tests; with ORDER= they come in any, as those of `make test` do.
 ORDER ?= -p no:randomly

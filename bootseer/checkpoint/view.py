@@ -122,7 +122,7 @@ class CheckpointView:
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
         """See `View.entries`."""
         async with self._using(inode):
-            # Who is published while the store is asked may be in neither answer, and be forgotten.
+            # A file that is published meanwhile may be in neither answer, and the kernel forget it.
             being_written = self._nodes.being_written(inode)
             with self._nodes.moves.holding(*(node.inode for node in being_written)):
                 listing = await self._nodes.listing(self._nodes.by_inode[inode])

@@ -22,8 +22,8 @@ SHARE = "/mnt/share"
 IMAGE = f"{SHARE}/tiny.sqsh"
 HEALTHY_STATES = {"idle", "planned", "allocated", "mixed", "completing"}
 CONFIG = "[image]\nsample_interval_s = 0.1\n[store]\ndeadline_s = 3\n[epilog]\ndeadline_s = 10\n"
-PLUGIN = "advice_timeout=5"
-"""Of the plugin's arguments: what else runs may keep the processors busy."""
+PLUGIN = ("advice_timeout=5",)
+"""Arguments of the plugin: what else runs may keep the processors busy."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bootseer.testing.cluster import Cluster
@@ -22,7 +22,8 @@ def libexec(cluster: Cluster) -> Path:
 def install(
     cluster: Cluster,
     say: Callable[[str], None] = lambda line: None,
-    *arguments: str,
+    *,
+    arguments: Sequence[str] = (),
     config: str = "",
 ) -> None:
     """Build and install the plugin, and restart slurmd as its installation asks for.

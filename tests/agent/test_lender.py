@@ -26,13 +26,7 @@ MANIFEST = manifest_of(bytes(50 * 4096)).encode()
 
 
 @pytest.fixture
-def open_folders(tmp_path):
-    """Let other accounts through to the test's folder."""
-    tmp_path.chmod(0o755)
-
-
-@pytest.fixture
-def lender(tmp_path, node_settings, open_folders):
+def lender(tmp_path, node_settings, place):
     """Fork the lender of a job; gives its process id, and the supervisor's end of its channel."""
     make_folders(JobFolder(str(tmp_path)), node_settings)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -13,7 +13,7 @@ def cluster_lab(tmp_path_factory):
     images = tmp_path_factory.mktemp("images")
     images.chmod(0o755)
     with Cluster.up(ClusterSpec(name=f"jobs-{os.getpid()}", nodes=2)) as cluster:
-        site.install(cluster, lambda line: None, PLUGIN, config=CONFIG)
+        site.install(cluster, arguments=PLUGIN, config=CONFIG)
         lab = Lab(cluster, images)
         lab.put_image()
         lab.mount_share()

@@ -220,13 +220,13 @@ def test_the_hooks_deadline_is_over(lab):
     """A prolog that hangs for good is ended by the plugin."""
     script = site.libexec(lab.cluster) / "bootseer-prolog"
     good = script.read_text()
-    site.install(lab.cluster, lambda line: None, "max_wait=1")
+    site.install(lab.cluster, arguments=("max_wait=1",))
     try:
         script.write_text("#!/bin/sh\nsleep 300\n")
         lab.srun(*BOOTSEER, command="true")
     finally:
         script.write_text(good)
-        site.install(lab.cluster, lambda line: None, PLUGIN)
+        site.install(lab.cluster, arguments=PLUGIN)
 
 
 def test_the_job_is_cancelled_in_the_prolog(lab, slow_share):

@@ -31,7 +31,7 @@ def cluster_with_hdfs(tmp_path_factory):
         hdfs = Hdfs.start(cluster, jars)
         config = CONFIG.replace("[store]", '[store]\nurl = "hdfs://site/user/{user}/.bootseer"')
         config += f'[hdfs]\nconf_dir = "{put_nameservice(hdfs)}"\n'
-        site.install(cluster, lambda line: None, PLUGIN, config=config)
+        site.install(cluster, arguments=PLUGIN, config=config)
         lab = Lab(cluster, images)
         lab.put_image()
         lab.mount_share()

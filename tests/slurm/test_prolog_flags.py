@@ -45,7 +45,7 @@ def on_one_cpu():
 def lab(request, tmp_path, on_one_cpu):
     spec = ClusterSpec(name=f"flags-{os.getpid()}", nodes=1, slurm_conf_extra=request.param)
     with Cluster.up(spec) as cluster:
-        site.install(cluster, lambda line: None, PLUGIN, config=CONFIG)
+        site.install(cluster, arguments=PLUGIN, config=CONFIG)
         lab = Lab(cluster, tmp_path)
         yield lab
         lab.assert_healthy()

@@ -39,7 +39,7 @@ def lab(tmp_path_factory):
     images = tmp_path_factory.mktemp("images")
     spec = ClusterSpec(name=f"stores-{os.getpid()}", nodes=1, datanodes=2)
     with Cluster.up(spec) as cluster:
-        site.install(cluster, lambda line: None, PLUGIN, config=CONFIG)
+        site.install(cluster, arguments=PLUGIN, config=CONFIG)
         lab = Lab(cluster, images)
         lab.put_image()
         yield lab

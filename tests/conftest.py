@@ -6,8 +6,9 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -109,6 +110,13 @@ def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     while left := {name for fd, name in open_files().items() if before.get(fd) != name}:
         assert time.monotonic() < until, f"left open: {sorted(left)}"
         time.sleep(0.01)
+
+
+@pytest.fixture
+def threads_left() -> Callable[[], set[threading.Thread]]:
+    """Ask for the threads begun since that still are; earlier ones may end at any time."""
+    before = set(threading.enumerate())
+    return lambda: set(threading.enumerate()) - before
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ import itertools
 import os
 import struct
 import subprocess
-import threading
 from dataclasses import replace
 
 import lz4.frame
@@ -72,25 +71,23 @@ def test_a_few_frames_are_in_memory_at_a_time():
         assert taken <= number + 2 * 2
 
 
-def test_who_stops_leaves_no_thread():
-    before = threading.active_count()
+def test_who_stops_leaves_no_thread(threads_left):
     made = compress([bytes(1000)], [10] * 100)
     next(made)
     made.close()
-    assert threading.active_count() == before
+    assert not threads_left()
 
 
-def test_a_stream_that_fails_leaves_no_thread():
+def test_a_stream_that_fails_leaves_no_thread(threads_left):
     def chunks():
         yield bytes(1000)
         raise OSError("gone")
 
-    before = threading.active_count()
     with pytest.raises(OSError, match="gone"):
         list(compress(chunks(), [100] * 100))
     with pytest.raises(ValueError, match="shorter"):
         list(compress([bytes(5)], [6]))
-    assert threading.active_count() == before
+    assert not threads_left()
 
 
 def frame_of(stored, size_bytes):

@@ -302,9 +302,8 @@ class Cancelled(Exception):
     pass
 
 
-def test_a_cancellation_leaves_nothing(source, take, tmp_path):
+def test_a_cancellation_leaves_nothing(source, take, tmp_path, threads_left):
     snapshot = take(source, frame_bytes=1000)
-    threads = threading.active_count()
     counted = []
 
     def check():
@@ -315,7 +314,7 @@ def test_a_cancellation_leaves_nothing(source, take, tmp_path):
         snapshot.restore(tmp_path / "new", count=counted.append, check_cancelled=check)
     assert 20 < len(counted) < 100
     assert os.listdir(tmp_path) == ["source"]
-    assert threading.active_count() <= threads  # others' may end meanwhile
+    assert not threads_left()
 
 
 def test_a_cancellation_does_not_wait_for_all_that_is_to_be_read(source, take, tmp_path):
@@ -338,12 +337,11 @@ def test_a_cancellation_does_not_wait_for_all_that_is_to_be_read(source, take, t
 
 
 @pytest.mark.parametrize("nonempty", [False, True])
-def test_what_cannot_be_read_leaves_nothing(source, take, look, tmp_path, nonempty):
+def test_what_cannot_be_read_leaves_nothing(source, take, look, tmp_path, nonempty, threads_left):
     snapshot = take(source, frame_bytes=1000)
     if nonempty:
         before_and_after(tmp_path, source)
     before = look(tmp_path)
-    threads = threading.active_count()
 
     def read(frame):
         if frame.start > 300_000:
@@ -353,7 +351,7 @@ def test_what_cannot_be_read_leaves_nothing(source, take, look, tmp_path, nonemp
     with pytest.raises(Unavailable, match="gone"):
         snapshot.restore(tmp_path / "old", read=read)
     assert difference(before, look(tmp_path)) == ((), (), ())
-    assert threading.active_count() <= threads  # others' may end meanwhile
+    assert not threads_left()
 
 
 def test_a_bounded_number_of_frames_is_read_ahead(source, take, tmp_path):

@@ -1,22 +1,30 @@
 /*
  * Advice at submit, from Python, in a child: an abort, a hang or a crash there must never reach
- * srun. A second child follows that one and prints what it says, so that srun goes on meanwhile and
- * waits for it only before the step's own output. The embedded interpreter is a library of its own, loaded by the child alone, so that neither
- * a submission without advice nor a daemon on a node ever maps libpython; and because it is loaded
- * RTLD_GLOBAL, Python's extension modules find their symbols, which they would not in a plugin,
- * for Slurm loads those RTLD_LOCAL.
+ * srun. A second child follows that one and prints what it says, while srun goes on: it waits for
+ * that child only before it ends. The embedded interpreter is a library of its own, loaded by the
+ * child alone, so that neither a submission without advice nor a daemon on a node ever maps
+ * libpython; and because it is loaded RTLD_GLOBAL, Python's extension modules find their symbols,
+ * which they would not in a plugin, for Slurm loads those RTLD_LOCAL.
  */
 #include "bootseer.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <sys/resource.h>
+#include <termios.h>
 #include <unistd.h>
+
+#define ADVICE_NICE 5
 
 typedef int advise_f(int count, const char *const names[], const char *const values[]);
 
 static void print_line(const char *line)
 {
-    slurm_spank_log("bootseer: %s", line);
+    struct termios terminal;
+    /* With --pty, once the step runs. */
+    bool is_raw = !tcgetattr(STDERR_FILENO, &terminal) && !(terminal.c_oflag & OPOST);
+
+    slurm_spank_log("bootseer: %s%s", line, is_raw ? "\r" : "");
 }
 
 /* Runs in the child. Returns its exit status. */
@@ -49,8 +57,11 @@ static void follow(const struct bootseer *bootseer)
 
     snprintf(library, sizeof(library), "%s/bootseer-advice.so", bootseer->settings.libexec);
     pid = child_fork(&output);
-    if (pid == 0)
+    if (pid == 0) {
+        /* Where srun runs on the job's own node, what the job waits for goes first. */
+        setpriority(PRIO_PROCESS, 0, ADVICE_NICE);
         _exit(advise(library, &bootseer->request));
+    }
     if (pid < 0)
         return;
     status = child_follow(pid, output, bootseer->settings.advice_timeout_ms, print_line);

@@ -166,14 +166,6 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
     return 0;
 }
 
-/* In srun, before it launches the step. */
-int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
-{
-    (void)spank, (void)ac, (void)argv;
-    advice_end(&bootseer);
-    return 0;
-}
-
 int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 {
     (void)ac, (void)argv;
@@ -200,6 +192,8 @@ int slurm_spank_exit(spank_t spank, int ac, char *argv[])
     (void)ac, (void)argv;
     if (spank_context() == S_CTX_REMOTE)
         step_exit(&bootseer, spank);
+    else
+        advice_end(&bootseer);
     return 0;
 }
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-
 import click
 
-from bootseer.agent.node import control_client
-from bootseer.errors import BootseerError
+from bootseer.cli import program
 
 
 @click.command(
@@ -23,15 +18,4 @@ def mark(name: str, quiet: bool) -> None:
     first-step ends the start-up window: recording stops, pinned memory is let go, and reports show
     the time up to here as the time to ready. Never fails the job.
     """
-    now = time.time_ns()
-    path = os.environ.get("BOOTSEER_SOCKET")
-    try:
-        if not path:
-            raise BootseerError("BOOTSEER_SOCKET is not set: not inside a job with --bootseer")
-        rank = int(os.environ.get("SLURM_PROCID", "-1"))
-        request = {"op": "event", "stage": f"mark.{name}", "start_ns": now, "end_ns": now}
-        control_client.ask(path, {**request, "rank": rank}, deadline_s=2)
-    except (BootseerError, ValueError) as error:
-        if not quiet:
-            click.echo(f"bootseer mark: {error}", err=True)
-    sys.exit(0)
+    program.mark(name, is_quiet=quiet)

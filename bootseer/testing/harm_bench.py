@@ -80,6 +80,8 @@ class Case:
         command: in the image; empty for the demo's start.
         tasks: of the job.
         is_cold: nothing of the image is in memory before.
+        is_fresh: nor anything of the node's own programs, as when it has just come up; otherwise
+            another job has run there before.
         while_: what goes on meanwhile.
     """
 
@@ -90,6 +92,7 @@ class Case:
     command: tuple[str, ...] = ()
     tasks: int = 1
     is_cold: bool = True
+    is_fresh: bool = False
     while_: Callable[[], Context[None]] = field(default=nullcontext)
 
 
@@ -164,6 +167,9 @@ class HarmBench:
                 "the user's store does not answer", known="nothing", while_=self._dead
             ),
             "tiny_job": Case("a job that reads next to nothing", command=("true",)),
+            "fresh_node": Case(
+                "the same on a node that has just come up", command=("true",), is_fresh=True
+            ),
             "many_tasks": Case(
                 f"{_TASKS} tasks", command=("python3", "-c", "'import numpy'"), tasks=_TASKS
             ),
@@ -177,11 +183,12 @@ class HarmBench:
         if is_with:
             options += [_KEY, *([f"--bootseer-image={case.told}"] if case.told else [])]
         command = f"/shared/train.sh {case.image} {' '.join(case.command or self._command)}"
+        if case.is_cold:
+            self._lab.drop_caches()
+        if not case.is_fresh:
+            self._srun("true" if case.is_cold else command, "--bootseer=other")
+            self._cluster.wait_for_job(self._lab.newest_job(), timeout_s=120)
         with case.while_():
-            if case.is_cold:
-                self._lab.drop_caches()
-            else:
-                self._srun(command)
             began_ns = time.time_ns()
             said = self._srun(command, *options)
             ready = [int(ns) for ns in _READY.findall(said)]

@@ -48,6 +48,11 @@ def group_of(pid):
         return next(line[3:].rstrip("\n") for line in file if line.startswith("0::"))
 
 
+def put(pid, name):
+    with open(f"{cgroup.make(name)}/cgroup.procs", "w") as file:
+        file.write(str(pid))
+
+
 def members(name):
     with open(f"{cgroup._ours()}/{name}/cgroup.procs") as file:
         return file.read().split()
@@ -58,7 +63,7 @@ def test_all_that_is_in_a_group_is_killed(start, tmp_path):
     name = cgroup.new_name("warm", JOB)
     os.mkfifo(tmp_path / "go")
     agent = start(f"read x < {tmp_path}/go; {CHILDREN}")
-    cgroup.put(agent.pid, name)
+    put(agent.pid, name)
     with open(tmp_path / "go", "w") as go:
         go.write("on\n")
     agent.stdout.readline()
@@ -78,7 +83,7 @@ def test_a_group_goes_once_its_last_processes_have_ended(start):
     name = cgroup.new_name("warm", JOB)
     agent = start("trap 'sleep 0.2; exit' TERM; echo ready; while :; do sleep 0.01; done")
     agent.stdout.readline()
-    cgroup.put(agent.pid, name)
+    put(agent.pid, name)
     agent.terminate()
     cgroup.sweep(f"/bootseer/{name}")
     assert not os.path.exists(f"{cgroup._ours()}/{name}")
@@ -88,7 +93,7 @@ def test_a_group_goes_once_its_last_processes_have_ended(start):
 def test_another_jobs_group_is_left_alone(start, job):
     name = cgroup.new_name("warm", JOB)
     agent = start()
-    cgroup.put(agent.pid, name)
+    put(agent.pid, name)
     assert not cgroup.kill(group_of(agent.pid), job)
     time.sleep(0.2)
     assert agent.poll() is None
@@ -111,7 +116,7 @@ def test_groups_go_once_they_are_empty_and_not_new(start):
     used = f"bootseer-bury-{JOB}-{time.time_ns() - 110 * 10**9}"
     new = cgroup.new_name("warm", JOB)
     agent = start()
-    cgroup.put(agent.pid, used)
+    put(agent.pid, used)
     for name in (old, new):
         os.mkdir(f"{cgroup._ours()}/{name}")
     cgroup.sweep()
@@ -127,8 +132,7 @@ def test_groups_go_once_they_are_empty_and_not_new(start):
 def test_without_version_2_an_agent_is_started_all_the_same(start, monkeypatch):
     monkeypatch.setattr(cgroup, "_ROOTS", ("/nowhere",))
     agent = start()
-    before = group_of(agent.pid)
-    cgroup.put(agent.pid, cgroup.new_name("warm", JOB))
-    assert not cgroup.kill(before, JOB)
+    assert cgroup.make(cgroup.new_name("warm", JOB)) == ""
+    assert not cgroup.kill(group_of(agent.pid), JOB)
     cgroup.sweep()
-    assert group_of(agent.pid) == before and agent.poll() is None
+    assert agent.poll() is None

@@ -34,8 +34,17 @@ def test_a_hook_imports_the_standard_library_only(module):
     assert not tops & HEAVY
 
 
+def test_a_mark_of_a_task_imports_the_standard_library_only():
+    """For a job may have hundreds on a node, each while the others still start."""
+    argv = [sys.executable, "-IS", "-c", IMPORTED, ROOT, "bootseer.cli.program"]
+    answer = subprocess.run(argv, capture_output=True, text=True, check=True)
+    tops = {name.partition(".")[0] for name in json.loads(answer.stdout)}
+    assert tops - set(sys.stdlib_module_names) == {"bootseer"}
+    assert not tops & HEAVY
+
+
 def test_the_image_is_opened_before_anything_slow_is_imported():
-    argv = [sys.executable, "-P", "-c", IMPORTED, ROOT, "bootseer.agent.broker.__main__"]
+    argv = [sys.executable, "-P", "-c", IMPORTED, ROOT, "bootseer.agent.broker.run"]
     answer = subprocess.run(argv, capture_output=True, text=True, check=True)
     tops = {name.partition(".")[0] for name in json.loads(answer.stdout)}
     assert tops - set(sys.stdlib_module_names) == {"bootseer", "_cffi_backend"}

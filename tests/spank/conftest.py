@@ -76,6 +76,7 @@ class Host:
         step: int = 0,
         argv: tuple[str, ...] = ("srun",),
         optind: int = 1,
+        stderr: int = subprocess.PIPE,
     ) -> Seen:
         """Run one scenario, check what must hold in every one, and return what was seen."""
         records: list[bytes] = [b"c " + context.encode(), b"s %d" % step, b"i %d" % optind]
@@ -99,13 +100,14 @@ class Host:
                 "UBSAN_OPTIONS": "halt_on_error=1",
             },
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
             timeout=30,
         )
         seconds = time.monotonic() - started
         # Both sanitizers report on stderr, where nothing else writes.
-        assert result.stderr == b"", result.stderr.decode(errors="replace")
-        lines = result.stdout.decode(errors="surrogateescape").splitlines()
+        assert not result.stderr, result.stderr.decode(errors="replace")
+        lines = result.stdout.decode(errors="surrogateescape").removesuffix("\n").split("\n")
         if result.returncode == 0:
             assert lines[-2:] == ["leaked descriptors 0", "leaked children 0"]
         return Seen(result.returncode, seconds, lines)

@@ -288,8 +288,6 @@ int main(void)
         if (rc)
             exit(255);
         call("init_post_opt", slurm_spank_init_post_opt);
-        if (host.context == S_CTX_LOCAL)
-            call("local_user_init", slurm_spank_local_user_init);
         call("exit", slurm_spank_exit);
     }
     printf("leaked descriptors %d\n", count_descriptors() - descriptors);

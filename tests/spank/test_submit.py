@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import tty
+
 import pytest
 
 
@@ -147,6 +151,19 @@ def test_advice_is_printed(host):
     ]
 
 
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_advice_on_a_terminal_begins_each_line_at_its_left(host, is_raw):
+    ends = pty.openpty()
+    try:
+        if is_raw:
+            tty.setraw(ends[1])
+        seen = host.run("local", options={"bootseer": "k"}, stderr=ends[1])
+    finally:
+        for end in ends:
+            os.close(end)
+    assert seen.of("user")[0] == "bootseer: BOOTSEER_KEY is k" + "\r" * is_raw
+
+
 def test_a_step_within_a_job_is_not_advised(host):
     env = {"SLURM_JOB_ID": "5"}
     seen = host.run("local", options={"bootseer": "k"}, env=env)
@@ -154,12 +171,10 @@ def test_a_step_within_a_job_is_not_advised(host):
     assert host.run("allocator", options={"bootseer": "k"}, env=env).of("user") != []
 
 
-def test_a_job_is_submitted_while_advice_is_being_looked_for(host):
+def test_srun_goes_on_while_advice_is_being_looked_for(host):
     lines = host.run("local", options={"bootseer": "slow"}).lines
-    submitted, launched = (
-        lines.index(f"rc {hook} 0") for hook in ("init_post_opt", "local_user_init")
-    )
-    assert submitted < lines.index("user bootseer: BOOTSEER_KEY is slow") < launched
+    submitted, ended = (lines.index(f"rc {hook} 0") for hook in ("init_post_opt", "exit"))
+    assert submitted < lines.index("user bootseer: BOOTSEER_KEY is slow") < ended
 
 
 def test_sbatch_and_salloc_wait_for_advice(host):

@@ -1,114 +1,36 @@
-"""The broker's first steps: mount what steps will look for, have the image opened, then the rest.
+"""Start the broker of a job, in a control group of its own.
 
-The prolog waits for the mounts; what takes longer happens while the first to touch one waits in it.
-The supervisor is a copy of this process that imports what it needs, starts the worker that warms,
-and then gives up root's rights, before it has read anything but settings.
-
-Standard library and our own extension only, but in the supervisor.
+Standard library and our own extension only.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import socket
 import sys
 from contextlib import suppress
+from threading import Thread
 
-from bootseer.agent.broker.broker import Broker
-from bootseer.agent.broker.copies import fork_lender, fork_opener
-from bootseer.agent.broker.folders import make_folders
-from bootseer.agent.broker.processes import Processes
-from bootseer.agent.broker.registration import note_ended, register
-from bootseer.agent.broker.start import Start
-from bootseer.agent.broker.user_slots import UserSlots
-from bootseer.agent.messages.message import Reply
-from bootseer.agent.node import control_socket
-from bootseer.agent.node.broker_settings import BrokerSettings
-from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.node.privileges import adopt_orphans, limit_to_brokers
-from bootseer.agent.node.process import fork, leave, take_time
-from bootseer.errors import BootseerError
+from bootseer.agent.node.job import JobFolder
+from bootseer.agent.node.process import leave
 
 
 def main() -> None:
-    """Run as the command line says: mode, the job's folder, descriptor of the control socket."""
-    mode, folder, fd = sys.argv[1], JobFolder(sys.argv[2]), int(sys.argv[3])
-    job, settings = folder.job(), folder.broker_settings()
-    if job is None or settings is None:
-        raise SystemExit(f"{folder.path} holds no job")
-    register(folder)
-    limit_to_brokers()
-    try:
-        is_finished = run(mode, folder, job, settings, fd)
-    except BootseerError as error:
-        raise SystemExit(str(error)) from error
-    if is_finished and mode == "bury":
-        folder.remove()
-    elif is_finished:
-        note_ended(folder)
-    leave(0 if is_finished else 1)  # whatever threads are still waiting for
+    """Run as the command line says: mode, the job's folder, its control socket, control group.
 
-
-def run(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: int) -> bool:
-    """Be the broker of a job until it has ended; returns whether the supervisor has said so.
-
-    Args:
-        mode: "warm" to carry out a job's plan, "bury" to clear up after a dead agent.
-        folder, job: the job and its folder.
-        settings: of the node.
-        fd: of the control socket; negative if it is to be made.
-
-    Raises:
-        BootseerError: the node is not set up as it should be.
+    The socket is a descriptor, negative if it is to be made; without the folder of a group this
+    process stays in the one that it is in.
     """
-    processes = Processes(folder, job, UserSlots(f"{settings.run_dir}/users", job.uid))
-    broker = Broker(folder, job, settings, processes)
-    checkpoint = image = control = opener = None
-    if mode == "warm":
-        checkpoint = broker.mounts.make_checkpoint() if job.checkpoint else None
-        image = broker.mounts.make_first_image() if job.is_served else None
-        if job.image and image is None:
-            folder.write_mounted(folder.served, "plain", job.image)
-        control = (
-            socket.socket(fileno=fd) if fd >= 0 else control_socket.listen(folder.socket, job.uid)
-        )
-        if job.image and image is None:
-            pid, opener = fork_opener(job)
-            processes.adopt(pid)
-    mounts = control_socket.listen(folder.mounts, 0, socket.SOCK_SEQPACKET)
-    try:
-        make_folders(folder, settings)
-    except (OSError, BootseerError) as error:  # a disk is full: less is kept of what happens
-        with suppress(OSError):
-            print(error, file=sys.stderr)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    lends, borrows = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    born, told = os.pipe()
-    node = (os.getpid(), folder, job, settings.account)
-    start = Start(*node, theirs, borrows, control, opener, checkpoint, image, told)
+    mode, folder, fd, *groups = sys.argv[1:]
+    # The kernel takes some 15 ms to move a process: the rest is imported meanwhile.
+    moves = [Thread(target=_enter, args=(group,)) for group in groups if group]
+    for move in moves:
+        move.start()
+    from bootseer.agent.broker.run import run
 
-    def supervise() -> None:
-        for end in (ours, lends, mounts):
-            end.close()
-        os.close(born)
-        # Imported only now: it takes longer than all of the above.
-        importlib.import_module("bootseer.agent.supervisor.supervisor").begin(start)
+    for move in moves:
+        move.join()
+    leave(run(mode, JobFolder(folder), int(fd)))  # whatever threads are still waiting for
 
-    adopt_orphans(True)  # the worker that warms is to be a child of ours
-    supervisor = fork(supervise)
-    for end in (*start.sockets, *([opener] if opener is not None else [])):
-        end.close()
-    os.close(told)
-    processes.adopt(fork_lender(job, settings, lends))
-    take_time()
-    with os.fdopen(born, "rb") as pipe:
-        warming = pipe.read()
-    adopt_orphans(False)
-    with suppress(OSError):  # it has ended
-        handle = processes.adopt(int(warming)) if warming else 0
-        ours.send(Reply(0, value=handle).encode())
-    is_finished = broker.run(ours, mounts)
-    processes.end()
-    os.waitpid(supervisor, os.WNOHANG)
-    return is_finished
+
+def _enter(group: str) -> None:
+    with suppress(OSError), open(f"{group}/cgroup.procs", "w") as file:
+        file.write("0")

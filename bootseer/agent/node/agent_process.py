@@ -43,6 +43,8 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     group = cgroup.new_name(mode, os.path.basename(folder.path))
     if under_systemd():
         argv = _as_unit(folder, group, argv)
+    elif mode == "warm":  # the other ends by itself, and soon
+        argv.append(cgroup.make(group))
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(f"{folder.path}/agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     actions = [(null, 0), (log, 1), (log, 2)]
@@ -60,8 +62,6 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     )
     os.close(null)
     os.close(log)
-    if mode == "warm" and not under_systemd():  # the other ends by itself, and soon
-        cgroup.put(pid, group)
     return pid
 
 

@@ -1,6 +1,6 @@
 """The control group of a job's agent: all that is in it can be killed at once, whatever it does.
 
-Where systemd runs, it is that of the agent's unit. Elsewhere the agent is put into one below
+Where systemd runs, it is that of the agent's unit. Elsewhere the agent enters one below
 `bootseer`, where control groups of version 2 are mounted and root may make some.
 
 Imported by the hook path: the standard library only.
@@ -33,14 +33,16 @@ def new_name(mode: str, job: str) -> str:
     return f"bootseer-{mode}-{job}-{time.time_ns()}"
 
 
-def put(pid: int, name: str) -> None:
-    """Put a process that has just been started into a new group, where that is possible."""
+def make(name: str) -> str:
+    """Make a new group for an agent to enter; returns its folder, "" where that is not possible."""
     parent = _ours()
     if parent is None:
-        return
-    with suppress(OSError):
+        return ""
+    try:
         os.makedirs(f"{parent}/{name}", exist_ok=True)
-        _write(f"{parent}/{name}/cgroup.procs", str(pid))
+    except OSError:
+        return ""
+    return f"{parent}/{name}"
 
 
 def kill(path: str, job: str) -> bool:

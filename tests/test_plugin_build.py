@@ -25,7 +25,6 @@ pytestmark = pytest.mark.skipif(
 HOOKS = {
     "init",
     "init_post_opt",
-    "local_user_init",
     "user_init",
     "task_init",
     "task_init_privileged",

@@ -28,9 +28,10 @@ def hdfs():
 
 
 @pytest.fixture
-def store(hdfs):
+def store(hdfs, request):
     conf_dir = hdfs.cluster.state_dir / "etc" / "hadoop"
-    return HdfsStore(NAMESERVICE, PurePosixPath("/followed"), HdfsOptions(str(conf_dir)))
+    folder = PurePosixPath("/", request.node.name)
+    return HdfsStore(NAMESERVICE, folder, HdfsOptions(str(conf_dir)))
 
 
 async def test_a_store_follows_the_active_namenode(hdfs, store):

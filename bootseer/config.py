@@ -255,7 +255,7 @@ def load(path: str = DEFAULT_PATH) -> Config:
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES).decode()
-        document = _read_toml(text)
+        document = read_toml(text)
     except FileNotFoundError:
         document = {}
     except OSError as error:
@@ -275,7 +275,12 @@ def load(path: str = DEFAULT_PATH) -> Config:
     return Config(values, path, frozenset(given))
 
 
-def _read_toml(text: str) -> dict[str, Any]:
+def read_toml(text: str) -> dict[str, Any]:
+    """Return what TOML says.
+
+    Raises:
+        ValueError: it is none.
+    """
     # Imported where there is something to read: a prolog waits 5 ms for it.
     if sys.version_info >= (3, 11):
         import tomllib

@@ -24,7 +24,8 @@ def groups():
     yield
     for name in os.listdir(cgroup._ours()) if os.path.exists(cgroup._ours()) else ():
         if f"-{JOB}-" in name:
-            os.rmdir(f"{cgroup._ours()}/{name}")
+            path = f"{cgroup._ours()}/{name}"
+            wait_until(lambda path=path: cgroup._remove(path), f"{name} is empty")
 
 
 @pytest.fixture
@@ -125,8 +126,12 @@ def test_groups_go_once_they_are_empty_and_not_new(start):
     ]
     agent.kill()
     agent.wait()
-    cgroup.sweep()
-    assert not os.path.exists(f"{cgroup._ours()}/{used}")
+
+    def is_gone():
+        cgroup.sweep()
+        return not os.path.exists(f"{cgroup._ours()}/{used}")
+
+    wait_until(is_gone, "the group that was used is gone")
 
 
 def test_without_version_2_an_agent_is_started_all_the_same(start, monkeypatch):

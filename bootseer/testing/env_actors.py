@@ -29,8 +29,6 @@ from bootseer.errors import Closed
 from bootseer.store.local import LocalStore
 from bootseer.testing.fault_store import FlakyStore
 
-CLAIM_S = 3.0
-"""How long a claim lasts here without being kept up."""
 _FAILS = 0.3
 """Of the calls while the store is away."""
 _COMMAND = """
@@ -47,7 +45,9 @@ sys.exit(run(Asked(sys.argv[4:], [sys.argv[3]], waits=True), lambda: end, os.env
 _ON_NODE = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
-def serve(end: socket.socket, other: socket.socket, folder: Path, node: str, seed: int) -> None:
+def serve(
+    end: socket.socket, other: socket.socket, folder: Path, node: str, seed: int, claim_s: float
+) -> None:
     """Have the store's side of a conversation, in a process of its own.
 
     Args:
@@ -56,10 +56,11 @@ def serve(end: socket.socket, other: socket.socket, folder: Path, node: str, see
         folder: with `store`, `scratch` and, while the store fails, `away`.
         node: name of the node.
         seed: of which calls fail then.
+        claim_s: how long a claim lasts without being kept up.
     """
     other.close()
     os.environ["TMPDIR"] = str(folder / "scratch")
-    claim.LASTS_S, claim._KEEP_S = CLAIM_S, CLAIM_S / 6
+    claim.LASTS_S, claim._KEEP_S = claim_s, claim_s / 6
     session._POLL_S = 0.05
     chance = random.Random(seed)
     is_late = chance.random() < 0.5
@@ -106,7 +107,16 @@ class EnvRun:
 
     _context = multiprocessing.get_context("fork")  # a new interpreter would take half a second
 
-    def __init__(self, folder: Path, node: Path, place: Path, command: list[str], seed: int):
+    def __init__(
+        self,
+        folder: Path,
+        node: Path,
+        place: Path,
+        command: list[str],
+        *,
+        seed: int,
+        claim_s: float,
+    ):
         """Start both.
 
         Args:
@@ -115,12 +125,13 @@ class EnvRun:
             place: the folder with the target, on every node.
             command: that installs to its folder "target".
             seed: see `serve`.
+            claim_s: see `serve`.
         """
         self.node = node
         self.said = (folder / f"said-{seed}").open("w+b")
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            arguments = (theirs, ours, folder, node.name, seed)
+            arguments = (theirs, ours, folder, node.name, seed, claim_s)
             self._server: BaseProcess = self._context.Process(target=serve, args=arguments)
             self._server.start()
             fd = ours.fileno()

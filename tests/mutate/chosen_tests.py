@@ -13,7 +13,8 @@ import pytest
 from coverage import Coverage, CoverageData
 
 TEST = "BOOTSEER_MUTATE_TEST"
-"""Variable of the environment: the test that is running, for coverage in other processes."""
+"""Variable of the environment, for coverage in other processes: the test that is running, or the
+file with tests while a fixture starts or ends, for that may be the whole file's."""
 REPORT = "BOOTSEER_MUTATE_REPORT"
 """Variable of the environment: the file for what tests took and which failed."""
 _seconds: dict[str, float] = {}
@@ -23,10 +24,24 @@ _failed: list[str] = []
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Have the lines that run from now on counted as this test's."""
-    os.environ[TEST] = item.nodeid
+    os.environ[TEST] = _file_of(item.nodeid)
     if coverage := Coverage.current():
         coverage.switch_context(item.nodeid)
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Have what the test itself starts counted as its own."""
+    os.environ[TEST] = item.nodeid
+    try:
+        return (yield)
+    finally:
+        os.environ[TEST] = _file_of(item.nodeid)
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -55,11 +70,15 @@ class TestChoice:
         self._seconds: dict[str, float] = json.loads(report.read_text())["seconds"]
         data = CoverageData(str(lines))
         data.read()
+        tests_of: dict[str, set[str]] = {}
+        for test in self._seconds:
+            tests_of.setdefault(_file_of(test), set()).add(test)
         self._files = {}
         for path in data.measured_files():
             name = path[path.rindex("/bootseer/") + 1 :]
             self._files[name] = {
-                line: set(tests) for line, tests in data.contexts_by_lineno(path).items()
+                line: set().union(*(tests_of.get(context, {context}) for context in contexts))
+                for line, contexts in data.contexts_by_lineno(path).items()
             }
 
     def leave_out(self, test: str) -> None:

@@ -43,7 +43,8 @@ MOST_SURVIVORS = 0.05
 CONFIG = f"""
 [run]
 parallel = true
-patch = subprocess
+patch = _exit
+sigterm = true
 context = ${{{chosen_tests.TEST}-}}
 data_file = {FOLDER}/parts/lines
 disable_warnings = no-data-collected, module-not-measured, module-not-imported
@@ -80,12 +81,14 @@ def measure() -> None:
     parts.chmod(0o1777)  # tests have processes of other users
     config = FOLDER / "coveragerc"
     config.write_text(CONFIG % "\n  ".join(str(installed() / package) for package in PACKAGES))
-    coverage = [sys.executable, "-P", "-m", "coverage"]
-    ran = [*coverage, "run", f"--rcfile={config}", "-m", *PYTEST, *AT_ONCE]
+    python = [sys.executable, "-P", "-m"]
+    # Each Python reads it as it starts, and the name of the test with it.
+    env = environment(FOLDER / "running.json") | {"COVERAGE_PROCESS_START": str(config)}
     with open(FOLDER / "log", "ab") as log:
-        report = environment(FOLDER / "running.json")
-        subprocess.run(ran, check=False, cwd=ROOT, env=report, stdout=log, stderr=log)
-        joined = [*coverage, "combine", "-q", f"--rcfile={config}", f"--data-file={LINES}", parts]
+        ran = [*python, *PYTEST, *AT_ONCE]
+        subprocess.run(ran, check=False, cwd=ROOT, env=env, stdout=log, stderr=log)
+        options = ["-q", f"--rcfile={config}", f"--data-file={LINES}"]
+        joined = [*python, "coverage", "combine", *options, parts]
         subprocess.run(joined, check=True, cwd=ROOT, stdout=log, stderr=log)
     (FOLDER / "running.json").rename(ALL_TESTS)
 

@@ -88,6 +88,7 @@ class Node:
         self.calls = []
         self.is_looking = False
         self.jobs = []
+        self.coming = set()
         self.fetched = set()
 
     async def call(self, function):
@@ -139,7 +140,7 @@ class Node:
         size_bytes = path.stat().st_size
         if not size_bytes:  # it is being removed
             return
-        if chance.random() < 0.3 and not self.jobs:
+        if chance.random() < 0.3 and not self.jobs and not self.coming:
             os.truncate(path, chance.randrange(size_bytes))
             return
         with path.open("r+b") as file, suppress(OSError):  # nothing is behind it
@@ -242,8 +243,17 @@ class Job:
     def say(self, *words):
         self.world.say(f"job {id(self) % 1000} of image {self.number}:", *words)
 
+    @contextmanager
+    def coming(self):
+        """Be known to the node, though nothing can be asked of it yet."""
+        self.node.coming.add(self)
+        try:
+            yield
+        finally:
+            self.node.coming.discard(self)
+
     async def run(self, task_status):
-        with ending_with(Died):
+        with ending_with(Died), self.coming():
             await self.node.call(self._open)
             async with AsyncExitStack() as closing, trio.open_nursery() as self.nursery:
                 if self.entry is not None:
@@ -258,6 +268,7 @@ class Job:
                 if self.number == PACKED and self.world.random.random() < 0.5:
                     await self._use_pack(closing)
                 self.node.jobs.append(self)
+                self.node.coming.discard(self)
                 self.say("begins", self.uid, "with" if self.entry else "without", "a cache")
                 task_status.started()
                 await trio.sleep_forever()

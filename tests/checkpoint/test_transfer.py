@@ -12,13 +12,21 @@ import pytest
 import trio
 
 from bootseer.checkpoint import landing
-from bootseer.checkpoint.batch import LINK, LeftOut, Tally, walk
+from bootseer.checkpoint.batch import LINK, LeftOut, Tally, each, walk
 from bootseer.checkpoint.landing import EXPORT_PREFIX, Landing
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.core.stripe import MAGIC, PARTS_FOLDER
-from bootseer.errors import BootseerError, Conflict, Corrupt, Denied, NoSpace
+from bootseer.errors import (
+    BootseerError,
+    Conflict,
+    Corrupt,
+    Denied,
+    NoSpace,
+    Transient,
+    Unavailable,
+)
 from bootseer.store.local import LocalStore
 from bootseer.store.wrap import WrappedStore
 from bootseer.testing.damage import flip
@@ -270,6 +278,21 @@ async def test_no_space_ends_it(store, source):
             (source / f"more{name}").write_bytes(bytes(UNIT))
         tally = await bring(FullStore(store, 3 * UNIT), source, plain=True)
         raise tally.failures[0].error
+
+
+async def test_a_store_that_is_away_ends_it():
+    tried = []
+
+    async def fail(number):
+        await trio.lowlevel.checkpoint()
+        tried.append(number)
+        raise (Unavailable if number % 2 else Transient)(str(number))
+
+    tally = Tally()
+    with pytest.raises(Unavailable, match="7"):
+        await each(range(20), fail, str, tally, at_once=1)
+    assert tried == list(range(8))
+    assert [failure.name for failure in tally.failures] == list(map(str, tried))
 
 
 async def test_an_import_goes_on_wherever_it_was_cancelled(store, source, tmp_path):

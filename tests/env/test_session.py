@@ -73,6 +73,21 @@ async def test_the_command_runs_once_and_its_result_is_there_ever_after(lab, tar
     }
 
 
+async def test_room_is_made_for_what_was_captured_last(lab, tmp_path, monkeypatch):
+    monkeypatch.setattr("bootseer.env.collect.IN_USE_NS", -1)
+    first, second = tmp_path / "first", tmp_path / "second"
+    await lab.run(MAKE.format(first), first)
+    [old] = await catalog.list_snapshots(lab.store)
+    stored_bytes = old.snapshot.image_bytes + old.snapshot.frames_bytes
+    await lab.run(MAKE.format(second), second, around=lab.around(quota_bytes=3 * stored_bytes))
+    assert old.key in {found.key for found in await catalog.list_snapshots(lab.store)}
+    (second / "more").touch()
+    around = lab.around(quota_bytes=5 * stored_bytes // 2)
+    await lab.run(MAKE.format(second), second, around=around)
+    kept = {found.key for found in await catalog.list_snapshots(lab.store)}
+    assert len(kept) == 2 and old.key not in kept
+
+
 async def test_a_base_is_made_what_the_command_made_of_it(lab, target, look):
     fill(target)
     await lab.run(CHANGE.format(target), target)

@@ -15,6 +15,7 @@ import pytest
 import zstandard
 
 from bootseer.errors import ConfigError, Corrupt, Denied, NotFound, Unavailable
+from bootseer.image import manifest as manifest_module
 from bootseer.image.archive import Kind, kind_of
 from bootseer.image.convert import Limits, convert
 from bootseer.testing.containers import (
@@ -268,6 +269,18 @@ def test_a_layer_of_one_name_twice_is_found_behind_its_link(tmp_path):
         command = ["tar", "-cf", tmp_path / "again", "-C", folder, *names]
         subprocess.run(command, check=True)
         assert convert(tmp_path / "again", tmp_path / "image").files == 1
+
+
+@pytest.mark.parametrize("images", [2, 3])
+def test_an_archive_has_no_more_images_than_allowed(tmp_path, monkeypatch, images):
+    monkeypatch.setattr(manifest_module, "MAX_LAYERS", 2)
+    tags = {(f"image:{number}",): [LAYER] for number in range(images)}
+    path = write_docker_archive(tmp_path / "source", tags)
+    if images == 2:
+        assert convert(path, tmp_path / "image", tag="image:1").files == 1
+    else:
+        with pytest.raises(Corrupt, match="not a list of images"):
+            convert(path, tmp_path / "image", tag="image:1")
 
 
 def squashfs(path):

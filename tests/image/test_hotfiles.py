@@ -59,6 +59,24 @@ def test_ranges_are_those_of_the_files_content(tmp_path, fragments):
     assert small == ({b"small", b"other"} if fragments else {b"small"})
 
 
+def test_files_of_an_image_with_a_long_table_of_fragments(tmp_path):
+    """One that takes more than one block of metadata: 512 fragments."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    chance = random.Random(2)
+    contents = {f"{number:03}": chance.randbytes(3000) for number in range(600)}
+    for name, data in contents.items():
+        (tree / name).write_bytes(data)
+    image = tmp_path / "image.sqsh"
+    command = ["mksquashfs", tree, image, "-b", str(PAGE), "-noF", "-quiet", "-no-progress"]
+    subprocess.run(command, check=True)
+    stored = image.read_bytes()
+    for name in ("000", "511", "512", "599"):
+        at = stored.index(contents[name])
+        found = hot_files(image, [ByteRange(at, at + 1)])
+        assert [file.path for file in found] == [name.encode()]
+
+
 def test_what_is_not_there(tmp_path):
     with pytest.raises(NotFound):
         hot_files(tmp_path / "none", [])

@@ -18,6 +18,7 @@ file with tests while a fixture starts or ends, for that may be the whole file's
 REPORT = "BOOTSEER_MUTATE_REPORT"
 """Variable of the environment: the file for what tests took and which failed."""
 _seconds: dict[str, float] = {}
+_setup_seconds: dict[str, float] = {}
 _failed: list[str] = []
 
 
@@ -45,15 +46,20 @@ def _file_of(test: str) -> str:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up what a test takes, fixtures included."""
-    _seconds[report.nodeid] = _seconds.get(report.nodeid, 0.0) + report.duration
+    """Add up what a test takes; what comes before may be for all that are in its file."""
+    if report.when == "setup":
+        file = _file_of(report.nodeid)
+        _setup_seconds[file] = max(_setup_seconds.get(file, 0.0), report.duration)
+    else:
+        _seconds[report.nodeid] = _seconds.get(report.nodeid, 0.0) + report.duration
     if report.failed:
         _failed.append(report.nodeid)
 
 
 def pytest_sessionfinish() -> None:
     """Write the report."""
-    text = json.dumps({"seconds": _seconds, "failed": _failed})
+    found = {"seconds": _seconds, "setup_seconds": _setup_seconds, "failed": _failed}
+    text = json.dumps(found)
     Path(os.environ[REPORT]).write_text(text)
 
 
@@ -67,7 +73,9 @@ class TestChoice:
             lines: coverage's data.
             report: what this plugin wrote.
         """
-        self._seconds: dict[str, float] = json.loads(report.read_text())["seconds"]
+        measured = json.loads(report.read_text())
+        self._seconds: dict[str, float] = measured["seconds"]
+        self._setup_seconds: dict[str, float] = measured["setup_seconds"]
         data = CoverageData(str(lines))
         data.read()
         tests_of: dict[str, set[str]] = {}
@@ -98,14 +106,15 @@ class TestChoice:
         if not found & self._seconds.keys():
             found = set().union(*by_line.values())
         chosen: list[str] = []
-        total_s = 0.0
-        for test in sorted(found & self._seconds.keys(), key=lambda test: self._seconds[test]):
-            total_s += self._seconds[test]
-            if chosen and total_s > most_s:
+        for test in sorted(found & self._seconds.keys(), key=lambda test: self.seconds([test])):
+            if chosen and self.seconds([*chosen, test]) > most_s:
                 break
             chosen.append(test)
         return chosen
 
     def seconds(self, tests: Iterable[str]) -> float:
-        """Say how long these take."""
-        return sum(self._seconds[test] for test in tests)
+        """Say how long these take, with what is made once for each file."""
+        tests = list(tests)
+        files = set(map(_file_of, tests))
+        made = sum(self._setup_seconds.get(file, 0.0) for file in files)
+        return made + sum(self._seconds[test] for test in tests)

@@ -61,6 +61,7 @@ def test_what_was_kept_is_read(entry, keeper, opened):
     assert blocks.read(10 * BLOCK, 100) == CONTENT[10 * BLOCK :]
     assert blocks.read(4 * BLOCK, BLOCK + 1) is None
     assert not blocks.is_complete
+    assert blocks.present_bytes == len(CONTENT) - 7 * BLOCK > 0
     keeper.keep(0, block(0, 2))
     keeper.keep(5, block(5, 5))
     assert blocks.missing(range(11)) == [0, 1, 5, 6, 7, 8, 9]  # until it looks again

@@ -67,6 +67,9 @@ async def test_the_command_runs_once_and_its_result_is_there_ever_after(lab, tar
     second = await lab.run(MAKE.format(target), target)
     assert (second.status, lab.runs()) == (0, 1)
     assert "unpacked" in second.text and "without running" in second.text
+    unpacked = dict(lab.stages)["env.unpack"]
+    assert unpacked["bytes"] == snapshot.content_bytes
+    assert unpacked["detail"].startswith(f"{snapshot.files} files, ")
     assert tree_digest(restored(look, target)) == tree_digest(made)
     assert {info.name.rpartition("/")[2] for info in await lab.store.list("env/used")} == {
         (await catalog.list_snapshots(lab.store))[0].key

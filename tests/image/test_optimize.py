@@ -588,3 +588,12 @@ def test_an_unknown_compressor_is_said(large_and_small: Path, tmp_path: Path) ->
     (tmp_path / "image").write_bytes(data)
     with pytest.raises(Unavailable, match="unknown compressor, number 9"):
         optimize(tmp_path / "image", [], tmp_path / "new")
+
+
+def test_as_many_blocks_of_another_size_hold_the_same_file(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "file").write_bytes(text(1, 100_000))  # a block and an end, or a larger block
+    one = squash(tree, tmp_path / "one", "-b", "64K", "-always-use-fragments")
+    other = squash(tree, tmp_path / "two", "-b", "128K", "-no-fragments")
+    assert same_tree(one, other) is None

@@ -99,6 +99,7 @@ def test_imports_compile_nothing_and_scripts_work(start, tools):
         assert start(f"{tree} && {use} && {tree}", f"--mode={mode}").stdout == first.stdout
 
 
+@pytest.mark.timeout(2700)  # as long as its jobs may take
 @pytest.mark.parametrize(
     ("start", "suite"),
     [("pip", NUMPY), ("uv", REGEX)],

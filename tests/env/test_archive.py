@@ -197,3 +197,11 @@ def test_a_file_of_another_length_is_refused(content):
     node = Node("file", 0o644, 0, 0, size_bytes=3)
     with pytest.raises(Conflict, match="0/x"):
         list(stream({b"": Node("folder", 0, 0, 0), b"0/x": node}, lambda path: [content]))
+
+
+def test_a_file_that_grows_is_read_no_further():
+    node = Node("file", 0o644, 0, 0, size_bytes=3)
+    pieces = iter([b"ab", b"cd", b"ef"])
+    with pytest.raises(Conflict, match="0/x"):
+        list(stream({b"": Node("folder", 0, 0, 0), b"0/x": node}, lambda path: pieces))
+    assert list(pieces) == [b"ef"]

@@ -179,7 +179,6 @@ class _End:
     """One socket: a request at a time."""
 
     def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
         self.socket = trio.socket.from_stdlib_socket(end)
         self._stream = trio.SocketStream(self.socket)
         self._lock = trio.Lock()  # guards the stream: a request and its answer

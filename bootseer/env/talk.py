@@ -26,7 +26,6 @@ class Talk:
 
     def __init__(self, end: socket.socket) -> None:
         """Take over a socket of the kind SOCK_STREAM."""
-        end.setblocking(False)
         self._socket = trio.socket.from_stdlib_socket(end)
         self._rest = bytearray()
         self._sending = trio.Lock()  # of a line; that waits only for who reads it

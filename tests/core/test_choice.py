@@ -46,6 +46,8 @@ def test_what_is_chosen(known, way):
     choice = choose(Known(**known))
     assert choice.way is way, choice
     assert choice.why.startswith(f"{way.value}: ")
+    is_there = known.get("node_bytes") == known["image_bytes"]
+    assert ("all of it is on the node" in choice.why) == is_there
     assert (Way.FILE in choice.waits_s) == ("file" in known)
 
 

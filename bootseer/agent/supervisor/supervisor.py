@@ -102,7 +102,6 @@ class Agent:
         Raises:
             Closed: the broker has ended.
         """
-        listener.setblocking(False)
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery

@@ -39,7 +39,6 @@ class Worker:
     def channel(self) -> Channel:
         """Our end of the channel; first used once trio runs."""
         if self._channel is None:
-            self._end.setblocking(False)
             self._channel = Channel(self._end, MAX_TOLD_BYTES)
         return self._channel
 

@@ -155,7 +155,6 @@ def serve(
         expendable=not serves,
         outlives=role == "serve_image",
     )
-    end.setblocking(False)
 
     async def take_task() -> None:
         channel = Channel(end)

@@ -1,14 +1,15 @@
 """Traces, hot sets and warm plans: what is written is read back, what is damaged is refused."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.core import event, hotset, plan, trace
+from bootseer.core import event, hotset, plan, table, trace
 from bootseer.core.hotset import HotRange, HotSet
+from bootseer.core.ranges import ByteRange
 from bootseer.core.trace import COMPLETE, Touch, Trace
 from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.testing import strategies as bst
@@ -70,6 +71,43 @@ def test_ranges_that_cannot_be_are_refused(touches):
     bad = Trace("d", 8192, "c.1", 7, "n1", COMPLETE, touches)
     with pytest.raises(Corrupt, match="range"):
         trace.decode(bad.encode(), "t")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[(0, 4096), (4000, 8192)], [(4096, 8193)], [(0, 8192), (0, 8192)]],
+    ids=["overlapping", "past the end", "twice"],
+)
+def test_hot_ranges_and_holdouts_that_cannot_be_are_refused(pieces):
+    hot_set = replace(HOT, ranges=tuple(HotRange(*piece, 3, 9) for piece in pieces))
+    with pytest.raises(Corrupt, match="range"):
+        hotset.decode(hot_set.encode(), "h")
+    held_out = replace(TRACE, holdout=tuple(ByteRange(*piece) for piece in pieces))
+    with pytest.raises(Corrupt, match="range"):
+        trace.decode(held_out.encode(), "t")
+
+
+def test_ranges_side_by_side_that_fill_an_image_are_accepted():
+    pieces = [(4096, 8192), (0, 4096)]
+    hot_set = replace(HOT, ranges=tuple(HotRange(*piece, 3, 9) for piece in pieces))
+    assert hotset.decode(hot_set.encode(), "h") == hot_set
+    held_out = replace(TRACE, holdout=tuple(ByteRange(*piece) for piece in pieces))
+    assert trace.decode(held_out.encode(), "t") == held_out
+
+
+def test_what_earlier_versions_have_not_said_is_not_known():
+    def header_of(value, *left_out):
+        fields = asdict(value)
+        return {key: fields[key] for key in fields if key not in left_out}
+
+    header = header_of(TRACE, "touches", "holdout", "usage")
+    old = table.encode(trace.MAGIC, trace.VERSION, header, trace._ROW, TRACE.touches)
+    assert trace.decode(old, "t") == replace(TRACE, holdout=(), usage="")
+    header = header_of(HOT, "ranges", "doubts")
+    old = table.encode(hotset.MAGIC, hotset.VERSION, header, hotset._ROW, HOT.ranges)
+    found = hotset.decode(old, "h")
+    assert found == HotSet(HOT.digest, HOT.size_bytes, HOT.runs, HOT.ranges)
+    assert found.doubts == 0
 
 
 def test_versions_to_come_are_refused():
@@ -143,6 +181,28 @@ def test_the_name_of_a_plan_is_safe(key):
     assert name.startswith("plans/") and name.count("/") == 1 and name.isascii()
 
 
+def test_an_event_is_of_a_whole_node_and_went_well_if_nothing_else_is_said():
+    assert event.Event("image.prefetch", 1, 2, "agent").document() == {
+        "stage": "image.prefetch",
+        "start_ns": 1,
+        "end_ns": 2,
+        "source": "agent",
+        "status": "ok",
+        "bytes": 0,
+        "rank": -1,
+        "detail": "",
+    }
+
+
+def test_a_detail_is_one_line_of_a_length_that_is_taken():
+    assert event.one_line(" a\n\tb\0c\r\n") == "a b c"
+    detail = event.one_line("x" * 5000)
+    assert detail == "x" * event.MAX_DETAIL_CHARS
+    told = event.Event("s", 1, 2, "agent", event.FALLBACK, detail=detail)
+    assert event.from_json(told.document(), "e") == told
+    assert event.from_json(told.document() | {"status": "unheard"}, "e").status == event.OK
+
+
 def test_an_event_is_read_back_and_checked():
     e = event.Event("image.prefetch", 1, 2, "agent", bytes=3, detail="x")
     assert event.from_json(e.document(), "e") == e
@@ -152,6 +212,8 @@ def test_an_event_is_read_back_and_checked():
 
 
 def test_a_hot_set_of_too_many_ranges_is_refused(monkeypatch):
+    monkeypatch.setattr(hotset, "MAX_RANGES", 1)
+    assert hotset.decode(HOT.encode(), "h") == HOT
     monkeypatch.setattr(hotset, "MAX_RANGES", 0)
     with pytest.raises(Corrupt, match="1 ranges"):
         hotset.decode(HOT.encode(), "h")

@@ -81,6 +81,11 @@ def test_one_length_in_4096_is_that_of_a_manifest():
     assert stripe.may_be_manifest(beyond - 4096) and not stripe.may_be_manifest(beyond)
 
 
+def test_a_manifest_of_the_greatest_length_is_one(monkeypatch):
+    monkeypatch.setattr(stripe, "MAX_BYTES", 1847 + 4096)
+    assert stripe.may_be_manifest(1847 + 4096) and not stripe.may_be_manifest(1847 + 2 * 4096)
+
+
 @given(bst.layouts(), st.data())
 def test_the_digest_is_that_of_the_content(layout, data):
     moved = replace(layout, parts_id=ID, parts=layout.parts + 1)
@@ -98,12 +103,16 @@ def test_the_digest_is_that_of_the_content(layout, data):
 def test_a_manifest_has_room_for_all_units(monkeypatch):
     rows_bytes = stripe.MAX_UNITS * stripe._ROW.size
     assert rows_bytes + table.MAX_HEADER_BYTES + 2 * 4096 <= stripe.MAX_BYTES
+    monkeypatch.setattr(stripe, "MAX_UNITS", 3)
+    assert stripe.decode(LAYOUT.encode(), NAME) == LAYOUT
     monkeypatch.setattr(stripe, "MAX_UNITS", 2)
     with pytest.raises(ValueError, match="3 units"):
         LAYOUT.encode()
 
 
 def test_a_manifest_that_nobody_would_read_is_not_written():
+    most = replace(LAYOUT, parts=stripe.MAX_PARTS)
+    assert stripe.decode(most.encode(), NAME) == most
     with pytest.raises(ValueError, match="4097 parts"):
         replace(LAYOUT, parts=stripe.MAX_PARTS + 1).encode()
 
@@ -203,6 +212,16 @@ def test_a_unit_in_a_part_that_there_is_not_is_refused(parts):
 @pytest.mark.parametrize("offset", [2**62, 2**63, 2**64 - 1])
 def test_a_unit_at_an_offset_that_no_file_has_is_refused(offset):
     refused(hostile(rows=[(0, 0, 7, 2**63), (1, offset, 2, 0), (0, UNIT, 3, 0)]))
+
+
+def test_a_unit_at_the_last_offset_that_a_file_may_have_is_read():
+    rows = [(0, 0, 7, 2**63), (1, 2**62 - 1, 2, 0), (0, UNIT, 3, 0)]
+    assert stripe.decode(hostile(rows=rows), NAME).part_bytes() == [2 * UNIT - 1, 2**62 - 1 + UNIT]
+
+
+def test_parts_are_named_so_that_they_sort():
+    names = [stripe.part_name(index) for index in (0, 7, 42, stripe.MAX_PARTS - 1)]
+    assert names == ["0000", "0007", "0042", "4095"]
 
 
 @pytest.mark.parametrize("third", [(0, 0), (1, 0), (0, 1), (0, UNIT - 1), (1, UNIT - 1)], ids=str)

@@ -61,6 +61,135 @@ def test_data_outside_of_the_image_is_refused(start):
         find_pieces([file(start, 50)], [], BOUNDS)
 
 
+def test_data_may_begin_and_end_with_the_images():
+    inodes = [file(FRONT, 50), file(9_950, 50)]
+    assert find_pieces(inodes, [], BOUNDS) == [
+        Piece(FRONT, (50,), near=True),
+        Piece(9_950, (50,), near=True),
+    ]
+
+
+def test_a_fragment_block_without_bytes_is_nowhere():
+    assert find_pieces([], [Fragment(0, 0), Fragment(0, BLOCK_RAW)], BOUNDS) == []
+
+
+def test_a_piece_is_near_if_one_of_its_files_has_to_be():
+    several = [file(100, 50, 60, long=True), file(150, 60, 70)]
+    assert find_pieces(several, [], BOUNDS) == [Piece(100, (50, 60, 70), near=True)]
+    alone = [file(100, 50, long=True), file(200, 50)]
+    assert [piece.near for piece in find_pieces(alone, [], BOUNDS)] == [False, True]
+
+
+# What goes to the front.
+
+
+def pieces_of(*sizes_bytes: int, near: bool = True) -> list[Piece]:
+    """Pieces side by side, of one block each."""
+    starts = [FRONT + sum(sizes_bytes[:number]) for number in range(len(sizes_bytes))]
+    both = zip(starts, sizes_bytes, strict=True)
+    return [Piece(start, (size_bytes,), near=near) for start, size_bytes in both]
+
+
+def arranged(
+    pieces: list[Piece], hot: list[Piece], near_bytes: int, block_size: int | None = None
+) -> tuple[list[Piece], list[Piece], set[int]]:
+    """What goes to the front, what stays behind, and which blocks grow."""
+    with patch.object(layout, "NEAR_BYTES", near_bytes):
+        found = arrange(
+            pieces, [ByteRange(p.start, p.stop) for p in hot], FRONT, block_size=block_size
+        )
+    assert not found.sparse
+    return [*found.dense], [*found.cold], {*found.growing}
+
+
+def test_what_is_far_goes_to_the_front_if_all_near_pieces_still_begin_in_time():
+    small, middle, large = near = pieces_of(10, 20, 30)
+    far = Piece(large.stop, (50,))
+    behind = [small, middle, large]
+    # The largest of the near ones is the last, and begins behind 50, 10 and 20 bytes.
+    assert arranged([*near, far], [far], FRONT + 81) == ([far], behind, set())
+    assert arranged([*near, far], [far], FRONT + 80) == ([], [*behind, far], set())
+
+
+def test_the_largest_near_piece_goes_to_the_front_if_the_next_one_begins_in_time():
+    small, middle, large = near = pieces_of(10, 20, 30)
+    assert arranged(near, [large], FRONT + 41) == ([large], [small, middle], set())
+    assert arranged(near, [large], FRONT + 40) == ([], near, set())
+
+
+def test_what_has_gone_to_the_front_leaves_less_room_for_others():
+    _, _, large = near = pieces_of(10, 20, 30)
+    far = [Piece(large.stop, (50,)), Piece(large.stop + 50, (15,))]
+    assert arranged([*near, *far], far, FRONT + 96)[0] == far
+    assert arranged([*near, *far], far, FRONT + 95)[0] == far[:1]
+    hot = [far[0], large, far[1]]
+    assert arranged([*near, *far], hot, FRONT + 106)[0] == hot
+    assert arranged([*near, *far], hot, FRONT + 105)[0] == hot[:2]
+
+
+def test_a_hot_block_grows_if_there_is_room_for_it():
+    small, middle, large = near = pieces_of(10, 20, 30)
+    grown = {small.start}
+    assert arranged(near, [small], FRONT + 61, 40) == ([small], [middle, large], grown)
+    assert arranged(near, [small], FRONT + 60, 40) == ([small], [middle, large], set())
+    # What it has grown by is there no more.
+    far = Piece(large.stop, (50 | BLOCK_RAW,))
+    both = [small, far]
+    assert arranged([*near, far], both, FRONT + 111, 40) == (both, [middle, large], grown)
+    assert arranged([*near, far], both, FRONT + 110, 40)[0] == [small]
+
+
+def test_a_block_that_is_stored_as_it_is_does_not_grow():
+    pieces = [Piece(FRONT, (10, 20 | BLOCK_RAW)), Piece(FRONT + 30, (20 | BLOCK_RAW,))]
+    assert arranged(pieces, pieces, 1 << 20, 40) == (pieces, [], {FRONT})
+    assert arranged(pieces, pieces, 1 << 20) == (pieces, [], set())
+
+
+def test_what_stays_behind_keeps_its_order_if_all_of_the_image_is_near():
+    far, small, large, middle = (
+        Piece(FRONT, (40,)),
+        Piece(FRONT + 40, (10,), near=True),
+        Piece(FRONT + 50, (30,), near=True),
+        Piece(FRONT + 80, (20,), near=True),
+    )
+    pieces = [far, small, large, middle]
+    assert arranged(pieces, [], FRONT + 101)[1] == pieces
+    assert arranged(pieces, [], FRONT + 100)[1] == [small, middle, large, far]
+    # And if it is not any more, for a block has grown.
+    assert arranged(pieces, [small], FRONT + 131, 40)[1] == [far, large, middle]
+    assert arranged(pieces, [small], FRONT + 130, 40)[1] == [middle, large, far]
+
+
+@pytest.mark.parametrize(("missing_bytes", "is_hot"), [(0, True), (1, False)])
+def test_half_of_a_block_makes_it_hot(missing_bytes, is_hot):
+    before, piece, after = pieces_of(20, 20, 20)
+    hot = [ByteRange(FRONT, FRONT + 1), ByteRange(piece.start + 10 + missing_bytes, piece.stop)]
+    found = arrange([before, piece, after], hot, FRONT)
+    assert [*found.dense] == ([piece] if is_hot else [])
+    assert [*found.cold] == ([before, after] if is_hot else [before, piece, after])
+
+
+def test_several_ranges_make_a_block_hot_together():
+    (piece,) = pieces_of(20)
+    hot = [ByteRange(piece.start + at, piece.start + at + 5) for at in (12, 0)]
+    assert arrange([piece], hot, FRONT).dense == (piece,)
+    assert arrange([piece], hot[:1], FRONT).dense == ()
+
+
+@pytest.mark.parametrize(("blocks", "is_dense"), [(2, True), (1, False)])
+def test_half_of_its_blocks_make_a_piece_dense(blocks, is_dense):
+    piece = Piece(FRONT, (25,) * 4)
+    found = arrange([piece], [ByteRange(FRONT, FRONT + 25 * blocks)], FRONT)
+    assert (found.dense, found.sparse) == (((piece,), ()) if is_dense else ((), (piece,)))
+
+
+def test_what_begins_or_ends_beside_a_piece_is_no_touch_of_it():
+    a, b, c = pieces_of(20, 20, 20)
+    hot = [ByteRange(piece.start, piece.stop) for piece in (a, c, b)]
+    assert arrange([a, b, c], hot, FRONT).dense == (a, c, b)
+    assert arrange([a, c], [ByteRange(b.start, c.stop), hot[0]], FRONT).dense == (c, a)
+
+
 LENGTHS = st.tuples(st.integers(1, 30), st.booleans(), st.booleans())
 
 
@@ -96,6 +225,9 @@ def test_what_is_reckoned_to_grow_too_far_does_not_fit():
     with patch.object(layout, "NEAR_BYTES", FRONT + 1300):
         assert arrange(pieces, [], FRONT, growth=1.4).fits
         assert not arrange(pieces, [], FRONT, growth=1.5).fits
+    for near_bytes, fits in ((FRONT + 901, True), (FRONT + 900, False)):
+        with patch.object(layout, "NEAR_BYTES", near_bytes):
+            assert arrange(pieces, [], FRONT).fits == fits
     assert total_size(pieces) == 1000
 
 
@@ -114,4 +246,25 @@ def test_a_hot_range_is_cut_where_its_data_has_gone_apart():
         HotRange(500, 520, 1, 9),
         HotRange(550, 650, 2, 8),
         HotRange(96, 186, 3, 7),
+    )
+
+
+def test_a_hot_range_brings_no_block_along_that_it_only_touches():
+    moves = Moves(
+        [
+            Move(ByteRange(100, 200), ByteRange(500, 600)),
+            Move(ByteRange(200, 210), ByteRange(600, 650), 50 | BLOCK_RAW),
+            Move(ByteRange(230, 240), ByteRange(800, 850), 50 | BLOCK_RAW),
+            Move(ByteRange(240, 300), ByteRange(900, 960)),
+        ]
+    )
+    assert moves.hot_ranges([HotRange(100, 200, 1, 9)]) == (HotRange(500, 600, 1, 9),)
+    assert moves.hot_ranges([HotRange(210, 230, 1, 9)]) == ()
+    assert moves.hot_ranges([HotRange(0, 100, 1, 9), HotRange(300, 400, 1, 9)]) == ()
+    hot = [HotRange(205, 206, 1, 9), HotRange(190, 235, 2, 8), HotRange(231, 250, 3, 7)]
+    assert moves.hot_ranges(hot) == (
+        HotRange(600, 650, 1, 9),
+        HotRange(590, 600, 2, 8),
+        HotRange(800, 850, 2, 8),
+        HotRange(900, 910, 3, 7),
     )

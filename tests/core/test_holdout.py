@@ -101,6 +101,22 @@ def test_pieces_that_are_not_read_ahead_yet_say_nothing():
     assert one.is_worth(5499) and not one.is_worth(5500)
 
 
+def test_a_start_has_begun_with_so_much_that_it_reads_itself():
+    one = judge()
+    note(one, [ByteRange(BEYOND.start, BEYOND.stop - 1)], 200 * MIB, 0)
+    assert one.is_worth(500)
+    note(one, [ByteRange(BEYOND.stop, BEYOND.stop + 1)], 200 * MIB, 0)
+    assert not one.is_worth(500)
+
+
+@pytest.mark.parametrize(("read", "is_worth"), [(0, False), (1, True)])
+def test_one_piece_may_be_enough_to_tell(read, is_worth):
+    one = judge()
+    note(one, [BEYOND], 0, 0)  # all before the first piece has been read ahead
+    note(one, [piece(n) for n in range(read)], 0, 0)
+    assert one.is_worth(500) == is_worth
+
+
 def test_what_is_read_ahead_faster_than_it_is_said_is_not_the_starts_own():
     one = judge()
     for at in range(0, 500, 100):  # what a sample shows is said before the next one

@@ -73,6 +73,25 @@ def test_what_does_not_fit_is_refused(change):
         image.decode(encoded, "m", image_digest(encoded))
 
 
+@pytest.mark.parametrize("block_bytes", [2048, BLOCK - 1, BLOCK + 1, 3 * BLOCK, 6 * BLOCK])
+def test_blocks_are_powers_of_two_and_no_less_than_pages(block_bytes):
+    encoded = manifest_of(bytes(10 * BLOCK), block_bytes).encode()
+    with pytest.raises(Corrupt, match=f"blocks of {block_bytes} bytes"):
+        image.decode(encoded, "m", image_digest(encoded))
+
+
+def test_an_image_of_nothing_is_refused():
+    encoded = replace(manifest_of(b""), leading=()).encode()
+    with pytest.raises(Corrupt, match="0 digests do not fit 0 bytes"):
+        image.decode(encoded, "m", image_digest(encoded))
+
+
+def test_tables_may_be_all_of_an_image():
+    manifest = replace(MANIFEST, leading=(ByteRange(0, MANIFEST.size_bytes),))
+    encoded = manifest.encode()
+    assert image.decode(encoded, "m", image_digest(encoded)).leading == manifest.leading
+
+
 def test_versions_to_come_are_refused():
     encoded = bytearray(MANIFEST.encode())
     encoded[8] = 99
@@ -92,6 +111,45 @@ def test_covering_blocks_are_those_that_hold_the_bytes(offset, size_bytes):
         and MANIFEST.block_range(i).stop > wanted[0]
     ]
     assert list(covering) == blocks
+
+
+def test_nothing_is_in_no_block():
+    assert len(MANIFEST.covering(MANIFEST.size_bytes, 1)) == 0
+    assert len(MANIFEST.covering(MANIFEST.size_bytes - 1, 0)) == 0
+    assert list(MANIFEST.covering(MANIFEST.size_bytes - 1, 1)) == [MANIFEST.blocks - 1]
+
+
+def test_the_first_block_that_is_another_is_told():
+    content = bytes(range(256)) * 100
+    blocks = (6, 1, 2)
+    data = b"".join(content[r.start : r.stop] for r in map(MANIFEST.block_range, blocks))
+    assert MANIFEST.bad_block(blocks, memoryview(data)) is None
+    assert MANIFEST.bad_block((), memoryview(b"")) is None
+    cut = [(index, bytes(part)) for index, part in MANIFEST.cut(blocks, memoryview(data))]
+    assert cut == [(i, content[i * BLOCK : (i + 1) * BLOCK]) for i in blocks]
+    damaged = bytearray(data)
+    damaged[-1] ^= 1
+    assert MANIFEST.bad_block(blocks, memoryview(damaged)) == 2
+    damaged[-BLOCK - 1] ^= 1
+    assert MANIFEST.bad_block(blocks, memoryview(damaged)) == 1
+
+
+@pytest.mark.parametrize(("size_bytes", "parts"), [(1, 1), (MIB, 1), (MIB + 1, 2), (5 * MIB, 5)])
+def test_parts_hold_all_of_an_image_one_after_the_other(size_bytes, parts):
+    manifest = replace(MANIFEST, size_bytes=size_bytes)
+    ranges = [manifest.part_range(index) for index in range(manifest.parts)]
+    assert len(ranges) == parts
+    assert [0, *(r.stop for r in ranges)] == [*(r.start for r in ranges), size_bytes]
+    assert all(r.size_bytes == MIB for r in ranges[:-1])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "factor"),
+    [(1, 1), (MAX_BLOCKS, 1), (MAX_BLOCKS + 1, 2), (2 * MAX_BLOCKS, 2), (2 * MAX_BLOCKS + 1, 4)],
+)
+def test_blocks_are_as_short_as_a_manifest_has_room_for(blocks, factor):
+    assert block_bytes_for(blocks * image.BLOCK_BYTES) == factor * image.BLOCK_BYTES
+    assert block_bytes_for(blocks * image.BLOCK_BYTES - 1) == factor * image.BLOCK_BYTES
 
 
 @pytest.mark.parametrize("size_bytes", [1, 3 * GIB, 61 * GIB, 62 * GIB, 900 * GIB])

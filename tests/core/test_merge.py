@@ -19,6 +19,7 @@ from bootseer.core.trace import (
     Touch,
     Trace,
     join_touches,
+    touched_beyond,
     usage_of,
 )
 from bootseer.testing import strategies as bst
@@ -112,7 +113,83 @@ def test_the_lightest_are_left_out_where_there_are_too_many(monkeypatch):
     assert hot_pages([old, new]) == [3, 4, 5]
 
 
+def near(gap_bytes, *later_ms):
+    """Pages with gaps between them, the first one touched after 0 ms."""
+    step = 4096 + gap_bytes
+    times_ms = enumerate((0, *later_ms))
+    return [Touch(n * step, n * step + 4096, first_ms) for n, first_ms in times_ms]
+
+
+@pytest.mark.parametrize(
+    ("touches", "joined"),
+    [
+        (near(hotset.JOIN_GAP_BYTES, hotset.JOIN_MS), [(0, 2, 0)]),
+        (near(hotset.JOIN_GAP_BYTES, 7, 5), [(0, 3, 0)]),
+        (near(hotset.JOIN_GAP_BYTES + 1, 0), [(0, 1, 0), (1, 2, 0)]),
+        (near(0, hotset.JOIN_MS + 1), [(0, 1, 0), (1, 2, 251)]),
+        # After many seconds, samples are farther apart; before or after the first.
+        (near(0, 16_000, 17_000), [(0, 1, 0), (1, 3, 16_000)]),
+        (near(0, 16_000, 17_001), [(0, 1, 0), (1, 2, 16_000), (2, 3, 17_001)]),
+        (near(0, 16_000, 15_000), [(0, 1, 0), (1, 3, 15_000)]),
+        (near(0, 16_000, 14_999), [(0, 1, 0), (2, 3, 14_999), (1, 2, 16_000)]),
+    ],
+)
+def test_neighbours_that_were_touched_at_about_the_same_time_are_one(touches, joined):
+    found = [(r.start, r.stop, r.first_ms) for r in merge(DIGEST, [trace(1, touches)]).ranges]
+    assert found == [(touches[a].start, touches[b - 1].stop, ms) for a, b, ms in joined]
+
+
+def test_of_neighbours_that_are_one_the_heavier_weighs():
+    often, rarely = near(0, 0)
+    hot = merge(DIGEST, [trace(1, [often]), trace(2, [often, rarely])]).ranges
+    assert hot == (hotset.HotRange(0, 8192, 0, 1_000_000),)
+    hot = merge(DIGEST, [trace(1, [rarely]), trace(2, [often])]).ranges
+    assert hot == (hotset.HotRange(0, 8192, 0, round(1e6 / 1.7)),)
+
+
+def test_of_several_nodes_the_typical_time_counts():
+    nodes = [trace(1, [page(0, ms)], node=f"n{ms}") for ms in (9, 5, 700, 6)]
+    assert [r.first_ms for r in merge(DIGEST, nodes).ranges] == [6]
+
+
+def test_what_weighs_just_enough_is_hot(monkeypatch):
+    monkeypatch.setattr(hotset, "AGEING", 1.0)
+    monkeypatch.setattr(hotset, "MIN_WEIGHT", 0.5)
+    assert hot_pages([trace(1, [page(0)]), trace(2, [page(1)])]) == [0, 1]
+    assert hot_pages([trace(1, [page(0)]), trace(2, [page(1)]), trace(3, [page(1)])]) == [1]
+
+
 # Which traces are kept.
+
+
+def test_what_was_missed_as_a_recording_began_is_told_by_that():
+    recorded = trace(5, [page(5)])
+    missed = [replace(trace(6, [page(6)], MISSED), started_ns=ns) for ns in (5, 6)]
+    assert hotset.sort_out([recorded, *missed], 3) == ([recorded, missed[1]], [])
+
+
+def test_without_a_recording_all_that_was_missed_is_used():
+    missed = [trace(run, [page(run)], MISSED) for run in range(3)]
+    assert hotset.sort_out(missed, 2) == (missed, [])
+
+
+@pytest.mark.parametrize(("count", "folded"), [(3, 0), (4, 2), (6, 4)])
+def test_old_starts_that_missed_something_are_folded_but_for_the_newest(count, folded):
+    recorded = trace(1, [page(0)])
+    missed = [trace(run, [page(run)], MISSED) for run in range(2, 2 + count)]
+    use, old = hotset.sort_out([recorded, *missed], 2)
+    assert (use, old) == ([recorded, *missed], missed[:folded])
+
+
+def test_a_fold_is_a_trace_of_the_newest_of_those_that_it_holds():
+    held = (ByteRange(0, 4096),)
+    old = [
+        replace(trace(2, [page(1, 30)], MISSED, "n1"), holdout=held),
+        replace(trace(3, [page(2, 20), page(1, 10)], MISSED, "n2"), size_bytes=1 << 21),
+    ]
+    touches = (page(1, 10), page(2, 20))
+    expected = replace(old[1], node=hotset.FOLDED, touches=touches, holdout=())
+    assert hotset.fold(old) == hotset.fold(old[::-1]) == expected
 
 
 def test_the_newest_recordings_are_used_and_what_was_missed_since():
@@ -157,6 +234,12 @@ def test_the_prefetch_begins_with_the_tables_and_reads_nothing_twice():
     assert pieces[-2:] == [ByteRange(4096, 8192), ByteRange(96, 4096)]
     seen = [b for p in pieces for b in range(*p)]
     assert len(seen) == len(set(seen)) == 100_000 + 8192
+
+
+@pytest.mark.parametrize(("budget", "read"), [(8192, 2), (8191, 1), (4096, 1), (4095, 0)])
+def test_the_prefetch_uses_its_budget_up(budget, read):
+    pieces = [ByteRange(0, 4096), ByteRange(8192, 12_288)]
+    assert list(prefetch_order([], pieces, budget, 65_536)) == pieces[:read]
 
 
 @given(st.integers(0, 200_000))
@@ -304,16 +387,48 @@ def test_nodes_of_a_start_count_together():
     assert merge(DIGEST, known[:3]).doubts == 0  # half of it was read
 
 
-def test_of_a_small_image_all_is_hot_that_is_touched():
-    touches = (Touch(0, 1 << 20, 0),)
-    small = Trace(DIGEST, 1 << 20, "c.1", 1, "n1", COMPLETE, touches)
-    assert merge(DIGEST, [small]).hot_bytes == 1 << 20
+@pytest.mark.parametrize(("held", "read", "doubts"), [(4, 1, 1), (4, 2, 0), (7, 3, 1), (1, 0, 1)])
+def test_less_than_half_of_a_holdout_is_a_doubt(held, read, doubts):
+    pieces = tuple(ByteRange(100 * n, 100 * n + 50) for n in range(held))
+    start = trace(2, [Touch(r.start, r.stop, 0) for r in pieces[:read]], MISSED)
+    known = [trace(1, [page(1)]), replace(start, holdout=pieces)]
+    assert merge(DIGEST, known).doubts == doubts
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "hot_bytes"),
+    [(1 << 20, 1 << 20), ((64 << 20) - 1, (64 << 20) - 1), (64 << 20, 0)],
+)
+def test_of_a_small_image_all_is_hot_that_is_touched(size_bytes, hot_bytes):
+    touches = (Touch(0, size_bytes, 0),)
+    small = Trace(DIGEST, size_bytes, "c.1", 1, "n1", COMPLETE, touches)
+    assert merge(DIGEST, [small]).hot_bytes == hot_bytes
+
+
+@pytest.mark.parametrize(("short_bytes", "is_whole"), [(0, True), (1, False)])
+def test_nine_tenths_are_nearly_all(short_bytes, is_whole):
+    """Of the image, or of it up to the last byte that was read."""
+    read = (Touch(0, (90 << 20) - 1 - short_bytes, 0), Touch((100 << 20) - 1, 100 << 20, 0))
+    assert usage_of(COMPLETE, read) == (UNPACKED if is_whole else MOUNTED)
+    start = Trace(DIGEST, 100 << 20, "c.1", 1, "n1", COMPLETE, read)
+    assert (merge(DIGEST, [start]).hot_bytes == 0) == is_whole
+
+
+@pytest.mark.parametrize(("size_bytes", "usage"), [(64 << 20, UNPACKED), ((64 << 20) - 1, MOUNTED)])
+def test_who_reads_a_little_from_the_beginning_on_does_not_unpack(size_bytes, usage):
+    assert usage_of(COMPLETE, [Touch(0, size_bytes, 0)]) == usage
 
 
 def test_a_hot_set_of_many_runs_can_be_read():
     merged = merge(DIGEST, [trace(run, [page(0)], MISSED) for run in range(1200)])
     assert merged.runs == tuple(f"c.{run}" for run in range(200, 1200))
     assert hotset.decode(merged.encode(), "it") == merged
+
+
+def test_a_touch_beside_what_is_known_has_its_own_time():
+    touches = [Touch(0, 10, 5), Touch(10, 20, 7), Touch(30, 40, 9)]
+    assert touched_beyond(touches, [ByteRange(0, 10)]) == touches[1:]
+    assert touched_beyond(touches, [ByteRange(5, 35)]) == [Touch(0, 5, 5), Touch(35, 40, 9)]
 
 
 def test_what_was_touched_in_two_ways_is_put_together_once_each():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bootseer.core import pack, table
 from bootseer.core.hotset import HotRange, HotSet
 from bootseer.core.pack import HotPack, hot_blocks, plan_pack
+from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.testing.stored_image import manifest_of
 from bootseer.units import MIB
@@ -56,6 +57,24 @@ def test_blocks_are_in_the_order_of_first_touch_and_sorted_within_a_piece():
     assert wanted[:3] == [0, 900, 899]
     for at in range(0, len(wanted), per_piece):
         assert plan.blocks[at : at + per_piece] == tuple(sorted(wanted[at : at + per_piece]))
+
+
+def test_a_pack_is_stored_in_parts_of_a_length():
+    blocks = tuple(range(3 * MIB // BLOCK + 1))
+    packed = replace(PACK, part_bytes=MIB, size_bytes=3 * MIB + BLOCK, blocks=blocks)
+    ranges = [packed.part_range(index) for index in range(packed.parts)]
+    assert ranges == [
+        *[ByteRange(index * MIB, (index + 1) * MIB) for index in range(3)],
+        ByteRange(3 * MIB, 3 * MIB + BLOCK),
+    ]
+    assert replace(packed, size_bytes=3 * MIB).parts == 3
+    assert packed.row_range(range(1, 4)) == ByteRange(BLOCK, 4 * BLOCK)
+
+
+def test_what_is_hot_is_packed_for_its_image_in_parts():
+    packed = planned(5)
+    assert (packed.image, packed.identity) == (IMAGE, "sqfs1-test")
+    assert (packed.block_bytes, packed.part_bytes) == (BLOCK, pack.PART_BYTES)
 
 
 @given(st.data())
@@ -129,6 +148,13 @@ def test_the_pack_of_another_image_is_refused(change):
         pack.check_fits(replace(PACK, **change), MANIFEST, IMAGE, "p")
 
 
+def test_the_last_block_may_be_anywhere_if_it_is_as_long_as_the_others():
+    whole = manifest_of(bytes(1000 * BLOCK))
+    pack.check_fits(replace(PACK, blocks=(7, 999, 3)), whole, IMAGE, "p")
+    with pytest.raises(Corrupt, match="not those of the image"):
+        pack.check_fits(replace(PACK, blocks=(7, 1000, 3)), whole, IMAGE, "p")
+
+
 def test_a_hot_set_has_settled_when_a_start_has_missed_next_to_nothing():
     known = hot_set(*range(100))
     assert pack.has_settled(MANIFEST, known, [])
@@ -142,11 +168,14 @@ def test_an_image_that_is_read_as_a_whole_gains_nothing():
     assert pack.is_worth_it(MANIFEST, planned(*range(10)))
     assert pack.is_worth_it(MANIFEST, planned(*range(500)))
     assert not pack.is_worth_it(MANIFEST, planned(*range(501)))
+    assert pack.is_worth_it(MANIFEST, planned())
+    assert not pack.is_worth_it(MANIFEST, replace(planned(), blocks=()))
 
 
 def test_more_than_a_start_reads_is_not_packed(monkeypatch):
     monkeypatch.setattr(pack, "MAX_PACKED", 9)
     assert pack.is_worth_it(MANIFEST, planned(*range(9)))
+    assert pack.decode(planned(*range(9)).encode(), "p") == planned(*range(9))
     assert not pack.is_worth_it(MANIFEST, planned(*range(10)))
     with pytest.raises(Corrupt, match="10 blocks"):
         pack.decode(planned(*range(10)).encode(), "p")
@@ -156,7 +185,9 @@ def test_a_pack_is_outdated_when_it_lacks_much_or_holds_much_for_nothing():
     current = planned(*range(100))
     assert not pack.is_outdated(current, planned(*range(99, -1, -1)))
     assert not pack.is_outdated(current, planned(*range(105)))
+    assert not pack.is_outdated(planned(*range(95)), current)
     assert pack.is_outdated(current, planned(*range(106)))
     assert not pack.is_outdated(current, planned(*range(67)))
     assert pack.is_outdated(current, planned(*range(66)))
     assert pack.is_outdated(current, plan_pack(MANIFEST, "cd" * 32, hot_set(*range(100))))
+    assert pack.is_outdated(current, replace(current, block_bytes=2 * BLOCK))

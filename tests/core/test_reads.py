@@ -7,6 +7,7 @@ import pytest
 from bootseer.core.budget import Budget
 from bootseer.core.ranges import ByteRange
 from bootseer.core.reads import (
+    MARK_BYTES,
     MAX_RANGES,
     FileReads,
     NodeReads,
@@ -15,9 +16,12 @@ from bootseer.core.reads import (
     decode,
     expand,
     newest_components,
+    numbered,
+    object_name,
     to_json,
 )
 from bootseer.errors import Corrupt, UnknownVersion
+from bootseer.units import MIB
 
 
 def listing(*paths):
@@ -71,6 +75,9 @@ def test_a_document_comes_back_as_it_was():
         ("files", [{"path": "../x", "newest": [], "ranges": []}]),
         ("files", [{"path": "/x", "newest": [], "ranges": []}]),
         ("files", [{"path": "a//x", "newest": [], "ranges": []}]),
+        ("files", [{"path": "a/./x", "newest": [], "ranges": []}]),
+        ("files", [{"path": "x", "newest": [-1], "ranges": []}]),
+        ("files", [{"path": "x", "newest": [False], "ranges": []}]),
         ("files", [{"path": "x\0", "newest": [], "ranges": []}]),
         ("files", [{"path": "x", "newest": [1], "ranges": []}]),
         ("files", [{"path": "x", "newest": [0, 0], "ranges": []}]),
@@ -122,8 +129,82 @@ def test_what_was_read_ahead_counts_if_the_job_opened_it_too():
     assert found == {"used": tuple(whole), "new": (ByteRange(0, 7),), "both": tuple(whole)}
 
 
+def scattered(count, step_bytes):
+    return [ByteRange(n * step_bytes, n * step_bytes + 10) for n in range(count)]
+
+
+def test_reads_are_noted_as_they_were_while_they_are_few():
+    recording = Recording("x", 0)
+    assert (recording.opens, recording.ranges, recording.pushed) == (0, [], [])
+    recording.add(7, 1)
+    recording.add(5, 0)
+    recording.add(3, 2)
+    recording.push(20, 1)
+    recording.push(21, 4)
+    assert recording.ranges == [ByteRange(7, 8), ByteRange(3, 5)]
+    assert recording.pushed == [ByteRange(20, 25)]
+    several = scattered(2 * MAX_RANGES + 1, 10 * MIB)
+    recording = Recording("x", 0)
+    for start, _ in several[:-1]:
+        recording.add(start, 10)
+    assert recording.ranges == several[:-1]
+    recording.add(several[-1].start, 10)
+    assert len(recording.ranges) <= MAX_RANGES
+
+
+@pytest.mark.parametrize(
+    ("ranges", "read"),
+    [
+        (scattered(MAX_RANGES, 2 * MIB), scattered(MAX_RANGES, 2 * MIB)),
+        (scattered(MAX_RANGES + 1, 2 * MIB), [ByteRange(0, 2 * MIB * MAX_RANGES + 10)]),
+        ([ByteRange(0, 5), ByteRange(5 + MIB, 6 + MIB)], [ByteRange(0, 6 + MIB)]),
+        ([ByteRange(0, 5), ByteRange(6 + MIB, 7 + MIB)],) * 2,
+    ],
+    ids=["as many as fit", "one more", "near", "less near"],
+)
+def test_ranges_are_joined_as_far_as_it_takes(ranges, read):
+    assert Recording("x", 0, 1, ranges).read() == read
+
+
+def test_what_was_pushed_is_read_if_something_between_two_marks_was():
+    pushed = [ByteRange(4096, 3 * MARK_BYTES), ByteRange(4 * MARK_BYTES, 5 * MARK_BYTES)]
+    inside = ByteRange(MARK_BYTES + 5, MARK_BYTES + 6)
+    recording = Recording("x", 0, 1, [inside], pushed)
+    assert recording.read() == [ByteRange(MARK_BYTES, 2 * MARK_BYTES)]
+    recording.ranges.append(ByteRange(2 * MARK_BYTES - 1, 2 * MARK_BYTES + 1))
+    assert recording.read() == [ByteRange(MARK_BYTES, 3 * MARK_BYTES)]
+    recording.ranges[:] = [ByteRange(0, MARK_BYTES)]
+    assert recording.read() == [ByteRange(0, MARK_BYTES)]
+    recording.ranges[:] = []
+    assert recording.read() == []
+
+
+def test_the_folders_of_what_has_numbers_are_listed():
+    assert numbered("step_1/model/rank_2") == ["", "step_1/model"]
+    assert numbered("a/b2/c/d") == ["a"]
+    assert numbered("latest") == []
+
+
+def test_what_was_not_opened_by_the_job_is_not_read():
+    def seen(path, opens):
+        return {"path": path, "newest": [], "ranges": [[0, 7]], "opens": opens}
+
+    whole = [ByteRange(0, 9)]
+    assert combine([seen("a", 0), seen("b", 1), seen("c", 2)], {"c": (2, whole)}, "x") == (
+        FileReads("b", (), (ByteRange(0, 7),)),
+    )
+
+
+def test_a_document_is_named_by_key_and_node():
+    name = object_name("k", 4, 2)
+    assert name.startswith("reads/") and name.endswith("/4/2.json")
+    assert len({name, object_name("l", 4, 2), object_name("k", 2, 4)}) == 3
+    assert object_name("../" * 9, 1, 0).count("/") == 3
+
+
 def test_a_budget_is_shared():
     budget = Budget(100.0)
     assert [budget.take(50, 10.0) for _ in range(3)] == [0.0, 0.5, 1.0]
     assert budget.take(50, 20.0) == 0.0
+    assert Budget(100.0).take(50, 0.0) == 0.0
     assert Budget(0).take(10**9, 0.0) == 0.0

@@ -19,6 +19,7 @@ def test_each_byte_is_touched_when_it_was_first(reads):
             first.setdefault(byte, now_ms)
     told = [(byte, t.first_ms) for t in found.touches for byte in range(t.start, t.stop)]
     assert sorted(told) == sorted(first.items())
+    assert all(t.start < t.stop for t in found.touches)
     assert [t.first_ms for t in found.touches] == sorted(t.first_ms for t in found.touches)
 
 

@@ -41,6 +41,23 @@ def test_holes_in_one_piece_after_another_show_that_the_file_is_not_cached():
     assert cached.numbers == set()
 
 
+def test_a_file_that_was_dropped_is_known_anew():
+    cached = CachedPieces(PIECE, SIZE)
+    cached.numbers |= set(range(9))
+    assert [cached.ask(at, 2) for at in (0, 10, 20, 30)][-1] is Asked.DROPPED
+    cached.numbers |= set(range(9))
+    assert [cached.ask(at, 2) for at in (30, 40, 50, 60)] == [*[Asked.HOLE] * 3, Asked.DROPPED]
+
+
+def test_beside_a_hole_what_the_kernel_never_had_counts():
+    cached = CachedPieces(PIECE, SIZE)
+    cached.numbers |= {1, 3}
+    assert cached.ask(5, 25) is Asked.HOLE
+    assert cached.numbers == {1, 2, 3}
+    assert cached.ask(0, 5) is Asked.NEW
+    assert cached.numbers == {0, 1, 2, 3}
+
+
 @given(st.sets(st.integers(0, 4)), st.data())
 def test_scattered_holes_never_do(few, data):
     cached = CachedPieces(PIECE, SIZE)

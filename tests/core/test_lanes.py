@@ -37,7 +37,8 @@ class Watched:
         piece, lane = taken
         assert lane in able
         assert self.busy[lane] == min(self.busy[other] for other in able), "others are less busy"
-        assert piece == min(self.waiting[lane]), "an earlier piece waits"
+        idlest = [other for other in able if self.busy[other] == self.busy[lane]]
+        assert piece == min(min(self.waiting[other]) for other in idlest), "an earlier piece waits"
         self.waiting[lane].discard(piece)
         self.busy[lane] += 1
         self.taken.append(piece)

@@ -30,17 +30,36 @@ def test_one_read_shows_the_latency_and_many_show_the_rate():
         all_at_once(meter, clock, 1, took_s)
     assert meter.speed(nodes=3) == Speed(2_000, 0, 3)
     clock.now += 50  # nobody reads
-    all_at_once(meter, clock, 23, 0.2)
-    found = meter.speed(nodes=3)
-    assert found.latency_us == 2_000
+    all_at_once(meter, clock, 23, 0.25)
     # Of 23 that end together, the last 7 are no crowd any more.
-    assert found.bytes_per_s == pytest.approx(16 * MIB / 0.2, rel=0.01)
+    assert meter.speed(nodes=3) == Speed(2_000, 64 * MIB, 3)
 
 
 def test_little_says_nothing_of_the_rate():
     meter = SpeedMeter(clock := Clock())
     all_at_once(meter, clock, 20, 0.001, size_bytes=65536)
     assert meter.speed(nodes=1).bytes_per_s == 0
+
+
+def test_reads_that_take_no_time_say_nothing_of_the_rate():
+    meter = SpeedMeter(clock := Clock())
+    all_at_once(meter, clock, 30, 0.0)
+    assert meter.speed(nodes=0) == Speed(0, 0, 1)
+
+
+def test_the_time_of_a_crowd_counts_until_one_of_its_reads_fails():
+    meter = SpeedMeter(clock := Clock())
+    reads = [meter.read(16 * MIB) for _ in range(8)]
+    for read in reads:
+        read.__enter__()
+    clock.now += 0.25
+    assert not reads[0].__exit__(OSError, OSError("lost"), None)
+    clock.now += 50  # seven are none
+    with meter.read(16 * MIB):
+        clock.now += 0.25
+    for read in reads[1:]:
+        read.__exit__(None, None, None)
+    assert meter.speed(nodes=1).bytes_per_s == 32 * MIB
 
 
 def test_a_read_that_fails_is_none():

@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,3 +141,44 @@ def test_who_begins_anew_is_followed_at_once():
         reader.read(at, 4)
     reader.window.restart(40)
     assert reader.read(40, 4) == ByteRange(44, 44 + FIRST)
+
+
+def ahead_of(*reads, limit_bytes=1000):
+    """What is read ahead after these reads of a long file, each of an offset and a length."""
+    window = Window(1_000_000, FIRST, limit_bytes)
+    return [window.read(*read) for read in reads]
+
+
+@pytest.mark.parametrize(("offset", "is_near"), [(FIRST, True), (FIRST + 1, False)])
+def test_a_read_is_in_sequence_as_far_from_the_beginning_as_a_first_window(offset, is_near):
+    (found,) = ahead_of((offset, 4))
+    assert found == ByteRange(offset + 4, offset + 4 + (FIRST if is_near else 0))
+
+
+@pytest.mark.parametrize(("offset", "is_near"), [(500 - FIRST, True), (499 - FIRST, False)])
+def test_a_read_is_in_sequence_as_far_before_the_others_as_a_first_window(offset, is_near):
+    window = Window(1_000_000, FIRST, 1000)
+    window.restart(500)
+    window.read(offset, 1)
+    assert window.is_sequential == is_near
+
+
+@pytest.mark.parametrize(("offset", "is_near"), [(512 + 2 * FIRST, True), (513 + 2 * FIRST, False)])
+def test_a_read_beyond_all_that_was_read_ahead_is_in_sequence_if_it_is_near(offset, is_near):
+    window = Window(1_000_000, FIRST, 1000)
+    window.restart(500)
+    assert window.read(500, 12) == ByteRange(512, 512 + FIRST)
+    found = window.read(offset, 4)
+    assert bool(found.size_bytes) == is_near
+    assert found.start == offset + 4
+
+
+def test_more_is_read_ahead_once_half_of_it_is_left():
+    first, *later = ahead_of((0, 4), (4, 3), (7, 1))
+    assert first == ByteRange(4, 4 + FIRST)
+    # Of the eight bytes ahead, five are left, and then four.
+    assert later == [ByteRange(12, 12), ByteRange(12, 8 + 64 * FIRST)]
+
+
+def test_the_first_window_is_the_least_limit():
+    assert ahead_of((0, 4), (4, 8), limit_bytes=1) == [ByteRange(4, 12), ByteRange(12, 20)]

@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from bootseer.cache.blocks import CachedBlocks, no_blocks
 from bootseer.cache.keeper import Claim
 from bootseer.cache.size import SUM_BYTES
 from bootseer.errors import Corrupt, NoSpace
@@ -112,6 +113,56 @@ def test_a_block_is_checked_whenever_it_is_read(entry, keeper, opened):
     damage(entry.path / "data", 3, b"X")
     assert blocks.read(100, 2) is None
     assert blocks.damaged == 1 and blocks.is_lost(0)
+
+
+def test_what_is_lost_is_neither_there_nor_found_again_by_looking(entry, keeper, opened):
+    keeper.keep(0, block(0, 10))
+    keeper.keep(10, block(10))
+    blocks = opened()
+    assert blocks.is_complete and blocks.present_bytes == len(CONTENT)
+    assert not blocks.is_lost(3) and blocks.damaged == 0
+    damage(entry.path / "data", 3 * BLOCK, b"XX")
+    assert blocks.read(2 * BLOCK, 3 * BLOCK) is None
+    assert [blocks.is_lost(index) for index in (2, 3, 4)] == [False, True, False]
+    blocks.refresh(range(11))
+    assert blocks.missing(range(11)) == [3] and blocks.damaged == 1
+    assert not blocks.is_complete
+    assert blocks.present_bytes == len(CONTENT) - BLOCK
+    blocks.note_kept(3, block(3))
+    assert blocks.is_complete and not blocks.is_lost(3)
+
+
+def test_what_is_absent_and_what_is_lost_is_not_there(entry, keeper, opened):
+    keeper.keep(0, block(0, 4))
+    blocks = opened()
+    damage(entry.path / "data", 0, b"XX")
+    assert blocks.read(0, 1) is None
+    assert blocks.present_bytes == len(CONTENT) - 8 * BLOCK
+
+
+def test_all_that_a_cut_file_should_have_is_lost(entry, keeper, opened):
+    keeper.keep(0, block(0, 10))
+    blocks = opened()
+    os.truncate(entry.path / "data", 6 * BLOCK)
+    assert blocks.read(5 * BLOCK, 3 * BLOCK) is None
+    assert blocks.missing(range(11)) == [5, 6, 7, 10] and blocks.damaged == 3
+
+
+def test_a_node_that_keeps_no_blocks_has_none():
+    with closing(no_blocks(manifest_of(CONTENT))) as blocks:
+        assert blocks.missing(range(11)) == list(range(11))
+        assert blocks.present_bytes == 0 and not blocks.is_complete
+        assert blocks.read(0, 1) is None and blocks.damaged == 0
+
+
+def test_what_a_disk_does_not_give_is_not_there(entry, keeper):
+    keeper.keep(0, block(0, 10))
+    data, block_map = (os.open(entry.path / name, os.O_WRONLY) for name in ("data", "map"))
+    with closing(CachedBlocks(data, block_map, entry.manifest)) as blocks:
+        assert blocks.missing(range(11)) == list(range(11))
+        blocks.note_kept(3, block(3))
+        assert blocks.read(3 * BLOCK, 1) is None
+        assert blocks.is_lost(3) and blocks.damaged == 1
 
 
 def test_a_file_that_was_cut_and_has_grown_again_has_holes(entry, keeper, opened):

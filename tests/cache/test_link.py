@@ -1,17 +1,19 @@
 """The way to root's keeper of a node's blocks: several at once, and nothing for who is hostile."""
 
+import os
 import random
 import socket
 import struct
 import threading
 from array import array
-from contextlib import suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
+import trio
 
-from bootseer.cache.keeper import Claim
-from bootseer.cache.link import MAX_BLOCKS, MAX_BYTES, serve_keeper
-from bootseer.errors import Corrupt, NoSpace
+from bootseer.cache.keeper import BlockKeeper, Claim
+from bootseer.cache.link import MAX_BLOCKS, MAX_BYTES, KeeperLink, serve_keeper
+from bootseer.errors import Closed, Corrupt, NoSpace, Unavailable
 from bootseer.testing.stored_image import cache_in, keeper_link, manifest_of, open_entry
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
@@ -76,6 +78,112 @@ async def test_a_block_without_bytes_is_not_kept_and_leaves_other_claims(entry):
             await link.claim([4])
             if not data:
                 assert await other.claim([1]) == [Claim.BUSY]
+
+
+async def test_a_block_that_is_there_is_claimed_anew_if_it_is_damaged(entry):
+    async with keeper_link(entry) as link:
+        await link.keep([3], content(3))
+        assert await link.claim([2, 3]) == [Claim.GRANTED, Claim.PRESENT]
+        assert await link.claim([2, 3], anew=True) == [Claim.GRANTED] * 2
+
+
+async def test_as_much_as_is_taken_at_once_is_claimed_and_kept():
+    data = bytes(MAX_BYTES)
+    manifest = manifest_of(data + b"more")
+    blocks = range(MAX_BLOCKS)
+    async with memory_link(manifest) as link:
+        assert await link.claim(blocks) == [Claim.GRANTED] * MAX_BLOCKS
+        await link.keep(blocks, data)
+        assert await link.claim([*blocks[1:], MAX_BLOCKS]) == [
+            *[Claim.PRESENT] * (MAX_BLOCKS - 1),
+            Claim.GRANTED,
+        ]
+        with pytest.raises(Closed):
+            await link.claim(range(MAX_BLOCKS + 1))
+
+
+async def test_where_claims_cannot_be_had_the_link_says_so_and_goes_on():
+    async with memory_link(MANIFEST, claims=("/dev/null", os.O_RDONLY)) as link:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="Bad file descriptor"):
+                await link.claim([1, 2])
+        await link.keep([1], content(1))
+
+
+@asynccontextmanager
+async def memory_link(manifest, claims=None):
+    """A link to a keeper whose files are in memory, and have room."""
+    fds = [os.memfd_create(name) for name in ("data", "map")]
+    fds.append(os.memfd_create("claims") if claims is None else os.open(*claims))
+    keeper = BlockKeeper(*fds, manifest, lambda size_bytes: True)
+    pairs = [socket.socketpair() for _ in range(2)]
+    threads = [
+        threading.Thread(target=serve_keeper, args=(keeper, manifest, theirs))
+        for _, theirs in pairs
+    ]
+    for thread in threads:
+        thread.start()
+    link = KeeperLink.of(*(ours.detach() for ours, _ in pairs))
+    try:
+        yield link
+    finally:
+        link.close()
+        for thread in threads:
+            thread.join()
+        keeper.close()
+
+
+@contextmanager
+def bare_link():
+    """A link, and the other ends of its sockets for claims and for blocks."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    link = KeeperLink(*(ours for ours, _ in pairs))
+    try:
+        yield link, *(theirs for _, theirs in pairs)
+    finally:
+        link.close()
+        for _, theirs in pairs:
+            theirs.close()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", struct.pack("<BxxxI", 0, 0)[:5], struct.pack("<BxxxI", 0, 2)]
+)
+async def test_a_keeper_that_is_gone_answers_nothing_more(said):
+    with bare_link() as (link, claims, blocks):
+        claims.sendall(said)
+        claims.shutdown(socket.SHUT_WR)
+        for _ in range(2):
+            with pytest.raises(Closed, match="is gone"):
+                await link.claim([1])
+        blocks.sendall(struct.pack("<BxxxI", 0, 0))
+        await link.keep([1], b"x")  # over a socket of its own
+        blocks.close()
+        with pytest.raises(Closed, match="is gone"):
+            await link.keep([1], b"x" * 100_000)
+
+
+async def test_after_a_request_that_was_cancelled_no_answer_is_taken_for_another(autojump_clock):
+    with bare_link() as (link, claims, _):
+        with trio.move_on_after(5) as scope:
+            await link.claim([1])
+        assert scope.cancelled_caught
+        claims.sendall(struct.pack("<BxxxI", 0, 1) + bytes([Claim.GRANTED]))
+        for call in (link.claim([2]), link.release([2])):
+            with pytest.raises(Closed, match="is gone"):
+                await call
+
+
+async def test_what_a_keeper_says_went_wrong_is_raised_and_the_link_goes_on():
+    kinds = {1: NoSpace, 2: Corrupt, 3: Unavailable}
+    with bare_link() as (link, _, blocks):
+        for how, kind in kinds.items():
+            blocks.sendall(struct.pack("<BxxxI", how, 4) + b"full")
+            with pytest.raises(kind, match=r"^full$") as raised:
+                await link.keep([1], b"x")
+            assert type(raised.value) is kind
+        blocks.sendall(struct.pack("<BxxxI", 0, 0))
+        await link.keep([1], b"x")
 
 
 def request(what, blocks, data=b"", size_bytes=None):

@@ -70,8 +70,33 @@ def test_it_asks_in_large_steps():
     budget = Budget(2 * STEP_BYTES)
     with served(budget.answer) as client:
         room = Room(client.reserve)
-        assert all(room.take(MIB) for _ in range(65))
+        assert all(room.take(MIB) for _ in range(64))
+        assert budget.asked == [(MIB, STEP_BYTES)]
+        assert room.take(MIB)
     assert budget.asked == [(MIB, STEP_BYTES)] * 2
+
+
+def test_what_is_granted_is_taken_to_the_last_byte():
+    grants = [10, 5, 0]
+    room = Room(lambda size_bytes, wanted_bytes: grants.pop(0))
+    assert room.take(4) and room.take(6) and grants == [5, 0]
+    assert not room.take(6)  # the five are kept for less
+    assert not room.take(6) and not grants
+    assert room.take(5)
+
+
+def test_sensible_requests_are_answered_by_their_number():
+    asked = []
+
+    def reserve(*sizes_bytes):
+        asked.append(sizes_bytes)
+        return sum(sizes_bytes)
+
+    for size_bytes, wanted_bytes in ((1, 0), (STEP_BYTES, STEP_BYTES), (5, 7)):
+        message = reservation.REQUEST.pack(9, size_bytes, wanted_bytes)
+        answer = answer_reservation(message, reserve)
+        assert reservation.ANSWER.unpack(answer) == (9, size_bytes + wanted_bytes)
+    assert asked == [(1, 0), (STEP_BYTES, STEP_BYTES), (5, 7)]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +134,9 @@ def test_a_client_does_not_wait_for_ever():
         client.reserve(1, 1)  # nobody answers
     theirs.send(b"no answer")
     with pytest.raises(Unavailable):
+        client.reserve(1, 1)
+    theirs.send(reservation.ANSWER.pack(3, 5) + b"x")
+    with pytest.raises(Unavailable, match="nobody grants room"):
         client.reserve(1, 1)
     theirs.close()
     with pytest.raises(Unavailable):

@@ -94,6 +94,53 @@ def test_what_nobody_uses_any_more_gives_way():
     assert book(*accounts).equal_part(ALICE) == 90
 
 
+def test_a_day_after_the_last_use_a_part_is_not_kept():
+    for age_s, part in ((ACTIVE_S - 1, 45), (ACTIVE_S, 90)):
+        assert book(account("bob", BOB, 5, age_s=age_s)).equal_part(ALICE) == part
+    assert book(account("bob", BOB, 5, is_leaving=True)).equal_part(ALICE) == 90
+
+
+def test_what_is_within_an_equal_part_by_a_byte_is_protected():
+    accounts = [account("alice", ALICE, 30), account("bob", BOB, 30), account("carol", CAROL, 30)]
+    assert victims(accounts, demand(ALICE, 1)) == ["alice"]
+    assert victims(accounts[1:], demand(ALICE, 31)) == []
+    more = [account("bob", BOB, 31), account("carol", CAROL, 30)]
+    assert victims(more, demand(ALICE, 30)) == ["bob"]
+    own = [account("alice", ALICE, 20), account("bob", BOB, 40), account("carol", CAROL, 30)]
+    assert victims(own, demand(ALICE, 10)) == ["bob"]
+    assert victims(own, demand(ALICE, 11)) == ["alice"]
+
+
+def test_a_demand_fits_to_the_last_byte_and_entry():
+    accounts = [account("alice", ALICE, 30), account("bob", BOB, 40)]
+    assert book(*accounts).charged_bytes == 70
+    assert book(*accounts).fits(demand(ALICE, 20)) and not book(*accounts).fits(demand(ALICE, 21))
+    assert victims(accounts, demand(ALICE, 20)) == []
+    four = [account(str(n), ALICE, 10, age_s=n) for n in range(4)]
+    assert book(*four).fits(demand(ALICE, 1)) and not book(*four).fits(demand(ALICE, 1, entries=2))
+
+
+def test_whether_room_can_be_made_changes_nothing():
+    accounts = [account("alice", ALICE, 50), account("bob", BOB, 40)]
+    current = book(*accounts)
+    assert current.is_possible(demand(CAROL, 50))
+    assert current.accounts == accounts
+    current.note_leaving(accounts[0])
+    assert current.accounts == [accounts[1], replace(accounts[0], is_leaving=True)]
+    assert not current.fits(demand(CAROL, 1)) and current.is_possible(demand(CAROL, 1))
+
+
+def test_nobody_can_have_more_than_there_is():
+    little = Book([], Limits(total_bytes=50, user_bytes=60, user_entries=5), NOW_NS)
+    assert little.is_possible(demand(ALICE, 50)) and not little.is_possible(demand(ALICE, 51))
+    assert book().is_possible(demand(ALICE, 60)) and not book().is_possible(demand(ALICE, 61))
+
+
+def test_an_account_is_at_rest_if_nothing_else_is_said():
+    plain = Account("a", ALICE, 5, NOW_NS)
+    assert not plain.is_leaving and not plain.is_open
+
+
 def test_growing_the_entry_of_another():
     small, large = account("a", ALICE, 20), account("b", ALICE, 30)
     both = book(small, account("bob", BOB, 10))

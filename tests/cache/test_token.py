@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import random
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from bootseer.cache.token import entry_name, manifest_token, seal_manifest, seal
 from bootseer.core import image
 from bootseer.errors import Corrupt
 from bootseer.testing.stored_image import manifest_of
+from bootseer.units import MIB
 
 MANIFEST = manifest_of(bytes(range(256)) * 1000).encode()
 
@@ -27,6 +29,32 @@ def token_of(fd):
 @given(st.binary(min_size=1, max_size=3000))
 def test_it_is_that_of_the_memory_handed_over(manifest):
     assert token_of(seal_manifest(manifest)) == (manifest_token(manifest), len(manifest))
+
+
+def test_a_long_manifest_is_read_to_its_end():
+    manifest = random.Random(1).randbytes(5 * MIB // 2)
+    assert token_of(seal_manifest(manifest)) == (manifest_token(manifest), len(manifest))
+
+
+def test_a_manifest_may_have_the_greatest_length(monkeypatch):
+    monkeypatch.setattr(token, "MAX_MANIFEST_BYTES", 1000)
+    assert token_of(seal_manifest(bytes(1000)))[1] == 1000
+    with pytest.raises(Corrupt, match="sealed memory"):
+        token_of(seal_manifest(bytes(1001)))
+
+
+def test_what_was_handed_over_stays_as_it_is():
+    fd = seal_manifest(MANIFEST)
+    for change in (
+        lambda: os.pwrite(fd, b"x", 0),
+        lambda: os.truncate(fd, 1),
+        lambda: os.truncate(fd, len(MANIFEST) + 1),
+        lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0),
+    ):
+        with pytest.raises(PermissionError):
+            change()
+    assert not os.get_inheritable(fd)
+    os.close(fd)
 
 
 def test_it_does_not_follow_from_what_is_public():

@@ -1,0 +1,139 @@
+"""The keeper of blocks: what it takes over, and what it says where a disk does not do its part."""
+
+import os
+from contextlib import contextmanager
+
+import pytest
+
+from bootseer.cache.keeper import BlockKeeper, Claim, check_entry, read_manifest, take_manifest
+from bootseer.cache.size import SUM_BYTES, EntrySize
+from bootseer.cache.token import manifest_token, seal_manifest
+from bootseer.core import image
+from bootseer.errors import Corrupt, NoSpace, NotFound, Unavailable
+from bootseer.testing.stored_image import manifest_of
+
+BLOCK = 4096
+CONTENT = bytes(range(256)) * 64 + b"the end"
+MANIFEST = manifest_of(CONTENT)
+ENCODED = MANIFEST.encode()
+DIGEST = image.image_digest(ENCODED)
+
+
+@contextmanager
+def memory(*contents):
+    """Descriptors of memory with these contents."""
+    fds = [os.memfd_create("file") for _ in contents]
+    for fd, content in zip(fds, contents, strict=True):
+        os.write(fd, content)
+    try:
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+@contextmanager
+def keeper_of(data=None, claims=None, has_room=lambda size_bytes: True):
+    """A keeper with its files in a memory of their own, or with others in their place."""
+    fds = [os.memfd_create(name) for name in ("data", "map", "claims")]
+    for place, path_and_flags in ((0, data), (2, claims)):
+        if path_and_flags is not None:
+            os.close(fds[place])
+            fds[place] = os.open(*path_and_flags)
+    keeper = BlockKeeper(*fds, MANIFEST, has_room)
+    try:
+        yield keeper, fds
+    finally:
+        keeper.close()
+
+
+# Manifests.
+
+
+def test_a_manifest_is_read_whole_and_no_more_of_it_than_one_can_have(monkeypatch):
+    with memory(ENCODED) as [fd]:
+        assert read_manifest(fd) == ENCODED
+        monkeypatch.setattr(image, "MAX_BYTES", len(ENCODED))
+        assert read_manifest(fd) == ENCODED
+        monkeypatch.setattr(image, "MAX_BYTES", len(ENCODED) - 1)
+        with pytest.raises(Corrupt, match="longer than any manifest"):
+            read_manifest(fd)
+
+
+def test_a_manifest_that_cannot_be_read_is_said_to_be():
+    reading, writing = os.pipe()
+    with pytest.raises(Unavailable, match="cannot be read"):
+        read_manifest(reading)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_what_the_lender_is_told_of_a_manifest_is_its_size():
+    fd = seal_manifest(ENCODED)
+    manifest, size = take_manifest(fd, DIGEST)
+    assert manifest.encode() == ENCODED
+    assert size == EntrySize(len(ENCODED), len(CONTENT), 5)
+    with pytest.raises(Corrupt, match="another image"):
+        take_manifest(fd, "0" * 64)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_an_entry_of_other_lengths_is_damaged(place, more):
+    files = [ENCODED, CONTENT, bytes(MANIFEST.blocks * SUM_BYTES)]
+    token = manifest_token(ENCODED)
+    with memory(*files) as fds:
+        assert check_entry(fds, DIGEST, token).encode() == ENCODED
+        os.truncate(fds[place], len(files[place]) + more)
+        with pytest.raises(NotFound):
+            check_entry(fds, DIGEST, token)
+
+
+# Claims.
+
+
+def test_a_claim_on_what_is_there_is_given_up_at_once():
+    with keeper_of() as (keeper, fds):
+        other = BlockKeeper(*map(reopened, fds), MANIFEST, lambda size_bytes: True)
+        keeper.keep(1, memoryview(CONTENT)[BLOCK : 2 * BLOCK])
+        assert keeper.claim(range(3)) == [Claim.GRANTED, Claim.PRESENT, Claim.GRANTED]
+        expected = [Claim.BUSY, Claim.GRANTED, Claim.BUSY]
+        assert other.claim(range(3), anew=True) == expected
+        assert keeper.claim(range(1, 2)) == [Claim.PRESENT]  # though the other has it
+        assert other.claim(range(1, 2), anew=True) == [Claim.GRANTED]
+        keeper.release(range(1))
+        assert other.claim(range(3)) == [Claim.GRANTED, Claim.PRESENT, Claim.BUSY]
+        other.close()
+
+
+def reopened(fd):
+    """Open a file once more, as another process does."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+
+
+def test_claims_that_cannot_be_had_are_no_others():
+    with (
+        keeper_of(claims=("/dev/null", os.O_RDONLY)) as (keeper, _),
+        pytest.raises(OSError, match="Bad file descriptor"),
+    ):
+        keeper.claim(range(1))
+
+
+# Disks.
+
+
+def test_a_full_disk_is_no_space():
+    with keeper_of(data=("/dev/full", os.O_RDWR)) as (keeper, fds):
+        with pytest.raises(NoSpace, match="disk is full"):
+            keeper.keep(0, memoryview(CONTENT)[:BLOCK])
+        assert os.fstat(fds[1]).st_size == 0
+        assert keeper.claim(range(1)) == [Claim.GRANTED]
+
+
+def test_a_disk_that_takes_nothing_is_not_there():
+    with keeper_of(data=("/dev/null", os.O_RDONLY)) as (keeper, fds):
+        with pytest.raises(Unavailable, match="cannot be written") as refused:
+            keeper.keep(0, memoryview(CONTENT)[:BLOCK])
+        assert not isinstance(refused.value, NoSpace)
+        assert os.fstat(fds[1]).st_size == 0

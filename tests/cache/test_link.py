@@ -191,6 +191,27 @@ def request(what, blocks, data=b"", size_bytes=None):
     return struct.pack("<BxxxII", what, len(blocks), size_bytes) + array("I", blocks) + data
 
 
+def test_frames_are_as_they_are_described(entry):
+    keeper = entry.keeper(lambda size_bytes: True)
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=serve_keeper, args=(keeper, MANIFEST, theirs))
+    thread.start()
+    answers = [
+        (request(1, [3, 10]), 0, bytes([Claim.GRANTED] * 2)),
+        (request(4, [3], content(3)), 0, b""),
+        (request(1, [3]), 0, bytes([Claim.PRESENT])),
+        (request(2, [3]), 0, bytes([Claim.GRANTED])),
+        (request(3, [3, 10]), 0, b""),
+        (request(4, [3]), 2, b"there are no bytes of block 3"),
+    ]
+    with ours:
+        for asked, how, said in answers:
+            ours.sendall(asked)
+            assert ours.recv(1000) == struct.pack("<BxxxI", how, len(said)) + said
+    thread.join()
+    keeper.close()
+
+
 @pytest.mark.parametrize(
     "said",
     [

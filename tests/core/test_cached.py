@@ -41,6 +41,14 @@ def test_holes_in_one_piece_after_another_show_that_the_file_is_not_cached():
     assert cached.numbers == set()
 
 
+def test_one_whole_piece_among_those_with_holes_shows_that_the_file_is_cached():
+    cached = CachedPieces(PIECE, SIZE)
+    cached.numbers |= set(range(9))
+    assert len(Asked) == 3
+    assert [cached.ask(at, 2) for at in (0, 10, 30, 20)] == [Asked.HOLE] * 4
+    assert cached.ask(34, 2) is Asked.DROPPED
+
+
 def test_a_file_that_was_dropped_is_known_anew():
     cached = CachedPieces(PIECE, SIZE)
     cached.numbers |= set(range(9))

@@ -57,7 +57,7 @@ def test_numbers_mean_the_newest_where_they_were(path, before, now, expected):
 
 
 def test_a_document_comes_back_as_it_was():
-    files = (FileReads("a/b_1", (1,), (ByteRange(0, 5), ByteRange(9, 10))),)
+    files = (FileReads("a_1/b_1", (0, 1), (ByteRange(0, 5), ByteRange(9, 10))),)
     reads = NodeReads("alice", "k", 2, 1, files)
     assert decode(reads.encode(), "x", "alice", "k") == reads
 
@@ -138,10 +138,11 @@ def test_reads_are_noted_as_they_were_while_they_are_few():
     assert (recording.opens, recording.ranges, recording.pushed) == (0, [], [])
     recording.add(7, 1)
     recording.add(5, 0)
+    recording.add(2, 1)
     recording.add(3, 2)
     recording.push(20, 1)
     recording.push(21, 4)
-    assert recording.ranges == [ByteRange(7, 8), ByteRange(3, 5)]
+    assert recording.ranges == [ByteRange(7, 8), ByteRange(2, 5)]
     assert recording.pushed == [ByteRange(20, 25)]
     several = scattered(2 * MAX_RANGES + 1, 10 * MIB)
     recording = Recording("x", 0)

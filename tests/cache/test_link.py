@@ -197,10 +197,10 @@ def test_frames_are_as_they_are_described(entry):
     thread = threading.Thread(target=serve_keeper, args=(keeper, MANIFEST, theirs))
     thread.start()
     answers = [
-        (request(1, [3, 10]), 0, bytes([Claim.GRANTED] * 2)),
+        (request(1, [3, 10]), 0, b"\1\1"),
         (request(4, [3], content(3)), 0, b""),
-        (request(1, [3]), 0, bytes([Claim.PRESENT])),
-        (request(2, [3]), 0, bytes([Claim.GRANTED])),
+        (request(1, [3]), 0, b"\2"),
+        (request(2, [3]), 0, b"\1"),
         (request(3, [3, 10]), 0, b""),
         (request(4, [3]), 2, b"there are no bytes of block 3"),
     ]

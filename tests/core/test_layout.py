@@ -268,3 +268,15 @@ def test_a_hot_range_brings_no_block_along_that_it_only_touches():
         HotRange(800, 850, 2, 8),
         HotRange(900, 910, 3, 7),
     )
+
+
+def test_what_lies_side_by_side_again_is_one_hot_range():
+    olds_and_news = [(0, 90), (10, 50), (20, 60), (30, 0), (40, 10)]
+    moves = Moves(
+        Move(ByteRange(old, old + 10), ByteRange(new, new + 10)) for old, new in olds_and_news
+    )
+    assert moves.hot_ranges([HotRange(5, 50, 1, 9)]) == (
+        HotRange(95, 100, 1, 9),
+        HotRange(50, 70, 1, 9),
+        HotRange(0, 20, 1, 9),
+    )

@@ -11,7 +11,7 @@ SCHEME = "bootseer://"
 DOCKER = "docker://"
 ENVIRONMENT = "env://"
 """Before the key of an environment that is mounted, as images are."""
-_USER = re.compile(r"docker://[^@/#]+@(?!sha256:)")
+_USER = re.compile(r"\Adocker://[^@/#]+@(?!sha256:)")
 
 
 def reference(uri: str) -> str:
@@ -22,4 +22,4 @@ def reference(uri: str) -> str:
     what for, and is left out. Everything else stays as it is, ``#`` and missing tags too.
     """
     named = uri.removeprefix(DOCKER)
-    return named if named.startswith(SCHEME) else _USER.sub(DOCKER, uri, count=1)
+    return named if named.startswith(SCHEME) else _USER.sub(DOCKER, uri)

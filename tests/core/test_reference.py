@@ -21,6 +21,7 @@ DIGEST = "sha256:" + "a" * 64
         (f"docker://reg.io/team/ubuntu@{DIGEST}", f"docker://reg.io/team/ubuntu@{DIGEST}"),
         ("dockerd://me@ubuntu", "dockerd://me@ubuntu"),
         ("docker://ubuntu", "docker://ubuntu"),
+        ("/images/docker://me@ubuntu", "/images/docker://me@ubuntu"),
     ],
 )
 def test_an_image_has_one_name(uri, name):

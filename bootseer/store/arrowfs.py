@@ -195,8 +195,8 @@ def _add_account(options: dict[str, Any], account: AwsAccount, url: str, aws: Aw
     if account.region:
         options.setdefault("region", account.region)
     if account.endpoint_url and "endpoint_override" not in options:
-        scheme, separator, host = account.endpoint_url.rstrip("/").partition("://")
-        if scheme not in ("http", "https") or not separator or not host:
+        scheme, _, host = account.endpoint_url.rstrip("/").partition("://")
+        if scheme not in ("http", "https") or not host:
             raise ConfigError(f"store {url!r}: endpoint_url of its profile is not http(s)://HOST")
         options |= {"endpoint_override": host, "scheme": options.get("scheme", scheme)}
 

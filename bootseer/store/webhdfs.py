@@ -128,7 +128,7 @@ def _ask_one(host: str, port: int, path: str, operation: str) -> Any:
             raise Unavailable(f"{where}: it wants Kerberos, which is not for HTTP here")
         answer = json.loads(content)
     except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-        raise Unavailable(f"{where}: {error or type(error).__name__}") from error
+        raise Unavailable(f"{where}: {error}") from error
     if status != http.client.OK:
         raise _refusal(where, answer)
     return answer

@@ -1,9 +1,20 @@
+import os
+import socket
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError
-from bootseer.store.name import check_folder, check_name, check_rename, is_component
+from bootseer.store.name import (
+    TEMPORARY_PREFIX,
+    check_folder,
+    check_name,
+    check_rename,
+    is_component,
+    problem_of,
+    temporary_name,
+)
 from bootseer.testing.store_suite import BAD_NAMES, GOOD_NAMES
 
 
@@ -41,3 +52,24 @@ def test_nothing_moves_into_itself() -> None:
     assert check_rename("a", "ab/c") == (("a",), ("ab", "c"))
     with pytest.raises(ConfigError, match="into itself"):
         check_rename("a", "a/b")
+
+
+@pytest.mark.parametrize("text", ["a", "a b", "...", "x" * 255])
+def test_what_callers_can_use_is_found_in_a_folder(text: str) -> None:
+    assert is_component(text)
+    assert problem_of(text) == ""
+
+
+@pytest.mark.parametrize("text", ["", ".", "..", "a/b", "a\n", "x" * 256, f"{TEMPORARY_PREFIX}1"])
+def test_what_callers_cannot_use_is_no_component(text: str) -> None:
+    assert not is_component(text)
+
+
+def test_a_temporary_name_tells_host_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-7.cluster.site")
+    name = temporary_name()
+    assert name.startswith(f"{TEMPORARY_PREFIX}node-7-{os.getpid()}-")
+    assert "site" not in name
+    assert name != temporary_name()
+    monkeypatch.setattr(socket, "gethostname", lambda: "n" * 300)
+    assert len(temporary_name()) <= 255

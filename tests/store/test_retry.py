@@ -1,5 +1,6 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -62,6 +63,18 @@ def test_one_that_lasts_does_not_give_up_before(seconds: float) -> None:
         for n in range(backoff.attempts - 1)
     )
     assert shortest_s >= seconds - 1e-6
+
+
+@pytest.mark.parametrize(("seconds", "attempts"), [(0, 5), (1.56, 7), (8.15, 9), (8.16, 10)])
+def test_one_that_lasts_makes_as_many_attempts_as_it_needs(seconds: float, attempts: int) -> None:
+    """Where each pause is as short as it can be: 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.5, 2.5 s."""
+    assert Backoff.lasting(seconds).attempts == attempts
+
+
+def test_pauses_double() -> None:
+    backoff = Backoff(first_s=1, longest_s=20)
+    for attempt, whole_s in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 20)):
+        assert whole_s / 2 <= backoff.pause_s(attempt) <= whole_s
 
 
 @given(st.integers(1, 10_000), st.floats(0, 10), st.floats(0, 100))
@@ -164,6 +177,38 @@ async def test_never_mixes_versions(memory: MemoryStore, autojump_clock: MockClo
             await reader.pread(2, 3)
 
 
+@pytest.mark.parametrize("is_version", [False, True])
+async def test_what_alone_was_known_does_not_say_which_version_is_read_on(
+    memory: MemoryStore, autojump_clock: MockClock, is_version: bool
+) -> None:
+    """Its reader knows by the content; a version is held to all that the first opening told."""
+    await publish(memory, "object", b"first")
+    told = await memory.stat("object")
+    known = replace(told, version="")
+    store = RetryStore(FlakyStore(memory, first(1, "pread")))
+    async with store.open("object", known=known, version=known if is_version else None) as reader:
+        await publish(memory, "object", b"other")
+        await memory.set_mtime("object", told.mtime_ns)
+        if is_version:
+            with pytest.raises(Conflict):
+                await reader.pread(0, 5)
+        else:
+            assert await reader.pread(0, 5) == b"other"
+
+
+async def test_what_is_of_another_length_by_now_is_not_read_on(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    await publish(memory, "object", b"first")
+    counting = CountingStore(FlakyStore(memory, first(1, "pread")))
+    known = await memory.stat("object")
+    async with RetryStore(counting).open("object", known=known) as reader:
+        await publish(memory, "object", b"longer")
+        with pytest.raises(Conflict, match="'object' in memory: was replaced while it was read"):
+            await reader.pread(0, 5)
+        assert (counting.opened, counting.open_now) == (2, 0)
+
+
 async def test_a_hung_read_is_repeated_after_its_deadline(
     memory: MemoryStore, autojump_clock: MockClock
 ) -> None:
@@ -220,17 +265,20 @@ async def test_a_buffer_that_is_used_again_is_replayed_as_it_was(
     assert await read_all(memory, "object", 6) == b"onetwo"
 
 
+@pytest.mark.parametrize(
+    ("failures", "theirs"), [(1, b"hers"), (1, b"longer"), (1, b""), (0, b"mine")]
+)
 async def test_a_conflict_with_another_writer_stays_one(
-    memory: MemoryStore, autojump_clock: MockClock
+    memory: MemoryStore, autojump_clock: MockClock, failures: int, theirs: bytes
 ) -> None:
     """Also after a commit whose answer was lost, if it is not what was written here."""
-    flaky = FlakyStore(memory, first(1, "commit"))
+    flaky = FlakyStore(memory, first(failures, "commit"))
     async with RetryStore(flaky).create("object", overwrite=False) as writer:
         await writer.write(b"mine")
-        await publish(memory, "object", b"hers")
+        await publish(memory, "object", theirs)
         with pytest.raises(Conflict):
             await writer.commit()
-    assert await read_all(memory, "object", 9) == b"hers"
+    assert await read_all(memory, "object", 9) == theirs
 
 
 async def test_keeps_no_more_than_its_limit(memory: MemoryStore, autojump_clock: MockClock) -> None:
@@ -243,11 +291,22 @@ async def test_keeps_no_more_than_its_limit(memory: MemoryStore, autojump_clock:
     assert len(flaky.calls) == 6
 
 
+async def test_an_object_as_long_as_the_limit_is_begun_again(
+    memory: MemoryStore, autojump_clock: MockClock
+) -> None:
+    flaky = FlakyStore(memory, first(1, "commit"))
+    async with RetryStore(flaky, replay_limit_bytes=200).create("object") as writer:
+        await writer.write(CONTENT[:50])
+        await writer.write(CONTENT[50:])
+        await writer.commit()
+    assert await read_all(memory, "object", 200) == CONTENT
+
+
 async def test_a_failure_beyond_the_limit_is_the_callers(
     memory: MemoryStore, autojump_clock: MockClock
 ) -> None:
     flaky = FlakyStore(memory, first(1, "commit"))
-    async with RetryStore(flaky, replay_limit_bytes=100).create("object") as writer:
+    async with RetryStore(flaky, replay_limit_bytes=199).create("object") as writer:
         await writer.write(CONTENT)
         with pytest.raises(Transient, match=r"flaky on purpose$"):
             await writer.commit()
@@ -285,22 +344,43 @@ async def test_a_rename_that_another_one_overtook_is_not_done(
 
     class Overtaken(WrappedStore):
         async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-            if operation == "rename" and (await memory.list())[0].name == "source":
+            names = [info.name for info in await memory.list()]
+            if operation == "rename" and "source" in names:
                 await memory.delete("source")
                 raise Transient("lost")
             return await call()
 
     with pytest.raises(NotFound):
         await RetryStore(Overtaken(memory)).rename("source", "target", overwrite=True)
+    await memory.delete("target")
+    await publish(memory, "source", b"1")
+    with pytest.raises(NotFound, match="'source'"):
+        await RetryStore(Overtaken(memory)).rename("source", "target")
 
 
-async def test_nothing_to_change_is_not_found(
-    memory: MemoryStore, autojump_clock: MockClock
+@pytest.mark.parametrize("operation", ["delete", "delete_tree"])
+async def test_what_another_has_removed_meanwhile_is_not_found(
+    memory: MemoryStore, autojump_clock: MockClock, operation: str
 ) -> None:
-    store = RetryStore(FlakyStore(memory, first(1, "delete")))
+    """Where no attempt has failed, it was not this one that has removed it."""
+    await publish(memory, "object", b"1")
+
+    class Overtaken(WrappedStore):
+        async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+            if operation != "stat":
+                await memory.delete("object")
+            return await call()
+
     with pytest.raises(NotFound):
-        await store.delete("missing")
+        await getattr(RetryStore(Overtaken(memory)), operation)("object")
+
+
+@pytest.mark.parametrize("operation", ["delete", "delete_tree", "rename"])
+async def test_nothing_to_change_is_not_found(
+    memory: MemoryStore, autojump_clock: MockClock, operation: str
+) -> None:
+    """Nor after an attempt that failed."""
+    store = RetryStore(FlakyStore(memory, first(1, operation)))
+    names = ("missing", "other") if operation == "rename" else ("missing",)
     with pytest.raises(NotFound):
-        await store.delete_tree("missing")
-    with pytest.raises(NotFound):
-        await store.rename("missing", "other")
+        await getattr(store, operation)(*names)

@@ -3,16 +3,17 @@
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 import trio
 from pyarrow import fs
 
 from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient, Unavailable
-from bootseer.store import arrowfs
+from bootseer.store import arrow, arrowfs
 from bootseer.store.arrow import ArrowStore, _described
 from bootseer.store.arrowerror import translate
-from bootseer.store.base import publish, read_all
+from bootseer.store.base import Capabilities, ObjectInfo, publish, read_all
 from bootseer.store.limit import LimitStore
 from bootseer.store.locate import open_store
 from bootseer.store.name import TEMPORARY_PREFIX
@@ -87,7 +88,7 @@ async def test_a_process_that_ends_leaves_nothing_visible(server, end, size):
     assert [info.name for info in await store.list()] == ["folder"]
 
 
-async def test_what_is_left_of_an_upload_is_reaped(server):
+async def test_what_is_left_of_an_upload_is_reaped(server, monkeypatch):
     store = open_store(server.url())
     name = f"{TEMPORARY_PREFIX}left"
     with store._filesystem().open_output_stream(store._path((name,))) as left:
@@ -95,8 +96,13 @@ async def test_what_is_left_of_an_upload_is_reaped(server):
     listing = await store.list()
     assert (listing, listing.unlisted) == ([], [])
     assert await store.reap_temporaries(3600) == 0
+    [path] = everything(store)
+    uploaded_ns = store._filesystem().get_file_info(path).mtime_ns
+    clock = SimpleNamespace(time_ns=lambda: uploaded_ns + 5 * 10**9)
+    monkeypatch.setattr(arrow, "time", clock)
+    assert await store.reap_temporaries(5.001) == 0
     # Whatever folder it was for: it is in the root.
-    assert await store.reap_temporaries(0, "folder") == 1
+    assert await store.reap_temporaries(5, "folder") == 1
     assert everything(store) == []
 
 
@@ -126,6 +132,22 @@ async def test_a_read_of_what_was_deleted_is_no_empty_one(server):
         await store.delete("object")
         with pytest.raises(Conflict, match="deleted"):
             await reader.pread(0, 1)
+
+
+async def test_what_is_replaced_while_it_is_opened_is_another_version(server, monkeypatch):
+    """So the time is asked for again after that; but only if it matters."""
+    store = open_store(server.url())
+    await publish(store, "object", b"1")
+    times_ns = [5 * 10**9, 6 * 10**9]
+    told = [fs.FileInfo("object", fs.FileType.File, size=1, mtime_ns=ns) for ns in times_ns]
+    monkeypatch.setattr(store, "_need", lambda name, parts: told.pop(0))
+    with pytest.raises(Conflict, match="replaced"):
+        async with store.open("object", version=ObjectInfo("object", 1, times_ns[0])):
+            pass
+    told = [fs.FileInfo("object", fs.FileType.File, size=1, mtime_ns=times_ns[0])]
+    async with store.open("object") as reader:
+        assert await reader.pread(0, 1) == b"1"
+    assert reader._file.closed
 
 
 async def test_a_bucket_that_is_not_there(server):
@@ -225,7 +247,12 @@ def test_the_credentials_of_the_url_are_the_ones_that_count(secret, same):
         ),
         (FileNotFoundError(2, "x"), NotFound),
         (PermissionError(13, "x"), Denied),
+        (OSError("AWS Error UNKNOWN (HTTP status 400) ...: EntityTooLarge Message"), Unavailable),
+        (OSError("AWS Error UNKNOWN (HTTP status 409) ...: x"), Conflict),
+        (IsADirectoryError(21, "x"), Conflict),
+        (FileExistsError(17, "x"), Conflict),
         (ValueError("x"), Unavailable),
+        (NotImplementedError("x"), Unavailable),
         (OSError("Connection reset"), Transient),
     ],
 )
@@ -233,3 +260,27 @@ def test_translates_errors(error, meaning):
     told = translate(error, "stat", "a/b", "s3://bucket")
     assert type(told) is meaning
     assert "cannot stat 'a/b' in s3://bucket: " in str(told)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Connection\n reset", "Connection reset"),
+        ("refused (Request ID: 12:ab)", "refused"),
+        ("x" * 1000, "x" * 300),
+        ("", "OSError"),
+    ],
+)
+def test_a_reason_is_one_line_that_is_not_too_long(text, reason):
+    assert str(translate(OSError(text), "stat", "a", "s3://b")).partition("s3://b: ")[2] == reason
+
+
+def test_says_what_it_can_do():
+    assert ArrowStore("s3://bucket").capabilities == Capabilities(
+        atomic_rename=False,
+        replication=False,
+        attributes=False,
+        append=False,
+        exclusive=False,
+        snapshots=False,
+    )

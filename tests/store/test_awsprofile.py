@@ -84,6 +84,34 @@ def test_the_environment_of_a_command_counts_before_the_files(home):
     elsewhere.write_text("[default]\naws_access_key_id=A\naws_secret_access_key=B\n")
     elsewhere.chmod(0o600)
     assert read(home, AWS_SHARED_CREDENTIALS_FILE=str(elsewhere)) == AwsAccount("A", "B")
+    assert read(home, AWS_CONFIG_FILE=str(elsewhere)) == AwsAccount("AKID", "ge%heim", "T")
+
+
+@pytest.mark.parametrize("given", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_half_of_a_key_in_the_environment_is_none(home, given):
+    write(home, credentials=f"[default]\n{KEYS}")
+    assert read(home, **{given: "E"}) == AwsAccount("AKID", "ge%heim")
+
+
+def test_a_profile_of_the_options_counts_before_keys_of_the_environment(home):
+    write(home, credentials=f"[train]\n{KEYS}")
+    given = {"AWS_ACCESS_KEY_ID": "E", "AWS_SECRET_ACCESS_KEY": "F"}
+    assert read(home, "train", **given) == AwsAccount("AKID", "ge%heim")
+    assert read(home, AWS_PROFILE="train", **given) == AwsAccount("E", "F")
+
+
+def test_region_and_endpoint_of_the_environment_count_before_the_files(home):
+    write(home, config="[default]\nregion = file\nendpoint_url = http://file\n")
+    endpoint = {"AWS_ENDPOINT_URL": "http://any"}
+    default = {"AWS_DEFAULT_REGION": "default"}
+    for given, region, url in (
+        ({}, "file", "http://file"),
+        (default, "default", "http://file"),
+        ({**default, "AWS_REGION": "r"}, "r", "http://file"),
+        (endpoint, "file", "http://any"),
+        ({**endpoint, "AWS_ENDPOINT_URL_S3": "http://s3"}, "file", "http://s3"),
+    ):
+        assert read(home, **given) == AwsAccount(region=region, endpoint_url=url)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +122,9 @@ def test_the_environment_of_a_command_counts_before_the_files(home):
         ("sso_session = geheim", "write temporary ones .*into .*/.aws/credentials"),
         ("sso_start_url = geheim", "export-credentials"),
         ("web_identity_token_file = geheim", "web_identity_token_file"),
+        ("credential_source = geheim\nsso_session = x", "by credential_source"),
         ("aws_access_key_id = geheim", "write both"),
+        ("aws_secret_access_key = geheim", "write both"),
         ("geheim", "not a configuration file"),
     ],
 )
@@ -116,6 +146,19 @@ def test_a_profile_that_is_named_must_be_there(home):
         read(home, "train")
 
 
+@pytest.mark.parametrize(
+    ("name", "section"), [("credentials", "train"), ("config", "profile train")]
+)
+def test_a_profile_that_is_in_one_of_the_files_is_there(home, name, section):
+    write(home, **{name: f"[{section}]\n{KEYS}"})
+    assert read(home, "train") == AwsAccount("AKID", "ge%heim")
+
+
+def test_what_is_said_twice_counts_as_it_is_said_last(home):
+    write(home, credentials=f"[default]\naws_access_key_id = old\n{KEYS}[default]\nregion = r\n")
+    assert read(home) == AwsAccount("AKID", "ge%heim", "", "r")
+
+
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_a_file_that_others_can_write_is_refused(home, mode):
     write(home, credentials=f"[default]\n{KEYS}")
@@ -135,6 +178,8 @@ def test_a_file_of_another_user_is_refused(home, name):
 
 def test_what_is_no_small_text_file_is_refused(home):
     path = home / ".aws/credentials"
+    write(home, credentials=f"[default]\n{KEYS}".ljust(MAX_BYTES, "#"))
+    assert read(home).access_key == "AKID"
     write(home, credentials="#" * (MAX_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than"):
         read(home)
@@ -145,6 +190,21 @@ def test_what_is_no_small_text_file_is_refused(home):
     os.mkfifo(path, 0o600)
     with pytest.raises(Denied, match="regular file"):
         read(home)
+
+
+def test_what_may_not_be_read_is_denied(home, monkeypatch):
+    def refuse(path, flags):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(Denied, match=r"cannot read .*/\.aws/config: Permission denied"):
+        read(home)
+
+
+def test_a_file_in_the_place_of_the_folder_has_no_profiles(home):
+    (home / ".aws").rmdir()
+    (home / ".aws").write_text("")
+    assert read(home) == AwsAccount()
 
 
 class Machine:
@@ -248,6 +308,9 @@ def test_the_environment_is_as_before(monkeypatch):
         "abfs://box@account.host/a?client_id=geheim",
         "abfs://box@account.host/a?credential_kind=default",
         "abfs://box:a2V5@account.host/a?credential_kind=workload_identity",
+        "abfs://box:a2V5@account.host/a?credential_kind=",
+        "abfs://box@account.host/a?sig=",
+        "abfs://box@account.host/a?tenant_id=t&client_id=c&client_secret=",
     ],
 )
 def test_what_would_look_for_credentials_elsewhere_is_refused(url):

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import ConfigError, Denied
+from bootseer.store import hadoop
 from bootseer.store.base import publish, read_all
 from bootseer.store.hadoop import find_conf_dir
 from bootseer.store.locate import divide, needs_network, open_store
@@ -43,6 +44,7 @@ async def test_the_url_of_a_store_opens_it(tmp_path: Path, name: str) -> None:
         ("/a\nb", "control"),
         ("hdfs:///path", "HOST:PORT"),
         ("hdfs://namenode/path?query", "HOST:PORT"),
+        ("hdfs://namenode/path#fragment", "HOST:PORT"),
         ("hdfs://user@namenode/path", "HOST:PORT"),
         ("hdfs://namenode/a/../b", "'..'"),
         ("ftp://bucket", "this version has file://"),
@@ -66,6 +68,15 @@ def test_finds_hadoops_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyP
             find_conf_dir(missing)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "missing"))
     assert find_conf_dir("") == ""
+
+
+def test_hadoops_own_packages_have_the_configuration_at_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.setattr(hadoop, "DEFAULT_CONF_DIR", str(tmp_path))
+    assert find_conf_dir("") == str(tmp_path)
+    assert hadoop.HdfsOptions() == hadoop.HdfsOptions("", "", "")
 
 
 async def test_hands_the_owner_on(tmp_path: Path) -> None:
@@ -98,6 +109,30 @@ def test_a_divided_path_is_that_of_the_file(tmp_path: Path) -> None:
     assert divide(f"{tmp_path}/link") == ("file:///", f"{real}/link")
     with pytest.raises(ConfigError, match=r"'\.\.'"):
         divide(f"{tmp_path}/a/../b")
+
+
+@pytest.mark.parametrize(
+    ("closed", "store", "name"),
+    [
+        ("", "file:///", "a/b/c"),
+        ("/", "file:///a", "b/c"),
+        ("/a", "file:///a/b", "c"),
+        ("/a/b", "file:///", "a/b/c"),
+    ],
+)
+def test_a_divided_path_begins_where_the_folders_above_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, closed: str, store: str, name: str
+) -> None:
+    """Of whoever is not root: listed and walked through, both."""
+
+    def access(path: str, mode: int) -> bool:
+        assert mode == os.R_OK | os.X_OK
+        return path != closed
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(os.path, "exists", lambda path: True)
+    monkeypatch.setattr(os.path, "realpath", lambda path: path)
+    assert divide("/a/b/c") == (store, name)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +44,7 @@ ANY = "dfs.namenode.http-address"
         ("pair", HA | {PAIR_B: "0.0.0.0:1"}, [("one", 9870), ("two", 1)]),
         ("pair", {"dfs.ha.namenodes.pair": "a"}, []),
         ("ns", {"dfs.namenode.rpc-address.ns": "one:8020"}, [("one", 9870)]),
+        ("[fe80::1]", {}, [("fe80::1", 9870)]),
     ],
 )
 def test_finds_the_namenodes(
@@ -58,6 +64,10 @@ def test_reads_a_configuration(tmp_path: Path) -> None:
     assert webhdfs.read_settings(str(tmp_path)) == {"a": "1", "b": ""}
     site.write_text("<configuration>")
     with pytest.raises(Unavailable, match=r"hdfs-site\.xml"):
+        webhdfs.read_settings(str(tmp_path))
+    site.unlink()
+    site.mkdir()
+    with pytest.raises(Unavailable, match=r"cannot read .*hdfs-site\.xml"):
         webhdfs.read_settings(str(tmp_path))
 
 
@@ -161,6 +171,43 @@ def test_answers_that_make_no_sense(server: Server, document: object) -> None:
 def test_answers_that_are_no_json(server: Server, answer: bytes) -> None:
     server.answer = answer
     with pytest.raises(Unavailable, match="cannot ask http://127"):
+        webhdfs.block_locations([server.address], "/object")
+
+
+def test_the_most_that_makes_sense(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhdfs, "MAX_BLOCKS", 3)
+    longest = (1 << 63) - 1
+    hosts = ["h" * 255] * webhdfs.MAX_HOSTS
+    server.says(located(block(0, 0), block(0, 0, []), block(0, longest, hosts)))
+    monkeypatch.setattr(webhdfs, "MAX_ANSWER_BYTES", len(server.answer))
+    assert webhdfs.block_locations([server.address], "/object")[2] == BlockLocation(
+        0, longest, tuple(hosts)
+    )
+    monkeypatch.setattr(webhdfs, "MAX_ANSWER_BYTES", len(server.answer) - 1)
+    with pytest.raises(Unavailable, match="too long"):
+        webhdfs.block_locations([server.address], "/object")
+
+
+def test_an_answer_that_comes_too_slowly(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.says(located())
+    for last_s, is_late in ((webhdfs.DEADLINE_S, False), (webhdfs.DEADLINE_S + 0.01, True)):
+        times = chain([0], repeat(last_s))
+        monkeypatch.setattr(webhdfs, "time", SimpleNamespace(monotonic=partial(next, times)))
+        if is_late:
+            with pytest.raises(Unavailable, match="takes too long"):
+                webhdfs.block_locations([server.address], "/object")
+        else:
+            assert webhdfs.block_locations([server.address], "/object") == []
+
+
+def test_whoever_runs_the_process_asks(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HADOOP_USER_NAME", raising=False)
+    server.says(located())
+    webhdfs.block_locations([server.address], "/object")
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    assert server.asked[0].endswith(f"&user.name={name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_000)
+    with pytest.raises(Unavailable, match="uid 4000000000 has no name"):
         webhdfs.block_locations([server.address], "/object")
 
 

@@ -100,9 +100,11 @@ async def test_only_passing_failures_are_repeated(
     flaky = FlakyStore(ReadOnlyStore(memory), lambda *_: False)
     with pytest.raises(NotFound):
         await RetryStore(flaky).stat("a")
+    with pytest.raises(NotFound):
+        await read_all(RetryStore(flaky), "a", 1)
     with pytest.raises(Denied):
         await RetryStore(flaky).mkdir("a")
-    assert len(flaky.calls) == 2
+    assert len(flaky.calls) == 3
 
 
 async def test_a_pause_can_be_cancelled(memory: MemoryStore, autojump_clock: MockClock) -> None:
@@ -227,6 +229,14 @@ async def test_a_hung_read_is_repeated_after_its_deadline(
 
 
 # Writes
+
+
+async def test_what_may_not_be_made_is_refused_before_anything_is_written(
+    memory: MemoryStore,
+) -> None:
+    with pytest.raises(Denied):
+        async with RetryStore(ReadOnlyStore(memory)).create("object"):
+            pass
 
 
 async def test_the_object_begun_again_is_made_as_asked(

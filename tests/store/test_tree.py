@@ -146,17 +146,16 @@ async def test_root_makes_a_store_that_many_use(root: Path) -> None:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders that were synced."""
-    folders = []
+    """What was synced."""
+    paths = []
     real = os.fsync
 
     def fsync(fd: int) -> None:
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            folders.append(os.readlink(f"/proc/self/fd/{fd}"))
+        paths.append(os.readlink(f"/proc/self/fd/{fd}"))
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    return folders
+    return paths
 
 
 async def test_both_folders_of_a_rename_are_synced(
@@ -176,6 +175,20 @@ async def test_the_folder_of_an_object_that_grows_is_synced(
     synced.clear()
     async with store.append("folder/log"):
         assert synced == [f"{root}/folder"]
+
+
+async def test_an_object_that_grows_is_synced_when_it_is_to_be_and_at_its_end(
+    store: LocalStore, root: Path, synced: list[str]
+) -> None:
+    async with store.append("log") as appender:
+        synced.clear()
+        await appender.write(b"1")
+        assert synced == []
+        await appender.sync()
+        assert synced == [f"{root}/log"]
+        await appender.write(b"2")
+        await appender.finish()
+        assert synced == [f"{root}/log"] * 2
 
 
 async def test_the_folder_of_one_with_a_mode_of_its_own_is_synced(

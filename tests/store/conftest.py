@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from threading import RLock
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -124,7 +125,8 @@ class NameNode:
         with self.doing("read", path):
             inode = self._need(path)
             assert inode.content is not None
-            return FileReader(RawReader(self, path, inode.content[: inode.length]))
+            raw: Any = RawReader(self, path, inode.content[: inode.length])
+            return FileReader(raw)
 
     def create(self, path: str, options: WriteOptions) -> FileWriter:
         with self.doing("create", path):
@@ -136,7 +138,8 @@ class NameNode:
                 self._make(above, 0o755)
             self._need(above)
             self.made.append(options)
-            return FileWriter(RawWriter(self, path, self._new(path, b"", options.permission)))
+            raw: Any = RawWriter(self, path, self._new(path, b"", options.permission))
+            return FileWriter(raw)
 
     def recover_lease(self, path: str) -> bool:
         with self.doing("recover_lease", path):

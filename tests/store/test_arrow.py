@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient, Unavailable
 from bootseer.store import arrow, arrowfs
-from bootseer.store.arrow import ArrowStore, _described
+from bootseer.store.arrow import ArrowStore, _described, _Upload
 from bootseer.store.arrowerror import translate
 from bootseer.store.base import Capabilities, ObjectInfo, publish, read_all
 from bootseer.store.limit import LimitStore
@@ -123,6 +123,15 @@ async def test_nothing_is_left_of_a_commit_or_of_none(server):
     async with store.create("discarded") as writer:
         await writer.write(bytes(12 << 20))
     assert [path.rpartition("/")[2] for path in everything(store)] == ["committed"]
+
+
+def test_an_upload_that_is_discarded_is_completed_before_it_is_deleted(tmp_path):
+    """Or it would be when its stream goes."""
+    path = str(tmp_path / "upload")
+    upload = _Upload(fs.LocalFileSystem(), path, fs.LocalFileSystem().open_output_stream(path))
+    upload.discard()
+    assert upload.stream.closed
+    assert not os.path.exists(path)
 
 
 async def test_a_read_of_what_was_deleted_is_no_empty_one(server):
@@ -273,6 +282,28 @@ def test_translates_errors(error, meaning):
 )
 def test_a_reason_is_one_line_that_is_not_too_long(text, reason):
     assert str(translate(OSError(text), "stat", "a", "s3://b")).partition("s3://b: ")[2] == reason
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda store: store.set_mode("a", 0o600),
+        lambda store: store.set_mtime("a", 0),
+        lambda store: store.set_replication("a", 2),
+        lambda store: store.space(),
+        lambda store: store.append("a").__aenter__(),
+    ],
+)
+async def test_what_it_cannot_do_can_be_cancelled(operation):
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await operation(ArrowStore("s3://bucket"))
+    assert scope.cancelled_caught
+
+
+async def test_what_is_reaped_is_below_a_folder_that_can_be():
+    with pytest.raises(ConfigError):
+        await ArrowStore("s3://bucket").reap_temporaries(0, "../other")
 
 
 def test_says_what_it_can_do():

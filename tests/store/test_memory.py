@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from bootseer.errors import ConfigError
 from bootseer.store.base import Capabilities, Space, publish
 from bootseer.store.memory import MemoryStore
 
@@ -35,6 +36,8 @@ async def test_counts_nothing_and_leaves_nothing(store: MemoryStore) -> None:
     async with store.create("object") as writer:
         await writer.write(b"1")
     assert await store.reap_temporaries(0) == 0
+    with pytest.raises(ConfigError):
+        await store.reap_temporaries(0, "../other")
 
 
 async def test_objects_and_folders_have_the_modes_of_most_users(store: MemoryStore) -> None:

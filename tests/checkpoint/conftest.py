@@ -1,12 +1,28 @@
+import math
 import os
-from itertools import count
+from functools import partial
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
+import trio
 
+from bootseer.checkpoint.fetch import Fetcher, FetchLimits
+from bootseer.checkpoint.identity import Owners
+from bootseer.checkpoint.pipelines import WriteOptions
+from bootseer.checkpoint.reads import Reads
+from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.view import CheckpointView, ViewOptions
+from bootseer.checkpoint.write import Drafts
+from bootseer.errors import BootseerError
+from bootseer.fuse.view import ROOT_INODE
+from bootseer.store.memory import MemoryStore
+from bootseer.store.wrap import WrappedStore
 from bootseer.testing.fsx_rounds import USER, small_hdfs
 
 BUILD = Path(__file__).parents[2] / "build"
+UNIT = 4096
+CONTENT = bytes(range(256)) * 100  # some units
 _numbers = count()
 
 
@@ -29,3 +45,99 @@ def folder(hdfs):
 def tree(hdfs, folder):
     """The same as a URL."""
     return hdfs.url + folder
+
+
+class Away(WrappedStore):
+    """A store that cannot be reached while there is an error, which takes its time each time."""
+
+    error: BootseerError | None = None
+    pause_s = 0.0
+    pauses_s = cycle((0.1, 0.2, 0.3, 0.4, 0.5))
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.calls = []
+
+    async def around(self, operation, name, call):
+        self.calls.append((operation, name))
+        await trio.sleep(self.pause_s)
+        if self.error is not None and operation != "open":
+            error = self.error
+            await trio.sleep(next(self.pauses_s))
+            raise error.again()
+        done = await call()
+        await trio.sleep(self.pause_s)
+        return done
+
+
+class Served:
+    """A view without a mount, and what is lost of it."""
+
+    def __init__(self, nursery, inner=None, **options):
+        self.nursery = nursery
+        self.inner = inner or MemoryStore()
+        self.store = Away(self.inner)
+        self.lost = []
+        tree = CheckpointTree(self.store)
+        write = WriteOptions(unit_bytes=UNIT, width=4, streams=8, memory_bytes=64 * UNIT)
+        fetcher = Fetcher(nursery, FetchLimits(memory_bytes=8 * UNIT, streams=4))
+        self.drafts = Drafts(tree, nursery, write)
+        owners = Owners(1000, 1000, "user")
+        self.reads = Reads(self.store)
+        self.view = CheckpointView(
+            tree,
+            fetcher,
+            self.drafts,
+            owners,
+            ViewOptions(**options),
+            reads=self.reads,
+            on_lost=self.lost.append,
+        )
+
+    async def write(self, name=b"file", thread=None, content=CONTENT, parent=ROOT_INODE):
+        """Write a file up to its close(2); by this process, which then has it open no more."""
+        thread = os.getpid() if thread is None else thread
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+        _, opened = await self.view.create(parent, name, 0o600, flags, thread)
+        await self.view.write(opened.handle, 0, content)
+        return opened.handle
+
+    async def put(self, name=b"file", content=CONTENT, parent=ROOT_INODE):
+        """Write a file and close it; returns its number."""
+        handle = await self.write(name, content=content, parent=parent)
+        await self.view.flush(handle)
+        await self.view.close(handle)
+        return (await self.view.lookup(parent, name)).inode
+
+    async def content(self, name=b"file"):
+        """Read what is stored, with a view of its own."""
+        tree = CheckpointTree(self.inner)
+        entry = await tree.find(name.decode())
+        if entry is None:
+            return None
+        async with trio.open_nursery() as nursery:
+            fetch = Fetcher(nursery, FetchLimits(memory_bytes=8 * UNIT, streams=4)).open(
+                tree.source(entry)
+            )
+            found = b"".join(
+                [bytes(await fetch.read(at, UNIT)) for at in range(0, entry.size_bytes, UNIT)]
+            )
+            await fetch.close()
+            return found
+
+    def in_the_making(self):
+        """Name what is stored and has not got its name, or has lost it."""
+        return [name for name in self.inner._entries if "making-" in name]
+
+
+@pytest.fixture
+async def serve(nursery, monkeypatch):
+    """Make views, of a store of one's own if one likes, and with options."""
+    # The clock would jump over the thread that looks.
+    monkeypatch.setattr("bootseer.checkpoint.holders._LOOK_S", math.inf)
+    return partial(Served, nursery)
+
+
+@pytest.fixture
+async def served(serve):
+    return serve()

@@ -4,98 +4,24 @@ import math
 import os
 import time
 from functools import partial
-from itertools import cycle
 
 import pytest
 import trio
 import trio.testing
 
-from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.holders import Closing, Holders
 from bootseer.checkpoint.identity import Owners
 from bootseer.checkpoint.mount import CheckpointOptions, serve_checkpoint
-from bootseer.checkpoint.pipelines import WriteOptions
-from bootseer.checkpoint.reads import Reads
 from bootseer.checkpoint.source import StripedSource
 from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.checkpoint.view import CheckpointView
-from bootseer.checkpoint.write import Drafts
-from bootseer.errors import BootseerError, Closed, Conflict, NoSpace, Unavailable
+from bootseer.errors import Closed, Conflict, NoSpace, Unavailable
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE
 from bootseer.store.local import LocalStore
-from bootseer.store.memory import MemoryStore
-from bootseer.store.wrap import WrappedStore
 
 UNIT = 4096
 CONTENT = bytes(range(256)) * 100  # some units
 CREATE = os.O_CREAT | os.O_WRONLY
-
-
-class Away(WrappedStore):
-    """A store that cannot be reached while there is an error, which takes its time each time."""
-
-    error: BootseerError | None = None
-    pause_s = 0.0
-    pauses_s = cycle((0.1, 0.2, 0.3, 0.4, 0.5))
-
-    async def around(self, operation, name, call):
-        await trio.sleep(self.pause_s)
-        if self.error is not None and operation != "open":
-            error = self.error
-            await trio.sleep(next(self.pauses_s))
-            raise error.again()
-        done = await call()
-        await trio.sleep(self.pause_s)
-        return done
-
-
-class Served:
-    """A view without a mount, and what is lost of it."""
-
-    def __init__(self, nursery):
-        self.inner = MemoryStore()
-        self.store = Away(self.inner)
-        self.lost = []
-        tree = CheckpointTree(self.store)
-        options = WriteOptions(unit_bytes=UNIT, width=4, streams=8, memory_bytes=64 * UNIT)
-        fetcher = Fetcher(nursery, FetchLimits(memory_bytes=8 * UNIT, streams=4))
-        drafts = Drafts(tree, nursery, options)
-        owners = Owners(1000, 1000, "user")
-        self.reads = Reads(self.store)
-        self.view = CheckpointView(
-            tree, fetcher, drafts, owners, reads=self.reads, on_lost=self.lost.append
-        )
-
-    async def write(self, name=b"file", thread=None, content=CONTENT, parent=ROOT_INODE):
-        """Write a file up to its close(2); by this process, which then has it open no more."""
-        thread = os.getpid() if thread is None else thread
-        _, opened = await self.view.create(parent, name, 0o600, CREATE | os.O_TRUNC, thread)
-        await self.view.write(opened.handle, 0, content)
-        return opened.handle
-
-    async def content(self, name=b"file"):
-        """Read what is stored, with a view of its own."""
-        tree = CheckpointTree(self.inner)
-        entry = await tree.find(name.decode())
-        if entry is None:
-            return None
-        async with trio.open_nursery() as nursery:
-            fetch = Fetcher(nursery, FetchLimits(memory_bytes=8 * UNIT, streams=4)).open(
-                tree.source(entry)
-            )
-            found = b"".join(
-                [bytes(await fetch.read(at, UNIT)) for at in range(0, entry.size_bytes, UNIT)]
-            )
-            await fetch.close()
-            return found
-
-
-@pytest.fixture
-async def served(nursery, monkeypatch):
-    # The clock would jump over the thread that looks.
-    monkeypatch.setattr("bootseer.checkpoint.holders._LOOK_S", math.inf)
-    return Served(nursery)
 
 
 async def close_without_store(served, handle, error, *, synced=True):

@@ -49,6 +49,7 @@ async def test_what_was_written_is_read(size):
         entry = await draft.publish()
         assert entry.size_bytes == size
         assert (entry.layout is not None) == (size > UNIT)
+        assert entry.layout is None or entry.layout.parts <= OPTIONS.width
         assert [e.name for e in await tree.list("folder")] == ["folder/file"]
         assert await content_of(tree, "folder/file", nursery) == content
 

@@ -7,17 +7,18 @@ import pytest
 import xxhash
 
 from bootseer.checkpoint.batch import Tally
-from bootseer.checkpoint.describe import describe
 from bootseer.checkpoint.parts import FROM, MAKING, parts_folder, parts_of
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.transfer import ImportOptions, import_files
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.verify import Findings, verify
+from bootseer.core import stripe
 from bootseer.core.stripe import PARTS_FOLDER, Layout, Unit
-from bootseer.errors import Conflict, Corrupt, NotFound, Unavailable
+from bootseer.errors import Conflict, Corrupt, NotFound, Transient
 from bootseer.store.base import publish
 from bootseer.store.local import LocalStore
+from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
 from bootseer.testing.damage import flip
 from bootseer.testing.fault_store import FlakyStore
@@ -325,6 +326,56 @@ class TestSweep:
         assert await sweep(tree, "run", litter, ["run/empty"]) == 1
         assert (await tree.stat("run/empty")).problem is None
 
+    @pytest.mark.parametrize("length", [8, 100, 200])
+    async def test_takes_what_has_lost_its_end_for_a_manifest(self, monkeypatch, length):
+        """However short it is, or long: its parts may be those that nobody names."""
+        monkeypatch.setattr(stripe, "MAX_BYTES", 200)
+        store = MemoryStore()
+        await self.lost(store)
+        await publish(store, "run/damaged", stripe.MAGIC.ljust(length, b"x"))
+        await publish(store, "run/other", b"no manifest")
+        tree = CheckpointTree(store)
+        litter = await find_litter(tree, "run")
+        assert litter.unused == () and "'run/damaged' is a damaged" in str(litter.problem)
+        litter = await find_litter(tree, "run", despite=["run/damaged"])
+        assert len(litter.unused) == 1 and litter.problem is None
+
+    async def test_does_not_look_into_what_cannot_be_a_manifest(self, store, monkeypatch):
+        monkeypatch.setattr(stripe, "MAX_BYTES", 2 * UNIT)
+        await publish(store, "run/short", b"BSSTRIP")
+        await publish(store, "run/long", bytes(2 * UNIT + 1))
+        await self.lost(store)
+        flaky = FlakyStore(store, lambda *_: False)
+        await find_litter(CheckpointTree(flaky), "run", despite=["run/short"])
+        looked = {name for operation, name in flaky.calls if operation == "pread"}
+        assert looked >= {"run/plain", "run/file"} and "run/long" not in looked
+
+    @pytest.mark.parametrize("error", [Transient("away"), NotFound("gone meanwhile")])
+    async def test_keeps_all_parts_while_it_cannot_look_into_a_file(self, store, error):
+        class Refusing(WrappedStore):
+            async def around(self, operation, name, call):
+                if (operation, name) == ("open", "run/plain"):
+                    raise error.again()
+                return await call()
+
+        lost = await self.lost(store)
+        litter = await find_litter(CheckpointTree(Refusing(store)), "run")
+        if isinstance(error, NotFound):
+            assert [info.name for info in litter.unused] == [lost]
+        else:
+            assert litter.unused == () and "away; whether it is" in str(litter.problem)
+
+    async def test_takes_what_is_just_old_enough(self, monkeypatch):
+        now_ns = time.time_ns()
+        monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+        store = MemoryStore()
+        for age_s in (99.9, 100):
+            await self.lost(store, age_s)
+            await abandoned(store, "run", age_s)
+        litter = await find_litter(CheckpointTree(store), "run", 100)
+        for found in (litter.unused, litter.abandoned):
+            assert [now_ns - info.mtime_ns for info in found] == [100 * 10**9]
+
     async def test_keeps_what_has_got_its_name_meanwhile(self, store, layout):
         tree = CheckpointTree(store)
         manifest = layout.encode()
@@ -334,26 +385,6 @@ class TestSweep:
         await publish(store, "run/file", manifest)
         assert await sweep(tree, "run", litter) == 0
         assert (await look(store)).problems == []
-
-
-async def test_describes_a_file(store, layout, part):
-    tree = CheckpointTree(store)
-    found = await describe(tree, "run/file")
-    assert found.is_whole and found.folder == parts_folder("run", layout.parts_id)
-    assert [p.size_bytes for p in found.parts] == layout.part_bytes()
-    part.unlink()
-    found = await describe(tree, "run/file")
-    assert not found.is_whole and found.parts[0].size_bytes is None
-    assert (await describe(tree, "run/plain")).is_whole
-
-
-async def test_describes_a_file_of_a_store_that_does_not_answer(store):
-    def fails(count, operation, name):
-        return operation == "block_locations"
-
-    assert (await describe(CheckpointTree(FlakyStore(store, fails)), "run/file")).is_whole
-    with pytest.raises(Unavailable):
-        await FlakyStore(store, lambda *_: False).block_locations("run/file")
 
 
 def test_numbers_are_written_as_people_do():

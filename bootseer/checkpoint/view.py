@@ -376,6 +376,7 @@ class CheckpointView:
             try:
                 await draft.truncate(size_bytes)
                 node.mtime_ns = time.time_ns()
+                draft.mtime_ns = None
                 if not node.writing:
                     await self.publisher.publish(node)
             except BootseerError:
@@ -514,13 +515,13 @@ class CheckpointView:
         if node.entry is None:
             if node.draft is None:
                 raise _os_error(errno.ESTALE)
-            mode = _FILE_MODE if node.draft.mode is None else node.draft.mode
+            mode = node.draft.mode
             uid, gid = self._owners.own
         else:
-            info = node.entry.info
-            default = _FOLDER_MODE if node.is_folder else _FILE_MODE
-            mode = default if info.mode is None else info.mode
-            uid, gid = self._owners.of(info)
+            mode = node.entry.info.mode if node.draft is None else node.draft.mode
+            uid, gid = self._owners.of(node.entry.info)
+        if mode is None:
+            mode = _FOLDER_MODE if node.is_folder else _FILE_MODE
         if node.is_folder:
             assert node.entry is not None
             mtime_ns = max(node.entry.info.mtime_ns, node.mtime_ns)

@@ -695,6 +695,36 @@ async def test_a_mode_is_not_set_once_more(served):
     assert "set_mode" not in {operation for operation, _ in served.store.calls}
 
 
+@pytest.mark.parametrize("content", [b"plain", CONTENT])
+async def test_a_mode_is_shown_while_the_file_is_rewritten(served, content):
+    inode = await served.put(content=content)
+    opened = await served.view.open(inode, os.O_WRONLY, os.getpid())
+    await served.view.write(opened.handle, 0, b"new")
+    assert (await served.view.change(inode, mode=0o640)).mode == stat.S_IFREG | 0o640
+    assert (await served.view.attributes(inode)).mode == stat.S_IFREG | 0o640
+    await served.view.flush(opened.handle)
+    assert (await served.inner.stat("file")).mode == 0o640
+
+
+async def test_a_file_is_of_the_time_of_its_last_change(served):
+    """Not of the one that was given to it before."""
+    handle = await served.write()
+    inode = (await served.view.lookup(ROOT_INODE, b"file")).inode
+    before = time.time_ns()
+    await served.view.change(inode, mtime_ns=10**18)
+    await served.view.write(handle, 0, b"new")
+    assert (await served.view.attributes(inode)).mtime_ns >= before
+    await served.view.change(inode, mtime_ns=10**18)
+    assert (await served.view.truncate(inode, handle, 10)).mtime_ns >= before
+    await served.view.flush(handle)
+    assert (await served.inner.stat("file")).mtime_ns >= before
+    await served.view.close(handle)
+    await served.view.change(inode, mtime_ns=10**18)
+    opened = await served.view.open(inode, os.O_WRONLY | os.O_TRUNC, os.getpid())
+    assert (await served.view.attributes(inode)).mtime_ns >= before
+    await served.view.close(opened.handle)
+
+
 async def test_a_change_of_a_published_file_is_stored_and_shown(served):
     inode = await served.put()
     await names(served)

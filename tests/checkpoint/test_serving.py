@@ -64,7 +64,8 @@ class Mount:
         assert connection == 7
         self.view = view
         task_status.started()
-        await self.unmounted.wait()
+        async with trio.open_nursery() as self.requests:
+            await self.unmounted.wait()
 
     async def write(self, name, thread=0):
         """Write a file up to its close(2); with 0, nothing is known of the process."""
@@ -124,7 +125,7 @@ async def test_what_was_closed_has_most_of_the_time(mount, autojump_clock):
     handle = await mount.write(b"file")
     await mount.view.flush(handle)
     mount.store.pause_s = service.settle_s / 30
-    mount.nursery.start_soon(mount.view.close, handle)
+    mount.requests.start_soon(mount.view.close, handle)
     await mount.end()
     assert service.settle_s / 4 < mount.took_s < service.settle_s
     assert service.lost == []
@@ -151,21 +152,32 @@ async def test_what_is_still_written_is_lost(mount, autojump_clock, caplog):
     assert mount.took_s < service.settle_s / 4
 
 
-@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize(
+    ("names", "closing", "share"),
+    [
+        ([b"waits"], [], 7 / 8),
+        ([b"closes"], [b"closes"], 7 / 8),
+        ([b"waits", b"closes"], [b"closes"], 1),
+    ],
+)
 async def test_a_store_that_does_not_answer_is_not_waited_for_longer_than_said(
-    mount, autojump_clock, caplog, is_closed
+    mount, autojump_clock, caplog, names, closing, share
 ):
-    """Most of the time is for what was closed, then half of the rest for whatever is under way."""
+    """Most of the time is for what was closed; the rest for what is closing, and what waits."""
     service = await mount.start()
-    handle = await mount.write(b"file")
-    await mount.view.flush(handle)
+    handles = {name: await mount.write(name) for name in names}
+    for handle in handles.values():
+        await mount.view.flush(handle)
     mount.store.pause_s = math.inf
-    if is_closed:
-        mount.nursery.start_soon(mount.view.close, handle)
+    for name in closing:
+        mount.requests.start_soon(mount.view.close, handles[name])
     await mount.end()
-    assert mount.took_s == service.settle_s * 7 / 8
-    (lost,) = service.lost
-    assert (lost.name, lost.reason) == ("file", "the mount ended before it could be published")
+    assert mount.took_s == service.settle_s * share
+    reason = "the mount ended before it could be published"
+    assert {(lost.name.encode(), lost.reason) for lost in service.lost} == {
+        (name, reason) for name in names
+    }
+    assert len(service.lost) == len(names)
 
 
 BUFFERS = """

@@ -195,20 +195,23 @@ async def test_what_may_not_be_looked_at_is_unknown(start, inode, monkeypatch, i
     assert await holders.look(inode) == HELD
 
 
-async def test_whose_descriptors_may_not_be_listed_is_unknown(start, inode, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "expected"), [(PermissionError, UNKNOWN), (FileNotFoundError, CLOSED)]
+)
+async def test_whose_descriptors_cannot_be_listed_is_unknown_or_has_ended(
+    start, inode, monkeypatch, error, expected
+):
     process = start(os.O_WRONLY)
     holders = holders_of(process)
     list_folder = os.listdir
 
     def refuse(path):
         if path == f"/proc/{process.pid}/fd":
-            raise PermissionError(path)
+            raise error(path)
         return list_folder(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    assert await holders.look(inode) == UNKNOWN
-    monkeypatch.undo()
-    assert await holders.look(inode) == HELD
+    assert await holders.look(inode) == expected
 
 
 async def test_a_look_that_does_not_end_is_left_alone(start, inode, monkeypatch, autojump_clock):
@@ -228,6 +231,24 @@ async def test_a_look_that_does_not_end_is_left_alone(start, inode, monkeypatch,
     assert not has_ended.is_set()
     may_end.set()
     has_ended.wait(20)
+
+
+def test_a_process_is_looked_at_through_a_thread_that_has_its_memory(monkeypatch):
+    """The first may have ended before the others."""
+    memory = {"10": b"0 0 0", "11": b"0 0 0", "12": b"9 0 0"}
+
+    def read(path):
+        name = path.split("/")[2]
+        if name not in memory:
+            raise FileNotFoundError(path)
+        return memory[name]
+
+    monkeypatch.setattr(holders_module, "_read", read)
+    monkeypatch.setattr(os, "listdir", lambda path: ["99", *memory])
+    assert holders_module._alive_thread(10) == 12
+    assert holders_module._alive_thread(12) == 12
+    memory["12"] = b"0 0 0"
+    assert holders_module._alive_thread(10) is None
 
 
 def test_a_process_that_a_signal_ends_is_told_while_it_is_in_its_exit(monkeypatch):

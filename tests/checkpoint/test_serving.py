@@ -45,6 +45,7 @@ class Mount:
         self.store = Slow(self.inner)
         self.unmounted = trio.Event()
         self.has_ended = trio.Event()
+        self.kept_buffers = 0
         self.scope = trio.CancelScope()
 
     async def start(self, options=OPTIONS):
@@ -67,6 +68,9 @@ class Mount:
         async with trio.open_nursery() as self.requests:
             await self.unmounted.wait()
 
+    def keep_large_buffers(self):
+        self.kept_buffers += 1
+
     async def write(self, name, thread=0):
         """Write a file up to its close(2); with 0, nothing is known of the process."""
         flags = os.O_CREAT | os.O_WRONLY
@@ -85,6 +89,7 @@ class Mount:
 async def mount(nursery, monkeypatch):
     mount = Mount(nursery)
     monkeypatch.setattr(mount_module, "serve_fd", mount.serve_fd)
+    monkeypatch.setattr(mount_module, "keep_large_buffers", mount.keep_large_buffers)
     return mount
 
 
@@ -105,7 +110,7 @@ async def test_an_unmount_ends_it(mount, autojump_clock):
 async def test_it_is_what_it_was_told_to_be(mount, autojump_clock):
     options = CheckpointOptions(write=WriteOptions(unit_bytes=UNIT), view=ViewOptions(valid_s=7))
     service = await mount.start(options)
-    assert mount.view.valid_s == 7
+    assert (mount.view.valid_s, mount.kept_buffers) == (7, 1)
     handle = await mount.write(b"file")
     await mount.view.flush(handle)
     await mount.view.close(handle)

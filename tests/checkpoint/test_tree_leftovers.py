@@ -316,6 +316,21 @@ async def test_what_was_published_while_it_is_moved_is_read_though_nobody_has_lo
     assert any(FROM in name for name in parts_in(store)) == (target == "b/f")
 
 
+@pytest.mark.parametrize("old", [SMALL, OLD])
+@pytest.mark.parametrize("folder", ["a", "b"])
+async def test_what_was_published_while_it_is_moved_has_its_parts_beside_it(
+    store, put, old, folder
+):
+    """They are marked, so that who has seen it under its old name does not remove them."""
+    await put("a/f", old)
+    tree = CheckpointTree(At(store, "rename", "a/f", lambda: put("a/f", NEW)))
+    await tree.rename(await tree.stat("a/f"), f"{folder}/g")
+    assert await read(store, f"{folder}/g") == NEW
+    layout = (await CheckpointTree(store).stat(f"{folder}/g")).layout
+    beside = await store.list(parts_folder(folder, layout.parts_id))
+    assert [info for info in beside if "/named-" in info.name]
+
+
 @pytest.mark.parametrize("is_cut_off", [False, True])
 async def test_a_move_that_was_completed_is_not_looked_at_again(store, put, is_cut_off):
     await put("a/f", OLD)

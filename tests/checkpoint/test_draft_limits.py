@@ -235,3 +235,61 @@ async def test_what_has_had_its_name_is_not_written_over_what_has_it_now(store, 
     else:
         assert (await draft.publish()).info.mtime_ns == 10**18
         assert await content(store) == bytes(size)
+
+
+async def test_a_draft_goes_on_when_its_folder_has_moved(store, begin):
+    draft = begin("old/file")
+    data = os.urandom(5 * UNIT + 5)
+    await draft.write(0, data[: 3 * UNIT])
+    await draft.drain()
+    await store.rename("old", "new")
+    draft.move("new/file")
+    assert await draft.read(5, UNIT) == data[5 : UNIT + 5]
+    await draft.write(3 * UNIT, data[3 * UNIT :])
+    await draft.publish()
+    assert await content(store, "new/file") == data
+    assert [name for name in store._entries if name.startswith("old") or "making-" in name] == []
+
+
+async def test_a_draft_leaves_its_folder_with_all_that_is_on_its_way(store, begin):
+    draft = begin("folder/file")
+    data = os.urandom(6 * UNIT)
+    for at in (0, 3 * UNIT):
+        await draft.write(at, data[at : at + 3 * UNIT])
+        await draft.leave_folder()
+        assert await store.list(f"folder/{PARTS_FOLDER}") == []
+        draft.move("elsewhere/file")  # where the folder above has moved to
+    await draft.flush()
+    assert await draft.read(0, 6 * UNIT) == data
+    assert not [name for name in store._entries if name.startswith(("elsewhere", "folder/f"))]
+    await draft.discard()
+    assert await folders_of_parts(store) == []
+
+
+async def test_a_draft_of_which_nothing_is_stored_leaves_its_folder_too(store, begin):
+    draft = begin("folder/file")
+    await draft.leave_folder()
+    await draft.write(0, bytes(3 * UNIT))
+    await draft.flush()
+    assert "folder" not in store._entries
+    await draft.discard()
+
+
+CALLS = {
+    "write": lambda draft: draft.write(0, b"x"),
+    "truncate": lambda draft: draft.truncate(1),
+    "flush": lambda draft: draft.flush(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_what_is_cancelled_before_it_has_begun_is_not_done(store, begin, call):
+    draft = begin()
+    await draft.write(0, b"content")
+    await draft.flush()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await CALLS[call](draft)
+    assert scope.cancelled_caught
+    await draft.publish()
+    assert await content(store) == b"content"

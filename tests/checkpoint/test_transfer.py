@@ -1,7 +1,5 @@
 """Files and trees between this machine and a store, whenever it is interrupted."""
 
-import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -13,7 +11,7 @@ import trio
 
 from bootseer.checkpoint import landing
 from bootseer.checkpoint.batch import LINK, LeftOut, Tally, each, walk
-from bootseer.checkpoint.landing import EXPORT_PREFIX, Landing
+from bootseer.checkpoint.landing import EXPORT_PREFIX
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.tree import CheckpointTree
@@ -22,8 +20,6 @@ from bootseer.errors import (
     BootseerError,
     Conflict,
     Corrupt,
-    Denied,
-    NoSpace,
     Transient,
     Unavailable,
 )
@@ -127,6 +123,7 @@ async def test_a_folder_that_is_only_put_into_stays_as_it_is(store, source, tmp_
     (tmp_path / "target").mkdir(mode=0o711)
     await fetch(store, tmp_path / "target")
     assert (tmp_path / "target").stat().st_mode & 0o777 == 0o711
+    assert shape(tmp_path / "target") == shape(source)
 
 
 async def test_what_is_there_is_skipped(store, source, tmp_path):
@@ -379,177 +376,6 @@ async def test_an_object_that_is_replaced_meanwhile_is_not_exported(store, sourc
     tally = await fetch(FlakyStore(store, fails), tmp_path / "target", "run/large")
     assert isinstance(tally.failures[0].error, Conflict)
     assert not (tmp_path / "target").exists()
-
-
-class TestLanding:
-    def begin(self, path, digest="1"):
-        return Landing(str(path), 8, 2, {"digest": digest})
-
-    @pytest.fixture(autouse=True)
-    def journal(self, monkeypatch):
-        monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 4)
-
-    def test_a_line_names_a_piece_once(self):
-        """Or a few bytes each would stand for all pieces."""
-        assert landing._pieces(b"0-2, 3\n", 4) == [0, 1, 2, 3]
-        assert landing._pieces(b"0-3, 0-3\n", 4) is None
-
-    def begun(self, path):
-        made = self.begin(path)
-        for offset in (6, 0, 2):
-            made.put(offset, b"12")
-            made.note(offset)
-        made.sync()
-        made.close()
-        return next(path.parent.glob("*.journal"))
-
-    def test_goes_on(self, tmp_path):
-        self.begun(tmp_path / "file")
-        made = self.begin(tmp_path / "file")
-        assert made.done == {0, 1, 3}
-        made.close()
-
-    def test_names_nothing_more_once_a_write_has_failed(self, tmp_path, monkeypatch):
-        """The kernel tells once that it has lost something, of whatever it had not stored yet."""
-        made = self.begin(tmp_path / "file")
-        for offset in (0, 2):
-            made.put(offset, b"12")
-        made.note(0)
-
-        def fdatasync(fd):
-            monkeypatch.undo()
-            raise OSError(errno.EDQUOT, "quota")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fdatasync", fdatasync)
-            with pytest.raises(NoSpace):
-                made.sync()
-        made.note(2)
-        made.sync()
-        assert self.ended(made) == set()
-
-    def test_a_line_that_is_written_in_portions_is_whole(self, tmp_path, monkeypatch):
-        made = self.begin(tmp_path / "file")
-        made.put(2, b"12")
-        made.note(2)
-        write = os.write
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "write", lambda fd, data: write(fd, data[:1]))
-            made.sync()
-        assert self.ended(made) == {1}
-
-    def ended(self, made):
-        made.close()
-        again = self.begin(made.path)
-        again.close()
-        return again.done
-
-    def test_the_umask_is_read_and_not_set(self):
-        before = os.umask(0o027)
-        try:
-            assert landing._umask() == 0o027
-        finally:
-            assert os.umask(before) == 0o027
-
-    @pytest.mark.parametrize("cut", range(1, 5))
-    def test_a_line_that_was_cut_short_does_not_count(self, tmp_path, cut):
-        journal = self.begun(tmp_path / "file")
-        journal.write_bytes(journal.read_bytes()[:-cut])
-        made = self.begin(tmp_path / "file")
-        assert made.done == set()
-        made.put(4, b"12")
-        made.note(4)
-        made.sync()
-        made.close()
-        made = self.begin(tmp_path / "file")
-        assert made.done == {2}
-        made.close()
-
-    @pytest.mark.parametrize(
-        "line", [b"0-9\n", b"x\n", b"-1\n", b"3-1\n", b"1-\n", b"9\n", b"\0\0\n"]
-    )
-    def test_a_line_that_says_what_cannot_be_does_not_count(self, tmp_path, line):
-        journal = self.begun(tmp_path / "file")
-        first = journal.read_bytes().splitlines(keepends=True)[0]
-        journal.write_bytes(first + line + b"0\n")
-        made = self.begin(tmp_path / "file")
-        assert made.done == set()
-        made.close()
-
-    def test_another_version_begins_anew(self, tmp_path):
-        self.begun(tmp_path / "file")
-        made = self.begin(tmp_path / "file", "2")
-        assert made.done == set()
-        made.close()
-
-    def test_a_file_of_another_length_begins_anew(self, tmp_path):
-        journal = self.begun(tmp_path / "file")
-        os.truncate(str(journal).removesuffix(".journal"), 7)
-        made = self.begin(tmp_path / "file")
-        assert made.done == set()
-        made.close()
-
-    @pytest.mark.parametrize("least_bytes", [4, 9])
-    def test_two_at_once_are_refused(self, tmp_path, monkeypatch, least_bytes):
-        """The first goes on, with or without a journal."""
-        monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", least_bytes)
-        made = self.begin(tmp_path / "file")
-        made.put(0, b"1234")
-        made.note(0)
-        with pytest.raises(Conflict, match="another process"):
-            self.begin(tmp_path / "file")
-        made.put(4, b"5678")
-        made.sync()
-        made.publish(0o600, 0)
-        made.close()
-        assert (tmp_path / "file").read_bytes() == b"12345678"
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-    @pytest.mark.parametrize("least_bytes", [4, 9])
-    @pytest.mark.parametrize("other", ["1", "2"])
-    def test_two_at_once_mix_nothing_where_there_are_no_locks(
-        self, tmp_path, monkeypatch, least_bytes, other
-    ):
-        def flock(fd, operation):
-            raise OSError(errno.ENOLCK, "no locks")
-
-        monkeypatch.setattr(fcntl, "flock", flock)
-        monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", least_bytes)
-        contents = {"1": b"12345678", "2": b"87654321"}
-        first = self.begin(tmp_path / "file")
-        first.put(0, contents["1"][:4])
-        first.note(0)
-        first.sync()
-        second = self.begin(tmp_path / "file", other)
-        first.put(4, contents["1"][4:])
-        first.note(4)
-        second.put(0, contents[other])
-        try:
-            first.publish(0o600, 0)
-            assert (tmp_path / "file").read_bytes() == contents["1"]
-        except Conflict:
-            first.close()
-        try:
-            second.publish(0o600, 0)
-        except Conflict:
-            other = "1"
-        for made in (first, second):
-            made.close()
-        assert (tmp_path / "file").read_bytes() == contents[other]
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-    def test_what_leads_elsewhere_is_refused(self, tmp_path):
-        made = self.begin(tmp_path / "file")
-        made.discard()
-        made.close()
-        made = self.begin(tmp_path / "file")
-        (temporary,) = (p for p in tmp_path.iterdir() if not p.name.endswith(".journal"))
-        made.close()
-        temporary.unlink()
-        temporary.symlink_to(tmp_path / "other")
-        with pytest.raises(Denied):
-            self.begin(tmp_path / "file")
-        assert not (tmp_path / "other").exists()
 
 
 KILLED = """

@@ -4,9 +4,14 @@ import os
 import time
 
 import pytest
+import trio
 import xxhash
 
+from bootseer.checkpoint import source
+from bootseer.checkpoint import verify as verify_module
 from bootseer.checkpoint.batch import Tally
+from bootseer.checkpoint.describe import describe
+from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.parts import FROM, MAKING, parts_folder, parts_of
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.sweep import find_litter, sweep
@@ -15,7 +20,7 @@ from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.verify import Findings, verify
 from bootseer.core import stripe
 from bootseer.core.stripe import PARTS_FOLDER, Layout, Unit
-from bootseer.errors import Conflict, Corrupt, NotFound, Transient
+from bootseer.errors import Conflict, Corrupt, Denied, NotFound, Transient, Unavailable
 from bootseer.store.base import publish
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
@@ -128,6 +133,7 @@ async def test_a_missing_part_is_named_with_its_units(store, layout, part):
     assert "missing" in str(problem)
     lost = sum(layout.unit_range(unit).size_bytes for unit in problem.units)
     assert found.tally.moved_bytes == found.tally.total_bytes - lost
+    assert found.tally.done_bytes == found.tally.total_bytes
 
 
 @pytest.mark.parametrize(
@@ -147,7 +153,9 @@ async def test_a_manifest_that_cannot_be_used_is_named(store, tmp_path, damage, 
     (problem,) = found.problems
     assert problem.name == "run/file"
     assert any(word in str(problem) for word in says.split("|"))
-    assert found.tally.done_files == 2
+    assert (found.tally.done_files, found.tally.total_files) == (2, 3)
+    assert found.tally.moved_bytes == 4 * UNIT
+    assert found.tally.done_bytes == found.tally.total_bytes
     litter = await find_litter(CheckpointTree(store), "run", -1)
     assert litter.unused == () and isinstance(litter.problem, Corrupt)
     judged = await find_litter(CheckpointTree(store), "run", -1, ["run/file"])
@@ -178,9 +186,113 @@ async def test_a_part_whose_machine_does_not_answer_is_one_problem(store, layout
     def fails(count, operation, name):
         return operation == "pread" and name.endswith(f"{layout.parts_id}/0001")
 
-    found = await look(FlakyStore(store, fails))
+    flaky = FlakyStore(store, fails)
+    found = await look(flaky)
     (problem,) = found.problems
     assert (problem.part, problem.units) == (1, units_in(layout, 1))
+    assert "cannot be read: " in str(problem)
+    assert found.tally.done_bytes == found.tally.total_bytes
+    # What was asked for before that was known; the rest is not waited for.
+    part = f"{parts_folder('run', layout.parts_id)}/0001"
+    assert flaky.calls.count(("pread", part)) <= 2 * 3
+
+
+async def test_machines_that_do_not_answer_are_a_problem_each(store, layout):
+    def fails(count, operation, name):
+        return operation == "pread" and layout.parts_id in name and not name.endswith("/0002")
+
+    found = await look(FlakyStore(store, fails))
+    assert [(problem.part, problem.units) for problem in found.problems] == [
+        (part, units_in(layout, part)) for part in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_file_of_which_nothing_can_be_read_is_no_damaged_one(store, layout, part, lost):
+    """It is the store that does not answer; but what is missing is known to be."""
+    if lost:
+        part.unlink()
+
+    def fails(count, operation, name):
+        return operation == "pread" and layout.parts_id in name
+
+    found = await look(FlakyStore(store, fails))
+    assert [(f.name, type(f.error)) for f in found.tally.failures] == [("run/file", Transient)]
+    texts = [str(problem) for problem in found.problems if problem.part is None]
+    assert len(texts) == 1 and "flaky" in texts[0]
+    assert [problem.part for problem in found.problems if problem.part is not None] == [0] * lost
+
+
+async def test_what_is_wrong_on_one_machine_is_told_though_others_do_not_answer(
+    store, layout, part
+):
+    part.write_bytes(bytes(len(part.read_bytes())))
+
+    def fails(count, operation, name):
+        return operation == "pread" and layout.parts_id in name and not name.endswith("/0000")
+
+    found = await look(FlakyStore(store, fails))
+    assert found.tally.failures == []
+    assert sorted((problem.part, problem.units) for problem in found.problems) == [
+        *((0, (unit,)) for unit in units_in(layout, 0)),
+        *((part, units_in(layout, part)) for part in (1, 2)),
+    ]
+
+
+async def test_an_error_that_is_no_damage_ends_the_reading_of_a_file(store, layout):
+    class Denying(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "open" and layout.parts_id in name:
+                raise Denied("another user's")
+            return await call()
+
+    found = await look(Denying(store))
+    assert [(f.name, type(f.error)) for f in found.tally.failures] == [("run/file", Denied)]
+    assert [str(problem) for problem in found.problems] == ["run/file: another user's"]
+    assert found.tally.done_files == 2
+
+
+async def test_an_ordinary_object_that_cannot_be_read_is_one_problem(store, tmp_path, monkeypatch):
+    """However many pieces of it: there is no part, and there are no units."""
+    monkeypatch.setattr(source, "PLAIN_PIECE_BYTES", UNIT)
+    await publish(store, "run/plain", bytes(9 * UNIT))
+
+    class Short(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "pread" and name == "run/plain":
+                raise Corrupt("it is shorter now")
+            return await call()
+
+    found = await look(Short(store))
+    assert [(p.name, p.text, p.part, p.units) for p in found.problems] == [
+        ("run/plain", "it is shorter now", None, ())
+    ]
+    assert found.tally.failures == []
+
+
+@pytest.mark.parametrize(("memory_units", "at_once"), [(0.5, 1), (1, 1), (2, 2), (100, 6)])
+async def test_as_much_is_read_at_once_as_there_is_memory_for(
+    autojump_clock, monkeypatch, memory_units, at_once
+):
+    busy = most = 0
+
+    class Slow(WrappedStore):
+        async def around(self, operation, name, call):
+            nonlocal busy, most
+            if operation != "pread" or PARTS_FOLDER not in name:
+                return await call()
+            busy += 1
+            most = max(most, busy)
+            await trio.sleep(1)
+            busy -= 1
+            return await call()
+
+    limits = FetchLimits(memory_bytes=int(memory_units * UNIT))
+    monkeypatch.setattr(verify_module, "limits_for", lambda files: limits)
+    store = Slow(MemoryStore())
+    await put_striped(store, "run", "file")
+    assert (await look(store, "run/file")).problems == []
+    assert most == at_once
 
 
 async def test_a_store_that_is_gone_ends_it_soon(store, tmp_path):
@@ -211,6 +323,22 @@ async def test_what_is_replaced_meanwhile_is_not_called_damaged(store, part):
     await verify(CheckpointTree(Replaced(store)), "run/file", findings)
     assert [type(f.error) for f in findings.tally.failures] == [Conflict]
     assert (await tree.stat("run/file")).layout is not None
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_what_is_replaced_while_its_parts_are_brought_is_not_repaired(store, moving, gone):
+    class Replaced(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "stat" and name == "run/file":
+                looks.append(name)
+                if len(looks) > 1:
+                    await (store.delete(name) if gone else publish(store, name, b"another"))
+            return await call()
+
+    looks = []
+    found = await look(Replaced(store), "run/file", repair=True)
+    assert [type(f.error) for f in found.tally.failures] == [Conflict]
+    assert found.repaired == [] and (await store.stat(moving)).is_folder
 
 
 @pytest.fixture
@@ -272,6 +400,27 @@ async def abandoned(store, folder, age_s):
     await publish(store, f"{name}/0000", b"part")
     await store.set_mtime(name, time.time_ns() - int(age_s * 1e9))
     return name
+
+
+async def test_repair_says_in_which_folders_it_has_removed_something(store, tmp_path):
+    root = CheckpointTree(LocalStore(tmp_path / "store"))
+    for folder in ("", "run/folder", "run"):
+        name = parts_folder(folder, MAKING + os.urandom(16).hex())
+        await publish(store, f"{name}/0000", b"part")
+        await store.set_mtime(name, 0)
+    findings = Findings()
+    await verify(root, "", findings, repair=True)
+    what = "the parts of 1 writes that were given up are removed"
+    assert findings.repaired == [f"{folder}: {what}" for folder in ("/", "run", "run/folder")]
+
+
+async def test_repair_of_a_file_is_of_its_folder(store):
+    given_up = await abandoned(store, "run", 3 * 86400)
+    below = await abandoned(store, "run/folder", 3 * 86400)
+    assert len((await look(store, "run/file", repair=True)).repaired) == 1
+    assert (await store.stat(below)).is_folder
+    with pytest.raises(NotFound):
+        await store.stat(given_up)
 
 
 async def test_repair_removes_what_was_given_up(store):

@@ -94,6 +94,7 @@ class Dealer:
         self._moved = 0
         self._stuck_since_s: float | None = None
         self._tried_s = -math.inf
+        self._pause_s = 0.0
         self.error: BootseerError | None = None
 
     def has(self, unit: int) -> bool:
@@ -189,7 +190,8 @@ class Dealer:
             if not self._writers or (
                 self._writers < options.width and self._shared.open < options.streams
             ):
-                self._start_writer()
+                self._start_writer(self._pause_s)
+                self._pause_s = 0.0
             try:
                 await send.send(dealt)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -290,12 +292,15 @@ class Dealer:
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
         is_stuck = now_s - self._stuck_since_s > self._shared.options.stuck_s
+        pause_s = 0.0 if part.units else _PAUSE_S
         hopeless = isinstance(error, NoSpace | Denied | Closed)
         if hopeless or is_stuck or len(self.parts) >= MAX_PARTS:
             self.give_up(error)
         elif self._send is not None:
             # In its place, so that there is always one who receives.
-            self._start_writer(0.0 if part.units else _PAUSE_S)
+            self._start_writer(pause_s)
+        else:
+            self._pause_s = pause_s  # until what it had is dealt again
 
     async def _look(self, part: Part) -> None:
         """Find out on which machines a part is, once for each block."""

@@ -212,6 +212,10 @@ class TestWhereThePartsAre:
     async def test_is_left_by_one_that_crowds_on_a_machine(self, store, nursery, autojump_clock):
         """Three of four are on the one of two machines: the first of them that notices ends."""
         store.hosts = lambda part: "b" if part == 3 else "a"
+        writes_s = store.takes_s
+        store.takes_s = lambda operation, part: (
+            100 if operation == "finish" else writes_s(operation, part)
+        )
         dealer, pipelines = self.made(store, nursery)
         await deal(dealer, *range(4))
         await trio.sleep(20)
@@ -220,11 +224,11 @@ class TestWhereThePartsAre:
         await trio.sleep(20)
         assert pipelines.moved == 1
         assert [part.is_open for part in dealer.parts] == [False, True, True, True, True]
-        assert dealer.parts[0].units == [0, 4] and dealer.parts[0].is_whole
-        await deal(dealer, 5)  # two of four, by then
+        await deal(dealer, 5)  # two of four, though the first has not quite ended
         await trio.sleep(20)
         assert pipelines.moved == 1
         await dealer.drain()
+        assert dealer.parts[0].units == [0, 4] and dealer.parts[0].is_whole
         assert len(dealer.placed) == 6
 
     async def test_is_not_left_for_a_part_that_nothing_would_be_written_to(
@@ -301,6 +305,30 @@ async def test_what_has_not_passed_for_long_ends_it(store, nursery, autojump_clo
     assert store.times("append") == [0, 1, 2, 3, 4]
 
 
+async def test_what_has_not_passed_is_tried_after_pauses_when_no_more_units_come(
+    store, nursery, autojump_clock
+):
+    store.fails = lambda operation, part: Transient("x") if operation == "sync" else None
+    dealer, _ = made(store, nursery, stuck_s=3)
+    await deal(dealer, 0)
+    with pytest.raises(Transient):
+        await dealer.drain()
+    assert store.times("append") == [0, 1, 2, 3, 4]
+
+
+async def test_one_pause_is_enough_for_all_that_broke_when_no_more_units_came(
+    store, nursery, autojump_clock
+):
+    errors = [Transient("x")] * 2
+    store.fails = lambda operation, part: errors.pop() if operation == "sync" and errors else None
+    store.takes_s = lambda operation, part: 10 if operation == "grow" else 0
+    dealer, _ = made(store, nursery)
+    await deal(dealer, 0, 1)
+    await dealer.drain()
+    assert store.times("append") == [0, 0, 11, 11]
+    assert set(dealer.placed) == {0, 1}
+
+
 async def test_what_has_not_passed_for_long_ends_it_though_units_came_all_the_time(
     store, nursery, autojump_clock
 ):
@@ -314,6 +342,21 @@ async def test_what_has_not_passed_for_long_ends_it_though_units_came_all_the_ti
     with pytest.raises(Transient):
         await deal(dealer, 2)
     assert trio.current_time() == 90
+
+
+async def test_a_part_that_breaks_after_others_were_stored_has_all_the_time(
+    store, nursery, autojump_clock
+):
+    store.fails = lambda operation, part: (
+        Transient("x") if operation == "sync" and trio.current_time() in (0, 5) else None
+    )
+    dealer, pipelines = made(store, nursery, width=1, stuck_s=3, memory_bytes=UNIT)
+    for unit in range(8):
+        await deal(dealer, unit)
+        await trio.sleep(1)
+    await dealer.drain()
+    assert pipelines.broken == 2
+    assert set(dealer.placed) == set(range(8))
 
 
 async def test_what_is_resumed_has_all_the_time_again(store, nursery, autojump_clock):
@@ -439,6 +482,32 @@ async def test_what_was_not_acknowledged_is_dealt_again_after_it_was_given_up(
     await dealer.resume()
     await dealer.drain()
     assert {unit: await dealer.read(unit) for unit in dealer.placed} == contents | {2: content}
+
+
+async def test_a_part_that_waits_has_all_that_it_got_when_the_file_is_given_up(store, nursery):
+    """Nothing of it has to be written or read again."""
+    dealer, _ = made(store, nursery, width=1)
+    for unit in (0, 1):
+        await deal(dealer, unit)
+        await trio.testing.wait_all_tasks_blocked()
+    dealer.give_up(Unavailable("away"))
+    await dealer.ended()
+    assert set(dealer.placed) == {0, 1}
+    assert dealer.parts[0].is_whole and not dealer.parts[0].in_doubt
+
+
+async def test_a_file_is_resumed_when_nothing_goes_on_from_before(store, nursery, autojump_clock):
+    errors = [Transient("x")]
+    store.fails = lambda operation, part: errors.pop() if operation == "sync" and errors else None
+    dealer, _ = made(store, nursery, width=1)
+    await deal(dealer, 0)
+    await trio.testing.wait_all_tasks_blocked()  # and a pause before the next part
+    dealer.give_up(Unavailable("away"))
+    with trio.fail_after(10):
+        await dealer.resume()
+        await dealer.drain()
+    assert store.times("append") == [0, 1]
+    assert [part.size_bytes for part in dealer.parts] == [0, 0, UNIT]
 
 
 async def test_no_part_is_begun_once_the_file_is_given_up(store, nursery, autojump_clock):

@@ -150,6 +150,18 @@ async def test_what_was_read_to_its_end_makes_room_for_what_was_not_asked_for(fe
     assert sink.pieces == sunk
 
 
+async def test_what_was_held_and_read_gives_way(fetcher, autojump_clock):
+    source = Told(9)
+    file = fetcher.open(source, hold=True)
+    for start in (0, 2, 4, 6):
+        file.read_ahead(pieces(start, start + 2))
+        with trio.fail_after(10):
+            await file.drained()
+        for number in (start, start + 1):
+            await file.read(number * UNIT, UNIT)
+    assert source.asked_pieces == list(range(8))
+
+
 async def test_a_file_that_was_closed_holds_nothing(fetcher):
     for _ in range(3):
         source, sink = Told(9), Sunk()

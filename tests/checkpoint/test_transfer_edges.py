@@ -178,6 +178,15 @@ async def test_an_export_compares_contents_when_told_to(store, source, target, n
     assert files(target) == files(source)
 
 
+async def test_a_file_of_one_byte_is_brought_and_told_from_another(store, tmp_path, target):
+    await publish(store, "file", b"1")
+    await fetch(store, target, "file")
+    assert target.read_bytes() == b"1"
+    target.write_bytes(b"2")
+    assert (await fetch(store, target, "file", checksum=True)).skipped_files == 0
+    assert target.read_bytes() == b"1"
+
+
 # Places
 
 

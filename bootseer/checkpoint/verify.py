@@ -213,9 +213,6 @@ class _Noting(Source):
             self.failed.setdefault(piece, error)
             raise
 
-    def move(self, name: str) -> None:
-        self._inner.move(name)
-
     async def close(self) -> None:
         await self._inner.close()
 

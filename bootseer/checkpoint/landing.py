@@ -179,8 +179,9 @@ class Landing:
             os.close(self._fd)
             self._fd = new
             if self._journal >= 0:
+                journal = _open_own(self._journal_path, os.O_APPEND | os.O_EXCL)
                 os.close(self._journal)
-                self._journal = _open_own(self._journal_path, os.O_APPEND | os.O_EXCL)
+                self._journal = journal
                 self._write_journal(first)
         os.ftruncate(self._fd, self._size_bytes)
 
@@ -220,11 +221,15 @@ def _open_own(path: str, flags: int = 0) -> int:
     """Open a file to read and write it, and make it where there is none.
 
     Raises:
+        FileExistsError: there is one, and `flags` say O_EXCL.
         Denied: it is somebody else's, or no file: what it says would be believed.
     """
     flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(FileExistsError):  # some shares give what is made here another owner
+    try:  # some shares give what is made here another owner
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if flags & os.O_EXCL:
+            raise
     fd = os.open(path, flags)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():

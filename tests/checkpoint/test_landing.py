@@ -436,6 +436,21 @@ def test_what_gets_its_name_just_before_it_is_locked_is_not_written_to(
     assert open_files() == 0
 
 
+@pytest.mark.parametrize("suffix", ["", ".journal"])
+def test_what_another_begins_meanwhile_is_not_begun_anew(tmp_path, monkeypatch, open_files, suffix):
+    other = Path(str(begun(tmp_path / "file")).removesuffix(".journal") + suffix)
+
+    def late(path):
+        leftovers(path)
+        other.write_bytes(b"another's")
+
+    monkeypatch.setattr(landing, "leftovers", late)
+    with pytest.raises(Conflict, match="exists already"):
+        begin(tmp_path / "file", "2")
+    assert other.read_bytes() == b"another's"
+    assert open_files() == 0
+
+
 def test_a_file_whose_journal_cannot_be_used_is_not_begun(tmp_path, open_files):
     journal = begun(tmp_path / "file")
     journal.unlink()

@@ -124,6 +124,7 @@ async def test_all_that_comes_ahead_is_given_but_a_page_at_each_mark(mounted):
         (MARK, PAGE),
         (MARK, 1),
         (MARK + 5, 10),
+        (MARK + 10, PAGE),
         (MARK - 5, 10),
         (MARK - PAGE, 2 * PAGE),
         (MARK - 1, PAGE + 1),

@@ -137,21 +137,3 @@ async def test_a_file_that_the_page_cache_has_dropped_is_read_ahead_again(opened
         cache.pages.clear()
         await cache.close()
         await cache.open()
-
-
-@pytest.mark.parametrize("opened", [2 * PLAIN_PIECE_BYTES], indirect=True)
-@pytest.mark.parametrize("offset, size", [(100, 50), (-50, 100), (-PAGE, 2 * PAGE), (10, PAGE)])
-async def test_any_bytes_around_a_mark_are_the_files(opened, offset, size):
-    cache, _ = opened
-    await cache.read(0, MARK_BYTES // 2)
-    # How far ahead pages are pushed by now depends on when which came.
-    for at in range(MARK_BYTES // 2, MARK_BYTES - REQUEST, REQUEST):
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        if MARK_BYTES // PAGE - 1 in cache.pages:
-            break
-        await cache.read(at, at + REQUEST)
-    await trio.testing.wait_all_tasks_blocked(0.05)
-    assert MARK_BYTES // PAGE - 1 in cache.pages
-    assert MARK_BYTES // PAGE not in cache.pages
-    at = MARK_BYTES + offset
-    assert await cache.view.read(cache.handle, at, size) == CONTENT[at : at + size]

@@ -17,7 +17,7 @@ from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Drafts
 from bootseer.fuse.view import ROOT_INODE
-from bootseer.store.base import publish
+from bootseer.store.base import BlockLocation, publish
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
 
@@ -44,13 +44,22 @@ class Pages:
 
 
 class Counted(WrappedStore):
-    """Counts what is opened."""
+    """Counts what is opened, and notes where it is asked for what is kept."""
 
     opens = 0
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.looked = []
 
     async def around(self, operation, name, call):
         self.opens += operation == "open"
         return await call()
+
+    async def block_locations(self, name):
+        await trio.lowlevel.checkpoint()
+        self.looked.append(name)
+        return [BlockLocation(0, SIZE, ("a",))]
 
 
 class Mounted:
@@ -169,6 +178,15 @@ async def test_no_more_than_there_is_counts_as_read(mounted):
     assert await recorded(mounted) == [(SIZE - 10, SIZE)]
 
 
+async def test_where_a_large_file_is_kept_is_asked_before_it_is_read_ahead(mounted, monkeypatch):
+    monkeypatch.setattr(source, "_LARGE_BYTES", SIZE)
+    handle = await mounted.open()
+    assert await mounted.read(handle, 0, PAGE) == CONTENT[:PAGE]
+    assert mounted.store.looked == ["file"]
+    assert len(mounted.pages.given) == 7
+    await mounted.view.close(handle)
+
+
 # How long a version is read
 
 
@@ -198,6 +216,15 @@ async def test_a_removed_file_is_read_on_until_it_is_closed(mounted, content):
     assert any("making-" in name for name in mounted.store._inner._entries)
     await mounted.view.close(handle)
     assert not any("making-" in name for name in mounted.store._inner._entries)
+
+
+async def test_a_file_that_is_changed_is_read_on_after_it_was_removed(mounted):
+    await mounted.write(CONTENT)
+    handle = await mounted.open(os.O_RDWR)
+    await mounted.view.write(handle, 0, b"changed")
+    await mounted.view.remove(ROOT_INODE, b"file")
+    assert await mounted.read(handle, 0, SIZE) == b"changed" + CONTENT[7:]
+    await mounted.view.close(handle)
 
 
 async def test_a_file_that_was_removed_while_nobody_had_it_open_is_stale(mounted):

@@ -237,6 +237,14 @@ async def test_what_is_asked_for_while_it_comes_need_not_be_sunk_where_it_can_be
     assert len(source.asked) == 3
 
 
+async def test_where_nothing_is_fetched_ahead_nothing_is_waited_for(fetcher, autojump_clock):
+    file = fetcher.open(Told(3))
+    with trio.fail_after(10):
+        await file.drained()
+        file.read_ahead(pieces(1, 1))
+        await file.drained()
+
+
 # What was to be fetched ahead and is demanded
 
 

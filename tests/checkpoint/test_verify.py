@@ -136,6 +136,16 @@ async def test_a_missing_part_is_named_with_its_units(store, layout, part):
     assert found.tally.done_bytes == found.tally.total_bytes
 
 
+async def test_a_file_without_any_parts_has_lost_them_all(store, layout):
+    await store.delete_tree(parts_folder("run", layout.parts_id))
+    found = await look(store, "run/file")
+    assert [(problem.part, problem.units) for problem in found.problems] == [
+        (part, units_in(layout, part)) for part in range(3)
+    ]
+    assert found.tally.failures == []
+    assert (found.tally.done_bytes, found.tally.moved_bytes) == (layout.size_bytes, 0)
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

@@ -108,7 +108,10 @@ class Aside:
                 "image": self._image,
             }
         )
-        answer = json.loads(self._lines.readline() or "{}")
+        line = ""
+        with suppress(ConnectionResetError):  # it has ended, and has not read that
+            line = self._lines.readline()
+        answer = json.loads(line or "{}")
         if "key" not in answer:
             kind = ConfigError if answer.get("is_key") else Unavailable
             raise kind(str(answer.get("error", "who should run the command aside has ended")))

@@ -82,7 +82,6 @@ class Talk:
     async def gone(self) -> None:
         """Wait until nobody is there any more, while nothing is expected to be said."""
         with suppress(OSError, trio.ClosedResourceError):
-            await trio.lowlevel.wait_readable(self._socket)
             if await self._socket.recv(1, socket.MSG_PEEK):
                 await trio.sleep_forever()  # it is told by who reads that
 

@@ -368,7 +368,9 @@ def lab(tmp_path, monkeypatch):
     return Lab(tmp_path)
 
 
-def facts(command, targets, *, extra, key_files, **_):
+def facts(command, targets, *, extra, key_files, image_digest, **_):
     """Facts of a command, without looking for Pythons and installers."""
     files = {f"file {path}": str(file_digest(path)) for path in key_files}
-    return Facts(tuple(command), targets, files=files, extra=tuple(extra))
+    return Facts(
+        tuple(command), targets, files=files, extra=tuple(extra), image_digest=image_digest
+    )

@@ -11,7 +11,9 @@ import pytest
 
 from bootseer.cli.env import env
 from bootseer.env import zipapp
-from bootseer.env.app import command_line
+from bootseer.env.app import command_line, main
+from bootseer.env.run import Asked
+from bootseer.errors import ConfigError
 
 CLI_ALONE = {
     "--check-drift",  # it reads the store
@@ -68,7 +70,7 @@ def test_it_needs_nothing_but_a_python_and_gives_the_same_key(file, says, tmp_pa
         capture_output=True,
         text=True,
     )
-    assert json.loads(shown.stdout) == json.loads(says(*words[:-4], "--json", *words[-4:]))
+    assert shown.stdout == says(*words[:-4], "--json", *words[-4:])
 
 
 def test_without_an_agent_the_command_runs(file, tmp_path):
@@ -79,3 +81,92 @@ def test_without_an_agent_the_command_runs(file, tmp_path):
     )
     assert (ran.returncode, ran.stdout) == (7, "out\n")
     assert "keeping nothing: this job has no --bootseer" in ran.stderr
+
+
+def asked(*words):
+    options = vars(command_line().parse_args(["run", "--target", "/env", *words]))
+    options["command"] = options["command"][-1:]  # without the --, which not every Python leaves
+    return Asked(**{name: options[name] for name in Asked._fields})
+
+
+def as_tuples(found):
+    return [tuple(value) if isinstance(value, list) else value for value in found]
+
+
+def test_what_is_not_asked_for_is_as_usual():
+    usual = Asked(["make"], ["/env"])
+    assert as_tuples(asked("--", "make")) == as_tuples(usual)
+    assert (usual.read_only, usual.refresh, usual.captures, usual.waits) == (
+        *(False, False, True, False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "value"),
+    [
+        ("--read-only", "read_only", True),
+        ("--refresh", "refresh", True),
+        ("--no-capture", "captures", False),
+        ("--wait", "waits", True),
+        ("--wait-seconds=5", "wait_s", 5),
+        ("--mode=mount", "mode", "mount"),
+        ("--key-extra=x", "extra", ["x"]),
+        ("--key-file=x", "key_files", ["x"]),
+    ],
+)
+def test_what_is_asked_for_is_passed_on(option, name, value):
+    assert asked(option, "--", "make") == asked("--", "make")._replace(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "run|key"),
+        (["run", "--", "true"], "--target"),
+        (["run", "--target", "/env"], "there is no command"),
+        (["key", "--target", "/env", "--"], "there is no command"),
+        (["run", "--target", "/env", "--mode", "x", "--", "true"], "invalid choice"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(capsys, words, why):
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    assert refused.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_agent(tmp_path, monkeypatch):
+    monkeypatch.setenv("BOOTSEER_SOCKET", str(tmp_path / "none"))
+
+
+RUN = ["run", "--key-file", "/none", "--target"]
+
+
+def test_an_agent_that_does_not_answer_keeps_nobody(no_agent, capfd, tmp_path):
+    assert main([*RUN, str(tmp_path / "env"), "--", "sh", "-c", "echo out; exit 7"]) == 7
+    said = capfd.readouterr()
+    assert said.out == "out\n"
+    assert said.err.startswith("bootseer: running the command, and keeping nothing: [Errno 2]")
+
+
+@pytest.mark.parametrize("has_agent", [False, True])
+def test_what_is_to_be_quiet_says_nothing(capfd, tmp_path, monkeypatch, has_agent):
+    monkeypatch.setenv("BOOTSEER_SOCKET", str(tmp_path / "none") if has_agent else "")
+    words = ["-q", "--", "sh", "-c", "echo told >&2; exit 7"]
+    assert main([*RUN, str(tmp_path / "env"), *words]) == 7
+    assert capfd.readouterr() == ("", "told\n")
+
+
+def test_what_goes_wrong_is_told_with_its_exit_status(no_agent, capsys):
+    assert main(["run", "--target", "/", "--", "true"]) == ConfigError.exit_code
+    assert capsys.readouterr().err.startswith("bootseer: --target / is no place")
+
+
+def test_what_is_wrong_with_a_key_is_told_beside_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["key", "--target", "env", "--", "make"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["targets"] == [str(tmp_path / "env")]
+    assert said.err.startswith("bootseer: what make reads is not in the key")

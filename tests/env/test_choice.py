@@ -36,3 +36,16 @@ def test_figures_come_to_what_is_measured_all_the_time(took_s, content_bytes, fi
 
 def test_very_little_says_nothing_of_the_rate():
     assert Figures().with_unpack(1000, 1, 9.0) == Figures()
+
+
+def test_what_takes_as_long_is_mounted():
+    figures = Figures(mount_s=1.0, unpack_s_per_gb=1.0, unpack_s_per_1000_files=0.0)
+    assert choose(figures, 10**9, 0)[0] == MOUNT
+    assert choose(figures, 10**9 - 1, 0)[0] == UNPACK
+
+
+def test_half_of_what_is_known_stays():
+    figures = Figures(mount_s=4.0, unpack_s_per_gb=2.0, unpack_s_per_1000_files=1.0)
+    assert figures.with_mount(2.0).mount_s == 3.0
+    # Expected were 3 s.
+    assert figures.with_unpack(10**9, 1000, 6.0) == Figures(4.0, 3.0, 1.5)

@@ -1,10 +1,15 @@
 """Run a command once, find its result afterwards; when anything goes wrong, run the command."""
 
+import io
 import os
+import re
+import threading
+import time
 
 import pytest
 import trio
 
+from bootseer.core.event import FALLBACK
 from bootseer.env import catalog, claim
 from bootseer.env.choice import Figures
 from bootseer.env.key import key_of
@@ -14,6 +19,7 @@ from bootseer.image import catalog as images
 from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import FlakyStore, HangingStore, MissingStore, ReadOnlyStore
+from bootseer.units import format_size
 
 MAKE = """
 mkdir -p {0}/lib/deep {0}/none
@@ -55,18 +61,28 @@ async def emptied(target):
 
 
 async def test_the_command_runs_once_and_its_result_is_there_ever_after(lab, target, look):
+    before_ns = time.time_ns()
     first = await lab.run(MAKE.format(target), target)
     assert (first.status, lab.runs()) == (0, 1)
     assert "kept as" in first.text
     [snapshot] = [found.snapshot for found in await catalog.list_snapshots(lab.store)]
-    captured = dict(lab.stages)["env.capture"]
+    assert 0 < snapshot.command_ms < 60_000
+    stages, key = dict(lab.stages), f"key {snapshot.key[:12]}"
+    assert stages["env.find"] == {"detail": f"{key}: none yet"}
+    assert stages["env.claim"] == {"detail": f"{key}: user on node captures"}
+    captured = stages["env.capture"]
     assert captured["bytes"] == snapshot.content_bytes > 0
-    assert captured["detail"].startswith(f"{snapshot.files} files, ")
+    stored_bytes = snapshot.image_bytes + snapshot.frames_bytes
+    assert captured["detail"] == f"{snapshot.files} files, {format_size(stored_bytes)} stored"
+    assert before_ns < captured["start_ns"] <= snapshot.captured_ns
     made = restored(look, target)
     await emptied(target)
     second = await lab.run(MAKE.format(target), target)
     assert (second.status, lab.runs()) == (0, 1)
     assert "unpacked" in second.text and "without running" in second.text
+    took_s = re.search(r"unpacked in ([0-9.]+) s", second.text)
+    assert took_s and float(took_s[1]) < 60
+    assert dict(lab.stages)["env.find"] == {"bytes": snapshot.content_bytes, "detail": key}
     unpacked = dict(lab.stages)["env.unpack"]
     assert unpacked["bytes"] == snapshot.content_bytes
     assert unpacked["detail"].startswith(f"{snapshot.files} files, ")
@@ -123,6 +139,23 @@ async def test_what_is_there_already_stays(lab, target, look):
     (target / "same.py").unlink()
     await lab.run(MAKE.format(target), target)
     assert lab.runs() == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "runs"),
+    [
+        ("chmod 700 {0}/lib/module.py", 2),
+        ("touch -d @1 {0}/lib/module.py", 2),
+        ("ln -sfn none {0}/link", 2),
+        ("touch -d @1 {0}/lib", 1),  # of folders it changes with each look
+    ],
+)
+async def test_what_is_there_already_is_told_without_reading(lab, target, change, runs):
+    await lab.run(MAKE.format(target), target)
+    await trio.run_process(["sh", "-c", change.format(target)])
+    done = await lab.run(MAKE.format(target), target)
+    assert lab.runs() == runs
+    assert ("there already" in done.text) == (runs == 1)
 
 
 async def test_several_targets(lab, tmp_path, look):
@@ -214,6 +247,8 @@ async def test_no_capture(lab, target):
 async def test_what_a_failing_command_made_is_not_kept(lab, target, status):
     done = await lab.run(f"{MAKE.format(target)}exit {status}", target)
     assert done.status == status
+    told = {"status": FALLBACK, "detail": f"the command failed with {status}"}
+    assert dict(lab.stages)["env.capture"] == told
     assert await catalog.list_snapshots(lab.store) == []
     assert await lab.store.list("env/claims") == []
     assert not any(info.name.startswith("images/") for info in await lab.store.list("images"))
@@ -221,7 +256,7 @@ async def test_what_a_failing_command_made_is_not_kept(lab, target, status):
 
 async def test_without_wait_it_is_kept_after_the_command_side_has_gone(lab, target):
     done = await lab.run(MAKE.format(target), target, waits=False)
-    assert "kept as" not in done.text  # nobody waited to hear it
+    assert "kept" not in done.text.partition(" is kept under ")[2]  # nobody waited to hear it
     assert (await catalog.list_snapshots(lab.store))[0].snapshot is not None
     assert await lab.store.list("env/claims") == []
 
@@ -238,6 +273,61 @@ async def test_variables_of_the_command_reach_the_findings(lab, target, monkeypa
     lab.environ.pop("SLURM_TMPDIR", None)
     await lab.run(MAKE.format(target), target)
     assert seen == [{"PYTHONNOUSERSITE": "1", "TMPDIR": "/elsewhere"}]
+
+
+async def test_what_no_snapshot_holds_is_among_its_findings(lab, target):
+    await lab.run(f"{MAKE.format(target)}mkfifo {target}/pipe", target)
+    (listed,) = await catalog.list_snapshots(lab.store)
+    found = [(finding.kind, finding.path) for finding in listed.snapshot.findings]
+    assert ("left out", f"{target}/pipe") in found
+
+
+async def test_a_target_that_cannot_be_looked_at_keeps_nothing(lab, target, monkeypatch):
+    def look_before(folder):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr("bootseer.env.session.capture.look_before", look_before)
+    done = await lab.run(MAKE.format(target), target)
+    assert (done.status, lab.runs()) == (0, 1)
+    assert "keeping nothing: a target cannot be looked at: not yours" in done.text
+    assert await lab.store.list("env/claims") == []
+
+
+async def test_a_question_may_be_larger_than_what_a_socket_holds(lab, target):
+    extra = [str(number) * 4000 for number in range(100, 200)]
+    await lab.run(MAKE.format(target), target, extra=extra)
+    assert "there already" in (await lab.run(MAKE.format(target), target, extra=extra)).text
+
+
+HANGING = ["capture.look_before", "capture.look_after", "examine", "look"]
+
+
+@pytest.mark.parametrize("name", HANGING)
+async def test_a_folder_that_hangs_does_not_keep_a_session(lab, target, monkeypatch, name):
+    """Such as one of a share that is away."""
+    reached, goes_on = threading.Event(), threading.Event()
+    lab_serve, scope = lab.serve, trio.CancelScope()
+
+    def hang(*args):
+        reached.set()
+        goes_on.wait(12)
+        raise OSError("it was away")
+
+    async def serve(end, around):
+        with scope:
+            await lab_serve(end, around)
+
+    if name == "look":
+        await lab.run(MAKE.format(target), target)
+    monkeypatch.setattr(f"bootseer.env.session.{name}", hang)
+    lab.serve = serve
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lab.run, MAKE.format(target), target)
+            while not reached.is_set():
+                await trio.sleep(0.01)
+            scope.cancel()
+    goes_on.set()
 
 
 # Root's hands.
@@ -262,6 +352,9 @@ async def test_a_snapshot_is_mounted_where_that_can_be(lab, target):
     assert "mounted" in done.text
     assert [asked[1:] for asked in lab.hands.asked] == [(1, True)]
     assert list(target.iterdir()) == []  # these hands do nothing
+    (listed,) = await catalog.list_snapshots(lab.store)
+    size_bytes = listed.snapshot.content_bytes
+    assert dict(lab.stages)["env.mount"] == {"bytes": size_bytes, "detail": str(target)}
     unpacked = await lab.run(MAKE.format(target), target, mode="unpack")
     assert "unpacked" in unpacked.text
     assert len(lab.hands.asked) == 1
@@ -285,7 +378,41 @@ async def test_what_took_less_before_is_chosen(lab, target):
         await catalog.write_figures(lab.store, Figures(mount_s=mount_s))
         await emptied(target)
         assert how in (await lab.run(MAKE.format(target), target)).text
-    assert (await catalog.read_figures(lab.store)).mount_s != 1e-6
+        if how == "unpacked":
+            assert dict(lab.stages)["env.mount"]["detail"].startswith("unpacked: mount 5")
+    assert 1e-6 != (await catalog.read_figures(lab.store)).mount_s < 5
+
+
+async def test_what_unpacking_took_is_remembered(lab, target, monkeypatch):
+    monkeypatch.setattr("bootseer.env.choice._LEAST_BYTES", 1)
+    await lab.run(MAKE.format(target), target)
+    await catalog.write_figures(lab.store, Figures(unpack_s_per_1000_files=10_000.0))
+    await emptied(target)
+    await lab.run(MAKE.format(target), target)
+    found = await catalog.read_figures(lab.store)
+    assert found.mount_s == Figures().mount_s
+    assert 5_000 < found.unpack_s_per_1000_files < 8_000  # it took next to nothing
+
+
+async def test_how_far_it_is_unpacked_is_told(lab, target, monkeypatch):
+    await lab.run(MAKE.format(target), target)
+    await emptied(target)
+    monkeypatch.setattr("bootseer.env.restoring._SAY_S", 0.01)
+    shown = io.StringIO()
+    shown.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", shown)
+
+    async def unpack(store, snapshot, places, count):
+        count(3000)
+        count(4000)
+        while "unpacking 7 kB of 12 B" not in shown.getvalue():
+            await trio.sleep(0.01)
+        return 12_000
+
+    monkeypatch.setattr("bootseer.env.restoring.unpack", unpack)
+    with trio.fail_after(10):
+        await lab.run(MAKE.format(target), target)
+    assert dict(lab.stages)["env.unpack"]["detail"].endswith(" files, 12 kB read")
 
 
 async def test_damaged_figures_are_none(lab):
@@ -297,6 +424,8 @@ async def test_damaged_figures_are_none(lab):
         b'{"mount_s": "x"}',
         b'{"mount_s": 1e400}',
         b'{"mount_s": -1}',
+        b'{"mount_s": 0}',
+        b'{"mount_s": 1e6}',
         huge,
         deep,
     ):
@@ -424,10 +553,19 @@ async def test_who_waits_too_long_goes_on_alone(lab, target):
 async def test_a_claim_whose_holder_is_gone_runs_out(lab, target, monkeypatch):
     monkeypatch.setattr("bootseer.env.claim.LASTS_S", 0.4)
     await hold(lab, target, MAKE.format(target))
-    done = await lab.run(MAKE.format(target), target)
-    assert "waiting for other on elsewhere" in done.text
+    watched = FlakyStore(lab.store, lambda *_: False)
+    done = await lab.run(MAKE.format(target), target, around=lab.around(watched))
+    assert done.text.count("waiting for other on elsewhere") == 1
     assert "kept as" in done.text
     assert lab.runs() == 1
+    manifest = catalog.manifest_object(await key_in(lab))
+    # Each look is 10 ms after the one before.
+    assert watched.calls.count(("open", manifest)) < 50
+
+
+async def key_in(lab):
+    (listed,) = await catalog.list_snapshots(lab.store)
+    return listed.key
 
 
 async def test_who_waits_for_long_is_not_taken_for_gone(lab, target, monkeypatch):

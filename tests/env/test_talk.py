@@ -8,11 +8,13 @@ import os
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
 import trio
+import trio.testing
 
+from bootseer.env import catalog
 from bootseer.env.key import Part, to_document
 from bootseer.env.run import Asked, run
 from bootseer.env.session import serve
@@ -134,6 +136,7 @@ RESTORED = {
     "nothing": {},
     "texts": {"how": 5, "key": 7, "files": "x", "bytes": "y", "took_s": "z"},
     "no numbers": {"files": float("nan"), "bytes": float("inf"), "took_s": float("nan")},
+    "too much": {"files": 10**18, "bytes": -(10**18), "took_s": 10**400},
     "all": {"how": "there", "key": "ab" * 32, "files": 1, "bytes": 2, "took_s": 0.5},
 }
 
@@ -144,6 +147,12 @@ def test_what_is_told_of_a_restore_cannot_fail_it(lab, tmp_path, fields):
     status, said = ask(lab, tmp_path / "target", sends(answer))
     assert (status, lab.runs()) == (0, 0)
     assert "without running the command" in said
+    if fields == "all":
+        assert said.endswith(
+            f"there already in 0.5 s, without running the command: {'ab' * 6}, 2 B in 1 files"
+        )
+    else:
+        assert "restored in 0.0 s" in said and said.endswith("0 B in 0 files")
 
 
 @pytest.mark.parametrize("fields", [{}, {"key": [1]}, {"key": "a", "files": [], "findings": "x"}])
@@ -224,6 +233,21 @@ def test_who_answers_and_goes_at_once_is_heard(lab, tmp_path):
     asked = Asked(lab.command("exit 7"), [str(tmp_path / "target")])
     assert run(asked, lambda: hasty, lab.environ, lambda text: None) == 0
     assert lab.runs() == 0
+
+
+def test_of_the_command_variables_that_findings_need_are_told_and_no_others(lab, tmp_path):
+    questions = []
+
+    def peer(end):
+        end.sendall(HELLO)
+        with end.makefile("rb") as lines:
+            questions.append(json.loads(lines.readline()))
+
+    lab.environ = {"PATH": os.environ["PATH"], "TMPDIR": "/elsewhere", "WORD": "secret"}
+    ask(lab, tmp_path / "target", peer)
+    (question,) = questions
+    assert question["environ"] == {"TMPDIR": "/elsewhere"}
+    assert (question["names"], question["stays"]) == (["target"], False)
 
 
 def test_a_target_that_cannot_be_opened(lab, tmp_path, monkeypatch):
@@ -370,6 +394,97 @@ async def test_targets_are_locked_until_nothing_is_done_there(lab, asking, tmp_p
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+async def question(asking, *, locks=None, then=b"", **changes):
+    """Ask a session that is one of a nursery's tasks; returns our end."""
+    ours, theirs = socket.socketpair()
+    fds = [os.open(asking.folder, os.O_RDONLY) for _ in range(2)]
+    if locks is not None:
+        socket.send_fds(ours, [b'{"op": "locks"}\n'], [locks])
+    socket.send_fds(ours, [asking.line(**changes)], fds)
+    if then:
+        ours.sendall(then)
+    for fd in fds:
+        os.close(fd)
+    ours.setblocking(False)
+    return trio.socket.from_stdlib_socket(ours), theirs
+
+
+async def answer_of(end):
+    data = b""
+    while not data.endswith(b"\n"):
+        part = await end.recv(1)
+        assert part, "nobody is there any more"
+        data += part
+    return json.loads(data)
+
+
+@pytest.mark.parametrize("op", ["run", "restored"])
+async def test_targets_are_let_go_before_the_command_goes_on(lab, asking, tmp_path, nursery, op):
+    if op == "restored":
+        await asking.say(asking.line(), b'{"op": "ran", "status": 0, "took_ms": 1}\n')
+    held = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    end, theirs = await question(asking, locks=held)
+    os.close(held)
+    with trio.fail_after(10), (tmp_path / "lock").open() as lock, end:
+        nursery.start_soon(asking.serve, theirs)
+        assert (await answer_of(end))["op"] == op
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+async def test_a_session_ends_with_its_answer_where_nothing_is_kept(asking):
+    """Though the command's side stays until its command has ended."""
+    end, theirs = await question(asking, captures=False)
+    with trio.fail_after(10), end:
+        await asking.serve(theirs)
+        assert (await answer_of(end))["why"] == "what the command makes is not kept"
+
+
+async def test_what_is_said_early_is_heard_in_its_turn(asking, monkeypatch):
+    """It does not look as if somebody had gone."""
+    original, goes_on = asking.lab.around().stage, trio.Event()
+
+    @asynccontextmanager
+    async def stage(name):
+        async with original(name) as said:
+            await goes_on.wait()
+            yield said
+
+    monkeypatch.setattr(asking.lab, "stage", stage)
+    ran = json.dumps({"op": "ran", "status": 3, "took_ms": 1}).encode() + b"\n"
+    end, theirs = await question(asking, then=ran)
+    with trio.fail_after(10), end:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asking.serve, theirs)
+            await trio.testing.wait_all_tasks_blocked()
+            goes_on.set()
+            assert (await answer_of(end))["op"] == "run"
+            assert (await answer_of(end))["why"] == "the command failed with 3"
+
+
+async def test_descriptors_that_nobody_has_asked_for_are_closed(asking, nursery):
+    end, theirs = await question(asking)
+    with trio.fail_after(10), end, open("/dev/null") as more:
+        nursery.start_soon(asking.serve, theirs)
+        await answer_of(end)
+        ran = json.dumps({"op": "ran", "status": 0, "took_ms": 1}).encode() + b"\n"
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [more.fileno()]))
+        await end.sendmsg([ran], [rights])
+        assert (await answer_of(end))["op"] == "seen"
+
+
+async def test_of_what_was_read_names_that_are_no_names_are_left_out(asking):
+    names = ["", "A", "n" * 249, "n" * 250, "a\x1b"]
+    ran = {"op": "ran", "status": 0, "took_ms": 1, "variables": names, "files": ["/a"]}
+    await asking.say(asking.line(), json.dumps(ran).encode() + b"\n")
+    (listed,) = await catalog.list_snapshots(asking.lab.store)
+    found = [(finding.kind, finding.path) for finding in listed.snapshot.findings]
+    kind = "variable not in the key"
+    assert found[:3] == [(kind, "A"), (kind, "n" * 249), ("file not in the key", "/a")]
+    assert 'add --key-extra "$A"' in listed.snapshot.findings[0].detail
+    assert not any("a\x1b" in path or path == "n" * 250 for _, path in found)
+
+
 @pytest.mark.parametrize("fds", [0, 1, 3, MAX_FDS, MAX_FDS + 8])
 async def test_another_number_of_descriptors(asking, fds):
     await warm(asking)
@@ -437,6 +552,36 @@ async def test_half_a_message_is_followed_by_nothing():
     theirs.close()
 
 
+async def test_what_was_given_up_before_it_began_is_followed_by_others():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            ours.send(b" " * 4096)
+    talk, other = Talk(ours), Talk(theirs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(talk.send, {"op": "lost"})
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(talk.send, {"op": "said"})
+        assert (await other.receive())[0] == {"op": "said"}
+    talk.close()
+    other.close()
+
+
+async def test_a_conversation_that_was_ended_here_is_over():
+    ours, theirs = socket.socketpair()
+    talk = Talk(ours)
+    talk.close()
+    with pytest.raises(Closed):
+        await talk.send({"op": "said"})
+    with pytest.raises(Closed):
+        await talk.receive()
+    await talk.gone()
+    theirs.close()
+
+
 async def test_messages_of_several_do_not_mix():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -457,7 +602,22 @@ async def test_a_line_that_is_too_long_is_refused(monkeypatch):
     monkeypatch.setattr("bootseer.env.talk.MAX_LINE_BYTES", 1000)
     ours, theirs = socket.socketpair()
     talk = Talk(ours)
+    longest = {"x": "y" * 990}
+    theirs.sendall(json.dumps(longest).encode() + b"\n")
+    assert await talk.receive() == (longest, [])
     theirs.sendall(b"x" * 1001)
+    with pytest.raises(Corrupt, match="too long"):
+        await talk.receive()
+    talk.close()
+    theirs.close()
+
+
+async def test_more_descriptors_than_a_message_may_have_are_closed():
+    ours, theirs = socket.socketpair()
+    talk = Talk(ours)
+    with open("/dev/null") as file:
+        for count in (MAX_FDS, 1):
+            socket.send_fds(theirs, [b" "], [file.fileno()] * count)
     with pytest.raises(Corrupt, match="too long"):
         await talk.receive()
     talk.close()

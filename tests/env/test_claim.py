@@ -2,14 +2,16 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.env import claim
-from bootseer.errors import Transient
+from bootseer.errors import NotFound, Transient
 from bootseer.store.base import publish, read_all
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
@@ -89,8 +91,28 @@ DAMAGE = {
 async def test_one_that_is_damaged_is_free(damage):
     store = MemoryStore()
     await publish(store, f"{FOLDER}/0007.json", DAMAGE[damage])
+    assert await claim.read_claim(store, KEY) == claim.Claim(7, "", "", 0)
     (mine,) = await claims(store, 5)
     assert mine.number == 8
+
+
+async def test_one_that_is_let_go_while_it_is_read_is_free():
+    inner = MemoryStore()
+    await claims(inner, 1)
+
+    def is_gone(count, operation, name):
+        if operation == "open":
+            raise NotFound("let go")
+        return False
+
+    found = await claim.read_claim(FlakyStore(inner, is_gone), KEY)
+    assert found == claim.Claim(1, "", "", 0)
+
+
+def test_it_has_run_out_when_its_time_has_come(monkeypatch):
+    monkeypatch.setattr(claim, "time", SimpleNamespace(time_ns=lambda: 1000))
+    found = [claim.Claim(1, "user", "", until_ns).is_live for until_ns in (999, 1000, 1001)]
+    assert found == [False, False, True]
 
 
 async def test_what_is_no_claim_does_not_count():
@@ -128,6 +150,52 @@ async def test_it_is_let_go_however_the_block_ends(store, nursery, how):
             async with claim.kept(store, KEY, mine, nursery):
                 await trio.sleep_forever()
     assert await store.list("env/claims") == []
+
+
+class Slow(FlakyStore):
+    """Takes a while to write, and says in which order what has been done."""
+
+    def __init__(self, inner):
+        super().__init__(inner, lambda *_: False)
+        self.done = []
+        self.begun, self.goes_on = trio.Event(), trio.Event()
+
+    async def around(self, operation, name, call):
+        if operation == "commit":
+            self.begun.set()
+            await self.goes_on.wait()
+        found = await super().around(operation, name, call)
+        if operation in ("commit", "delete"):
+            self.done.append((operation, name))
+        return found
+
+
+async def test_what_keeps_it_up_has_arrived_before_it_is_let_go(nursery, monkeypatch):
+    monkeypatch.setattr(claim, "_KEEP_S", 0.0)
+    inner = MemoryStore()
+    (mine,) = await claims(inner, 1)
+    slow = Slow(inner)
+
+    async def go_on():
+        await trio.testing.wait_all_tasks_blocked()
+        slow.goes_on.set()
+
+    async with claim.kept(slow, KEY, mine, nursery):
+        await slow.begun.wait()
+        monkeypatch.setattr(claim, "_KEEP_S", 60.0)
+        nursery.start_soon(go_on)
+    name = f"{FOLDER}/0001.json"
+    assert slow.done[:2] == [("commit", name), ("delete", name)]
+
+
+async def test_it_is_kept_up_now_and_then(autojump_clock, nursery):
+    """Often enough that one or two may be late."""
+    watched = FlakyStore(MemoryStore(), lambda *_: False)
+    (mine,) = await claims(watched, 1)
+    async with claim.kept(watched, KEY, mine, nursery):
+        await trio.sleep(claim.LASTS_S + 1)
+    commits = [operation for operation, _ in watched.calls].count("commit")
+    assert 3 <= commits <= 10
 
 
 async def test_one_that_was_taken_over_is_left_to_who_has_it_now(nursery, monkeypatch):

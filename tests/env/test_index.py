@@ -329,6 +329,96 @@ def test_lengths_of_attributes_and_links(extra):
                 opened(data)
 
 
+@pytest.mark.parametrize("extra", [0, 1])
+def test_lengths_of_names_of_attributes(extra):
+    name = b"user." + b"n" * (250 + extra)
+    tree = {b"": FOLDER, b"0": FOLDER, b"0/x": file(0, xattrs=((name, b"value"),))}
+    data = encode(tree, with_places(tree))
+    for opened in (lambda data: decode(data, "index"), shown):
+        assert is_good(opened, data) is not bool(extra)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_lengths_of_paths_that_are_to_be_deleted(extra):
+    tree = {b"": FOLDER, b"0": FOLDER}
+    path = b"1/" + DEEP[: 4093 + extra]
+    data = encode(tree, {}, [path])
+    assert is_good(lambda data: decode(data, "index"), data) is not bool(extra)
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_all_paths_together_may_be_so_long(monkeypatch, fewer):
+    monkeypatch.setattr(index, "MAX_PATHS_BYTES", sum(map(len, TREE)) - fewer)
+    data = encode(TREE, with_places(TREE))
+    assert is_good(lambda data: decode(data, "index"), data) is not bool(fewer)
+
+
+NEXT = 512 + BLOCK_BYTES + 1
+"""Behind the content of the first file of `TREE` in the tar stream."""
+
+
+@pytest.mark.parametrize(
+    ("change", "good"),
+    [
+        (put("inodes", INODE[b"0/b/c"], 24, "<Q", NEXT), True),
+        (put("inodes", INODE[b"0/b/c"], 24, "<Q", NEXT - 1), False),
+        (put("inodes", INODE[b"0/a"], 24, "<Q", 0), True),
+        (put("inodes", INODE[b"0/b/c"], 24, "<Q", 1 << 50), True),
+        (put("inodes", INODE[b"0/b/c"], 16, "<Q", 1 << 50), True),
+        (put("blocks", 0, 0, "<I", BLOCK_BYTES), True),
+    ],
+)
+def test_how_far_content_may_be(change, good):
+    data = changed(change)
+    for opened in (lambda data: decode(data, "index"), shown):
+        assert is_good(opened, data) is good
+
+
+def encoded_rows(inodes, entries):
+    """Encode rows without content: kinds, first entry and count of inodes; name and inode."""
+    strings = b"".join(name for name, _ in entries)
+    packed, at = [], 0
+    for kind, first, count in inodes:
+        packed.append(INODE_ROW.pack(0, 0, 0, 0, first, count, kind | 0o755, 1, 0, 0, bytes(32)))
+    for name, inode in entries:
+        packed.append(ENTRY_ROW.pack(at, len(name), inode))
+        at += len(name)
+    header = {"inodes": len(inodes), "entries": len(entries), "blocks": 0, "deleted": 0}
+    padded = strings + bytes(-len(strings) % 4)
+    header["strings"] = len(strings)
+    return table.close_table(index.MAGIC, index.VERSION, header, 4, b"".join([*packed, padded]))
+
+
+IN, FILE = stat.S_IFDIR, stat.S_IFREG
+NO_TREES = {
+    "nothing": ([], []),
+    "a folder that is in itself alone": ([(IN, 0, 1), (IN, 1, 1)], [(b"0", 1), (b"x", 1)]),
+    "a folder with two names": (
+        [(IN, 0, 1), (IN, 1, 2), (IN, 3, 0)],
+        [(b"0", 1), (b"x", 2), (b"y", 2)],
+    ),
+    "a file twice with one name": (
+        [(IN, 0, 1), (IN, 1, 2), (FILE, 0, 0)],
+        [(b"0", 1), (b"x", 2), (b"x", 2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_TREES)
+def test_what_is_no_tree_is_refused(name):
+    data = encoded_rows(*NO_TREES[name])
+    for opened in (lambda data: decode(data, "index"), shown):
+        with pytest.raises(Corrupt, match="index"):
+            opened(data)
+
+
+def test_a_file_with_two_names_is_a_tree():
+    """As rows, it differs by a letter from what is none."""
+    inodes, entries = NO_TREES["a file twice with one name"]
+    found = decode(encoded_rows(inodes, [*entries[:2], (b"y", 2)]), "index")
+    assert found.tree[b"0/y"].same_as == b"0/x"
+
+
 def is_good(opened, data):
     try:
         opened(data)

@@ -83,8 +83,10 @@ def test_unpack_fills_folders_that_are_there(source, take, look, tmp_path):
 def test_an_empty_folder_is_replaced(source, take, look, tmp_path):
     snapshot = take(source)
     (tmp_path / "new").mkdir()
+    before = (tmp_path / "new").stat()
     snapshot.restore(tmp_path / "new")
     assert look(tmp_path / "new") == part(snapshot.tree)
+    assert not os.path.samestat(before, (tmp_path / "new").stat())
 
 
 @pytest.fixture

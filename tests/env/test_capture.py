@@ -1,5 +1,6 @@
 """What a command has made of its targets, and what no snapshot can hold."""
 
+import errno
 import os
 import socket
 import stat
@@ -12,7 +13,7 @@ import pytest
 from bootseer.env import capture
 from bootseer.env.index import MAX_PATH_BYTES
 from bootseer.env.key import EMPTY
-from bootseer.errors import Conflict
+from bootseer.errors import Conflict, Unavailable
 
 WHEN_NS = 1_600_000_000_123_456_789
 
@@ -134,6 +135,12 @@ def seen(made):
     return [(os.fsdecode(path[2:]), kind, detail) for path, kind, detail in made.findings]
 
 
+def test_one_file_is_a_base(target):
+    assert capture.look_before(str(target)).base == EMPTY
+    (target / "file").touch()
+    assert capture.look_before(str(target)).base != EMPTY
+
+
 def test_of_a_base_the_same_is_nothing(target):
     sh(target, BASE)
     made = made_by("true", target)
@@ -251,12 +258,47 @@ def test_paths_that_are_too_long_are_left_out_with_all_below(target):
     os.mkdir("f" * (MAX_PATH_BYTES - 16 * 251 - 1), dir_fd=fd)
     os.close(os.open("file", os.O_CREAT, dir_fd=fd))
     os.symlink("/etc", "l" * (MAX_PATH_BYTES - 16 * 251), dir_fd=fd)
+    os.symlink("x", "k" * (MAX_PATH_BYTES - 16 * 251 - 2), dir_fd=fd)  # as long as may be
     os.close(fd)
     made = capture.look_after([str(target)], [before], os.geteuid())
+    assert max(map(len, made.tree)) == MAX_PATH_BYTES
+    made.tree = {path: node for path, node in made.tree.items() if b"/k" not in path}
     assert [len(path) for path, _, _ in made.findings] == [MAX_PATH_BYTES + 1, MAX_PATH_BYTES + 2]
     assert {kind for _, kind, _ in made.findings} == {"left out"}
     assert len(made.tree) == 2 + 16 + 1
     assert made.outside == []
+
+
+def test_a_file_whose_first_name_is_left_out_has_its_others(target):
+    before = capture.look_before(str(target))
+    fd = os.open(target, os.O_RDONLY)
+    for _ in range(16):
+        os.mkdir("n" * 250, dir_fd=fd)
+        above, fd = fd, os.open("n" * 250, os.O_RDONLY, dir_fd=fd)
+        os.close(above)
+    name = "f" * (MAX_PATH_BYTES - 16 * 251 - 1)
+    os.close(os.open(name, os.O_CREAT, dir_fd=fd))
+    for other in ("x" * 255, "z"):  # names are as long as may be
+        os.link(name, target / other, src_dir_fd=fd)
+    os.close(fd)
+    made = capture.look_after([str(target)], [before], os.geteuid())
+    assert [path.rpartition(b"/")[2][:1] for path, _, _ in made.findings] == [b"f"]
+    names = [b"0/" + b"x" * 255, b"0/z"]
+    assert [made.tree[path].same_as for path in names] == [b"", b""]
+
+
+@pytest.mark.parametrize(
+    ("when_ns", "is_taken"), [((1 << 63) - 1, True), (1 << 63, False), (-(1 << 63) + 1, True)]
+)
+def test_times_that_no_index_can_say_are_left_out(target, when_ns, is_taken):
+    before = capture.look_before(str(target))
+    (target / "file").touch()
+    os.utime(target / "file", ns=(0, when_ns))
+    if (target / "file").stat().st_mtime_ns != when_ns:
+        pytest.skip(f"{target} is on a file system without such times")
+    made = capture.look_after([str(target)], [before], os.geteuid())
+    assert (b"0/file" in made.tree) == is_taken
+    assert [kind for _, kind, _ in made.findings] == ([] if is_taken else ["left out"])
 
 
 def test_extended_attributes_of_users(target):
@@ -308,7 +350,8 @@ def test_access_control_lists_are_told_and_their_masks_are_no_rights(target, gro
 
 
 def test_what_is_read_is_what_was_there(target):
-    made = made_by("echo 1 > a; ln a b; : > empty; head -c 3000000 /dev/zero > large", target)
+    script = "echo 1 > a; ln a b; : > empty; head -c 3000000 /dev/zero > large; mkdir d; ln -s a l"
+    made = made_by(script, target)
     assert b"".join(map(bytes, made.read(b"0/large"))) == bytes(3_000_000)
     assert b"".join(map(bytes, made.read(b"0/a"))) == b"1\n"
     made.finish()
@@ -316,6 +359,17 @@ def test_what_is_read_is_what_was_there(target):
     assert {path[2:]: node.digest for path, node in made.tree.items() if path[2:]} == {
         path: node.digest for path, node in tree.items() if path
     }
+
+
+def test_a_file_that_cannot_be_read_is_told(target, monkeypatch):
+    made = made_by("mkdir d; echo 1 > d/file", target)
+
+    def fails(fd, buffers):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "readv", fails)
+    with pytest.raises(Unavailable, match="'d/file' cannot be read: Input/output error"):
+        list(made.read(b"0/d/file"))
 
 
 LATER = {

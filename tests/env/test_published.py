@@ -157,6 +157,8 @@ async def test_who_is_cancelled_at_any_step(made, folder, tmp_path, look, late):
                 await store.reached.wait()
                 nursery.cancel_scope.cancel()
         is_there = await check_whole(inner, folder, look, tmp_path / "restored")
+        if ("create", catalog.manifest_object(KEY)) not in store.calls:
+            assert await captures(inner) == []
         if not is_there:
             await store_it(inner, made(), tmp_path)
             assert await check_whole(inner, folder, look, tmp_path / "restored")
@@ -223,8 +225,10 @@ async def test_a_file_that_becomes_another_while_it_is_stored(made, folder, tmp_
 
 async def test_more_links_that_lead_out_than_a_manifest_names(made, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "MAX_OUTSIDE", 3)
-    for number in range(3):
+    for number in range(2):
         (folder / f"out {number}").symlink_to("/etc")
+    assert len((await store_it(MemoryStore(), made(), tmp_path)).outside) == 3
+    (folder / "out 2").symlink_to("/etc")
     with pytest.raises(Unavailable, match="4 links lead out of their targets"):
         await store_it(MemoryStore(), made(), tmp_path)
 
@@ -258,6 +262,18 @@ async def test_a_part_that_cannot_be_stored_ends_it_soon(made, tmp_path):
     with pytest.raises(Transient, match="frames-0001"):
         await store_it(failing, made(), tmp_path)
     assert not any("index" in name for _, name in failing.calls)
+
+
+async def test_a_part_that_cannot_be_stored_does_not_wait_for_another(made, tmp_path):
+    class Hanging(FlakyStore):
+        async def around(self, operation, name, call):
+            if operation == "commit" and "frames-0000" in name:
+                await trio.sleep_forever()
+            return await super().around(operation, name, call)
+
+    store = Hanging(MemoryStore(), lambda n, operation, name: "frames-0001" in name)
+    with trio.fail_after(10), pytest.raises(Transient, match="frames-0001"):
+        await store_it(store, made(), tmp_path)
 
 
 # Manifests that are not what they should be.

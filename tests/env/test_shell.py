@@ -150,6 +150,8 @@ def test_variables_in_credentials_are_not_used():
         ("--pre a --upgrade b", [("--pre", ""), ("--upgrade", "")], ["a", "b"]),
         ("-- -r a", [], ["-r", "a"]),
         ("- -r", [("-r", "")], ["-"]),
+        ("a --requirement", [("--requirement", "")], ["a"]),
+        ("--frobnicate a -r=b", [("--frobnicate", ""), ("-r", "b")], ["a"]),
     ],
 )
 def test_options_are_split_as_pip_does(words, options, rest):
@@ -173,9 +175,14 @@ def test_options_of_other_tools_are_theirs():
         ("python3 -m venv x", "venv", "", ("x",)),
         ("python3 pip install", None, "", ()),
         ("python3 -c pip -m pip", None, "", ()),
+        ("python3 -cpass -m pip install a", None, "", ()),
+        ("python3 -W error -m pip install a", "pip", "install", ("a",)),
+        ("python3 -m", None, "", ()),
         ("uv --quiet pip install a", "uv", "pip install", ("a",)),
         ("python -m uv pip sync a", "uv", "pip sync", ("a",)),
         ("uv sync", "uv", "sync", ()),
+        ("uv venv pip", "uv", "venv", ("pip",)),
+        ("conda pip env", "conda", "pip", ("env",)),
         ("mamba env create", "conda", "env create", ()),
         ("micromamba create -n x a", "conda", "create", ("a",)),
         ("pip-sync a", "pip-sync", "", ("a",)),

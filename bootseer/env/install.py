@@ -113,12 +113,13 @@ def sort_install(
             install.sites.setdefault(path, set())
         elif name.endswith((b".dist-info", b".egg-info")) and folder:
             install.sites.setdefault(folder, set()).add(distribution(os.fsdecode(name)))
-    is_package: dict[bytes, bool] = {b"": False}
+    packages: set[bytes] = set()
     for path in paths:
         folder, _, name = path.rpartition(b"/")
         node = tree[path]
         if node.kind == "folder":
-            is_package[path] = path in install.sites or is_package.get(folder, False)
+            if path in install.sites or folder in packages:
+                packages.add(path)
         elif node.kind == "link":
             if leads_out(path, node.target):
                 install.links.append(path)
@@ -129,7 +130,7 @@ def sort_install(
                 module = name[: -len(b".pyc")].rpartition(b".")[0]
                 install.compiled[package + b"/" + module + b".py"] = path
         elif name.endswith(b".py"):
-            if is_package.get(folder, False):
+            if folder in packages:
                 install.sources.append(path)
             if name.startswith(b"__editable___") and name.endswith(b"_finder.py"):
                 install.finders.append(path)

@@ -223,7 +223,7 @@ def _conda_files(environ: Mapping[str, str], prefixes: Sequence[str], root: str)
     names = ("condarc", ".condarc", ".mambarc")
     paths = [os.path.join(folder, name) for folder in folders if folder for name in names]
     for path in dict.fromkeys((*paths, *named)):
-        if path and os.path.isfile(path):
+        if os.path.isfile(path):
             yield path
 
 

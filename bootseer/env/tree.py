@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+_THREADS = 2
+"""That read."""
 _READ_BYTES = 1 << 20
 _BATCH_FILES = 64
 _BATCH_BYTES = 16 << 20
@@ -120,20 +122,19 @@ def look(folder: str) -> Look:
 
 
 def scan(
-    folder: str, *, threads: int = 2, count: Callable[[int], None] = lambda size_bytes: None
+    folder: str, *, count: Callable[[int], None] = lambda size_bytes: None
 ) -> dict[bytes, Node]:
     """Look at all that a folder holds, content and all.
 
     Args:
         folder: as for `look`.
-        threads: that read.
         count: told of bytes that have been read.
 
     Raises:
         OSError: something cannot be read, or was changed meanwhile (EBUSY, with its path).
     """
     tree, statuses = look(folder)
-    return digested(folder, tree, statuses, threads=threads, count=count)
+    return digested(folder, tree, statuses, count=count)
 
 
 def digested(
@@ -141,7 +142,6 @@ def digested(
     tree: Mapping[bytes, Node],
     statuses: Mapping[bytes, os.stat_result],
     *,
-    threads: int = 2,
     count: Callable[[int], None] = lambda size_bytes: None,
 ) -> dict[bytes, Node]:
     """Add the digests of its files to what was seen of a folder; see `scan`."""
@@ -153,7 +153,7 @@ def digested(
     ]
     root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool:
             for batch in pool.map(lambda some: _digests(root, some, count), _batches(files)):
                 for path, digest in batch:
                     whole[path] = whole[path]._replace(digest=digest)

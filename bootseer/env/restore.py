@@ -82,7 +82,8 @@ def restore(
     then leaves some of it as it was.
 
     Args:
-        index, frames, read, threads, count, check_cancelled: see `bootseer.env.unpack.unpack`.
+        index, frames: of the snapshot.
+        read, threads, count, check_cancelled: see `bootseer.env.unpack.unpack_content`.
         targets: for the folders 0, 1 and so on of the snapshot; nothing else is written to.
 
     Raises:

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 
 from bootseer._io import ffi, lib
 from bootseer.env.frames import Frame, Stored, content
-from bootseer.env.index import Index
-from bootseer.env.steps import STEP_BYTES, Batch, Steps, plan
+from bootseer.env.steps import STEP_BYTES, Batch, Steps
 from bootseer.errors import BootseerError, Conflict, Denied, NoSpace, OverQuota, Unavailable
 
 Read: TypeAlias = Callable[[Frame], Stored]
@@ -50,22 +49,21 @@ _MEANINGS: dict[int, tuple[type[BootseerError], str]] = {
 }
 
 
-def unpack(
-    index: Index,
+def unpack_content(
+    steps: Steps,
     frames: Sequence[Frame],
     read: Read,
     folders: Sequence[int],
-    *,
-    threads: int = 2,
-    count: Count = lambda size_bytes: None,
-    check_cancelled: Check = lambda: None,
+    threads: int,
+    count: Count,
+    check_cancelled: Check,
 ) -> None:
-    """Make the tree of an index in empty folders, as the calling user.
+    """Make the tree of a snapshot in empty folders, as the calling user, but for `finish`.
 
-    What there is after an error is for the caller to remove.
+    What there is after an error is for the caller to remove. Folders have mode 0700.
 
     Args:
-        index: of the snapshot.
+        steps: that make the tree.
         frames: of its tar stream.
         read: the stored bytes of a frame, checked here; called in several threads, and must come
             back in time after a cancellation.
@@ -80,21 +78,6 @@ def unpack(
 
     Cancellation: no thread is left. Durability: none; it can be made again.
     """
-    steps = plan(index, frames)
-    unpack_content(steps, frames, read, folders, threads, count, check_cancelled)
-    finish(steps, folders)
-
-
-def unpack_content(
-    steps: Steps,
-    frames: Sequence[Frame],
-    read: Read,
-    folders: Sequence[int],
-    threads: int,
-    count: Count,
-    check_cancelled: Check,
-) -> None:
-    """Do what `unpack` does, but leave folders with mode 0700; see there."""
     with _ground(steps, folders) as ground:
         carry_out(ground, steps.before)
         _unpack_frames(ground, steps, frames, read, threads, count, check_cancelled)

@@ -19,7 +19,6 @@ from bootseer.env import restore as restore_module
 from bootseer.env import unpack as unpack_module
 from bootseer.env.restore import remove
 from bootseer.env.tree import Node, difference
-from bootseer.env.unpack import unpack
 from bootseer.errors import BootseerError, Conflict, Denied, Unavailable
 
 FOLDER = Node("folder", 0o755, 0, 0, mtime_ns=7)
@@ -66,18 +65,6 @@ def test_a_tree_comes_back(attributes, take, look, tmp_path, ways, frame_bytes, 
     assert look(tmp_path / "new") == part(snapshot.tree)
     assert sum(counted) == sum(frame.size_bytes for frame in snapshot.opened()[1])
     assert sorted(os.listdir(tmp_path)) == ["new", "source"]
-
-
-def test_unpack_fills_folders_that_are_there(source, take, look, tmp_path):
-    snapshot = take(source)
-    (tmp_path / "made").mkdir()
-    index, frames = snapshot.opened()
-    fd = os.open(tmp_path / "made", os.O_RDONLY)
-    try:
-        unpack(index, frames, snapshot.read, [fd])
-    finally:
-        os.close(fd)
-    assert look(tmp_path / "made") == part(snapshot.tree)
 
 
 def test_an_empty_folder_is_replaced(source, take, look, tmp_path):

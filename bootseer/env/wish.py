@@ -74,8 +74,8 @@ class Around:
     scratch: str
     stage: Stage
     hands: Hands | None
-    keep_days: float = 0
-    quota_bytes: int = 0
+    keep_days: float
+    quota_bytes: int
     mksquashfs: Start = start_plainly
 
 

@@ -78,6 +78,8 @@ def serve(
         scratch=str(folder / "scratch"),
         stage=_stage,
         hands=None,
+        keep_days=0,
+        quota_bytes=0,
     )
 
     async def run() -> None:

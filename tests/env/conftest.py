@@ -312,6 +312,8 @@ class Lab:
             scratch=str(self.scratch),
             stage=self.stage,
             hands=self.hands,
+            keep_days=0,
+            quota_bytes=0,
         )
         return replace(found, **changes)
 

@@ -39,9 +39,7 @@ def start() -> socket.socket:
 
 def main() -> None:
     """Serve one conversation on the descriptor that the command line names."""
-    end = socket.socket(fileno=int(sys.argv[1]))
-
-    async def run() -> None:
+    async def run(end: socket.socket) -> None:
         talk = Talk(end)
         with suppress(Closed):
             try:
@@ -52,7 +50,8 @@ def main() -> None:
                 await talk.send(HELLO)
                 await serve(talk, here)
 
-    trio.run(run)
+    with socket.socket(fileno=int(sys.argv[1])) as end:
+        trio.run(run, end)
 
 
 def _around() -> Around:

@@ -82,6 +82,48 @@ def test_files_and_their_names(call, installed, tmp_path):
     assert f"+ {installed.target}/two" in output
 
 
+def test_lines_of_a_record_count_but_for_what_tells_of_a_run(says, call, installed, tmp_path):
+    source = tmp_path / "source"
+    code = (
+        f"import pathlib; said = pathlib.Path('{source}').read_text()\n"
+        f"top = pathlib.Path('{installed.target}/a-1.dist-info'); top.mkdir()\n"
+        "(top / 'direct_url.json').write_text(said)\n"
+        "lines = ['a.py,', 'b.py,', 'a-1.dist-info/direct_url.json,' + said, 'c.pyc,' + said]\n"
+        "lines += ['d.py,'] * (said == '3')\n"
+        "(top / 'RECORD').write_text('\\n'.join(sorted(lines, reverse=said == '2')))"
+    )
+    words = [sys.executable, "-P", "-c", code]
+    source.write_text("1")
+    installed.run_words(words)
+    source.write_text("2")
+    assert "no drift" in says(*drift(installed, words))
+    source.write_text("3")
+    code, output = call(*drift(installed, "-l", words))
+    assert code == 1 and "1 changed" in output and "a-1.dist-info/RECORD" in output
+
+
+def test_a_file_is_read_out_of_the_frames_that_have_it(source, take):
+    snapshot = take(source, frame_bytes=1000)
+    index, frames = snapshot.opened()
+
+    def read(frame):
+        asked.append(frame)
+        return snapshot.read(frame)
+
+    for path, node in snapshot.tree.items():
+        if node.kind == "file":
+            asked = []
+            found = drift_module._read_file(index, frames, read, path)
+            assert found == (source / os.fsdecode(path)).read_bytes()
+            start = index.places[node.same_as or path].tar
+            assert asked == [
+                frame
+                for frame in frames
+                if max(start, frame.start)
+                < min(start + node.size_bytes, frame.start + frame.size_bytes)
+            ]
+
+
 def test_a_target_that_is_not_there_is_not_there_afterwards(says, call, installed):
     words = installed.words("echo x >TARGET/x; mkdir TARGET/__pycache__; date >TARGET/t.pyc")
     snapshot = installed.run_words(words)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.env.findings import MOST_PER_KIND, examine
+from bootseer.env.install import SMALL_BYTES
 from bootseer.env.snapshot import Finding
 from bootseer.env.tree import Node, scan
 from bootseer.errors import Unavailable
@@ -92,11 +93,19 @@ def test_an_install_that_is_well_has_none(env):
     env.write("bin/moves", "#!/bin/sh\n'''exec' \"$(dirname -- \"$0\")\"/'python'\n", 0o755)
     env.write("bin/shell", "#!/bin/sh\nexec /tmp/tool\n", 0o755)
     env.write("bin/binary", b"\x7fELF\0", 0o755)
+    env.write("bin/text", "# /tmp/python\n", 0o755)
+    env.write("bin/empty", "#!\n", 0o755)
+    env.write("bin/data", "#!/tmp/python\n")
+    env.write("libexec/tool", "#!/tmp/python\n", 0o755)
+    env.write(f"{SITE}/tiny/bin/tool", "#!/tmp/python\n", 0o755)
     env.write(f"{SITE}/distutils-precedence.pth", f"import os; x('{'../' * 9}tmp')\n")
     env.write(f"{SITE}/own.pth", "# /tmp/a\n\n/site/env/src\n../../../src\nvendored\n")
     env.write(f"{SITE}/copied-1.0.dist-info/direct_url.json", direct_url("file:///tmp/a", False))
     env.write(f"{SITE}/{DIRECT_URL}", '{"url": "file:///tmp/a.whl", "archive_info": {}}')
     env.write(f"{SITE}/odd-1.0.dist-info/direct_url.json", "[")
+    env.write("share/direct_url.json", direct_url("file:///tmp/a"))
+    env.write(f"{SITE}/tiny/path_finder.py")
+    env.write(f"{SITE}/__editable___tiny.py")
     env.write(f"{SITE}/tiny/__init__.py", "one = 1\n")
     env.compile(f"{SITE}/tiny/__init__.py")
     env.write("conda-meta/history", "==> /tmp/cmd <==\n")
@@ -142,7 +151,7 @@ def test_a_link_to_another_target_is_well_even_where_that_is_temporary(tmp_path)
 
 EDITABLE = {
     "direct_url.json": ([(DIRECT_URL, direct_url("file:///src/my%20tiny"))], "/src/my tiny"),
-    "a .pth file": ([("__editable__.tiny-1.0.pth", "/src/tiny\n")], "/src/tiny"),
+    "a .pth file": ([("__editable__.tiny-1.0.pth", "/src/tiny\n/src/more\n")], "/src/tiny"),
     "a .pth file of code": (
         [("__editable__.tiny-1.0.pth", "import __editable___tiny_1_0_finder; x()\n")],
         "where it was written",
@@ -184,6 +193,12 @@ def test_an_editable_install_of_what_is_in_a_target_is_well(env):
     assert env.examine() == []
 
 
+def test_editable_installs_of_what_is_in_a_target_hide_no_others(env):
+    for name, folder in {"a": "/site/env", "b": "/src", "c": "/site/env", "d": "/src"}.items():
+        env.write(f"{SITE}/__editable__.{name}-1.0.pth", f"{folder}/{name}\n")
+    assert [found.path[-9:] for found in env.examine()] == ["b-1.0.pth", "d-1.0.pth"]
+
+
 @pytest.mark.parametrize(
     ("lines", "where"),
     [
@@ -205,6 +220,12 @@ def test_weights_are_no_path_files(env):
     env.write("large.pth", "/src/shared\n" * 10_000)
     assert env.examine() == []
     assert env.opened == [b"0/model.pth"]
+
+
+@pytest.mark.parametrize(("size_bytes", "count"), [(SMALL_BYTES, 1), (SMALL_BYTES + 1, 0)])
+def test_a_path_file_is_small(env, size_bytes, count):
+    env.write(f"{SITE}/more.pth", "/src/shared\n".ljust(size_bytes, "#"))
+    assert len(env.examine()) == count
 
 
 @pytest.mark.parametrize(
@@ -235,11 +256,12 @@ def test_scripts_of_an_interpreter_that_may_be_gone(tmp_path, target, path, scri
 
 
 def test_an_interpreter_is_said_once(env):
-    for name in "abc":
+    env.write("bin/a", "#!/usr/bin/python3\n", 0o755)
+    for name in "bc":
         env.write(f"bin/{name}", "#!/tmp/python\n", 0o755)
     found = env.only()
-    assert found.path == "/site/env/bin/a"
-    assert "as 2 more scripts, /tmp/python" in found.detail
+    assert found.path == "/site/env/bin/b"
+    assert "as 1 more scripts, /tmp/python" in found.detail
 
 
 @pytest.mark.parametrize(
@@ -247,7 +269,12 @@ def test_an_interpreter_is_said_once(env):
     [
         ("home = /tmp/python/bin", "base Python", "/tmp/python/bin"),
         (f"Home={HOME}/.pyenv/versions/3.11/bin", "base Python", "home folder"),
-        ("include-system-site-packages = True", "system packages", "--system-site-packages"),
+        ("include-system-site-packages = True", "system packages", "of the node's Python and"),
+        (
+            "home = /usr/bin\ninclude-system-site-packages = true",
+            "system packages",
+            "the packages of /usr/bin and",
+        ),
     ],
 )
 def test_virtual_environments_that_need_more_of_a_node(env, line, kind, word):
@@ -278,6 +305,18 @@ def test_some_modules_without_bytecode_are_well(env):
     assert env.examine() == []
 
 
+@pytest.mark.parametrize(
+    ("sources", "compiled", "count"), [(100, 0, 0), (101, 0, 1), (202, 101, 0), (203, 101, 1)]
+)
+def test_bytecode_is_missing_where_many_and_most_have_none(sources, compiled, count):
+    site, file = f"0/{SITE}".encode(), Node("file", 0o644, 0, 0)
+    tree = {site: Node("folder", 0o755, 0, 0)}
+    tree |= {site + b"/m%d.py" % n: file for n in range(sources)}
+    tree |= {site + b"/__pycache__/m%d.cpython-311.pyc" % n: file for n in range(compiled)}
+    found = examine(tree, lambda path, most_bytes: b"", ["/site/env"], HOME, {})
+    assert [finding.kind for finding in found] == ["no bytecode"] * count
+
+
 @pytest.mark.parametrize("what", ["time", "length"])
 def test_stale_bytecode(env, what):
     source = env.write(f"{SITE}/a/b.py", "one = 1\n")
@@ -293,6 +332,23 @@ def test_stale_bytecode(env, what):
     path = f"/site/env/{SITE}/a/__pycache__/b.{tag}.pyc"
     assert (found.kind, found.path) == ("stale bytecode", path)
     assert "1 of 1" in found.detail
+
+
+def test_the_first_stale_bytecode_is_named_and_the_others_are_counted(tmp_path):
+    def read(path, most_bytes):
+        if b"/a." in path:
+            raise PermissionError(path)
+        return readable(path, most_bytes)
+
+    env = Env(tmp_path / "tree", ["/site/env", "/site/more"])
+    readable, env.read = env.read, read
+    for top, name in ("0a", "0b", "1c"):
+        source = env.write(f"{name}.py", "one = 1\n", top=top)
+        env.compile(f"../{top}/{name}.py")
+        os.utime(source, ns=(0, 0))
+    found = env.only()
+    assert found.path == f"/site/env/__pycache__/b.{sys.implementation.cache_tag}.pyc"
+    assert "as 2 of 3 that" in found.detail and "compileall -q /site/env`" in found.detail
 
 
 def test_bytecode_that_goes_by_a_hash_is_never_stale_by_its_time(env):
@@ -337,6 +393,33 @@ def test_packages_that_the_user_has_too(shadowed):
     assert (found.kind, found.path) == ("user site", f"/site/env/{SITE}")
     assert f"some-thing: also in {USER_SITE}, " in found.detail
     assert "PYTHONNOUSERSITE=1" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [("abc", "a, b, c: also in"), ("abcd", "a, b, c and 1 more: also in")],
+)
+def test_of_packages_that_the_user_has_too_three_are_named(env, names, text):
+    for name in names:
+        env.write(f"{SITE}/{name}-2.0.dist-info/METADATA")
+    env.folders = {"/site/env": ["lib"], USER_SITE: [f"{name}-1.0.dist-info" for name in names]}
+    assert text in env.only().detail
+
+
+def test_a_folder_that_comes_before_the_users_packages_hides_no_other(shadowed):
+    earlier = "lib/python3.10/site-packages"
+    shadowed.write(f"{earlier}/Some_Thing-2.0.dist-info/METADATA")
+    shadowed.environ["PYTHONPATH"] = f"/site/env/{earlier}"
+    assert shadowed.only().path == f"/site/env/{SITE}"
+
+
+def test_a_virtual_environment_hides_no_other_target(tmp_path):
+    env = Env(tmp_path / "tree", ["/site/venv", "/site/env"])
+    env.write("pyvenv.cfg", "home = /usr/bin\n")
+    for top in "01":
+        env.write(f"{SITE}/a-2.0.dist-info/METADATA", top=top)
+    env.folders = {USER_SITE: ["a-1.0.dist-info"]}
+    assert env.only().path == f"/site/env/{SITE}"
 
 
 def not_asked(env):
@@ -414,6 +497,23 @@ def test_what_is_said_fits_a_manifest(env):
     assert len(env.examine()) == 2
 
 
+@pytest.mark.parametrize("top", ["/sw", "/tmp"])
+def test_of_what_is_too_long_the_middle_is_left_out(env, top):
+    env.link("bin/python", top)
+    room = 300 - len(env.only().detail) + len(top)
+    whole = (top + "/" + "/".join(f"{number:03}" for number in range(99)))[:room]
+    (env.root / "0/bin/python").unlink()
+    env.link("bin/python", whole)
+    assert f"leads to {whole}, " in env.only().detail
+
+    (env.root / "0/bin/python").unlink()
+    env.link("bin/python", whole + "more")
+    shown = env.only().detail.removeprefix("leads to ").partition(", ")[0]
+    head, tail = shown.split("…")
+    assert len(shown) == room and 0 <= len(tail) - len(head) <= 1
+    assert whole.startswith(head) and (whole + "more").endswith(tail)
+
+
 @pytest.mark.parametrize("error", [PermissionError("no"), Unavailable("gone")])
 def test_what_cannot_be_read_is_left_out(env, error):
     def read(path, most_bytes):
@@ -425,6 +525,18 @@ def test_what_cannot_be_read_is_left_out(env, error):
     env.write("pyvenv.cfg", "home = /tmp")
     env.read = read
     assert env.examine() == []
+
+
+def test_what_can_be_read_is_said_beside_what_cannot(env):
+    def read(path, most_bytes):
+        if path == b"0/a/pyvenv.cfg":
+            raise PermissionError(path)
+        return b"home = /tmp\n"
+
+    env.write("a/pyvenv.cfg")
+    env.write("b/pyvenv.cfg")
+    env.read = read
+    assert env.only().path == "/site/env/b/pyvenv.cfg"
 
 
 @pytest.mark.parametrize(

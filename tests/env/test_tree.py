@@ -1,18 +1,21 @@
 """A folder's tree: everything that counts is seen, and nothing else."""
 
 import errno
+import hashlib
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.env import tree as tree_module
-from bootseer.env.tree import Node, difference, scan, tree_digest
+from bootseer.env.tree import Node, difference, digested, look, scan, shape, tree_digest
 
 WHEN_NS = 1_600_000_000_123_456_789
 
@@ -48,6 +51,7 @@ def test_all_is_seen(folder):
     assert found[b"lib/empty"].xattrs == ((b"user.note", b"\0new"),)
     assert {node.mtime_ns for node in found.values()} == {WHEN_NS}
     assert {(node.uid, node.gid) for node in found.values()} == {(os.getuid(), os.getgid())}
+    assert {node.size_bytes for node in found.values() if node.kind != "file"} == {0}
 
 
 def test_of_several_names_the_first_in_order_is_the_files(folder):
@@ -153,8 +157,13 @@ def test_files_of_a_lower_layer_are_seen_though_they_have_another_device_number(
 
 
 @pytest.mark.root
-def test_what_is_mounted_below_is_left_out(folder):
-    mount = ["mount", "-t", "tmpfs", "none", str(folder / "lib/deep")]
+def test_what_is_mounted_below_is_left_out_and_nothing_else(folder):
+    for number in range(20):  # they may be listed in any order
+        (folder / f"lib/deep/{number}").touch()
+    (folder / "lib/deep/below").mkdir()
+    for number in range(20, 40):
+        (folder / f"lib/deep/{number}").touch()
+    mount = ["mount", "-t", "tmpfs", "none", str(folder / "lib/deep/below")]
     look = f"import sys; from bootseer.env.tree import scan; print(sorted(scan({str(folder)!r})))"
     script = f'{" ".join(mount)} && exec "$0" -P -c "$1"'
     done = subprocess.run(
@@ -163,7 +172,8 @@ def test_what_is_mounted_below_is_left_out(folder):
         text=True,
         check=True,
     )
-    assert "lib/empty" in done.stdout and "lib/deep" not in done.stdout
+    assert "lib/deep/below" not in done.stdout
+    assert all(f"'lib/deep/{number}'" in done.stdout for number in range(40))
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error_that_names_it(folder, monkeypatch):
@@ -177,6 +187,96 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_that_names_it(folder, 
         scan(str(folder))
     assert caught.value.errno == errno.EBUSY
     assert caught.value.filename == "lib/deep/large"
+
+
+@pytest.mark.parametrize("see", [look, lambda path: digested(path, {}, {})])
+def test_what_is_no_folder_is_an_error_that_names_it(folder, see):
+    with pytest.raises(NotADirectoryError) as caught:
+        see(str(folder / "lib/a.py"))
+    assert caught.value.filename == str(folder / "lib/a.py")
+
+
+@pytest.fixture
+def swap(folder, monkeypatch):
+    """Have a path become a link to something elsewhere after a call of a function."""
+
+    def swap(place, function, path, when=lambda argument: True):
+        def called(argument, *more, **options):
+            found = real(argument, *more, **options)
+            if isinstance(found, Iterator):
+                found = list(found)
+            if when(argument):
+                os.rename(folder / path, folder.parent / "gone")
+                os.symlink(folder.parent / "elsewhere", folder / path)
+            return found
+
+        real = getattr(place, function)
+        patched.setattr(place, function, called)
+        return folder.parent / "elsewhere"
+
+    with monkeypatch.context() as patched:
+        yield swap
+
+
+def test_a_folder_that_becomes_a_link_is_not_followed(folder, swap):
+    swap(os, "stat", "lib/deep", lambda name: name == b"deep").mkdir()
+    with pytest.raises(NotADirectoryError):
+        look(str(folder))
+
+
+def test_a_file_that_becomes_a_link_is_not_followed(folder, swap):
+    swap(tree_module, "_walk", "lib/a.py").write_bytes(b"secret")
+    with pytest.raises(OSError) as caught:
+        scan(str(folder))
+    assert caught.value.errno == errno.ELOOP
+
+
+def test_what_becomes_a_link_has_no_attributes_of_its_target(folder, swap):
+    elsewhere = swap(tree_module, "_walk", "lib/empty")
+    elsewhere.touch()
+    os.setxattr(elsewhere, "user.note", b"secret")
+    assert look(str(folder)).tree[b"lib/empty"].xattrs == ()
+
+
+def test_no_attribute_is_read_of_what_becomes_a_link_when_they_are_listed(folder, swap):
+    elsewhere = swap(os, "listxattr", "lib/empty", lambda name: name.endswith(b"lib/empty"))
+    for path in (folder / "lib/empty", elsewhere):
+        path.touch()
+        os.setxattr(path, "user.note", b"secret")
+    with pytest.raises(OSError):
+        look(str(folder))
+
+
+@pytest.mark.parametrize("code", [errno.ENOTSUP, errno.ENAMETOOLONG, errno.EIO])
+def test_where_there_can_be_no_attributes_there_are_none(folder, monkeypatch, code):
+    def listxattr(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    os.setxattr(folder / "lib/empty", "user.note", b"x")
+    monkeypatch.setattr(os, "listxattr", listxattr)
+    if code == errno.EIO:
+        with pytest.raises(OSError):
+            look(str(folder))
+    else:
+        assert look(str(folder)).tree[b"lib/empty"].xattrs == ()
+
+
+def test_a_thread_reads_some_small_files_or_one_that_is_large(tmp_path, monkeypatch):
+    class Pool(ThreadPoolExecutor):
+        def map(self, work, batches):
+            given.extend(batches)
+            return super().map(work, given)
+
+    given = []
+    monkeypatch.setattr(tree_module, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(tree_module, "_BATCH_FILES", 3)
+    monkeypatch.setattr(tree_module, "_BATCH_BYTES", 10)
+    for name, size_bytes in zip("abcdefghi", (9, 1, 10, 1, 1, 1, 9, 1, 1), strict=True):
+        (tmp_path / name).write_bytes(bytes(size_bytes))
+    scan(str(tmp_path))
+    assert [b"".join(file.path for file in batch) for batch in given] == [
+        *(b"ab", b"c", b"def", b"gh", b"i")
+    ]
 
 
 def test_progress_is_all_that_was_read(folder):
@@ -205,6 +305,20 @@ TREES = st.dictionaries(st.binary(max_size=4), NODES, max_size=5)
 def test_digests_are_equal_where_trees_are(one, other):
     assert (tree_digest(one) == tree_digest(other)) == (one == other)
     assert tree_digest(dict(reversed(one.items()))) == tree_digest(one)
+
+
+def test_a_digest_stays_what_it_is():
+    """Stored snapshots have it."""
+    node = Node("file", 0o644, 1, 2, 3, 4, b"to", b"as", b"sum", ((b"name", b"value"),))
+    fields = [b"path", b"file", b"420", b"1", b"2", b"3", b"4", b"to", b"as", b"sum"]
+    whole = [len(f).to_bytes(8, "little") + f for f in [*fields, b"1", b"name", b"value"]]
+    assert tree_digest({b"path": node}) == hashlib.sha256(b"".join(whole)).hexdigest()
+
+
+def test_a_shape_is_the_digest_without_what_differs_where_the_same_is_made_again():
+    node = Node("file", 0o644, 1, 2, 3, 4, b"to", b"as", b"sum", ((b"name", b"value"),))
+    plain = Node("file", 0o644, 0, 0, 3, 0, b"to", b"as")
+    assert shape({b"path": node}) == tree_digest({b"path": plain})
 
 
 @given(TREES, TREES)

@@ -113,6 +113,7 @@ READ = [
     ("uv pip install a", {}, "uv.toml"),
     ("uv pip install a", {}, "../pyproject.toml"),
     ("uv pip sync a.txt", {}, "a.txt"),
+    ("uv pip install ./a.whl", {}, "a.whl"),
     ("uv venv", {}, ".python-version"),
     ("uv sync", {"pyproject.toml": PROJECT}, "uv.lock"),
     ("uv sync", {}, "pyproject.toml"),
@@ -123,30 +124,53 @@ READ = [
     ("uv sync", {"uv.lock": LOCKED % ("directory", "pkg")}, "pkg/p.py"),
     ("uv sync", {"uv.lock": LOCKED % ("path", "a.whl")}, "a.whl"),
     ("uv sync --no-editable", {"uv.lock": LOCKED % ("editable", "pkg")}, "pkg/p.py"),
+    ("env UV_NO_EDITABLE=1 uv sync", {"uv.lock": LOCKED % ("editable", "pkg")}, "pkg/p.py"),
+    ("uv sync --no-editable", {"../pyproject.toml": BUILT}, "../p.py"),
+    ("uv sync", {"pyproject.toml": PROJECT, "../uv.lock": LOCKED % ("path", "a.whl")}, "../a.whl"),
+    (
+        "uv sync --no-install-project",
+        {"uv.lock": LOCKED % ("editable", ".") + LOCKED % ("directory", "pkg")},
+        "pkg/p.py",
+    ),
+    (
+        "uv sync",
+        {"pyproject.toml": PROJECT + '[tool.uv.sources]\na = { path = "a.whl" }\n'},
+        "a.whl",
+    ),
+    ("uv sync -f links", {"pyproject.toml": PROJECT}, "links/a-1.whl"),
+    ("uv run --script a.py", {}, "a.py"),
     ("uv run pip install -r a.txt", {}, "a.txt"),
+    ("uv run pip install -r a.txt", {"a.txt": "-r b.txt\n"}, "b.txt"),
     ("poetry install --no-root", {}, "poetry.lock"),
     ("poetry install --no-root", {}, "pyproject.toml"),
     ("poetry install --no-root", {}, "poetry.toml"),
     ("poetry install --no-root -C p", {}, "p/poetry.lock"),
+    ("poetry install --no-root -P p", {}, "p/poetry.lock"),
+    ("poetry install --no-root", {"../pyproject.toml": PROJECT}, "../poetry.lock"),
     ("poetry install --no-root", {"poetry.lock": POETRY % ("false", "directory", "pkg")}, "pkg/p"),
     ("poetry install", {"pyproject.toml": "package-mode = false"}, "poetry.lock"),
     ("conda env create", {}, "environment.yml"),
     ("conda env create -f e.yml", {}, "e.yml"),
+    ("conda env create e.yaml", {}, "e.yaml"),
     ("conda env create -f d/e.yml", {"d/e.yml": ENVIRONMENT}, "d/pip.txt"),
     ("conda env create -f d/e.yml", {"d/e.yml": ENVIRONMENT}, "d/pkg/p.py"),
     ("conda create -n x --file a.txt", {}, "a.txt"),
+    ("conda create --file a.txt", {"a.txt": "@EXPLICIT\nd/a.conda#012\n"}, "d/a.conda"),
     ("conda install ./a.conda", {}, "a.conda"),
     ("micromamba create -f conda-lock.yml", {}, "conda-lock.yml"),
     ("micromamba run -p /e pip install -r a.txt", {}, "a.txt"),
     ("conda-lock install", {}, "conda-lock.yml"),
+    ("conda-lock install a-lock.yml", {}, "a-lock.yml"),
     ("bash in.sh", {"in.sh": "pip install -r a.txt\n"}, "in.sh"),
     ("bash in.sh", {"in.sh": "pip install -r a.txt\n"}, "a.txt"),
     ("./in.sh", {"in.sh": "#!/bin/sh\ncd d\npip install -r a.txt\n"}, "d/a.txt"),
     ("./tool", {}, "tool"),
+    ("./tool a.cfg", {}, "a.cfg"),
     ("make -f a.mk x", {}, "a.mk"),
     ("make deps", {}, "Makefile"),
     ("make -C d deps", {}, "d/Makefile"),
     ("python3 setup.py install", {}, "src/p.py"),
+    ("./setup.py install", {}, "src/p.py"),
     ("python3 d/setup.py bdist_wheel", {}, "d/src/p.py"),
     ("xargs -n 1 -a a.txt pip install", {}, "a.txt"),
     ("xargs --arg-file=a.txt pip install", {}, "a.txt"),
@@ -225,7 +249,12 @@ REFUSED = [
     ("uv sync --no-install-project", {"uv.lock": LOCKED % ("editable", "a")}, "--no-editable"),
     ("uv sync", {"pyproject.toml": "[tool.uv.sources]\na = {workspace = true}\n"}, "editable"),
     ("poetry install", {"pyproject.toml": PROJECT}, "--no-root"),
-    ("poetry install --no-root", {"poetry.lock": POETRY % ("true", "directory", "a")}, "editable"),
+    ("uv sync", {"pyproject.toml": PROJECT + "[tool.uv]\npackage = true\n"}, "--no-editable"),
+    (
+        "poetry install --no-root",
+        {"poetry.lock": POETRY % ("true", "directory", "a")},
+        "poetry.lock: 'a' .*editable",
+    ),
     ("conda env create", {"environment.yml": "- pip:\n  - -e .\n"}, "editable"),
     ("pip install -r pylock.toml", {"pylock.toml": "directory = {editable = true}"}, "editable"),
     ("python3 d/setup.py develop", {}, "editable"),
@@ -297,6 +326,47 @@ def test_files_that_change_nothing_are_no_part(place):
         assert not any(
             name.startswith(("file", "project")) for name in names(place, *command.split())
         )
+
+
+@pytest.mark.parametrize(
+    ("command", "there"),
+    [
+        ("make deps PYTHON=./python3.11", {"python3.11": ""}),
+        ("cat d/setup.py", {"src/p.py": "x = 1\n"}),
+        ("uv sync", {"pyproject.toml": "[tool.uv.sources]\na = {workspace = true}\n"}),
+        ("uv sync", {"pyproject.toml": BUILT}),
+        ("uv sync", {"pyproject.toml": BUILT + "[tool.uv]\npackage = false\n", "uv.lock": None}),
+        ("poetry install --no-root", {"poetry.lock": POETRY % ("false", "git", "https://h/x")}),
+        ("poetry show", {"pyproject.toml": PROJECT}),
+    ],
+)
+def test_what_is_not_read_is_no_part(place, command, there):
+    write(place, "uv.lock", "version = 1\n")
+    for path, text in there.items():
+        if text is None:
+            (place / "w" / path).unlink()
+        else:
+            write(place, path, text)
+    found = {name for name in names(place, *command.split()) if name.startswith(("file", "proj"))}
+    assert found <= {
+        *("file pyproject.toml", "file uv.lock"),
+        *("file poetry.lock", "file d/setup.py"),
+    }
+
+
+def test_of_an_environment_only_what_pip_installs_can_be_a_file(place):
+    lines = ("- ./no.whl", "- pip:", "  - ./a.whl", "", "  - ./b.whl", "- ./no.whl", "- ./no.whl")
+    write(place, "environment.yml", "dependencies:\n" + "".join(f"  {line}\n" for line in lines))
+    found = {name for name in names(place, "conda", "env", "create") if name.startswith("file")}
+    assert found == {"file environment.yml", "file a.whl", "file b.whl"}
+
+
+def test_a_program_that_is_a_script_is_a_part_without_its_credentials(place):
+    keys = set()
+    for word in ("secret", "hush"):
+        write(place, "tool", f"#!/usr/bin/python3\nurl = 'https://me:{word}@host'\n")
+        keys.add(key_of(parts(place, "./tool", "a.cfg")))
+    assert len(keys) == 1
 
 
 def test_a_copy_of_the_folder_has_the_same_key(place):
@@ -561,7 +631,11 @@ def test_the_platform_is_the_targets_pythons(place):
     assert found["platform"].value == "x86_64, glibc 2.36"
     assert found["python"].value == str(PYTHON)
     assert found["installer"].value == "pip 23.0"
+    assert found["image"].value == "none"
     assert all(part.why for part in found.values())
+    assert found["target /t"].why == "what is there before the command"
+    in_image = parts(place, "pip", "install", "a", image_digest="sha256:1")
+    assert Part("image", "sha256:1", "the command runs in it") in in_image
 
 
 def test_targets_are_absolute_and_normal(place):
@@ -618,8 +692,11 @@ def test_a_real_python_is_asked_in_the_end(tmp_path):
 
 
 def test_too_many_parts_are_refused():
+    others = len(parts_of(FACTS))
+    most = parts_of(FACTS._replace(extra=("x",) * (2000 - others)))
+    assert from_document(to_document(most), "d") == most
     with pytest.raises(KeyProblem, match="split the command"):
-        parts_of(FACTS._replace(extra=("x",) * 2001))
+        parts_of(FACTS._replace(extra=("x",) * (2001 - others)))
 
 
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=5)
@@ -656,6 +733,12 @@ def test_documents_are_read_as_they_were_written(extra, targets):
 
 
 def test_texts_that_are_too_long_are_cut_and_still_differ():
+    [whole] = (
+        part.value
+        for part in parts_of(FACTS._replace(settings={"a": "x" * 8192}))
+        if part.name == "setting a"
+    )
+    assert whole == "x" * 8192
     long = [FACTS._replace(command=("x" * 20_000 + end,)) for end in "ab"]
     one, other = (parts_of(each) for each in long)
     assert key_of(one) != key_of(other)
@@ -697,6 +780,30 @@ def damaged():
 def test_damaged_documents_are_refused(document):
     with pytest.raises(Corrupt, match="d: "):
         from_document(document, "d")
+
+
+LONGEST = Part("a" * 1024, "x" * 8192, "w" * 1024)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        LONGEST._replace(name="a" * 1025),
+        LONGEST._replace(value="x" * 8193),
+        LONGEST._replace(why="w" * 1025),
+        Part("a\nb", "1"),
+        Part("a", "\u00e9"),
+    ],
+)
+def test_parts_that_are_not_acceptable_are_refused_though_the_key_is_theirs(part):
+    assert from_document(to_document([LONGEST]), "d") == (LONGEST,)
+    with pytest.raises(Corrupt, match="of a part is missing or not acceptable"):
+        from_document(to_document([part]), "d")
+
+
+def test_parts_that_are_no_list_are_refused_though_the_key_is_theirs():
+    with pytest.raises(Corrupt, match="'parts'"):
+        from_document({**to_document([]), "parts": {}}, "d")
 
 
 def test_documents_of_another_version_are_told_apart():

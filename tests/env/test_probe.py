@@ -2,6 +2,7 @@
 
 import glob
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -30,10 +31,12 @@ def program(path, text):
 
 @pytest.fixture
 def place(tmp_path):
-    """Two Pythons that print nothing, and a pip for each in a way of its own."""
+    """Pythons that print nothing, and a pip for each in a way of its own."""
     for folder in ("system/bin", "env/bin"):
         program(tmp_path / folder / "python3", "#!/bin/sh\n")
         program(tmp_path / folder / "python", "#!/bin/sh\n")
+    program(tmp_path / "system/bin/python3.9", "#!/bin/sh\n")
+    program(tmp_path / "env/bin/uv", "#!/bin/sh\n")
     program(tmp_path / "env/bin/pip", f"#!{tmp_path}/env/bin/python\n")
     program(tmp_path / "system/bin/pip", "#!/usr/bin/env python3\n")
     return tmp_path
@@ -110,7 +113,27 @@ def test_what_prints_without_end_is_ended():
 
 def test_what_cannot_be_run_says_nothing():
     assert run(["/none/such"], {}, 1) is None
+    assert run(["a\0b"], {}, 1) is None
     assert run(["false"], dict(os.environ), 10) is None
+
+
+@pytest.mark.parametrize(("text", "said"), [("hello", "hello"), ("hello!", None)])
+def test_a_program_may_print_only_so_much(monkeypatch, text, said):
+    monkeypatch.setattr(probe, "MAX_OUTPUT_BYTES", 5)
+    assert run(["printf", text], dict(os.environ), 60) == said
+
+
+def test_of_what_is_ended_nothing_is_left(monkeypatch):
+    class Started(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    started = []
+    monkeypatch.setattr(probe.subprocess, "Popen", Started)
+    assert run(["sleep", "60"], dict(os.environ), 0.1) is None
+    [process] = started
+    assert (process.returncode, process.stdout.closed) == (-signal.SIGKILL, True)
 
 
 PYTHONS = [
@@ -126,6 +149,9 @@ PYTHONS = [
     (("uv", "pip", "install", "--python", "env/bin/python", "a"), "env/bin/python"),
     (("uv", "pip", "install", "-penv", "a"), "env/bin/python"),
     (("uv", "venv"), "system/bin/python3"),
+    (("env/bin/uv", "venv"), "system/bin/python3"),
+    (("pip", "--python", "3.9", "install", "a"), "system/bin/python3.9"),
+    (("uv", "venv", "--python", "python3.9"), "system/bin/python3.9"),
     (("conda", "install", "-p", "env", "a"), "env/bin/python"),
     (("conda", "create", "-n", "x", "a"), ""),
 ]
@@ -178,23 +204,57 @@ def test_programs_are_found_as_a_shell_does(place):
     assert which("python3", {"PATH": "system/bin"}, str(place)) == f"{place}/system/bin/python3"
     assert which("./pip", {}, f"{place}/env/bin") == f"{place}/env/bin/./pip"
     assert which("env", {"PATH": ""}, str(place)) == which("env/bin", {}, str(place)) == ""
+    (place / "env/bin/pip").chmod(0o644)
+    assert which("./pip", {}, f"{place}/env/bin") == ""
+
+
+def test_where_there_is_no_python3_it_is_what_python_starts(place):
+    (place / "system/bin/python3").unlink()
+    assert found(place, "make") == "system/bin/python"
+
+
+@pytest.mark.root
+def test_a_program_that_cannot_be_read_says_nothing(place):
+    place.chmod(0o755)
+    (place / "env/bin/pip").chmod(0o111)
+    os.seteuid(65534)
+    try:
+        assert found(place, "env/bin/pip", "install", "a") == "system/bin/python3"
+    finally:
+        os.seteuid(0)
 
 
 def test_installers_say_their_version_or_their_records_do(tmp_path):
-    uv = program(tmp_path / "bin/uv", '#!/bin/sh\n[ "$1" = --version ] && echo uv 0.9.1\n')
+    text = '#!/bin/sh\n[ "$1" = --version ] && echo uv 0.9.1 && echo more\n'
+    uv, micromamba = (program(tmp_path / "bin" / name, text) for name in ("uv", "micromamba"))
     conda = program(tmp_path / "bin/conda", "#!/bin/sh\nexit 1\n")
     program(tmp_path / "conda-meta/conda-24.1.2-py311_0.json", "{}")
     program(tmp_path / "conda-meta/conda-libmamba-solver-24.1.0-0.json", "{}")
     environ = dict(os.environ)
     assert installer_version("uv", uv, environ) == "uv 0.9.1"
     assert installer_version("conda", conda, environ) == "conda-24.1.2-py311_0"
+    assert installer_version("conda", micromamba, environ) == "uv 0.9.1"
+    assert installer_version("uv", f"{tmp_path}/none", environ) == ""
 
 
 def test_no_accelerator_is_none(tmp_path):
     assert accelerator({}, None, str(tmp_path)) == "none"
     # Processors are nodes too.
-    program(tmp_path / "sys/class/kfd/kfd/topology/nodes/0/properties", "gfx_target_version 0\n")
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    program(nodes / "0/properties", "gfx_target_version 0\n")
+    program(nodes / "1/properties", "cpu_cores_count 8\n")
     assert accelerator({}, None, str(tmp_path)) == "none"
+
+
+def test_a_pipe_in_the_place_of_what_the_kernel_says_is_not_waited_for(tmp_path):
+    path = tmp_path / "proc/driver/nvidia/version"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    try:
+        assert accelerator({}, None, str(tmp_path)) == "none"
+    finally:
+        os.close(writer)
 
 
 @pytest.mark.parametrize(("version", "driver"), [(NVIDIA, "535"), (OPEN, "555")])
@@ -220,8 +280,10 @@ def test_compute_capability_is_nvidia_smis(tmp_path, monkeypatch):
 
 
 def test_amds_targets_are_named(tmp_path):
-    for node, version in enumerate((0, 90010, 90010, 110000)):
+    for node, version in enumerate((0, 90010, 90010, 100302)):
         text = f"cpu_cores_count 0\ngfx_target_version {version}\n"
         program(tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}/properties", text)
+    models = "gfx1032; gfx90a"
+    assert accelerator({}, None, str(tmp_path)) == f"AMD driver of the kernel; {models}"
     program(tmp_path / "sys/module/amdgpu/version", "6.3.6\n")
-    assert accelerator({}, None, str(tmp_path)) == "AMD driver 6.3.6; gfx1100; gfx90a"
+    assert accelerator({}, None, str(tmp_path)) == f"AMD driver 6.3.6; {models}"

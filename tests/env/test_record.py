@@ -58,20 +58,34 @@ def test_who_copies_all_variables_has_asked_for_none(place):
 
 
 def test_files_that_were_there_before_are_named(place):
-    for name in ("a", "b", "told", "target/old", "project/setup.cfg"):
-        (place / name).parent.mkdir(exist_ok=True)
+    known = ("told", "target/old", "project/setup.cfg", "links/a.whl", "pip.conf", "v/bin/a")
+    for name in ("a", "b", "a\x1bb", *known, "v/pyvenv.cfg"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text("x")
     (place / "link").symlink_to("b")
     code = """
         import os
         open("a").close(); os.close(os.open("link", os.O_RDONLY)); open("target/old").close()
-        open("told").close(); open("project/setup.cfg").close(); open("b", "a").close()
+        for name in KNOWN: open(name).close()
+        open("b", "a").close(); open("a\\x1bb").close(); os.close(os.open(".", os.O_RDONLY))
         open("new", "w").close(); open("new").close(); open("/etc/passwd").close()
         try: open("missing")
         except OSError: pass
     """
-    found = reads(place, code, ["file told", "project project"])
+    code = code.replace("KNOWN", repr(known))
+    found = reads(place, code, ["file told", "project project", "distributions in links"])
     assert found.files == (str(place / "a"), str(place / "b"))
+
+
+def test_a_file_that_is_as_old_as_the_command_is_made_by_it(place, monkeypatch):
+    (place / "a").touch()
+    monkeypatch.setattr("bootseer.env.record.time.time", lambda: (place / "a").stat().st_ctime)
+    assert reads(place, "open('a').close()").files == ()
+
+
+def test_a_command_without_a_python_has_read_nothing(place):
+    with Record({}, []) as record:
+        assert record.not_in([], str(place)) == Reads()
 
 
 def test_nothing_is_written_to_files_of_a_program_that_closes_all_descriptors(place):

@@ -80,6 +80,9 @@ def test_a_command_without_a_shell_is_itself():
         ("bash", "-x", "in.sh"),
         ("./in.sh",),
         ("sh", "-c", ". ./in.sh"),
+        ("sh", "-c", "source ./in.sh"),
+        ("nohup", "sh", "-c", "a b"),
+        ("xargs", "-n", "1", "-P4", "sh", "-c", "a b"),
     ],
 )
 def test_shells_and_what_runs_another_program_are_seen_through(words):
@@ -90,6 +93,39 @@ def test_shells_and_what_runs_another_program_are_seen_through(words):
 def test_scripts_of_other_languages_are_programs():
     scripts = {"/w/./in.py": "#!/usr/bin/python3\na b"}
     assert [s.words for s in run("./in.py", "x", scripts=scripts)] == [("./in.py", "x")]
+
+
+@pytest.mark.parametrize("program", ["a", "/e/bin/python3", "/e/bin/pip", "./none"])
+def test_what_is_no_shells_script_is_a_program(program):
+    """In installers and Pythons, wrapped in a shell, is nothing that decides."""
+    script = "#!/bin/sh\nb"
+    scripts = {"/w/a": script, "/e/bin/python3": script, "/e/bin/pip": script}
+    assert [s.words for s in run(program, "x", scripts=scripts)] == [(program, "x")]
+
+
+@pytest.mark.parametrize("words", [("env",), ("xargs",), ("sh",), ("sh", "-o")])
+def test_what_runs_another_program_and_names_none_is_a_program(words):
+    assert [simple.words for simple in run(*words)] == [words]
+
+
+def test_shells_are_followed_to_a_depth():
+    scripts = {f"/w/{n}.sh": f"sh {n + 1}.sh" for n in range(2 * MAX_DEPTH)}
+    assert [s.words for s in run("sh", "0.sh", scripts=scripts)] == [("sh", f"{MAX_DEPTH}.sh")]
+
+
+def test_scripts_that_source_each_other_are_followed_to_a_depth():
+    scripts = {f"/w/{n}.sh": f"a{n}; . ./{n + 1}.sh" for n in range(2 * MAX_DEPTH)}
+    scripts |= {path.replace("/w/", "/w/./"): text for path, text in scripts.items()}
+    found = [s.words for s in run("sh", "0.sh", scripts=scripts)]
+    assert found == [(f"a{n}",) for n in range(MAX_DEPTH)]
+
+
+def test_any_number_of_scripts_is_followed_one_after_another():
+    scripts = {f"/w/{n}.sh": f"a{n}" for n in range(2 * MAX_DEPTH)}
+    text = "".join(f". {n}.sh\n" for n in range(2 * MAX_DEPTH))
+    assert [s.words for s in run("sh", "-c", text, scripts=scripts)] == [
+        (f"a{n}",) for n in range(2 * MAX_DEPTH)
+    ]
 
 
 def test_a_script_that_runs_itself_comes_to_an_end():
@@ -111,6 +147,24 @@ def test_folders_and_variables_are_followed():
     first, second = run("sh", "-c", text, X="0")
     assert first == Simple(("a",), {"X": "1"}, "/w/q")
     assert second == Simple(("b", "2", "3"), {"X": "0", "Y": "2", "Z": "3"}, "/w/q")
+
+
+def test_a_folder_is_the_last_word_of_cd_and_without_one_it_stays():
+    assert [(s.words, s.cwd) for s in run("sh", "-c", "cd -P x; a; cd; b; .; c")] == [
+        (("a",), "/w/x"),
+        (("cd",), "/w/x"),
+        (("b",), "/w/x"),
+        ((".",), "/w/x"),
+        (("c",), "/w/x"),
+    ]
+
+
+def test_patterns_are_the_names_that_match_or_themselves(tmp_path):
+    for name in ("b.whl", "a.whl"):
+        (tmp_path / name).touch()
+    assert sh(f"pip install {tmp_path}/*.whl 'x[y]'") == [
+        ("pip", "install", f"{tmp_path}/a.whl", f"{tmp_path}/b.whl", "x[y]")
+    ]
 
 
 def test_an_activated_environment_is_followed():

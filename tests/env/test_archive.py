@@ -183,13 +183,51 @@ def test_sizes_that_take_more_than_the_header_has(size_bytes):
 @pytest.mark.parametrize("size_bytes", [1, 511, 512, 1024])
 def test_attributes_of_every_length_end_with_a_zero_for_mksquashfs(size_bytes):
     for extra in range(512):
-        node = Node("folder", 0, 0, 0, xattrs=((b"user.a", bytes(size_bytes + extra)),))
-        assert headers(b"0", node)[-513] == 0
+        value = b"v" * (size_bytes + extra)
+        node = Node("folder", 0, 0, 0, xattrs=((b"user.a", value),))
+        data = headers(b"0", node)
+        assert data[-513] == 0
+        length = int(data[512:].partition(b" ")[0])
+        record = b"%d SCHILY.xattr.user.a=%s\n" % (length, value)
+        assert data[512 : 512 + length] == record
 
 
-def test_times_of_whole_seconds_take_no_more_than_one_block():
-    node = Node("file", 0o644, 0, 0, mtime_ns=1_600_000_000 * NS_PER_S)
-    assert len(headers(b"0/x", node)) == 512
+@pytest.mark.parametrize(
+    ("mtime_ns", "record", "header_s"),
+    [
+        (0, b"", 0),
+        (1_600_000_000 * NS_PER_S, b"", 1_600_000_000),
+        ((8**11 - 1) * NS_PER_S, b"", 8**11 - 1),
+        (8**11 * NS_PER_S, b" mtime=8589934592.000000000\n", 8**11 - 1),
+        (-1, b" mtime=-0.000000001\n", 0),
+        (-NS_PER_S, b" mtime=-1.000000000\n", 0),
+        (NS_PER_S + 1, b" mtime=1.000000001\n", 1),
+    ],
+)
+def test_a_time_is_in_a_record_where_the_header_has_no_room_for_it(mtime_ns, record, header_s):
+    data = headers(b"0/x", Node("file", 0o644, 0, 0, mtime_ns=mtime_ns))
+    assert len(data) == (512 * 3 if record else 512)
+    assert data[512:-512].lstrip(b"0123456789").rstrip(b"\0") == record
+    assert int(data[-512:][136:147], 8) == header_s
+
+
+@pytest.mark.parametrize("length", [100, 101, 511, 512])
+def test_names_of_more_than_a_hundred_bytes_have_a_member_of_their_own(length):
+    path = b"0/" + b"n" * (length - 2)
+    for node in (Node("file", 0o644, 0, 0), Node("link", 0o777, 0, 0, target=path)):
+        data = headers(path, node)
+        # A header, and the name with a zero behind it.
+        extra = 0 if length == 100 else 512 + 512 * (1 + length // 512)
+        assert len(data) == 512 + extra * (1 + (node.kind == "link"))
+        with tarfile.open(fileobj=io.BytesIO(data)) as found:
+            member = found.next()
+            assert os.fsencode(member.name) == path
+            assert os.fsencode(member.linkname) == node.target
+
+
+def test_what_says_more_of_a_member_has_no_time():
+    node = Node("file", 0o644, 0, 0, mtime_ns=NS_PER_S + 1)
+    assert headers(b"0/x", node)[136:148] == b"0" * 11 + b"\0"
 
 
 @pytest.mark.parametrize("content", [b"ab", b"abcd", b""])

@@ -33,6 +33,26 @@ def test_a_stream_is_cut_into_pieces_that_end_with_members(members, frame_bytes)
     assert at == size_bytes
 
 
+@pytest.mark.parametrize(
+    ("starts", "size_bytes", "frame_bytes", "lengths"),
+    [
+        ([0, 50], 120, 100, [50, 70]),
+        ([0, 49], 120, 100, [100, 20]),
+        ([0, 51], 120, 101, [51, 69]),
+        ([0, 50], 120, 101, [101, 19]),
+        ([0, 60, 100, 110], 150, 100, [100, 50]),
+        ([0, 60, 101], 150, 100, [60, 90]),
+        ([0, 60], 100, 100, [100]),
+        ([0], 250, 100, [100, 100, 50]),
+        ([], 0, 100, []),
+    ],
+)
+def test_a_frame_ends_with_the_last_member_that_leaves_it_half_full(
+    starts, size_bytes, frame_bytes, lengths
+):
+    assert list(cut(starts, size_bytes, frame_bytes)) == lengths
+
+
 @given(
     st.lists(st.binary(max_size=90), max_size=20),
     st.lists(st.integers(1, 70), max_size=40),
@@ -68,7 +88,14 @@ def test_a_few_frames_are_in_memory_at_a_time():
             yield bytes(1000)
 
     for number, _ in enumerate(compress(chunks(), [1000] * 50, threads=2), 1):
-        assert taken <= number + 2 * 2
+        assert taken == min(50, number + 2 * 2 - 1)
+
+
+def test_a_frame_says_how_long_it_is_and_has_blocks_of_their_own():
+    [(frame, stored)] = compress([bytes(600_000)], [600_000])
+    about = lz4.frame.get_frame_info(stored)
+    assert about["content_size"] == frame.size_bytes and not about["block_linked"]
+    assert about["block_size"] == 256 << 10
 
 
 def test_who_stops_leaves_no_thread(threads_left):
@@ -181,12 +208,21 @@ REFUSED = {
     "swapped": [FRAMES[1], FRAMES[0], FRAMES[2]],
     "twice": [FRAMES[0], *FRAMES],
     "longer than the next begins": with_second(size_bytes=501),
-    "empty": with_second(size_bytes=0),
+    "empty": [Frame(0, 0, 0, 33, bytes(32))],
     "empty where it is stored": [replace(FRAMES[0], stored_bytes=0)],
     "too long": [Frame(0, 64 * MIB + 1, 0, MIB, bytes(32))],
-    "stored in more than it can take": [Frame(0, 1000, 0, 1100, bytes(32))],
-    "more than can have been compressed": [Frame(0, MIB, 0, 1000, bytes(32))],
+    "stored in more than it can take": [Frame(0, 1000, 0, 1000 + 3 + 65, bytes(32))],
+    "more than can have been compressed": [Frame(0, 255 * 1000 + 1, 0, 1000, bytes(32))],
 }
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "stored_bytes"),
+    [(64 * MIB, MIB), (1000, 1000 + 3 + 64), (255 * 1000, 1000), (1, 20)],
+)
+def test_tables_that_are_just_taken(size_bytes, stored_bytes):
+    frame = Frame(0, size_bytes, 0, stored_bytes, bytes(32))
+    assert decode(encode([frame]), "table") == (frame,)
 
 
 @pytest.mark.parametrize("what", REFUSED)

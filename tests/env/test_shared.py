@@ -3,18 +3,21 @@
 import grp
 import os
 import stat
+from functools import partial
 
 import pytest
+import trio
 from trio import to_thread
 
 from bootseer import config
 from bootseer.config import User
-from bootseer.env import catalog, shared
+from bootseer.env import catalog, frames, shared
 from bootseer.env.verify import verify
 from bootseer.errors import ConfigError, Corrupt, Denied, NotFound
 from bootseer.image import catalog as images
 from bootseer.image.intake import Progress
 from bootseer.store.local import LocalStore
+from bootseer.testing.fault_store import FlakyStore
 
 MINE = grp.getgrgid(os.getegid()).gr_name
 OTHERS = next(g.gr_name for g in grp.getgrall() if g.gr_gid not in {os.getegid(), *os.getgroups()})
@@ -50,6 +53,8 @@ async def test_a_copy_is_whole_and_the_groups(installed, snapshot, folder, targe
         os.umask(mask)
     assert counted.done_bytes == snapshot.frames_bytes + snapshot.image_bytes
     assert await verify(target, snapshot.key, Progress()) == []
+    about = await images.read_about(target, snapshot.image)
+    assert about is not None and about == await images.read_about(installed.store, snapshot.image)
     token = await images.read_token(target, snapshot.image)
     assert token is not None and token == await images.read_token(installed.store, snapshot.image)
     for path in folder.rglob("*"):
@@ -110,6 +115,16 @@ def settings(*texts):
     return config.Config(values | {"env.shared": list(texts)}, "", frozenset())
 
 
+def test_an_url_may_have_an_equals_sign():
+    assert shared.shared_urls(settings("ml=file:///a=b")) == {"ml": "file:///a=b"}
+
+
+def test_all_groups_of_a_process_count(monkeypatch):
+    assert shared.is_member(MINE) and not shared.is_member(OTHERS)
+    monkeypatch.setattr(os, "getgroups", lambda: [grp.getgrnam(OTHERS).gr_gid])
+    assert shared.is_member(MINE) and shared.is_member(OTHERS)
+
+
 def test_only_members_have_a_groups_store():
     user = User("ada", os.geteuid(), "/home/ada")
     listed = settings(f"{MINE}=file:///a", f"{OTHERS}=file:///b", "no-such-group=/c")
@@ -144,6 +159,90 @@ def test_publish(says, call, installed, snapshot, folder):
     installed.target.joinpath("a").unlink()
     says("restore", snapshot.key, "--over", "--group", MINE)
     assert "as they should be" in says("verify", "--all", "--group", MINE)
+
+
+async def test_a_snapshot_is_looked_for_in_all_stores(installed, snapshot, folder, target):
+    own, empty = LocalStore(folder.parent / "own"), LocalStore(folder.parent / "empty")
+    found = await shared.find_snapshot([own, empty, installed.store, target], snapshot.key)
+    assert found == (installed.store, snapshot)
+    with pytest.raises(NotFound, match="or in a shared store"):
+        await shared.find_snapshot([own, empty], snapshot.key)
+
+
+async def test_a_snapshot_of_many_frames_is_copied(installed, monkeypatch, target):
+    monkeypatch.setattr(frames, "cut", partial(frames.cut, frame_bytes=3000))
+    monkeypatch.setattr(catalog, "PART_BYTES", 50_000)
+    snapshot = await to_thread.run_sync(installed.run, MAKE)
+    counted = Progress()
+    assert await shared.copy_snapshot(installed.store, target, snapshot, counted.add)
+    assert counted.done_bytes == snapshot.frames_bytes + snapshot.image_bytes
+    assert await verify(target, snapshot.key, Progress()) == []
+
+
+async def test_a_part_that_is_cut_short_is_not_published(installed, snapshot, target):
+    path = installed.root / images.part_object(snapshot.image, 0)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(Corrupt, match="capture the environment anew"):
+        await shared.copy_snapshot(installed.store, target, snapshot)
+
+
+async def test_who_is_cancelled_leaves_nothing_of_its_attempt(installed, snapshot, folder, target):
+    with trio.CancelScope() as scope:
+        await shared.copy_snapshot(
+            installed.store, target, snapshot, lambda size_bytes: scope.cancel()
+        )
+    assert scope.cancelled_caught
+    assert not (folder / catalog.folder_of(snapshot.key, snapshot.capture)).exists()
+
+
+async def test_an_image_that_is_there_is_kept_and_counted(installed, snapshot, target):
+    await shared.copy_snapshot(installed.store, target, snapshot)
+    await target.delete(catalog.manifest_object(snapshot.key))
+    await images.remove(target, snapshot.image)
+    counted = Progress()
+    assert await shared.copy_snapshot(installed.store, target, snapshot, counted.add)
+    assert counted.done_bytes == snapshot.frames_bytes + snapshot.image_bytes
+    assert await images.list_removed(target, 0) == []
+
+
+async def test_a_damaged_image_is_replaced(installed, snapshot, folder, target):
+    await shared.copy_snapshot(installed.store, target, snapshot)
+    await target.delete(catalog.manifest_object(snapshot.key))
+    await images.remove(target, snapshot.image)
+    (folder / images.manifest_object(snapshot.image)).write_bytes(b"{}")
+    assert await shared.copy_snapshot(installed.store, target, snapshot)
+    assert await verify(target, snapshot.key, Progress()) == []
+    assert await images.list_removed(target, 0) == []
+
+
+async def test_where_a_store_makes_folders_with_modes_of_its_own_they_are_set(
+    installed, snapshot, folder, target
+):
+    class Private(FlakyStore):
+        async def around(self, operation, name, call):
+            found = await call()
+            if operation == "mkdir":
+                (folder / name).chmod(0o700)
+            return found
+
+    folder.chmod(0o700)
+    assert await shared.copy_snapshot(installed.store, Private(target, None), snapshot)
+    assert stat.S_IMODE((folder / "env/snapshots").stat().st_mode) == 0o770
+    assert stat.S_IMODE((folder / catalog.folder_of(snapshot.key)).stat().st_mode) == 0o750
+
+
+async def test_somebody_who_is_first_with_something_damaged_is_not_believed(
+    installed, snapshot, folder, target, monkeypatch
+):
+    async def publish(store, name, data, **options):
+        if name == catalog.manifest_object(snapshot.key):
+            (folder / name).write_bytes(b"{}")
+        await real(store, name, data, **options)
+
+    real = shared.publish
+    monkeypatch.setattr(shared, "publish", publish)
+    with pytest.raises(Corrupt):
+        await shared.copy_snapshot(installed.store, target, snapshot)
 
 
 async def test_who_is_first_is_believed(installed, snapshot, folder, target, monkeypatch):

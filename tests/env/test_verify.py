@@ -1,0 +1,79 @@
+"""What a snapshot is stored in is compared with what it promises, file by file."""
+
+import os
+from functools import partial
+
+import pytest
+from trio import to_thread
+
+from bootseer.env import catalog, frames
+from bootseer.env.verify import verify
+from bootseer.image.intake import Progress
+
+SIZES = (0, 1, 400, 512, 2500, 0, 1000, 3000, 7, 0)
+
+
+@pytest.fixture
+def snapshot(installed, monkeypatch, tmp_path):
+    """A snapshot with several files in a frame, and files in several frames and parts."""
+    monkeypatch.setattr(frames, "cut", partial(frames.cut, frame_bytes=2000))
+    monkeypatch.setattr(catalog, "PART_BYTES", 3000)
+    (tmp_path / "made").mkdir()
+    for number, size_bytes in enumerate(SIZES):
+        (tmp_path / f"made/{number}").write_bytes(os.urandom(size_bytes))
+    return installed.run(f"cp {tmp_path}/made/* TARGET")
+
+
+async def test_all_is_read_and_nothing_is_wrong(installed, snapshot):
+    progress = Progress()
+    assert await verify(installed.store, snapshot.key, progress) == []
+    whole = snapshot.frames_bytes + snapshot.image_bytes
+    assert (progress.done_bytes, progress.total_bytes) == (whole, whole)
+
+
+async def test_a_damaged_frame_is_named_and_the_files_that_have_content_in_it(installed, snapshot):
+    index = await catalog.read_index(installed.store, snapshot)
+    table = await catalog.read_frames(installed.store, snapshot)
+    assert len(table) > 5 and snapshot.frames_bytes > 2 * catalog.PART_BYTES
+    for frame in table:
+        part, offset = divmod(frame.stored_start, catalog.PART_BYTES)
+        name = catalog.frames_object(snapshot.key, snapshot.capture, part)
+        installed.damage(name, offset)
+        problems = await verify(installed.store, snapshot.key, Progress())
+        installed.damage(name, offset)
+        assert problems[0].name == name and "is damaged" in problems[0].reason
+        assert [(found.name, found.reason) for found in problems[1:]] == [
+            (f"{installed.target}/{number}", "its content is damaged or missing")
+            for number, size_bytes in enumerate(SIZES)
+            for start in [index.places[b"0/%d" % number].tar]
+            if size_bytes and start < frame.start + frame.size_bytes
+            if start + size_bytes > frame.start
+        ]
+
+
+async def test_every_file_is_compared_with_its_digest(installed, snapshot, monkeypatch):
+    real = catalog.read_index
+
+    async def read_index(store, snapshot):
+        index = await real(store, snapshot)
+        for path in index.places:
+            index.tree[path] = index.tree[path]._replace(digest=bytes(32))
+        return index
+
+    monkeypatch.setattr(catalog, "read_index", read_index)
+    problems = await verify(installed.store, snapshot.key, Progress())
+    assert problems[0].name.endswith("/index")
+    assert [(found.name, found.reason) for found in problems[1:]] == [
+        (f"{installed.target}/{number}", "its SHA-256 is not the index's")
+        for number in range(len(SIZES))
+    ]
+
+
+@pytest.mark.parametrize("table", ["index", "frames"])
+async def test_what_can_be_compared_is_compared_though_a_table_is_gone(installed, snapshot, table):
+    folder = catalog.folder_of(snapshot.key, snapshot.capture)
+    await installed.store.delete(f"{folder}/{table}")
+    name = catalog.frames_object(snapshot.key, snapshot.capture, 1)
+    await to_thread.run_sync(installed.damage, name)
+    found = [problem.name for problem in await verify(installed.store, snapshot.key, Progress())]
+    assert found == [f"{folder}/index", name] if table == "index" else [f"{folder}/frames"]

@@ -62,6 +62,14 @@ def sh(text, **kwargs):
     return [simple.words for simple in run("sh", "-c", text, **kwargs)]
 
 
+def test_what_xargs_reads_comes_before_what_it_runs():
+    assert run("xargs", "-a", "in", "--arg-file=more", "b", "c") == [
+        Simple(("<", "in"), {}, "/w"),
+        Simple(("<", "more"), {}, "/w"),
+        Simple(("b", "c"), {}, "/w"),
+    ]
+
+
 def test_a_command_without_a_shell_is_itself():
     assert run("pip", "install", "$X", X="y") == [
         Simple(("pip", "install", "$X"), {"X": "y"}, "/w")
@@ -114,8 +122,8 @@ def test_shells_are_followed_to_a_depth():
 
 
 def test_scripts_that_source_each_other_are_followed_to_a_depth():
-    scripts = {f"/w/{n}.sh": f"a{n}; . ./{n + 1}.sh" for n in range(2 * MAX_DEPTH)}
-    scripts |= {path.replace("/w/", "/w/./"): text for path, text in scripts.items()}
+    scripts = {f"/w/./{n}.sh": f"a{n}; . ./{n + 1}.sh" for n in range(2 * MAX_DEPTH)}
+    scripts |= {"/w/0.sh": f". ./b.sh; {scripts['/w/./0.sh']}", "/w/./b.sh": ""}
     found = [s.words for s in run("sh", "0.sh", scripts=scripts)]
     assert found == [(f"a{n}",) for n in range(MAX_DEPTH)]
 

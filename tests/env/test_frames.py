@@ -181,7 +181,9 @@ def test_a_good_one_is_taken_and_the_buffer_used():
         content(frame_of(good(), len(DATA)), good(), bytearray(len(DATA) - 1))
 
 
-@pytest.mark.parametrize("stored", [good()[:-1], good() + b"x", good(DATA[::-1]), b""])
+@pytest.mark.parametrize(
+    "stored", [good()[:-1], good() + b"x", good(DATA[::-1]), good()[:-1] + b"\1", b""]
+)
 def test_what_has_another_digest_is_not_even_decompressed(stored, monkeypatch):
     monkeypatch.setattr(frames, "lib", None)
     with pytest.raises(Corrupt, match="digest"):

@@ -7,7 +7,7 @@ import pytest
 
 from bootseer.env import key, snapshot
 from bootseer.env.key import Part
-from bootseer.env.snapshot import EMPTY, Finding, Snapshot, check, decode
+from bootseer.env.snapshot import EMPTY, Finding, Snapshot, check, decode, shown
 from bootseer.errors import Corrupt, Unavailable
 
 PARTS = (Part("command", "make it", "what is run"),)
@@ -28,6 +28,12 @@ def test_it_is_read_as_it_was_written():
     assert GOOD.outside_paths == [b"0/l"]
     longest = replace(GOOD, outside=("00" * 4096,), targets=("/a",) * 16, bases=(DIGEST,) * 16)
     assert decoded(longest) == longest
+
+
+def test_a_path_is_shown_as_its_user_sees_it_in_what_can_be_printed():
+    assert shown(b"1/a\n\xff", ("/env", "/x")) == "/x/a\\n\\udcff"
+    assert shown(b"0", ("/env", "/x")) == "/env/"
+    assert shown(b"0/" + b"a" * 5000, ("/env", "/x")) == ("/env/" + "a" * 5000)[:4000]
 
 
 @pytest.mark.parametrize(("bases", "is_whole"), [((EMPTY, EMPTY), True), ((EMPTY, DIGEST), False)])

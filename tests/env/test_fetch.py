@@ -14,6 +14,20 @@ from bootseer.image.parts import OpenParts
 from bootseer.testing.fault_store import FlakyStore
 
 
+class Hanging(FlakyStore):
+    """Never gives what frames are stored in."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.reached = trio.Event()
+
+    async def around(self, operation, name, call):
+        if operation == "open" and name.endswith("frames-0000"):
+            self.reached.set()
+            await trio.sleep_forever()
+        return await call()
+
+
 @pytest.fixture
 def snapshot(installed):
     return installed.run("head -c 200000 /dev/urandom >TARGET/a")
@@ -58,24 +72,27 @@ async def test_after_a_stop_nothing_more_is_read(installed, snapshot):
 
 
 async def test_a_stop_ends_reads_that_hang(installed, snapshot):
-    class Hanging(FlakyStore):
-        async def around(self, operation, name, call):
-            if operation == "open":
-                reached.set()
-                await trio.sleep_forever()
-            return await call()
-
     async def read():
         with pytest.raises(Unavailable, match="not wanted"):
             await to_thread.run_sync(source.read, frame)
 
-    reached = trio.Event()
     [frame] = await catalog.read_frames(installed.store, snapshot)
-    source = FrameSource(Hanging(installed.store, None), snapshot)
+    store = Hanging(installed.store, None)
+    source = FrameSource(store, snapshot)
     async with source, trio.open_nursery() as nursery:
         nursery.start_soon(read)
-        await reached.wait()
+        await store.reached.wait()
         source.stop()
+
+
+async def test_who_is_cancelled_does_not_wait_for_a_store_that_hangs(installed, snapshot, tmp_path):
+    store = Hanging(installed.store, None)
+    with opened_places([str(tmp_path / "new")]) as places:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(unpack, store, snapshot, places)
+            await store.reached.wait()
+            nursery.cancel_scope.cancel()
+    assert not (tmp_path / "new").exists()
 
 
 async def test_what_is_open_is_closed_for_who_is_cancelled(installed, snapshot, monkeypatch):

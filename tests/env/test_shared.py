@@ -169,10 +169,10 @@ async def test_a_snapshot_is_looked_for_in_all_stores(installed, snapshot, folde
         await shared.find_snapshot([own, empty], snapshot.key)
 
 
-async def test_a_snapshot_of_many_frames_is_copied(installed, monkeypatch, target):
+async def test_a_snapshot_of_many_files_and_frames_is_copied(installed, monkeypatch, target):
     monkeypatch.setattr(frames, "cut", partial(frames.cut, frame_bytes=3000))
     monkeypatch.setattr(catalog, "PART_BYTES", 50_000)
-    snapshot = await to_thread.run_sync(installed.run, MAKE)
+    snapshot = await to_thread.run_sync(installed.run, f"{MAKE}; touch $(seq -f TARGET/%g 400)")
     counted = Progress()
     assert await shared.copy_snapshot(installed.store, target, snapshot, counted.add)
     assert counted.done_bytes == snapshot.frames_bytes + snapshot.image_bytes

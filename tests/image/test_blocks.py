@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
@@ -22,7 +23,7 @@ from bootseer.image.nodecache import NodeCache
 from bootseer.image.view import ImageView
 from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
-from bootseer.testing.fault_store import FlakyStore, HangingStore, SlowStore
+from bootseer.testing.fault_store import FlakyStore, HangingStore, SlowStore, first
 from bootseer.testing.raw_kernel import raw_kernel
 from bootseer.testing.stored_image import (
     cache_in,
@@ -97,15 +98,47 @@ async def test_blocks_are_fetched_once_and_then_the_nodes(store, job_of):
     job = job_of(store)
     async with job.open() as blocks:
         assert await blocks.read(10, 3 * BLOCK) == content(10, 3 * BLOCK)
-        assert blocks.fetched_bytes == 4 * BLOCK
+        assert blocks.fetched_bytes == 4 * BLOCK and blocks.fetches == 1
     async with job.open() as blocks:
         assert await blocks.read(BLOCK, 100) == content(BLOCK, 100)
         assert await blocks.read(2 * BLOCK, 3 * BLOCK) == content(2 * BLOCK, 3 * BLOCK)
-        assert blocks.fetched_bytes == BLOCK
+        assert blocks.fetched_bytes == BLOCK and blocks.fetches == 1
     async with job_of(store).open() as blocks:
         assert await blocks.read(0, 5 * BLOCK) == content(0, 5 * BLOCK)
-        assert blocks.fetched_bytes == 0
+        assert blocks.fetched_bytes == blocks.fetches == 0
     assert job.said == []
+
+
+async def test_neighbours_that_the_node_has_are_read_at_once(store, job_of, monkeypatch):
+    job = job_of(store)
+    async with job.open() as blocks:
+        for first, count in ((1, 3), (5, 4)):
+            await blocks.read(first * BLOCK, count * BLOCK)
+        await blocks.settle()
+        asked, read = [], job.cached.read
+        monkeypatch.setattr(job.cached, "read", lambda *where: asked.append(where) or read(*where))
+        assert await blocks.read(100, 10 * BLOCK) == content(100, 10 * BLOCK)
+        assert asked == [(BLOCK, 3 * BLOCK), (5 * BLOCK, 4 * BLOCK)]
+
+
+async def test_what_nobody_waits_for_is_counted_by_itself(store, autojump_clock):
+    async with readable(store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks:
+        await trio.sleep(1)
+        assert await blocks.bring([0, 1, 7]) == 3 * BLOCK
+        assert blocks.urgent_at == trio.current_time() - 1
+        await blocks.read(0, BLOCK)
+        assert blocks.urgent_at == trio.current_time()
+        assert await blocks.bring([8]) == BLOCK
+        assert (blocks.filled_bytes, blocks.fetched_bytes) == (4 * BLOCK, 5 * BLOCK)
+
+
+async def test_what_another_job_has_brought_meanwhile_is_not_brought(store, job_of):
+    one, other = job_of(store), job_of(store)
+    async with one.open() as first, other.open() as second:
+        await first.read(2 * BLOCK, 2 * BLOCK)
+        await first.settle()
+        assert await second.bring(list(range(6))) == 4 * BLOCK
+        assert await second.bring(list(range(6))) == 0
 
 
 async def test_the_end_of_the_image(store, job_of):
@@ -148,20 +181,26 @@ async def test_another_job_that_claims_and_does_not_fetch_is_waited_for_but_not_
     keeper.close()
 
 
+class Noting(SlowStore):
+    """Notes which objects are read, in order."""
+
+    def __init__(self, store, latency_s):
+        super().__init__(store, latency_s)
+        self.order = []
+
+    async def around(self, operation, name, call):
+        if operation == "pread":
+            self.order.append(name)
+        return await super().around(operation, name, call)
+
+
 async def test_who_waits_goes_before_what_is_only_ahead(store, job_of, autojump_clock):
-    order = []
-
-    class Noting(SlowStore):
-        async def around(self, operation, name, call):
-            if operation == "pread":
-                order.append(name)
-            return await super().around(operation, name, call)
-
     big = random.Random(3).randbytes(40 * MIB)
     digest, manifest = await store_image(store, big, "big", 65536), manifest_of(big, 65536)
-    node = NodeCache(manifest)
+    noting = Noting(store, 1.0)
+    order = noting.order
     async with (
-        readable(Noting(store, 1.0), digest, manifest, node) as blocks,
+        readable(noting, digest, manifest, NodeCache(manifest)) as blocks,
         trio.open_nursery() as nursery,
     ):
 
@@ -181,6 +220,76 @@ async def test_who_waits_goes_before_what_is_only_ahead(store, job_of, autojump_
         await trio.sleep(0.1)
         urgent = {catalog.part_object(digest, number) for number in (waiting, 39)}
         assert set(order[16:]) == urgent
+
+
+@pytest.mark.parametrize("what", ["new", "waiting for its turn"])
+async def test_while_somebody_waits_little_else_begins(store, autojump_clock, what):
+    noting = Noting(store, 1.0)
+    async with (
+        readable(noting, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def read(index, is_urgent=False):
+            where = index * BLOCK, BLOCK
+            assert await blocks.read(*where, is_urgent=is_urgent) == content(*where)
+
+        await read(200)  # the part is open
+        noting.order.clear()
+        for index in range(0, 32, 2):
+            nursery.start_soon(read, index)
+        await trio.sleep(0.1)
+        for index in range(32, 80, 2):
+            nursery.start_soon(read, index)
+        await trio.sleep(0.4)
+        assert len(noting.order) == 16
+        nursery.start_soon(read, 100 if what == "new" else 60, True)
+        await trio.sleep(0.4)
+        assert len(noting.order) == 16 + 1
+        await trio.sleep(0.4)  # the first have ended
+        assert len(noting.order) == 16 + 1 + 4
+        await trio.sleep(0.4)  # and nobody waits any more
+        assert len(noting.order) == 16 + 1 + 16
+
+
+class SlowDisk(NodeCache):
+    """Keeps what it is given once it is let."""
+
+    def __init__(self):
+        super().__init__(MANIFEST)
+        self.may_keep = trio.Event()
+        self.given, self.released = [], []
+
+    async def keep(self, blocks, data):
+        self.given += blocks
+        await self.may_keep.wait()
+
+    async def release(self, blocks):
+        self.released += blocks
+
+
+async def test_a_disk_that_is_slow_holds_no_reader_up_and_does_not_fill_the_memory(
+    store, monkeypatch
+):
+    monkeypatch.setattr("bootseer.image.blocks._KEEPING_BYTES", 8 * BLOCK)
+    disk = SlowDisk()
+    async with readable(store, DIGEST, MANIFEST, disk) as blocks:
+
+        async def read(first, is_urgent=True):
+            where = first * BLOCK, 4 * BLOCK
+            assert await blocks.read(*where, is_urgent=is_urgent) == content(*where)
+            await trio.testing.wait_all_tasks_blocked()
+
+        for first in (0, 4, 8, 12):
+            await read(first)
+        assert disk.given == list(range(8)), "of more, nothing is kept"
+        assert disk.released == list(range(8, 16)), "others may fetch and keep it"
+        await read(16, is_urgent=False)
+        assert disk.given[8:] == list(range(16, 20)), "who is only ahead can wait for the disk"
+        disk.may_keep.set()
+        await blocks.settle()
+        await read(20)
+        assert disk.given[12:] == list(range(20, 24))
 
 
 async def test_a_damaged_block_of_the_cache_is_fetched_again(store, job_of):
@@ -234,11 +343,16 @@ async def test_a_damaged_block_of_the_store_is_an_error_that_names_it(store, job
     damaged = bytearray(CONTENT[MIB : 2 * MIB])
     damaged[7 * BLOCK + 1] ^= 1
     await publish(store, catalog.part_object(DIGEST, 1), bytes(damaged))
-    async with job_of(store).open() as blocks:
+    counting = FlakyStore(store, lambda *call: False)
+    async with job_of(counting).open() as blocks:
         with pytest.raises(Corrupt, match=rf"part-0001' in memory: is damaged at byte {7 * BLOCK}"):
             await blocks.read(MIB, 16 * BLOCK)
+        reads = [name for operation, name in counting.calls if operation == "pread"]
+        assert len(reads) == 1 + 16, "all at once, and then each by itself"
+        assert blocks.fetched_bytes == 15 * BLOCK
         for offset in (0, MIB, MIB + 8 * BLOCK):  # all others can be read
             assert await blocks.read(offset, 7 * BLOCK) == content(offset, 7 * BLOCK)
+        assert blocks.fetched_bytes == 22 * BLOCK, "they have been kept"
 
 
 async def test_an_object_that_is_cut_short_is_an_error(store, job_of):
@@ -284,10 +398,33 @@ async def test_a_store_that_comes_back(store, job_of):
     async with job_of(flaky).open() as blocks:
         with pytest.raises(Transient):
             await blocks.read(0, 100)
+        assert len(flaky.calls) == 1, "who tries again is between this and the store"
         is_down = False
         assert await blocks.read(0, 100) == content(0, 100)
         is_down = True
         assert await blocks.read(0, 100) == content(0, 100)
+
+
+async def test_what_one_job_could_not_fetch_is_fetched_by_others_at_once(store, job_of):
+    one, other = job_of(FlakyStore(store, lambda *call: True)), job_of(store)
+    async with one.open() as first, other.open() as second:
+        with pytest.raises(Transient):
+            await first.read(0, 9 * BLOCK)
+        assert await second.read(0, 9 * BLOCK) == content(0, 9 * BLOCK)
+    assert one.said == other.said == []
+
+
+async def test_what_cannot_be_read_keeps_nothing_else_from_coming(store, job_of):
+    """It is behind a gap: another job of the node has brought that meanwhile."""
+    one, other = job_of(store), job_of(FlakyStore(store, first(1, "pread")))
+    async with one.open() as before, other.open() as blocks:
+        await before.read(4 * BLOCK, BLOCK)
+        await before.settle()
+        with pytest.raises(Transient):
+            await blocks.read(0, 9 * BLOCK)
+        await blocks.settle()
+        assert blocks.fetched_bytes == 4 * BLOCK
+        assert other.cached.missing(range(9)) == [0, 1, 2, 3]
 
 
 async def test_a_full_cache_fails_no_read(store, job_of):

@@ -2,6 +2,8 @@
 
 import random
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -10,13 +12,13 @@ import trio.testing
 from bootseer.core import image
 from bootseer.core.hotset import HotRange, HotSet
 from bootseer.core.pack import pack_digest, plan_pack
-from bootseer.errors import Corrupt, NotFound, Transient
+from bootseer.errors import Corrupt, NotFound, Transient, Unavailable
 from bootseer.image import catalog, hotpack
 from bootseer.image.nodecache import NodeCache
 from bootseer.store.base import Capabilities, publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.damage import flipped
-from bootseer.testing.fault_store import FlakyStore, SlowStore
+from bootseer.testing.fault_store import FlakyStore, HangingStore, SlowStore
 from bootseer.testing.stored_image import (
     cache_in,
     keeper_link,
@@ -25,7 +27,7 @@ from bootseer.testing.stored_image import (
     readable,
     store_image,
 )
-from bootseer.units import MIB
+from bootseer.units import MIB, NS_PER_S
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
 BLOCK = 4096
@@ -141,6 +143,13 @@ async def test_what_is_written_is_the_blocks_one_behind_the_other(store):
     assert data == b"".join(map(content, PACK.blocks))
 
 
+async def test_the_index_of_another_image_is_damage(store):
+    index = await read_all(store, hotpack.index_object(IDENTITY), MIB)
+    await publish(store, hotpack.index_object("sqfs1-other"), index)
+    with pytest.raises(Corrupt, match=f"another image, {IDENTITY}"):
+        await hotpack.read_index(store, "sqfs1-other")
+
+
 async def test_an_image_without_a_pack():
     assert await hotpack.read_index(MemoryStore(), IDENTITY) is None
     assert not await hotpack.remove(MemoryStore(), IDENTITY)
@@ -183,6 +192,13 @@ async def test_a_write_that_was_interrupted_goes_on_where_it_was():
     written = await hotpack.write_pack(memory, PACK, pieces)
     assert written == PACK.part_range(1).size_bytes
     assert (await hotpack.read_index(memory, IDENTITY)).pack == PACK
+
+
+async def test_what_is_there_is_not_written_again(store):
+    async def not_asked(blocks):
+        raise AssertionError(blocks)
+
+    assert await hotpack.write_pack(store, PACK, not_asked) == 0
 
 
 async def test_a_damaged_pack_is_written_anew(store):
@@ -228,6 +244,67 @@ async def test_packs_that_were_replaced_go_after_a_while(store):
     await source.close()
 
 
+HOUR_NS = 3600 * NS_PER_S
+OLD = f"{FOLDER}/{'0' * 64}"
+
+
+@pytest.fixture
+async def replaced(store, monkeypatch):
+    """An old pack and the one in its place, both an hour old; returns what a sweep leaves."""
+    now_ns = 2_000_000_000 * NS_PER_S
+    monkeypatch.setattr(hotpack, "time", SimpleNamespace(time_ns=lambda: now_ns))
+    await publish(store, f"{OLD}/part-0000", b"x")
+    await publish(store, f"{OLD}/part-0001", b"x")
+
+    async def set_ages(*youngest):
+        for folder in await store.list(FOLDER):
+            for entry in (folder, *await store.list(folder.name)):
+                age_ns = HOUR_NS - (entry.name in youngest)
+                await store.set_mtime(entry.name, now_ns - age_ns)
+
+    async def sweep(*youngest):
+        await set_ages(*youngest)
+        await hotpack.sweep(store, IDENTITY)
+        return [e.name for e in await store.list(FOLDER)]
+
+    return sweep
+
+
+USED = [f"{FOLDER}/{NAME}", f"{FOLDER}/index"]
+
+
+async def test_a_pack_goes_when_it_was_replaced_an_hour_ago(replaced):
+    assert await replaced() == USED
+
+
+@pytest.mark.parametrize("name", [f"{FOLDER}/index", OLD, f"{OLD}/part-0000", f"{OLD}/part-0001"])
+async def test_a_pack_stays_if_anything_has_changed_in_the_last_hour(replaced, name):
+    assert await replaced(name) == [OLD, *USED]
+
+
+async def test_a_pack_stays_as_long_as_nobody_knows_which_is_used(replaced, store):
+    await publish(store, hotpack.index_object(IDENTITY), b"damaged")
+    assert await replaced() == [OLD, *USED]
+
+
+async def test_what_was_never_finished_goes(replaced, store):
+    await store.delete(hotpack.index_object(IDENTITY))
+    assert await replaced() == []
+
+
+async def test_a_sweep_does_not_mind_another(replaced, store):
+    class Other(SlowStore):
+        async def around(self, operation, name, call):
+            if operation == "delete_tree":
+                await call()
+            return await super().around(operation, name, call)
+
+    await replaced(OLD)
+    await store.set_mtime(OLD, 0)
+    await hotpack.sweep(Other(store, 0), IDENTITY)
+    assert [e.name for e in await store.list(FOLDER)] == USED
+
+
 async def test_what_is_in_the_making_stays(store):
     making = f"{FOLDER}/{'0' * 64}/part-0000"
     async with store.create(making) as writer:
@@ -245,6 +322,41 @@ async def test_all_of_it_can_be_removed(store):
 
 
 # Reading.
+
+
+@pytest.fixture
+async def source(store):
+    source = await hotpack.open_pack(store, MANIFEST, DIGEST)
+    yield source
+    await source.close()
+
+
+async def test_who_wants_a_block_is_given_its_piece_and_eight_behind_it_once(source):
+    piece = MIB // BLOCK
+    assert source.draw([]) == []
+    cold = next(i for i in range(MANIFEST.blocks) if i not in PACK.blocks)
+    assert source.draw([cold, PACK.blocks[piece - 1]]) == list(PACK.blocks[: 9 * piece])
+    assert source.draw([PACK.blocks[0], PACK.blocks[2 * piece - 1]]) == list(
+        PACK.blocks[9 * piece : 10 * piece]
+    )
+    last = len(PACK.blocks) // piece * piece
+    assert source.draw([PACK.blocks[-1]]) == list(PACK.blocks[last:])
+    assert source.draw(PACK.blocks) == list(PACK.blocks[10 * piece : last])
+
+
+async def test_what_is_read_at_once_lies_together_in_one_piece(source):
+    piece = MIB // BLOCK
+    rows = [0, 1, 2, 5, piece - 1, piece, piece + 1, 16 * piece - 1, 16 * piece]
+    runs = [[0, 1, 2], [5], [piece - 1], [piece, piece + 1], [16 * piece - 1], [16 * piece]]
+    blocks = [PACK.blocks[row] for row in rows]
+    found = [[PACK.blocks[row] for row in run] for run in runs]
+    assert source.runs(iter(blocks)) == source.runs(blocks[::-1]) == found
+
+
+async def test_a_pack_that_was_closed_is_not_read_any_more(source):
+    await source.close()
+    with pytest.raises(Unavailable, match="not read any more"):
+        await source.read(PACK.blocks[:1])
 
 
 async def test_what_is_read_ahead_comes_from_the_pack_and_once(store, node):
@@ -316,6 +428,50 @@ async def test_a_damaged_block_is_told_once_and_comes_from_the_image(store, node
     assert len(node.said) == 1
     assert isinstance(node.said[0], Corrupt) and "part-0001" in str(node.said[0])
     assert store.count("images/") > 0
+
+
+class Growing(NodeCache):
+    """A node that takes all that it is given."""
+
+    grows = True
+
+
+async def test_of_a_pack_as_much_is_read_at_once_as_of_an_image(store, autojump_clock):
+    hanging = HangingStore(store, ())
+    noting = Noting(hanging)
+    source = await hotpack.open_pack(noting, MANIFEST, DIGEST)
+    hanging.operations = {"pread"}
+    noting.read.clear()
+    async with (
+        readable(noting, DIGEST, MANIFEST, Growing(MANIFEST)) as blocks,
+        trio.open_nursery() as nursery,
+    ):
+        blocks.use_pack(source, lambda error: None)
+        for index in (PACK.blocks[0], PACK.blocks[9 * MIB // BLOCK]):
+            nursery.start_soon(partial(blocks.read, index * BLOCK, BLOCK, is_urgent=False))
+        await trio.sleep(1)
+        assert noting.count("packs/") == 16
+        nursery.cancel_scope.cancel()
+    await source.close()
+
+
+async def test_what_cannot_be_read_of_a_piece_comes_from_the_image_all_of_it(store, node):
+    """Another job of the node has brought some of the piece meanwhile: it is read in three."""
+    broken = FlakyStore(store, lambda count, operation, name: "packs/" in name and "part" in name)
+    pack = plan_pack(MANIFEST, DIGEST, hot_set(HOT[:200]))
+    piece = pack.blocks
+    await hotpack.write_pack(store, pack, pieces)
+    async with node.open(broken) as blocks, node.open(store) as other:
+        for index in (piece[50], piece[100]):
+            await other.read(index * BLOCK, BLOCK)
+        await other.settle()
+        await blocks.read(piece[0] * BLOCK, BLOCK, is_urgent=False)
+        await blocks.settle()
+        assert blocks.packed_reads == 0 and len(node.said) == 1
+        fetched_bytes = blocks.fetched_bytes
+        for index in piece:
+            assert await blocks.read(index * BLOCK, BLOCK) == content(index)
+        assert blocks.fetched_bytes == fetched_bytes
 
 
 async def test_a_part_that_is_cut_short(store, node):

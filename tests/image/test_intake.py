@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import threading
 from dataclasses import replace
 
 import pytest
@@ -157,6 +158,128 @@ async def test_damage_is_found_and_mended(store, path, small_parts):
     assert await verify(store, added.digest, added.manifest, lambda size_bytes: None) == []
 
 
+class Noted:
+    """A progress of which every state is noted."""
+
+    def __init__(self):
+        self.states = [(0, 0)]
+
+    def _set(self, done_bytes, total_bytes):
+        self.states.append((done_bytes, total_bytes))
+
+    done_bytes = property(
+        lambda self: self.states[-1][0], lambda self, value: self._set(value, self.total_bytes)
+    )
+    total_bytes = property(
+        lambda self: self.states[-1][1], lambda self, value: self._set(self.done_bytes, value)
+    )
+
+
+async def test_progress_is_counted_by_the_chunk_in_both_passes(path, small_parts):
+    size = path.stat().st_size
+    progress = Noted()
+    await add(MemoryStore(), path, "tiny", ABOUT, progress)
+    done = [done for done, total in progress.states if total]
+    assert {total for _, total in progress.states[2:]} == {2 * size}
+    assert done == sorted(done)
+    chunks = {*range(0, size, 4 * MIB), size}
+    assert {n for n in done if n <= size} == chunks, "read to know its digests"
+    assert len({n for n in done if n > size}) == -(-size // MIB), "sent, part by part"
+    assert done[-1] == 2 * size
+
+
+def test_progress_begins_with_nothing():
+    progress = intake.Progress()
+    assert (progress.done_bytes, progress.total_bytes) == (0, 0)
+    progress.add(5)
+    progress.add(2)
+    assert (progress.done_bytes, progress.total_bytes) == (7, 0)
+
+
+async def test_what_is_lost_while_it_is_added_is_sent_again_and_nothing_else(path, small_parts):
+    store, progress = MemoryStore(), intake.Progress()
+    added = await add(store, path, "tiny", ABOUT)
+    lost = [catalog.part_object(added.digest, 3), catalog.part_object(added.digest, 5)]
+
+    class Losing(SlowStore):
+        async def around(self, operation, name, call):
+            if operation == "list" and name == f"images/{added.digest}" and lost:
+                await store.delete(lost.pop())
+            return await super().around(operation, name, call)
+
+    again = await add(Losing(store, 0), path, "tiny", ABOUT, progress)
+    assert again.sent_bytes == 2 * MIB
+    assert progress.done_bytes == progress.total_bytes
+    assert await stored(store, added.digest, added.manifest) == path.read_bytes()
+
+
+async def test_an_image_whose_manifest_is_lost_while_it_is_added_has_one_in_the_end(path):
+    store = MemoryStore()
+    added = await add(store, path, "tiny", ABOUT)
+
+    async def lose():
+        await store.delete(catalog.manifest_object(added.digest))
+
+    losing = Between(store, lambda operation, name: operation == "list", lose)
+    assert (await intake.put(losing, path, ABOUT)).sent_bytes == 0
+    assert losing.then is None
+    assert (await catalog.read_manifest(store, added.digest))[1] == added.manifest
+
+
+async def test_what_is_removed_again_and_again_is_given_up_after_three_times(path):
+    store, times = MemoryStore(), 0
+
+    class Removing(SlowStore):
+        async def around(self, operation, name, call):
+            nonlocal times
+            if operation == "list" and name.startswith("images/"):
+                times += 1
+                await store.delete_tree(name)
+            return await super().around(operation, name, call)
+
+    with pytest.raises(Conflict, match="is removed from memory: while it is added"):
+        await add(Removing(store, 0), path, "tiny", ABOUT)
+    assert times == 3
+    assert await catalog.list_names(store) == []
+
+
+async def test_an_image_that_is_removed_while_it_is_put_there_stays(path):
+    """Its last name goes when its parts have been found to be there."""
+    store = MemoryStore()
+    added = await add(store, path, "tiny", ABOUT)
+
+    async def remove():
+        await catalog.remove(store, "tiny")
+
+    removing = Between(store, lambda operation, name: name.endswith("about.json"), remove)
+    await intake.put(removing, path, ABOUT)
+    assert removing.then is None
+    assert await catalog.sweep(store, older_than_s=0) == []
+    assert await stored_size(store, added) == path.stat().st_size
+
+
+async def test_a_store_that_fails_is_sent_nothing_more(path, small_parts):
+    store = FlakyStore(MemoryStore(), lambda count, operation, name: operation == "write")
+    with pytest.raises(Transient):
+        await add(store, path, "tiny", ABOUT)
+    sent = [name for operation, name in store.calls if operation == "create"]
+    assert len(sent) <= 3, "as many as are sent at once"
+
+
+async def test_who_gives_up_does_not_wait_until_the_image_is_read(path, monkeypatch):
+    may_end = threading.Event()
+
+    def measure(*image):
+        trio.from_thread.run_sync(scope.cancel)
+        may_end.wait(5)
+
+    monkeypatch.setattr(intake, "_measure", measure)
+    with trio.CancelScope() as scope:
+        await add(MemoryStore(), path, "tiny", ABOUT)
+    assert scope.cancelled_caught
+    may_end.set()
+
+
 async def test_two_add_an_image_at_once_and_no_part_is_replaced(path, small_parts):
     """Jobs read it as soon as the faster one has ended: what they have open stays as it is."""
     store = MemoryStore()
@@ -191,6 +314,64 @@ async def test_a_file_that_changes_meanwhile_is_not_added(tmp_path, path):
     with pytest.raises(Conflict, match="changed while it was read"):
         await add(store, changing, "tiny", ABOUT)
     assert await catalog.list_names(store) == []
+
+
+async def test_a_file_that_changes_without_a_trace_is_not_added(tmp_path, path):
+    """Its length and times are what they were: the bytes that are sent are looked at again."""
+    changing = tmp_path / "changing.sqsh"
+    changing.write_bytes(path.read_bytes())
+    before = changing.stat()
+
+    async def change():
+        with changing.open("r+b") as file:
+            file.seek(5 * MIB)
+            file.write(b"changed!")
+        os.utime(changing, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    store = Between(MemoryStore(), lambda operation, name: operation == "stat", change)
+    with pytest.raises(Conflict, match="changed while it was read"):
+        await add(store, changing, "tiny", ABOUT)
+    assert await catalog.list_names(store) == []
+
+
+async def test_a_file_that_was_written_meanwhile_is_not_added_whatever_it_holds(tmp_path, path):
+    changing = tmp_path / "changing.sqsh"
+    changing.write_bytes(path.read_bytes())
+
+    async def touch():
+        os.utime(changing, ns=(0, 0))
+
+    store = Between(MemoryStore(), lambda operation, name: operation == "commit", touch)
+    with pytest.raises(Conflict, match="when nobody writes to it"):
+        await add(store, changing, "tiny", ABOUT)
+
+
+async def test_a_file_that_grows_meanwhile_is_not_added(tmp_path, path):
+    changing = tmp_path / "changing.sqsh"
+    changing.write_bytes(path.read_bytes())
+    before = changing.stat()
+
+    async def grow():
+        os.truncate(changing, before.st_size + 1)
+        os.utime(changing, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    store = Between(MemoryStore(), lambda operation, name: operation == "commit", grow)
+    with pytest.raises(Conflict, match="when nobody writes to it"):
+        await add(store, changing, "tiny", ABOUT)
+
+
+async def test_a_file_that_is_cut_while_it_is_read_is_not_added(tmp_path, path, monkeypatch):
+    changing = tmp_path / "changing.sqsh"
+    changing.write_bytes(path.read_bytes())
+
+    def identify_and_cut(opened):
+        found = identify(opened)
+        os.truncate(changing, path.stat().st_size - 1)
+        return found
+
+    monkeypatch.setattr(intake, "identify", identify_and_cut)
+    with pytest.raises(Conflict, match="became shorter while it was read"):
+        await add(MemoryStore(), changing, "tiny", ABOUT)
 
 
 async def test_an_image_that_is_written_over_is_not_added_cut(tmp_path, path, monkeypatch):
@@ -333,6 +514,38 @@ async def test_an_image_that_goes_while_it_is_added_is_there_in_the_end(path, sm
     assert again.sent_bytes == (0 if what == "sweep" else path.stat().st_size)
     assert await stored(store, added.digest, added.manifest) == path.read_bytes()
     assert (await catalog.read_manifest(store, added.digest))[1] == added.manifest
+
+
+async def test_a_squashfs_is_added_as_it_is_and_an_archive_made_one_meanwhile(path, tmp_path):
+    progress = Noted()
+    async with intake.as_squashfs(path, tmp_path, "", "", progress) as found:
+        assert found == (path, None)
+    assert progress.states == [(0, 0)]
+    layout = write_layout(tmp_path / "layout", [pack_tar([Entry("a", data=os.urandom(300_000))])])
+    (tmp_path / "scratch").mkdir()
+    async with intake.as_squashfs(layout, tmp_path / "scratch", "", "", progress) as (made, how):
+        assert made.parent.parent == tmp_path / "scratch"
+        assert made.stat().st_size == how.size_bytes and how.files == 1
+        assert max(progress.states)[0] > 300_000
+        assert progress.states[-1] == (0, 0), "what follows counts from the beginning"
+    assert not os.listdir(tmp_path / "scratch")
+
+
+async def test_who_gives_up_a_conversion_does_not_wait_for_its_end(tmp_path):
+    layout = write_layout(tmp_path / "layout", [pack_tar([Entry("a", data=os.urandom(900_000))])])
+    (tmp_path / "scratch").mkdir()
+
+    class GivingUp(Noted):
+        def _set(self, done_bytes, total_bytes):
+            super()._set(done_bytes, total_bytes)
+            trio.from_thread.run_sync(scope.cancel)
+
+    progress = GivingUp()
+    with trio.CancelScope() as scope:
+        async with intake.as_squashfs(layout, tmp_path / "scratch", "", "", progress):
+            raise AssertionError("it was converted")
+    assert scope.cancelled_caught
+    assert not os.listdir(tmp_path / "scratch")
 
 
 async def stored_size(store, added):

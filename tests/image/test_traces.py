@@ -2,15 +2,23 @@
 
 import random
 import struct
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import trio
 
+from bootseer.core.ranges import ByteRange
 from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, SAME_START_NS, Touch, Trace
-from bootseer.errors import NotFound
-from bootseer.image.traces import is_among, publish_trace, read_hot_set, rebuild
-from bootseer.store.base import publish
+from bootseer.errors import Corrupt, NotFound
+from bootseer.image.traces import (
+    hot_set_name,
+    is_among,
+    publish_trace,
+    read_hot_set,
+    rebuild,
+)
+from bootseer.store.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import SlowStore
 from bootseer.units import NS_PER_S
@@ -89,14 +97,17 @@ class Busy(SlowStore):
         super().__init__(store, 0)
         self.tasks = tasks
         self.read = []
+        self.merged = 0
 
     async def around(self, operation, name, call):
         result = await super().around(operation, name, call)
         if operation == "open" and name.startswith(FOLDER):
             self.read.append(name)
-        if operation == "commit" and name.startswith("hot/") and self.tasks:
-            self.tasks -= 1
-            assert await publish_trace(self._inner, trace(2, [1], node=f"n{self.tasks}"), 100)
+        if operation == "commit" and name.startswith("hot/"):
+            self.merged += 1
+            if self.tasks:
+                self.tasks -= 1
+                assert await publish_trace(self._inner, trace(2, [1], node=f"n{self.tasks}"), 100)
         return result
 
 
@@ -107,6 +118,24 @@ async def test_what_was_read_is_not_read_again_when_others_come():
     merged = await rebuild(busy, DIGEST, 3)
     assert merged.traces == 6
     assert len(busy.read) == len(set(busy.read)) == 6
+    assert busy.merged == 6, "once more for each that came"
+
+
+async def test_a_trace_that_goes_while_others_are_merged_is_not_missed():
+    store = MemoryStore()
+    for start in (1, 2, 3):
+        assert await publish_trace(store, trace(start, [start]), 4)
+    gone = (await store.list(FOLDER))[0].name
+
+    class Going(SlowStore):
+        async def around(self, operation, name, call):
+            if (operation, name) == ("open", gone):
+                await self._inner.delete(gone)
+            return await super().around(operation, name, call)
+
+    merged = await rebuild(Going(store, 0), DIGEST, 3)
+    assert pages(merged.hot_set) == [2, 3] and merged.traces == 2
+    assert pages(await read_hot_set(store, DIGEST)) == [2, 3]
 
 
 async def test_a_merge_ends_even_if_others_come_all_the_time():
@@ -125,6 +154,26 @@ async def test_enough_nodes_of_a_start_are_enough():
     store = MemoryStore()
     told = [await publish_trace(store, trace(1, [0], node=f"n-{n}"), 4) for n in range(6)]
     assert told == [True] * 4 + [False] * 2
+    holding_out = replace(trace(1, [0], MISSED, node="n-9"), holdout=(ByteRange(0, PAGE),))
+    assert await publish_trace(store, holding_out, 4), "a start has no other of those"
+    assert len(await names(store)) == 5
+
+
+@pytest.mark.parametrize("apart_ns", [-SAME_START_NS - 1, -SAME_START_NS, 0, SAME_START_NS])
+async def test_nodes_of_a_start_begin_within_a_minute(apart_ns):
+    store = MemoryStore()
+    first = trace(1, [0])
+    assert await publish_trace(store, first, 1)
+    second = replace(first, node="n2", started_ns=first.started_ns + apart_ns)
+    assert await publish_trace(store, second, 1) is (abs(apart_ns) > SAME_START_NS)
+
+
+async def test_what_is_no_trace_does_not_count_for_a_start():
+    store = MemoryStore()
+    one = trace(1, [0])
+    for name in ("x", f"x-{one.run}-n1.trace", f"{HOUR:020d}", f"{HOUR:020d}-other-{one.run}-n1"):
+        await publish(store, f"{FOLDER}/{name}", b"")
+    assert await publish_trace(store, one, 1)
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 4, 5, 17, 128])
@@ -174,6 +223,15 @@ async def test_what_else_lies_there_is_passed_over_or_cleared_away():
     assert sorted(await names(store)) == sorted(
         [f"{HOUR:020d}-{good.run}-n1.trace", "folder", "newer.trace"]
     )
+
+
+async def test_the_hot_set_of_another_image_is_damage():
+    store = MemoryStore()
+    await epilog(store, trace(1, [0]))
+    hot_set = await read_all(store, hot_set_name(DIGEST), 10_000)
+    await publish(store, hot_set_name("sqfs1-other"), hot_set)
+    with pytest.raises(Corrupt, match=f"another image, {DIGEST}"):
+        await read_hot_set(store, "sqfs1-other")
 
 
 async def test_without_a_trace_there_is_nothing_to_merge():

@@ -270,6 +270,73 @@ def test_what_is_not_acceptable_is_refused(layer, message):
             merge.add(0, index, entry if isinstance(entry, Member) else Member(*entry))
 
 
+LONGEST = "/".join(["d" * 255] * 16)
+"""Of 4,095 bytes."""
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "ä" * 127, "\U0001f600" * 63, "\udcff" * 255, LONGEST])
+def test_the_longest_names_that_linux_has_are_taken(name):
+    assert names_of(plan_of([(name, FILE)])) == {name}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\U0001f600" * 64, "\udcff" * 256, f"{LONGEST}/", "ä/" * 1365 + "a", "a/" * 2047 + "aa"],
+)
+def test_a_byte_more_is_too_long(name):
+    with pytest.raises(Corrupt, match="name is too long"):
+        plan_of([(name, FOLDER)])
+
+
+@pytest.mark.parametrize("target", [LONGEST, "a" * 4095])
+def test_the_longest_links_are_taken(target):
+    plan = plan_of([Member("l", SYMLINK, link=target)])
+    assert names_of(plan) == {"l"}
+
+
+def test_as_many_entries_as_allowed_are_taken_with_the_folders_above_them():
+    merge = Merge(4)
+    for index, name in enumerate(("a", "b/c", "b")):
+        merge.add(0, index, Member(name, FOLDER))
+    with pytest.raises(Corrupt, match="more files in it"):
+        merge.add(0, 3, Member("d", FILE))
+
+
+def test_as_much_text_as_allowed_is_taken(monkeypatch):
+    monkeypatch.setattr("bootseer.image.merge._MAX_TEXT_BYTES", 12)
+    merge = Merge(10)
+    merge.add(0, 0, Member("abc", SYMLINK, link="defg"))
+    merge.add(0, 1, Member("h" * 5, FILE))
+    assert names_of(merge.finish()) == {"abc", "h" * 5}
+    merge = Merge(10)
+    merge.add(0, 0, Member("abc", SYMLINK, link="defg"))
+    with pytest.raises(Corrupt, match="longer names"):
+        merge.add(0, 1, Member("h" * 6, FILE))
+
+
+def test_forty_links_are_followed_on_the_way_to_one_name():
+    links = [Member(f"l{i}", SYMLINK, link=f"l{i - 1}" if i else "d") for i in range(41)]
+    assert "d/x" in names_of(plan_of([*links, ("l39/x", FILE)]))
+    with pytest.raises(Corrupt, match="'l40' lies behind symbolic links without an end"):
+        plan_of([*links, ("l40/x", FILE)])
+    between = [*links, ("d/m", FOLDER), Member("d/m/n", SYMLINK, link="/l19")]
+    assert "d/x" in names_of(plan_of([*between, ("l18/m/n/x", FILE)]))
+    with pytest.raises(Corrupt, match="without an end"):
+        plan_of([*between, ("l19/m/n/x", FILE)])
+
+
+def test_a_device_is_listed_by_all_its_names_and_is_no_file():
+    plan = plan_of(
+        [("c", CHARACTER), Member("d/b", BLOCK), Member("e", HARD_LINK, link="c"), ("f", FILE)]
+    )
+    assert sorted(plan.devices) == ["c", "d/b", "e"]
+    assert names_of(plan) == {"f"} and plan.implied == ["d"]
+
+
+def test_without_an_entry_the_root_is_not_described():
+    assert plan_of([("a", FILE)]).root is None
+
+
 def test_a_layer_that_hides_a_folder_again_and_again_has_it_looked_at_once():
     class Counted(dict):
         looks = 0

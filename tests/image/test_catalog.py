@@ -99,6 +99,13 @@ async def test_where_an_image_comes_from_is_said_if_it_is_known(store):
         assert await catalog.read_about(store, DIGEST) is not None
 
 
+async def test_an_image_that_is_not_there_is_named(store):
+    with pytest.raises(NotFound, match=f"there is no image {OTHER} in memory"):
+        await catalog.read_manifest(store, OTHER)
+    with pytest.raises(NotFound, match="there is no image 'other' in memory.*image add"):
+        await catalog.resolve(store, "other")
+
+
 async def test_rights_are_those_of_the_manifest_and_the_token(tmp_path):
     store = LocalStore(tmp_path)
     await catalog.write_manifest(store, DIGEST, b"manifest", mode=0o640)
@@ -139,8 +146,10 @@ async def test_an_image_that_was_listed_and_has_a_name_again_is_not_dropped(stor
     assert await catalog.list_removed(store, 0) == [DIGEST]
     # As by who has crashed in `give_name`: the name is there, and the image said to be removed.
     await catalog.give_name(store, "three", DIGEST, 7)
+    assert await catalog.list_removed(store, 0) == []
     await publish(store, f"images/{DIGEST}/removed", b"")
     assert not await catalog.drop(store, DIGEST, 0)
+    assert await catalog.list_removed(store, 0) == []
     await catalog.remove(store, "three")
     await catalog.revive(store, DIGEST)
     await catalog.revive(store, DIGEST)  # as good as once

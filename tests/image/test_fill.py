@@ -103,6 +103,14 @@ async def test_who_waits_for_quiet_does_so_for_as_long_as_others_come(store, aut
         assert trio.current_time() == began + 2
 
 
+async def test_nothing_is_brought_before_it_is_known_that_the_job_goes_on(store, autojump_clock):
+    noting, node = Noting(store), Kept()
+    async with readable(noting, DIGEST, MANIFEST, node) as blocks:
+        await trio.sleep(10)  # nobody has waited for so long
+        await fill(blocks, node, MIB)
+    assert noting.opened[0] == ("part-0000", 12.0)
+
+
 async def test_without_a_rate_nothing_is_brought(store, autojump_clock):
     noting, node = Noting(store), Kept()
     async with readable(noting, DIGEST, MANIFEST, node) as blocks:
@@ -172,6 +180,14 @@ async def test_a_copy_that_fails_says_why_and_asks_for_nothing_more(long, autoju
         with pytest.raises(Transient):
             await copy(blocks, node)
     assert len(flaky.calls) == 16
+
+
+async def test_a_copy_of_which_one_part_fails_says_why(store, autojump_clock):
+    flaky = FlakyStore(store, lambda count, operation, name: name.endswith("part-0001"))
+    node = Kept()
+    async with readable(flaky, DIGEST, MANIFEST, node) as blocks:
+        with pytest.raises(Transient):
+            await copy(blocks, node)
 
 
 async def test_a_copy_that_there_is_no_room_for_is_told(long, autojump_clock):

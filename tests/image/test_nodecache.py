@@ -141,6 +141,16 @@ async def test_a_keeper_that_fails_is_done_without_and_asked_again_if_it_is_ther
     assert said == [f"the block cache does not grow: {error}"]
 
 
+@pytest.mark.parametrize("call", ["claim", "keep", "release"])
+async def test_a_keeper_is_done_without_whatever_it_is_that_fails(entries, call):
+    _, cached = entries()
+    said = []
+    node = NodeCache(MANIFEST, cached, Failing(Closed("it is gone")), said.append)
+    assert node.grows
+    await getattr(node, call)([1], *([blocks_of(1)] if call == "keep" else []))
+    assert not node.grows and said == ["the block cache does not grow: it is gone"]
+
+
 async def test_others_are_waited_for_up_to_the_limit_and_then_never_again(autojump_clock):
     said = []
     node, other = (NodeCache(MANIFEST, note=said.append, patience_s=2.0) for _ in range(2))

@@ -41,7 +41,8 @@ def test_what_is_read_is_noted_when_it_is_first(clock):
     log.note(5, 25)
     log.note(40, 40)  # beyond the end there is nothing
     log.note(41, 40)
-    assert log.touches() == [(0, 10, 0), (20, 30, 4), (10, 20, 5)]
+    log.note(35, 45)
+    assert log.touches() == [(0, 10, 0), (20, 30, 4), (10, 20, 5), (35, 45, 5)]
 
 
 def test_what_was_answered_without_asking_is_noted_at_its_time(clock):

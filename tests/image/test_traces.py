@@ -114,10 +114,13 @@ class Busy(SlowStore):
 async def test_what_was_read_is_not_read_again_when_others_come():
     store = MemoryStore()
     assert await publish_trace(store, trace(1, [0]), 4)
+    damaged = bytearray(trace(1, [0]).encode())
+    for name, byte in (("damaged", 0), ("newer", 8)):  # the magic, and the version
+        await publish(store, f"{FOLDER}/{name}", damaged[:byte] + b"\x7f" + damaged[byte + 1 :])
     busy = Busy(store, 5)
     merged = await rebuild(busy, DIGEST, 3)
     assert merged.traces == 6
-    assert len(busy.read) == len(set(busy.read)) == 6
+    assert len(busy.read) == len(set(busy.read)) == 6 + 2
     assert busy.merged == 6, "once more for each that came"
 
 

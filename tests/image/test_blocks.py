@@ -239,11 +239,13 @@ async def test_while_somebody_waits_little_else_begins(store, autojump_clock, wh
         for index in range(0, 32, 2):
             nursery.start_soon(read, index)
         await trio.sleep(0.1)
-        for index in range(32, 80, 2):
+        nursery.start_soon(read, 32)
+        await trio.sleep(0.1)
+        for index in range(34, 80, 2):
             nursery.start_soon(read, index)
-        await trio.sleep(0.4)
+        await trio.sleep(0.3)
         assert len(noting.order) == 16
-        nursery.start_soon(read, 100 if what == "new" else 60, True)
+        nursery.start_soon(read, 100 if what == "new" else 32, True)
         await trio.sleep(0.4)
         assert len(noting.order) == 16 + 1
         await trio.sleep(0.4)  # the first have ended
@@ -353,6 +355,19 @@ async def test_a_damaged_block_of_the_store_is_an_error_that_names_it(store, job
         for offset in (0, MIB, MIB + 8 * BLOCK):  # all others can be read
             assert await blocks.read(offset, 7 * BLOCK) == content(offset, 7 * BLOCK)
         assert blocks.fetched_bytes == 22 * BLOCK, "they have been kept"
+
+
+async def test_of_two_blocks_that_are_read_at_once_the_one_that_is_not_damaged_is_kept(
+    store, job_of
+):
+    await publish(
+        store, catalog.part_object(DIGEST, 1), bytes(BLOCK) + CONTENT[MIB + BLOCK :][:MIB]
+    )
+    async with job_of(store).open() as blocks:
+        with pytest.raises(Corrupt, match="is damaged at byte 0:"):
+            await blocks.read(MIB, 2 * BLOCK)
+        assert await blocks.read(MIB + BLOCK, BLOCK) == content(MIB + BLOCK, BLOCK)
+        assert blocks.fetched_bytes == BLOCK
 
 
 async def test_an_object_that_is_cut_short_is_an_error(store, job_of):

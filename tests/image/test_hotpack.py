@@ -321,6 +321,13 @@ async def test_all_of_it_can_be_removed(store):
     assert await hotpack.open_pack(store, MANIFEST, DIGEST) is None
 
 
+async def test_what_is_being_removed_is_not_found_any_more(store):
+    failing = FlakyStore(store, lambda count, operation, name: operation == "delete_tree")
+    with pytest.raises(Transient):
+        await hotpack.remove(failing, IDENTITY)
+    assert await hotpack.read_index(store, IDENTITY) is None
+
+
 # Reading.
 
 
@@ -514,7 +521,7 @@ async def test_an_index_that_is_damaged_or_stale(store, node, damage):
     async with node.open(store) as blocks:
         await read_ahead(blocks, HOT[:500])
         assert blocks.packed_reads == 0
-    assert len(node.said) == 1
+    assert len(node.said) == 1 and isinstance(node.said[0], Corrupt)
 
 
 async def test_a_node_that_keeps_nothing_does_not_read_the_pack_for_nothing(store, node):

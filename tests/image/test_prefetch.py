@@ -11,7 +11,14 @@ from bootseer._io import lib
 from bootseer.core.budget import Budget
 from bootseer.core.ranges import ByteRange
 from bootseer.image import prefetch as image_prefetch
-from bootseer.image.prefetch import PIECE_BYTES, Prefetch, UnderWay, available_bytes
+from bootseer.image.prefetch import (
+    PIECE_BYTES,
+    Prefetch,
+    UnderWay,
+    available_bytes,
+    may_pin,
+    pinnable_bytes,
+)
 from bootseer.units import KIB, MIB
 
 SIZE = 5 * MIB + 100
@@ -246,6 +253,13 @@ def test_only_of_reads_that_are_long_enough_it_is_known_what_one_takes():
     assert Reads(4).read(256 * KIB - 1, 0.005) == (MIB, 4 * MIB)
     assert Reads(4).read(256 * KIB - 1, 0.0049) == FIRST
     assert Reads(4).read(256 * KIB, 0.005) == FIRST
+
+
+def test_where_the_kernel_does_not_say_what_is_locked_nothing_is(monkeypatch):
+    monkeypatch.setattr(image_prefetch, "_meminfo", lambda: {"MemAvailable": 100 * MIB})
+    monkeypatch.setattr(image_prefetch, "locked_by", lambda uid: MIB)
+    assert pinnable_bytes(1.0) == 50 * MIB
+    assert may_pin(1.0)
 
 
 def test_what_is_available_is_what_the_kernel_says(monkeypatch):

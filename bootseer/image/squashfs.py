@@ -154,9 +154,10 @@ class Squashfs:
             Corrupt: the tree is none, or has unreasonably many names.
         """
         seen = {self.root.at}
-        names = MAX_NAMES
         yield b"/", self.root
-        left = [(b"", iter(self._sorted(self.root, names)))]
+        found = self._sorted(self.root, MAX_NAMES)
+        names = MAX_NAMES - len(found)
+        left = [(b"", iter(found))]
         while left:
             folder, entries = left[-1]
             entry = next(entries, None)

@@ -221,6 +221,7 @@ def test_a_large_file_with_little_that_is_hot_does_not_tear_the_others_apart(
     small12, small03, large = ranges_of(tmp_path / "new", "/small12", "/small03", "/large")
     assert (done.front.start, done.front.stop) == (small12.start, small03.stop)
     assert (small12.stop, done.scattered) == (small03.start, large)
+    assert (done.front_files, done.scattered_files) == (2, 1)
 
 
 def test_hot_blocks_alone_are_stored_uncompressed(large_and_small: Path, tmp_path: Path) -> None:
@@ -507,6 +508,7 @@ def test_which_names_are_one_file_is_told_apart(tmp_path: Path) -> None:
             (tree / second).hardlink_to(tree / first)
         images.append(squash(tree, tmp_path / f"{pairs[0]}.sqsh", "-all-time", "0"))
     assert same_tree(*images) == Difference("/b", "hard link")
+    assert same_tree(*reversed(images)) == Difference("/b", "hard link")
 
 
 def test_images_made_in_different_ways_hold_the_same_tree(odd_tree: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 import zstandard
 
 from bootseer.errors import ConfigError, Corrupt, Denied, NotFound, Unavailable
+from bootseer.image import archive as archive_module
 from bootseer.image import manifest as manifest_module
 from bootseer.image.archive import Kind, kind_of
 from bootseer.image.convert import Limits, convert
@@ -108,6 +110,13 @@ def docker(path, **changes):
         info = tarfile.TarInfo("manifest.json")
         info.size = len(data)
         archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def docker_with(path, entry, **changes):
+    """A Docker archive with another entry, and another manifest."""
+    docker(path, **changes)
+    path.write_bytes(pack_tar([entry])[: 512 * 3 if entry.pax else 512] + path.read_bytes())
     return path
 
 
@@ -217,6 +226,16 @@ SOURCES = {
         Corrupt,
         "not a JSON object",
     ),
+    "Docker layer with holes": (
+        lambda p: docker_with(p, Entry("holes", pax={"GNU.sparse.size": "9"}), Layers=["holes"]),
+        Corrupt,
+        "holes is missing; save",
+    ),
+    "Docker layer that is a folder": (
+        lambda p: docker_with(p, Entry("folder", tarfile.DIRTYPE), Layers=["folder"]),
+        Corrupt,
+        "folder is missing; save",
+    ),
     "Docker without layers": (lambda p: docker(p, Layers=[]), Corrupt, "has 1 layers, and"),
     "Docker links in a circle": (
         lambda p: written(
@@ -271,6 +290,86 @@ def test_a_layer_of_one_name_twice_is_found_behind_its_link(tmp_path):
         assert convert(tmp_path / "again", tmp_path / "image").files == 1
 
 
+def test_the_last_entry_of_a_name_counts_in_an_archive(tmp_path):
+    whole = write_docker_archive(tmp_path / "whole", {(): [LAYER]})
+    with tarfile.open(whole) as archive:
+        names = archive.getnames()
+    # Each name leads nowhere at first.
+    links = pack_tar([Entry(name, tarfile.SYMTYPE, link="nowhere") for name in names])
+    links = links[: 512 * len(names)]
+    source = written(tmp_path / "source", links + whole.read_bytes())
+    assert convert(source, tmp_path / "image").files == 1
+
+
+@pytest.mark.parametrize("links", [8, 9])
+def test_a_file_is_found_behind_a_few_links(tmp_path, links):
+    path = docker(tmp_path / "source", Layers=["0"])
+    with tarfile.open(path) as archive:
+        (layer,) = (name for name in archive.getnames() if name.endswith("layer.tar"))
+        content = path.read_bytes()
+    targets = [*map(str, range(1, links)), layer]
+    chain = [Entry(f"{n}", tarfile.SYMTYPE, link=to) for n, to in enumerate(targets)]
+    path.write_bytes(pack_tar(chain)[: 512 * links] + content)
+    if links == 8:
+        assert convert(path, tmp_path / "image").files == 1
+    else:
+        with pytest.raises(Corrupt, match="0 is missing"):
+            convert(path, tmp_path / "image")
+
+
+def test_an_archive_has_as_many_files_as_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive_module, "MAX_MEMBERS", 3)
+    entries = [Entry("a"), Entry("b"), Entry("manifest.json")]
+    assert kind_of(written(tmp_path / "source", pack_tar(entries))) is Kind.DOCKER_ARCHIVE
+    with pytest.raises(Corrupt, match="more than 3 files are no image"):
+        kind_of(written(tmp_path / "source", pack_tar([*entries, Entry("c")])))
+
+
+def holes(size, data):
+    """A file with nothing in it but at its end."""
+    place = size - len(data)
+    says = {"GNU.sparse.size": f"{size}", "GNU.sparse.map": f"{place},{len(data)}"}
+    return Entry("sparse", data=data, pax=says)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_an_image_may_unpack_to_as_much_as_allowed(tmp_path, missing):
+    layers = [LAYER, pack_tar([holes(100_000, b"end")])]
+    source = write_layout(tmp_path / "source", layers)
+    most = sum(map(len, layers)) + 100_000 - len(b"end")
+    if missing:
+        with pytest.raises(Corrupt, match="unpacks to more than"):
+            convert(source, tmp_path / "image", limits=Limits(most - 1, 100))
+    else:
+        assert convert(source, tmp_path / "image", limits=Limits(most, 100)).files == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [(pack_tar([Entry("../out")]), "would lead out"), (b"x" * 2000, "not a tar archive")],
+    ids=["name", "no tar"],
+)
+def test_what_is_wrong_with_a_layer_is_said_once_with_its_name(tmp_path, wrong, message):
+    layout = Layout(tmp_path / "source")
+    layout.write_index([layout.add_image([LAYER, wrong], "none")])
+    name = hashlib.sha256(wrong).hexdigest()
+    with pytest.raises(Corrupt, match=f"blobs/sha256/{name}: .*{message}") as raised:
+        convert(layout.folder, tmp_path / "image")
+    assert str(raised.value).count("blobs/sha256") == 1
+
+
+def test_names_that_links_make_too_long_are_said_with_the_last_layer(tmp_path):
+    long = "/".join(["n" * 250] * 15)
+    folder = Entry(f"{long}/folder", tarfile.DIRTYPE)
+    link = Entry("link", tarfile.SYMTYPE, link=folder.name)
+    layers = [pack_tar([folder, link]), pack_tar([Entry(f"link/{'m' * 250}/{'m' * 250}")]), LAYER]
+    layout = Layout(tmp_path / "source")
+    layout.write_index([layout.add_image(layers, "none")])
+    name = hashlib.sha256(LAYER).hexdigest()
+    with pytest.raises(Corrupt, match=f"blobs/sha256/{name}: a name is too long"):
+        convert(layout.folder, tmp_path / "image")
+
+
 @pytest.mark.parametrize("images", [2, 3])
 def test_an_archive_has_no_more_images_than_allowed(tmp_path, monkeypatch, images):
     monkeypatch.setattr(manifest_module, "MAX_LAYERS", 2)
@@ -309,11 +408,44 @@ def test_an_archive_of_both_kinds_counts_as_the_one_with_all_digests(tmp_path):
     assert kind_of(layout.archive(tmp_path / "archive")) is Kind.OCI_ARCHIVE
 
 
+def folder_of(path, name):
+    path.mkdir()
+    (path / name).touch()
+    return path
+
+
 NONE = {
     "empty": (lambda p: written(p, b""), Unavailable, "is no image"),
     "text": (lambda p: written(p, b"text" * 1000), Unavailable, "is no image"),
     "empty folder": (lambda p: p.mkdir() or p, Unavailable, "has an oci-layout and"),
+    "layout without an index": (
+        lambda p: folder_of(p, "oci-layout"),
+        Unavailable,
+        "has an oci-layout and an index.json",
+    ),
+    "index without a layout": (
+        lambda p: folder_of(p, "index.json"),
+        Unavailable,
+        "has an oci-layout and an index.json",
+    ),
     "tar": (lambda p: written(p, LAYER), Unavailable, "a tar archive without an image"),
+    "tar without an index": (
+        lambda p: written(p, pack_tar([Entry("oci-layout")])),
+        Unavailable,
+        "a tar archive without an image",
+    ),
+    "tar of an index": (
+        lambda p: written(p, pack_tar([Entry("index.json")])),
+        Unavailable,
+        "a tar archive without an image",
+    ),
+    "tar whose manifest became a FIFO": (
+        lambda p: written(
+            p, pack_tar([Entry("manifest.json"), Entry("manifest.json", tarfile.FIFOTYPE)])
+        ),
+        Unavailable,
+        "a tar archive without an image",
+    ),
     "gzip": (lambda p: written(p, gzip.compress(LAYER)), Unavailable, "with `gzip -d`"),
     "zstd": (lambda p: written(p, zstandard.compress(LAYER)), Unavailable, "with `zstd -d`"),
     "SIF": (lambda p: written(p, bytes(32) + b"SIF_MAGIC\0"), Unavailable, "sif dump"),
@@ -324,6 +456,7 @@ NONE = {
     ),
     "cut tar": (lambda p: written(p, LAYER[:515]), Corrupt, "ends within"),
     "missing": (lambda p: p, NotFound, "does not exist"),
+    "below a file": (lambda p: written(p, LAYER) / "below", NotFound, "does not exist"),
     "NUL": (lambda p: Path(f"{p}\0"), NotFound, "cannot be the name"),
     "fifo": (lambda p: os.mkfifo(p) or p, Unavailable, "neither a file nor a folder"),
 }

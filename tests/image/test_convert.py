@@ -24,6 +24,7 @@ from bootseer.image.archive import Kind, kind_of
 from bootseer.image.convert import convert
 from bootseer.image.manifest import own_platform
 from bootseer.image.pack import Packing
+from bootseer.image.squashfs import Squashfs
 from bootseer.testing.containers import (
     PACKERS,
     Entry,
@@ -340,10 +341,34 @@ def test_device_nodes_and_what_squashfs_does_not_know_are_left_out(tmp_path):
     assert unpacked(tmp_path / "image", tmp_path / "d")[b"file"][3] == {"user.kept": b"y"}
 
 
+def test_attributes_that_squashfs_cannot_have_are_counted(tmp_path):
+    """One without a name, one whose name or value is too much, and one that no tool knows."""
+    said = {"user.": "x", "user.a\0b": "x", "user.long": "x" * 65_537, "other.a": "x"}
+    said |= {"user.full": "x" * 65_536, "trusted.a": "y"}
+    says = {f"SCHILY.xattr.{name}": value for name, value in said.items()}
+    source = write_layout(tmp_path / "source", [pack_tar([Entry("file", pax=says)])])
+    assert convert(source, tmp_path / "image").xattrs == 4
+    with Squashfs(tmp_path / "image") as opened:
+        (file,) = (inode for inode in opened.inodes.values() if inode.is_file)
+        assert opened.xattrs(file) == {b"user.full": b"x" * 65_536, b"trusted.a": b"y"}
+
+
 def test_an_image_without_layers_is_an_empty_root(tmp_path):
     result = convert(write_layout(tmp_path / "source", []), tmp_path / "image")
-    assert (result.layers, result.files) == (0, 0)
+    assert (result.layers, result.files, result.devices, result.xattrs) == (0, 0, 0, 0)
+    assert result.named_devices == ()
     assert list(unpacked(tmp_path / "image", tmp_path / "d")) == [b"."]
+    listed = run("unsquashfs", "-lln", str(tmp_path / "image"))
+    assert "drwxr-xr-x 0/0 " in listed
+    assert "1970-01-01 00:00 squashfs-root" in listed
+
+
+def test_folders_that_no_layer_describes_are_roots(tmp_path):
+    source = write_layout(tmp_path / "source", [pack_tar([Entry("a/file", uid=7, mtime=99)])])
+    assert convert(source, tmp_path / "image").files == 2
+    found = unpacked(tmp_path / "image", tmp_path / "d")
+    owner = (0, 0) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    assert found[b"a"][:3] == ("0o40755", owner, 0)
 
 
 @pytest.fixture
@@ -512,7 +537,7 @@ def test_a_full_disk_is_told_of_and_left_as_it_was(tmp_path):
     [
         (None, "mksquashfs not found: install the package squashfs-tools"),
         ("echo 'mksquashfs: invalid option' >&2; exit 1", "squashfs-tools 4.5 or newer"),
-        ("echo 'FATAL ERROR: because' >&2; exit 3", "status 3; it said:\nFATAL ERROR: because"),
+        ("echo 'FATAL ERROR: because' >&2; exit 3", "status 3; it said:\nFATAL ERROR: because$"),
     ],
 )
 def test_a_mksquashfs_that_is_not_of_use_is_told_of(tmp_path, monkeypatch, script, message):

@@ -1,6 +1,7 @@
 """What an image is called: cheap to compute, and another for another image."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import struct
@@ -9,11 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from bootseer.core.ranges import total_bytes
+from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.core.squashfs import SUPERBLOCK_BYTES, decode_superblock
 from bootseer.errors import Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image import identity as identity_module
-from bootseer.image.identity import identify, open_image
+from bootseer.image.identity import OpenImage, identify, open_image, open_served
 
 
 def make_image(folder, name, files):
@@ -90,6 +92,49 @@ def test_what_a_time_was_before_it_still_is(tmp_path):
     assert digest_of(path).digest == f"file1-{known.hexdigest()}"
 
 
+def tables_of(path):
+    """Where an image's tables are, and what is in them."""
+    data = path.read_bytes()
+    block = decode_superblock(data, len(data))
+    return ByteRange(block.inode_table, block.bytes_used), data
+
+
+def test_a_squashfs_is_named_after_its_length_superblock_and_tables(tmp_path):
+    path = make_image(tmp_path, "image", {"f": os.urandom(300_000)})
+    (start, stop), data = tables_of(path)
+    known = hashlib.sha256(struct.pack("<QQ", len(data), 0) + data[:96] + data[start:stop])
+    found = digest_of(path)
+    assert found.digest == f"sqfs1-{known.hexdigest()}"
+    assert found.leading == ((0, SUPERBLOCK_BYTES), (start, stop))
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 500])
+def test_of_large_tables_both_ends_count(tmp_path, monkeypatch, beyond):
+    path = make_image(tmp_path, "image", {f"f{i}": os.urandom(3000) for i in range(50)})
+    (start, stop), data = tables_of(path)
+    most = stop - start - beyond
+    monkeypatch.setattr(identity_module, "MAX_TABLE_BYTES", most)
+    counted = data[start:stop]
+    if beyond:
+        counted = data[start : start + most // 2] + data[stop - most // 2 : stop]
+    known = hashlib.sha256(struct.pack("<QQ", len(data), 0) + data[:96] + counted)
+    assert digest_of(path).digest == f"sqfs1-{known.hexdigest()}"
+
+
+@pytest.mark.parametrize("size", [95, 65_536, 70_000, 3_000_000])
+def test_samples_lie_evenly_from_the_beginning_to_the_end(tmp_path, size):
+    path = tmp_path / "image.sif"
+    data = os.urandom(size)
+    path.write_bytes(data)
+    os.utime(path, ns=(0, 5))
+    last = max(size - 65_536, 0)
+    starts = sorted({last * sample // 31 for sample in range(32)})
+    known = hashlib.sha256(struct.pack("<QQ", size, 5))
+    for start in starts:
+        known.update(data[start : start + 65_536])
+    assert digest_of(path).digest == f"file1-{known.hexdigest()}"
+
+
 @pytest.mark.parametrize("kind", ["sqfs1", "file1"])
 def test_reads_in_portions_make_no_other_digest(tmp_path, monkeypatch, kind):
     path = make_image(tmp_path, "image", {"f": os.urandom(300_000)})
@@ -110,6 +155,13 @@ def test_a_file_that_shrinks_meanwhile_has_no_digest(tmp_path, left):
     with pytest.raises(Unavailable, match="became shorter"):
         identify(image)
     os.close(image.fd)
+
+
+def test_what_cannot_be_read_has_no_digest(tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(Unavailable, match="image /a cannot be read: Is a directory"):
+        identify(OpenImage("/a", folder, 100_000, 0))
+    os.close(folder)
 
 
 @pytest.mark.parametrize("size", [1, 95, 96, 70_000])
@@ -206,6 +258,10 @@ def test_a_file_whose_server_forgot_it_is_unavailable(tmp_path, monkeypatch):
 def test_what_is_larger_than_any_image_is_none(tmp_path):
     path = tmp_path / "sparse"
     with path.open("wb") as file:
+        file.truncate(1 << 40)
+        image = open_image(str(path))
+        os.close(image.fd)
+        assert image.size_bytes == 1 << 40
         file.truncate((1 << 40) + 1)
     with pytest.raises(Unavailable, match="of up to"):
         open_image(str(path))
@@ -219,3 +275,15 @@ def test_a_file_on_no_mount_of_this_node_is_left_alone():
     with pytest.raises(Unavailable, match="not mounted on this node by root"):
         open_image(f"/proc/self/fd/{fd}")
     os.close(fd)
+
+
+def test_a_served_image_is_opened_for_what_is_known_of_it(tmp_path):
+    """Its server says nothing that counts, and need not write down that it was read."""
+    path = tmp_path / "image"
+    path.write_bytes(b"x")
+    image = open_served(str(path), 5000)
+    assert image == OpenImage(str(path), image.fd, 5000, 0)
+    assert fcntl.fcntl(image.fd, fcntl.F_GETFL) & os.O_NOATIME
+    os.close(image.fd)
+    with pytest.raises(NotFound, match="does not exist"):
+        open_served(str(tmp_path / "none"), 5000)

@@ -159,7 +159,6 @@ class TarReader:
         claimed = self._number(header[148:156])
         if claimed != sum(header) - sum(header[148:156]) + 8 * ord(" "):
             raise self._corrupt("not a tar archive, or damaged: the checksum of a header is wrong")
-        self._end = self._stream.position
         return chr(header[156])
 
     def _extended(self, header: bytes, room: int) -> bytes:

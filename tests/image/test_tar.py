@@ -280,6 +280,12 @@ def test_a_file_whose_name_ends_like_a_folder_has_its_content():
     assert content == header(name="no member") * 2
 
 
+def test_content_that_nobody_reads_is_passed_over():
+    entries = [Entry("a", data=b"x" * 1300), Entry("b", data=header()), Entry("c")]
+    reader = tar.TarReader(stream_of(pack_tar(entries)), "archive")
+    assert [member.name for member in reader] == ["a", "b", "c"]
+
+
 def test_an_extended_header_may_be_empty():
     [(member, _)] = read(pax(b"") + header() + bytes(1024))
     assert (member.name, member.size_bytes) == ("file", 0)

@@ -210,7 +210,7 @@ class Held(Budget):
     def take(self, size_bytes, now_s):
         self.taken.append(size_bytes)
         self.asked.set()
-        assert self.go.wait(1)
+        assert self.go.wait(10)
         return 7.5
 
 

@@ -14,7 +14,7 @@ import pytest
 from bootseer.errors import NoSpace, OverQuota, Unavailable
 from bootseer.image import tar
 from bootseer.image.mksquashfs import Program
-from bootseer.image.pack import Packing, pack
+from bootseer.image.pack import Packer, Packing, pack
 from bootseer.image.squashfs import Squashfs
 from bootseer.units import KIB, MIB
 
@@ -103,6 +103,17 @@ def test_what_is_written_is_what_mksquashfs_reads_and_an_end(tmp_path: Path) -> 
         for at in range(0, len(data), 100_000):
             packer.write(memoryview(data)[at : at + 100_000])
     assert read.read_bytes() == data + bytes(1024)
+
+
+def test_what_is_written_goes_on_a_megabyte_at_a_time() -> None:
+    fd = os.memfd_create("stream")
+    packer, sizes = Packer(fd), []
+    for data in (bytes(MIB - 1), b"x", b"y"):
+        packer.write(data)
+        sizes.append(os.fstat(fd).st_size)
+    packer.flush()
+    assert [*sizes, os.fstat(fd).st_size] == [0, MIB, MIB, MIB + 1]
+    os.close(fd)
 
 
 def test_it_is_killed_where_the_block_is_left(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def start() -> socket.socket:
 
 def main() -> None:
     """Serve one conversation on the descriptor that the command line names."""
+
     async def run(end: socket.socket) -> None:
         talk = Talk(end)
         with suppress(Closed):

@@ -43,6 +43,7 @@ class ReplayingWriter:
         self._size_bytes = 0
         self._complete = True  # `_kept` is all that was written.
         self._kept: list[Data] = []
+        self._sent: int  # How many of `_kept` the writer of this attempt has.
         self._block = AsyncExitStack()
         self._writer: Writer | None = None
         self._in_doubt = False  # A commit failed that may have happened.
@@ -82,7 +83,7 @@ class ReplayingWriter:
         try:
             if self._writer is None:
                 self._writer = await self._block.enter_async_context(self._create())
-                self._sent = 0  # How many of `_kept` this writer has.
+                self._sent = 0
             while self._sent < len(self._kept):
                 await self._writer.write(self._kept[self._sent])
                 self._sent += 1

@@ -10,7 +10,6 @@ import xxhash
 from bootseer.checkpoint import source
 from bootseer.checkpoint import verify as verify_module
 from bootseer.checkpoint.batch import Tally
-from bootseer.checkpoint.describe import describe
 from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.parts import FROM, MAKING, parts_folder, parts_of
 from bootseer.checkpoint.pipelines import WriteOptions
@@ -20,7 +19,7 @@ from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.verify import Findings, verify
 from bootseer.core import stripe
 from bootseer.core.stripe import PARTS_FOLDER, Layout, Unit
-from bootseer.errors import Conflict, Corrupt, Denied, NotFound, Transient, Unavailable
+from bootseer.errors import Conflict, Corrupt, Denied, NotFound, Transient
 from bootseer.store.base import BlockLocation, publish
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore

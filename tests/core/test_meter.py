@@ -8,7 +8,8 @@ from bootseer.core.meter import Meter
 def test_what_overlaps_counts_once_and_pauses_not_at_all():
     now = [1_000_000_000]
     meter = Meter(lambda: now[0])
-    assert (meter.bytes_per_s, meter.began_ns, meter.ended_ns) == (0, 0, 0)
+    assert (meter.size_bytes, meter.bytes_per_s) == (0, 0)
+    assert (meter.began_ns, meter.ended_ns) == (0, 0)
     with ExitStack() as second:
         with meter.transfer():
             now[0] += 1_000_000_000

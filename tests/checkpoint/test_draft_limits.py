@@ -293,3 +293,13 @@ async def test_what_is_cancelled_before_it_has_begun_is_not_done(store, begin, c
     assert scope.cancelled_caught
     await draft.publish()
     assert await content(store) == b"content"
+
+
+@pytest.mark.parametrize("size", [UNIT + 5, 3 * UNIT + 5])
+async def test_what_is_cut_or_extended_after_it_was_stored_is_published_so(store, begin, size):
+    draft = begin()
+    await draft.write(0, b"1" * 2 * UNIT)
+    await draft.flush()
+    await draft.truncate(size)
+    await draft.publish()
+    assert await content(store) == (b"1" * 2 * UNIT)[:size].ljust(size, b"\0")

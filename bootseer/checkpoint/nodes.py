@@ -192,7 +192,6 @@ class Nodes:
         self.by_name[parent, name] = node
         self.by_inode[parent].children += 1
         before.children -= 1
-        self.drop_unused(before.inode)
 
     def path(self, node: Node) -> str:
         """Return the name in the store of a file or folder."""

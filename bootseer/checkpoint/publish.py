@@ -133,13 +133,12 @@ class Publisher:
         """
         draft = node.draft
         assert draft is not None
-        draft.name = self._nodes.path(node)
         try:
             node.entry = await draft.publish()
         except BootseerError as error:
             node.failed = error
             raise
-        node.draft, node.failed, node.vouched = None, None, False
+        node.draft = node.failed = None
         node.is_own, node.recording = True, None
         self._nodes.touch(node.parent)
         await self._reading.end(node)
@@ -221,10 +220,9 @@ class Publisher:
         left = [n for n in nodes if n.draft is not None and n.has_name and not n.is_lost]
         left.sort(key=lambda node: not _is_pending(node))
         with trio.move_on_after(within_s):
-            for node in list(left):
+            for node in left:
                 async with self._nodes.moves.using(node.inode), node.lock:
                     await self._end(node)
-                left.remove(node)
         for node in left:
             if node.draft is not None and not node.is_lost:
                 why = f": {node.failed}" if node.failed else ""

@@ -237,7 +237,6 @@ class CheckpointView:
                 with suppress(BootseerError):
                     aside = await self._tree.keep_parts(kept)
                 self._reading.put_aside(over, aside)
-            self._nodes.unname(parent, name)
             if not over.handles:
                 await self.publisher.abandon(over)
         self._nodes.move(node, parent, name)
@@ -315,7 +314,7 @@ class CheckpointView:
                 if node.is_folder:
                     raise _os_error(errno.EISDIR)
                 with self._nodes.moves.holding(node.inode):
-                    handle = await self._open(node, flags & ~(os.O_CREAT | os.O_EXCL), thread)
+                    handle = await self._open(node, flags, thread)
         opened = await self._opened(handle)
         return self._attributes(node), opened
 
@@ -474,7 +473,7 @@ class CheckpointView:
 
         It is asked about the owner's files, too, but for new content it only looks at the folder.
         """
-        if node.entry is None or node.draft is not None or node.inode == ROOT_INODE:
+        if node.entry is None or node.draft is not None:
             return
         shown = self._attributes(node)
         wanted = {os.O_RDONLY: 4, os.O_WRONLY: 2, os.O_RDWR: 6}[flags & os.O_ACCMODE]

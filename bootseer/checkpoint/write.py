@@ -330,8 +330,6 @@ class Draft:
     async def _put(self, unit: int, inside: int, piece: memoryview) -> None:
         """Change a part of one unit."""
         at_end = unit * self._unit_bytes + inside == self.size_bytes
-        if at_end and not inside:
-            await self._set_tail(unit, bytearray())
         if self._tail is None and at_end:
             await self._set_tail(unit, await self._load(unit))
         if self._tail is not None and unit == self._tail_unit:

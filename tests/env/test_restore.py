@@ -1,5 +1,6 @@
 """Where a snapshot is made before it has its place, and what it needs there."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -12,7 +13,7 @@ from bootseer.env import restore as restore_module
 from bootseer.env.leftovers import remove_leftovers
 from bootseer.env.restore import Target, restore
 from bootseer.env.tree import Node
-from bootseer.errors import Conflict, NoSpace
+from bootseer.errors import Conflict, NoSpace, Unavailable
 
 FOLDER = Node("folder", 0o755, 0, 0, mtime_ns=7)
 DATA = b"d" * 5000
@@ -188,6 +189,21 @@ def test_folders_that_may_not_be_written_to_are_so_afterwards(written, place):
     assert list(lib.iterdir()) == []
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (lib, place / "old")]
     assert modes == [0o500, 0o500]
+
+
+def test_a_folder_that_cannot_be_moved_is_told(snapshot, tmp_path, monkeypatch):
+    (tmp_path / "old/kept").mkdir(parents=True)
+    original = os.rename
+
+    def rename(name, new, **options):
+        if new == "lib":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        original(name, new, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restore_module.os, "rename", rename)
+        with pytest.raises(Unavailable, match="cannot restore '0/lib': Input/output error"):
+            put(snapshot, tmp_path / "old")
 
 
 class Cancelled(Exception):

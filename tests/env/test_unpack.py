@@ -575,7 +575,7 @@ class TestRemove:
         assert os.listdir(tmp_path) == ["kept"]
 
     def test_nothing(self, folder):
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError, match="No such file or directory: 'it'"):
             remove(folder, "it")
 
     def test_folders_as_deep_as_they_come(self, tmp_path, folder):

@@ -70,7 +70,8 @@ class Aside:
                 raise Unavailable(f"no place to run the command aside: {error}") from error
             ours, theirs = socket.socketpair()
             opening.callback(ours.close)
-            self._lines = opening.enter_context(ours.makefile("rw", encoding="utf-8"))
+            self._lines = ours.makefile("rw", encoding="utf-8")
+            opening.callback(self._hang_up)
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-ISB", "-c", _BOOT, str(theirs.fileno()), *sys.path],
@@ -127,6 +128,10 @@ class Aside:
         with suppress(BrokenPipeError):  # the answer that does not come tells
             self._lines.write(json.dumps(message) + "\n")
             self._lines.flush()
+
+    def _hang_up(self) -> None:
+        with suppress(BrokenPipeError):  # what could not be sent is for nobody
+            self._lines.close()
 
     def _make_folders(self, opening: ExitStack) -> None:
         """Make an empty folder for each target, and targets that are not there."""

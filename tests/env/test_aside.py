@@ -79,14 +79,26 @@ def test_a_command_in_its_target_is_in_the_one_aside(run, tmp_path, monkeypatch)
     assert os.listdir(tmp_path / "target") == []
 
 
-def test_who_cannot_run_it_is_told(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_early", [False, True])
+def test_who_cannot_run_it_is_told(tmp_path, monkeypatch, is_early):
     monkeypatch.setattr(aside_module, "_BOOT", "")
     with (
         Aside(Asked(["true"], [str(tmp_path / "target")]), "", str(tmp_path)) as aside,
         pytest.raises(Unavailable, match="who should run the command aside has ended"),
     ):
+        if is_early:
+            aside._process.wait()
         aside.parts()
     assert os.listdir(tmp_path) == []
+
+
+def test_what_the_kernel_refuses_is_told(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    asked = Asked(["true"], [str(tmp_path / "target")])
+    with Aside(asked, "", str(tmp_path / "scratch")) as aside:
+        os.rmdir(aside.folders[0])
+        with pytest.raises(Unavailable, match="/target: No such file or directory; be root"):
+            aside.parts()
 
 
 def test_without_a_place_for_it_nothing_is_run(tmp_path):

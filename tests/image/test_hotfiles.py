@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bootseer.core.budget import Budget
@@ -35,6 +35,8 @@ def hot_ranges(draw):
 
 
 @given(hot_ranges(), st.integers(0, 41), st.integers(0, 20))
+@example([ByteRange(0, 5)], 5, 3)
+@example([ByteRange(5, 8)], 0, 5)
 def test_what_touches_a_part_first_is_found(hot, start, size_bytes):
     part = ByteRange(start, start + size_bytes)
     numbers = [n for n, r in enumerate(hot) if r.start < part.stop and r.stop > part.start]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -54,7 +55,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tree/large").write_bytes(text(3, 3 * BLOCK_BYTES))
     symbols = random.Random(0).choices(SYMBOLS, k=BLOCK_BYTES)
     (folder / "tree/symbols").write_bytes(bytes(symbols))
-    return squash(folder / "tree", folder / "image", "-comp", "gzip", "-no-fragments")
+    os.setxattr(folder / "tree/large", "user.note", b"value")
+    image = squash(folder / "tree", folder / "image", "-comp", "gzip", "-no-fragments")
+    image.chmod(0o640)
+    return image
 
 
 def inodes(image: Path) -> dict[bytes, Inode]:
@@ -83,6 +87,7 @@ def test_a_new_image_says_how_it_is_stored(image: Path, tmp_path: Path, storing:
         options = new.pread(96, new.data_start - 96)
         assert options == (LZ4_OPTIONS if is_lz4 else b"")
     assert done.size_bytes == (tmp_path / "new").stat().st_size
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
     assert done.size_bytes % 4096 == 0  # loop devices read no less
     assert done.size_bytes - after.bytes_used < 4096
     assert (done.front_files, done.scattered_files) == (2, 0)

@@ -60,6 +60,15 @@ def test_the_first_byte_that_differs_is_told(
     assert sum(compared) <= at
 
 
+@pytest.mark.parametrize("name", ["a", "zz"])
+def test_a_name_that_one_of_them_lacks_is_told(tree: Path, tmp_path: Path, name: str) -> None:
+    one = squash(tree, tmp_path / "one", "-all-time", "0")
+    (tree / name).touch()
+    other = squash(tree, tmp_path / "other", "-all-time", "0")
+    assert same_tree(one, other) == Difference(f"/{name}", "missing in the first")
+    assert same_tree(other, one) == Difference(f"/{name}", "missing in the second")
+
+
 def test_what_is_stored_alike_is_not_decompressed(tree: Path, tmp_path: Path) -> None:
     (tree / "file").write_bytes(random.Random(0).randbytes(100) * KIB)
     image = squash(tree, tmp_path / "image", "-comp", "gzip", "-no-fragments")

@@ -22,7 +22,8 @@ from bootseer.core.squashfs import (
 )
 from bootseer.errors import Corrupt, Unavailable
 from bootseer.image.compressor import LZ4, LZ4_OPTIONS, lz4_compress
-from bootseer.image.optimize import Storing, optimize
+from bootseer.image.optimize import optimize
+from bootseer.image.rewrite import Storing
 from bootseer.image.squashfs import Squashfs
 from bootseer.units import KIB
 
@@ -40,8 +41,8 @@ def text(seed: int, size_bytes: int) -> bytes:
 
 
 def squash(tree: Path, image: Path, *options: str) -> Path:
-    command = ["mksquashfs", tree, image, "-noappend", "-no-progress", "-quiet", *options]
-    subprocess.run(command, check=True, capture_output=True)
+    quiet = ("-noappend", "-no-progress", "-quiet")
+    subprocess.run(["mksquashfs", tree, image, *quiet, *options], check=True, capture_output=True)
     return image
 
 

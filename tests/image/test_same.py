@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="need
 
 
 def squash(tree: Path, image: Path, *options: str) -> Path:
-    command = ["mksquashfs", tree, image, "-noappend", "-no-progress", "-quiet", *options]
-    subprocess.run(command, check=True, capture_output=True)
+    quiet = ("-noappend", "-no-progress", "-quiet")
+    subprocess.run(["mksquashfs", tree, image, *quiet, *options], check=True, capture_output=True)
     return image
 
 

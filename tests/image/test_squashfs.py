@@ -39,8 +39,8 @@ LARGE = random.Random(0).randbytes(BLOCK_BYTES + 904)
 
 
 def squash(tree: Path, image: Path, *options: str) -> Path:
-    command = ["mksquashfs", tree, image, "-noappend", "-no-progress", "-quiet", *options]
-    subprocess.run(command, check=True, capture_output=True)
+    quiet = ("-noappend", "-no-progress", "-quiet")
+    subprocess.run(["mksquashfs", tree, image, *quiet, *options], check=True, capture_output=True)
     return image
 
 
@@ -153,7 +153,8 @@ def test_a_file_system_may_give_less_at_once(
 
 
 def test_bytes_are_read_up_to_the_end_of_the_file(plain: Path, tmp_path: Path) -> None:
-    image = shutil.copy(plain, tmp_path / "image")
+    image = tmp_path / "image"
+    shutil.copy(plain, image)
     size_bytes = image.stat().st_size
     with Squashfs(image) as opened:
         assert opened.pread(size_bytes - 1, 1) == image.read_bytes()[-1:]

@@ -333,17 +333,17 @@ class ArrowStore:
             if info.is_file:
                 raise Conflict(f"{'/'.join(name)!r} in {self.url} is an object, not a folder")
         if not _is_folder(found[-1]):
-            self._filesystem().create_dir(self._path(parts), recursive=True)
+            self._filesystem().create_dir(self._path(parts))
 
     def _copy_folder(self, old: Sequence[str], new: Sequence[str]) -> None:
         filesystem = self._filesystem()
-        filesystem.create_dir(self._path(new), recursive=True)
+        filesystem.create_dir(self._path(new))
         for info in self._below(old, recursive=True):
             target = self._path(new) + info.path.removeprefix(self._path(old))
             if info.is_file:
                 filesystem.copy_file(info.path, target)
             else:
-                filesystem.create_dir(target, recursive=True)
+                filesystem.create_dir(target)
 
     async def _refuse(self, operation: str, name: str) -> None:
         check_name(name)

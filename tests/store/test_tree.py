@@ -293,6 +293,13 @@ async def test_a_version_that_is_written_to_in_place_is_another(
 # Threads
 
 
+async def test_what_it_cannot_do_can_be_cancelled(store: LocalStore) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await store.set_replication("object", 2)
+    assert scope.cancelled_caught
+
+
 async def test_what_has_ended_says_so_while_all_threads_hang(root: Path) -> None:
     threads = trio.CapacityLimiter(1)
     store = LocalStore(root, threads=threads)

@@ -170,12 +170,13 @@ async def test_who_asks_for_one_piece_opens_one_reader(store):
     await source.close()
 
 
+@pytest.mark.parametrize("piece", [0, 1, 7])
 @pytest.mark.parametrize("gone", [False, True])
-async def test_what_is_replaced_is_read_on_by_who_has_it_open(store, gone):
+async def test_what_is_replaced_is_read_on_by_who_has_it_open(store, gone, piece):
     source = await plain(store, b"1" * LARGE)
     await source.open()
     await (store.delete("file") if gone else publish(store, "file", b"2" * LARGE))
-    assert await source.fetch(1) == b"1" * PIECE
+    assert await source.fetch(piece) == b"1" * PIECE
     await source.close()
 
 

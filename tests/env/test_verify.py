@@ -8,6 +8,7 @@ from trio import to_thread
 
 from bootseer.env import catalog, frames
 from bootseer.env.verify import verify
+from bootseer.image import catalog as images
 from bootseer.image.intake import Progress
 
 SIZES = (0, 1, 400, 512, 2500, 0, 1000, 3000, 7, 0)
@@ -49,6 +50,13 @@ async def test_a_damaged_frame_is_named_and_the_files_that_have_content_in_it(in
             if size_bytes and start < frame.start + frame.size_bytes
             if start + size_bytes > frame.start
         ]
+
+
+async def test_an_image_without_a_manifest_is_named(installed, snapshot):
+    name = images.manifest_object(snapshot.image)
+    await installed.store.delete(name)
+    [problem] = await verify(installed.store, snapshot.key, Progress())
+    assert problem.name == name
 
 
 async def test_every_file_is_compared_with_its_digest(installed, snapshot, monkeypatch):

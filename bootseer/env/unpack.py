@@ -105,7 +105,7 @@ def carry_out(ground: Any, batch: Batch, data: Stored | None = None) -> None:
     )
     if status < 0:
         path = ffi.string(ground.texts + batch.path_at(done[0]))
-        raise meaning(OSError(-status, os.strerror(-status)), path)
+        raise meaning(OSError(-status, ""), path)
 
 
 def meaning(error: OSError, path: bytes) -> BootseerError:

@@ -170,7 +170,7 @@ async def test_a_snapshot_is_looked_for_in_all_stores(installed, snapshot, folde
 
 
 async def test_a_snapshot_of_many_files_and_frames_is_copied(installed, monkeypatch, target):
-    monkeypatch.setattr(frames, "cut", partial(frames.cut, frame_bytes=3000))
+    monkeypatch.setattr(frames, "cut", partial(frames.cut, frame_bytes=30_000))
     monkeypatch.setattr(catalog, "PART_BYTES", 50_000)
     snapshot = await to_thread.run_sync(installed.run, f"{MAKE}; touch $(seq -f TARGET/%g 400)")
     counted = Progress()

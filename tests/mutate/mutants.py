@@ -1,4 +1,4 @@
-"""Small changes of the code that a test should notice: Cosmic Ray's, and statements left out.
+"""Small changes of the code that a test should notice: Cosmic Ray's, and two kinds of our own.
 
 https://cosmic-ray.readthedocs.io: an operator knows the places in a syntax tree (parso's) that it
 can change, and how. Cosmic Ray itself makes every change in every place, which would take weeks
@@ -19,6 +19,7 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
 
 REMOVED = "remove-statement"
+OTHER_ERROR = "catch-another-error"
 _PAIRS = (
     *("Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is", "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt"),
     *("Add_Sub", "Sub_Add", "Mul_FloorDiv", "FloorDiv_Mul", "Div_Mul", "Mod_FloorDiv"),
@@ -29,7 +30,7 @@ _OTHERS = (
     *("AddNot", "ReplaceUnaryOperator_Delete_Not", "ReplaceUnaryOperator_Delete_USub"),
     *("ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue"),
     *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop"),
-    *("NumberReplacer", "ExceptionReplacer", "RemoveDecorator"),
+    *("NumberReplacer", "RemoveDecorator"),
 )
 
 
@@ -46,6 +47,29 @@ class RemoveStatement(Operator):
         passing = parso.parse("pass").children[0]
         passing.prefix = node.get_first_leaf().prefix
         return passing
+
+    @classmethod
+    def examples(cls) -> Any:
+        """Return none: Cosmic Ray asks its own for them."""
+        return ()
+
+
+class CatchAnotherError(Operator):
+    """Catches what is never raised: Cosmic Ray's own knows no names with dots."""
+
+    def mutation_positions(self, node: Any) -> Iterator[Any]:
+        """Yield where each error is that the node catches."""
+        for error in _caught(node):
+            yield error.start_pos, error.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        """Return the node with another error."""
+        error = _caught(node)[index]
+        other = parso.parse("NeverRaised").children[0]
+        other.prefix, other.parent = error.get_first_leaf().prefix, error.parent
+        siblings = error.parent.children
+        siblings[siblings.index(error)] = other
+        return node
 
     @classmethod
     def examples(cls) -> Any:
@@ -119,11 +143,22 @@ def _has_effect(node: Any) -> bool:
     return target.type in ("atom_expr", "power") or (second.type == "operator" and second != "=")
 
 
-def _is_declaration(node: Any) -> bool:
-    """Whether it is part of an annotation, a decorator, an assertion or a constant of the module.
+def _caught(node: Any) -> list[Any]:
+    """List the errors of an except clause."""
+    if node.type != "except_clause":
+        return []
+    errors = node.children[1]
+    if errors.type == "atom":
+        errors = errors.children[1]
+    return errors.children[::2] if errors.type == "testlist_comp" else [errors]
 
-    Annotations and assertions are for mypy, and of a decorator it is enough to leave it out. A
-    constant is one of many values that are as good; which is best is for benches to say.
+
+def _is_declaration(node: Any) -> bool:
+    """Whether it is part of a declaration, a decorator, an assertion or a constant of the module.
+
+    Annotations, protocols and assertions are for mypy or say what is so anyway, as `zip`'s `strict`
+    does, and of a decorator it is enough to leave it out. A constant is one of many values that are
+    as good; which is best is for benches to say.
     """
     child, parent = node, node.parent
     while parent is not None:
@@ -131,12 +166,22 @@ def _is_declaration(node: Any) -> bool:
             return True
         if parent.type in ("param", "funcdef") and child is parent.annotation:
             return True
-        if parent.type == "assert_stmt":
+        if parent.type == "assert_stmt" or _is_for_types(child) or _is_for_types(parent):
+            return True
+        if parent.type == "argument" and parent.children[0].get_code(False) == "strict":
             return True
         if parent.type == "expr_stmt" and parent.parent.parent.type == "file_input":
             return True
         child, parent = parent, parent.parent
     return False
+
+
+def _is_for_types(node: Any) -> bool:
+    """Whether it is the class of a protocol, or what is imported for types only."""
+    if node.type == "classdef":
+        bases = node.get_super_arglist()
+        return bases is not None and "Protocol" in bases.get_code()
+    return node.type == "if_stmt" and node.children[1].get_code(False) == "TYPE_CHECKING"
 
 
 def _declared(parent: Any) -> list[Any]:
@@ -158,5 +203,6 @@ def _operators() -> dict[str, Operator]:
     names.update(f"core/{name}" for name in _OTHERS)
     assert len(names) == len(_PAIRS) + len(_OTHERS)
     return {name: plugins.get_operator(name)() for name in sorted(names)} | {
-        REMOVED: RemoveStatement()
+        REMOVED: RemoveStatement(),
+        OTHER_ERROR: CatchAnotherError(),
     }

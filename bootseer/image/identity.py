@@ -94,7 +94,7 @@ def open_served(path: str, size_bytes: int) -> OpenImage:
     """Open an image on a mount of the agent's, to read ahead of those who wait for it.
 
     Raises:
-        Unavailable: it is not served any more.
+        NotFound, Unavailable: it is not served any more.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)

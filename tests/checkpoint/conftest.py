@@ -16,6 +16,7 @@ from bootseer.checkpoint.view import CheckpointView, ViewOptions
 from bootseer.checkpoint.write import Drafts
 from bootseer.errors import BootseerError
 from bootseer.fuse.view import ROOT_INODE
+from bootseer.store.base import BlockLocation
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
 from bootseer.testing.fsx_rounds import USER, small_hdfs
@@ -45,6 +46,28 @@ def folder(hdfs):
 def tree(hdfs, folder):
     """The same as a URL."""
     return hdfs.url + folder
+
+
+class Placed(WrappedStore):
+    """Has all on one machine, and notes of which objects that is asked."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.asked = []
+
+    async def around(self, operation, name, call):
+        return await call()
+
+    async def block_locations(self, name):
+        await trio.lowlevel.checkpoint()
+        self.asked.append(name)
+        return [BlockLocation(0, UNIT, ("a",))]
+
+
+@pytest.fixture
+def placed(store):
+    """The store of the test, which can be asked where it is."""
+    return Placed(store)
 
 
 class Away(WrappedStore):

@@ -17,7 +17,7 @@ from bootseer.checkpoint.transfer import ImportOptions, export_files, import_fil
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.core.stripe import MAGIC, PARTS_FOLDER
 from bootseer.errors import Conflict, Corrupt, Unavailable
-from bootseer.store.base import BlockLocation, publish
+from bootseer.store.base import publish
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
@@ -189,23 +189,12 @@ async def test_a_file_of_one_byte_is_brought_and_told_from_another(store, tmp_pa
 
 
 async def test_where_a_large_object_is_kept_is_asked_before_it_is_brought(
-    store, source, target, monkeypatch
+    store, placed, source, target, monkeypatch
 ):
     monkeypatch.setattr(source_module, "_LARGE_BYTES", UNIT)
-    asked = []
-
-    class Placed(WrappedStore):
-        async def around(self, operation, name, call):
-            return await call()
-
-        async def block_locations(self, name):
-            await trio.lowlevel.checkpoint()
-            asked.append(name)
-            return [BlockLocation(0, UNIT, ("a",))]
-
     await bring(store, source, plain=True)
-    assert (await fetch(Placed(store), target)).failures == []
-    assert asked == ["run/large"]
+    assert (await fetch(placed, target)).failures == []
+    assert placed.asked == ["run/large"]
     assert files(target) == files(source)
 
 

@@ -20,7 +20,7 @@ from bootseer.checkpoint.verify import Findings, verify
 from bootseer.core import stripe
 from bootseer.core.stripe import PARTS_FOLDER, Layout, Unit
 from bootseer.errors import Conflict, Corrupt, Denied, NotFound, Transient
-from bootseer.store.base import BlockLocation, publish
+from bootseer.store.base import publish
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
@@ -262,22 +262,13 @@ async def test_an_error_that_is_no_damage_ends_the_reading_of_a_file(store, layo
 
 
 @pytest.mark.parametrize("name", ["run/plain", "run/file"])
-async def test_where_a_large_object_is_kept_is_asked_before_it_is_read(store, monkeypatch, name):
+async def test_where_a_large_object_is_kept_is_asked_before_it_is_read(
+    store, placed, monkeypatch, name
+):
     """Of parts it need not be known."""
     monkeypatch.setattr(source, "_LARGE_BYTES", 1)
-    asked = []
-
-    class Placed(WrappedStore):
-        async def around(self, operation, name, call):
-            return await call()
-
-        async def block_locations(self, name):
-            await trio.lowlevel.checkpoint()
-            asked.append(name)
-            return [BlockLocation(0, UNIT, ("a",))]
-
-    assert (await look(Placed(store), name)).problems == []
-    assert asked == ["run/plain"] * (name == "run/plain")
+    assert (await look(placed, name)).problems == []
+    assert placed.asked == ["run/plain"] * (name == "run/plain")
 
 
 async def test_an_ordinary_object_that_may_not_be_read_is_no_damaged_one(store):

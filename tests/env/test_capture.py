@@ -249,14 +249,20 @@ def test_devices_and_sockets_are_left_out_and_found(target):
     ]
 
 
-def test_paths_that_are_too_long_are_left_out_with_all_below(target):
-    """Those that the target's number before them makes so; others cannot be looked at."""
-    before = capture.look_before(str(target))
+def open_below_long_names(target):
+    """Make 16 folders, one in another, of names of 250 bytes; returns the last one's descriptor."""
     fd = os.open(target, os.O_RDONLY)
     for _ in range(16):
         os.mkdir("n" * 250, dir_fd=fd)
         above, fd = fd, os.open("n" * 250, os.O_RDONLY, dir_fd=fd)
         os.close(above)
+    return fd
+
+
+def test_paths_that_are_too_long_are_left_out_with_all_below(target):
+    """Those that the target's number before them makes so; others cannot be looked at."""
+    before = capture.look_before(str(target))
+    fd = open_below_long_names(target)
     os.mkdir("f" * (MAX_PATH_BYTES - 16 * 251 - 1), dir_fd=fd)
     os.close(os.open("file", os.O_CREAT, dir_fd=fd))
     os.symlink("/etc", "l" * (MAX_PATH_BYTES - 16 * 251), dir_fd=fd)
@@ -273,11 +279,7 @@ def test_paths_that_are_too_long_are_left_out_with_all_below(target):
 
 def test_a_file_whose_first_name_is_left_out_has_its_others(target):
     before = capture.look_before(str(target))
-    fd = os.open(target, os.O_RDONLY)
-    for _ in range(16):
-        os.mkdir("n" * 250, dir_fd=fd)
-        above, fd = fd, os.open("n" * 250, os.O_RDONLY, dir_fd=fd)
-        os.close(above)
+    fd = open_below_long_names(target)
     name = "f" * (MAX_PATH_BYTES - 16 * 251 - 1)
     os.close(os.open(name, os.O_CREAT, dir_fd=fd))
     for other in ("x" * 255, "z"):  # names are as long as may be

@@ -51,6 +51,11 @@ _FROM_BYTES = 4096
 _MOST_FOLDERS = 64
 """Looked into for the parts of one file."""
 _STEP_S = 1.0
+IF_MISSING = (
+    "`bootseer ckpt verify -R --repair` of the whole tree brings them back if a folder was renamed "
+    "while the file was moved; if not, restore the file from another copy"
+)
+"""What to do about missing parts."""
 
 
 async def let_others_step() -> None:
@@ -109,7 +114,7 @@ class Parts:
         async with aclosing(self.folders(name, layout)) as folders:
             async for folder in folders:
                 found = await self._store.list(folder)
-                if _has_parts(found):
+                if has_parts(found):
                     return folder, found
         raise NotFound(f"{name!r}: its parts are missing")
 
@@ -138,20 +143,26 @@ class Parts:
             raise NotFound(f"{name!r}: its parts are gone")
         await self._store.rename(folder, target)
 
-    async def bring(self, name: str, layout: Layout) -> bool:
+    async def bring(self, name: str, layout: Layout, folder: str | None = None) -> bool:
         """Bring the parts of a file beside it; returns whether they were not there.
+
+        Args:
+            name: of the file.
+            layout: what its manifest says.
+            folder: in which they are, if they are not found from where the file is.
 
         Raises:
             NotFound: they are nowhere.
         """
         beside = parts_beside(name, layout)
-        folder, _ = await self.find(name, layout)
+        if folder is None:
+            folder, _ = await self.find(name, layout)
         if folder == beside:
             return False
         with suppress(Conflict):
             return await self._bring(folder, beside)
         # Somebody else has brought them, or marks that came late have made the folder again.
-        if not _has_parts(await self._store.list(beside)):
+        if not has_parts(await self._store.list(beside)):
             await self._take_marks(beside, folder)
             await self._bring(folder, beside)
         return True
@@ -306,7 +317,7 @@ def is_of_move(info: ObjectInfo) -> bool:
     return is_link(info) or info.name.rpartition("/")[2].startswith(_LEAVING)
 
 
-def _has_parts(found: Sequence[ObjectInfo]) -> bool:
+def has_parts(found: Sequence[ObjectInfo]) -> bool:
     """Tell whether there are parts in what was made for them: marks may be there alone."""
     return not all(info.is_folder for info in found)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import trio
 import xxhash
 
-from bootseer.checkpoint.parts import Parts, let_others_step
+from bootseer.checkpoint.parts import IF_MISSING, Parts, let_others_step
 from bootseer.core import stripe
 from bootseer.core.ranges import ByteRange
 from bootseer.core.stripe import Layout, part_name
@@ -276,8 +276,7 @@ class StripedSource(Source):
                     f"{self._info.name!r} was replaced or removed while being read; open it again"
                 )
         raise Corrupt(
-            f"{self._info.name!r}: part {part_name(part)!r} is missing; restore the file from "
-            "another copy"
+            f"{self._info.name!r}: of its parts, {part_name(part)!r} is missing; {IF_MISSING}"
         )
 
     def _checked(self, reader: Reader, need_bytes: int) -> Reader:

@@ -19,6 +19,7 @@ import trio
 import xxhash
 
 from bootseer.checkpoint.parts import (
+    IF_MISSING,
     MAKING,
     Parts,
     above,
@@ -374,7 +375,7 @@ class CheckpointTree:
             try:
                 await self.parts.bring(entry.name, entry.layout)
             except NotFound as error:
-                raise Corrupt(f"{error}; restore the file from another copy") from error
+                raise Corrupt(f"{error}; {IF_MISSING}") from error
 
     async def publish(
         self, name: str, layout: Layout, mode: int | None, making: str, attempts: Attempts

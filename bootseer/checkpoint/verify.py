@@ -5,7 +5,7 @@ Nothing is ever guessed: bytes that no copy has as they were written stay lost, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -13,7 +13,7 @@ import trio
 from bootseer.checkpoint.batch import LINK, Tally, background, each, limits_for, walk
 from bootseer.checkpoint.describe import Problem, find_parts, problems_of_parts
 from bootseer.checkpoint.fetch import Fetcher
-from bootseer.checkpoint.parts import parts_beside
+from bootseer.checkpoint.parts import above, has_parts, parts_beside, parts_of
 from bootseer.checkpoint.source import Source
 from bootseer.checkpoint.tree import CheckpointTree, Entry
 from bootseer.core.lanes import Lanes
@@ -61,16 +61,17 @@ async def verify(
     findings.notes += [f"{one.name}: left out, {LINK}" for one in unlisted if not one.problem]
     findings.problems += [Problem(one.name, one.problem) for one in unlisted if one.problem]
     files = [entry for entry in entries if not entry.is_folder]
+    folders = {entry.name for entry in entries if entry.is_folder}
+    folders |= {above(entry.name) for entry in files}
     tally = findings.tally
     tally.total_files = len(files)
     tally.total_bytes = sum(entry.size_bytes for entry in files if entry.problem is None)
     async with background() as nursery:
-        work = _Verify(tree, Fetcher(nursery, limits_for(files)), findings, repair)
+        fetcher = Fetcher(nursery, limits_for(files))
+        work = _Verify(tree, fetcher, findings, folders, repair=repair)
         await each(files, work.one, lambda entry: entry.name, tally)
     findings.problems += [Problem(f.name, str(f.error)) for f in tally.failures]
     if repair:
-        folders = {entry.name for entry in entries if entry.is_folder}
-        folders |= {entry.name.rpartition("/")[0] for entry in files}
         for folder in sorted(folders):
             if count := await tree.reap(folder):
                 findings.repaired.append(
@@ -82,12 +83,22 @@ class _Verify:
     """What the files of one verification have in common."""
 
     def __init__(
-        self, tree: CheckpointTree, fetcher: Fetcher, findings: Findings, repair: bool
+        self,
+        tree: CheckpointTree,
+        fetcher: Fetcher,
+        findings: Findings,
+        folders: Collection[str],
+        *,
+        repair: bool,
     ) -> None:
         self._tree = tree
         self._fetcher = fetcher
         self._findings = findings
+        self._folders = folders
         self._repair = repair
+        self._searching = trio.Lock()
+        # By the id of parts, the folders in which they may be; None until some are missing.
+        self._kept: dict[str, list[str]] | None = None
 
     async def one(self, entry: Entry) -> None:
         """Verify a file."""
@@ -103,24 +114,41 @@ class _Verify:
     async def _parts(self, entry: Entry, layout: Layout) -> set[int]:
         """Look at the parts; returns the units that need not be read, for they cannot be."""
         folder, parts = await find_parts(self._tree, entry, layout)
+        is_lost = all(part.size_bytes is None for part in parts)
+        if is_lost and (found := await self._search(layout)) is not None:
+            folder = found
+        if folder != parts_beside(entry.name, layout):
+            await self._move(entry, layout, folder)
+            if is_lost and self._repair:
+                _, parts = await find_parts(self._tree, entry, layout)
         problems = problems_of_parts(entry, layout, parts)
         if problems and await self._is_replaced(entry):
             raise _replaced(entry)
         self._findings.problems += problems
-        here = parts_beside(entry.name, layout)
-        if folder != here:
-            await self._move(entry, layout, folder)
         return {unit for problem in problems for unit in problem.units}
+
+    async def _search(self, layout: Layout) -> str | None:
+        """Find parts that nothing leads to: a folder was renamed while its file was moved."""
+        store = self._tree.store
+        async with self._searching:
+            if self._kept is None:
+                self._kept = {}
+                for folder in self._folders:
+                    for info in await store.list(parts_of(folder)):
+                        self._kept.setdefault(info.name.rpartition("/")[2], []).append(info.name)
+        for name in self._kept.get(layout.parts_id, ()):
+            if has_parts(await store.list(name)):
+                return name
+        return None
 
     async def _move(self, entry: Entry, layout: Layout, there: str) -> None:
         """Bring the parts of a file after it that have stayed behind in a move."""
-        above = there.rpartition("/")[0]
-        said = f"{entry.name}: its parts are in {above!r}, as in the midst of a move"
+        said = f"{entry.name}: its parts are in {above(there)!r}, as in the midst of a move"
         if not self._repair:
             self._findings.notes.append(f"{said}; --repair completes it")
         elif await self._is_replaced(entry):
             raise _replaced(entry)
-        elif await self._tree.parts.bring(entry.name, layout):
+        elif await self._tree.parts.bring(entry.name, layout, there):
             self._findings.repaired.append(f"{entry.name}: its parts are beside it again")
 
     async def _read(self, entry: Entry, lost: set[int]) -> None:

@@ -11,7 +11,8 @@ What holds:
 - All of a file that was read by anybody is what somebody has written as one version.
 - After a close(2) without an error that version is in the store, unless others came in between.
 - What waits for the store at a close(2) is in the store when that is back, or named as lost.
-- What is left over is taken by `bootseer ckpt gc`.
+- What is left over is taken by `bootseer ckpt gc`, and moves that came half-way are completed by
+  `bootseer ckpt verify -R --repair`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.spill import Spill
 from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.tree import CheckpointTree
+from bootseer.checkpoint.verify import Findings, verify
 from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Draft, Drafts
 from bootseer.core.stripe import MAGIC, PARTS_FOLDER
@@ -468,6 +470,7 @@ class Mount:
                 self.world.check_reason(error)
             finally:
                 self.renames -= 1
+                self.world.is_cut |= not done
                 if not done or not certain:
                     change.is_alone = False
                 truth.end(change, done, possible)
@@ -524,6 +527,7 @@ class World:
         self.store = MemoryStore()
         self.is_calm = is_calm
         self.is_shared = False
+        self.is_cut = False  # a move has come half-way, and its folder may have moved since
         self.truth = Truth()
         self.mounts = []
         self.renaming = []
@@ -566,6 +570,8 @@ class World:
         assert list(await tree.unused_parts("")) == []
         left = [n for n in self.store._entries if f"/{PARTS_FOLDER}/{MAKING}" in f"/{n}"]
         assert left == []
+        if self.is_cut:
+            await verify(tree, "", Findings(), repair=True)
         for path in FILES:
             content = await self.content(tree, path)
             self.say("found", path, content if content is None else len(content))

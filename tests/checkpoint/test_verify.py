@@ -407,6 +407,27 @@ class TestInterruptedMoves:
         found = await look(store, repair=True)
         assert (found.problems, found.notes, found.repaired) == ([], [], [])
 
+    async def test_are_completed_from_a_folder_that_was_renamed_meanwhile(
+        self, store, layout, moving
+    ):
+        """Nothing leads to the parts any more; a folder with marks alone has none."""
+        await store.rename("run/folder", "run/new")
+        await store.mkdir(parts_folder("run/another", layout.parts_id) + "/named-1")
+        found = await look(store)
+        assert [problem.name for problem in found.problems] == ["run/file"] * 3
+        assert "'run/new/.bootseer-parts'" in found.notes[0] and "--repair" in found.notes[0]
+        found = await look(store, repair=True)
+        assert found.problems == [] and found.tally.done_files == 3
+        assert found.repaired == ["run/file: its parts are beside it again"]
+        assert (await look(store)).notes == []
+
+    async def test_of_which_the_parts_are_nowhere_are_problems(self, store, layout, moving):
+        await store.delete_tree(moving)
+        for repair in (False, True):
+            found = await look(store, repair=repair)
+            assert [problem.text for problem in found.problems] == ["the part is missing"] * 3
+            assert (found.notes, found.repaired) == ([], [])
+
 
 async def test_names_that_cannot_be_used_are_problems_and_nothing_goes_for_them(store, tmp_path):
     """The parts beside a manifest that was given one are its own."""

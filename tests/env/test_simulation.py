@@ -14,6 +14,7 @@ What holds:
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 import time
 from collections import Counter
@@ -115,16 +116,17 @@ class World:
             self.check(node)
 
     def check(self, node):
-        found = {
-            str(path.relative_to(node / "target")): path.read_text()
-            for path in (node / "target").rglob("*")
-            if path.is_file() and not self.is_unpacking(node, path)
-        }
+        target = node / "target"
+        found = {}
+        for folder, folders, names in os.walk(target):
+            folders[:] = [name for name in folders if not self.is_unpacking(node, name)]
+            for path in (Path(folder) / name for name in names):
+                found[str(path.relative_to(target))] = path.read_text()
         assert found == FILES, f"{sorted(found)}: not all of it is there"
 
-    def is_unpacking(self, node, path):
-        """Whether a file is not yet where it belongs: a restore is at work."""
-        is_temporary = path.relative_to(node / "target").parts[0].startswith(".target.bootseer-")
+    def is_unpacking(self, node, name):
+        """Whether what is in a folder is not yet where it belongs: a restore is at work."""
+        is_temporary = name.startswith(".target.bootseer-")
         return is_temporary and any(run.node == node for run in self.running)
 
     def log(self):

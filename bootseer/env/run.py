@@ -348,10 +348,11 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        processes.append(subprocess.Popen(list(command), env=dict(environ)))
+        process = subprocess.Popen(list(command), env=dict(environ))
+        processes.append(process)
         for number in early:
-            processes[0].send_signal(number)
-        status = processes[0].wait()
+            process.send_signal(number)
+        status = process.wait()
     except FileNotFoundError:
         tell(f"{command[0]}: command not found")
         return 127

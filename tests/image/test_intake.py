@@ -559,6 +559,13 @@ def test_what_cannot_be_a_name(name):
         catalog.check_name(name)
 
 
+async def test_nothing_is_sent_for_what_cannot_be_a_name(path):
+    store = FlakyStore(MemoryStore(), lambda *_: False)
+    with pytest.raises(ConfigError):
+        await add(store, path, "with space", ABOUT)
+    assert store.calls == []
+
+
 async def test_a_damaged_name_is_no_name(store, path):
     added = await add(store, path, "tiny", ABOUT)
     document = json.loads(await read_all(store, catalog.name_object("tiny"), 10_000))

@@ -87,6 +87,7 @@ class Mutant:
         occurrence: which one of those that the operator could make in the file.
         first_line: of what changes; from 1.
         last_line: the same.
+        is_in_function: it runs when a function does, not once when the module is imported.
     """
 
     path: str
@@ -94,6 +95,7 @@ class Mutant:
     occurrence: int
     first_line: int
     last_line: int
+    is_in_function: bool
 
     def code(self, source: str) -> str:
         """Return the file's text with the change."""
@@ -119,12 +121,24 @@ def _places(path: str, source: str) -> Iterator[list[Mutant]]:
     for node in _nodes(get_ast(source)):
         for name, operator in _operators().items():
             for start, end in operator.mutation_positions(node):
-                mutant = Mutant(path, name, occurrences.get(name, 0), start[0], end[0])
-                occurrences[name] = mutant.occurrence + 1
+                number = occurrences.get(name, 0)
+                lines = (start[0], end[0])
+                mutant = Mutant(path, name, number, *lines, is_in_function=_is_in_function(node))
+                occurrences[name] = number + 1
                 if not _is_declaration(node) and not _is_constant(node):
                     kind = name.split("_")[0]
                     found.setdefault((start, kind), []).append(mutant)
     yield from found.values()
+
+
+def _is_in_function(node: Any) -> bool:
+    """Whether it is a function's body; decorators and defaults are not."""
+    child, parent = node, node.parent
+    while parent is not None:
+        if parent.type == "funcdef" and child is parent.children[-1]:
+            return True
+        child, parent = parent, parent.parent
+    return False
 
 
 def _nodes(node: Any) -> Iterator[Any]:

@@ -141,7 +141,8 @@ def failure(tests: list[str], seconds: float) -> str | None:
 
 def noticed_by(mutant: Mutant, choice: TestChoice) -> tuple[str | None, int]:
     """Return the test that fails with a change and passes without, and how many were run."""
-    lines = range(mutant.first_line, mutant.last_line + 1)
+    # What runs at import may be noticed by whoever uses the module.
+    lines = range(mutant.first_line, mutant.last_line + 1) if mutant.is_in_function else ()
     while tests := choice.tests(mutant.path, lines, TESTS_S):
         with changed(mutant):
             failed = failure(tests, choice.seconds(tests))

@@ -57,18 +57,21 @@ async def test_it_is_closed_when_it_is_to_be():
     assert raw.closed == 1
 
 
-async def test_what_is_made_when_nobody_waits_for_it_any_more_is_deleted():
+@pytest.mark.parametrize("operation", ["create", "append"])
+async def test_what_is_made_when_nobody_waits_for_it_any_more_is_deleted(operation):
     class Late:
         def __init__(self):
             self.answers, self.deleted = threading.Event(), threading.Event()
+            self.path = None
 
         def create(self, path, options):
             self.answers.wait()
+            self.path = path
             return FileWriter(Raw())
 
         def delete(self, path, recursive):
-            assert path == "/root/name"
-            self.deleted.set()
+            if path == self.path:
+                self.deleted.set()
             return True
 
     client = Late()
@@ -76,7 +79,7 @@ async def test_what_is_made_when_nobody_waits_for_it_any_more_is_deleted():
     store._calls.client = lambda: client
     store._client = store._calls.client
     with trio.move_on_after(0.05) as scope:
-        async with store.append("name"):
+        async with getattr(store, operation)("name"):
             pass
     client.answers.set()
     assert scope.cancelled_caught

@@ -329,6 +329,17 @@ def write_image(recipe: Recipe, path: Path, say: Say = lambda line: None) -> Non
     say(f"{recipe.name} image: {path}, {format_size(path.stat().st_size)}")
 
 
+def squash(tree: Path, image: Path, *options: str) -> Path:
+    """Make a squashfs of a folder, with these options of mksquashfs; returns its path.
+
+    Raises:
+        Unavailable: mksquashfs is missing or failed.
+    """
+    quiet = ("-mkfs-time", "0", "-noappend", "-no-progress", "-quiet")
+    _run("mksquashfs", str(tree), str(image), *quiet, *options)
+    return image
+
+
 def _write_environment(root: Path) -> None:
     (root / "ch").mkdir()
     (root / "ch/environment").write_text(_ENVIRONMENT)

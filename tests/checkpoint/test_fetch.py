@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -16,7 +15,7 @@ from bootseer.core.stripe import Layout, Unit, part_name
 from bootseer.errors import Closed, Conflict, Corrupt, NoSpace, Transient
 from bootseer.store.base import publish
 from bootseer.store.memory import MemoryStore
-from bootseer.store.wrap import WrappedStore
+from bootseer.testing.checkpoints import OpenCountingStore
 from bootseer.testing.fault_store import SlowStore
 
 UNIT = 4096
@@ -24,13 +23,12 @@ ID = "0" * 32
 LATENCY_S = 0.01
 
 
-class Watched(WrappedStore):
+class Watched(OpenCountingStore):
     """Counts, and has a test do something before each operation, or instead of it."""
 
     def __init__(self, inner, instead=None):
         super().__init__(inner)
         self.calls = Counter()
-        self.opened = 0
         self.instead = instead
 
     async def around(self, operation, name, call):
@@ -38,15 +36,6 @@ class Watched(WrappedStore):
         if self.instead is not None:
             return await self.instead(operation, name, call)
         return await call()
-
-    @asynccontextmanager
-    async def open(self, name, *, known=None, version=None):
-        async with super().open(name, known=known, version=version) as reader:
-            self.opened += 1
-            try:
-                yield reader
-            finally:
-                self.opened -= 1
 
     def count(self, operation):
         return sum(n for (found, _), n in self.calls.items() if found == operation)

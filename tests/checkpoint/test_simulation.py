@@ -52,6 +52,7 @@ from bootseer.fuse.view import ROOT_INODE
 from bootseer.store.base import publish
 from bootseer.store.memory import MemoryStore
 from bootseer.store.retry import RetryStore
+from bootseer.testing.checkpoints import read_file
 from bootseer.testing.simulation import (
     SETTINGS,
     Died,
@@ -573,24 +574,14 @@ class World:
         if self.is_cut:
             await verify(tree, "", Findings(), repair=True)
         for path in FILES:
-            content = await self.content(tree, path)
-            self.say("found", path, content if content is None else len(content))
-            if content is not None:
-                self.check_version(path, content)
+            found = await read_file(tree, path)
+            self.say("found", path, found if found is None else len(found))
+            if found is not None:
+                self.check_version(path, found)
             if path in self.truth.now:
                 expected = self.truth.now[path]
                 lengths = [None if each is None else len(each) for each in expected]
-                assert content in expected, f"{path} is not one of {lengths} bytes"
-
-    async def content(self, tree, path):
-        entry = await tree.find(path)
-        if entry is None:
-            return None
-        source = tree.source(entry)
-        try:
-            return b"".join([await source.fetch(piece) for piece in range(source.pieces)])
-        finally:
-            await source.close()
+                assert found in expected, f"{path} is not one of {lengths} bytes"
 
 
 KINDS = ["read"] * 3 + ["read_listed", "replace", "rename", "rename", "remove", "forget", "forget"]

@@ -1,7 +1,6 @@
 """Where the bytes of a file come from: which reader of which object, and in which lane."""
 
 import os
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -16,7 +15,7 @@ from bootseer.core.stripe import MAGIC, Layout, Unit
 from bootseer.errors import Closed, Conflict, Corrupt, NotFound, Transient
 from bootseer.store.base import BlockLocation, publish
 from bootseer.store.memory import MemoryStore
-from bootseer.store.wrap import WrappedStore
+from bootseer.testing.checkpoints import OpenCountingStore
 
 PIECE = 4096
 LARGE = 8 * PIECE
@@ -24,33 +23,22 @@ ID = "0" * 32
 PARTS = f".bootseer-parts/{ID}"
 
 
-class Watched(WrappedStore):
-    """Notes what is done, and how many readers are open.
+class Watched(OpenCountingStore):
+    """Notes what is done, too.
 
     Attributes:
         calls: operation and name of each.
-        opened: readers that are open now.
         blocks: of every object; an error if they are not told.
     """
 
     def __init__(self):
         super().__init__(MemoryStore())
         self.calls = []
-        self.opened = 0
         self.blocks = Transient("not told")
 
     async def around(self, operation, name, call):
         self.calls.append((operation, name))
         return await call()
-
-    @asynccontextmanager
-    async def open(self, name, *, known=None, version=None):
-        async with super().open(name, known=known, version=version) as reader:
-            self.opened += 1
-            try:
-                yield reader
-            finally:
-                self.opened -= 1
 
     async def block_locations(self, name):
         self.calls.append(("block_locations", name))

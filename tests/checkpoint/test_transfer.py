@@ -12,8 +12,6 @@ import trio
 from bootseer.checkpoint import landing
 from bootseer.checkpoint.batch import LINK, LeftOut, Tally, each, walk
 from bootseer.checkpoint.landing import EXPORT_PREFIX
-from bootseer.checkpoint.pipelines import WriteOptions
-from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.core.stripe import MAGIC, PARTS_FOLDER
 from bootseer.errors import (
@@ -25,11 +23,9 @@ from bootseer.errors import (
 )
 from bootseer.store.local import LocalStore
 from bootseer.store.wrap import WrappedStore
+from bootseer.testing.checkpoints import UNIT_BYTES, export_folder, import_folder
 from bootseer.testing.damage import flip
 from bootseer.testing.fault_store import FlakyStore, FullStore
-
-UNIT = 4096
-WRITE = WriteOptions(unit_bytes=UNIT, width=3, streams=6, memory_bytes=24 * UNIT)
 
 
 @pytest.fixture
@@ -37,11 +33,11 @@ def source(tmp_path):
     """A tree with files of all kinds."""
     root = tmp_path / "source"
     (root / "folder" / "below").mkdir(parents=True)
-    (root / "large").write_bytes(os.urandom(9 * UNIT + 17))
+    (root / "large").write_bytes(os.urandom(9 * UNIT_BYTES + 17))
     (root / "empty").write_bytes(b"")
     (root / "folder" / "small").write_bytes(b"small")
-    (root / "folder" / "below" / "unit").write_bytes(os.urandom(UNIT))
-    (root / "folder" / "below" / "units").write_bytes(os.urandom(4 * UNIT))
+    (root / "folder" / "below" / "unit").write_bytes(os.urandom(UNIT_BYTES))
+    (root / "folder" / "below" / "units").write_bytes(os.urandom(4 * UNIT_BYTES))
     (root / "folder" / "small").chmod(0o640)
     (root / "folder" / "below").chmod(0o750)
     for number, path in enumerate(sorted(root.rglob("*"), reverse=True)):
@@ -65,19 +61,6 @@ def shape(root):
     return found
 
 
-async def bring(store, source, name="run", write=WRITE, **options):
-    tally = Tally()
-    tree = CheckpointTree(store)
-    await import_files(str(source), tree, name, write, ImportOptions(**options), tally)
-    return tally
-
-
-async def fetch(store, target, name="run", **options):
-    tally = Tally()
-    await export_files(CheckpointTree(store), name, str(target), tally, **options)
-    return tally
-
-
 class CountingStore(WrappedStore):
     """Counts what is read, and can end a scope at some operation."""
 
@@ -97,67 +80,67 @@ class CountingStore(WrappedStore):
 
 
 async def test_a_tree_comes_back_as_it_was(store, source, tmp_path):
-    tally = await bring(store, source)
+    tally = await import_folder(store, source)
     assert (tally.failures, tally.done_files, tally.skipped_files) == ([], 5, 0)
     assert tally.moved_bytes == tally.total_bytes == tally.done_bytes
     forms = {e.name: e.layout is not None for e in await walk(CheckpointTree(store), "run")}
     assert forms["run/large"] and forms["run/folder/below/units"]
     assert not forms["run/folder/small"] and not forms["run/folder/below/unit"]
-    tally = await fetch(store, tmp_path / "target")
+    tally = await export_folder(store, tmp_path / "target")
     assert (tally.failures, tally.done_files) == ([], 5)
     assert shape(tmp_path / "target") == shape(source)
     assert (tmp_path / "target").stat().st_mtime_ns == source.stat().st_mtime_ns
 
 
 async def test_one_file_comes_back_as_it_was(store, source, tmp_path):
-    await bring(store, source / "large", "here/file")
-    await fetch(store, tmp_path / "new" / "file", "here/file")
+    await import_folder(store, source / "large", "here/file")
+    await export_folder(store, tmp_path / "new" / "file", "here/file")
     assert (tmp_path / "new" / "file").read_bytes() == (source / "large").read_bytes()
     assert os.listdir(tmp_path / "new") == ["file"]
 
 
 async def test_a_folder_that_is_only_put_into_stays_as_it_is(store, source, tmp_path):
     await store.mkdir("run", mode=0o711)
-    await bring(store, source)
+    await import_folder(store, source)
     assert (await store.stat("run")).mode == 0o711
     (tmp_path / "target").mkdir(mode=0o711)
-    await fetch(store, tmp_path / "target")
+    await export_folder(store, tmp_path / "target")
     assert (tmp_path / "target").stat().st_mode & 0o777 == 0o711
     assert shape(tmp_path / "target") == shape(source)
 
 
 async def test_what_is_there_is_skipped(store, source, tmp_path):
-    await bring(store, source)
+    await import_folder(store, source)
     before = await walk(CheckpointTree(store), "run")
-    again = await bring(store, source)
+    again = await import_folder(store, source)
     assert (again.skipped_files, again.moved_bytes) == (5, 0)
     assert await walk(CheckpointTree(store), "run") == before
-    await fetch(store, tmp_path / "target")
-    again = await fetch(store, tmp_path / "target")
+    await export_folder(store, tmp_path / "target")
+    again = await export_folder(store, tmp_path / "target")
     assert (again.skipped_files, again.moved_bytes) == (5, 0)
 
 
 async def test_what_has_changed_is_imported_again(store, source, tmp_path):
-    await bring(store, source)
+    await import_folder(store, source)
     old = (source / "large").stat()
     content = bytearray((source / "large").read_bytes())
-    content[5 * UNIT] ^= 1
+    content[5 * UNIT_BYTES] ^= 1
     (source / "large").write_bytes(content)
     os.utime(source / "large", ns=(0, old.st_mtime_ns))  # its time does not tell
     (source / "folder" / "small").write_bytes(b"SMALL")
-    again = await bring(store, source)
+    again = await import_folder(store, source)
     assert (again.done_files - again.skipped_files, again.failures) == (2, [])
-    await fetch(store, tmp_path / "target")
+    await export_folder(store, tmp_path / "target")
     assert (tmp_path / "target" / "large").read_bytes() == content
     assert (tmp_path / "target" / "folder" / "small").read_bytes() == b"SMALL"
     assert list(await CheckpointTree(store).unused_parts("run")) == []
 
 
 async def test_only_mode_and_time_of_what_has_the_content_are_brought(store, source):
-    await bring(store, source)
+    await import_folder(store, source)
     (source / "large").chmod(0o600)
     os.utime(source / "large", ns=(0, 10**18))
-    again = await bring(store, source)
+    again = await import_folder(store, source)
     assert again.moved_bytes == 0
     info = await store.stat("run/large")
     assert (info.mode, info.mtime_ns) == (0o600, 10**18)
@@ -166,8 +149,8 @@ async def test_only_mode_and_time_of_what_has_the_content_are_brought(store, sou
 @pytest.mark.parametrize("direction", ["import", "export"])
 async def test_checksum_finds_what_times_hide(store, source, tmp_path, direction):
     target = tmp_path / "target"
-    await bring(store, source, plain=True)
-    await fetch(store, target)
+    await import_folder(store, source, plain=True)
+    await export_folder(store, target)
     changed = (source if direction == "import" else target) / "large"
     old = changed.stat()
     content = bytearray(changed.read_bytes())
@@ -175,32 +158,32 @@ async def test_checksum_finds_what_times_hide(store, source, tmp_path, direction
     changed.write_bytes(content)
     os.utime(changed, ns=(0, old.st_mtime_ns))
     if direction == "import":
-        assert (await bring(store, source, plain=True)).skipped_files == 5
-        assert (await bring(store, source, plain=True, checksum=True)).skipped_files == 4
+        assert (await import_folder(store, source, plain=True)).skipped_files == 5
+        assert (await import_folder(store, source, plain=True, checksum=True)).skipped_files == 4
         assert (tmp_path / "store" / "run" / "large").read_bytes() == content
     else:
-        assert (await fetch(store, target)).skipped_files == 5
-        assert (await fetch(store, target, checksum=True)).skipped_files == 4
+        assert (await export_folder(store, target)).skipped_files == 5
+        assert (await export_folder(store, target, checksum=True)).skipped_files == 4
         assert shape(target) == shape(source)
 
 
 @pytest.mark.parametrize("checksum", [False, True])
 async def test_what_was_lost_is_imported_again(store, source, tmp_path, checksum):
-    await bring(store, source)
+    await import_folder(store, source)
     parts = tmp_path / "store/run" / PARTS_FOLDER
     for part in parts.glob("*/0000"):
         if checksum:
             flip(part)
         else:
             part.unlink()
-    assert (await bring(store, source, checksum=checksum)).done_files
-    assert not (await fetch(store, tmp_path / "target")).failures
+    assert (await import_folder(store, source, checksum=checksum)).done_files
+    assert not (await export_folder(store, tmp_path / "target")).failures
     assert shape(tmp_path / "target") == shape(source)
 
 
 async def test_plain_replaces_what_is_striped(store, source, tmp_path):
-    await bring(store, source)
-    await bring(store, source, plain=True)
+    await import_folder(store, source)
+    await import_folder(store, source, plain=True)
     assert shape(tmp_path / "store" / "run").keys() - {"large"} > shape(source).keys() - {"large"}
     assert (tmp_path / "store" / "run" / "large").read_bytes() == (source / "large").read_bytes()
     assert list(await CheckpointTree(store).unused_parts("run")) == []
@@ -214,7 +197,7 @@ async def test_what_a_store_cannot_have_is_named_and_the_rest_comes(store, sourc
     (source / folder).mkdir()
     (source / folder / "file").write_bytes(b"")
     (source / "manifest").write_bytes(MAGIC + b"of another tree")
-    tally = await bring(store, source)
+    tally = await import_folder(store, source)
     assert tally.left_out == [LeftOut(str(source / "link"), LINK)]
     assert sorted(Path(f.name).name for f in tally.failures) == [folder, "manifest", "new\nline"]
     assert any("ckpt export" in str(failure.error) for failure in tally.failures)
@@ -222,14 +205,14 @@ async def test_what_a_store_cannot_have_is_named_and_the_rest_comes(store, sourc
 
 
 async def test_what_has_no_name_that_can_be_used_is_not_exported_silently(store, source, tmp_path):
-    await bring(store, source)
+    await import_folder(store, source)
     run = tmp_path / "store" / "run"
     (run / "link").symlink_to("large")
     (run / "folder" / "loss\tcurve").write_bytes(b"")
     folder = os.fsdecode(b"folder\xff")
     (run / folder).mkdir()
     (run / f"{EXPORT_PREFIX}{'0' * 32}").write_bytes(b"")
-    tally = await fetch(store, tmp_path / "back")
+    tally = await export_folder(store, tmp_path / "back")
     assert tally.left_out == [LeftOut("run/link", LINK)]
     assert sorted(failure.name for failure in tally.failures) == [
         f"run/{EXPORT_PREFIX}{'0' * 32}",
@@ -242,15 +225,15 @@ async def test_what_has_no_name_that_can_be_used_is_not_exported_silently(store,
 async def test_an_export_that_was_not_completed_is_not_imported(store, source):
     (source / f"{EXPORT_PREFIX}{'0' * 32}.journal").write_bytes(b"")
     (source / f"{EXPORT_PREFIX}folder").mkdir()
-    tally = await bring(store, source)
+    tally = await import_folder(store, source)
     assert [Path(one.name).name for one in tally.left_out] == [f"{EXPORT_PREFIX}{'0' * 32}.journal"]
     assert not tally.failures and await CheckpointTree(store).find(f"run/{EXPORT_PREFIX}folder")
 
 
 async def test_a_store_s_own_folder_is_not_imported(store, source, tmp_path):
-    await bring(store, source)
+    await import_folder(store, source)
     with pytest.raises(BootseerError, match="ckpt export"):
-        await bring(store, tmp_path / "store" / "run", "copy")
+        await import_folder(store, tmp_path / "store" / "run", "copy")
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -263,7 +246,7 @@ async def test_a_file_that_changes_meanwhile_is_not_published(store, source, pla
                 file.write(b"more")
         return False
 
-    tally = await bring(FlakyStore(store, fails), path, "file", plain=plain)
+    tally = await import_folder(FlakyStore(store, fails), path, "file", plain=plain)
     assert isinstance(tally.failures[0].error, Conflict)
     assert list(await CheckpointTree(store).list()) == []
     assert list(await store.list(".bootseer-parts")) == []
@@ -272,8 +255,8 @@ async def test_a_file_that_changes_meanwhile_is_not_published(store, source, pla
 async def test_no_space_ends_it(store, source):
     with pytest.raises(BootseerError, match="no space"):
         for name in range(20):
-            (source / f"more{name}").write_bytes(bytes(UNIT))
-        tally = await bring(FullStore(store, 3 * UNIT), source, plain=True)
+            (source / f"more{name}").write_bytes(bytes(UNIT_BYTES))
+        tally = await import_folder(FullStore(store, 3 * UNIT_BYTES), source, plain=True)
         raise tally.failures[0].error
 
 
@@ -300,36 +283,36 @@ async def test_an_import_goes_on_wherever_it_was_cancelled(store, source, tmp_pa
         points += 1
         counted = CountingStore(store, at=3 * points)
         with counted.scope:
-            await bring(counted, source, f"run{points}")
+            await import_folder(counted, source, f"run{points}")
             finished = True
         for entry in await walk(CheckpointTree(store), f"run{points}") if not finished else ():
             if not entry.is_folder:
                 below = entry.name.partition("/")[2]
-                await fetch(store, tmp_path / "one", entry.name)
+                await export_folder(store, tmp_path / "one", entry.name)
                 assert (tmp_path / "one").read_bytes() == (source / below).read_bytes()
                 (tmp_path / "one").unlink()
-        assert (await bring(store, source, f"run{points}")).failures == []
-        await fetch(store, tmp_path / f"target{points}", f"run{points}")
+        assert (await import_folder(store, source, f"run{points}")).failures == []
+        await export_folder(store, tmp_path / f"target{points}", f"run{points}")
         assert shape(tmp_path / f"target{points}") == shape(source)
     assert points > 20
 
 
 async def test_an_export_goes_on_where_it_was_cancelled(store, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 2 * UNIT)
-    (source / "large").write_bytes(os.urandom(60 * UNIT + 17))
-    await bring(store, source / "large", "file")
+    monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 2 * UNIT_BYTES)
+    (source / "large").write_bytes(os.urandom(60 * UNIT_BYTES + 17))
+    await import_folder(store, source / "large", "file")
     target = tmp_path / "target"
     whole = CountingStore(store)
-    await fetch(whole, target, "file")
+    await export_folder(whole, target, "file")
     target.unlink()
     gone_on = 0
     for at in range(1, whole.operations, 4):
         counted = CountingStore(store, at=at)
         with counted.scope:
-            await fetch(counted, target, "file")
+            await export_folder(counted, target, "file")
         assert not target.exists()
         again = CountingStore(store)
-        tally = await fetch(again, target, "file")
+        tally = await export_folder(again, target, "file")
         assert target.read_bytes() == (source / "large").read_bytes()
         assert [p.name for p in tmp_path.iterdir() if p.name.startswith(EXPORT_PREFIX)] == []
         gone_on += tally.moved_bytes < tally.total_bytes == tally.done_bytes
@@ -338,34 +321,34 @@ async def test_an_export_goes_on_where_it_was_cancelled(store, source, tmp_path,
 
 
 async def test_what_is_gone_on_with_is_of_the_same_version(store, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 2 * UNIT)
-    await bring(store, source / "large", "file")
+    monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 2 * UNIT_BYTES)
+    await import_folder(store, source / "large", "file")
     counted = CountingStore(store, at=12)
     with counted.scope:
-        await fetch(counted, tmp_path / "target", "file")
+        await export_folder(counted, tmp_path / "target", "file")
     assert any(path.name.startswith(EXPORT_PREFIX) for path in tmp_path.iterdir())
-    (source / "large").write_bytes(os.urandom(9 * UNIT + 17))
-    await bring(store, source / "large", "file")
-    tally = await fetch(store, tmp_path / "target", "file")
+    (source / "large").write_bytes(os.urandom(9 * UNIT_BYTES + 17))
+    await import_folder(store, source / "large", "file")
+    tally = await export_folder(store, tmp_path / "target", "file")
     assert tally.moved_bytes == tally.total_bytes
     assert (tmp_path / "target").read_bytes() == (source / "large").read_bytes()
 
 
 async def test_a_damaged_unit_is_not_exported(store, source, tmp_path):
-    await bring(store, source)
+    await import_folder(store, source)
     parts = (tmp_path / "store" / "run" / ".bootseer-parts").glob("*/*")
     part = max(parts, key=lambda path: path.stat().st_size)
     content = bytearray(part.read_bytes())
     content[7] ^= 1
     part.write_bytes(content)
-    tally = await fetch(store, tmp_path / "target")
+    tally = await export_folder(store, tmp_path / "target")
     assert [(f.name, type(f.error)) for f in tally.failures] == [("run/large", Corrupt)]
     assert tally.done_files == 4
     assert set(shape(source)) - set(shape(tmp_path / "target")) == {"large"}
 
 
 async def test_an_object_that_is_replaced_meanwhile_is_not_exported(store, source, tmp_path):
-    await bring(store, source, plain=True)
+    await import_folder(store, source, plain=True)
     large = tmp_path / "store" / "run" / "large"
 
     def fails(count, operation, name):
@@ -373,7 +356,7 @@ async def test_an_object_that_is_replaced_meanwhile_is_not_exported(store, sourc
             os.utime(large, ns=(0, count))
         return False
 
-    tally = await fetch(FlakyStore(store, fails), tmp_path / "target", "run/large")
+    tally = await export_folder(FlakyStore(store, fails), tmp_path / "target", "run/large")
     assert isinstance(tally.failures[0].error, Conflict)
     assert not (tmp_path / "target").exists()
 
@@ -412,7 +395,7 @@ def kill_at(point, *words):
 @pytest.mark.parametrize("point", [1, 2, 5, 9, 12])
 def test_goes_on_after_it_was_killed(source, tmp_path, point):
     (source / "empty").unlink()  # which would be taken for what is left of a manifest
-    options = ("--unit", UNIT, "--width", 3)
+    options = ("--unit", UNIT_BYTES, "--width", 3)
     store, target = tmp_path / "store" / "run", tmp_path / "target"
     assert kill_at(point, "import", source, store, *options) == -signal.SIGKILL
     assert kill_at(10**6, "import", source, store, *options) == 0

@@ -10,10 +10,8 @@ import trio
 
 from bootseer.checkpoint import landing
 from bootseer.checkpoint import source as source_module
-from bootseer.checkpoint.batch import LINK, LeftOut, Tally
+from bootseer.checkpoint.batch import LINK, LeftOut
 from bootseer.checkpoint.landing import EXPORT_PREFIX, Landing
-from bootseer.checkpoint.pipelines import WriteOptions
-from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.core.stripe import MAGIC, PARTS_FOLDER
 from bootseer.errors import Conflict, Corrupt, Unavailable
@@ -21,12 +19,11 @@ from bootseer.store.base import publish
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
+from bootseer.testing.checkpoints import SMALL_UNITS, UNIT_BYTES, export_folder, import_folder
 from bootseer.testing.damage import flip
 from bootseer.testing.fault_store import FlakyStore
 from bootseer.units import MIB
 
-UNIT = 4096
-WRITE = WriteOptions(unit_bytes=UNIT, width=3, streams=6, memory_bytes=24 * UNIT)
 OLD_NS = 1_234_567_890_000_000_000
 
 
@@ -35,7 +32,7 @@ def source(tmp_path):
     """A folder with a file that is striped, and one that is not in a folder below."""
     root = tmp_path / "source"
     (root / "folder").mkdir(parents=True)
-    (root / "large").write_bytes(os.urandom(9 * UNIT + 17))
+    (root / "large").write_bytes(os.urandom(9 * UNIT_BYTES + 17))
     (root / "folder" / "small").write_bytes(b"small")
     for path in (root / "large", root / "folder" / "small", root / "folder"):
         os.utime(path, ns=(0, OLD_NS))
@@ -68,19 +65,6 @@ def open_files(tmp_path):
     return count
 
 
-async def bring(store, source, name="run", write=WRITE, **options):
-    tally = Tally()
-    tree = CheckpointTree(store)
-    await import_files(str(source), tree, name, write, ImportOptions(**options), tally)
-    return tally
-
-
-async def fetch(store, target, name="run", **options):
-    tally = Tally()
-    await export_files(CheckpointTree(store), name, str(target), tally, **options)
-    return tally
-
-
 def files(root):
     return {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
@@ -96,7 +80,7 @@ def failed(tally):
 
 async def test_a_file_does_not_replace_a_folder_of_the_store(store, source):
     await store.mkdir("run/large")
-    tally = await bring(store, source)
+    tally = await import_folder(store, source)
     assert failed(tally) == [("large", Conflict)]
     assert (tally.done_files, tally.total_files) == (1, 2)
     assert (await store.stat("run/large")).is_folder
@@ -104,9 +88,9 @@ async def test_a_file_does_not_replace_a_folder_of_the_store(store, source):
 
 @pytest.mark.parametrize("checksum", [False, True])
 async def test_a_file_does_not_replace_a_local_folder(store, source, target, checksum):
-    await bring(store, source)
+    await import_folder(store, source)
     (target / "large").mkdir(parents=True)
-    tally = await fetch(store, target, checksum=checksum)
+    tally = await export_folder(store, target, checksum=checksum)
     assert failed(tally) == [("large", Conflict)]
     assert (target / "large").is_dir() and tally.done_files == 1
 
@@ -118,7 +102,7 @@ async def test_a_local_link_is_replaced_and_not_followed(store, tmp_path, target
     (tmp_path / "other").write_bytes(b"other")
     target.symlink_to("other")
     os.utime(target, ns=(0, info.mtime_ns), follow_symlinks=False)
-    assert (await fetch(store, target, "file")).moved_bytes == 5
+    assert (await export_folder(store, target, "file")).moved_bytes == 5
     assert not target.is_symlink() and target.read_bytes() == b"12345"
     assert (tmp_path / "other").read_bytes() == b"other"
 
@@ -130,23 +114,23 @@ async def test_a_damaged_manifest_of_a_file_s_length_and_time_is_replaced(store,
     await publish(store, "file", MAGIC + content[len(MAGIC) :])
     await store.set_mtime("file", OLD_NS)
     assert (await CheckpointTree(store).stat("file")).problem is not None
-    assert (await bring(store, tmp_path / "file", "file")).skipped_files == 0
+    assert (await import_folder(store, tmp_path / "file", "file")).skipped_files == 0
     assert (tmp_path / "store" / "file").read_bytes() == content
 
 
 async def test_what_is_left_of_an_export_goes_when_the_file_is_there(
     store, source, target, monkeypatch
 ):
-    await bring(store, source / "large", "file")
-    await fetch(store, target, "file")
+    await import_folder(store, source / "large", "file")
+    await export_folder(store, target, "file")
     monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", 1)
     Landing(str(target), 8, 2, {}).close()
     left = [path for path in target.parent.iterdir() if path.name.startswith(EXPORT_PREFIX)]
     assert len(left) == 2
-    assert (await fetch(store, target, "file")).skipped_files == 1
+    assert (await export_folder(store, target, "file")).skipped_files == 1
     assert not any(path.exists() for path in left)
     left[0].mkdir()  # which is none, and cannot be removed as one
-    assert (await fetch(store, target, "file")).skipped_files == 1
+    assert (await export_folder(store, target, "file")).skipped_files == 1
     assert left[0].exists()
 
 
@@ -155,45 +139,45 @@ async def test_what_is_left_of_an_export_goes_when_the_file_is_there(
 async def test_a_file_of_another_length_is_another_whatever_its_time(
     store, source, target, direction, name
 ):
-    await bring(store, source)
-    await fetch(store, target)
+    await import_folder(store, source)
+    await export_folder(store, target)
     changed = (source if direction == "import" else target) / name
     changed.write_bytes(changed.read_bytes()[:-1])
     os.utime(changed, ns=(0, OLD_NS))
     if direction == "import":
-        assert (await bring(store, source)).skipped_files == 1
-    assert (await fetch(store, target)).skipped_files == 1
+        assert (await import_folder(store, source)).skipped_files == 1
+    assert (await export_folder(store, target)).skipped_files == 1
     assert files(target) == files(source)
 
 
 @pytest.mark.parametrize("name", ["large", "folder/small"])
 async def test_an_export_compares_contents_when_told_to(store, source, target, name):
     """Of a striped file without the store's bytes."""
-    await bring(store, source)
-    await fetch(store, target)
-    assert (await fetch(store, target, checksum=True)).skipped_files == 2
+    await import_folder(store, source)
+    await export_folder(store, target)
+    assert (await export_folder(store, target, checksum=True)).skipped_files == 2
     flip(target / name)
     os.utime(target / name, ns=(0, OLD_NS))
-    assert (await fetch(store, target)).skipped_files == 2
-    assert (await fetch(store, target, checksum=True)).skipped_files == 1
+    assert (await export_folder(store, target)).skipped_files == 2
+    assert (await export_folder(store, target, checksum=True)).skipped_files == 1
     assert files(target) == files(source)
 
 
 async def test_a_file_of_one_byte_is_brought_and_told_from_another(store, tmp_path, target):
     await publish(store, "file", b"1")
-    await fetch(store, target, "file")
+    await export_folder(store, target, "file")
     assert target.read_bytes() == b"1"
     target.write_bytes(b"2")
-    assert (await fetch(store, target, "file", checksum=True)).skipped_files == 0
+    assert (await export_folder(store, target, "file", checksum=True)).skipped_files == 0
     assert target.read_bytes() == b"1"
 
 
 async def test_where_a_large_object_is_kept_is_asked_before_it_is_brought(
     store, placed, source, target, monkeypatch
 ):
-    monkeypatch.setattr(source_module, "_LARGE_BYTES", UNIT)
-    await bring(store, source, plain=True)
-    assert (await fetch(placed, target)).failures == []
+    monkeypatch.setattr(source_module, "_LARGE_BYTES", UNIT_BYTES)
+    await import_folder(store, source, plain=True)
+    assert (await export_folder(placed, target)).failures == []
     assert placed.asked == ["run/large"]
     assert files(target) == files(source)
 
@@ -202,9 +186,9 @@ async def test_where_a_large_object_is_kept_is_asked_before_it_is_brought(
 
 
 async def test_all_of_a_store_is_brought(store, source, target):
-    await bring(store, source, "")
+    await import_folder(store, source, "")
     assert (await store.stat("folder")).mtime_ns == OLD_NS
-    tally = await fetch(store, target, "")
+    tally = await export_folder(store, target, "")
     assert (tally.failures, tally.done_files) == ([], 2)
     assert files(target) == files(source)
     assert (target / "folder").stat().st_mtime_ns == OLD_NS
@@ -212,28 +196,28 @@ async def test_all_of_a_store_is_brought(store, source, target):
 
 
 async def test_a_name_alone_is_in_the_working_folder(store, source, tmp_path, monkeypatch):
-    await bring(store, source)
+    await import_folder(store, source)
     monkeypatch.chdir(tmp_path)
-    await fetch(store, "alone", "run/folder/small")
-    await fetch(store, "tree")
+    await export_folder(store, "alone", "run/folder/small")
+    await export_folder(store, "tree")
     assert (tmp_path / "alone").read_bytes() == b"small"
     assert files(tmp_path / "tree") == files(source)
 
 
 async def test_a_link_to_a_folder_is_the_folder_when_it_is_named(store, source, tmp_path, target):
     (tmp_path / "link").symlink_to("source")
-    await bring(store, tmp_path / "link")
-    await fetch(store, target)
+    await import_folder(store, tmp_path / "link")
+    await export_folder(store, target)
     assert files(target) == files(source)
 
 
 async def test_what_is_neither_a_file_nor_a_folder_is_not_imported(store, source):
     os.mkfifo(source / "fifo")
-    tally = await bring(store, source)
+    tally = await import_folder(store, source)
     assert tally.left_out == [LeftOut(str(source / "fifo"), LINK)]
     assert (tally.failures, tally.total_files) == ([], 2)
     with pytest.raises(Conflict, match="neither a file nor a folder"):
-        await bring(store, source / "fifo")
+        await import_folder(store, source / "fifo")
 
 
 # What changes meanwhile
@@ -244,7 +228,7 @@ def touch(path):
 
 
 def cut(path):
-    os.truncate(path, UNIT)
+    os.truncate(path, UNIT_BYTES)
 
 
 def replace_alike(path):
@@ -273,7 +257,7 @@ async def test_a_file_of_two_versions_is_not_published(
             changes.pop()(source / "large")
         return False
 
-    tally = await bring(FlakyStore(store, fails), source / "large", "file", plain=plain)
+    tally = await import_folder(FlakyStore(store, fails), source / "large", "file", plain=plain)
     assert failed(tally) == [("large", Conflict)]
     assert "changed while it was being read" in str(tally.failures[0].error)
     assert await CheckpointTree(store).list() == []
@@ -288,14 +272,14 @@ async def test_an_object_that_could_be_read_to_its_end_though_it_was_replaced_is
     """Nor is anything kept of it to go on with."""
     monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", least_bytes)
     store = MemoryStore()
-    await bring(store, source, plain=True)
+    await import_folder(store, source, plain=True)
 
     def fails(count, operation, name):
         if operation == "pread" and name == "run/large":
             store.put(name, b"another", 0o600, overwrite=True)
         return False
 
-    tally = await fetch(FlakyStore(store, fails), target)
+    tally = await export_folder(FlakyStore(store, fails), target)
     assert failed(tally) == [("large", Conflict)]
     assert "export it again" in str(tally.failures[0].error)
     assert files(target) == {"folder/small": b"small"}
@@ -304,14 +288,14 @@ async def test_an_object_that_could_be_read_to_its_end_though_it_was_replaced_is
 async def test_a_striped_file_is_exported_though_its_manifest_has_another_time_meanwhile(
     store, source, tmp_path, target
 ):
-    await bring(store, source / "large", "file")
+    await import_folder(store, source / "large", "file")
 
     def fails(count, operation, name):
         if operation == "pread" and PARTS_FOLDER in name:
             os.utime(tmp_path / "store" / "file", ns=(0, count))
         return False
 
-    assert (await fetch(FlakyStore(store, fails), target, "file")).failures == []
+    assert (await export_folder(FlakyStore(store, fails), target, "file")).failures == []
     assert target.read_bytes() == (source / "large").read_bytes()
 
 
@@ -319,9 +303,9 @@ async def test_a_striped_file_is_exported_though_its_manifest_has_another_time_m
 @pytest.mark.parametrize("plain", [False, True])
 async def test_no_file_stays_open(store, source, target, open_files, plain, checksum):
     for _ in range(2):
-        await bring(store, source, plain=plain, checksum=checksum)
+        await import_folder(store, source, plain=plain, checksum=checksum)
         assert open_files() == 0
-        await fetch(store, target, checksum=checksum)
+        await export_folder(store, target, checksum=checksum)
         assert open_files() == 0
 
 
@@ -329,13 +313,13 @@ async def test_a_folder_may_be_written_to_as_long_as_something_is_to_come(
     store, source, tmp_path, target
 ):
     (source / "folder").chmod(0o500)
-    await bring(store, source)
+    await import_folder(store, source)
     part = max((tmp_path / "store/run" / PARTS_FOLDER).glob("*/*"), key=lambda p: p.stat().st_size)
     flip(part)
-    assert failed(await fetch(store, target)) == [("large", Corrupt)]
+    assert failed(await export_folder(store, target)) == [("large", Corrupt)]
     assert (target / "folder").stat().st_mode & 0o200
     flip(part)
-    assert failed(await fetch(store, target)) == []
+    assert failed(await export_folder(store, target)) == []
     assert (target / "folder").stat().st_mode & 0o777 == 0o500
 
 
@@ -369,7 +353,9 @@ async def test_files_are_made_with_their_mode_and_as_the_options_say(store, sour
     (source / "folder" / "small").chmod(0o640)
     (source / "large").chmod(0o604)
     recorded = Recorded(store)
-    await bring(recorded, source, write=replace(WRITE, replication=2, block_bytes=MIB))
+    await import_folder(
+        recorded, source, write=replace(SMALL_UNITS, replication=2, block_bytes=MIB)
+    )
     as_said = {"replication": 2, "block_bytes": MIB}
     assert recorded.options["run/folder/small"] == {"mode": 0o640, **as_said}
     parts = [name for name in recorded.options if "/making-" in name]
@@ -381,7 +367,7 @@ async def test_files_are_made_with_their_mode_and_as_the_options_say(store, sour
 async def test_a_folder_can_be_written_to_until_all_is_in_it(store, source):
     (source / "folder").chmod(0o1550)
     recorded = Recorded(store)
-    tally = await bring(recorded, source)
+    tally = await import_folder(recorded, source)
     assert (tally.failures, recorded.options["run/folder"]) == ([], {"mode": 0o1750})
     assert (await store.stat("run/folder")).mode == 0o1550
 
@@ -401,12 +387,12 @@ class Timeless(WrappedStore):
 
 async def test_contents_tell_files_apart_where_there_are_no_times(store, source):
     store = Timeless(store)
-    assert (await bring(store, source)).failures == []
+    assert (await import_folder(store, source)).failures == []
     assert (await store.stat("run/folder/small")).mtime_ns != OLD_NS
-    assert (await bring(store, source)).skipped_files == 2
+    assert (await import_folder(store, source)).skipped_files == 2
     (source / "folder" / "small").write_bytes(b"SMALL")
     os.utime(source / "folder" / "small", ns=(0, (await store.stat("run/folder/small")).mtime_ns))
-    again = await bring(store, source)
+    again = await import_folder(store, source)
     assert (again.skipped_files, again.moved_bytes) == (1, 5)
 
 
@@ -414,8 +400,8 @@ async def test_folders_are_as_they_are_made_where_there_are_no_modes_and_times(
     store, source, target
 ):
     (source / "folder").chmod(0o500)
-    await bring(store, source)
-    assert (await fetch(Timeless(store), target)).failures == []
+    await import_folder(store, source)
+    assert (await export_folder(Timeless(store), target)).failures == []
     status = (target / "folder").stat()
     assert status.st_mode & 0o200 and status.st_mtime_ns > OLD_NS
 
@@ -427,7 +413,7 @@ async def test_a_time_that_cannot_be_set_is_no_failure(store, source):
                 raise Unavailable("access times are off")
             return await call()
 
-    assert (await bring(Unset(store), source)).failures == []
+    assert (await import_folder(Unset(store), source)).failures == []
 
 
 # Publishing
@@ -443,10 +429,10 @@ async def test_what_is_being_published_is_published_though_it_was_cancelled(sour
 
     store = MemoryStore()
     with trio.CancelScope() as scope:
-        await bring(Ended(store), source / "large", "file")
+        await import_folder(Ended(store), source / "large", "file")
     assert scope.cancelled_caught
     entry = await CheckpointTree(store).stat("file")
-    assert entry.layout is not None and entry.size_bytes == 9 * UNIT + 17
+    assert entry.layout is not None and entry.size_bytes == 9 * UNIT_BYTES + 17
 
 
 async def test_what_is_not_published_for_a_minute_is_a_failure(source, autojump_clock):
@@ -457,7 +443,7 @@ async def test_what_is_not_published_for_a_minute_is_a_failure(source, autojump_
             return await call()
 
     store = MemoryStore()
-    tally = await bring(Hanging(store), source / "large", "file")
+    tally = await import_folder(Hanging(store), source / "large", "file")
     assert failed(tally) == [("large", Unavailable)]
     assert "60 s" in str(tally.failures[0].error)
     assert trio.current_time() == 60

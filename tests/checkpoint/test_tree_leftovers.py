@@ -18,6 +18,7 @@ from bootseer.errors import Conflict, Corrupt, NotFound, Transient
 from bootseer.store.base import FolderListing, publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
+from bootseer.testing.checkpoints import read_file
 from bootseer.testing.fault_store import FlakyStore
 
 UNIT = 4096
@@ -49,19 +50,6 @@ def put(store, nursery):
         return await draft.publish()
 
     return put
-
-
-async def read(store, name):
-    """What somebody reads who has not seen the tree before; None if there is nothing."""
-    tree = CheckpointTree(store)
-    entry = await tree.find(name)
-    if entry is None:
-        return None
-    source = tree.source(entry)
-    try:
-        return b"".join([await source.fetch(piece) for piece in range(source.pieces)])
-    finally:
-        await source.close()
 
 
 def parts_in(store):
@@ -246,7 +234,7 @@ async def test_only_what_was_set_aside_is_dropped(store, put):
     entry = await tree.stat("f")
     with pytest.raises(ValueError, match="not set aside"):
         await tree.drop_aside(entry)
-    assert await read(store, "f") == SMALL
+    assert await read_file(CheckpointTree(store), "f") == SMALL
 
 
 async def test_a_file_that_gets_its_name_back_keeps_its_parts(store, put):
@@ -255,7 +243,7 @@ async def test_a_file_that_gets_its_name_back_keeps_its_parts(store, put):
     back = At(store, "delete", "a/f", lambda: publish(store, "a/f", manifest), after=True)
     tree = CheckpointTree(back)
     await tree.remove(await tree.stat("a/f"))
-    assert await read(store, "a/f") == OLD
+    assert await read_file(CheckpointTree(store), "a/f") == OLD
 
 
 async def test_a_folder_goes_with_what_was_given_up_in_it(store):
@@ -275,7 +263,7 @@ async def test_a_folder_goes_when_what_was_moved_out_of_it_has_been_completed(st
     for name in parts_in(store):  # marks, too, which are believed for an hour
         await store.set_mtime(name, time.time_ns() - DAY_NS)
     await tree.remove_folder("a")
-    assert await read(store, "b/f") == OLD
+    assert await read_file(CheckpointTree(store), "b/f") == OLD
     assert await tree.find("a") is None
 
 
@@ -312,7 +300,7 @@ async def test_what_was_published_while_it_is_moved_is_read_though_nobody_has_lo
     entry = await tree.stat("a/f")
     with pytest.raises(Transient):
         await tree.rename(entry, target)
-    assert await read(store, target) == NEW
+    assert await read_file(CheckpointTree(store), target) == NEW
     assert any(FROM in name for name in parts_in(store)) == (target == "b/f")
 
 
@@ -325,7 +313,7 @@ async def test_what_was_published_while_it_is_moved_has_its_parts_beside_it(
     await put("a/f", old)
     tree = CheckpointTree(At(store, "rename", "a/f", lambda: put("a/f", NEW)))
     await tree.rename(await tree.stat("a/f"), f"{folder}/g")
-    assert await read(store, f"{folder}/g") == NEW
+    assert await read_file(CheckpointTree(store), f"{folder}/g") == NEW
     layout = (await CheckpointTree(store).stat(f"{folder}/g")).layout
     beside = await store.list(parts_folder(folder, layout.parts_id))
     assert [info for info in beside if "/named-" in info.name]
@@ -340,7 +328,7 @@ async def test_a_move_that_was_completed_is_not_looked_at_again(store, put, is_c
         await tree.rename(await tree.stat("a/f"), "b/f")
     if is_cut_off:
         await tree.rename(await tree.stat("a"), "c")
-    assert await read(store, "b/f") == OLD
+    assert await read_file(CheckpointTree(store), "b/f") == OLD
     await store.delete_tree(parts_of("b"))
     await tree.rename(await tree.stat("b" if is_cut_off else "a"), "d")
     assert await tree.find("d")
@@ -360,7 +348,7 @@ async def test_a_file_stays_that_others_are_about_to_move(store, put):
 
     marked = At(store, "commit", "f", mark)
     assert (await put("f", NEW, marked)).layout is not None
-    assert await read(store, "f") == NEW
+    assert await read_file(CheckpointTree(store), "f") == NEW
 
 
 async def test_what_was_replaced_is_not_published_again_though_its_parts_are_there(store, nursery):
@@ -380,7 +368,7 @@ async def test_what_was_replaced_is_not_published_again_though_its_parts_are_the
         await draft.publish()
     with pytest.raises(Conflict, match="replaced meanwhile"):
         await draft.publish()
-    assert await read(store, "f") == OLD
+    assert await read_file(CheckpointTree(store), "f") == OLD
 
 
 @pytest.mark.parametrize("content", [b"", SMALL, NEW])
@@ -421,7 +409,7 @@ async def test_what_cannot_be_brought_is_no_reason_to_leave_the_rest(store, put)
     await publish(store, f"{parts_of('a')}/{FROM}1", b"../b")
     assert await tree.reap("a", -1) == 1
     assert (await store.stat(parts_folder("a", kept))).is_folder
-    assert await read(store, "a/g") == OLD
+    assert await read_file(CheckpointTree(store), "a/g") == OLD
 
 
 async def test_only_folders_with_an_id_may_be_parts_that_nobody_names(store):

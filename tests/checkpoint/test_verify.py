@@ -12,7 +12,6 @@ from bootseer.checkpoint import verify as verify_module
 from bootseer.checkpoint.batch import Tally
 from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.parts import FROM, MAKING, parts_folder, parts_of
-from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.sweep import find_litter, sweep
 from bootseer.checkpoint.transfer import ImportOptions, import_files
 from bootseer.checkpoint.tree import CheckpointTree
@@ -24,13 +23,12 @@ from bootseer.store.base import publish
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
+from bootseer.testing.checkpoints import SMALL_UNITS, UNIT_BYTES
 from bootseer.testing.damage import flip
 from bootseer.testing.fault_store import FlakyStore
 from bootseer.units import format_numbers
 
-UNIT = 4096
 UNITS = 12
-WRITE = WriteOptions(unit_bytes=UNIT, width=3, streams=6, memory_bytes=24 * UNIT)
 
 
 async def put_striped(store, folder, name):
@@ -39,13 +37,13 @@ async def put_striped(store, folder, name):
     parts = [bytearray() for _ in range(3)]
     units = []
     for index in range(UNITS):
-        data = os.urandom(UNIT - 100 if index == UNITS - 1 else UNIT)
+        data = os.urandom(UNIT_BYTES - 100 if index == UNITS - 1 else UNIT_BYTES)
         part = parts[index % 3]
         units.append(Unit(index % 3, len(part), xxhash.xxh3_128_intdigest(data)))
         part += data
     for index, part in enumerate(parts):
         await publish(store, f"{parts_folder(folder, parts_id)}/{index:04d}", part)
-    layout = Layout(UNITS * UNIT - 100, UNIT, parts_id, 3, tuple(units))
+    layout = Layout(UNITS * UNIT_BYTES - 100, UNIT_BYTES, parts_id, 3, tuple(units))
     await publish(store, f"{folder}/{name}", layout.encode())
 
 
@@ -53,11 +51,11 @@ async def put_striped(store, folder, name):
 async def store(tmp_path):
     """A store with a striped file, a plain one, and one more below."""
     (tmp_path / "source" / "folder").mkdir(parents=True)
-    (tmp_path / "source" / "plain").write_bytes(os.urandom(UNIT))
-    (tmp_path / "source" / "folder" / "file").write_bytes(os.urandom(3 * UNIT))
+    (tmp_path / "source" / "plain").write_bytes(os.urandom(UNIT_BYTES))
+    (tmp_path / "source" / "folder" / "file").write_bytes(os.urandom(3 * UNIT_BYTES))
     store = LocalStore(tmp_path / "store")
     tree = CheckpointTree(store)
-    await import_files(str(tmp_path / "source"), tree, "run", WRITE, ImportOptions(), Tally())
+    await import_files(str(tmp_path / "source"), tree, "run", SMALL_UNITS, ImportOptions(), Tally())
     await put_striped(store, "run", "file")
     return store
 
@@ -86,10 +84,10 @@ async def look(store, name="run", **options):
 async def test_what_is_whole_is_read_and_nothing_said(store):
     found = await look(store)
     assert (found.problems, found.notes, found.repaired) == ([], [], [])
-    assert found.tally.moved_bytes == found.tally.total_bytes == (UNITS + 1 + 3) * UNIT - 100
+    assert found.tally.moved_bytes == found.tally.total_bytes == (UNITS + 1 + 3) * UNIT_BYTES - 100
     assert found.tally.done_files == 3
     assert (await look(store, deep=False)).tally.done_files == 2
-    assert (await look(store, "run/folder/file")).tally.moved_bytes == 3 * UNIT
+    assert (await look(store, "run/folder/file")).tally.moved_bytes == 3 * UNIT_BYTES
 
 
 async def test_a_flipped_byte_is_found_in_its_unit(store, layout, part):
@@ -163,7 +161,7 @@ async def test_a_manifest_that_cannot_be_used_is_named(store, tmp_path, damage, 
     assert problem.name == "run/file"
     assert any(word in str(problem) for word in says.split("|"))
     assert (found.tally.done_files, found.tally.total_files) == (2, 3)
-    assert found.tally.moved_bytes == 4 * UNIT
+    assert found.tally.moved_bytes == 4 * UNIT_BYTES
     assert found.tally.done_bytes == found.tally.total_bytes
     litter = await find_litter(CheckpointTree(store), "run", -1)
     assert litter.unused == () and isinstance(litter.problem, Corrupt)
@@ -284,8 +282,8 @@ async def test_an_ordinary_object_that_may_not_be_read_is_no_damaged_one(store):
 
 async def test_an_ordinary_object_that_cannot_be_read_is_one_problem(store, tmp_path, monkeypatch):
     """However many pieces of it: there is no part, and there are no units."""
-    monkeypatch.setattr(source, "PLAIN_PIECE_BYTES", UNIT)
-    await publish(store, "run/plain", bytes(9 * UNIT))
+    monkeypatch.setattr(source, "PLAIN_PIECE_BYTES", UNIT_BYTES)
+    await publish(store, "run/plain", bytes(9 * UNIT_BYTES))
 
     class Short(WrappedStore):
         async def around(self, operation, name, call):
@@ -317,7 +315,7 @@ async def test_as_much_is_read_at_once_as_there_is_memory_for(
             busy -= 1
             return await call()
 
-    limits = FetchLimits(memory_bytes=int(memory_units * UNIT))
+    limits = FetchLimits(memory_bytes=int(memory_units * UNIT_BYTES))
     monkeypatch.setattr(verify_module, "limits_for", lambda files: limits)
     store = Slow(MemoryStore())
     await put_striped(store, "run", "file")
@@ -541,9 +539,9 @@ class TestSweep:
         assert len(litter.unused) == 1 and litter.problem is None
 
     async def test_does_not_look_into_what_cannot_be_a_manifest(self, store, monkeypatch):
-        monkeypatch.setattr(stripe, "MAX_BYTES", 2 * UNIT)
+        monkeypatch.setattr(stripe, "MAX_BYTES", 2 * UNIT_BYTES)
         await publish(store, "run/short", b"BSSTRIP")
-        await publish(store, "run/long", bytes(2 * UNIT + 1))
+        await publish(store, "run/long", bytes(2 * UNIT_BYTES + 1))
         await self.lost(store)
         flaky = FlakyStore(store, lambda *_: False)
         await find_litter(CheckpointTree(flaky), "run", despite=["run/short"])

@@ -21,7 +21,7 @@ from bootseer.image.compressor import decompressor
 from bootseer.image.optimize import Optimized, Storing, optimize
 from bootseer.image.same import Difference, same_tree
 from bootseer.image.squashfs import Squashfs
-from bootseer.testing.images import TinyImage, ch_run, write_image
+from bootseer.testing.images import TinyImage, ch_run, squash, write_image
 from bootseer.units import KIB, MIB
 
 pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="needs squashfs-tools")
@@ -41,12 +41,6 @@ ODD_NAMES = (
 )
 ROOT = os.geteuid() == 0
 BLOCK_BYTES = 128 * KIB
-
-
-def squash(tree: Path, image: Path, *options: str) -> Path:
-    quiet = ("-noappend", "-no-progress", "-quiet", "-mkfs-time", "0")
-    subprocess.run(["mksquashfs", tree, image, *quiet, *options], check=True, capture_output=True)
-    return image
 
 
 def text(seed: int, size_bytes: int) -> bytes:

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from bootseer.image.compressor import LZ4, LZ4_OPTIONS, lz4_compress
 from bootseer.image.optimize import optimize
 from bootseer.image.rewrite import Storing
 from bootseer.image.squashfs import Squashfs
+from bootseer.testing.images import squash
 from bootseer.units import KIB
 
 pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="needs squashfs-tools")
@@ -38,12 +38,6 @@ def text(seed: int, size_bytes: int) -> bytes:
     chance = random.Random(seed)
     words = [chance.randbytes(3).hex().encode() for _ in range(200)]
     return b" ".join(chance.choice(words) for _ in range(size_bytes // 7 + 1))[:size_bytes]
-
-
-def squash(tree: Path, image: Path, *options: str) -> Path:
-    quiet = ("-noappend", "-no-progress", "-quiet")
-    subprocess.run(["mksquashfs", tree, image, *quiet, *options], check=True, capture_output=True)
-    return image
 
 
 @pytest.fixture(scope="module")

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from bootseer.core.squashfs import SUPERBLOCK_BYTES
 from bootseer.image.same import Difference, same_tree
+from bootseer.testing.images import squash
 from bootseer.units import KIB
 
 pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="needs squashfs-tools")
-
-
-def squash(tree: Path, image: Path, *options: str) -> Path:
-    quiet = ("-noappend", "-no-progress", "-quiet")
-    subprocess.run(["mksquashfs", tree, image, *quiet, *options], check=True, capture_output=True)
-    return image
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from bootseer.core.squashfs import (
 from bootseer.errors import Corrupt, Unavailable
 from bootseer.image import squashfs as squashfs_module
 from bootseer.image.squashfs import Squashfs
+from bootseer.testing.images import squash
 
 pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="needs squashfs-tools")
 
@@ -36,12 +36,6 @@ LIST, LIST_BYTES, LIST_OFFSET = 16, 24, 26
 LONG_XATTRS = 52
 
 LARGE = random.Random(0).randbytes(BLOCK_BYTES + 904)
-
-
-def squash(tree: Path, image: Path, *options: str) -> Path:
-    quiet = ("-noappend", "-no-progress", "-quiet")
-    subprocess.run(["mksquashfs", tree, image, *quiet, *options], check=True, capture_output=True)
-    return image
 
 
 @pytest.fixture(scope="module")

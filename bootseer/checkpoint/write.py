@@ -331,7 +331,8 @@ class Draft:
         """Change a part of one unit."""
         at_end = unit * self._unit_bytes + inside == self.size_bytes
         if self._tail is None and at_end:
-            await self._set_tail(unit, await self._load(unit))
+            self._tail, self._tail_unit = await self._load(unit), unit
+            self._spill.drop(unit)
         if self._tail is not None and unit == self._tail_unit:
             self._tail[inside : inside + len(piece)] = piece
             await self._dealer.take_back(unit)
@@ -340,14 +341,6 @@ class Draft:
         data = bytearray(piece) if whole else await self._load(unit)
         data[inside : inside + len(piece)] = piece
         await self._spill.put(unit, data, self._unit_bytes)
-        await self._dealer.take_back(unit)
-
-    async def _set_tail(self, unit: int, data: bytearray) -> None:
-        """Make a unit the one that grows."""
-        if self._tail is not None:
-            await self._deal_tail()
-        self._tail, self._tail_unit = data, unit
-        self._spill.drop(unit)
         await self._dealer.take_back(unit)
 
     async def _deal_tail(self) -> None:

@@ -71,7 +71,10 @@ _BUILD_RULE = re.compile(
     """,
     re.ASCII | re.VERBOSE,
 )
-_NOT_BUILD = re.compile(r"NO_COLOR|NO_PROXY|FORCE_COLOR|(DISABLE|NO)_TELEMETRY|VLLM_(HOST|PORT)\w*")
+_NOT_BUILD = re.compile(
+    r"NO_COLOR|NO_PROXY|FORCE_COLOR|(DISABLE|NO)_TELEMETRY|VLLM_(HOST|PORT)\w*"
+    r"|MAMBA_(EXE|NO_BANNER|ROOT_PREFIX)"  # of the program, not of the package
+)
 """Of those, the ones that say nothing of the result."""
 
 _PIP = frozenset(_PIP_WORDS.split())

@@ -514,6 +514,7 @@ def test_variables_that_decide_are_parts(place, command, name):
     "name",
     [
         *("PIP_TRUSTED_HOST", "PIP_CACHE_DIR", "PIP_TIMEOUT", "UV_CACHE_DIR", "UV_HTTP_TIMEOUT"),
+        *("MAMBA_EXE", "MAMBA_ROOT_PREFIX"),  # of another program than the package
         *("NO_COLOR", "no_proxy", "NO_PROXY", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "MAX_JOBS"),
         *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_BLOCKING_WAIT", "OMP_NUM_THREADS", "WITHIN"),
         *("UV_INDEX_NAME_PASSWORD", "CONDA_SHLVL", "SLURM_JOB_ID", "POETRY_HTTP_BASIC_X_PASSWORD"),

@@ -288,8 +288,7 @@ def locked_by(uid: int) -> int:
     found = 0
     for entry in os.scandir("/proc"):
         with suppress(OSError):  # it has ended
-            # Those that cannot be traced, as ours are, seem to be root's.
-            if entry.name.isdecimal() and entry.stat().st_uid in (uid, 0):
+            if entry.name.isdecimal() and entry.stat().st_uid == uid:
                 with open(f"/proc/{entry.name}/status", "rb") as file:
                     status = dict(line.split(b":", 1) for line in file if b":" in line)
                 if int(status[b"Uid"].split()[0]) == uid:

@@ -1,12 +1,17 @@
 """What a snapshot is stored in is compared with what it promises, file by file."""
 
+import hashlib
 import os
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from trio import to_thread
 
 from bootseer.env import catalog, frames
+from bootseer.env import verify as verify_module
+from bootseer.env.frames import Frame
+from bootseer.env.index import Place
 from bootseer.env.verify import verify
 from bootseer.image import catalog as images
 from bootseer.image.intake import Progress
@@ -50,6 +55,16 @@ async def test_a_damaged_frame_is_named_and_the_files_that_have_content_in_it(in
             if size_bytes and start < frame.start + frame.size_bytes
             if start + size_bytes > frame.start
         ]
+
+
+def test_a_file_that_ends_where_a_damaged_frame_begins_is_whole():
+    data = os.urandom(1000)
+    tree = SimpleNamespace(size_bytes=500, digest=hashlib.sha256(data[500:]).digest())
+    index = SimpleNamespace(places={b"0/file": Place(0, (), 500)}, tree={b"0/file": tree})
+    files = verify_module._Files(SimpleNamespace(targets=("/target",)), index)
+    files.add(Frame(0, 1000, 0, 0, b""), memoryview(data))
+    files.add(Frame(1000, 1000, 0, 0, b""), None)
+    assert files.problems() == []
 
 
 async def test_an_image_without_a_manifest_is_named(installed, snapshot):

@@ -108,10 +108,18 @@ class TestTheDaemons:
 
         # Both have written it all, and nobody has read.
         wait_until(
-            lambda: more() == [(0, BLOCK + 5)] * 2, "both wrote", explain=lambda: str(more())
+            lambda: more() == [(0, BLOCK + 5)] * 2,
+            "both wrote",
+            timeout_s=60,
+            explain=lambda: str(more()),
         )
         read(hdfs, "d1", "/counted")
-        wait_until(lambda: sum(r for r, _ in more()) >= BLOCK + 5, "they were read")
+        wait_until(
+            lambda: sum(r for r, _ in more()) >= BLOCK + 5,
+            "they were read",
+            timeout_s=60,
+            explain=lambda: str(more()),
+        )
 
     def test_the_namenode_s_calls_are_counted_at_once(self, hdfs):
         hdfs.fs("-touchz", "/asked")
@@ -198,8 +206,10 @@ def read(hdfs, machine, path):
     connection.sock = hdfs.cluster.connect(address(machine), conf.DATANODE_HTTP_PORT, timeout_s=30)
     namenode = hdfs.url.removeprefix("hdfs://")
     connection.request("GET", f"/webhdfs/v1{path}?op=OPEN&namenoderpcaddress={namenode}&offset=0")
-    data = connection.getresponse().read()
+    response = connection.getresponse()
+    data = response.read()
     connection.close()
+    assert response.status == 200, data
     return data
 
 

@@ -35,6 +35,7 @@ CLIENT = """
 import json, os, sys
 from pathlib import PurePosixPath
 import trio
+from bootseer.agent.node.process import leave
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.write import Drafts
@@ -110,6 +111,7 @@ async def main():
 
 
 trio.run(main)
+leave(0)  # threads hang in calls of the store
 """
 
 

@@ -164,6 +164,11 @@ def test_an_entry_that_is_gone_gets_no_room(cache):
     assert cache.accounts() == []
 
 
+def test_what_nobody_wants_any_more_is_not_met(cache):
+    open_entry(cache, manifest(), ALICE).close()
+    assert cache._ledger.admit(lambda book: None, lambda book, demand: pytest.fail()) is False
+
+
 # What the disk has.
 
 

@@ -448,3 +448,14 @@ async def test_what_is_not_published_for_a_minute_is_a_failure(source, autojump_
     assert "60 s" in str(tally.failures[0].error)
     assert trio.current_time() == 60
     assert await CheckpointTree(store).find("file") is None
+
+
+async def test_to_store_the_parts_may_take_longer(source, autojump_clock):
+    class Slow(WrappedStore):
+        async def around(self, operation, name, call):
+            if operation == "finish":
+                await trio.sleep(100)
+            return await call()
+
+    tally = await import_folder(Slow(MemoryStore()), source / "large", "file")
+    assert failed(tally) == [] and trio.current_time() >= 100

@@ -349,6 +349,14 @@ def test_access_control_lists_are_told_and_their_masks_are_no_rights(target, gro
     assert told == [("d", "rights"), *([("file", "rights")] if mask is not None else [])]
 
 
+def test_of_an_access_control_list_only_whole_entries_count():
+    """A file system in user space may say anything."""
+    entries = [(0x01, 6), (0x04, 7), (0x10, 5)]
+    packed = [struct.pack("<HHI", tag, rights, 2**32 - 1) for tag, rights in entries]
+    acl = struct.pack("<I", 2) + b"".join(packed)
+    assert capture._without_list(0o677, acl + b"end") == 0o657
+
+
 # Content is read later.
 
 

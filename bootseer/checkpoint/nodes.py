@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import secrets
 import time
 from dataclasses import dataclass, field, replace
@@ -99,7 +101,11 @@ class Node:
             await self.pushed.wait()
 
     def extended(self) -> dict[bytes, bytes]:
-        """Return the extended attributes: how it is stored."""
+        """Return the extended attributes: how it is stored.
+
+        Raises:
+            OSError: ESTALE, it was removed before it was ever published.
+        """
         if self.is_folder:
             return {}
         if self.draft is not None:
@@ -107,7 +113,8 @@ class Node:
             if self.failed is not None:
                 state = f"{'lost' if self.is_lost else 'waiting'}: {self.failed}"
             return {b"user.bootseer.state": state.encode()}
-        assert self.entry is not None
+        if self.entry is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         found = {b"user.bootseer.state": b"complete", b"user.bootseer.layout": b"plain"}
         if self.entry.problem is not None:
             found[b"user.bootseer.state"] = f"damaged: {self.entry.problem}".encode()

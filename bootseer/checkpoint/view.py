@@ -281,7 +281,9 @@ class CheckpointView:
                 assert node.failed is not None
                 # A killed writer's: the kernel looks again for what has the name now.
                 raise node.failed.again() if node.has_name else _os_error(errno.ESTALE)
-            elif node.draft is None and handle.holders is None:
+            elif node.draft is None and handle.holders is not None:
+                self._reading.version(node)  # or it is gone
+            elif node.draft is None:
                 try:
                     await self._reading.open(node)
                 except (Conflict, NotFound):

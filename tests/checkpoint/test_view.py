@@ -320,6 +320,34 @@ async def test_a_file_that_others_remove_is_gone(served):
         await served.view.remove(ROOT_INODE, b"file")
 
 
+OF_A_NUMBER = {
+    "attributes": lambda view, inode: view.attributes(inode),
+    "extended": lambda view, inode: view.extended(inode, b"user.bootseer.state"),
+    "extended_names": lambda view, inode: view.extended_names(inode),
+    "open to read": lambda view, inode: view.open(inode, os.O_RDONLY),
+    "open to write": lambda view, inode: view.open(inode, os.O_RDWR),
+    "open with nothing": lambda view, inode: view.open(inode, os.O_WRONLY | os.O_TRUNC),
+    "cut": lambda view, inode: view.truncate(inode, None, 1),
+    "empty": lambda view, inode: view.truncate(inode, None, 0),
+    "change": lambda view, inode: view.change(inode, mode=0o600),
+}
+
+
+@pytest.mark.parametrize("operation", OF_A_NUMBER)
+async def test_of_a_file_that_was_removed_before_it_was_published_nothing_is_left(
+    served, operation
+):
+    """Who has looked it up before may come late."""
+    handle = await served.write()
+    inode = (await served.view.lookup(ROOT_INODE, b"file")).inode
+    await served.view.remove(ROOT_INODE, b"file")
+    await served.view.flush(handle)
+    await served.view.close(handle)
+    with refused(errno.ESTALE):
+        await OF_A_NUMBER[operation](served.view, inode)
+    assert await served.content() is None
+
+
 @pytest.mark.parametrize("change", ["remove", "create", "rename"])
 async def test_a_change_of_a_file_that_others_have_removed_finds_that_out(served, change):
     inode = await served.put(content=b"what it was")

@@ -26,8 +26,6 @@ _PAUSE_S = 1.0
 """Before the next part, when one has broken of which nothing was stored."""
 _MANY_PARTS = MAX_PARTS // 4
 """The rest is for those that break."""
-_SETTLE_S = 20.0
-"""How long to wait for a store to end the part of a machine that has died."""
 _SETTLE_PAUSE_S = 0.2
 _LOOK_AGAIN_BYTES = 128 * MIB
 """A part's machine changes with each block."""
@@ -325,8 +323,11 @@ class Dealer:
         return any(load[host] > share for host in part.hosts)
 
     async def _confirm(self, part: Part) -> None:
-        """Read what a broken part has acknowledged: with one copy, its machine may be gone."""
-        with trio.move_on_after(_SETTLE_S):
+        """Read what a broken part has acknowledged: with one copy, its machine may be gone.
+
+        With more, HDFS has to end the part before that, and may ask the dead machine first.
+        """
+        with trio.move_on_after(self._shared.options.stuck_s):
             while True:
                 try:
                     for unit in part.units:

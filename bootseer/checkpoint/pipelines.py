@@ -32,8 +32,8 @@ class WriteOptions:
         block_bytes: length of the parts' blocks; None for the file system's default.
         spill_dir: for what is written out of order; on a disk of the node.
         spill_bytes: of one file, at most.
-        stuck_s: when nothing was stored for so many seconds after a part broke, what is being
-            written fails.
+        stuck_s: when nothing was stored for so many seconds after a part broke, or what it has
+            could not be read again, what is being written fails.
     """
 
     unit_bytes: int = 4 * MIB

@@ -411,11 +411,11 @@ class TestAPartInDoubt:
 
     async def test_ends_the_file_when_it_stays_away(self, store, nursery, autojump_clock):
         self.reads_fail = 10**6
-        dealer, _ = made(store, nursery)
+        dealer, _ = made(store, nursery, stuck_s=30)
         await deal(dealer, 0)
         with pytest.raises(Unavailable, match="lost with its machine"):
             await dealer.drain()
-        assert trio.current_time() == 20
+        assert trio.current_time() == 30
 
     @pytest.mark.parametrize("again", [False, True])
     async def test_is_not_needed_for_what_was_taken_back(

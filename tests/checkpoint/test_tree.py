@@ -50,7 +50,6 @@ NAMES = ["f", "a/f", "a/b/f", "c/f"]
 def nobody_else(monkeypatch):
     """Nobody changes anything meanwhile that would have to be waited for."""
     monkeypatch.setattr(parts_module, "_STEP_S", 0)
-    monkeypatch.setattr(deal_module, "_SETTLE_S", 0)
     monkeypatch.setattr(deal_module, "_PAUSE_S", 0)
 
 

@@ -275,9 +275,7 @@ class StripedSource(Source):
                 raise Conflict(
                     f"{self._info.name!r} was replaced or removed while being read; open it again"
                 )
-        raise Corrupt(
-            f"{self._info.name!r}: of its parts, {part_name(part)!r} is missing; {IF_MISSING}"
-        )
+        raise Corrupt(f"{self._info.name!r}: part {part_name(part)!r} is missing; {IF_MISSING}")
 
     def _checked(self, reader: Reader, need_bytes: int) -> Reader:
         if reader.size_bytes < need_bytes:

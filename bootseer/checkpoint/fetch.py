@@ -345,10 +345,12 @@ class FileFetch:
 
     async def _fetch(self, number: int) -> bytes:
         for attempt in range(_ATTEMPTS - 1):
+            name = self.source.name
             try:
                 return await self._hedged(number, attempt)
             except (Conflict, NotFound, Closed):
-                raise
+                if self.source.name == name:  # if not, it was moved while it was looked for
+                    raise
             except BootseerError:
                 continue
         return await self._hedged(number, _ATTEMPTS - 1)

@@ -225,6 +225,7 @@ class _Noting(Source):
     def __init__(self, inner: Source) -> None:
         self.size_bytes = inner.size_bytes
         self.piece_bytes = inner.piece_bytes
+        self._info = inner._info
         self.failed: dict[int, Corrupt] = {}
         self._inner = inner
 

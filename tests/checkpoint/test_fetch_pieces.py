@@ -11,6 +11,7 @@ from bootseer.checkpoint.fetch import Fetcher, FetchLimits
 from bootseer.checkpoint.source import PLAIN_PIECE_BYTES, Source
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Closed, Conflict, Corrupt, NoSpace, NotFound, Transient
+from bootseer.store.base import ObjectInfo
 
 UNIT = 100
 
@@ -27,6 +28,7 @@ class Told(Source):
     def __init__(self, pieces, piece_bytes=UNIT):
         self.size_bytes = pieces * piece_bytes - 17
         self.piece_bytes = piece_bytes
+        self._info = ObjectInfo("file", self.size_bytes, 0)
         self.content = os.urandom(self.size_bytes)
         self.asked = []
         self.takes_s = lambda piece, attempt: 0
@@ -363,3 +365,19 @@ async def test_nothing_is_read_of_a_file_that_was_closed(fetcher):
     file.read_ahead(pieces(0, 3))
     await file.drained()
     assert source.asked == [(0, 0)]
+
+
+@pytest.mark.parametrize("error", [Conflict("replaced"), NotFound("gone")])
+async def test_what_is_moved_while_it_is_looked_for_is_looked_for_once_more(fetcher, error):
+    source = Told(1)
+    source.takes_s = lambda piece, attempt: 1
+    source.fails = lambda piece, attempt: error if attempt == 0 else None
+    file = fetcher.open(source)
+    fetcher.nursery.start_soon(move_soon, source)
+    assert await file.get(0) == source.content
+    assert source.asked == [(0, 0), (0, 1)]
+
+
+async def move_soon(source):
+    await trio.testing.wait_all_tasks_blocked()
+    source.move("moved")

@@ -316,7 +316,7 @@ class Mount:
         with ExitStack() as stack:
             try:
                 parent = await self.walk(stack, folder, make=True)
-                flags = os.O_RDWR | os.O_CREAT | self.random.choice([os.O_TRUNC, 0])
+                flags = os.O_RDWR | os.O_CREAT | self.random.choice([os.O_TRUNC, 0, 0])
                 async with self.opening:
                     inode, opened = await self._create(stack, parent, name.encode(), flags)
                     if self.writing[inode] % 2:
@@ -391,12 +391,12 @@ class Mount:
         if self.random.random() < 0.3:
             steps = [self._append, self._sync] * self.random.randrange(1, 4)
             return [*steps, self._truncate, *self.random.choice([[], [self._append]])]
-        steps = [self._overwrite] * 4 + [self._append] * 2 + [self._truncate] * 3 + [self._sync] * 3
-        return self.random.choices(steps, k=self.random.randrange(1, 7))
+        steps = [self._overwrite] * 5 + [self._append] * 2 + [self._truncate] * 3 + [self._sync] * 2
+        return self.random.choices(steps, k=self.random.randrange(1, 8))
 
     def _offset(self, content):
         last = len(content) // UNIT * UNIT
-        edges = [0, len(content), len(content), last, last, UNIT, 2 * UNIT, 5 * UNIT]
+        edges = [0, len(content), len(content), last, last, last, UNIT, 2 * UNIT, 5 * UNIT]
         return max(0, self.random.choice(edges) + self.random.choice([-1, 0, 0, 0, 0, 1, 7]))
 
     async def _overwrite(self, inode, handle, content):
@@ -406,13 +406,13 @@ class Mount:
         await self._put(handle, content, len(content))
 
     async def _put(self, handle, content, at):
-        data = self.random.randbytes(self.random.choice([1, 20, UNIT, UNIT, UNIT + 1, 3 * UNIT]))
+        data = self.random.randbytes(self.random.choice([1, 1, 20, UNIT, UNIT, UNIT + 1, 3 * UNIT]))
         await self.view.write(handle, at, data)
         content.extend(bytes(max(0, at + len(data) - len(content))))
         content[at : at + len(data)] = data
 
     async def _truncate(self, inode, handle, content):
-        at = self._offset(content)
+        at = self.random.choice([len(content), self._offset(content)])
         await self.view.truncate(inode, handle, at)
         content.extend(bytes(max(0, at - len(content))))
         del content[at:]

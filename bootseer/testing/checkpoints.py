@@ -1,9 +1,7 @@
-"""What tests do with checkpoint trees and their stores."""
+"""What tests do with checkpoint trees."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,7 @@ from bootseer.checkpoint.batch import Tally
 from bootseer.checkpoint.pipelines import WriteOptions
 from bootseer.checkpoint.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.store.base import ObjectInfo, Reader, Store
-from bootseer.store.wrap import WrappedStore
+from bootseer.store.base import Store
 
 UNIT_BYTES = 4096
 SMALL_UNITS = WriteOptions(unit_bytes=UNIT_BYTES, width=3, streams=6, memory_bytes=24 * UNIT_BYTES)
@@ -50,28 +47,3 @@ async def read_file(tree: CheckpointTree, name: str) -> bytes | None:
         return b"".join([await source.fetch(piece) for piece in range(source.pieces)])
     finally:
         await source.close()
-
-
-class OpenCountingStore(WrappedStore):
-    """Counts its readers that are open.
-
-    Attributes:
-        opened: how many there are now.
-    """
-
-    def __init__(self, inner: Store) -> None:
-        """Count the readers of `inner`."""
-        super().__init__(inner)
-        self.opened = 0
-
-    @asynccontextmanager
-    async def open(
-        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
-    ) -> AsyncIterator[Reader]:
-        """See `Store.open`."""
-        async with super().open(name, known=known, version=version) as reader:
-            self.opened += 1
-            try:
-                yield reader
-            finally:
-                self.opened -= 1

@@ -1,4 +1,4 @@
-"""Stores that fail in one way each: faults are wrappers, never switches in the product."""
+"""Stores that fail in one way each, or are watched: wrappers, never switches in the product."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import trio
 
 from bootseer.errors import Denied, NotFound, Transient, Unavailable
-from bootseer.store.base import Data, FolderListing, Store, Writer
+from bootseer.store.base import Data, FolderListing, ObjectInfo, Reader, Store, Writer
 from bootseer.store.wrap import WrappedStore
 
 T = TypeVar("T")
@@ -250,3 +250,34 @@ def flip_bit(content: bytes) -> bytes:
     """Damage for `TornStore`: the same length, one bit in the middle wrong."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+class OpenCountingStore(WrappedStore):
+    """Counts its readers.
+
+    Attributes:
+        open_now: how many are open.
+        opened: how many there have been.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        """Count the readers of `inner`."""
+        super().__init__(inner)
+        self.open_now = self.opened = 0
+
+    async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """See `WrappedStore.around`."""
+        return await call()
+
+    @asynccontextmanager
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
+        """See `Store.open`."""
+        async with super().open(name, known=known, version=version) as reader:
+            self.open_now += 1
+            self.opened += 1
+            try:
+                yield reader
+            finally:
+                self.open_now -= 1

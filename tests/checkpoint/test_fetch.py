@@ -15,8 +15,7 @@ from bootseer.core.stripe import Layout, Unit, part_name
 from bootseer.errors import Closed, Conflict, Corrupt, NoSpace, Transient
 from bootseer.store.base import publish
 from bootseer.store.memory import MemoryStore
-from bootseer.testing.checkpoints import OpenCountingStore
-from bootseer.testing.fault_store import SlowStore
+from bootseer.testing.fault_store import OpenCountingStore, SlowStore
 
 UNIT = 4096
 ID = "0" * 32
@@ -321,9 +320,9 @@ async def test_a_piece_that_hangs_is_fetched_a_second_time(nursery, autojump_clo
     began = trio.current_time()
     assert await file.get(11) == content[11 * UNIT :]
     assert trio.current_time() - began == pytest.approx(0.5)
-    assert fetcher.hedged == 2 and store.opened == 14, "with a reader of its own"
+    assert fetcher.hedged == 2 and store.open_now == 14, "with a reader of its own"
     await file.close()
-    assert store.opened == 0
+    assert store.open_now == 0
 
 
 async def test_a_piece_that_is_slow_is_taken_from_whoever_has_it_first(nursery, autojump_clock):
@@ -472,7 +471,7 @@ async def test_closing_in_the_middle_leaves_nothing(autojump_clock, where, ahead
             while nursery.child_tasks:
                 await trio.testing.wait_all_tasks_blocked()
                 await trio.sleep(0.1)
-        assert store.opened == 0
+        assert store.open_now == 0
         # What it had of streams and memory, others have now.
         _, source, content = await striped(64, 64, LATENCY_S)
         sunk = Sunk()
@@ -509,4 +508,4 @@ async def test_a_part_that_is_opened_while_the_file_is_closed_is_closed_again(nu
         await trio.testing.wait_all_tasks_blocked()
         await file.close()
         answer.set()
-    assert store.opened == 0
+    assert store.open_now == 0

@@ -15,7 +15,7 @@ from bootseer.core.stripe import MAGIC, Layout, Unit
 from bootseer.errors import Closed, Conflict, Corrupt, NotFound, Transient
 from bootseer.store.base import BlockLocation, publish
 from bootseer.store.memory import MemoryStore
-from bootseer.testing.checkpoints import OpenCountingStore
+from bootseer.testing.fault_store import OpenCountingStore
 
 PIECE = 4096
 LARGE = 8 * PIECE
@@ -76,7 +76,7 @@ async def test_pieces_are_all_of_a_file(store, size, pieces):
     assert (source.name, source.size_bytes, source.pieces) == ("file", size, pieces)
     assert b"".join([await source.fetch(piece) for piece in range(pieces)]) == content
     await source.close()
-    assert store.opened == 0
+    assert store.open_now == 0
 
 
 async def test_the_last_piece_may_be_shorter(store):
@@ -144,9 +144,9 @@ async def test_a_large_object_is_read_by_several_readers(store, size, readers):
     for attempt in range(3):
         for piece in [*range(source.pieces)] * 2:
             await source.fetch(piece, attempt)
-        assert store.opened == readers * (attempt + 1), "later attempts have readers of their own"
+        assert store.open_now == readers * (attempt + 1), "later attempts have readers of their own"
     await source.close()
-    assert store.opened == 0
+    assert store.open_now == 0
 
 
 async def test_who_asks_for_one_piece_opens_one_reader(store):
@@ -154,7 +154,7 @@ async def test_who_asks_for_one_piece_opens_one_reader(store):
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(source.fetch, 1)
-    assert store.opened == store.count("open") == 1
+    assert store.open_now == store.count("open") == 1
     await source.close()
 
 
@@ -252,11 +252,11 @@ async def test_a_striped_file_is_read_from_its_parts(store, striped):
     source, content = striped
     assert [source.lane(piece) for piece in range(3)] == [1, 0, 1]
     assert b"".join([await source.fetch(piece) for piece in range(3)]) == content
-    assert store.opened == 2
+    assert store.open_now == 2
     await source.fetch(2, 1)
-    assert store.opened == 3, "another attempt has a reader of its own"
+    assert store.open_now == 3, "another attempt has a reader of its own"
     await source.close()
-    assert store.opened == 0
+    assert store.open_now == 0
 
 
 async def test_a_part_that_is_longer_than_it_need_be_is_read(store, striped):

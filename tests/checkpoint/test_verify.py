@@ -9,11 +9,9 @@ import xxhash
 
 from bootseer.checkpoint import source
 from bootseer.checkpoint import verify as verify_module
-from bootseer.checkpoint.batch import Tally
 from bootseer.checkpoint.fetch import FetchLimits
 from bootseer.checkpoint.parts import FROM, MAKING, parts_folder, parts_of
 from bootseer.checkpoint.sweep import find_litter, sweep
-from bootseer.checkpoint.transfer import ImportOptions, import_files
 from bootseer.checkpoint.tree import CheckpointTree
 from bootseer.checkpoint.verify import Findings, verify
 from bootseer.core import stripe
@@ -23,7 +21,7 @@ from bootseer.store.base import publish
 from bootseer.store.local import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrap import WrappedStore
-from bootseer.testing.checkpoints import SMALL_UNITS, UNIT_BYTES
+from bootseer.testing.checkpoints import UNIT_BYTES, import_folder
 from bootseer.testing.damage import flip
 from bootseer.testing.fault_store import FlakyStore
 from bootseer.units import format_numbers
@@ -54,8 +52,7 @@ async def store(tmp_path):
     (tmp_path / "source" / "plain").write_bytes(os.urandom(UNIT_BYTES))
     (tmp_path / "source" / "folder" / "file").write_bytes(os.urandom(3 * UNIT_BYTES))
     store = LocalStore(tmp_path / "store")
-    tree = CheckpointTree(store)
-    await import_files(str(tmp_path / "source"), tree, "run", SMALL_UNITS, ImportOptions(), Tally())
+    await import_folder(store, tmp_path / "source")
     await put_striped(store, "run", "file")
     return store
 

@@ -119,7 +119,8 @@ class World:
         target = node / "target"
         found = {}
         for folder, folders, names in os.walk(target):
-            folders[:] = [name for name in folders if not self.is_unpacking(node, name)]
+            if folder == str(target):
+                folders[:] = [name for name in folders if not self.is_unpacking(node, name)]
             for path in (Path(folder) / name for name in names):
                 found[str(path.relative_to(target))] = path.read_text()
         assert found == FILES, f"{sorted(found)}: not all of it is there"

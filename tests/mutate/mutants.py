@@ -122,8 +122,7 @@ def _places(path: str, source: str) -> Iterator[list[Mutant]]:
         for name, operator in _operators().items():
             for start, end in operator.mutation_positions(node):
                 number = occurrences.get(name, 0)
-                lines = (start[0], end[0])
-                mutant = Mutant(path, name, number, *lines, is_in_function=_is_in_function(node))
+                mutant = Mutant(path, name, number, start[0], end[0], _is_in_function(node))
                 occurrences[name] = number + 1
                 if not _is_declaration(node) and not _is_constant(node):
                     kind = name.split("_")[0]

@@ -1,5 +1,4 @@
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,12 +10,19 @@ from trio.testing import MockClock
 
 from bootseer.errors import Closed, Conflict, Denied, NotFound, Transient
 from bootseer.store.backoff import Backoff
-from bootseer.store.base import ObjectInfo, Reader, Store, publish, read_all
+from bootseer.store.base import publish, read_all
 from bootseer.store.limit import LimitStore
 from bootseer.store.memory import MemoryStore
 from bootseer.store.retry import RetryStore
 from bootseer.store.wrap import WrappedStore
-from bootseer.testing.fault_store import FlakyStore, HangingStore, ReadOnlyStore, every, first
+from bootseer.testing.fault_store import (
+    FlakyStore,
+    HangingStore,
+    OpenCountingStore,
+    ReadOnlyStore,
+    every,
+    first,
+)
 
 T = TypeVar("T")
 
@@ -26,30 +32,6 @@ CONTENT = bytes(range(200))
 @pytest.fixture
 def memory() -> MemoryStore:
     return MemoryStore()
-
-
-class CountingStore(WrappedStore):
-    """Counts the readers that are open."""
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner)
-        self.open_now = 0
-        self.opened = 0
-
-    async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        return await call()
-
-    @asynccontextmanager
-    async def open(
-        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
-    ) -> AsyncIterator[Reader]:
-        async with super().open(name, known=known, version=version) as reader:
-            self.open_now += 1
-            self.opened += 1
-            try:
-                yield reader
-            finally:
-                self.open_now -= 1
 
 
 # Backoff
@@ -119,7 +101,7 @@ async def test_a_pause_can_be_cancelled(memory: MemoryStore, autojump_clock: Moc
 
 async def test_reads_on_from_a_fresh_reader(memory: MemoryStore, autojump_clock: MockClock) -> None:
     await publish(memory, "object", CONTENT)
-    counting = CountingStore(FlakyStore(memory, first(3, "pread")))
+    counting = OpenCountingStore(FlakyStore(memory, first(3, "pread")))
     async with RetryStore(counting).open("object") as reader:
         assert await reader.pread(10, 20) == CONTENT[10:30]
         assert counting.open_now == 1
@@ -134,7 +116,7 @@ async def test_many_reads_share_what_is_opened_anew(
     memory: MemoryStore, autojump_clock: MockClock
 ) -> None:
     await publish(memory, "object", CONTENT)
-    counting = CountingStore(FlakyStore(memory, every(3)))
+    counting = OpenCountingStore(FlakyStore(memory, every(3)))
     store = RetryStore(counting, Backoff(attempts=50))
 
     async def read(offset: int) -> None:
@@ -161,7 +143,7 @@ async def test_what_is_being_opened_anew_is_closed_with_the_rest(
             await reader.pread(0, 1)
 
     await publish(memory, "object", CONTENT)
-    counting = CountingStore(Slow(FlakyStore(memory, first(1, "pread"))))
+    counting = OpenCountingStore(Slow(FlakyStore(memory, first(1, "pread"))))
     store = RetryStore(counting, Backoff(first_s=0.1))
     async with trio.open_nursery() as nursery, store.open("object") as reader:
         nursery.start_soon(read)
@@ -202,7 +184,7 @@ async def test_what_is_of_another_length_by_now_is_not_read_on(
     memory: MemoryStore, autojump_clock: MockClock
 ) -> None:
     await publish(memory, "object", b"first")
-    counting = CountingStore(FlakyStore(memory, first(1, "pread")))
+    counting = OpenCountingStore(FlakyStore(memory, first(1, "pread")))
     known = await memory.stat("object")
     async with RetryStore(counting).open("object", known=known) as reader:
         await publish(memory, "object", b"longer")

@@ -6,16 +6,18 @@ a path that is the same on all of them; nodes may share that folder.
 
 from __future__ import annotations
 
-import multiprocessing
+import faulthandler
+import json
 import os
 import random
+import select
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +44,26 @@ def say(text):
 end = socket.socket(fileno=int(sys.argv[2]))
 sys.exit(run(Asked(sys.argv[4:], [sys.argv[3]], waits=True), lambda: end, os.environ, say))
 """
+_SERVERS = """
+import socket, sys
+from bootseer.testing.env_actors import fork_servers
+
+fork_servers(socket.socket(fileno=int(sys.argv[1])))
+"""
 _ON_NODE = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
-def serve(
-    end: socket.socket, other: socket.socket, folder: Path, node: str, seed: int, claim_s: float
-) -> None:
+def serve(end: socket.socket, folder: Path, node: str, seed: int, claim_s: float) -> None:
     """Have the store's side of a conversation, in a process of its own.
 
     Args:
         end: of the conversation.
-        other: end of it, which this process has been given, too.
         folder: with `store`, `scratch` and, while the store fails, `away`.
         node: name of the node.
         seed: of which calls fail then.
         claim_s: how long a claim lasts without being kept up.
     """
-    other.close()
+    faulthandler.register(signal.SIGUSR1, _trace_of(folder, seed).open("w"))
     os.environ["TMPDIR"] = str(folder / "scratch")
     claim.LASTS_S, claim._KEEP_S = claim_s, claim_s / 6
     session._POLL_S = 0.05
@@ -92,6 +97,10 @@ def serve(
     trio.run(run)
 
 
+def _trace_of(folder: Path, seed: int) -> Path:
+    return folder / f"trace-{seed}"
+
+
 @asynccontextmanager
 async def _stage(name: str) -> AsyncIterator[dict[str, Any]]:
     yield {}
@@ -104,13 +113,63 @@ def _is_dead(process: psutil.Process) -> bool:
         return True
 
 
+class Servers:
+    """A process that forks those who have the store: a new interpreter would take half a second.
+
+    A fork of the test's own process would have what the tests before have left, too: locks of
+    threads, and objects that wait for something when they are collected.
+    """
+
+    def __init__(self) -> None:
+        """Start the process."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            fd = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _SERVERS, str(fd)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[fd],
+            )
+
+    def start(self, end: socket.socket, *rest: object) -> int:
+        """Fork one, with the arguments of `serve`; returns its pidfd, which the caller closes."""
+        message = json.dumps(rest, default=str).encode()
+        socket.send_fds(self._socket, [message], [end.fileno()])
+        _, fds, _, _ = socket.recv_fds(self._socket, 1, 1)
+        return fds[0]
+
+    def close(self) -> None:
+        """End the process; those that it has forked stay."""
+        self._socket.close()
+        self._process.wait()
+
+
+def fork_servers(end: socket.socket) -> None:
+    """Fork who has the store for each message, and send its pidfd, until nobody is there."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    while True:
+        message, fds, _, _ = socket.recv_fds(end, 4096, 1)
+        if not message:
+            return
+        with socket.socket(fileno=fds[0]) as conversation:
+            pid = os.fork()
+            if pid == 0:
+                end.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                folder, *rest = json.loads(message)
+                serve(conversation, Path(folder), *rest)
+                return
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(end, [b"."], [pidfd])
+        os.close(pidfd)
+
+
 class EnvRun:
     """An `env run` on a node, with its own process that has the store."""
 
-    _context = multiprocessing.get_context("fork")  # a new interpreter would take half a second
-
     def __init__(
         self,
+        servers: Servers,
         folder: Path,
         node: Path,
         place: Path,
@@ -122,6 +181,7 @@ class EnvRun:
         """Start both.
 
         Args:
+            servers: starts who has the store.
             folder: see `serve`.
             node: what the node has at ``place``; its name is the node's.
             place: the folder with the target, on every node.
@@ -130,12 +190,11 @@ class EnvRun:
             claim_s: see `serve`.
         """
         self.node = node
+        self._trace = _trace_of(folder, seed)
         self.said = (folder / f"said-{seed}").open("w+b")
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            arguments = (theirs, ours, folder, node.name, seed, claim_s)
-            self._server: BaseProcess = self._context.Process(target=serve, args=arguments)
-            self._server.start()
+            self._server = servers.start(theirs, folder, node.name, seed, claim_s)
             fd = ours.fileno()
             package = Path(session.__file__).parents[2]
             argv = ["unshare", "--mount", "sh", "-c", _ON_NODE, "sh", str(node), str(place)]
@@ -170,7 +229,7 @@ class EnvRun:
 
     def kill_server(self) -> None:
         """Kill who has the store."""
-        self._server.kill()
+        self._signal_server(signal.SIGKILL)
 
     def end(self, patience_s: float) -> tuple[int, str]:
         """Wait until both have ended; returns exit status and what was said.
@@ -180,16 +239,27 @@ class EnvRun:
         """
         try:
             status = self._client.wait(patience_s)
-            self._server.join(patience_s)
-            assert self._server.exitcode is not None, "who has the store does not end"
+            assert self._server_ends(patience_s), self._where_server_is()
         except subprocess.TimeoutExpired:
             raise AssertionError("env run does not end") from None
         finally:
             self.kill()
-            self._server.kill()
-            self._server.join()
-            self._server.close()
+            self.kill_server()
+            self._server_ends(patience_s)
+            os.close(self._server)
             self.said.seek(0)
             text = self.said.read().decode()
             self.said.close()
         return status, text
+
+    def _signal_server(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._server, number)
+
+    def _server_ends(self, patience_s: float) -> bool:
+        return bool(select.select([self._server], [], [], patience_s)[0])
+
+    def _where_server_is(self) -> str:
+        self._signal_server(signal.SIGUSR1)
+        time.sleep(1)
+        return f"who has the store does not end:\n{self._trace.read_text()}"

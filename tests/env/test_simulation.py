@@ -18,7 +18,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from bootseer.testing.env_actors import EnvRun
+from bootseer.testing.env_actors import EnvRun, Servers
 from bootseer.testing.simulation import SETTINGS, no_logs, search
 
 pytestmark = pytest.mark.root  # nodes are mount namespaces
@@ -51,8 +51,9 @@ done
 class World:
     """The store, the nodes and what runs on them."""
 
-    def __init__(self, plan, folder):
+    def __init__(self, plan, folder, servers):
         self.folder = folder
+        self.servers = servers
         self.place = folder / "place"
         self.is_calm = plan.is_calm
         self.claim_s = PATIENCE_S if plan.is_calm else CLAIM_S
@@ -80,7 +81,7 @@ class World:
         for _ in range(tasks):
             seed = next(self.seeds)
             run = EnvRun(
-                *(self.folder, self.nodes[node], self.place, self.command),
+                *(self.servers, self.folder, self.nodes[node], self.place, self.command),
                 seed=seed,
                 claim_s=self.claim_s,
             )
@@ -205,8 +206,11 @@ PLANS = st.builds(
 
 
 def check(plan):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        world = World(plan, Path(folder))
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
+        closing(Servers()) as servers,
+    ):
+        world = World(plan, Path(folder), servers)
         try:
             for kind, which, tasks, pause_s in plan.steps:
                 if kind == "start":

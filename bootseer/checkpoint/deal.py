@@ -327,7 +327,7 @@ class Dealer:
 
         With more, HDFS has to end the part before that, and may ask the dead machine first.
         """
-        with trio.move_on_after(self._shared.options.stuck_s):
+        with trio.move_on_after(self._shared.options.recovery_s):
             while True:
                 try:
                     for unit in part.units:

@@ -32,8 +32,10 @@ class WriteOptions:
         block_bytes: length of the parts' blocks; None for the file system's default.
         spill_dir: for what is written out of order; on a disk of the node.
         spill_bytes: of one file, at most.
-        stuck_s: when nothing was stored for so many seconds after a part broke, or what it has
-            could not be read again, what is being written fails.
+        stuck_s: when nothing was stored for so many seconds after a part broke, what is being
+            written fails.
+        recovery_s: so long what a broken part has is tried to be read again. HDFS ends such a
+            part, and may ask the dead machine to do it; it asks another one 90 s later.
     """
 
     unit_bytes: int = 4 * MIB
@@ -45,6 +47,7 @@ class WriteOptions:
     spill_dir: str = "/var/tmp"
     spill_bytes: int = 8 * GIB
     stuck_s: float = 60.0
+    recovery_s: float = 120.0
 
     def __post_init__(self) -> None:
         """Check the unit."""

@@ -66,6 +66,7 @@ def serve(end: socket.socket, folder: Path, node: str, seed: int, claim_s: float
     faulthandler.register(signal.SIGUSR1, _trace_of(folder, seed).open("w"))
     os.environ["TMPDIR"] = str(folder / "scratch")
     claim.LASTS_S, claim._KEEP_S = claim_s, claim_s / 6
+    claim._LET_GO_S = max(claim._LET_GO_S, claim_s)  # where all is well, it is let go
     session._POLL_S = 0.05
     chance = random.Random(seed)
     is_late = chance.random() < 0.5

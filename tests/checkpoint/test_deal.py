@@ -411,7 +411,7 @@ class TestAPartInDoubt:
 
     async def test_ends_the_file_when_it_stays_away(self, store, nursery, autojump_clock):
         self.reads_fail = 10**6
-        dealer, _ = made(store, nursery, stuck_s=30)
+        dealer, _ = made(store, nursery, recovery_s=30)
         await deal(dealer, 0)
         with pytest.raises(Unavailable, match="lost with its machine"):
             await dealer.drain()

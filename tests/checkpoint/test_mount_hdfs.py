@@ -108,7 +108,8 @@ def test_two_readers_on_a_node_fetch_it_once(hdfs, tree):
         before = sum(hdfs.traffic(name).read_bytes for name in names)
         assert read(hdfs, "file") == read(hdfs, "file") == digest
         sent = sum(hdfs.traffic(name).read_bytes for name in names) - before
-    assert SIZE_MIB * MIB <= sent <= 1.1 * SIZE_MIB * MIB
+    # The kernel may have let go of some of it between the two.
+    assert SIZE_MIB * MIB <= sent <= 1.5 * SIZE_MIB * MIB
 
 
 def test_a_datanode_killed_in_the_middle_of_a_read_is_not_noticed(hdfs, tree):
@@ -319,7 +320,7 @@ def test_a_killed_writer_leaves_what_was_there_before(hdfs, tree, size_mib, sync
 
 @pytest.mark.parametrize("synced", ["", "sync"])
 def test_without_a_namenode_close_fails_and_the_file_is_there_after_it_is_back(hdfs, tree, synced):
-    options = ("--deadline", "2", "--write", json.dumps({"stuck_s": 3}))
+    options = ("--deadline", "2", "--write", json.dumps({"stuck_s": 3, "recovery_s": 3}))
     with mounted(hdfs.cluster, tree, USER, *options):
         writer = start(hdfs, CLOSE, f"{MOUNTPOINT}/file", "40", synced)
         hdfs.stop(HEAD)

@@ -202,7 +202,12 @@ class Mount:
             async with trio.open_nursery() as self.nursery:
                 tree = CheckpointTree(self.store)
                 options = WriteOptions(
-                    unit_bytes=UNIT, width=3, streams=6, memory_bytes=16 * UNIT, stuck_s=5
+                    unit_bytes=UNIT,
+                    width=3,
+                    streams=6,
+                    memory_bytes=16 * UNIT,
+                    stuck_s=5,
+                    recovery_s=5,
                 )
                 fetcher = Fetcher(self.nursery, FetchLimits(memory_bytes=4 * UNIT, streams=3))
                 self.view = CheckpointView(
@@ -464,6 +469,7 @@ class Mount:
                 async with self.replace_name(parent, target, new_name):
                     truth.moved(self, old, new)
                     await self.view.rename(parent, old_name.encode(), target, new_name.encode(), 0)
+                    truth.moved(self, old, new)  # with those who have just found the folder
                 self.say("renamed", old, new)
                 done = True
             except EXPECTED as error:

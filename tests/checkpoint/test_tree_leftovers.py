@@ -22,7 +22,9 @@ from bootseer.testing.checkpoints import read_file
 from bootseer.testing.fault_store import FlakyStore
 
 UNIT = 4096
-OPTIONS = WriteOptions(unit_bytes=UNIT, width=3, streams=8, memory_bytes=64 * UNIT, stuck_s=0)
+OPTIONS = WriteOptions(
+    unit_bytes=UNIT, width=3, streams=8, memory_bytes=64 * UNIT, stuck_s=0, recovery_s=0
+)
 OLD = os.urandom(5 * UNIT + 1)
 NEW = os.urandom(4 * UNIT + 7)
 SMALL = b"an ordinary file"

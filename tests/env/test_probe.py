@@ -14,6 +14,7 @@ from bootseer.env.content import KeyProblem
 from bootseer.env.interpreter import python_of, which
 from bootseer.env.probe import accelerator, ask_python, installer_version, run
 from bootseer.env.shell import Simple
+from bootseer.testing.cluster.poll import wait_until
 
 HERE = os.path.dirname(sys.executable)
 NVIDIA = (
@@ -90,12 +91,13 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
     begun = time.monotonic()
     assert run([path], dict(os.environ), 0.3) is None
     assert time.monotonic() - begun < 10
-    state = subprocess.run(
-        ["ps", "-o", "stat=", "-p", (tmp_path / "pid").read_text().strip()],
-        capture_output=True,
-        text=True,
-    ).stdout
-    assert state.strip()[:1] in ("", "Z")
+    ps = ["ps", "-o", "stat=", "-p", (tmp_path / "pid").read_text().strip()]
+
+    def has_ended():
+        state = subprocess.run(ps, capture_output=True, text=True).stdout
+        return state.strip()[:1] in ("", "Z")
+
+    wait_until(has_ended, "its child's end")
 
 
 def test_what_closes_its_output_and_stays_is_ended(tmp_path):

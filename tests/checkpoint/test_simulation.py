@@ -376,6 +376,7 @@ class Mount:
             failed = True
         version = bytes(content)
         if inode in self.spoiled:
+            self.world.is_spoiled = True
             raise Spoiled
         if not failed:
             self.world.truth.written.add(version)
@@ -534,6 +535,7 @@ class World:
         self.store = MemoryStore()
         self.is_calm = is_calm
         self.is_shared = False
+        self.is_spoiled = False  # and all that is under way is being cancelled
         self.is_cut = False  # a move has come half-way, and its folder may have moved since
         self.truth = Truth()
         self.mounts = []
@@ -550,7 +552,8 @@ class World:
 
     def check_reason(self, error):
         """Alone with a store that is well, nothing fails that a local file system would do."""
-        if self.is_calm and len(self.mounts) == 1 and not self.is_shared:
+        is_alone = len(self.mounts) == 1 and not self.is_shared
+        if self.is_calm and is_alone and not self.is_spoiled:
             is_usual = isinstance(error, NotFound) or getattr(error, "errno", None) in USUAL
             assert is_usual, repr(error)
 

@@ -190,6 +190,7 @@ class Mount:
         self.known = set()
         self.writing = Counter()
         self.spoiled = set()
+        self.replaced = set()  # renamed over
         self.opening = trio.Lock()
         self.changing = defaultdict(trio.Lock)
         self.contents = {}
@@ -252,6 +253,7 @@ class Mount:
                 with suppress(FileNotFoundError):
                     found = await self.view.lookup(target, name.encode())
                     over.add(stack.enter_context(self.using(found.inode)))
+                    self.replaced.add(found.inode)
                 async with self.change_names(*over - {parent, target}):
                     yield
 
@@ -372,7 +374,9 @@ class Mount:
                     self.way.failing = {}
         except EXPECTED as error:
             self.say("change", path, repr(error))
-            self.world.check_reason(error)
+            is_gone = inode in self.replaced and getattr(error, "errno", None) == errno.ESTALE
+            if not is_gone:  # as documented, of an ordinary file that is renamed over
+                self.world.check_reason(error)
             failed = True
         version = bytes(content)
         if inode in self.spoiled:

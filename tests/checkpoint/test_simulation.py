@@ -47,7 +47,7 @@ from bootseer.checkpoint.verify import Findings, verify
 from bootseer.checkpoint.view import CheckpointView
 from bootseer.checkpoint.write import Draft, Drafts
 from bootseer.core.stripe import MAGIC, PARTS_FOLDER
-from bootseer.errors import BootseerError, Corrupt, NotFound
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
 from bootseer.fuse.view import ROOT_INODE
 from bootseer.store.base import publish
 from bootseer.store.memory import MemoryStore
@@ -374,9 +374,7 @@ class Mount:
                     self.way.failing = {}
         except EXPECTED as error:
             self.say("change", path, repr(error))
-            is_gone = inode in self.replaced and getattr(error, "errno", None) == errno.ESTALE
-            if not is_gone:  # as documented, of an ordinary file that is renamed over
-                self.world.check_reason(error)
+            self.check_reason(inode, error)
             failed = True
         version = bytes(content)
         if inode in self.spoiled:
@@ -391,10 +389,16 @@ class Mount:
             certain = not failed
         except EXPECTED as error:
             self.say("close", path, repr(error))
-            self.world.check_reason(error)
+            self.check_reason(inode, error)
             certain = False
         await self.view.close(handle)
         return certain
+
+    def check_reason(self, inode, error):
+        """As the world does, but of an ordinary file that was renamed over, content may be gone."""
+        is_stale = isinstance(error, Conflict) or getattr(error, "errno", None) == errno.ESTALE
+        if not is_stale or inode not in self.replaced:
+            self.world.check_reason(error)
 
     def _changes(self):
         """Choose what to do to a file: anything, or append to it and cut off some again."""

@@ -20,7 +20,7 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 OPEN := umask 022 &&
 
 # Folders count too: theirs is the time of the last removal.
-SOURCES := $(shell find bootseer c_ext spank prolog epilog importer slurm-conf-examples setup.py \
+SOURCES := $(shell find bootseer dev c_ext spank prolog epilog importer slurm-conf-examples setup.py \
              -name __pycache__ -prune -o -print)
 C_FILES = $(wildcard c_ext/*.[ch] spank/*.[ch] tests/fuzz/c/*.c)
 # That each fuzz target is run.
@@ -101,7 +101,7 @@ fmt: venv ## format Python and C
 	@clang-format -i $(C_FILES)
 
 clean: ## remove all that was built, images and virtual environment included
-	@rm -rf build $(VENV) *.egg-info
+	@rm -rf build dev/build $(VENV) *.egg-info dev/*.egg-info
 
 .PHONY: help deps venv test test-quick demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
@@ -116,15 +116,15 @@ $(BIN)/pip: | deps
 # build/ goes first, or removed modules would be installed again.
 $(VENV)/installed: pyproject.toml $(SOURCES) | $(BIN)/pip deps
 	@echo "installing this checkout into $(VENV)"
-	@rm -rf build/lib* build/bdist* build/temp*
-	@$(OPEN) $(PIP) install $(if $(filter pyproject.toml,$?),'.[dev]',--no-deps --no-build-isolation .)
+	@rm -rf build/lib* build/bdist* build/temp* dev/build
+	@$(OPEN) $(PIP) install $(if $(filter pyproject.toml,$?),'.[dev]' ./dev,--no-deps --no-build-isolation . ./dev)
 	@touch $@
 
 $(MUTATE)/installed: $(VENV)/installed
 	@echo "installing this checkout into $(MUTATE)"
-	@rm -rf build/lib* build/bdist* build/temp*
+	@rm -rf build/lib* build/bdist* build/temp* dev/build
 	@$(OPEN) $(PYTHON) -m venv $(MUTATE)
-	@$(OPEN) $(MUTATE)/bin/pip -qq --disable-pip-version-check install '.[dev]' setuptools wheel cosmic-ray coverage
+	@$(OPEN) $(MUTATE)/bin/pip -qq --disable-pip-version-check install '.[dev]' ./dev setuptools wheel cosmic-ray coverage
 	@touch $@
 
 $(TORCH)/installed: | $(VENV)/installed

@@ -57,7 +57,7 @@ typedef struct {
     uint64_t at_ns;
 } bs_touch;
 
-/* The tree of a snapshot, as bootseer/env/index.py encodes it. */
+/* The tree of a snapshot, as bootseer/env/snapshot/index.py encodes it. */
 typedef struct {
     const uint8_t *inodes;
     const uint8_t *entries;

@@ -1,4 +1,4 @@
-/* A snapshot's tree, as the kernel asks for it; bootseer/env/index.py has the rows' layout.
+/* A snapshot's tree, as the kernel asks for it; bootseer/env/snapshot/index.py has the rows' layout.
  *
  * No I/O: requests of fuse(4) in, answers out. Rows come from a store and may be made to harm; what
  * they say is compared with what there is before it is used.

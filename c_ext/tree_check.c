@@ -1,6 +1,6 @@
 /* Refuse rows that are no tree, or hold what no snapshot may: anybody can have written them.
  *
- * The rules are those of bootseer/env/index.py, and tests compare the two. Folders come before the
+ * The rules are those of bootseer/env/snapshot/index.py, and tests compare the two. Folders come before the
  * folders in them, and the rows of entries and blocks are in the order of the inodes whose they
  * are: so one pass is enough, and nothing is there twice.
  */

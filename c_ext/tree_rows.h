@@ -64,7 +64,7 @@ typedef struct {
     uint64_t image_bytes;
 } bs_tree_parts;
 
-/* Check what bootseer/env/index.py checks in `decode`, but for where links lead and what is to be
+/* Check what bootseer/env/snapshot/index.py checks in `decode`, but for where links lead and what is to be
  * deleted; returns 0, -EINVAL or -ENOMEM. */
 int bs_tree_check(const bs_tree_parts *parts);
 

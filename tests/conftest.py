@@ -15,11 +15,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from bootseer_dev.cluster import ClusterSpec
+from bootseer_dev.cluster.daemons import require_programs
+from bootseer_dev.cluster.enter import PATH
 
 from bootseer.errors import Unavailable
-from bootseer.testing.cluster import ClusterSpec
-from bootseer.testing.cluster.daemons import require_programs
-from bootseer.testing.cluster.enter import PATH
 
 REQUIRE_ALL = "BOOTSEER_TESTS_REQUIRE_ALL"
 """Variable of the environment: if set, nothing may be missing."""

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from bootseer_dev.material.damage import flip
 from click.testing import CliRunner
 
-from bootseer.checkpoint import landing
-from bootseer.cli.ckpt import ckpt
-from bootseer.core.stripe import PARTS_FOLDER
+from bootseer.checkpoint.admin import resumable_file
+from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER
+from bootseer.cli.ckpt.ckpt import ckpt
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
-from bootseer.testing.damage import flip
 
 UNIT = 4096
 BOOTSEER = str(Path(sys.executable).with_name("bootseer"))
@@ -215,12 +215,12 @@ def test_an_error_is_one_line_and_an_exit_code(tmp_path):
 
 INTERRUPTED = """
 import os, signal, sys, threading
-from bootseer.checkpoint import landing
+from bootseer.checkpoint.admin import resumable_file
 from bootseer.cli.main import main
-from bootseer.testing.damage import flip
+from bootseer_dev.material.damage import flip
 from bootseer import posix
 
-landing.JOURNAL_LEAST_BYTES = 4096
+resumable_file.JOURNAL_LEAST_BYTES = 4096
 left = 5
 lock = threading.Lock()
 
@@ -235,7 +235,7 @@ def interrupted(call):
     return called
 
 posix.write_fully = interrupted(posix.write_fully)
-landing.Landing.put = interrupted(landing.Landing.put)
+resumable_file.ResumableFile.put = interrupted(resumable_file.ResumableFile.put)
 main()
 """
 
@@ -255,7 +255,7 @@ def test_an_interrupted_import_leaves_nothing_and_says_how_to_go_on(tmp_path, so
 
 
 def test_an_interrupted_export_goes_on(tmp_path, url, source, monkeypatch):
-    monkeypatch.setattr(landing, "JOURNAL_LEAST_BYTES", UNIT)
+    monkeypatch.setattr(resumable_file, "JOURNAL_LEAST_BYTES", UNIT)
     target = tmp_path / "target"
     ended = interrupt("export", f"{url}/large", target)
     assert ended.returncode == 128 + signal.SIGINT

@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from bootseer_dev.cli.dev import dev
+from bootseer_dev.cluster import Cluster, ClusterSpec, CommandFailed, wait_until
+from bootseer_dev.cluster.slurm_conf import example, fill_in, slurm_conf
 from click.testing import CliRunner
 
-from bootseer.cli.dev import dev
 from bootseer.errors import ConfigError, Conflict, NotFound, Unavailable
-from bootseer.testing.cluster import Cluster, ClusterSpec, CommandFailed, wait_until
-from bootseer.testing.cluster.slurm_conf import example, fill_in, slurm_conf
 
 NAME = f"test-{os.getpid()}"
 
@@ -202,7 +202,7 @@ class TestItsEnd:
     def test_an_interrupted_start_leaves_nothing(self, moment: str, number: signal.Signals) -> None:
         spec = ClusterSpec(name=f"{NAME}-break", nodes=2)
         script = (
-            "from bootseer.testing.cluster import Cluster, ClusterSpec\n"
+            "from bootseer_dev.cluster import Cluster, ClusterSpec\n"
             f"Cluster.up(ClusterSpec({spec.name!r}, nodes=2))"
         )
         starting = subprocess.Popen([sys.executable, "-I", "-c", script], stderr=subprocess.PIPE)

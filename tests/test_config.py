@@ -7,7 +7,7 @@ import pytest
 from bootseer import config
 from bootseer.errors import ConfigError
 from bootseer.store.connect import hdfs_options
-from bootseer.store.hadoop import HdfsOptions
+from bootseer.store.hdfs.options import HdfsOptions
 
 
 def load_url(tmp_path, url):

@@ -8,10 +8,11 @@ from urllib.parse import unquote
 import pytest
 
 from bootseer import config
-from bootseer.checkpoint import tree
+from bootseer.checkpoint.files import stripe_manifest, tree
 from bootseer.cli.main import COMMANDS
-from bootseer.core import event, hotset, image, pack, plan, reads, stripe, table, trace
-from bootseer.env import key
+from bootseer.core import access_log, event, image_manifest, plan, table
+from bootseer.env.client import key
+from bootseer.image.hot import hotset, pack, trace
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -97,9 +98,9 @@ def test_relative_links_resolve(path):
         ("hotset", hotset),
         ("warm-plan", plan),
         ("event", event),
-        ("stripe", stripe),
-        ("reads", reads),
-        ("image", image),
+        ("stripe", stripe_manifest),
+        ("reads", access_log),
+        ("image", image_manifest),
         ("pack", pack),
         ("env-key", key),
     ],
@@ -110,7 +111,13 @@ def test_formats_state_the_version_of_the_code(page, module):
 
 @pytest.mark.parametrize(
     ("page", "module"),
-    [("trace", trace), ("hotset", hotset), ("stripe", stripe), ("image", image), ("pack", pack)],
+    [
+        ("trace", trace),
+        ("hotset", hotset),
+        ("stripe", stripe_manifest),
+        ("image", image_manifest),
+        ("pack", pack),
+    ],
 )
 def test_formats_state_width_and_fields_of_a_row(page, module):
     page_text = text(f"docs/formats/{page}.md")
@@ -133,22 +140,24 @@ def test_table_page_has_the_layout_of_the_code():
 
 def test_stripe_page_has_the_fields_limits_and_names_of_the_code():
     page_text = text("docs/formats/stripe.md")
-    layout = stripe.Layout(0, stripe.MIN_UNIT_BYTES, "0" * 32, 0, ())
+    layout = stripe_manifest.StripeManifest(0, stripe_manifest.MIN_UNIT_BYTES, "0" * 32, 0, ())
     data = layout.encode()
-    header, _ = table.decode(stripe.MAGIC, stripe.VERSION, stripe._ROW, data, "page")
+    header, _ = table.decode(
+        stripe_manifest.MAGIC, stripe_manifest.VERSION, stripe_manifest._ROW, data, "page"
+    )
     fields = re.findall(r"^\| `([a-z_]+)` \| (?:number|text)", page_text, re.MULTILINE)
     assert set(fields) == set(header) and len(fields) == len(header)
     for limit in (
-        stripe.MIN_UNIT_BYTES,
-        stripe.MAX_UNIT_BYTES,
-        stripe.MAX_UNITS,
-        stripe.MAX_PARTS,
+        stripe_manifest.MIN_UNIT_BYTES,
+        stripe_manifest.MAX_UNIT_BYTES,
+        stripe_manifest.MAX_UNITS,
+        stripe_manifest.MAX_PARTS,
         len(data) % 4096,
     ):
         assert f"{limit:,}" in page_text
-    assert f"Magic: `{stripe.MAGIC.decode()}`" in page_text
-    assert f"`{stripe.PARTS_FOLDER}/{tree.MAKING}PARTS_ID/`" in page_text
-    assert f"`{stripe.part_name(0)}`, `{stripe.part_name(1)}`" in page_text
+    assert f"Magic: `{stripe_manifest.MAGIC.decode()}`" in page_text
+    assert f"`{stripe_manifest.PARTS_FOLDER}/{tree.MAKING}PARTS_ID/`" in page_text
+    assert f"`{stripe_manifest.part_name(0)}`, `{stripe_manifest.part_name(1)}`" in page_text
 
 
 def test_every_decision_is_listed():

@@ -24,9 +24,9 @@ from bootseer.errors import (
     Transient,
     Unavailable,
 )
-from bootseer.fuse.mountinfo import Mount, _parse, find_mount, read_mounts
+from bootseer.fuse.mountinfo import MountInfo, _parse, find_mount, read_mounts
 from bootseer.fuse.operations import ViewOperations
-from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, Opened
+from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, OpenedFile
 from bootseer.fuse.writable import WritableOperations
 
 CONTEXT: Any = None  # the view never sees who asks
@@ -64,9 +64,9 @@ class OneFile:
     async def link_target(self, inode: int) -> bytes:
         raise OSError(errno.EINVAL, "not a link")
 
-    async def open(self, inode: int, flags: int) -> Opened:
+    async def open(self, inode: int, flags: int) -> OpenedFile:
         self._answer()
-        return Opened(handle=3, keep_cache=True)
+        return OpenedFile(handle=3, keep_cache=True)
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes:
         self._answer()
@@ -182,7 +182,7 @@ def test_mounts_are_parsed() -> None:
         "36 35 0:45 /a /mnt/with\\040blank rw,noatime master:1 shared:7"
         " - fuse.bootseer my\\040share rw,user_id=0"
     )
-    assert _parse(line) == Mount(
+    assert _parse(line) == MountInfo(
         "36", "0:45", "/mnt/with blank", "fuse.bootseer", "my share", "rw,user_id=0"
     )
 

@@ -14,16 +14,16 @@ import time
 from pathlib import Path
 
 import pytest
+from bootseer_dev.cli.dev import dev
+from bootseer_dev.cluster import Cluster, ClusterSpec, CommandFailed
+from bootseer_dev.cluster.machines import Machines
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.cluster.spec import HEAD, address
+from bootseer_dev.hdfs import Hdfs, HdfsSettings, conf, hadoop_jars, jars
+from bootseer_dev.jobs import site
 from click.testing import CliRunner
 
-from bootseer.cli.dev import dev
 from bootseer.errors import ConfigError, Corrupt, Denied, NotFound, Unavailable
-from bootseer.testing import site
-from bootseer.testing.cluster import Cluster, ClusterSpec, CommandFailed
-from bootseer.testing.cluster.machines import Machines
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.cluster.spec import HEAD, address
-from bootseer.testing.hdfs import Hdfs, HdfsSettings, conf, hadoop_jars, jars
 
 NAME = f"hdfs-{os.getpid()}"
 BUILD = Path(__file__).parents[1] / "build"
@@ -303,8 +303,8 @@ def members(pid_namespace):
 def test_an_interrupted_start_leaves_nothing():
     name = f"{NAME}-cut"
     code = (
-        "import sys; from pathlib import Path; from bootseer.testing.hdfs import *\n"
-        "from bootseer.testing.cluster import *\n"
+        "import sys; from pathlib import Path; from bootseer_dev.hdfs import *\n"
+        "from bootseer_dev.cluster import *\n"
         "with Cluster.up(ClusterSpec(name=sys.argv[1], nodes=0, datanodes=2)) as cluster:\n"
         "    print('up', flush=True); Hdfs.start(cluster, Path(sys.argv[2]))\n"
     )

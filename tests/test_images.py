@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-
-from bootseer.errors import Unavailable
-from bootseer.testing.images import (
+from bootseer_dev.material.images import (
     Recipe,
     Say,
     TinyImage,
@@ -25,6 +23,8 @@ from bootseer.testing.images import (
     digest,
     write_image,
 )
+
+from bootseer.errors import Unavailable
 
 pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="needs squashfs-tools")
 
@@ -156,7 +156,7 @@ class Interrupted(TinyImage):
 BUILD = """
 import sys
 from pathlib import Path
-from bootseer.testing.images import TinyImage, cached_image
+from bootseer_dev.material.images import TinyImage, cached_image
 
 cached_image(TinyImage(files=8), Path(sys.argv[1]))
 """

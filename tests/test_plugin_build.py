@@ -79,7 +79,7 @@ int main(int argc, char *argv[])
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> plugin.Built:
+def built(tmp_path_factory: pytest.TempPathFactory) -> plugin.BuiltPlugin:
     folder = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CFLAGS", "-Werror")

@@ -5,22 +5,22 @@ import random
 
 import pytest
 import trio
+from bootseer_dev.actors.power_loss import PowerLoss
+from bootseer_dev.material.stored_image import manifest_of
 
 from bootseer.agent.supervisor import spool
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.cache.keeper import BlockKeeper
-from bootseer.checkpoint import landing as landing_module
-from bootseer.checkpoint import parts as parts_module
-from bootseer.checkpoint.landing import Landing
-from bootseer.checkpoint.pipelines import WriteOptions
-from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.checkpoint.write import Drafts
-from bootseer.core.stripe import PARTS_FOLDER
+from bootseer.checkpoint.admin import resumable_file as landing_module
+from bootseer.checkpoint.admin.resumable_file import ResumableFile
+from bootseer.checkpoint.files import parts as parts_module
+from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER
+from bootseer.checkpoint.files.tree import CheckpointTree
+from bootseer.checkpoint.write.draft import Drafts
+from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.errors import BootseerError, NotFound
-from bootseer.store.base import publish, read_all
-from bootseer.store.local import LocalStore
-from bootseer.testing.power_loss import PowerLoss
-from bootseer.testing.stored_image import manifest_of
+from bootseer.store.api.base import publish, read_all
+from bootseer.store.local.store import LocalStore
 
 UNIT = 4096
 OLD = os.urandom(3 * UNIT + 100)
@@ -181,7 +181,7 @@ def test_an_export_goes_on_with_what_is_there(
         path.write_bytes(over)
 
     def export(path, limit, promised):
-        landing = Landing(str(path), len(whole), UNIT, {"v": 1})
+        landing = ResumableFile(str(path), len(whole), UNIT, {"v": 1})
         try:
             for piece in [p for p in pieces if p not in landing.done][:limit]:
                 offset = piece * UNIT
@@ -219,7 +219,7 @@ def test_what_waits_to_be_published_is_whole_or_not_there(root, tmp_path):
     for folder, _ in after(root, tmp_path, work):
         for path in (folder / spool.UNPUBLISHED, *(folder / spool.UNPUBLISHED).glob("*")):
             path.chmod(0o700)
-        assert [found for _, found in spool.take(str(folder), 0)] in ([run], [])
+        assert [found for _, found in spool.read_waiting(str(folder), 0)] in ([run], [])
 
 
 def test_of_a_cached_image_a_block_is_right_or_missing(root, tmp_path):

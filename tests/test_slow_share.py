@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from bootseer_dev.cluster import Cluster, ClusterSpec, CommandFailed, wait_until
+from bootseer_dev.files.slow_share import FolderView, SharedLine
 
 from bootseer.errors import ConfigError, Conflict
 from bootseer.fuse.view import ROOT_INODE
-from bootseer.testing.cluster import Cluster, ClusterSpec, CommandFailed, wait_until
-from bootseer.testing.slow_share import FolderView, SharedLine
 from bootseer.units import MIB, NS_PER_S
 
 AT = "/mnt/share"

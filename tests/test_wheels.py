@@ -9,9 +9,8 @@ import zipfile
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from bootseer_dev.material.wheels import requirements, stand_in_libraries, write_index, write_wheel
 from packaging.requirements import Requirement
-
-from bootseer.testing.wheels import requirements, stand_in_libraries, write_index, write_wheel
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -17,10 +17,10 @@ from enum import IntEnum
 from xxhash import xxh3_64_intdigest
 
 from bootseer.cache.size import SUM_BYTES
-from bootseer.core.image import ImageManifest
+from bootseer.core.image_manifest import ImageManifest
 
 
-class State(IntEnum):
+class BlockState(IntEnum):
     """What is known of a block of the data file."""
 
     ABSENT = 0
@@ -57,7 +57,7 @@ class CachedBlocks:
         manifest: of the image.
         data_fd: the data file.
         sums: checksum of each block that is there, as the block map has it.
-        states: of each block, a `State` as a byte; neither ever moves in memory.
+        states: of each block, a `BlockState` as a byte; neither ever moves in memory.
         damaged: how many blocks were found damaged or unreadable.
     """
 
@@ -83,34 +83,34 @@ class CachedBlocks:
         except OSError:
             return  # what is not known to be there is fetched
         for index, entry in zip(blocks, found, strict=True):
-            if entry and self.states[index] == State.ABSENT:
+            if entry and self.states[index] == BlockState.ABSENT:
                 self.sums[index] = entry
-                self.states[index] = State.PRESENT
+                self.states[index] = BlockState.PRESENT
 
     def note_kept(self, index: int, data: bytes | memoryview) -> None:
         """Learn that a block with this content has been written to the entry."""
         self.sums[index] = checksum(data)
-        self.states[index] = State.PRESENT
+        self.states[index] = BlockState.PRESENT
 
     def missing(self, blocks: Iterable[int]) -> list[int]:
         """List the blocks that are to be fetched, as far as is known."""
-        return [i for i in blocks if self.states[i] in (State.ABSENT, State.LOST)]
+        return [i for i in blocks if self.states[i] in (BlockState.ABSENT, BlockState.LOST)]
 
     def is_lost(self, index: int) -> bool:
         """Whether the entry claims to have the block, and does not."""
-        return self.states[index] == State.LOST
+        return self.states[index] == BlockState.LOST
 
     @property
     def present_bytes(self) -> int:
         """How much of the image is there."""
         states = self.states
-        absent = states.count(State.ABSENT) + states.count(State.LOST)
+        absent = states.count(BlockState.ABSENT) + states.count(BlockState.LOST)
         return max(0, self.manifest.size_bytes - absent * self.manifest.block_bytes)
 
     @property
     def is_complete(self) -> bool:
         """Whether all of the image is there."""
-        return not (State.ABSENT in self.states or State.LOST in self.states)
+        return not (BlockState.ABSENT in self.states or BlockState.LOST in self.states)
 
     def read(self, offset: int, size_bytes: int) -> memoryview | None:
         """Read bytes of the image, if all of their blocks are there.
@@ -150,7 +150,7 @@ class CachedBlocks:
         return good
 
     def _lose(self, index: int) -> None:
-        self.states[index] = State.LOST
+        self.states[index] = BlockState.LOST
         self.damaged += 1
 
 

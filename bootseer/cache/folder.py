@@ -44,7 +44,7 @@ from bootseer.cache.ledger import (
     user_of,
 )
 from bootseer.cache.removal import FILES, unexpected
-from bootseer.cache.shares import Account, Book, Demand
+from bootseer.cache.shares import EntryUsage, SpaceDemand, UsageBook
 from bootseer.cache.size import SUM_BYTES, EntrySize
 from bootseer.cache.token import entry_name
 from bootseer.errors import NoSpace, NotFound, Unavailable
@@ -204,7 +204,7 @@ class BlockCache:
                     return self._filled(entry, size, manifest_fd)
         raise Unavailable(f"the block cache's {self._folder / name} is removed all the time")
 
-    def accounts(self) -> list[Account]:
+    def accounts(self) -> list[EntryUsage]:
         """List the entries, and what they take up."""
         with suppress(OSError), self._ledger.locked():
             return self._ledger.accounts()
@@ -248,7 +248,7 @@ class BlockCache:
         """See `CacheEntry.reserve`."""
         granted_bytes = 0
 
-        def demand(book: Book) -> Demand | None:
+        def demand(book: UsageBook) -> SpaceDemand | None:
             account = next((a for a in book.accounts if a.name == entry.path.name), None)
             if account is None:
                 return None
@@ -260,7 +260,7 @@ class BlockCache:
                     break
             return demanded
 
-        def commit(book: Book, demanded: Demand) -> None:
+        def commit(book: UsageBook, demanded: SpaceDemand) -> None:
             nonlocal granted_bytes
             info = os.stat(entry.path / "account")
             charged_bytes = info.st_size + demanded.more_bytes
@@ -313,7 +313,7 @@ class BlockCache:
         path = self._folder / f"{NEW}{secrets.token_hex(8)}"
         made: list[CacheEntry] = []
 
-        def commit(book: Book, demand: Demand) -> None:
+        def commit(book: UsageBook, demand: SpaceDemand) -> None:
             path.mkdir(mode=0o700)
             fd = open_file(path / "account", os.O_RDONLY | os.O_CREAT | os.O_EXCL)
             made.append(CacheEntry(self, path, fd, uid))
@@ -321,7 +321,7 @@ class BlockCache:
             note_user(path, uid)
             charge(path, demand.more_bytes, is_open=True)
 
-        fixed = Demand(uid, size.fixed_bytes, size.fixed_bytes, 1)
+        fixed = SpaceDemand(uid, size.fixed_bytes, size.fixed_bytes, 1)
         try:
             if not self._ledger.admit(lambda book: fixed, commit):
                 raise NoSpace(f"the block cache is full: no room for {size.fixed_bytes} bytes more")

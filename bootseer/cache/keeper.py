@@ -16,15 +16,15 @@ from enum import IntEnum
 from bootseer.cache.blocks import checksum, read_map
 from bootseer.cache.size import SUM_BYTES, EntrySize, on_disk
 from bootseer.cache.token import manifest_token
-from bootseer.core import image
-from bootseer.core.image import ImageManifest
+from bootseer.core import image_manifest
+from bootseer.core.image_manifest import ImageManifest
 from bootseer.errors import Corrupt, NoSpace, NotFound, Unavailable
 from bootseer.posix import pwrite_fully, read_fully
 
 _LOCK = struct.Struct("@hhqqi4x")  # struct flock of a 64-bit Linux
 
 
-class Claim(IntEnum):
+class BlockClaim(IntEnum):
     """What somebody who is about to fetch a block is told."""
 
     BUSY = 0
@@ -43,10 +43,10 @@ def read_manifest(fd: int) -> bytes:
         Unavailable: it cannot be read.
     """
     try:
-        encoded = read_fully(fd, 0, image.MAX_BYTES + 1)
+        encoded = read_fully(fd, 0, image_manifest.MAX_BYTES + 1)
     except OSError as error:
         raise Unavailable(f"a manifest cannot be read: {error.strerror}") from error
-    if len(encoded) > image.MAX_BYTES:
+    if len(encoded) > image_manifest.MAX_BYTES:
         raise Corrupt("what was handed over is longer than any manifest")
     return encoded
 
@@ -63,7 +63,7 @@ def take_manifest(fd: int, digest: str) -> tuple[ImageManifest, EntrySize]:
         Unavailable: it cannot be read.
     """
     encoded = read_manifest(fd)
-    manifest = image.decode(encoded, "the manifest handed over", digest)
+    manifest = image_manifest.decode(encoded, "the manifest handed over", digest)
     return manifest, EntrySize(len(encoded), manifest.size_bytes, manifest.blocks)
 
 
@@ -83,7 +83,7 @@ def check_entry(fds: Sequence[int], digest: str, token: bytes) -> ImageManifest:
     encoded = read_manifest(fds[0])
     if manifest_token(encoded) != token:
         raise NotFound("the manifest in the block cache is damaged")
-    manifest = image.decode(encoded, "the manifest in the block cache", digest)
+    manifest = image_manifest.decode(encoded, "the manifest in the block cache", digest)
     lengths = [os.fstat(fd).st_size for fd in fds]
     if lengths != [len(encoded), manifest.size_bytes, manifest.blocks * SUM_BYTES]:
         raise NotFound("files in the block cache do not have the image's length")
@@ -130,7 +130,7 @@ class BlockKeeper:
         for fd in (self._data_fd, self._map_fd, self._claims_fd):
             os.close(fd)
 
-    def claim(self, blocks: range, *, anew: bool = False) -> list[Claim]:
+    def claim(self, blocks: range, *, anew: bool = False) -> list[BlockClaim]:
         """Claim blocks, to fetch them.
 
         Args:
@@ -140,16 +140,18 @@ class BlockKeeper:
         Raises:
             OSError: claims cannot be had at all.
         """
-        claims = [Claim.GRANTED if self._lock(i, fcntl.F_WRLCK) else Claim.BUSY for i in blocks]
+        claims = [
+            BlockClaim.GRANTED if self._lock(i, fcntl.F_WRLCK) else BlockClaim.BUSY for i in blocks
+        ]
         # Looked up after the claim: whoever had it before has just kept the block, or has not.
         entries = array("Q", bytes(len(blocks) * SUM_BYTES))
         if not anew:
             entries = read_map(self._map_fd, blocks)
         for number, (index, entry) in enumerate(zip(blocks, entries, strict=True)):
             if entry:
-                if claims[number] == Claim.GRANTED:
+                if claims[number] == BlockClaim.GRANTED:
                     self._lock(index, fcntl.F_UNLCK)
-                claims[number] = Claim.PRESENT
+                claims[number] = BlockClaim.PRESENT
         return claims
 
     def release(self, blocks: range) -> None:

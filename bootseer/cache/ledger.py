@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bootseer.cache.removal import cut, disk_bytes, is_mounted
-from bootseer.cache.shares import Account, Book, Demand, Limits
+from bootseer.cache.shares import CacheLimits, EntryUsage, SpaceDemand, UsageBook
 from bootseer.cache.size import SUM_BYTES, EntrySize, on_disk
 
 GOING, NEW, LOCK = ".going-", ".new-", ".lock"
@@ -67,7 +67,9 @@ class Ledger:
             os.close(fd)
 
     def admit(
-        self, demand: Callable[[Book], Demand | None], commit: Callable[[Book, Demand], None]
+        self,
+        demand: Callable[[UsageBook], SpaceDemand | None],
+        commit: Callable[[UsageBook, SpaceDemand], None],
     ) -> bool:
         """Make room for a demand, and meet it.
 
@@ -105,7 +107,7 @@ class Ledger:
                 return False
         return False
 
-    def _push_out(self, book: Book, demand: Demand, busy: set[str]) -> bool:
+    def _push_out(self, book: UsageBook, demand: SpaceDemand, busy: set[str]) -> bool:
         """Have entries give way; returns whether any is leaving now. The lock is held."""
         for _ in range(_VICTIMS):
             victim = book.victim(demand, busy)
@@ -117,14 +119,14 @@ class Ledger:
             book.note_leaving(victim)
         return any(a.is_leaving and a.charged_bytes for a in book.accounts)
 
-    def _settle_dead(self, book: Book) -> None:
+    def _settle_dead(self, book: UsageBook) -> None:
         """Void what was reserved by processes that have died. The lock is held."""
         for account in book.accounts:
             if account.is_open:
                 with suppress(OSError):
                     settle(self._folder / account.name)
 
-    def _book(self) -> Book:
+    def _book(self) -> UsageBook:
         accounts = self.accounts()
         charged_bytes = sum(a.charged_bytes for a in accounts)
         space = os.statvfs(self._folder)
@@ -135,10 +137,10 @@ class Ledger:
                 there = disk_bytes(self._folder / account.name)
                 free_bytes -= max(0, account.charged_bytes - there)
         total_bytes = min(self._quota_bytes, charged_bytes + free_bytes)
-        limits = Limits(max(0, total_bytes), self._user_bytes, self._user_entries)
-        return Book(accounts, limits, time.time_ns())
+        limits = CacheLimits(max(0, total_bytes), self._user_bytes, self._user_entries)
+        return UsageBook(accounts, limits, time.time_ns())
 
-    def accounts(self) -> list[Account]:
+    def accounts(self) -> list[EntryUsage]:
         """Read the accounts of all entries; two calls for each. The lock is held."""
         found = []
         for name in os.listdir(self._folder):
@@ -148,11 +150,11 @@ class Ledger:
             try:
                 info = os.lstat(f"{self._folder}/{name}/account")
             except OSError:  # not made by this version, or damaged
-                found.append(Account(name, 0, disk_bytes(self._folder / name), 0, leaves))
+                found.append(EntryUsage(name, 0, disk_bytes(self._folder / name), 0, leaves))
                 continue
             is_open = not leaves and bool(info.st_mode & _OPEN)
             numbers = info.st_size, info.st_mtime_ns
-            found.append(Account(name, user_of(self._folder / name), *numbers, leaves, is_open))
+            found.append(EntryUsage(name, user_of(self._folder / name), *numbers, leaves, is_open))
         return found
 
     def take_away(self, name: str) -> bool:

@@ -15,8 +15,8 @@ from enum import IntEnum
 
 import trio
 
-from bootseer.cache.keeper import BlockKeeper, Claim
-from bootseer.core.image import ImageManifest
+from bootseer.cache.keeper import BlockClaim, BlockKeeper
+from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
 
@@ -146,7 +146,7 @@ class KeeperLink:
         """Take over two ends that came as descriptors."""
         return cls(socket.socket(fileno=claims), socket.socket(fileno=blocks))
 
-    async def claim(self, blocks: Sequence[int], *, anew: bool = False) -> list[Claim]:
+    async def claim(self, blocks: Sequence[int], *, anew: bool = False) -> list[BlockClaim]:
         """See `BlockKeeper.claim`.
 
         Raises:
@@ -154,7 +154,7 @@ class KeeperLink:
             Unavailable: it can have no claims.
         """
         what = _What.CLAIM_ANEW if anew else _What.CLAIM
-        return [Claim(value) for value in await self._claims.ask(what, blocks)]
+        return [BlockClaim(value) for value in await self._claims.ask(what, blocks)]
 
     async def release(self, blocks: Sequence[int]) -> None:
         """See `BlockKeeper.release`."""

@@ -20,7 +20,7 @@ ACTIVE_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class EntryUsage:
     """What an entry of the cache takes up, and for whom.
 
     Attributes:
@@ -41,7 +41,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CacheLimits:
     """What there is to have.
 
     Attributes:
@@ -56,7 +56,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class SpaceDemand:
     """What is wanted.
 
     Attributes:
@@ -72,10 +72,10 @@ class Demand:
     user_entries: int
 
 
-class Book:
+class UsageBook:
     """The accounts of all entries at one moment."""
 
-    def __init__(self, accounts: Iterable[Account], limits: Limits, now_ns: int) -> None:
+    def __init__(self, accounts: Iterable[EntryUsage], limits: CacheLimits, now_ns: int) -> None:
         """Take what `bootseer.cache.folder` has found."""
         self.accounts = list(accounts)
         self._limits = limits
@@ -90,7 +90,7 @@ class Book:
         """Return how much each active user may have unchallenged, this one included."""
         return self._limits.total_bytes // len(self._active() | {uid})
 
-    def demand(self, account: Account, uid: int, more_bytes: int) -> Demand:
+    def demand(self, account: EntryUsage, uid: int, more_bytes: int) -> SpaceDemand:
         """Say what it means that a user's job has so many bytes more of an entry.
 
         They are counted for the user whose entry it is, as long as that one has no more than an
@@ -99,15 +99,15 @@ class Book:
         if account.uid != uid:
             bound = min(self._limits.user_bytes, self.equal_part(uid))
             if sum(a.charged_bytes for a in self._of(account.uid)) + more_bytes > bound:
-                return Demand(uid, more_bytes, account.charged_bytes + more_bytes, 1)
-        return Demand(account.uid, more_bytes, more_bytes, 0)
+                return SpaceDemand(uid, more_bytes, account.charged_bytes + more_bytes, 1)
+        return SpaceDemand(account.uid, more_bytes, more_bytes, 0)
 
-    def fits(self, demand: Demand) -> bool:
+    def fits(self, demand: SpaceDemand) -> bool:
         """Whether there is room for it as it is."""
         more_bytes = self.charged_bytes + demand.more_bytes
         return more_bytes <= self._limits.total_bytes and self._user_fits(self.accounts, demand)
 
-    def victim(self, demand: Demand, busy: Container[str]) -> Account | None:
+    def victim(self, demand: SpaceDemand, busy: Container[str]) -> EntryUsage | None:
         """Choose the entry that gives way next.
 
         Args:
@@ -131,7 +131,7 @@ class Book:
         others = [a for a in self._free_to_take(left, demand.uid, part) if a.name not in busy]
         return _oldest(others) or _oldest(own)
 
-    def is_possible(self, demand: Demand) -> bool:
+    def is_possible(self, demand: SpaceDemand) -> bool:
         """Whether there will be room if all gives way that may, as far as is known."""
         if demand.user_bytes > min(self._limits.user_bytes, self._limits.total_bytes):
             return False
@@ -143,12 +143,12 @@ class Book:
         trial.accounts = [a for a in trial.accounts if not a.is_leaving]
         return trial.fits(demand)
 
-    def note_leaving(self, account: Account) -> None:
+    def note_leaving(self, account: EntryUsage) -> None:
         """Learn that an entry is being removed."""
         self.accounts.remove(account)
         self.accounts.append(replace(account, is_leaving=True))
 
-    def _free_to_take(self, left: Sequence[Account], uid: int, part: int) -> list[Account]:
+    def _free_to_take(self, left: Sequence[EntryUsage], uid: int, part: int) -> list[EntryUsage]:
         """List others' entries that are not protected."""
         active, totals = self._active(), dict[int, int]()
         for account in left:
@@ -156,7 +156,7 @@ class Book:
         others = (a for a in left if a.uid != uid)
         return [a for a in others if a.uid not in active or totals[a.uid] > part]
 
-    def _user_fits(self, accounts: Sequence[Account], demand: Demand) -> bool:
+    def _user_fits(self, accounts: Sequence[EntryUsage], demand: SpaceDemand) -> bool:
         theirs = [a for a in accounts if a.uid == demand.uid]
         return (
             sum(a.charged_bytes for a in theirs) + demand.user_bytes <= self._limits.user_bytes
@@ -166,9 +166,9 @@ class Book:
     def _active(self) -> set[int]:
         return {a.uid for a in self.accounts if not a.is_leaving and a.used_ns > self._active_ns}
 
-    def _of(self, uid: int) -> list[Account]:
+    def _of(self, uid: int) -> list[EntryUsage]:
         return [a for a in self.accounts if a.uid == uid]
 
 
-def _oldest(accounts: Sequence[Account]) -> Account | None:
+def _oldest(accounts: Sequence[EntryUsage]) -> EntryUsage | None:
     return min(accounts, key=lambda a: a.used_ns, default=None)

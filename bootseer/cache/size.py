@@ -14,7 +14,7 @@ from bootseer.units import KIB, MIB
 SUM_BYTES = 8
 """Of the block map, for each block."""
 MAX_BLOCKS = 1_000_000
-"""The same as in `bootseer.core.image`, which the lender does not import."""
+"""The same as in `bootseer.core.image_manifest`, which the lender does not import."""
 _MAX_IMAGE_BYTES = MAX_BLOCKS * MIB
 _DISK_BLOCK_BYTES = 4 * KIB
 _EXTENT_BYTES = 24

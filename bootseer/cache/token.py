@@ -20,7 +20,7 @@ from bootseer.units import MIB
 
 TOKEN_BYTES = 32
 MAX_MANIFEST_BYTES = 64 * MIB
-"""The same as `bootseer.core.image.MAX_BYTES`, which the lender does not import."""
+"""The same as `bootseer.core.image_manifest.MAX_BYTES`, which the lender does not import."""
 _BLOCK_BYTES = 64  # of SHA-256: the domain fills one
 _TOKEN_DOMAIN = b"BootSeer image token, version 1".ljust(_BLOCK_BYTES, b"\0")
 _NAME_DOMAIN = b"BootSeer cache entry, version 1".ljust(_BLOCK_BYTES, b"\0")

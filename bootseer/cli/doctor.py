@@ -19,7 +19,7 @@ from bootseer import config as settings
 from bootseer.errors import BootseerError
 
 if TYPE_CHECKING:
-    from bootseer.store.base import Store
+    from bootseer.store.api.base import Store
 
 _LISTED = ("file:", "hdfs:")
 """These tell owners."""
@@ -95,8 +95,8 @@ def _residency() -> tuple[bool, str]:
 
 def _stores(config: settings.Config) -> dict[str, tuple[bool, str]]:
     """Look at each store that the settings name, and say what is wrong with it."""
-    from bootseer.cli.running import caller
-    from bootseer.env.shared import is_member, shared_urls
+    from bootseer.cli.runner import caller
+    from bootseer.env.snapshot.group_store import is_member, shared_urls
     from bootseer.store.connect import connect, connect_images, connect_shared
 
     user = caller()

@@ -14,15 +14,15 @@ COMMANDS = {
     "report": "bootseer.cli.report:report",
     "status": "bootseer.cli.status:status",
     "mark": "bootseer.cli.mark:mark",
-    "image": "bootseer.cli.image:image",
-    "env": "bootseer.cli.env:env",
-    "importer": "bootseer.cli.importer:importer",
-    "hot": "bootseer.cli.hot:hot",
-    "ckpt": "bootseer.cli.ckpt:ckpt",
+    "image": "bootseer.cli.image.image:image",
+    "env": "bootseer.cli.env.env:env",
+    "importer": "bootseer.cli.image.importer:importer",
+    "hot": "bootseer.cli.image.hot:hot",
+    "ckpt": "bootseer.cli.ckpt.ckpt:ckpt",
     "node": "bootseer.cli.node:node",
     "doctor": "bootseer.cli.doctor:doctor",
     "plugin": "bootseer.cli.plugin:plugin",
-    "dev": "bootseer.cli.dev:dev",
+    "dev": "bootseer_dev.cli.dev:dev",
 }
 
 

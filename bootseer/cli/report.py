@@ -7,13 +7,13 @@ import json
 import click
 from rich.console import Console
 
-from bootseer.cli.userstore import with_store
+from bootseer.cli.user_store import with_store
 from bootseer.errors import BootseerError, NotFound
 from bootseer.startup import render
 from bootseer.startup.collect import read_run, runs_of_job
 from bootseer.startup.plans import read_plan
 from bootseer.startup.report import Report, build
-from bootseer.store.base import Store
+from bootseer.store.api.base import Store
 
 
 @click.command(epilog="Examples:  bootseer report 1234   ·   bootseer report 1234 --json")

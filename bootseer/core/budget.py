@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 
 
-class Budget:
+class RateLimit:
     """So many bytes a second for all who ask, in the order in which they ask.
 
     Concurrency: any number of threads.

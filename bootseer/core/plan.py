@@ -14,8 +14,8 @@ from typing import Any
 
 from bootseer.core.fields import Fields, open_document
 from bootseer.core.speed import UNKNOWN, Speed
-from bootseer.core.trace import SAME_START_NS
 from bootseer.errors import Corrupt
+from bootseer.units import NS_PER_S
 
 VERSION = 1
 MAX_BYTES = 256 * 1024
@@ -24,6 +24,8 @@ MAX_IMAGES = 8
 MAX_NAMES = 32
 _FORMAT = "bootseer warm plan"
 _URI = re.compile(r"[a-z][a-z0-9+.-]{0,15}://", re.ASCII)
+SAME_START_NS = 60 * NS_PER_S
+"""The nodes of a job begin within this time; a job that was requeued begins again later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Make bootseer-env, the file with which containers have `env run`: see `bootseer.env.app`."""
+"""Make bootseer-env, the file with which containers have `env run`: `bootseer.env.client`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from pathlib import Path
 import bootseer
 
 NAME = "bootseer-env"
-_MODULES = (
-    *("__init__", "errors", "units", "env/__init__", "env/app", "env/command", "env/content"),
-    *("env/gather", "env/interpreter", "env/key", "env/leftovers", "env/named", "env/probe"),
-    *("env/reads", "env/record", "env/run", "env/settings", "env/shell", "env/target_lock"),
-    "env/tree",
-)
+_PARENTS = ("__init__.py", "errors.py", "units.py", "env/__init__.py")
+"""What `bootseer.env.client` imports besides itself, and where it is."""
 _SHEBANG = b"#!/usr/bin/env python3\n"
-_MAIN = b"import sys\nfrom bootseer.env.app import main\nsys.exit(main())\n"
+_MAIN = b"import sys\nfrom bootseer.env.client.cli import main\nsys.exit(main())\n"
 
 
 def build() -> bytes:
@@ -26,8 +22,9 @@ def build() -> bytes:
     file.write(_SHEBANG)
     # Not compressed: it is small, and read by a Python that starts.
     with zipfile.ZipFile(file, "a") as archive:
-        for module in _MODULES:
-            _add(archive, f"bootseer/{module}.py", (package / f"{module}.py").read_bytes())
+        client = (path.relative_to(package) for path in (package / "env/client").rglob("*.py"))
+        for module in [*_PARENTS, *sorted(map(str, client))]:
+            _add(archive, f"bootseer/{module}", (package / module).read_bytes())
         _add(archive, "__main__.py", _MAIN)
     return file.getvalue()
 

@@ -20,7 +20,7 @@ import trio
 
 from bootseer._io import ffi, lib
 from bootseer.cache.blocks import CachedBlocks
-from bootseer.core.treerows import TreeRows
+from bootseer.core.tree_rows import TreeRows
 from bootseer.errors import Corrupt
 from bootseer.fuse.code import code_of
 
@@ -36,7 +36,7 @@ _REPLY = struct.Struct("=IiQ")
 _MAX_REQUEST_BYTES = 4096
 
 
-class Asked(NamedTuple):
+class ReadRequest(NamedTuple):
     """A read.
 
     Attributes:
@@ -53,17 +53,17 @@ class Asked(NamedTuple):
     flags: int
 
 
-Read: TypeAlias = Callable[[Asked], Awaitable[bytes | memoryview]]
+Read: TypeAlias = Callable[[ReadRequest], Awaitable[bytes | memoryview]]
 
 
-class Tree:
+class TreeTable:
     """A snapshot's tree, for as long as a fast path answers with it."""
 
     def __init__(self, rows: TreeRows, image_bytes: int, uid: int, gid: int) -> None:
         """Take a tree.
 
         Args:
-            rows: as `bootseer.env.index` encodes them.
+            rows: as `bootseer.env.snapshot.index` encodes them.
             image_bytes: length of the image that content is in.
             uid, gid: whose all of it is.
 
@@ -89,7 +89,9 @@ class FastPath:
             there is a tree.
     """
 
-    def __init__(self, connection: int, blocks: CachedBlocks, tree: Tree | None = None) -> None:
+    def __init__(
+        self, connection: int, blocks: CachedBlocks, tree: TreeTable | None = None
+    ) -> None:
         """Begin to answer.
 
         Args:
@@ -176,10 +178,10 @@ class FastPath:
             end.close()
 
 
-def _unpacked(request: bytes) -> tuple[int, Asked]:
+def _unpacked(request: bytes) -> tuple[int, ReadRequest]:
     """Return the number of a request to read, and what it asks for."""
     unique, node, handle, offset, size_bytes, _, _, flags = _REQUEST.unpack_from(request)
-    return unique, Asked(node, handle, offset, size_bytes, flags)
+    return unique, ReadRequest(node, handle, offset, size_bytes, flags)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

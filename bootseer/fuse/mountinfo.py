@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class MountInfo:
     """One line of /proc/PID/mountinfo.
 
     Attributes:
@@ -28,7 +28,7 @@ class Mount:
     options: str
 
 
-def read_mounts(pid: int | None = None) -> list[Mount]:
+def read_mounts(pid: int | None = None) -> list[MountInfo]:
     """List the mounts that a process sees, by default this one.
 
     Raises:
@@ -39,7 +39,7 @@ def read_mounts(pid: int | None = None) -> list[Mount]:
         return [_parse(os.fsdecode(line.rstrip(b"\n"))) for line in file]
 
 
-def find_mount(mountpoint: str, pid: int | None = None) -> Mount | None:
+def find_mount(mountpoint: str, pid: int | None = None) -> MountInfo | None:
     """Return the topmost mount at exactly this absolute path, if there is one."""
     found = None
     for mount in read_mounts(pid):
@@ -48,12 +48,12 @@ def find_mount(mountpoint: str, pid: int | None = None) -> Mount | None:
     return found
 
 
-def _parse(line: str) -> Mount:
+def _parse(line: str) -> MountInfo:
     """Parse a line; its format is in proc_pid_mountinfo(5)."""
     before, _, after = line.partition(" - ")
     fields = before.split(" ")
     kind, source, options = after.split(" ", 2)
-    return Mount(fields[0], fields[2], _unescape(fields[4]), kind, _unescape(source), options)
+    return MountInfo(fields[0], fields[2], _unescape(fields[4]), kind, _unescape(source), options)
 
 
 def _unescape(text: str) -> str:

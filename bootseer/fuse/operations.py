@@ -32,7 +32,7 @@ _IO_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Listing:
+class OpenDirectory:
     """An open directory.
 
     Attributes:
@@ -83,7 +83,7 @@ class ViewOperations(pyfuse3.Operations):
         self._view = view
         self._on_start = on_start
         self._lookups: Counter[int] = Counter()
-        self._listings: dict[int, Listing] = {}
+        self._listings: dict[int, OpenDirectory] = {}
         self._listing_handles = itertools.count(1)
 
     def init(self) -> None:
@@ -137,7 +137,7 @@ class ViewOperations(pyfuse3.Operations):
         with as_errno():
             handle = next(self._listing_handles)
             # Before it is filled: names may change meanwhile.
-            listing = self._listings[handle] = Listing(inode)
+            listing = self._listings[handle] = OpenDirectory(inode)
             try:
                 listing.fill(await self._listed(inode))
             except BaseException:
@@ -161,7 +161,9 @@ class ViewOperations(pyfuse3.Operations):
             listing.is_fresh = False
             await self._hand_out(listing, start_id, token)
 
-    async def _hand_out(self, listing: Listing, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+    async def _hand_out(
+        self, listing: OpenDirectory, start_id: int, token: pyfuse3.ReaddirToken
+    ) -> None:
         assert listing.entries is not None
         is_empty = True
         for index in range(start_id, len(listing.entries)):
@@ -181,7 +183,7 @@ class ViewOperations(pyfuse3.Operations):
             is_empty = False
 
     async def _current(
-        self, listing: Listing, name: bytes, listed: Attributes
+        self, listing: OpenDirectory, name: bytes, listed: Attributes
     ) -> Attributes | None:
         """Return what is handed out of an entry, if anything; here nobody changes it."""
         return listed
@@ -203,7 +205,7 @@ class ViewOperations(pyfuse3.Operations):
             self._lookups[attributes.inode] += 1
         return entries
 
-    def _unlist(self, listing: Listing) -> None:
+    def _unlist(self, listing: OpenDirectory) -> None:
         for _, attributes in listing.entries or ():
             self._forget(attributes.inode, 1)
 

@@ -12,13 +12,13 @@ import trio
 
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.errors import Unavailable
-from bootseer.fuse.fastpath import Asked, FastPath, Tree
+from bootseer.fuse.fastpath import FastPath, ReadRequest, TreeTable
 
 
 class TreeReader(Protocol):
     """What a mounted tree needs beside its rows."""
 
-    async def read(self, asked: Asked) -> bytes | memoryview:
+    async def read(self, asked: ReadRequest) -> bytes | memoryview:
         """Return content that is not on this node, or damaged there.
 
         Raises:
@@ -30,7 +30,7 @@ class TreeReader(Protocol):
 
 
 async def serve_tree(
-    tree: Tree,
+    tree: TreeTable,
     reader: TreeReader,
     connection: int,
     blocks: CachedBlocks,

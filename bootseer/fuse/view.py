@@ -42,7 +42,7 @@ class Attributes:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedFile:
     """An open file.
 
     Attributes:
@@ -55,7 +55,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class FilesystemSpace:
     """What statfs shows.
 
     Attributes:
@@ -161,7 +161,7 @@ class View(Protocol):
         """Return what a symbolic link says."""
         ...
 
-    async def open(self, inode: int, flags: int) -> Opened:
+    async def open(self, inode: int, flags: int) -> OpenedFile:
         """Open a file.
 
         Args:
@@ -233,7 +233,7 @@ class WritableView(View, Protocol):
         and waits in its exit for `flush`. The kernel does not say who closes.
     """
 
-    async def open(self, inode: int, flags: int, thread: int = 0) -> Opened:
+    async def open(self, inode: int, flags: int, thread: int = 0) -> OpenedFile:
         """Open a file; see `View.open`.
 
         Args:
@@ -246,7 +246,7 @@ class WritableView(View, Protocol):
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
-    ) -> tuple[Attributes, Opened]:
+    ) -> tuple[Attributes, OpenedFile]:
         """Make a regular file and open it in one step.
 
         Args:
@@ -324,7 +324,7 @@ class WritableView(View, Protocol):
         """
         ...
 
-    async def space(self) -> Space:
+    async def space(self) -> FilesystemSpace:
         """Return how much space there is."""
         ...
 

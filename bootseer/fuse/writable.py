@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import pyfuse3
 
 from bootseer.errors import BootseerError, NotFound
-from bootseer.fuse.operations import Listing, ViewOperations, as_errno, checked
+from bootseer.fuse.operations import OpenDirectory, ViewOperations, as_errno, checked
 from bootseer.fuse.view import NAME_BYTES, RENAME_NOREPLACE, Attributes, WritableView
 
 _BLOCK_BYTES = 4096
@@ -36,7 +36,7 @@ class WritableOperations(ViewOperations):
             return pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
 
     async def _current(
-        self, listing: Listing, name: bytes, listed: Attributes
+        self, listing: OpenDirectory, name: bytes, listed: Attributes
     ) -> Attributes | None:
         """Return what an entry is now, as far as that can be told.
 

@@ -19,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from bootseer.core.ranges import ByteRange, split
-from bootseer.core.squashfs import SUPERBLOCK_BYTES, find_tables
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
-from bootseer.image.residency import MAX_FILE_BYTES
+from bootseer.image.hot.residency import MAX_FILE_BYTES
 from bootseer.posix import read_fully
+from bootseer.squashfs.superblock import SUPERBLOCK_BYTES, find_tables
 from bootseer.units import KIB, MIB
 
 MAX_TABLE_BYTES = 64 * MIB

@@ -16,12 +16,12 @@ import trio
 from bootseer import config as settings
 from bootseer.core.plan import PlannedImage, WarmPlan
 from bootseer.core.reference import ENVIRONMENT, SCHEME
-from bootseer.env.catalog import read_snapshot, resolve
+from bootseer.env.snapshot.repository import read_snapshot, resolve
 from bootseer.errors import BootseerError
-from bootseer.image.catalog import resolve as resolve_image
+from bootseer.image.library.catalog import resolve as resolve_image
 from bootseer.slurm import options
 from bootseer.startup.plans import read_plan
-from bootseer.store.base import Store
+from bootseer.store.api.base import Store
 from bootseer.store.connect import connect, connect_images
 from bootseer.units import NS_PER_S, format_age, format_size
 
@@ -55,7 +55,7 @@ def advise(values: Mapping[str, str]) -> list[str]:
 
 
 async def _moved(
-    config: settings.Config, user: settings.User, plan: WarmPlan | None, asked: options.Options
+    config: settings.Config, user: settings.User, plan: WarmPlan | None, asked: options.JobOptions
 ) -> list[str]:
     """Say if the name of the image leads to another one than in the last run."""
     image = _image(plan, asked)
@@ -73,7 +73,9 @@ async def _moved(
     return [f"{image.path} is another image than in the last run, and {will}"]
 
 
-async def _environments(store: Store, plan: WarmPlan | None, asked: options.Options) -> list[str]:
+async def _environments(
+    store: Store, plan: WarmPlan | None, asked: options.JobOptions
+) -> list[str]:
     """Say what is known of the environment that the job names, or that its last run used."""
     references = [asked.environment] if asked.environment else []
     if plan is not None and not asked.record_only:
@@ -97,13 +99,13 @@ async def _environments(store: Store, plan: WarmPlan | None, asked: options.Opti
     return list(lines.values())
 
 
-def _image(plan: WarmPlan | None, asked: options.Options) -> PlannedImage | None:
+def _image(plan: WarmPlan | None, asked: options.JobOptions) -> PlannedImage | None:
     """Find the image of this start in the plan."""
     images = [i for i in plan.images if not i.path.startswith(ENVIRONMENT)] if plan else []
     return next((i for i in images if not asked.image or i.path == asked.image), None)
 
 
-def _known(plan: WarmPlan | None, asked: options.Options) -> str:
+def _known(plan: WarmPlan | None, asked: options.JobOptions) -> str:
     if asked.record_only:
         return "this start is recorded, as if it were the first"
     if plan is None:

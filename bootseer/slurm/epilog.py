@@ -15,7 +15,7 @@ from bootseer.agent.node import agent_process, control_client, registry
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.reap import reap, remove
 from bootseer.errors import BootseerError, NotFound
-from bootseer.slurm.hook import say
+from bootseer.slurm.hook import log_line
 
 _MARGIN_S = 2.0
 """Kept back of the deadline to clear up what did not end by itself."""
@@ -28,11 +28,11 @@ def main() -> int:
         config = _settings()
         folder = JobFolder.of(config["node.run_dir"], job_id)
         if job_id and os.path.isdir(folder.path):
-            say(f"job {job_id}: {_end(folder, config)}")
+            log_line(f"job {job_id}: {_end(folder, config)}")
     except BootseerError as error:
-        say(str(error))
+        log_line(str(error))
     except Exception as error:  # noqa: BLE001 (the hook must not fail the job)
-        say(f"internal error: {error!r}")
+        log_line(f"internal error: {error!r}")
     return 0
 
 
@@ -41,7 +41,7 @@ def _settings() -> settings.Config:
     try:
         return settings.load()
     except BootseerError as error:
-        say(f"{error}; going by the defaults")
+        log_line(f"{error}; going by the defaults")
         return settings.load(os.devnull)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """Print a line for the slurmd log, and no more than one; nobody listening is no reason to fail.
 
     Names and paths of the user's are in it.

@@ -30,7 +30,7 @@ PREFIX = "SPANK_BOOTSEER_"
 PYXIS = "SPANK__SLURM_SPANK_OPTION_pyxis_container_image"
 
 
-class Options(NamedTuple):
+class JobOptions(NamedTuple):
     """What a job asked for.
 
     Attributes:
@@ -112,7 +112,7 @@ def split_ckpt(value: str) -> tuple[str, str, bool]:
     return uri, "/" + mount_point, plain != value
 
 
-def join_ckpt(asked: Options) -> str:
+def join_ckpt(asked: JobOptions) -> str:
     """Return what `split_ckpt` has taken apart."""
     mountpoint = f":{asked.mountpoint}" if asked.mountpoint else ""
     return f"{asked.checkpoint}{mountpoint}{READ_ONLY if asked.read_only else ''}"
@@ -123,7 +123,7 @@ def is_wait(value: str) -> bool:
     return _WAIT.fullmatch(value) is not None and int(value) <= MAX_WAIT_S
 
 
-def parse(environ: Mapping[str, str]) -> Options | None:
+def parse(environ: Mapping[str, str]) -> JobOptions | None:
     """Read a job's options from a hook's environment; None when it did not ask for BootSeer.
 
     A value that is not acceptable is left out and named under ``ignored``; only a key that is not
@@ -161,7 +161,7 @@ def parse(environ: Mapping[str, str]) -> Options | None:
     if environment and not is_env(environment):
         ignored.append(f"--bootseer-env: {_show(environment)} is neither a name nor a path")
         environment = ""
-    return Options(
+    return JobOptions(
         key="" if record_only else key,
         record_only=record_only,
         image=image,

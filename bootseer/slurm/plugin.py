@@ -57,7 +57,7 @@ _ARGUMENT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltPlugin:
     """What a build has made.
 
     Attributes:
@@ -73,7 +73,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledPlugin:
     """What was put where, and what is left for the administrator to do."""
 
     files: tuple[Path, ...]
@@ -100,7 +100,7 @@ def python_path() -> list[str]:
     return list(dict.fromkeys([package, *sites]))
 
 
-def build(output: Path, slurm_include: Path | None = None, *, advice: bool = True) -> Built:
+def build(output: Path, slurm_include: Path | None = None, *, advice: bool = True) -> BuiltPlugin:
     """Compile the plugin with the site's C compiler into a folder.
 
     Args:
@@ -125,7 +125,7 @@ def build(output: Path, slurm_include: Path | None = None, *, advice: bool = Tru
         files.append(output / ADVICE)
         _build_advice(source, output / ADVICE)
     python = ".".join(map(str, sys.version_info[:3])) if advice else None
-    return Built(tuple(files), version, python)
+    return BuiltPlugin(tuple(files), version, python)
 
 
 def install(
@@ -137,7 +137,7 @@ def install(
     advice: bool = True,
     prolog_only: bool = False,
     arguments: Sequence[str] = (),
-) -> Installed:
+) -> InstalledPlugin:
     """Put the plugin, the entry scripts and the plugstack line in place.
 
     Args:
@@ -169,7 +169,7 @@ def install(
             files.append(_put(prefix / name, text.encode(), mode=0o755))
         files.append(_put(prefix / zipapp.NAME, zipapp.build(), mode=0o755))
         if prolog_only:
-            return Installed(tuple(files), _prolog_steps(prefix))
+            return InstalledPlugin(tuple(files), _prolog_steps(prefix))
         if built is None:
             built = Path(scratch)
             build(built, slurm_include, advice=advice)
@@ -182,7 +182,7 @@ def install(
         line = shlex.join(["optional", str(prefix / PLUGIN), *(arguments or _arguments(conf))])
         # Slurm reads the line anew for every job: it must not name what is not there yet.
         files.append(_put(conf, f"{line}\n".encode(), mode=0o644))
-    return Installed(tuple(files), _plugin_steps(conf))
+    return InstalledPlugin(tuple(files), _plugin_steps(conf))
 
 
 def uninstall(prefix: Path = PREFIX, plugstack_dir: Path = PLUGSTACK_DIR) -> tuple[Path, ...]:

@@ -23,7 +23,7 @@ from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.reap import reap, reap_dead
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 from bootseer.slurm import options
-from bootseer.slurm.hook import say
+from bootseer.slurm.hook import log_line
 from bootseer.slurm.nodelist import expand
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
@@ -38,15 +38,15 @@ def main() -> int:
     try:
         asked = options.parse(os.environ)
         if asked is not None:
-            say(_warm(asked, started_ns))
+            log_line(_warm(asked, started_ns))
     except BootseerError as error:
-        say(str(error))
+        log_line(str(error))
     except Exception as error:  # noqa: BLE001 (the hook must not fail the job)
-        say(f"internal error, the job goes on without: {error!r}")
+        log_line(f"internal error, the job goes on without: {error!r}")
     return 0
 
 
-def _warm(asked: options.Options, started_ns: int) -> str:
+def _warm(asked: options.JobOptions, started_ns: int) -> str:
     config = settings.load()
     for_broker = broker_settings(config)  # without its account nothing is started
     job = _job(asked, config, started_ns)
@@ -84,7 +84,7 @@ def _warm(asked: options.Options, started_ns: int) -> str:
     return f"job {job.job_id}, key {job.key}: {said} ({seconds:.2f} s)"
 
 
-def _put_asked(folder: JobFolder, asked: options.Options) -> None:
+def _put_asked(folder: JobFolder, asked: options.JobOptions) -> None:
     """Keep for the plugin what this job has asked for: its steps may ask for something else."""
     lines = (asked.image, asked.environment, options.join_ckpt(asked))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -103,7 +103,7 @@ def _put_program(folder: JobFolder) -> None:
             os.fchmod(file.fileno(), 0o755)
             file.write(content)
     except OSError as error:
-        say(f"no {folder.program}: {error.strerror}; install the plugin again")
+        log_line(f"no {folder.program}: {error.strerror}; install the plugin again")
 
 
 def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
@@ -127,7 +127,7 @@ def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
     else:
         # Requests that come before the agent listens wait in the socket's queue.
         with control_socket.listen(folder.socket, job.uid) as listener:
-            agent_process.hurry()
+            agent_process.raise_priority()
             agent_process.start(folder, "warm", listener)
 
 
@@ -165,7 +165,7 @@ def _wait(folder: JobFolder, wait_s: float, ends: float, latest: float) -> tuple
     return "fallback", f"not ready within {wait_s:g} s"
 
 
-def _job(asked: options.Options, config: settings.Config, started_ns: int) -> Job:
+def _job(asked: options.JobOptions, config: settings.Config, started_ns: int) -> Job:
     """Take what Slurm says of the job, and check it for what it will be used for.
 
     Raises:
@@ -245,4 +245,4 @@ def _tell(folder: JobFolder, stage: str, start_ns: int, **more: object) -> None:
     try:
         control_client.tell(folder.socket, request)
     except BootseerError as error:
-        say(f"event {stage} is lost: {error}")
+        log_line(f"event {stage} is lost: {error}")

@@ -20,7 +20,7 @@ import trio
 from bootseer.core.event import VERSION, Event, from_json
 from bootseer.core.fields import Fields
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, UnknownVersion
-from bootseer.store.base import ObjectInfo, Store, publish, read_all
+from bootseer.store.api.base import ObjectInfo, Store, publish, read_all
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 10_000

@@ -12,7 +12,7 @@ from bootseer.core.plan import (
     object_name,
 )
 from bootseer.errors import Corrupt, NotFound, UnknownVersion
-from bootseer.store.base import Store, publish, read_all
+from bootseer.store.api.base import Store, publish, read_all
 
 _ATTEMPTS = 8
 

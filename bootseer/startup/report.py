@@ -34,7 +34,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeStages:
     """One node's stages by start, and when it was ready (None where nobody said so)."""
 
     node: str
@@ -61,7 +61,7 @@ class Report:
     started_ns: int
     ready_s: float | None
     straggler: float | None
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeStages, ...]
 
     def document(self) -> dict[str, Any]:
         """Return the report as what JSON can carry."""
@@ -90,7 +90,7 @@ def build(node_runs: Sequence[NodeRun]) -> Report:
     )
 
 
-def _node(node_run: NodeRun, started_ns: int) -> Node:
+def _node(node_run: NodeRun, started_ns: int) -> NodeStages:
     stages = sorted(
         (
             Stage(
@@ -107,4 +107,4 @@ def _node(node_run: NodeRun, started_ns: int) -> Node:
         key=lambda s: (s.start_s, s.end_s),
     )
     marks = [s.end_s for s in stages if s.stage == READY_STAGE]
-    return Node(node_run.node, min(marks) if marks else None, tuple(stages))
+    return NodeStages(node_run.node, min(marks) if marks else None, tuple(stages))

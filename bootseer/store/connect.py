@@ -9,21 +9,21 @@ import trio
 
 from bootseer.config import User, is_per_user
 from bootseer.errors import ConfigError
-from bootseer.store import arrowfs
-from bootseer.store.awsprofile import AwsOptions
-from bootseer.store.backoff import Backoff
-from bootseer.store.base import Store
-from bootseer.store.hadoop import HdfsOptions, find_conf_dir
-from bootseer.store.limit import LimitStore
+from bootseer.store.api.base import Store
+from bootseer.store.arrow import filesystem
+from bootseer.store.arrow.aws_profile import AwsOptions
+from bootseer.store.hdfs.options import HdfsOptions, find_conf_dir
+from bootseer.store.local.owners import TrustedOwners
 from bootseer.store.locate import open_store
-from bootseer.store.owners import TrustedOwners
-from bootseer.store.retry import RetryStore
+from bootseer.store.wrappers.backoff import Backoff
+from bootseer.store.wrappers.limit import LimitStore
+from bootseer.store.wrappers.retry import RetryStore
 
 MAX_OPERATIONS = 16
 """At once, of one process: enough to hide the latency of small objects, few for the servers."""
 
 
-class Settings(Protocol):
+class EffectiveSettings(Protocol):
     """Effective settings by dotted name: `bootseer.config.Config`, or what was sent of it."""
 
     def __getitem__(self, name: str, /) -> Any:
@@ -32,7 +32,7 @@ class Settings(Protocol):
 
 
 def connect(
-    config: Settings,
+    config: EffectiveSettings,
     user: User,
     *,
     operations: int = MAX_OPERATIONS,
@@ -54,7 +54,7 @@ def connect(
 
 
 def connect_images(
-    config: Settings,
+    config: EffectiveSettings,
     user: User,
     *,
     operations: int = MAX_OPERATIONS,
@@ -81,7 +81,7 @@ def connect_images(
     )
 
 
-def image_owners(config: Settings, user: User) -> TrustedOwners:
+def image_owners(config: EffectiveSettings, user: User) -> TrustedOwners:
     """Say who may write in the image store that users share.
 
     Raises:
@@ -94,7 +94,7 @@ def image_owners(config: Settings, user: User) -> TrustedOwners:
     return TrustedOwners(user.name, user.uid, group, gid, widens=True)
 
 
-def connect_shared(url: str, group: str, config: Settings, user: User) -> Store:
+def connect_shared(url: str, group: str, config: EffectiveSettings, user: User) -> Store:
     """Open a store of environments that a group shares; its members are trusted.
 
     Args:
@@ -111,7 +111,7 @@ def connect_shared(url: str, group: str, config: Settings, user: User) -> Store:
     return connect_to(user.fill(url), config, user, trusted=trusted)
 
 
-def check_bucket(url: str, section: str, config: Settings) -> None:
+def check_bucket(url: str, section: str, config: EffectiveSettings) -> None:
     """Refuse one place for all users in an object store, which tells no owners.
 
     Args:
@@ -122,20 +122,20 @@ def check_bucket(url: str, section: str, config: Settings) -> None:
     Raises:
         ConfigError: whoever writes there first would have all others run it.
     """
-    if url.partition("://")[0] not in arrowfs.SCHEMES or is_per_user(url):
+    if url.partition("://")[0] not in filesystem.SCHEMES or is_per_user(url):
         return
     if not config[f"{section}.shared_bucket"]:
         raise ConfigError(
-            f"store {arrowfs.shown(url)!r} is the same for all users, and an object store does not "
-            "tell who wrote what: a user could have others run it. The administrator puts {user} "
-            f"into the URL, or sets {section}.shared_bucket = true after the bucket's policy lets "
-            "only trusted users write there"
+            f"store {filesystem.redacted(url)!r} is the same for all users, and an object store "
+            "does not tell who wrote what: a user could have others run it. The administrator "
+            f"puts {{user}} into the URL, or sets {section}.shared_bucket = true after the "
+            "bucket's policy lets only trusted users write there"
         )
 
 
 def connect_to(
     url: str,
-    config: Settings,
+    config: EffectiveSettings,
     user: User,
     *,
     private: bool = True,
@@ -175,7 +175,7 @@ def _gid(setting: str, group: str) -> int:
         raise ConfigError(f"{setting}: this node has no group {group!a}") from error
 
 
-def hdfs_options(config: Settings, user: User) -> HdfsOptions:
+def hdfs_options(config: EffectiveSettings, user: User) -> HdfsOptions:
     """Take what concerns HDFS out of the settings.
 
     Raises:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from bootseer.errors import ConfigError
-from bootseer.store import arrowfs
-from bootseer.store.awsprofile import AwsOptions
-from bootseer.store.base import Store
-from bootseer.store.hadoop import HdfsOptions, find_conf_dir
-from bootseer.store.local import LocalStore
-from bootseer.store.owners import PrivateOwner, TrustedOwners
+from bootseer.store.api.base import Store
+from bootseer.store.arrow import filesystem
+from bootseer.store.arrow.aws_profile import AwsOptions
+from bootseer.store.hdfs.options import HdfsOptions, find_conf_dir
+from bootseer.store.local.owners import PrivateOwner, TrustedOwners
+from bootseer.store.local.store import LocalStore
 
 if TYPE_CHECKING:
-    from bootseer.store.hdfs import HdfsStore
+    from bootseer.store.hdfs.store import HdfsStore
 
-SCHEMES = ("file", "hdfs", *arrowfs.SCHEMES)
+SCHEMES = ("file", "hdfs", *filesystem.SCHEMES)
 """What this version has."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -60,10 +60,10 @@ def open_store(
     if parsed.scheme and parsed.scheme not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise ConfigError(f"store {url!r}: this version has {known} and plain absolute paths")
-    if parsed.scheme in arrowfs.SCHEMES:
+    if parsed.scheme in filesystem.SCHEMES:
         return _open_arrow(url, parsed, aws)
     if parsed.scheme == "hdfs":
-        from bootseer.store.trusted import PrivateStore, TrustedStore  # 25 ms, as of HdfsStore
+        from bootseer.store.hdfs.trusted import PrivateStore, TrustedStore  # 25 ms, as of HdfsStore
 
         options = hdfs or HdfsOptions(find_conf_dir(""))
         store = _open_hdfs(url, parsed, options, owner_uid is not None)
@@ -117,7 +117,7 @@ def _open_hdfs(
     options: HdfsOptions,
     private: bool,
 ) -> HdfsStore:
-    from bootseer.store.hdfs import HdfsStore  # 25 ms that other stores do without
+    from bootseer.store.hdfs.store import HdfsStore  # 25 ms that other stores do without
 
     if not parsed.netloc or "@" in parsed.netloc or parsed.query or parsed.fragment:
         raise ConfigError(
@@ -129,13 +129,13 @@ def _open_hdfs(
 
 
 def _open_arrow(url: str, parsed: SplitResult, aws: AwsOptions | None) -> Store:
-    from bootseer.store.arrow import ArrowStore
+    from bootseer.store.arrow.store import ArrowStore
 
     if not parsed.netloc or parsed.fragment:
         raise ConfigError(
-            f"store {arrowfs.shown(url)!r}: name a bucket, as s3://BUCKET/path, without '#'"
+            f"store {filesystem.redacted(url)!r}: name a bucket, as s3://BUCKET/path, without '#'"
         )
-    _root(arrowfs.shown(url), unquote(parsed.path) or "/")
+    _root(filesystem.redacted(url), unquote(parsed.path) or "/")
     return ArrowStore(url, aws)
 
 

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from bootseer.errors import Closed, Conflict, NotFound, Unavailable
-from bootseer.store.base import (
+from bootseer.store.api.base import (
     Appender,
     Capabilities,
     Data,
     FolderListing,
     ObjectInfo,
     Reader,
-    Space,
+    StoreSpace,
     Writer,
     check_mode,
     check_version,
     readable_bytes,
 )
-from bootseer.store.gate import Gate
-from bootseer.store.name import check_folder, check_name, check_rename
+from bootseer.store.api.gate import WriteSequence
+from bootseer.store.api.name import check_folder, check_name, check_rename
 
 _OBJECT_MODE = 0o644
 _FOLDER_MODE = 0o755
@@ -205,10 +205,10 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         raise Unavailable(f"cannot replicate {name!r}: {self.url} keeps one copy")
 
-    async def space(self) -> Space:
+    async def space(self) -> StoreSpace:
         """See `Store.space`: nobody has counted."""
         await trio.lowlevel.checkpoint()
-        return Space()
+        return StoreSpace()
 
     async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
         """See `Store.reap_temporaries`: writers that end leave nothing here."""
@@ -220,7 +220,7 @@ class MemoryStore:
         """Make an object visible, without a checkpoint.
 
         Raises:
-            Conflict: as for `Writer.commit`.
+            Conflict: as for `ImageWriter.commit`.
         """
         self._check_free(name, overwrite=overwrite)
         self._make_folders(_above(name))
@@ -274,7 +274,7 @@ class _MemoryWriter:
     """Collects the data and hands it over at the commit."""
 
     def __init__(self, store: MemoryStore, name: str, overwrite: bool, mode: int) -> None:
-        self.gate = Gate(name)
+        self.gate = WriteSequence(name)
         self._store = store
         self._name = name
         self._overwrite = overwrite
@@ -297,7 +297,7 @@ class _MemoryAppender:
     """Collects the data and shows what was synced."""
 
     def __init__(self, store: MemoryStore, name: str, mode: int) -> None:
-        self.gate = Gate(name)
+        self.gate = WriteSequence(name)
         self._store = store
         self._name = name
         self._mode = mode

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import trio
 
 from bootseer.errors import Denied, NotFound, Transient, Unavailable
-from bootseer.store.base import Data, FolderListing, ObjectInfo, Reader, Store, Writer
-from bootseer.store.wrap import WrappedStore
+from bootseer.store.api.base import Data, FolderListing, ObjectInfo, Reader, Store, Writer
+from bootseer.store.wrappers.base import WrappedStore
 
 T = TypeVar("T")
 

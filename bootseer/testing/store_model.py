@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bootseer.errors import BootseerError, ConfigError, Conflict, NotFound
-from bootseer.store.base import ObjectInfo, Store, publish, read_all
+from bootseer.store.api.base import ObjectInfo, Store, publish, read_all
 
 T = TypeVar("T")
 

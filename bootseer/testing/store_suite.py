@@ -23,8 +23,8 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from bootseer.errors import Closed, ConfigError, Conflict, Corrupt, NotFound, Unavailable
-from bootseer.store.base import Store, publish, read_all
-from bootseer.store.name import TEMPORARY_PREFIX
+from bootseer.store.api.base import Store, publish, read_all
+from bootseer.store.api.name import TEMPORARY_PREFIX
 from bootseer.testing.store_model import StoreMachine
 from bootseer.units import MIB
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from bootseer.checkpoint.files.stripe_manifest import StripeManifest, UnitPlace
 from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan
 from bootseer.core.speed import Speed
-from bootseer.core.stripe import Layout, Unit
-from bootseer.core.trace import KINDS, MISSED, MOUNTED, Touch, Trace
+from bootseer.image.hot.trace import KINDS, MISSED, MOUNTED, Touch, Trace
 
 IMAGE_BYTES = 1 << 20
 _PAGE = 4096
@@ -86,7 +86,7 @@ def plans(draw: st.DrawFn) -> WarmPlan:
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> StripeManifest:
     """Draw a striped file: units dealt at random, with gaps where a part broke."""
     unit_bytes = _PAGE << draw(st.integers(0, 6))
     parts = draw(st.integers(1, 6))
@@ -100,8 +100,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         part = dealt[index]
         offset = ends[part] + draw(st.sampled_from([0, 0, 1, unit_bytes]))
         ends[part] = offset + unit_bytes
-        units.append((index, Unit(part, offset, draw(st.integers(0, 2**128 - 1)))))
-    return Layout(
+        units.append((index, UnitPlace(part, offset, draw(st.integers(0, 2**128 - 1)))))
+    return StripeManifest(
         size_bytes=size_bytes,
         unit_bytes=unit_bytes,
         parts_id=draw(st.text("0123456789abcdef", min_size=32, max_size=32)),

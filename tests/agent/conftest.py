@@ -5,6 +5,7 @@ import socket
 import threading
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
 
 from bootseer.agent.broker.broker import Broker
 from bootseer.agent.broker.processes import Processes
@@ -14,11 +15,10 @@ from bootseer.agent.messages import broker as broker_messages
 from bootseer.agent.messages import lender as lender_messages
 from bootseer.agent.messages import message
 from bootseer.agent.messages.client import decode_reply, encode_request
-from bootseer.agent.messages.server import Server
+from bootseer.agent.messages.server import RequestServer
 from bootseer.agent.node import control_socket
-from bootseer.agent.node.broker_settings import Account, BrokerSettings
+from bootseer.agent.node.broker_settings import BrokerSettings, NodeAccount
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.testing.cluster.poll import wait_until
 
 JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/", "k", False, "", 1.0, 1)
 
@@ -110,13 +110,13 @@ class LenderAtWork(AtWork):
         super().__init__(lender_messages.VERBS)
 
     def _serve(self):
-        Server(self._its, lender_messages.VERBS, self._lender.carry_out).run()
+        RequestServer(self._its, lender_messages.VERBS, self._lender.carry_out).run()
 
 
 def settings_in(path):
     """Return a broker's settings, with folders under a path."""
     folders = (str(path / "run"), str(path / "cache"))
-    accounts = (Account("nobody", 65534, 65534), Account("daemon", 1, 1))
+    accounts = (NodeAccount("nobody", 65534, 65534), NodeAccount("daemon", 1, 1))
     return BrokerSettings(*accounts, *folders, 1 << 30, 0.0, 0.5, [])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from bootseer_dev.cluster.poll import wait_until
 
 from bootseer.agent.broker import mount_requests
 from bootseer.agent.broker import processes as processes_module
@@ -21,29 +22,28 @@ from bootseer.agent.broker.processes import LOOKS, MAX_WORKERS, Processes
 from bootseer.agent.broker.user_slots import MAX_OF_USER, UserSlots
 from bootseer.agent.messages.broker import (
     VERBS,
-    Clear,
-    Finish,
-    Kill,
-    LookAt,
-    Mount,
+    ClearOverlays,
+    CreateOverlay,
+    FinishJob,
+    KillWorker,
+    LocateProcess,
+    MountKind,
     MountRoot,
-    Overlay,
-    ReadAhead,
     Role,
     ServeImage,
-    Show,
-    Start,
+    SetReadAhead,
+    ShowOverlay,
+    StartWorker,
     Unmount,
-    Watch,
+    WatchResidency,
 )
-from bootseer.agent.messages.client import Client, encode_request
+from bootseer.agent.messages.client import RequestClient, encode_request
 from bootseer.agent.messages.message import MAX_DESCRIPTORS
 from bootseer.agent.node import process
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.errors import Closed, Corrupt, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
-from bootseer.image.residency import PAGE_BYTES, Residency
-from bootseer.testing.cluster.poll import wait_until
+from bootseer.image.hot.residency import PAGE_BYTES, KernelResidency
 
 pytestmark = [pytest.mark.root, pytest.mark.leaves_open]  # a broker has its slots until it ends
 MOST = (1 << 63) - 1
@@ -60,20 +60,20 @@ def child():
 
 @pytest.mark.parametrize("handle", [0, 1, -1, MOST, pytest.param(os.getpid(), id="this")])
 def test_a_process_that_is_not_the_jobs_is_not_killed(broker, handle):
-    reply, _ = broker.ask(Kill(handle), number=1 << 63)
+    reply, _ = broker.ask(KillWorker(handle), number=1 << 63)
     assert isinstance(reply.error, NotFound)
     assert reply.number == 1 << 63
 
 
 @pytest.mark.parametrize("role", [-1, len(Role), MOST])
 def test_a_worker_that_there_is_not_is_not_started(broker, role):
-    reply, fds = broker.ask(Start(role))
+    reply, fds = broker.ask(StartWorker(role))
     assert isinstance(reply.error, NotFound) and not fds
 
 
 @pytest.mark.parametrize(
     ("request_", "right"),
-    [(Watch(), 1), (Show(1), 2), (MountRoot(), 3)],
+    [(WatchResidency(), 1), (ShowOverlay(1), 2), (MountRoot(), 3)],
 )
 def test_as_many_descriptors_come_as_a_request_takes(broker, request_, right, tmp_path):
     (tmp_path / "file").write_bytes(b"x")
@@ -83,7 +83,9 @@ def test_as_many_descriptors_come_as_a_request_takes(broker, request_, right, tm
             assert isinstance(reply.error, Corrupt) and not fds
 
 
-@pytest.mark.parametrize("request_", [Clear(), Kill(5), Watch(), Finish()])
+@pytest.mark.parametrize(
+    "request_", [ClearOverlays(), KillWorker(5), WatchResidency(), FinishJob()]
+)
 def test_what_came_with_a_request_is_closed_again(broker, request_):
     ours, theirs = socket.socketpair()
     with ours:
@@ -104,7 +106,7 @@ def test_nothing_that_came_with_a_request_is_a_workers(broker, monkeypatch):
     monkeypatch.setattr("bootseer.agent.broker.broker.exactly", exactly)
     with open(__file__) as file:
         os.set_inheritable(file.fileno(), True)
-        broker.ask(Watch(), [file.fileno()] * 2)
+        broker.ask(WatchResidency(), [file.fileno()] * 2)
     assert seen == [fcntl.FD_CLOEXEC] * 2
 
 
@@ -112,19 +114,19 @@ BEYOND = (-1, ~MOST, MOST, max(MAX_IMAGES, MAX_OVERLAYS) + 1)
 
 
 @pytest.mark.parametrize("number", BEYOND)
-@pytest.mark.parametrize("mount", list(Mount))
+@pytest.mark.parametrize("mount", list(MountKind))
 def test_mounts_that_a_job_cannot_have_are_left_alone(broker, mount, number):
-    for request in (Unmount(mount, number), Show(number), Overlay(number, 1, 0)):
+    for request in (Unmount(mount, number), ShowOverlay(number), CreateOverlay(number, 1, 0)):
         with open(__file__) as file:
-            reply, _ = broker.ask(request, [file.fileno()] * (2 * isinstance(request, Show)))
+            reply, _ = broker.ask(request, [file.fileno()] * (2 * isinstance(request, ShowOverlay)))
         assert isinstance(reply.error, Unavailable), request
-    reply, _ = broker.ask(ReadAhead(mount, number, 128))
+    reply, _ = broker.ask(SetReadAhead(mount, number, 128))
     assert reply.error is None or isinstance(reply.error, Unavailable)
 
 
-@pytest.mark.parametrize("mount", [-1, len(Mount), MOST])
+@pytest.mark.parametrize("mount", [-1, len(MountKind), MOST])
 def test_kinds_of_mounts_that_there_are_not(broker, mount):
-    for request in (Unmount(mount, 0), ReadAhead(mount, 0, 128)):
+    for request in (Unmount(mount, 0), SetReadAhead(mount, 0, 128)):
         reply, _ = broker.ask(request)
         assert isinstance(reply.error, NotFound)
 
@@ -148,9 +150,9 @@ def test_an_image_is_mounted_once_and_anew_when_it_has_gone(broker):
         assert isinstance(again.error, Unavailable) and not fds
         assert is_mounted(path)
         os.close(channel)
-        assert broker.ask(Unmount(Mount.IMAGE, 3))[0].error is None
+        assert broker.ask(Unmount(MountKind.IMAGE, 3))[0].error is None
         assert not is_mounted(path) and not os.path.exists(path)
-        assert broker.ask(Kill(reply.value))[0].error is None
+        assert broker.ask(KillWorker(reply.value))[0].error is None
 
 
 def is_mounted(path):
@@ -183,15 +185,15 @@ def test_nothing_is_left_of_an_image_that_nobody_can_serve(broker, monkeypatch):
 
 @pytest.mark.parametrize("count", [0, -1, MAX_OVERLAYS + 1, MOST])
 def test_overlays_are_counted(broker, count):
-    reply, _ = broker.ask(Overlay(1, count, 0))
+    reply, _ = broker.ask(CreateOverlay(1, count, 0))
     assert isinstance(reply.error, Unavailable)
 
 
 def test_what_is_not_mounted_cannot_be_taken_away_or_shown(broker, tmp_path):
-    for mount in (Mount.ROOT, Mount.ENVIRONMENT):
+    for mount in (MountKind.ROOT, MountKind.ENVIRONMENT):
         reply, _ = broker.ask(Unmount(mount, 1))
         assert isinstance(reply.error, Unavailable)
-    reply, _ = broker.ask(Unmount(Mount.IMAGE, 1))
+    reply, _ = broker.ask(Unmount(MountKind.IMAGE, 1))
     assert reply.error is None
 
 
@@ -201,7 +203,7 @@ def test_nothing_is_shown_in_the_nodes_namespace_or_on_anothers_folder(broker, t
     namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     for target, why in ((tmp_path, "no folder of the user's"), (tmp_path / "mine", "of the node")):
         folder = os.open(target, os.O_PATH)
-        reply, _ = broker.ask(Show(1), [folder, namespace])
+        reply, _ = broker.ask(ShowOverlay(1), [folder, namespace])
         assert isinstance(reply.error, Unavailable) and why in str(reply.error)
         os.close(folder)
     os.close(namespace)
@@ -209,9 +211,9 @@ def test_nothing_is_shown_in_the_nodes_namespace_or_on_anothers_folder(broker, t
 
 @pytest.mark.parametrize("pid", [0, -1, 1, MOST])
 def test_processes_of_others_are_not_looked_at(broker, pid):
-    reply, fds = broker.ask(LookAt(pid))
+    reply, fds = broker.ask(LocateProcess(pid))
     assert reply.value == 1 and not fds
-    reply, fds = broker.ask(LookAt(os.getpid()))  # root's
+    reply, fds = broker.ask(LocateProcess(os.getpid()))  # root's
     assert reply.value == 1 and not fds
 
 
@@ -250,9 +252,9 @@ def test_nothing_waits_for_who_serves_the_root_of_a_process_or_a_target(broker, 
         namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         try:
             for _ in range(100):  # more than can be under way at once
-                reply, _ = broker.ask(LookAt(there.pid))
+                reply, _ = broker.ask(LocateProcess(there.pid))
                 assert (reply.error, reply.value) == (None, 1)
-            reply, _ = broker.ask(Show(1), [target, namespace])
+            reply, _ = broker.ask(ShowOverlay(1), [target, namespace])
             assert isinstance(reply.error, Unavailable)
         finally:
             os.close(target)
@@ -265,7 +267,7 @@ def test_a_process_is_looked_at(broker):
         argv = [sys.executable, "-P", "-c", CHROOTED, root]
         with subprocess.Popen(argv, stdout=subprocess.PIPE) as there:
             assert there.stdout.readline()
-            reply, fds = broker.ask(LookAt(there.pid))
+            reply, fds = broker.ask(LocateProcess(there.pid))
             assert (reply.error, reply.value, fds) == (None, value, [])
             there.kill()
 
@@ -276,12 +278,12 @@ def test_an_unexpected_error_ends_its_request_alone(broker, monkeypatch, capsys)
 
     monkeypatch.setattr(broker.broker.mounts, "clear", fails)
     for _ in range(200):  # more than can be under way at once
-        reply, _ = broker.ask(Clear())
+        reply, _ = broker.ask(ClearOverlays())
         assert isinstance(reply.error, Unavailable)
         assert str(reply.error) == "internal error: RuntimeError"
-    assert isinstance(broker.ask(Kill(5))[0].error, NotFound)
+    assert isinstance(broker.ask(KillWorker(5))[0].error, NotFound)
     monkeypatch.undo()
-    assert broker.ask(Clear())[0].error is None
+    assert broker.ask(ClearOverlays())[0].error is None
 
 
 def test_an_unexpected_error_that_cannot_be_logged_ends_its_request_alone(broker, monkeypatch):
@@ -294,7 +296,7 @@ def test_an_unexpected_error_that_cannot_be_logged_ends_its_request_alone(broker
     monkeypatch.setattr("traceback.print_exc", full)
     monkeypatch.setattr(broker.processes, "start", fails)
     for _ in range(2):  # in the first thread
-        assert isinstance(broker.ask(Start(0))[0].error, Unavailable)
+        assert isinstance(broker.ask(StartWorker(0))[0].error, Unavailable)
 
 
 def test_a_users_jobs_have_so_many_processes_together(tmp_path):
@@ -331,14 +333,14 @@ def test_who_talks_nonsense_is_given_up(broker, garbage, capsys):
 
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_it_says_whether_the_job_had_ended(broker, is_finished):
-    broker.ask(Finish() if is_finished else Clear())
+    broker.ask(FinishJob() if is_finished else ClearOverlays())
     broker.end.close()
     assert broker.result() is is_finished
 
 
 def test_an_answer_that_nobody_has_read_is_no_matter(broker):
-    broker.ask(Finish())
-    broker.end.send(encode_request(VERBS, 2, Kill(5)))
+    broker.ask(FinishJob())
+    broker.end.send(encode_request(VERBS, 2, KillWorker(5)))
     wait_until(lambda: unread(broker.end), "the answer is there")
     broker.end.close()
     assert broker.result() is True
@@ -366,7 +368,7 @@ def file(tmp_path):
 
 
 def watched(broker, fd):
-    reply, (end,) = broker.ask(Watch(), [fd])
+    reply, (end,) = broker.ask(WatchResidency(), [fd])
     assert reply.error is None
     return BrokersPages(socket.socket(fileno=end), reply.value)
 
@@ -384,7 +386,7 @@ def all_of(pages, most):
 @pytest.mark.parametrize("most", [1, 16_384])
 def test_pages_are_told_as_by_who_looks_itself(broker, file, monkeypatch, most):
     monkeypatch.setattr("bootseer.agent.broker.residency.RANGES", 50)
-    local, told = Residency(os.dup(file.fileno())), watched(broker, file.fileno())
+    local, told = KernelResidency(os.dup(file.fileno())), watched(broker, file.fileno())
     size_bytes = os.fstat(file.fileno()).st_size
     assert told.size_bytes == local.size_bytes == size_bytes
     assert all_of(told, most) == all_of(local, most)
@@ -416,7 +418,7 @@ def test_pages_in_use_are_told_as_they_are(broker, monkeypatch):
     monkeypatch.setattr("bootseer.agent.broker.residency.PAGES", 7)
     chance = random.Random(1)
     pages = StillPages(bytes(chance.choices((0, 1), k=3000)))
-    monkeypatch.setattr("bootseer.agent.broker.broker.Residency", opened_as(pages))
+    monkeypatch.setattr("bootseer.agent.broker.broker.KernelResidency", opened_as(pages))
     told = watched(broker, 0)
     for _ in range(50):
         start = chance.randrange(pages.size_bytes)
@@ -446,7 +448,7 @@ def test_a_real_files_pages_are_looked_at(broker, file):
 
 def test_a_file_that_cannot_be_watched_is_told(broker, tmp_path):
     folder = os.open(tmp_path, os.O_RDONLY)
-    reply, fds = broker.ask(Watch(), [folder])
+    reply, fds = broker.ask(WatchResidency(), [folder])
     os.close(folder)
     assert isinstance(reply.error, Unavailable) and not fds
     assert "not a regular file" in str(reply.error)
@@ -455,7 +457,7 @@ def test_a_file_that_cannot_be_watched_is_told(broker, tmp_path):
 def test_a_job_watches_so_many_files_and_no_more(broker, file, monkeypatch):
     monkeypatch.setattr("bootseer.agent.broker.broker._MAX_WATCHED", 2)
     pages = [watched(broker, file.fileno()) for _ in range(2)]
-    reply, fds = broker.ask(Watch(), [file.fileno()])
+    reply, fds = broker.ask(WatchResidency(), [file.fileno()])
     assert isinstance(reply.error, Unavailable) and not fds
     for one in pages:
         one.close()
@@ -497,18 +499,18 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_another():
 def test_who_is_killed_has_been_waited_for(broker):
     pid = child()
     handle = broker.processes.adopt(pid)
-    assert broker.ask(Kill(handle))[0].error is None
+    assert broker.ask(KillWorker(handle))[0].error is None
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, 0)
-    assert isinstance(broker.ask(Kill(handle))[0].error, NotFound)
+    assert isinstance(broker.ask(KillWorker(handle))[0].error, NotFound)
 
 
 def test_a_worker_is_the_users_and_ends_when_it_is_killed(broker):
-    reply, (channel,) = broker.ask(Start(Role.PUBLISH))
+    reply, (channel,) = broker.ask(StartWorker(Role.PUBLISH))
     assert reply.error is None
     pid = broker.processes._children[reply.value].pid
     wait_until(lambda: os.stat(f"/proc/{pid}").st_uid == broker.job.uid, "it is the user's")
-    assert broker.ask(Kill(reply.value))[0].error is None
+    assert broker.ask(KillWorker(reply.value))[0].error is None
     assert state(pid) == "gone"
     with socket.socket(fileno=channel) as end:
         end.settimeout(20)
@@ -628,9 +630,9 @@ def test_a_job_has_so_many_processes_and_no_more(monkeypatch, tmp_path):
         (b"", errno.EPROTO),
         (b"x" * 7, errno.EPROTO),
         (b"x" * 100, errno.EPROTO),
-        (mount_requests.REQUEST.pack(len(Mount), 0), errno.EPROTO),
-        (mount_requests.REQUEST.pack(Mount.IMAGE, 1 << 31), errno.EPROTO),
-        (mount_requests.REQUEST.pack(Mount.IMAGE, 1), errno.ENOENT),
+        (mount_requests.REQUEST.pack(len(MountKind), 0), errno.EPROTO),
+        (mount_requests.REQUEST.pack(MountKind.IMAGE, 1 << 31), errno.EPROTO),
+        (mount_requests.REQUEST.pack(MountKind.IMAGE, 1), errno.ENOENT),
     ],
 )
 def test_mounts_that_there_are_not_are_refused(broker, request_, error):
@@ -655,11 +657,11 @@ def test_who_sends_nothing_holds_nobody_up(broker):
 
 
 async def test_many_ask_at_once_and_each_gets_its_answer(broker, file):
-    client = Client(broker.end, VERBS, "broker")
+    client = RequestClient(broker.end, VERBS, "broker")
     sizes = []
 
     async def watch():
-        reply, fds = await client.ask(Watch(), [file.fileno()])
+        reply, fds = await client.ask(WatchResidency(), [file.fileno()])
         for fd in fds:
             assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
             os.close(fd)
@@ -667,7 +669,7 @@ async def test_many_ask_at_once_and_each_gets_its_answer(broker, file):
 
     async def kill():
         with pytest.raises(NotFound):
-            await client.do(Kill(5))
+            await client.do(KillWorker(5))
 
     async with trio.open_nursery() as outer:
         outer.start_soon(client.run)
@@ -682,22 +684,22 @@ async def test_many_ask_at_once_and_each_gets_its_answer(broker, file):
 
 
 async def test_who_asks_is_told_at_once_that_the_broker_has_ended(broker):
-    client = Client(broker.end, VERBS, "broker")
+    client = RequestClient(broker.end, VERBS, "broker")
     broker.end.send(b"garbage")
     with trio.fail_after(5), pytest.raises(Closed):
         await client.run()
     with trio.fail_after(5), pytest.raises(Closed):
-        await client.do(Clear())
+        await client.do(ClearOverlays())
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_let_go(broker, file):
-    client = Client(broker.end, VERBS, "broker")
+    client = RequestClient(broker.end, VERBS, "broker")
     with pytest.raises(Unavailable, match="not answered within"):
-        await client.ask(Watch(), [file.fileno()], answer_s=0.01)  # nobody reads yet
+        await client.ask(WatchResidency(), [file.fileno()], answer_s=0.01)  # nobody reads yet
     open_before = set(os.listdir("/proc/self/fd"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.run)
-        assert (await client.do(Clear())).error is None
+        assert (await client.do(ClearOverlays())).error is None
         nursery.cancel_scope.cancel()
     assert not [fd for fd in set(os.listdir("/proc/self/fd")) - open_before if is_socket(fd)]
 

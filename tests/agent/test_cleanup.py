@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
 
 from bootseer._io import lib
 from bootseer.agent.node import cleanup, process
 from bootseer.agent.node.job import JobFolder
-from bootseer.testing.cluster.poll import wait_until
 
 pytestmark = [pytest.mark.root]
 

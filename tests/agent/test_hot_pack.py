@@ -7,29 +7,29 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+from bootseer_dev.material.stored_image import manifest_of, readable, store_image
 
 from bootseer.agent.node.job import Job
-from bootseer.agent.workers.hot_pack import Packing, copies_for
-from bootseer.core import image
-from bootseer.core.hotset import HotRange, HotSet
-from bootseer.core.pack import VERSION, plan_pack
+from bootseer.agent.workers.hot_pack import JobPack, copies_for
+from bootseer.core import image_manifest
 from bootseer.errors import BootseerError
-from bootseer.image import hotpack
-from bootseer.image.nodecache import NodeCache
-from bootseer.image.traces import hot_set_name
-from bootseer.store.base import publish, read_all
+from bootseer.image.hot import pack_store
+from bootseer.image.hot.hotset import HotRange, HotSet
+from bootseer.image.hot.pack import VERSION, plan_pack
+from bootseer.image.hot.repository import hot_set_name
+from bootseer.image.serve.node_cache import NodeCache
+from bootseer.store.api.base import publish, read_all
 from bootseer.store.memory import MemoryStore
-from bootseer.testing.stored_image import manifest_of, readable, store_image
 from bootseer.units import MIB
 
 JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "", 1.0, 1)
 BLOCK = 4096
 CONTENT = random.Random(5).randbytes(8 * MIB)
 MANIFEST = manifest_of(CONTENT)
-DIGEST = image.image_digest(MANIFEST.encode())
+DIGEST = image_manifest.image_digest(MANIFEST.encode())
 IDENTITY = MANIFEST.identity
 HOT = list(range(1, 1800, 2))
-INDEX = hotpack.index_object(IDENTITY)
+INDEX = pack_store.index_object(IDENTITY)
 
 
 def hot_set(blocks=HOT):
@@ -63,7 +63,7 @@ class Start:
             readable(self.store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks,
             trio.open_nursery() as nursery,
         ):
-            yield Packing(task, self.store, blocks, DIGEST, nursery)
+            yield JobPack(task, self.store, blocks, DIGEST, nursery)
 
     async def write(self, touched=(), rate=50 * MIB, **place):
         """Come to the end of the start; returns the seconds that the work behind it took."""
@@ -82,7 +82,7 @@ async def store():
 
 
 async def packed(store):
-    stored = await hotpack.read_index(store, IDENTITY)
+    stored = await pack_store.read_index(store, IDENTITY)
     return stored.pack if stored else None
 
 
@@ -152,7 +152,7 @@ async def test_a_damaged_index_is_replaced_and_that_of_another_version_left(stor
 
 async def test_a_pack_that_a_start_finds_damaged_is_written_anew(store, autojump_clock):
     await Start(store).write()
-    (folder,) = [e.name for e in await store.list(hotpack.pack_folder(IDENTITY)) if e.is_folder]
+    (folder,) = [e.name for e in await store.list(pack_store.pack_folder(IDENTITY)) if e.is_folder]
     good = await read_all(store, f"{folder}/part-0000", 64 * MIB)
     await publish(store, f"{folder}/part-0000", bytes(len(good)))
     start = Start(store)

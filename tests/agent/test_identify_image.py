@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 import trio
 import trio.testing
+from bootseer_dev.cluster.poll import wait_until
 
 from bootseer.agent.broker.copies import fork_opener
 from bootseer.agent.broker.processes import Processes
@@ -15,7 +16,6 @@ from bootseer.agent.node.job import Job
 from bootseer.agent.workers import base
 from bootseer.agent.workers.identify_image import open_and_identify, receive
 from bootseer.errors import BootseerError, NotFound, Unavailable
-from bootseer.testing.cluster.poll import wait_until
 
 pytestmark = [pytest.mark.root]
 

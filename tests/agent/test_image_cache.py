@@ -9,27 +9,27 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.material.image_entry import create_image
+from bootseer_dev.material.stored_image import manifest_of
 
 from bootseer.agent.lender.lender import MAX_LENT, open_cache
-from bootseer.agent.messages.client import Client
-from bootseer.agent.messages.lender import VERBS, Lend, LendNew
+from bootseer.agent.messages.client import RequestClient
+from bootseer.agent.messages.lender import VERBS, CreateEntry, OpenEntry
 from bootseer.agent.messages.message import MAX_DESCRIPTORS
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.cache.room import ReservationClient
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
-from bootseer.core import image
+from bootseer.core import image_manifest
 from bootseer.errors import Corrupt, NotFound, Unavailable
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.image_entry import create_image
-from bootseer.testing.stored_image import manifest_of
 
 pytestmark = pytest.mark.root
 BLOCK = 4096
 ALICE, BOB = 1001, 1002
 SECRET = random.Random(1).randbytes(50 * BLOCK)
 MANIFEST = manifest_of(SECRET).encode()
-DIGEST = image.image_digest(MANIFEST)
+DIGEST = image_manifest.image_digest(MANIFEST)
 TOKEN = manifest_token(MANIFEST)
 
 
@@ -54,7 +54,7 @@ async def mallory(bobs):
     for end in (ours, theirs):
         end.setblocking(False)
     agent, worker = Channel(ours), Channel(theirs)
-    lender = Client(bobs.end, VERBS, "lender")
+    lender = RequestClient(bobs.end, VERBS, "lender")
     worker_of_it = SimpleNamespace(channel=agent)
     served = ServedImage(None, lender, 0, "/nowhere", worker_of_it, f"bootseer://{DIGEST}")
     told = []
@@ -125,7 +125,7 @@ async def test_a_manifest_of_hers_does_not_get_at_anothers_blocks(bobs):
         assert len(told) == 5
         # Of her own image she gets an entry of her own, whatever token she states with it.
         fd = seal_manifest(own)
-        digest = image.image_digest(own)
+        digest = image_manifest.image_digest(own)
         answer, got = await ask({"digest": digest, "token": TOKEN.hex()}, fd)
         os.close(fd)
         assert answer["ok"] and got[0] == own[:100] and got[1] == bytes(100)
@@ -152,12 +152,12 @@ def sealed():
     os.close(fd)
 
 
-DECODED = image.decode(MANIFEST, "", DIGEST)
+DECODED = image_manifest.decode(MANIFEST, "", DIGEST)
 
 
 def new(**other):
     size = {"image_bytes": DECODED.size_bytes, "blocks": DECODED.blocks}
-    return LendNew(**({"manifest_bytes": len(MANIFEST)} | size | other))
+    return CreateEntry(**({"manifest_bytes": len(MANIFEST)} | size | other))
 
 
 def close(fds):
@@ -167,12 +167,12 @@ def close(fds):
 
 @pytest.mark.parametrize("token", [bytes(32), bytes.fromhex(DIGEST), TOKEN[:31] + b"x"])
 def test_the_lender_lends_nothing_without_the_token(bobs, token):
-    reply, fds = bobs.ask(Lend(token))
+    reply, fds = bobs.ask(OpenEntry(token))
     assert isinstance(reply.error, NotFound) and not fds
 
 
 def test_who_has_the_token_or_the_manifest_gets_what_it_takes_to_read_and_keep(bobs, sealed):
-    for request, handed in ((Lend(TOKEN), []), (new(), [sealed])):
+    for request, handed in ((OpenEntry(TOKEN), []), (new(), [sealed])):
         reply, fds = bobs.ask(request, handed)
         assert reply.error is None and reply.value == 0 and len(fds) == 7
         manifest, data, block_map, *keepers = fds
@@ -219,7 +219,7 @@ def next_entry(bobs):
 def test_an_entry_is_in_use_until_its_keeper_has_gone(bobs):
     cache = open_cache(bobs.settings)
     (account,) = cache.accounts()
-    _, fds = bobs.ask(Lend(TOKEN))
+    _, fds = bobs.ask(OpenEntry(TOKEN))
     assert not cache.remove(account.name)
     close(fds[:6])
     assert not cache.remove(account.name)
@@ -253,11 +253,11 @@ def test_a_keeper_gets_room_and_one_that_talks_nonsense_is_given_up(bobs):
 def test_what_a_job_has_in_use_is_bounded(bobs):
     kept = []
     for _ in range(MAX_LENT):
-        reply, fds = bobs.ask(Lend(TOKEN))
+        reply, fds = bobs.ask(OpenEntry(TOKEN))
         assert reply.error is None
         close(fds[:6])
         kept.append(fds[6])
-    reply, fds = bobs.ask(Lend(TOKEN))
+    reply, fds = bobs.ask(OpenEntry(TOKEN))
     assert isinstance(reply.error, Unavailable) and not fds
     os.close(kept.pop())
     wait_until(lambda: lends(bobs), "there is room for one more")
@@ -265,6 +265,6 @@ def test_what_a_job_has_in_use_is_bounded(bobs):
 
 
 def lends(bobs):
-    reply, fds = bobs.ask(Lend(TOKEN))
+    reply, fds = bobs.ask(OpenEntry(TOKEN))
     close(fds)
     return reply.error is None

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from bootseer.agent.supervisor.image_record import JobImage
-from bootseer.core.holdout import draw
 from bootseer.core.ranges import ByteRange
-from bootseer.core.trace import Touch
+from bootseer.image.hot.holdout import draw
+from bootseer.image.hot.trace import Touch
 from bootseer.units import GIB, MIB
 
 HOT = [ByteRange(n * 2 * MIB, n * 2 * MIB + MIB) for n in range(200)]

@@ -126,7 +126,7 @@ def test_events_wait_in_folders_that_are_nobody_elses(tmp_path, kind, level):
     assert not list(tmp_path.rglob("*.json"))
     if kind not in ("a file", "a FIFO") and (unpublished / str(USER)).exists():
         with pytest.raises(Denied):
-            spool.take(str(tmp_path), USER)
+            spool.read_waiting(str(tmp_path), USER)
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -148,7 +148,7 @@ def test_the_accounts_get_folders_where_root_lets_them(tmp_path, node_settings):
     os.seteuid(nobody.uid)
     try:
         spool.put(str(cache), USER, RUN)
-        assert [run for _, run in spool.take(str(cache), USER)] == [RUN]
+        assert [run for _, run in spool.read_waiting(str(cache), USER)] == [RUN]
         with pytest.raises(OSError, match="Permission denied"):
             (cache / "other").mkdir()
     finally:
@@ -166,10 +166,10 @@ def test_what_waits_fits_into_one_message(tmp_path):
     for number in range(40):
         run = {"run": f"c.{number:03d}", "node": "n1", "started_ns": 1, "x": "x" * 3_000_000}
         spool.put(str(tmp_path), USER, run)
-    taken = spool.take(str(tmp_path), USER)
+    taken = spool.read_waiting(str(tmp_path), USER)
     assert [run["run"] for _, run in taken] == [f"c.{n:03d}" for n in range(8, 13)]
     for path, _ in taken:
         path.unlink()
-    assert spool.take(str(tmp_path), USER)[0][1]["run"] == "c.013"
+    assert spool.read_waiting(str(tmp_path), USER)[0][1]["run"] == "c.013"
     shutil.rmtree(tmp_path / "unpublished")
-    assert spool.take(str(tmp_path), USER) == []
+    assert spool.read_waiting(str(tmp_path), USER) == []

@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.material.images import TinyImage, write_image
+from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry
 
 from bootseer.agent.broker.kernel_mount import _checked_digest, mount_root
-from bootseer.agent.messages.broker import Mount, MountRoot, Unmount
+from bootseer.agent.messages.broker import MountKind, MountRoot, Unmount
 from bootseer.agent.node import process
-from bootseer.agent.node.broker_settings import Account
-from bootseer.core import image
+from bootseer.agent.node.broker_settings import NodeAccount
+from bootseer.core import image_manifest
 from bootseer.errors import Corrupt, Denied, NotFound, Unavailable
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.images import TinyImage, write_image
-from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 from bootseer.units import MIB
 
 pytestmark = pytest.mark.root
 NOBODY = 65534
-ACCOUNT = Account("daemon", 1, 1)
+ACCOUNT = NodeAccount("daemon", 1, 1)
 """In place of the block cache's."""
 
 
@@ -73,7 +73,7 @@ def checked_digest(entry, checked):
 
 
 def digest_of(entry):
-    return image.image_digest(entry.manifest.encode())
+    return image_manifest.image_digest(entry.manifest.encode())
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_the_broker_mounts_what_is_handed_over_and_listed(broker, filled, is_lis
         name = TinyImage().hot[3].lstrip("/")
         assert (root / name).read_bytes() == TinyImage().content(f"/{name}")
         assert root.parent.stat().st_uid == broker.job.uid
-        assert broker.ask(Unmount(Mount.ROOT, 0))[0].error is None
+        assert broker.ask(Unmount(MountKind.ROOT, 0))[0].error is None
         assert not list(root.iterdir())
     else:
         assert isinstance(done.error, NotFound) and not root.exists()

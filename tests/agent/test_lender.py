@@ -6,18 +6,18 @@ import socket
 import time
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.material.stored_image import manifest_of
 
 from bootseer.agent.broker.copies import fork_lender
 from bootseer.agent.broker.folders import make_folders
 from bootseer.agent.messages import message
 from bootseer.agent.messages.client import decode_reply, encode_request
-from bootseer.agent.messages.lender import VERBS, Lend, LendNew
+from bootseer.agent.messages.lender import VERBS, CreateEntry, OpenEntry
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.cache.token import manifest_token, seal_manifest
-from bootseer.core import image
+from bootseer.core import image_manifest
 from bootseer.errors import Corrupt, Denied, NotFound, Unavailable
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.stored_image import manifest_of
 
 pytestmark = pytest.mark.root
 USER = 65533
@@ -45,10 +45,10 @@ def ask(end, request, fds=()):
 
 
 def lend_new(end):
-    decoded = image.decode(MANIFEST, "", image.image_digest(MANIFEST))
+    decoded = image_manifest.decode(MANIFEST, "", image_manifest.image_digest(MANIFEST))
     fd = seal_manifest(MANIFEST)
     try:
-        return ask(end, LendNew(len(MANIFEST), decoded.size_bytes, decoded.blocks), [fd])
+        return ask(end, CreateEntry(len(MANIFEST), decoded.size_bytes, decoded.blocks), [fd])
     finally:
         os.close(fd)
 
@@ -60,7 +60,7 @@ def status(pid):
 
 def test_it_has_the_rights_of_the_caches_account_and_no_others(lender, node_settings):
     pid, end = lender
-    reply, _ = ask(end, Lend(bytes(32)))
+    reply, _ = ask(end, OpenEntry(bytes(32)))
     assert isinstance(reply.error, NotFound)
     account, found = node_settings.cache_account, status(pid)
     assert set(found["Uid"].split()) == {str(account.uid)}
@@ -81,7 +81,7 @@ def test_what_it_makes_is_the_accounts_and_counted_for_the_user(lender, node_set
     assert os.stat(f"{node_settings.blocks}/{name}/user").st_size == USER
     for fd in fds:
         os.close(fd)
-    again, fds = ask(end, Lend(manifest_token(MANIFEST)))
+    again, fds = ask(end, OpenEntry(manifest_token(MANIFEST)))
     assert again.error is None
     for fd in fds:
         os.close(fd)
@@ -89,7 +89,7 @@ def test_what_it_makes_is_the_accounts_and_counted_for_the_user(lender, node_set
 
 def test_it_ends_with_the_supervisor(lender):
     pid, end = lender
-    assert isinstance(ask(end, Lend(bytes(32)))[0].error, NotFound)
+    assert isinstance(ask(end, OpenEntry(bytes(32)))[0].error, NotFound)
     end.close()
     wait_until(lambda: status(pid)["State"].startswith("Z"), "its end")
 
@@ -99,7 +99,7 @@ def test_one_that_is_killed_costs_a_closed_channel(lender):
     os.kill(pid, signal.SIGKILL)
     began_s = time.monotonic()
     with pytest.raises((OSError, Corrupt)):  # nothing can be sent, or nothing comes back
-        ask(end, Lend(bytes(32)))
+        ask(end, OpenEntry(bytes(32)))
     assert time.monotonic() - began_s < 10
 
 

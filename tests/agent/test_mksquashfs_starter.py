@@ -24,14 +24,14 @@ import os, sys
 from pathlib import Path
 from bootseer.agent.node.privileges import confine
 from bootseer.agent.workers import mksquashfs_starter
-from bootseer.image.pack import Packing, pack
+from bootseer.squashfs.writer import PackOptions, pack
 
 output = os.open(sys.argv[1], os.O_RDWR)
 start, fd = mksquashfs_starter.start("nobody", 65534, 65534)
 confine("nobody", 65534, 65534, os.getppid(), keep=[fd, output])
 for line in sys.stdin:
     try:
-        with pack(Path(f"/proc/self/fd/{output}"), Packing(), None, [output], start) as packer:
+        with pack(Path(f"/proc/self/fd/{output}"), PackOptions(), None, [output], start) as packer:
             packer.flush()
             print("packing", flush=True)
             if sys.stdin.readline() == "give up\\n":

@@ -17,8 +17,8 @@ IPC_LOCK = 1 << 14
 
 LOOK = """
 import ctypes, json, os, resource, sys
-from bootseer.agent.node.privileges import Profile, confine
-profile = Profile.PIN if sys.argv[1] == "prefetch" else Profile.PLAIN
+from bootseer.agent.node.privileges import Confinement, confine
+profile = Confinement.PIN if sys.argv[1] == "prefetch" else Confinement.PLAIN
 kept, closed = os.open("/", os.O_RDONLY), [os.open("/", os.O_RDONLY) for _ in range(50)]
 os.dup2(closed[0], 900)
 confine("nobody", 65534, 65534, os.getppid(), keep=[kept], profile=profile)
@@ -123,7 +123,7 @@ def test_it_has_no_descriptors_but_those_named(seen):
 
 def test_root_acts_with_a_users_rights_on_a_users_data():
     code = (
-        "import os\nfrom bootseer.cli.userstore import with_store\n"
+        "import os\nfrom bootseer.cli.user_store import with_store\n"
         "async def who(store, name): return name, os.getresuid()\n"
         "assert with_store(None, who) == ('root', (0,) * 3)\n"
         "assert with_store('nobody', who) == ('nobody', (65534,) * 3)\n"

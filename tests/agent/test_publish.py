@@ -13,12 +13,12 @@ from bootseer.agent.workers.base import Task
 from bootseer.core.plan import PlannedImage, PlannedRun
 from bootseer.core.ranges import ByteRange
 from bootseer.core.speed import UNKNOWN
-from bootseer.core.trace import COMPLETE, MISSED, PARTIAL
 from bootseer.errors import Denied
-from bootseer.image.traces import read_hot_set
+from bootseer.image.hot.repository import read_hot_set
+from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL
 from bootseer.startup.plans import add_run, read_plan
 from bootseer.store.memory import MemoryStore
-from bootseer.store.wrap import WrappedStore
+from bootseer.store.wrappers.base import WrappedStore
 from bootseer.units import MIB
 
 DIGEST = "sqfs1-test"

@@ -6,10 +6,10 @@ import sys
 import time
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
 
 from bootseer.agent.node import agent_process, reap, registry
 from bootseer.agent.node.job import JobFolder
-from bootseer.testing.cluster.poll import wait_until
 
 pytestmark = [pytest.mark.root]
 

@@ -8,9 +8,9 @@ import trio
 
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
-from bootseer.agent.supervisor.recording_window import Window
+from bootseer.agent.supervisor.recording_window import RecordingWindow
 from bootseer.agent.supervisor.residency_record import WatchedImage
-from bootseer.core.trace import Touch
+from bootseer.image.hot.trace import Touch
 
 JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "/i", 1.0, 1)
 CONFIG = {"image.window_s": 30, "image.sample_interval_s": 0.1}
@@ -52,7 +52,7 @@ def image():
 async def run_with(image):
     """Run a window with an image; returns the events that it tells."""
     told, worker = [], Silent()
-    window = Window(JOB, SimpleNamespace(config=CONFIG, broker=None), told.append)
+    window = RecordingWindow(JOB, SimpleNamespace(config=CONFIG, broker=None), told.append)
     window.images.append(image)
     try:
         await window.run(worker)

@@ -7,7 +7,7 @@ import trio
 
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.workers import serve_checkpoint
-from bootseer.checkpoint.reads import Reads
+from bootseer.checkpoint.read.recorder import ReadRecorder
 from bootseer.store.memory import MemoryStore
 
 
@@ -20,7 +20,7 @@ class Silent(MemoryStore):
 
 async def test_a_mount_ends_while_the_store_is_asked_for_the_record_of_its_reads():
     """Nothing that was written would be published meanwhile."""
-    service = SimpleNamespace(reads=Reads(Silent()), settle_s=30.0)
+    service = SimpleNamespace(reads=ReadRecorder(Silent()), settle_s=30.0)
     service.reads.opened("step_1000/shard_0")
     ends = socket.socketpair()
     for end in ends:

@@ -7,15 +7,15 @@ import socket
 import pytest
 import trio
 import trio.testing
+from bootseer_dev.material.stored_image import store_image
 
 from bootseer import config as settings
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import serve_image
 from bootseer.agent.workers.base import Task
-from bootseer.image.view import ImageView
+from bootseer.image.serve.view import ImageView
 from bootseer.store.memory import MemoryStore
-from bootseer.testing.stored_image import store_image
 
 JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "bootseer://x", 1.0, 1)
 

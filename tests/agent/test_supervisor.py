@@ -18,7 +18,14 @@ import trio.testing
 from bootseer import config as settings
 from bootseer._io import lib
 from bootseer.agent.broker.processes import Processes
-from bootseer.agent.messages.broker import Clear, Finish, Kill, Role, ServeImage, Start
+from bootseer.agent.messages.broker import (
+    ClearOverlays,
+    FinishJob,
+    KillWorker,
+    Role,
+    ServeImage,
+    StartWorker,
+)
 from bootseer.agent.messages.message import Reply
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import containment, environment_mounts, spool, supervisor
@@ -30,11 +37,11 @@ from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.workers.base import Task
 from bootseer.core.event import MAX_DETAIL_CHARS, from_json
 from bootseer.core.ranges import ByteRange, subtract
-from bootseer.core.trace import Touch
 from bootseer.errors import BootseerError, Closed, Denied, Unavailable
-from bootseer.image import residency
-from bootseer.image.record import Recorder
-from bootseer.image.residency import Residency
+from bootseer.image.hot import residency
+from bootseer.image.hot.recorder import ResidencyRecorder
+from bootseer.image.hot.residency import KernelResidency
+from bootseer.image.hot.trace import Touch
 
 USER = 20001
 JOB = Job(7, "c", "n1", USER, USER, "alice", "/home/alice", "k", False, "", 1.0, 1)
@@ -57,7 +64,7 @@ def agent(tmp_path):
     config.values["node.cache_dir"] = str(tmp_path / "cache")
     folder = JobFolder(str(tmp_path / "job"))
     os.makedirs(folder.state)
-    return supervisor.Agent(folder, JOB, config, NoBroker(), NoBroker())
+    return supervisor.Supervisor(folder, JOB, config, NoBroker(), NoBroker())
 
 
 def event(**more):
@@ -137,14 +144,14 @@ async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp
     pids, processes = [], Processes(None, None, None)
 
     async def ask(request):
-        assert request == Start(Role.PUBLISH)
+        assert request == StartWorker(Role.PUBLISH)
         ours, theirs = socket.socketpair()
         theirs.detach()  # never read from
         pids.append(os.posix_spawn("/bin/sleep", ["sleep", "60"], {}))
         return Reply(1, value=processes.adopt(pids[-1])), [ours.detach()]
 
     async def do(request):
-        assert isinstance(request, Kill)
+        assert isinstance(request, KillWorker)
         processes.kill(request.handle)
 
     monkeypatch.setattr(agent._broker, "ask", ask, raising=False)
@@ -155,7 +162,7 @@ async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp
     published, detail = await agent._publish(0.3)
     assert not published and "within" in detail
     assert time.monotonic() - began_s < 8
-    assert len(spool.take(str(tmp_path / "cache"), USER)) == 1
+    assert len(spool.read_waiting(str(tmp_path / "cache"), USER)) == 1
     with pytest.raises(ChildProcessError):
         os.waitpid(pids[0], 0)
 
@@ -168,7 +175,7 @@ async def test_a_run_that_cannot_be_removed_any_more_is_published_all_the_same(a
     async def publish(kind, waiting, began_ns):
         return True, "x", []
 
-    monkeypatch.setattr(spool, "take", lambda *_: [(OnReadOnlyDisk(), {})])
+    monkeypatch.setattr(spool, "read_waiting", lambda *_: [(OnReadOnlyDisk(), {})])
     monkeypatch.setattr(agent, "_publish_by_worker", publish)
     assert await agent._publish(1.0) == (True, "x")
 
@@ -187,10 +194,10 @@ def test_what_waits_is_removed_where_it_is_damaged_and_not_where_the_disk_is(
         raise OSError(errno.EIO, "input/output error")
 
     monkeypatch.setattr(Path, "read_text", fails)
-    assert spool.take(cache_dir, USER) == []
+    assert spool.read_waiting(cache_dir, USER) == []
     assert first.exists() and second.exists()
     monkeypatch.undo()
-    assert [path for path, _ in spool.take(cache_dir, USER)] == [second]
+    assert [path for path, _ in spool.read_waiting(cache_dir, USER)] == [second]
     assert not first.exists() and second.exists()
 
 
@@ -206,7 +213,7 @@ async def test_a_run_that_has_to_wait_on_stays(agent, tmp_path, monkeypatch):
 
     monkeypatch.setattr(agent, "_publish_by_worker", publish)
     await agent._publish(1.0)
-    assert [run["run"] for _, run in spool.take(cache_dir, USER)] == ["c.2"]
+    assert [run["run"] for _, run in spool.read_waiting(cache_dir, USER)] == ["c.2"]
 
 
 async def test_what_the_epilog_gives_is_for_all_of_it(agent, autojump_clock, monkeypatch):
@@ -244,7 +251,7 @@ async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypat
     assert not agent._scope.cancel_called
     agent._answered(answer)
     assert agent._scope.cancel_called
-    assert agent._broker.asked == [Clear(), Finish()]
+    assert agent._broker.asked == [ClearOverlays(), FinishJob()]
 
 
 @pytest.mark.parametrize("timeout_s", [-3.0, 0.0, 9.0])
@@ -345,7 +352,7 @@ def watch(tmp_path):
         path = tmp_path / "image"
         with path.open("wb") as file:
             file.truncate(size_bytes)
-        pages = Residency(os.open(path, os.O_RDONLY))
+        pages = KernelResidency(os.open(path, os.O_RDONLY))
         image = WatchedImage({"path": str(path), "digest": "d", "leading": []}, pages)
         watched.append(image)
         return image
@@ -393,7 +400,7 @@ async def test_read_ahead_that_cannot_be_told_apart_in_time_is_kept(
 
     def settle():
         goes_on.wait(5)
-        Recorder.settle(image._recorder)
+        ResidencyRecorder.settle(image._recorder)
         ended.set()
 
     monkeypatch.setattr(image._recorder, "settle", settle)
@@ -401,7 +408,7 @@ async def test_read_ahead_that_cannot_be_told_apart_in_time_is_kept(
     assert (event.stage, event.status, event.bytes) == ("image.record", "fallback", 12288)
     assert "not done within 2 s" in event.detail
     looked_at = []
-    monkeypatch.setattr("bootseer.image.record._runs", lambda *touch: looked_at.append(touch))
+    monkeypatch.setattr("bootseer.image.hot.recorder._runs", lambda *touch: looked_at.append(touch))
     goes_on.set()
     assert ended.wait(5)
     assert looked_at == []
@@ -438,7 +445,7 @@ def test_a_descriptor_that_cannot_be_looked_at_is_an_error_of_ours(tmp_path, fla
     (tmp_path / "image").write_bytes(b"x" * 8192)
     fd = os.open(tmp_path / "image", flags)
     with pytest.raises(Unavailable):
-        Residency(fd)
+        KernelResidency(fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
@@ -451,7 +458,7 @@ def test_a_workers_message_is_checked(tmp_path, leading):
     (tmp_path / "image").write_bytes(b"x" * 8192)
     fd = os.open(tmp_path / "image", os.O_RDONLY)
     with pytest.raises(BootseerError):
-        WatchedImage({"path": "/x", "digest": "d", "leading": leading}, Residency(fd))
+        WatchedImage({"path": "/x", "digest": "d", "leading": leading}, KernelResidency(fd))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 

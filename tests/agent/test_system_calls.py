@@ -10,18 +10,18 @@ import threading
 
 import pytest
 
-from bootseer.agent.node.privileges import Profile
+from bootseer.agent.node.privileges import Confinement
 
 pytestmark = [pytest.mark.root]
 
 PROFILES = {
-    "plain": Profile.PLAIN,
-    "network": Profile.NETWORK,
-    "pin": Profile.PIN,
-    "pin and network": Profile.PIN | Profile.NETWORK,
-    "tool": Profile.EXEC,
-    "starter": Profile.EXEC | Profile.FORK,
-    "supervisor": Profile.SERVE,
+    "plain": Confinement.PLAIN,
+    "network": Confinement.NETWORK,
+    "pin": Confinement.PIN,
+    "pin and network": Confinement.PIN | Confinement.NETWORK,
+    "tool": Confinement.EXEC,
+    "starter": Confinement.EXEC | Confinement.FORK,
+    "supervisor": Confinement.SERVE,
 }
 DANGEROUS = [
     "ptrace",
@@ -105,7 +105,7 @@ UNKNOWN = [
 
 PREPARE = """
 import ctypes, errno, json, os, sys
-from bootseer.agent.node.privileges import Profile, confine, confine_system_calls
+from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 becomes, profile, calls = json.loads(sys.argv[1])
@@ -116,9 +116,9 @@ def call(*numbers):
     return errno.errorcode.get(ctypes.get_errno(), "") if result < 0 else "did it"
 
 if becomes:
-    confine("nobody", 65534, 65534, os.getppid(), keep=(), profile=Profile(profile))
+    confine("nobody", 65534, 65534, os.getppid(), keep=(), profile=Confinement(profile))
 else:  # root's own rights are left: what is refused is refused by the filter
-    confine_system_calls(Profile(profile))
+    confine_system_calls(Confinement(profile))
 """
 TABLE = (
     PREPARE + "print(json.dumps([call(*numbers) for numbers in calls]), flush=True)\nos._exit(0)"
@@ -158,17 +158,17 @@ def refused(profile, names, how, *, becomes):
 def test_dangerous_calls_are_refused(profile, becomes):
     names = [*DANGEROUS, *ELSEWHERE]
     flags = PROFILES[profile]
-    names += [] if Profile.EXEC in flags else RUNNING
-    names += [] if Profile.FORK in flags else FORKING
-    names += [] if Profile.NETWORK in flags else KEYRING
+    names += [] if Confinement.EXEC in flags else RUNNING
+    names += [] if Confinement.FORK in flags else FORKING
+    names += [] if Confinement.NETWORK in flags else KEYRING
     assert not refused(profile, names, "EPERM", becomes=becomes)
 
 
 @pytest.mark.parametrize("becomes", [True, False], ids=["user", "root"])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_other_calls_are_as_if_the_kernel_had_none(profile, becomes):
-    names = [*UNKNOWN, *(() if Profile.PIN in PROFILES[profile] else ("mlock", "mlock2"))]
-    names += () if Profile.SERVE in PROFILES[profile] else SERVING
+    names = [*UNKNOWN, *(() if Confinement.PIN in PROFILES[profile] else ("mlock", "mlock2"))]
+    names += () if Confinement.SERVE in PROFILES[profile] else SERVING
     assert not refused(profile, names, "ENOSYS", becomes=becomes)
 
 
@@ -291,7 +291,7 @@ print(json.dumps(said))
 
 
 def test_less_is_less_in_all_threads():
-    request = json.dumps([True, Profile.NETWORK, []])
+    request = json.dumps([True, Confinement.NETWORK, []])
     argv = [sys.executable, "-I", "-c", LATER, request]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(done.stdout) == ["refused"]
@@ -391,7 +391,7 @@ def test_the_library_of_object_stores_reaches_a_server():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            request = json.dumps([True, Profile.NETWORK, [[server.server_port]]])
+            request = json.dumps([True, Confinement.NETWORK, [[server.server_port]]])
             argv = [sys.executable, "-I", "-c", STORES, request]
             done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
         finally:

@@ -5,12 +5,12 @@ import random
 from contextlib import ExitStack, closing
 
 import pytest
+from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry
 
 from bootseer.cache.blocks import CachedBlocks, no_blocks
-from bootseer.cache.keeper import Claim
+from bootseer.cache.keeper import BlockClaim
 from bootseer.cache.size import SUM_BYTES
 from bootseer.errors import Corrupt, NoSpace
-from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
 BLOCK = 4096
@@ -178,28 +178,28 @@ def test_a_file_that_was_cut_and_has_grown_again_has_holes(entry, keeper, opened
 def test_one_at_a_time_has_the_claim_on_a_block(entry, keeper):
     other = entry.keeper(lambda size_bytes: True)
     keeper.keep(1, block(1))
-    assert keeper.claim(range(0, 3)) == [Claim.GRANTED, Claim.PRESENT, Claim.GRANTED]
-    assert other.claim(range(2, 4)) == [Claim.BUSY, Claim.GRANTED]
+    assert keeper.claim(range(0, 3)) == [BlockClaim.GRANTED, BlockClaim.PRESENT, BlockClaim.GRANTED]
+    assert other.claim(range(2, 4)) == [BlockClaim.BUSY, BlockClaim.GRANTED]
     keeper.keep(2, block(2))
-    assert other.claim(range(2, 3)) == [Claim.PRESENT]
-    assert other.claim(range(2, 3), anew=True) == [Claim.GRANTED]
+    assert other.claim(range(2, 3)) == [BlockClaim.PRESENT]
+    assert other.claim(range(2, 3), anew=True) == [BlockClaim.GRANTED]
     keeper.release(range(0, 11))
-    assert other.claim(range(0, 1)) == [Claim.GRANTED]
+    assert other.claim(range(0, 1)) == [BlockClaim.GRANTED]
     other.close()  # as a process that dies
     assert keeper.claim(range(0, 4)) == [
-        Claim.GRANTED,
-        Claim.PRESENT,
-        Claim.PRESENT,
-        Claim.GRANTED,
+        BlockClaim.GRANTED,
+        BlockClaim.PRESENT,
+        BlockClaim.PRESENT,
+        BlockClaim.GRANTED,
     ]
 
 
 def test_a_keeper_without_room_keeps_nothing(entry, opened):
     keeper = entry.keeper(lambda size_bytes: False)
-    assert keeper.claim(range(1)) == [Claim.GRANTED]
+    assert keeper.claim(range(1)) == [BlockClaim.GRANTED]
     with pytest.raises(NoSpace):
         keeper.keep(0, block(0))
-    assert keeper.claim(range(1)) == [Claim.GRANTED]
+    assert keeper.claim(range(1)) == [BlockClaim.GRANTED]
     assert opened().missing(range(1)) == [0]
     keeper.close()
 

@@ -6,13 +6,13 @@ import random
 from contextlib import contextmanager
 
 import pytest
+from bootseer_dev.material.image_entry import find_image
+from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry
 
 from bootseer.cache.size import SUM_BYTES, EntrySize
 from bootseer.cache.token import entry_name, manifest_token
-from bootseer.core import image
+from bootseer.core import image_manifest
 from bootseer.errors import Denied, NotFound, Unavailable
-from bootseer.testing.image_entry import find_image
-from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
 BLOCK = 4096
@@ -124,10 +124,12 @@ def test_an_entry_is_made_of_files_of_the_images_lengths(cache):
 
 def test_a_manifest_of_more_than_a_piece_is_copied_whole(cache):
     digests = random.Random(2).randbytes(32 * 70_000)
-    manifest = image.ImageManifest(70_000 * BLOCK, BLOCK, 1 << 20, "", "sqfs1-test", (), digests)
+    manifest = image_manifest.ImageManifest(
+        70_000 * BLOCK, BLOCK, 1 << 20, "", "sqfs1-test", (), digests
+    )
     encoded = manifest.encode()
     open_entry(cache, manifest, ALICE).close()
-    token, digest = manifest_token(encoded), image.image_digest(encoded)
+    token, digest = manifest_token(encoded), image_manifest.image_digest(encoded)
     entry = find_image(cache, digest, token, ALICE)
     assert entry.manifest.encode() == encoded
     entry.close()

@@ -12,6 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bootseer_dev.material.damage import flipped
+from bootseer_dev.material.image_entry import create_image, find_image
+from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
@@ -21,11 +24,8 @@ from bootseer.cache.reservation import REQUEST, answer_reservation
 from bootseer.cache.room import ReservationClient, Room
 from bootseer.cache.size import EntrySize
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
-from bootseer.core import image
+from bootseer.core import image_manifest
 from bootseer.errors import Corrupt, NoSpace, NotFound, Unavailable
-from bootseer.testing.damage import flipped
-from bootseer.testing.image_entry import create_image, find_image
-from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 from bootseer.units import GIB, MIB
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
@@ -106,7 +106,7 @@ def test_an_entry_is_opened_with_its_token_alone(tmp_path):
     cache = cache_in(tmp_path)
     fill(cache, CONTENT[: 10 * BLOCK], ALICE).close()
     encoded = manifest_of(CONTENT[: 10 * BLOCK]).encode()
-    digest = image.image_digest(encoded)
+    digest = image_manifest.image_digest(encoded)
     entry = find_image(cache, digest, manifest_token(encoded), BOB)
     assert read(entry, 5000) == CONTENT[:5000]
     entry.close()
@@ -132,9 +132,9 @@ def test_a_token_is_good_for_its_own_image_only(tmp_path):
     for seed, uid in ((1, ALICE), (2, BOB)):
         fill(cache, content_of(seed), uid).close()
     with pytest.raises(Corrupt):
-        find_image(cache, image.image_digest(secret), manifest_token(own), BOB)
+        find_image(cache, image_manifest.image_digest(secret), manifest_token(own), BOB)
     with pytest.raises(NotFound):
-        find_image(cache, image.image_digest(own), manifest_token(secret[:-32]), BOB)
+        find_image(cache, image_manifest.image_digest(own), manifest_token(secret[:-32]), BOB)
 
 
 @pytest.mark.parametrize("part", [slice(0, -32), slice(0, 100), slice(0, 0), slice(32, None)])
@@ -144,7 +144,7 @@ def test_a_part_of_a_manifest_makes_no_entry(tmp_path, part):
     encoded = manifest_of(content_of(1)).encode()
     before = disk_use(tmp_path)
     with pytest.raises(Corrupt):
-        handed(cache, image.image_digest(encoded), encoded[part])
+        handed(cache, image_manifest.image_digest(encoded), encoded[part])
     assert disk_use(tmp_path) == before and len(cache.accounts()) == 1
 
 
@@ -152,10 +152,10 @@ def test_the_manifest_of_another_image_makes_no_entry(tmp_path):
     cache = cache_in(tmp_path)
     encoded, other = (manifest_of(content_of(seed)).encode() for seed in (1, 2))
     with pytest.raises(Corrupt):
-        handed(cache, image.image_digest(encoded), other)
+        handed(cache, image_manifest.image_digest(encoded), other)
     # One with the digest of the image written to its end is damaged.
     with pytest.raises(Corrupt):
-        handed(cache, image.image_digest(encoded), other[:-32] + encoded[-32:])
+        handed(cache, image_manifest.image_digest(encoded), other[:-32] + encoded[-32:])
     assert cache.accounts() == []
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_manifest_is_written_again(tmp_path):
     cache = cache_in(tmp_path)
     entry = fill(cache, content_of(1), ALICE)
     encoded = manifest_of(content_of(1)).encode()
-    digest, token = image.image_digest(encoded), manifest_token(encoded)
+    digest, token = image_manifest.image_digest(encoded), manifest_token(encoded)
     manifest = entry.path / "manifest"
     for damaged in (flipped(encoded, 20), encoded[:30], encoded + b"x"):
         manifest.write_bytes(damaged)
@@ -226,7 +226,7 @@ def test_files_of_another_length_are_mended(tmp_path, name, size_bytes):
     cache = cache_in(tmp_path)
     entry = fill(cache, content_of(1), ALICE)
     encoded = manifest_of(content_of(1)).encode()
-    digest, token = image.image_digest(encoded), manifest_token(encoded)
+    digest, token = image_manifest.image_digest(encoded), manifest_token(encoded)
     right = (entry.path / name).stat().st_size
     os.truncate(entry.path / name, size_bytes)
     with pytest.raises(NotFound):
@@ -348,7 +348,7 @@ def test_a_manifest_without_room_is_not_written(tmp_path):
     digests = random.Random(3).randbytes(32 * 1_000_000)
     for number in range(3):
         manifest = manifest_of(b"x")
-        bomb = image.ImageManifest(
+        bomb = image_manifest.ImageManifest(
             size_bytes=BLOCK * 1_000_000,
             block_bytes=BLOCK,
             part_bytes=MIB,
@@ -358,7 +358,7 @@ def test_a_manifest_without_room_is_not_written(tmp_path):
             digests=digests,
         ).encode()
         with pytest.raises(NoSpace, match="full"):
-            handed(cache, image.image_digest(bomb), bomb, ALICE)
+            handed(cache, image_manifest.image_digest(bomb), bomb, ALICE)
     assert disk_use(tmp_path) == before and len(cache.accounts()) == 1
     assert kept[0].exists()  # nothing gave way in vain
 

@@ -4,19 +4,19 @@ import os
 from contextlib import contextmanager
 
 import pytest
+from bootseer_dev.material.stored_image import manifest_of
 
-from bootseer.cache.keeper import BlockKeeper, Claim, check_entry, read_manifest, take_manifest
+from bootseer.cache.keeper import BlockClaim, BlockKeeper, check_entry, read_manifest, take_manifest
 from bootseer.cache.size import SUM_BYTES, EntrySize
 from bootseer.cache.token import manifest_token, seal_manifest
-from bootseer.core import image
+from bootseer.core import image_manifest
 from bootseer.errors import Corrupt, NoSpace, NotFound, Unavailable
-from bootseer.testing.stored_image import manifest_of
 
 BLOCK = 4096
 CONTENT = bytes(range(256)) * 64 + b"the end"
 MANIFEST = manifest_of(CONTENT)
 ENCODED = MANIFEST.encode()
-DIGEST = image.image_digest(ENCODED)
+DIGEST = image_manifest.image_digest(ENCODED)
 
 
 @contextmanager
@@ -53,9 +53,9 @@ def keeper_of(data=None, claims=None, has_room=lambda size_bytes: True):
 def test_a_manifest_is_read_whole_and_no_more_of_it_than_one_can_have(monkeypatch):
     with memory(ENCODED) as [fd]:
         assert read_manifest(fd) == ENCODED
-        monkeypatch.setattr(image, "MAX_BYTES", len(ENCODED))
+        monkeypatch.setattr(image_manifest, "MAX_BYTES", len(ENCODED))
         assert read_manifest(fd) == ENCODED
-        monkeypatch.setattr(image, "MAX_BYTES", len(ENCODED) - 1)
+        monkeypatch.setattr(image_manifest, "MAX_BYTES", len(ENCODED) - 1)
         with pytest.raises(Corrupt, match="longer than any manifest"):
             read_manifest(fd)
 
@@ -97,13 +97,17 @@ def test_a_claim_on_what_is_there_is_given_up_at_once():
     with keeper_of() as (keeper, fds):
         other = BlockKeeper(*map(reopened, fds), MANIFEST, lambda size_bytes: True)
         keeper.keep(1, memoryview(CONTENT)[BLOCK : 2 * BLOCK])
-        assert keeper.claim(range(3)) == [Claim.GRANTED, Claim.PRESENT, Claim.GRANTED]
-        expected = [Claim.BUSY, Claim.GRANTED, Claim.BUSY]
+        assert keeper.claim(range(3)) == [
+            BlockClaim.GRANTED,
+            BlockClaim.PRESENT,
+            BlockClaim.GRANTED,
+        ]
+        expected = [BlockClaim.BUSY, BlockClaim.GRANTED, BlockClaim.BUSY]
         assert other.claim(range(3), anew=True) == expected
-        assert keeper.claim(range(1, 2)) == [Claim.PRESENT]  # though the other has it
-        assert other.claim(range(1, 2), anew=True) == [Claim.GRANTED]
+        assert keeper.claim(range(1, 2)) == [BlockClaim.PRESENT]  # though the other has it
+        assert other.claim(range(1, 2), anew=True) == [BlockClaim.GRANTED]
         keeper.release(range(1))
-        assert other.claim(range(3)) == [Claim.GRANTED, Claim.PRESENT, Claim.BUSY]
+        assert other.claim(range(3)) == [BlockClaim.GRANTED, BlockClaim.PRESENT, BlockClaim.BUSY]
         other.close()
 
 
@@ -128,7 +132,7 @@ def test_a_full_disk_is_no_space():
         with pytest.raises(NoSpace, match="disk is full"):
             keeper.keep(0, memoryview(CONTENT)[:BLOCK])
         assert os.fstat(fds[1]).st_size == 0
-        assert keeper.claim(range(1)) == [Claim.GRANTED]
+        assert keeper.claim(range(1)) == [BlockClaim.GRANTED]
 
 
 def test_a_disk_that_takes_nothing_is_not_there():

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry
 
 from bootseer.cache import ledger
 from bootseer.cache.folder import BlockCache
 from bootseer.cache.removal import disk_bytes
-from bootseer.cache.shares import Account
+from bootseer.cache.shares import EntryUsage
 from bootseer.cache.size import EntrySize
 from bootseer.cache.token import manifest_token
 from bootseer.errors import NoSpace, Unavailable
-from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
 from bootseer.units import GIB, KIB, MIB
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
@@ -57,7 +57,7 @@ def test_an_account_says_whose_an_entry_is_and_what_it_may_take_up(cache):
     before_ns = time.time_ns() - 10**9
     entry = open_entry(cache, manifest(), ALICE)
     (account,) = cache.accounts()
-    assert account == Account(
+    assert account == EntryUsage(
         entry.path.name, ALICE, fixed_bytes(), account.used_ns, is_leaving=False, is_open=True
     )
     assert account.used_ns > before_ns
@@ -85,7 +85,7 @@ def test_an_entry_without_an_account_counts_for_root_and_was_never_used(cache):
     (entry.path / "account").unlink()
     (account,) = cache.accounts()
     taken = sum(path.stat().st_blocks * 512 for path in entry.path.iterdir())
-    assert account == Account(entry.path.name, 0, taken + BLOCK, 0)
+    assert account == EntryUsage(entry.path.name, 0, taken + BLOCK, 0)
 
 
 def test_an_entry_of_which_the_user_is_not_known_counts_for_root(cache):

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
 import trio
+from bootseer_dev.material.stored_image import cache_in, keeper_link, manifest_of, open_entry
 
-from bootseer.cache.keeper import BlockKeeper, Claim
+from bootseer.cache.keeper import BlockClaim, BlockKeeper
 from bootseer.cache.link import MAX_BLOCKS, MAX_BYTES, KeeperLink, serve_keeper
 from bootseer.errors import Closed, Corrupt, NoSpace, Unavailable
-from bootseer.testing.stored_image import cache_in, keeper_link, manifest_of, open_entry
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
 BLOCK = 4096
@@ -36,14 +36,18 @@ def content(*blocks):
 async def test_blocks_from_all_over_the_image_are_claimed_and_kept_at_once(entry):
     blocks = [1, 2, 5, 8, 10]  # the last is short
     async with keeper_link(entry) as link, keeper_link(entry) as other:
-        assert await link.claim(blocks) == [Claim.GRANTED] * 5
-        assert await other.claim(range(4, 7)) == [Claim.GRANTED, Claim.BUSY, Claim.GRANTED]
+        assert await link.claim(blocks) == [BlockClaim.GRANTED] * 5
+        assert await other.claim(range(4, 7)) == [
+            BlockClaim.GRANTED,
+            BlockClaim.BUSY,
+            BlockClaim.GRANTED,
+        ]
         await link.keep(blocks, content(*blocks))
         await other.release([4, 6])
         assert await link.claim([0, *blocks, 6]) == [
-            Claim.GRANTED,
-            *[Claim.PRESENT] * 5,
-            Claim.GRANTED,
+            BlockClaim.GRANTED,
+            *[BlockClaim.PRESENT] * 5,
+            BlockClaim.GRANTED,
         ]
     found = entry.blocks()
     assert found.missing(range(11)) == [0, 3, 4, 6, 7, 9]
@@ -59,12 +63,20 @@ async def test_what_cannot_be_kept_leaves_no_claim(entry):
         await link.claim(blocks)
         with pytest.raises(NoSpace):
             await link.keep(blocks, content(*blocks))
-        assert await other.claim(blocks) == [Claim.PRESENT, Claim.GRANTED, Claim.GRANTED]
+        assert await other.claim(blocks) == [
+            BlockClaim.PRESENT,
+            BlockClaim.GRANTED,
+            BlockClaim.GRANTED,
+        ]
         with pytest.raises(Corrupt):
             await other.keep([4, 7], content(4, 4))
         with pytest.raises(Corrupt):
             await other.keep([7], content(7)[:-1])
-        assert await link.claim(blocks) == [Claim.PRESENT, Claim.PRESENT, Claim.GRANTED]
+        assert await link.claim(blocks) == [
+            BlockClaim.PRESENT,
+            BlockClaim.PRESENT,
+            BlockClaim.GRANTED,
+        ]
 
 
 async def test_a_block_without_bytes_is_not_kept_and_leaves_other_claims(entry):
@@ -73,18 +85,18 @@ async def test_a_block_without_bytes_is_not_kept_and_leaves_other_claims(entry):
         for blocks, data in (([4], b""), ([1, 4], content(1))):
             with pytest.raises(Corrupt, match="no bytes of block 4"):
                 await link.keep(blocks, data)
-            assert await other.claim([4]) == [Claim.GRANTED]
+            assert await other.claim([4]) == [BlockClaim.GRANTED]
             await other.release([4])
             await link.claim([4])
             if not data:
-                assert await other.claim([1]) == [Claim.BUSY]
+                assert await other.claim([1]) == [BlockClaim.BUSY]
 
 
 async def test_a_block_that_is_there_is_claimed_anew_if_it_is_damaged(entry):
     async with keeper_link(entry) as link:
         await link.keep([3], content(3))
-        assert await link.claim([2, 3]) == [Claim.GRANTED, Claim.PRESENT]
-        assert await link.claim([2, 3], anew=True) == [Claim.GRANTED] * 2
+        assert await link.claim([2, 3]) == [BlockClaim.GRANTED, BlockClaim.PRESENT]
+        assert await link.claim([2, 3], anew=True) == [BlockClaim.GRANTED] * 2
 
 
 async def test_as_much_as_is_taken_at_once_is_claimed_and_kept():
@@ -92,11 +104,11 @@ async def test_as_much_as_is_taken_at_once_is_claimed_and_kept():
     manifest = manifest_of(data + b"more")
     blocks = range(MAX_BLOCKS)
     async with memory_link(manifest) as link:
-        assert await link.claim(blocks) == [Claim.GRANTED] * MAX_BLOCKS
+        assert await link.claim(blocks) == [BlockClaim.GRANTED] * MAX_BLOCKS
         await link.keep(blocks, data)
         assert await link.claim([*blocks[1:], MAX_BLOCKS]) == [
-            *[Claim.PRESENT] * (MAX_BLOCKS - 1),
-            Claim.GRANTED,
+            *[BlockClaim.PRESENT] * (MAX_BLOCKS - 1),
+            BlockClaim.GRANTED,
         ]
         with pytest.raises(Closed):
             await link.claim(range(MAX_BLOCKS + 1))
@@ -168,7 +180,7 @@ async def test_after_a_request_that_was_cancelled_no_answer_is_taken_for_another
         with trio.move_on_after(5) as scope:
             await link.claim([1])
         assert scope.cancelled_caught
-        claims.sendall(struct.pack("<BxxxI", 0, 1) + bytes([Claim.GRANTED]))
+        claims.sendall(struct.pack("<BxxxI", 0, 1) + bytes([BlockClaim.GRANTED]))
         for call in (link.claim([2]), link.release([2])):
             with pytest.raises(Closed, match="is gone"):
                 await call

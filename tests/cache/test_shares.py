@@ -5,24 +5,24 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.cache.shares import ACTIVE_S, Account, Book, Demand, Limits
+from bootseer.cache.shares import ACTIVE_S, CacheLimits, EntryUsage, SpaceDemand, UsageBook
 from bootseer.units import NS_PER_S
 
 NOW_NS = 10 * ACTIVE_S * NS_PER_S
-LIMITS = Limits(total_bytes=90, user_bytes=60, user_entries=5)
+LIMITS = CacheLimits(total_bytes=90, user_bytes=60, user_entries=5)
 ALICE, BOB, CAROL = 1001, 1002, 1003
 
 
 def account(name, uid, charged_bytes, age_s=100, is_leaving=False):
-    return Account(name, uid, charged_bytes, NOW_NS - age_s * NS_PER_S, is_leaving)
+    return EntryUsage(name, uid, charged_bytes, NOW_NS - age_s * NS_PER_S, is_leaving)
 
 
 def book(*accounts):
-    return Book(accounts, LIMITS, NOW_NS)
+    return UsageBook(accounts, LIMITS, NOW_NS)
 
 
 def demand(uid, more_bytes, entries=1):
-    return Demand(uid, more_bytes, more_bytes, entries)
+    return SpaceDemand(uid, more_bytes, more_bytes, entries)
 
 
 def victims(accounts, wanted, busy=()):
@@ -131,23 +131,23 @@ def test_whether_room_can_be_made_changes_nothing():
 
 
 def test_nobody_can_have_more_than_there_is():
-    little = Book([], Limits(total_bytes=50, user_bytes=60, user_entries=5), NOW_NS)
+    little = UsageBook([], CacheLimits(total_bytes=50, user_bytes=60, user_entries=5), NOW_NS)
     assert little.is_possible(demand(ALICE, 50)) and not little.is_possible(demand(ALICE, 51))
     assert book().is_possible(demand(ALICE, 60)) and not book().is_possible(demand(ALICE, 61))
 
 
 def test_an_account_is_at_rest_if_nothing_else_is_said():
-    plain = Account("a", ALICE, 5, NOW_NS)
+    plain = EntryUsage("a", ALICE, 5, NOW_NS)
     assert not plain.is_leaving and not plain.is_open
 
 
 def test_growing_the_entry_of_another():
     small, large = account("a", ALICE, 20), account("b", ALICE, 30)
     both = book(small, account("bob", BOB, 10))
-    assert both.demand(small, BOB, 25) == Demand(ALICE, 25, 25, 0)
-    assert both.demand(small, BOB, 26) == Demand(BOB, 26, 46, 1)
-    assert both.demand(small, ALICE, 70) == Demand(ALICE, 70, 70, 0)  # refused by `fits`
-    assert book(large).demand(large, BOB, 31) == Demand(BOB, 31, 61, 1)
+    assert both.demand(small, BOB, 25) == SpaceDemand(ALICE, 25, 25, 0)
+    assert both.demand(small, BOB, 26) == SpaceDemand(BOB, 26, 46, 1)
+    assert both.demand(small, ALICE, 70) == SpaceDemand(ALICE, 70, 70, 0)  # refused by `fits`
+    assert book(large).demand(large, BOB, 31) == SpaceDemand(BOB, 31, 61, 1)
 
 
 @st.composite
@@ -186,4 +186,4 @@ def test_nobody_within_an_equal_part_loses_to_others(made, uid, more_bytes):
     # If nothing is in use, whoever asks for no more than the share gets it.
     if not busy and more_bytes <= 60 // len({ALICE, BOB, CAROL}):
         left = [a for a in current.accounts if not a.is_leaving]
-        assert Book(left, LIMITS, NOW_NS).fits(wanted)
+        assert UsageBook(left, LIMITS, NOW_NS).fits(wanted)

@@ -6,14 +6,14 @@ import os
 import random
 
 import pytest
+from bootseer_dev.material.stored_image import manifest_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.cache import token
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest, sealed_token
-from bootseer.core import image
+from bootseer.core import image_manifest
 from bootseer.errors import Corrupt
-from bootseer.testing.stored_image import manifest_of
 from bootseer.units import MIB
 
 MANIFEST = manifest_of(bytes(range(256)) * 1000).encode()
@@ -58,7 +58,9 @@ def test_what_was_handed_over_stays_as_it_is():
 
 
 def test_it_does_not_follow_from_what_is_public():
-    public = image.image_digest(MANIFEST)  # of all but the last 32 bytes, which are that digest
+    public = image_manifest.image_digest(
+        MANIFEST
+    )  # of all but the last 32 bytes, which are that digest
     secret = manifest_token(MANIFEST)
     assert hashlib.sha256(MANIFEST[:-32]).hexdigest() == public
     assert hashlib.sha256(MANIFEST).digest() != secret
@@ -72,9 +74,9 @@ def test_it_does_not_follow_from_what_is_public():
 def test_limits_are_those_of_the_format():
     from bootseer.cache import size
 
-    assert token.MAX_MANIFEST_BYTES == image.MAX_BYTES
-    assert size.MAX_BLOCKS == image.MAX_BLOCKS
-    assert size._MAX_IMAGE_BYTES == image.MAX_BLOCKS * image.MAX_BLOCK_BYTES
+    assert token.MAX_MANIFEST_BYTES == image_manifest.MAX_BYTES
+    assert size.MAX_BLOCKS == image_manifest.MAX_BLOCKS
+    assert size._MAX_IMAGE_BYTES == image_manifest.MAX_BLOCKS * image_manifest.MAX_BLOCK_BYTES
 
 
 def unsealed():

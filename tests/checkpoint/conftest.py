@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 import trio
+from bootseer_dev.files.fsx_rounds import USER, small_hdfs
 
-from bootseer.checkpoint.fetch import Fetcher, FetchLimits
-from bootseer.checkpoint.identity import Owners
-from bootseer.checkpoint.pipelines import WriteOptions
-from bootseer.checkpoint.reads import Reads
-from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.checkpoint.view import CheckpointView, ViewOptions
-from bootseer.checkpoint.write import Drafts
+from bootseer.checkpoint.files.tree import CheckpointTree
+from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.view import CheckpointView, ViewOptions
+from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
+from bootseer.checkpoint.read.recorder import ReadRecorder
+from bootseer.checkpoint.write.draft import Drafts
+from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.errors import BootseerError
 from bootseer.fuse.view import ROOT_INODE
-from bootseer.store.base import BlockLocation
+from bootseer.store.api.base import BlockLocation
 from bootseer.store.memory import MemoryStore
-from bootseer.store.wrap import WrappedStore
-from bootseer.testing.fsx_rounds import USER, small_hdfs
+from bootseer.store.wrappers.base import WrappedStore
 
 BUILD = Path(__file__).parents[2] / "build"
 UNIT = 4096
@@ -105,8 +105,8 @@ class Served:
         write = WriteOptions(unit_bytes=UNIT, width=4, streams=8, memory_bytes=64 * UNIT)
         fetcher = Fetcher(nursery, FetchLimits(memory_bytes=8 * UNIT, streams=4))
         self.drafts = Drafts(tree, nursery, write)
-        owners = Owners(1000, 1000, "user")
-        self.reads = Reads(self.store)
+        owners = OwnerNames(1000, 1000, "user")
+        self.reads = ReadRecorder(self.store)
         self.view = CheckpointView(
             tree,
             fetcher,
@@ -157,7 +157,7 @@ class Served:
 async def serve(nursery, monkeypatch):
     """Make views, of a store of one's own if one likes, and with options."""
     # The clock would jump over the thread that looks.
-    monkeypatch.setattr("bootseer.checkpoint.holders._LOOK_S", math.inf)
+    monkeypatch.setattr("bootseer.checkpoint.mount.open_writers._LOOK_S", math.inf)
     return partial(Served, nursery)
 
 

@@ -6,8 +6,7 @@ import os
 import random
 
 import pytest
-
-from bootseer.testing import fsx, fsx_rounds
+from bootseer_dev.files import fsx, fsx_rounds
 
 
 @pytest.mark.root

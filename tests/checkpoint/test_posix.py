@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from bootseer_dev.files import checkpoint_mount, posix_suite
+from bootseer_dev.files.served import served
 
 from bootseer.fuse.attach import MountOptions
-from bootseer.testing import checkpoint_mount, posix_suite
-from bootseer.testing.served import served
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

@@ -28,32 +28,7 @@ from typing import ClassVar
 
 import pytest
 import trio
-from hypothesis import given, note, settings
-from hypothesis import strategies as st
-
-from bootseer.checkpoint import source as source_module
-from bootseer.checkpoint import write as write_module
-from bootseer.checkpoint.batch import walk
-from bootseer.checkpoint.fetch import Fetcher, FetchLimits
-from bootseer.checkpoint.holders import Closing, Holders, Look
-from bootseer.checkpoint.identity import Owners
-from bootseer.checkpoint.nodes import Nodes
-from bootseer.checkpoint.parts import MAKING
-from bootseer.checkpoint.pipelines import WriteOptions
-from bootseer.checkpoint.spill import Spill
-from bootseer.checkpoint.sweep import find_litter, sweep
-from bootseer.checkpoint.tree import CheckpointTree
-from bootseer.checkpoint.verify import Findings, verify
-from bootseer.checkpoint.view import CheckpointView
-from bootseer.checkpoint.write import Draft, Drafts
-from bootseer.core.stripe import MAGIC, PARTS_FOLDER
-from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
-from bootseer.fuse.view import ROOT_INODE
-from bootseer.store.base import publish
-from bootseer.store.memory import MemoryStore
-from bootseer.store.retry import RetryStore
-from bootseer.testing.checkpoints import read_file
-from bootseer.testing.simulation import (
+from bootseer_dev.actors.simulation import (
     SETTINGS,
     Died,
     Way,
@@ -64,6 +39,31 @@ from bootseer.testing.simulation import (
     search,
     without,
 )
+from bootseer_dev.material.checkpoints import read_file
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from bootseer.checkpoint.admin.gc import find_litter, sweep
+from bootseer.checkpoint.admin.progress import walk
+from bootseer.checkpoint.admin.verify import VerifyResult, verify
+from bootseer.checkpoint.files import source as source_module
+from bootseer.checkpoint.files.parts import MAKING
+from bootseer.checkpoint.files.stripe_manifest import MAGIC, PARTS_FOLDER
+from bootseer.checkpoint.files.tree import CheckpointTree
+from bootseer.checkpoint.mount.inodes import InodeTable
+from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters, ProcessScan
+from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.view import CheckpointView
+from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
+from bootseer.checkpoint.write import draft as write_module
+from bootseer.checkpoint.write.draft import Draft, Drafts
+from bootseer.checkpoint.write.options import WriteOptions
+from bootseer.checkpoint.write.spill import Spill
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
+from bootseer.fuse.view import ROOT_INODE
+from bootseer.store.api.base import publish
+from bootseer.store.memory import MemoryStore
+from bootseer.store.wrappers.retry import RetryStore
 
 UNIT = 4096
 PIECE = 1024
@@ -108,7 +108,7 @@ class QuickSpill(Spill):
 
 async def _closed(self, inode):
     await trio.lowlevel.checkpoint()
-    return Look(Closing.LAST, by_opener=True)
+    return ProcessScan(CloseKind.LAST, by_opener=True)
 
 
 class Change:
@@ -215,7 +215,7 @@ class Mount:
                     tree,
                     fetcher,
                     Drafts(tree, self.nursery, options),
-                    Owners(1000, 1000, "user"),
+                    OwnerNames(1000, 1000, "user"),
                     on_lost=self.lost.append,
                 )
                 task_status.started()
@@ -589,7 +589,7 @@ class World:
         left = [n for n in self.store._entries if f"/{PARTS_FOLDER}/{MAKING}" in f"/{n}"]
         assert left == []
         if self.is_cut:
-            await verify(tree, "", Findings(), repair=True)
+            await verify(tree, "", VerifyResult(), repair=True)
         for path in FILES:
             found = await read_file(tree, path)
             self.say("found", path, found if found is None else len(found))
@@ -729,7 +729,7 @@ MENDS = {
         "get(number, self._info)",
     ),
     "a folder is kept for what is in it": (
-        (Nodes, "drop_unused"),
+        (InodeTable, "drop_unused"),
         "is_open or node.children or",
         "is_open or",
     ),
@@ -767,7 +767,7 @@ def run(plan, world):
         patch.setattr(source_module, "_LARGE_BYTES", 2 * PIECE)
         patch.setattr(source_module, "PLAIN_PIECE_BYTES", PIECE)
         patch.setattr(write_module, "Spill", QuickSpill)
-        patch.setattr(Holders, "look", _closed)
+        patch.setattr(OpenWriters, "look", _closed)
         try:
             with ending_with(Spoiled):
                 deterministic(plan.seed, simulate, plan, world)

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from bootseer.testing.checkpoint_mount import MOUNTPOINT, mounted
-from bootseer.testing.ckpt_bench import drop_caches
-from bootseer.testing.fsx_rounds import USER
+from bootseer_dev.bench.checkpoint import drop_caches
+from bootseer_dev.files.checkpoint_mount import MOUNTPOINT, mounted
+from bootseer_dev.files.fsx_rounds import USER
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.hdfs]
 

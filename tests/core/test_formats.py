@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.core import event, hotset, plan, table, trace
-from bootseer.core.hotset import HotRange, HotSet
+from bootseer.core import event, plan, table
 from bootseer.core.ranges import ByteRange
-from bootseer.core.trace import COMPLETE, Touch, Trace
 from bootseer.errors import Corrupt, UnknownVersion
+from bootseer.image.hot import hotset, trace
+from bootseer.image.hot.hotset import HotRange, HotSet
+from bootseer.image.hot.trace import COMPLETE, Touch, Trace
 from bootseer.testing import strategies as bst
 
 TRACE = Trace("sqfs1-x", 8192, "c.1", 7, "n1", COMPLETE, (Touch(0, 4096, 3), Touch(4096, 8192, 5)))

@@ -8,13 +8,13 @@ from bootseer.core import plan
 from bootseer.core.plan import (
     MAX_IMAGES,
     MAX_RUNS,
+    SAME_START_NS,
     PlannedImage,
     PlannedName,
     PlannedRun,
     WarmPlan,
 )
 from bootseer.core.speed import UNKNOWN, Speed
-from bootseer.core.trace import SAME_START_NS
 from bootseer.errors import Corrupt
 
 BEGIN_NS = 100 * SAME_START_NS

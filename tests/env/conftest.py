@@ -15,21 +15,23 @@ import trio
 from click.testing import CliRunner
 
 from bootseer import config
-from bootseer.cli.env import env
-from bootseer.env import archive, capture, catalog, frames, index
-from bootseer.env.content import file_digest
-from bootseer.env.index import BLOCK_BYTES, Place
-from bootseer.env.key import Facts
-from bootseer.env.publish import Story, publish_snapshot
-from bootseer.env.restore import Target, restore
-from bootseer.env.run import Asked, keys_of, run
-from bootseer.env.session import Around, serve
-from bootseer.env.snapshot import Finding
-from bootseer.env.talk import HELLO, Talk
-from bootseer.env.target_lock import Turn
-from bootseer.env.tree import scan
+from bootseer.cli.env.env import env
+from bootseer.env.capture import capture
+from bootseer.env.capture.upload import Provenance, publish_snapshot
+from bootseer.env.client.inputs.digest import file_digest
+from bootseer.env.client.key import KeyFacts
+from bootseer.env.client.run import RunOptions, keys_of, run
+from bootseer.env.client.scan import scan
+from bootseer.env.client.target_lock import LockedTargets
+from bootseer.env.restore.atomic import RestoreTarget, restore
+from bootseer.env.server.connection import HELLO, Connection
+from bootseer.env.server.request import SessionContext
+from bootseer.env.server.session import serve
+from bootseer.env.snapshot import frames, index, repository, tar_stream
+from bootseer.env.snapshot.index import BLOCK_BYTES, ContentPlace
+from bootseer.env.snapshot.manifest import Finding
 from bootseer.errors import BootseerError
-from bootseer.store.local import LocalStore
+from bootseer.store.local.store import LocalStore
 from bootseer.store.memory import MemoryStore
 
 WHEN_NS = 1_600_000_000_123_456_789
@@ -55,7 +57,7 @@ class Snapshot:
     def restore(self, *paths, read=None, **options):
         """Restore it from what is stored to paths, one for each of its folders."""
         found, table = self.opened()
-        targets = [Target(os.open(p.parent, os.O_RDONLY), p.name) for p in paths]
+        targets = [RestoreTarget(os.open(p.parent, os.O_RDONLY), p.name) for p in paths]
         try:
             restore(found, table, read or self.read, targets, **options)
         finally:
@@ -64,15 +66,17 @@ class Snapshot:
 
 
 def snapshot_of(tree, read, *, frame_bytes=frames.FRAME_BYTES, deleted=()):
-    layout = archive.plan(tree)
+    layout = tar_stream.plan(tree)
     places = {
-        path: Place(96, (100,) * -(-node.size_bytes // BLOCK_BYTES), layout.places[path].content)
+        path: ContentPlace(
+            96, (100,) * -(-node.size_bytes // BLOCK_BYTES), layout.places[path].content
+        )
         for path, node in tree.items()
         if node.kind == "file" and not node.same_as
     }
     starts = [place.start for place in layout.places.values()]
     lengths = frames.cut(starts, layout.size_bytes, frame_bytes)
-    made = list(frames.compress(archive.stream(tree, read), lengths))
+    made = list(frames.compress(tar_stream.stream(tree, read), lengths))
     return Snapshot(
         tree=tree,
         index=index.encode(tree, places, deleted),
@@ -195,16 +199,16 @@ class Installed:
             shutil.rmtree(self.target, ignore_errors=True)
         self.target.mkdir(exist_ok=True)
         targets = [str(self.target)]
-        asked = Asked(command=words, targets=targets)
+        asked = RunOptions(command=words, targets=targets)
         parts = keys_of(asked, targets, os.environ, os.getcwd(), "").parts
         before = capture.look_before(targets[0])
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         made = capture.look_after(targets, [before], os.geteuid())
-        story = Story(tuple(parts), (targets[0],), (before.base,), "ada", "n1", 1234)
+        story = Provenance(tuple(parts), (targets[0],), (before.base,), "ada", "n1", 1234)
         found = [Finding("home", "/x\x1b[2J", "a home folder")]
 
         async def keep_it():
-            await catalog.note_run(self.store, targets, parts)
+            await repository.note_run(self.store, targets, parts)
             return await publish_snapshot(self.store, made, story, found, self.scratch)
 
         return trio.run(keep_it)
@@ -215,7 +219,7 @@ class Installed:
         path.parent.mkdir(exist_ok=True)
         path.touch()
         os.utime(path, ns=(when_ns, when_ns))
-        manifest = self.root / catalog.manifest_object(snapshot.key)
+        manifest = self.root / repository.manifest_object(snapshot.key)
         manifest.write_bytes(replace(snapshot, captured_ns=min(when_ns, 10**18)).encode())
 
     def damage(self, name, at=-9):
@@ -301,8 +305,8 @@ class Lab:
         """A command that counts."""
         return ("sh", "-c", f"echo x >> {self.counts}\n{script}")
 
-    def around(self, store=None, **changes):
-        found = Around(
+    def context(self, store=None, **changes):
+        found = SessionContext(
             store=store or self.store,
             user="user",
             home="/home/user",
@@ -330,49 +334,51 @@ class Lab:
     def errors(self):
         return {name: str(said["error"]) for name, said in self.stages if "error" in said}
 
-    async def serve(self, end, around=None):
+    async def serve(self, end, context=None):
         """Have the store's side of a conversation."""
-        talk = Talk(end)
+        talk = Connection(end)
         try:
             await talk.send(HELLO)
-            await serve(talk, around or self.around())
+            await serve(talk, context or self.context())
         finally:
             talk.close()
 
-    async def run(self, script, *targets, around=None, waits=True, **options):
+    async def run(self, script, *targets, context=None, waits=True, **options):
         """Have the result of a shell script in targets."""
-        asked = Asked(
+        asked = RunOptions(
             self.command(script), [str(target) for target in targets], waits=waits, **options
         )
-        return await self.ask(asked, around)
+        return await self.ask(asked, context)
 
-    async def ask(self, asked, around=None):
+    async def ask(self, asked, context=None):
         ours, theirs = socket.socketpair()
         said = []
         work = partial(run, asked, lambda: ours, self.environ, said.append)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.serve, theirs, around)
+            nursery.start_soon(self.serve, theirs, context)
             status = await trio.to_thread.run_sync(work, abandon_on_cancel=True)
         return Ran(status, said)
 
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    monkeypatch.setattr("bootseer.env.run.gather", facts)
-    monkeypatch.setattr("bootseer.env.session._POLL_S", 0.01)
+    monkeypatch.setattr("bootseer.env.client.run.gather", facts)
+    monkeypatch.setattr("bootseer.env.server.session._POLL_S", 0.01)
     # Only a main thread may set handlers.
     quiet = SimpleNamespace(
         signal=lambda *_: None, getsignal=lambda _: None, SIG_IGN=1, SIGTERM=15, SIGHUP=1, SIGINT=2
     )
-    monkeypatch.setattr("bootseer.env.run.signal", quiet)
+    monkeypatch.setattr("bootseer.env.client.run.signal", quiet)
     # As on nodes of their own, that have the same target each.
-    monkeypatch.setattr("bootseer.env.run.locked", lambda *_, **__: nullcontext(Turn([], "")))
+    monkeypatch.setattr(
+        "bootseer.env.client.run.locked", lambda *_, **__: nullcontext(LockedTargets([], ""))
+    )
     return Lab(tmp_path)
 
 
 def facts(command, targets, *, extra, key_files, image_digest, **_):
     """Facts of a command, without looking for Pythons and installers."""
     files = {f"file {path}": str(file_digest(path)) for path in key_files}
-    return Facts(
+    return KeyFacts(
         tuple(command), targets, files=files, extra=tuple(extra), image_digest=image_digest
     )

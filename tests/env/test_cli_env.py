@@ -7,20 +7,20 @@ import shutil
 import pytest
 import trio
 
-from bootseer.cli.env import env
-from bootseer.cli.env_common import complete, complete_name
-from bootseer.env import catalog
-from bootseer.env import key as env_key
-from bootseer.env.run import Asked, keys_of
+from bootseer.cli.env.env import env
+from bootseer.cli.env.options import complete, complete_name
+from bootseer.env.client import key as env_key
+from bootseer.env.client.run import RunOptions, keys_of
+from bootseer.env.snapshot import repository
 from bootseer.errors import ConfigError, Conflict, Corrupt, NotFound
-from bootseer.image import catalog as images
-from bootseer.image.intake import Progress
+from bootseer.image.library import catalog as images
+from bootseer.image.library.upload import UploadProgress
 
 MAKE = "mkdir TARGET/lib; echo one >TARGET/lib/a.py; head -c 300000 /dev/zero >TARGET/lib/big"
 
 
 def parts_of(words, target):
-    asked = Asked(command=words, targets=[str(target)])
+    asked = RunOptions(command=words, targets=[str(target)])
     return keys_of(asked, asked.targets, os.environ, os.getcwd(), "").parts
 
 
@@ -67,7 +67,7 @@ def test_why(says, installed):
 def test_why_after_a_run_that_found_it_there(says, installed):
     snapshot = installed.run(MAKE)
     words, targets = installed.words(MAKE), [str(installed.target)]
-    trio.run(catalog.note_run, installed.store, targets, parts_of(words, installed.target))
+    trio.run(repository.note_run, installed.store, targets, parts_of(words, installed.target))
     shown = says("why", "--target", targets[0], "--", *words)
     assert "nothing has changed" in shown and f"{snapshot.key[:12]} is there" in shown
 
@@ -86,7 +86,7 @@ def test_ls_and_show(says, installed):
     assert "home: /x?[2J: a home folder" in shown
     document = json.loads(says("show", "--json", snapshot.key[:8]))
     assert document["names"] == ["nightly"] and document["findings"][0]["kind"] == "home"
-    installed.damage(catalog.manifest_object(snapshot.key), 2)
+    installed.damage(repository.manifest_object(snapshot.key), 2)
     [row] = json.loads(says("ls", "--json"))
     assert row["problem"]
     assert "nightly" in says("ls")
@@ -190,12 +190,12 @@ def test_restore(says, call, installed, tmp_path):
 
 
 def objects_of(snapshot):
-    folder = catalog.folder_of(snapshot.key, snapshot.capture)
+    folder = repository.folder_of(snapshot.key, snapshot.capture)
     return {
-        "manifest": catalog.manifest_object(snapshot.key),
+        "manifest": repository.manifest_object(snapshot.key),
         "index": f"{folder}/index",
         "frames": f"{folder}/frames",
-        "frame": catalog.frames_object(snapshot.key, snapshot.capture, 0),
+        "frame": repository.frames_object(snapshot.key, snapshot.capture, 0),
         "squashfs": images.part_object(snapshot.image, 0),
         "image manifest": images.manifest_object(snapshot.image),
     }
@@ -228,11 +228,11 @@ def test_verify_finds_what_is_damaged(says, call, installed):
 
 
 async def test_verify_compares_every_file_with_its_sha256(installed, monkeypatch):
-    from bootseer.env import verify
+    from bootseer.env.admin import verify
 
     snapshot = await trio.to_thread.run_sync(installed.run, MAKE + "; :>TARGET/empty")
-    assert await verify.verify(installed.store, snapshot.key, Progress()) == []
-    whole = catalog.read_index
+    assert await verify.verify(installed.store, snapshot.key, UploadProgress()) == []
+    whole = repository.read_index
 
     async def changed(store, snapshot):
         index = await whole(store, snapshot)
@@ -240,8 +240,8 @@ async def test_verify_compares_every_file_with_its_sha256(installed, monkeypatch
             index.tree[name] = index.tree[name]._replace(digest=bytes(32))
         return index
 
-    monkeypatch.setattr(catalog, "read_index", changed)
-    found = await verify.verify(installed.store, snapshot.key, Progress())
+    monkeypatch.setattr(repository, "read_index", changed)
+    found = await verify.verify(installed.store, snapshot.key, UploadProgress())
     assert [problem.name for problem in found][1:] == [
         f"{installed.target}/empty",
         f"{installed.target}/lib/a.py",

@@ -11,23 +11,23 @@ import xxhash
 from blake3 import blake3
 
 from bootseer.core import table
-from bootseer.env import frames, index
-from bootseer.env.frames import Frame
-from bootseer.env.tree import Node
+from bootseer.env.client.scan import TreeNode
+from bootseer.env.snapshot import frames, index
+from bootseer.env.snapshot.frames import Frame
 from bootseer.errors import Corrupt, Denied
 from bootseer.units import MIB
 
-FOLDER = Node("folder", 0o755, 0, 0, mtime_ns=7)
+FOLDER = TreeNode("folder", 0o755, 0, 0, mtime_ns=7)
 CONTENT = {b"0/AA": b"first", b"0/a": bytes(range(256)) * 20, b"0/b/c": b"third"}
 
 
 def file(path):
     data = CONTENT[path]
-    return Node("file", 0o644, 0, 0, len(data), digest=hashlib.sha256(data).digest())
+    return TreeNode("file", 0o644, 0, 0, len(data), digest=hashlib.sha256(data).digest())
 
 
 def link(target):
-    return Node("link", 0o777, 0, 0, target=target)
+    return TreeNode("link", 0o777, 0, 0, target=target)
 
 
 TREE = {

@@ -7,19 +7,20 @@ import shutil
 import pytest
 import trio
 
-from bootseer.env import capture, catalog, publish, snapshot
-from bootseer.env.key import Part
-from bootseer.env.publish import Story, publish_snapshot
-from bootseer.env.restore import Target, restore
-from bootseer.env.source import FrameSource
-from bootseer.env.tree import tree_digest
+from bootseer.env.capture import capture, upload
+from bootseer.env.capture.upload import Provenance, publish_snapshot
+from bootseer.env.client.key import KeyPart
+from bootseer.env.client.scan import tree_digest
+from bootseer.env.restore.atomic import RestoreTarget, restore
+from bootseer.env.snapshot import manifest, repository
+from bootseer.env.snapshot.frame_source import FrameSource
 from bootseer.errors import BootseerError, Conflict, NotFound, Transient, Unavailable
-from bootseer.store import base as store_base
-from bootseer.store.local import LocalStore
+from bootseer.store.api import base as store_base
+from bootseer.store.local.store import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import CHANGES, FlakyStore, HangingStore
 
-STORY = Story((Part("command", "make it"),), ("/target",), ("empty",), "user", "node", 1234)
+STORY = Provenance((KeyPart("command", "make it"),), ("/target",), ("empty",), "user", "node", 1234)
 KEY = STORY.key
 
 
@@ -39,13 +40,13 @@ def made(folder):
     os.link(folder / "lib/1", folder / "again")
     (folder / "link").symlink_to("lib")
     (folder / "out").symlink_to("/etc")
-    before = [capture.Before({b"": before[0].tree[b""]}, {})]
+    before = [capture.Baseline({b"": before[0].tree[b""]}, {})]
     return lambda: capture.look_after([str(folder)], before, os.geteuid())
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(catalog, "PART_BYTES", 50_000)
+    monkeypatch.setattr(repository, "PART_BYTES", 50_000)
 
 
 async def store_it(store, made, tmp_path, **options):
@@ -55,16 +56,16 @@ async def store_it(store, made, tmp_path, **options):
 async def check_whole(store, folder, look, to):
     """See that what is published can be restored; False if nothing is."""
     try:
-        found = await catalog.read_snapshot(store, KEY)
+        found = await repository.read_snapshot(store, KEY)
     except NotFound:
         return False
-    index = await catalog.read_index(store, found)
-    frames = await catalog.read_frames(store, found)
+    index = await repository.read_index(store, found)
+    frames = await repository.read_frames(store, found)
     parent = os.open(to.parent, os.O_RDONLY)
     try:
         async with FrameSource(store, found) as source:
             await trio.to_thread.run_sync(
-                restore, index, frames, source.read, [Target(parent, to.name)]
+                restore, index, frames, source.read, [RestoreTarget(parent, to.name)]
             )
     finally:
         os.close(parent)
@@ -75,7 +76,7 @@ async def check_whole(store, folder, look, to):
 
 async def captures(store):
     """Folders of attempts that are in a store."""
-    listed = await store.list(catalog.folder_of(KEY))
+    listed = await store.list(repository.folder_of(KEY))
     return [info.name.rpartition("/")[2] for info in listed if info.is_folder]
 
 
@@ -86,7 +87,7 @@ async def test_what_is_published_is_whole(made, folder, tmp_path, look):
     assert await check_whole(store, folder, look, tmp_path / "restored")
     assert sum(counted) >= found.content_bytes == 150_000
     assert await captures(store) == [found.capture]
-    names = [info.name for info in await store.list(catalog.folder_of(KEY, found.capture))]
+    names = [info.name for info in await store.list(repository.folder_of(KEY, found.capture))]
     assert sum("frames-" in name for name in names) == 4
     assert (found.files, found.command_ms, found.outside) == (10, 1234, (b"0/out".hex(),))
     assert os.listdir(tmp_path) == ["made"]
@@ -123,7 +124,7 @@ async def test_a_store_that_fails_at_any_step(made, folder, tmp_path, look, late
         with pytest.raises(Transient):
             await store_it(store, made(), tmp_path)
         is_there = await check_whole(inner, folder, look, tmp_path / "restored")
-        if ("create", catalog.manifest_object(KEY)) not in store.calls:
+        if ("create", repository.manifest_object(KEY)) not in store.calls:
             assert await captures(inner) == []
         if not is_there:
             await store_it(inner, made(), tmp_path)
@@ -157,7 +158,7 @@ async def test_who_is_cancelled_at_any_step(made, folder, tmp_path, look, late):
                 await store.reached.wait()
                 nursery.cancel_scope.cancel()
         is_there = await check_whole(inner, folder, look, tmp_path / "restored")
-        if ("create", catalog.manifest_object(KEY)) not in store.calls:
+        if ("create", repository.manifest_object(KEY)) not in store.calls:
             assert await captures(inner) == []
         if not is_there:
             await store_it(inner, made(), tmp_path)
@@ -174,7 +175,7 @@ async def test_a_store_that_never_answers(made, tmp_path, operation):
     with trio.move_on_after(0.3) as limit:
         await store_it(HangingStore(inner, {operation}), made(), tmp_path)
     assert limit.cancelled_caught
-    assert [found.snapshot for found in await catalog.list_snapshots(inner)] in ([], [None])
+    assert [found.snapshot for found in await repository.list_snapshots(inner)] in ([], [None])
 
 
 async def test_somebody_has_published_before(made, folder, tmp_path, look):
@@ -186,7 +187,7 @@ async def test_somebody_has_published_before(made, folder, tmp_path, look):
     assert await check_whole(store, folder, look, tmp_path / "restored")
     second = await store_it(store, made(), tmp_path, replace=True)
     assert second.capture in await captures(store)
-    assert await catalog.read_snapshot(store, KEY) == second
+    assert await repository.read_snapshot(store, KEY) == second
 
 
 LATER = {
@@ -208,7 +209,7 @@ async def test_a_file_that_has_become_another(made, folder, tmp_path, later):
         await store_it(store, seen, tmp_path)
     assert await captures(store) == []
     with pytest.raises(NotFound):
-        await catalog.read_snapshot(store, KEY)
+        await repository.read_snapshot(store, KEY)
 
 
 async def test_a_file_that_becomes_another_while_it_is_stored(made, folder, tmp_path):
@@ -224,7 +225,7 @@ async def test_a_file_that_becomes_another_while_it_is_stored(made, folder, tmp_
 
 
 async def test_more_links_that_lead_out_than_a_manifest_names(made, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(publish, "MAX_OUTSIDE", 3)
+    monkeypatch.setattr(upload, "MAX_OUTSIDE", 3)
     for number in range(2):
         (folder / f"out {number}").symlink_to("/etc")
     assert len((await store_it(MemoryStore(), made(), tmp_path)).outside) == 3
@@ -234,7 +235,7 @@ async def test_more_links_that_lead_out_than_a_manifest_names(made, folder, tmp_
 
 
 async def test_a_manifest_that_would_be_too_long(made, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot, "MAX_BYTES", 300)
+    monkeypatch.setattr(manifest, "MAX_BYTES", 300)
     store = MemoryStore()
     with pytest.raises(Unavailable, match="and may have 300"):
         await store_it(store, made(), tmp_path)
@@ -243,7 +244,7 @@ async def test_a_manifest_that_would_be_too_long(made, folder, tmp_path, monkeyp
 
 async def test_what_no_index_takes_is_not_published(made, folder, tmp_path, monkeypatch):
     """Rather than found damaged, and captured anew, at each run."""
-    monkeypatch.setattr("bootseer.env.index.MAX_XATTRS_BYTES", 10)
+    monkeypatch.setattr("bootseer.env.snapshot.index.MAX_XATTRS_BYTES", 10)
     seen = made()
     seen.tree[b"0/lib/2"] = seen.tree[b"0/lib/2"]._replace(xattrs=((b"user.a", bytes(100)),))
     store = MemoryStore()
@@ -290,8 +291,8 @@ def target(tmp_path):
 async def captured(lab, target, script=SCRIPT):
     """Have a snapshot; returns its key and its manifest."""
     await lab.run(script.format(target), target)
-    (listed,) = await catalog.list_snapshots(lab.store)
-    name = catalog.manifest_object(listed.key)
+    (listed,) = await repository.list_snapshots(lab.store)
+    name = repository.manifest_object(listed.key)
     document = json.loads(await store_base.read_all(lab.store, name, 1 << 20))
     shutil.rmtree(target)
     return listed.key, document
@@ -343,7 +344,7 @@ async def test_a_manifest_with_a_wrong_field_is_captured_anew(lab, target, field
         changed = {name: found for name, found in document.items() if name != field}
         if value is not None:
             changed[field] = value
-        name = catalog.manifest_object(key)
+        name = repository.manifest_object(key)
         await store_base.publish(lab.store, name, json.dumps(changed).encode())
         await check_recaptured(lab, target)
         shutil.rmtree(target)
@@ -353,7 +354,7 @@ async def test_a_manifest_with_a_wrong_field_is_captured_anew(lab, target, field
 async def test_a_manifest_of_another_version_stays(lab, target, version):
     """Who wrote it can use it: two that capture in turn help nobody."""
     key, document = await captured(lab, target)
-    name = catalog.manifest_object(key)
+    name = repository.manifest_object(key)
     content = json.dumps(document | {"version": version}).encode()
     await store_base.publish(lab.store, name, content)
     before = lab.runs()
@@ -366,7 +367,7 @@ async def test_a_manifest_of_another_version_stays(lab, target, version):
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (5 << 20)])
 async def test_a_manifest_that_is_none_is_captured_anew(lab, target, content):
     key, _ = await captured(lab, target)
-    await store_base.publish(lab.store, catalog.manifest_object(key), content)
+    await store_base.publish(lab.store, repository.manifest_object(key), content)
     await check_recaptured(lab, target)
 
 
@@ -374,10 +375,10 @@ async def test_the_manifest_of_another_key_is_captured_anew(lab, target):
     key, _ = await captured(lab, target)
     await lab.run(f"echo other > {target}/other", target)
     shutil.rmtree(target)
-    (other,) = [found for found in await catalog.list_snapshots(lab.store) if found.key != key]
-    name = catalog.manifest_object(other.key)
+    (other,) = [found for found in await repository.list_snapshots(lab.store) if found.key != key]
+    name = repository.manifest_object(other.key)
     content = await store_base.read_all(lab.store, name, 1 << 20)
-    await store_base.publish(lab.store, catalog.manifest_object(key), content)
+    await store_base.publish(lab.store, repository.manifest_object(key), content)
     await check_recaptured(lab, target)
     assert not (target / "other").exists()
 
@@ -402,7 +403,7 @@ async def test_what_the_session_is_told_is_told_to_people(lab, target, monkeypat
 
 
 async def captures_in(store):
-    found = await catalog.list_snapshots(store)
+    found = await repository.list_snapshots(store)
     return [listed.snapshot for listed in found if listed.snapshot]
 
 
@@ -410,12 +411,12 @@ async def test_a_target_that_is_gone_after_the_command(lab, target):
     done = await lab.run(f"rm -rf {target}", target)
     assert done.status == 0
     assert "not kept: a target cannot be looked at" in done.text
-    assert await catalog.list_snapshots(lab.store) == []
+    assert await repository.list_snapshots(lab.store) == []
 
 
 async def test_who_is_killed_while_it_is_stored_leaves_the_next_to_do_it(lab, target, monkeypatch):
     """The session ends in mid-publish, and its claim with it."""
-    monkeypatch.setattr("bootseer.env.claim.LASTS_S", 0.3)
+    monkeypatch.setattr("bootseer.env.snapshot.lease.LASTS_S", 0.3)
     inner = lab.store
     hanging = HangsOnce(
         inner, lambda n, operation, name: "manifest" in name and operation == "commit"
@@ -424,7 +425,7 @@ async def test_who_is_killed_while_it_is_stored_leaves_the_next_to_do_it(lab, ta
     async with trio.open_nursery() as nursery:
 
         async def first():
-            await lab.run(SCRIPT.format(target), target, around=lab.around(hanging))
+            await lab.run(SCRIPT.format(target), target, context=lab.context(hanging))
 
         nursery.start_soon(first)
         await hanging.reached.wait()
@@ -440,7 +441,7 @@ async def test_a_disk_that_is_full(lab, target):
     """The command runs, and fails by itself if there is no room for it either."""
     script = f"head -c 3000000 /dev/zero > {target}/large"
     await lab.run(script, target)
-    (before,) = await catalog.list_snapshots(lab.store)
+    (before,) = await repository.list_snapshots(lab.store)
     shutil.rmtree(target)
     target.mkdir()
     for options, status in [("size=1m", 1), ("size=8m", 0)]:
@@ -455,7 +456,7 @@ async def test_a_disk_that_is_full(lab, target):
         finally:
             await trio.run_process(["umount", target])
     assert lab.runs() == 2
-    assert [found.snapshot for found in await catalog.list_snapshots(lab.store)] == [
+    assert [found.snapshot for found in await repository.list_snapshots(lab.store)] == [
         before.snapshot
     ]
 

@@ -24,11 +24,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from bootseer_dev.actors.environment import EnvRun, Servers
+from bootseer_dev.actors.simulation import SETTINGS, no_logs, search
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-
-from bootseer.testing.env_actors import EnvRun, Servers
-from bootseer.testing.simulation import SETTINGS, no_logs, search
 
 pytestmark = pytest.mark.root  # nodes are mount namespaces
 PATIENCE_S = 120.0

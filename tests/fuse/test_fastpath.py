@@ -8,13 +8,13 @@ import sys
 
 import pytest
 import trio
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry
 
 from bootseer.core.ranges import ByteRange, coalesce
 from bootseer.fuse.attach import MountOptions, detach
 from bootseer.fuse.mount import serve
-from bootseer.image.view import ImageView
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.stored_image import cache_in, manifest_of, open_entry
+from bootseer.image.serve.view import ImageView
 from bootseer.units import MIB
 
 pytestmark = [pytest.mark.fuse, pytest.mark.root]

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import trio
+from bootseer_dev.files import memory_view, odd_view
+from bootseer_dev.files.served import served
 
 from bootseer.errors import Unavailable
 from bootseer.fuse.attach import MountOptions, attach, detach, set_read_ahead
 from bootseer.fuse.mount import serve, serve_fd
 from bootseer.fuse.mountinfo import find_mount
 from bootseer.fuse.view import Attributes
-from bootseer.testing import memory_view, odd_view
-from bootseer.testing.served import served
 
 USER = "nobody"
 WHO = pwd.getpwnam(USER)

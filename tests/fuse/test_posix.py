@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from bootseer.testing import memory_view, posix_suite
-from bootseer.testing.served import served
+from bootseer_dev.files import memory_view, posix_suite
+from bootseer_dev.files.served import served
 
 USER = "nobody"
 WHO = pwd.getpwnam(USER)

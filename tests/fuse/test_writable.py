@@ -10,12 +10,12 @@ from typing import Any
 import pyfuse3
 import pytest
 import trio
+from bootseer_dev.files.memory_view import MemoryView
 
 from bootseer.errors import Conflict, NoSpace, Unavailable
-from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE, Attributes, Opened, WritableView
+from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE, Attributes, OpenedFile, WritableView
 from bootseer.fuse.writable import WritableOperations
-from bootseer.store.oserror import translate
-from bootseer.testing.memory_view import MemoryView
+from bootseer.store.local.errors import translate
 
 CONTEXT: Any = SimpleNamespace(pid=0)
 RENAME_EXCHANGE = 2
@@ -98,7 +98,7 @@ class TestTheOperations:
     async def test_a_conflict_over_a_name_means_that_it_exists(
         self, view: MemoryView, operations: WritableOperations, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def create(*_: object) -> tuple[Attributes, Opened]:
+        async def create(*_: object) -> tuple[Attributes, OpenedFile]:
             raise Conflict("another writer was first")
 
         monkeypatch.setattr(view, "create", create)

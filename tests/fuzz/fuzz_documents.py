@@ -10,15 +10,16 @@ from functools import cache
 import trio
 from fuzz_base import DIGEST, Decoder, in_memory, shared_memory
 
-from bootseer.checkpoint import landing
-from bootseer.core import event, plan, reads
+from bootseer.checkpoint.admin import resumable_file
+from bootseer.core import access_log, event, plan
 from bootseer.core.fields import open_document
 from bootseer.core.ranges import ByteRange
-from bootseer.env import catalog, key, snapshot
-from bootseer.env.wish import read_wish
+from bootseer.env.client import key
+from bootseer.env.server.request import read_request
+from bootseer.env.snapshot import manifest, repository
 from bootseer.errors import ConfigError, Corrupt, NotFound
 from bootseer.startup import collect
-from bootseer.store.base import publish, read_all
+from bootseer.store.api.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.units import MIB
 
@@ -46,17 +47,17 @@ def run_plan(data):
 
 
 def _reads():
-    file = reads.FileReads("a/step-12/b", (1,), (ByteRange(0, 9), ByteRange(20, 30)))
-    return reads.NodeReads("user", "key", 2, 1, (file, file))
+    file = access_log.FileReads("a/step-12/b", (1,), (ByteRange(0, 9), ByteRange(20, 30)))
+    return access_log.NodeReads("user", "key", 2, 1, (file, file))
 
 
 def run_reads(data):
-    found = reads.decode(data, "reads", "user", "key")
-    assert reads.decode(found.encode(), "reads", "user", "key") == found
+    found = access_log.decode(data, "reads", "user", "key")
+    assert access_log.decode(found.encode(), "reads", "user", "key") == found
     for file in found.files[:100]:
-        reads.numbered(file.path)
-        reads.newest_components(file.path, lambda folder: ["step-3", "step-20"])
-        reads.expand(file, lambda folder: ["step-3", "step-20"])
+        access_log.numbered(file.path)
+        access_log.newest_components(file.path, lambda folder: ["step-3", "step-20"])
+        access_log.expand(file, lambda folder: ["step-3", "step-20"])
 
 
 def _event():
@@ -74,7 +75,10 @@ def run_event(data):
 
 
 def parts():
-    return (key.Part("command", "pip install x", "what is run"), key.Part("python", "3.11", ""))
+    return (
+        key.KeyPart("command", "pip install x", "what is run"),
+        key.KeyPart("python", "3.11", ""),
+    )
 
 
 def sealed_key(data, *above):
@@ -86,7 +90,7 @@ def sealed_key(data, *above):
     for name in above or (None,):
         part = document.get(name) if name and isinstance(document, dict) else document
         with suppress(Exception):
-            part["key"] = key.key_of(key.Part(**item) for item in part["parts"])
+            part["key"] = key.key_of(key.KeyPart(**item) for item in part["parts"])
             if name == "parts":
                 document["key"] = part["key"]
     with suppress(ValueError):
@@ -101,11 +105,11 @@ def run_key(data):
 
 
 def _snapshot():
-    return snapshot.Snapshot(
+    return manifest.Snapshot(
         key=key.key_of(parts()), parts=parts(), targets=("/venv", "/x/y"),
-        bases=(snapshot.EMPTY, DIGEST), capture="0123456789abcdef", digest=DIGEST, image=DIGEST,
+        bases=(manifest.EMPTY, DIGEST), capture="0123456789abcdef", digest=DIGEST, image=DIGEST,
         image_bytes=4096, index=DIGEST, frames=DIGEST, frames_bytes=9, files=3, content_bytes=5,
-        outside=("302f6c",), findings=(snapshot.Finding("owner", "/venv/a", "somebody's"),),
+        outside=("302f6c",), findings=(manifest.Finding("owner", "/venv/a", "somebody's"),),
         captured_ns=5, captured_by="user", node="node", command_ms=7,
     )  # fmt: skip
 
@@ -113,8 +117,8 @@ def _snapshot():
 def run_snapshot(data):
     sealed, document = sealed_key(data, "parts")
     wanted = document.get("key") if isinstance(document, dict) else ""
-    found = snapshot.decode(sealed, "snapshot", wanted if isinstance(wanted, str) else "")
-    assert snapshot.decode(found.encode(), "snapshot", found.key) == found
+    found = manifest.decode(sealed, "snapshot", wanted if isinstance(wanted, str) else "")
+    assert manifest.decode(found.encode(), "snapshot", found.key) == found
     assert isinstance(found.is_whole, bool)
     for path in found.outside_paths:
         assert isinstance(path, bytes)
@@ -137,7 +141,7 @@ def run_wish(data):
     if isinstance(document, dict):
         targets = document.get("targets")
         count = len(targets) if isinstance(targets, list) else 1
-        assert read_wish(document, [_folder()] * 2 * count).key
+        assert read_request(document, [_folder()] * 2 * count).key
 
 
 def run_document(data):
@@ -149,10 +153,10 @@ def run_document(data):
 
 async def _from_store(data):
     store = MemoryStore()
-    await publish(store, catalog._last_object(["/venv"]), data)
-    await publish(store, catalog._FIGURES, data)
-    await catalog.read_figures(store)
-    await catalog.read_run(store, ["/venv"])
+    await publish(store, repository._last_object(["/venv"]), data)
+    await publish(store, repository._FIGURES, data)
+    await repository.read_figures(store)
+    await repository.read_run(store, ["/venv"])
 
 
 def run_catalog(data):
@@ -161,13 +165,13 @@ def run_catalog(data):
 
 def run_key_file(data):
     with in_memory(data) as path:
-        catalog._key_in(path)
+        repository._key_in(path)
 
 
 def run_journal(data):
     """The numbers of pieces, a line for each time that they were on the disk."""
     for line in data.splitlines(keepends=True)[:50]:
-        pieces = landing._pieces(line, 2000)
+        pieces = resumable_file._pieces(line, 2000)
         assert pieces is None or (set(pieces) <= set(range(2000)) and len(pieces) <= 2000)
 
 
@@ -176,13 +180,15 @@ def run_landing(data):
     with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
         path = os.path.join(folder, "file")
         for beside, size in zip(
-            landing._beside(path), (landing.JOURNAL_LEAST_BYTES, 0), strict=True
+            resumable_file._beside(path), (resumable_file.JOURNAL_LEAST_BYTES, 0), strict=True
         ):
             with open(beside, "wb") as file:
                 file.truncate(size)
                 if not size:
                     file.write(data)
-        landed = landing.Landing(path, landing.JOURNAL_LEAST_BYTES, MIB, {"a": "b"})
+        landed = resumable_file.ResumableFile(
+            path, resumable_file.JOURNAL_LEAST_BYTES, MIB, {"a": "b"}
+        )
         assert landed.done <= set(range(64))
         landed.discard()
         landed.close()

@@ -19,15 +19,15 @@ import xxhash
 from blake3 import blake3
 from fuzz_base import DIGEST, Decoder, in_memory
 
-from bootseer.core import squashfs
-from bootseer.core.relocate import relocate_directories, relocate_xattrs
-from bootseer.env import frames
+from bootseer import tar
+from bootseer.env.snapshot import frames
 from bootseer.errors import BootseerError, Corrupt, Unavailable
-from bootseer.image import tar
-from bootseer.image.blob import Blob, Budget, ByteStream, Layer
-from bootseer.image.compressor import decompressor
-from bootseer.image.manifest import open_image
-from bootseer.image.squashfs import Squashfs
+from bootseer.image.oci.blob import Blob, ByteStream, DecompressionBudget, Layer
+from bootseer.image.oci.manifest import open_image
+from bootseer.image.optimize.relocation import relocate_directories, relocate_xattrs
+from bootseer.squashfs import superblock
+from bootseer.squashfs.codec import decompressor
+from bootseer.squashfs.reader import Squashfs
 from bootseer.units import MIB
 
 # Frames and compressed blocks.
@@ -109,7 +109,7 @@ def squashfs_seeds():
 
 def run_squashfs(data):
     with in_memory(data) as path:
-        found = squashfs.find_tables(data[:96], len(data))
+        found = superblock.find_tables(data[:96], len(data))
         if found is None:
             return
         try:
@@ -127,7 +127,7 @@ def run_squashfs(data):
                     relocate_directories(opened.inode_table, opened.directory_table, inodes)
                 relocate_xattrs(opened.xattr_values, opened.xattr_sets)
         finally:
-            squashfs.decode_superblock(data[:96], len(data))
+            superblock.decode_superblock(data[:96], len(data))
 
 
 # Tar streams and images in them.
@@ -205,7 +205,7 @@ def run_layer(data):
     with in_memory(data) as path, open(path, "rb") as file:
         blob = Blob("layer", file.fileno(), 0, len(data))
         for piece in Layer(blob, _layer(data), _layer(data)).archive(
-            Budget(8 * MIB), lambda n: None, again=True
+            DecompressionBudget(8 * MIB), lambda n: None, again=True
         ):
             assert len(piece) <= MIB
 

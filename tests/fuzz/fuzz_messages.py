@@ -16,7 +16,7 @@ from bootseer.agent.messages.message import Reply
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.supervisor import control_server
 from bootseer.cache.link import serve_keeper
-from bootseer.env.talk import Talk
+from bootseer.env.server.connection import Connection
 from bootseer.errors import Closed, Corrupt, NotFound
 
 # What processes tell each other.
@@ -38,7 +38,7 @@ def _sent(data):
 async def _talk(data):
     ours, theirs = _sent(data)
     with ours:
-        talk = Talk(theirs)
+        talk = Connection(theirs)
         try:
             while True:
                 message, fds = await talk.receive()
@@ -107,12 +107,12 @@ def run_link(data):
 
 
 REQUESTS = (
-    *(broker.Start(2), broker.ServeImage(3, 1), broker.Kill(9), broker.Unmount(1, 3)),
-    *(broker.ReadAhead(1, 3, 4096), broker.Overlay(3, 2, 0), broker.LookAt(4711)),
-    *(broker.Show(2), broker.MountRoot(), broker.Watch(), broker.Clear()),
-    broker.Finish(),
+    *(broker.StartWorker(2), broker.ServeImage(3, 1), broker.KillWorker(9), broker.Unmount(1, 3)),
+    *(broker.SetReadAhead(1, 3, 4096), broker.CreateOverlay(3, 2, 0), broker.LocateProcess(4711)),
+    *(broker.ShowOverlay(2), broker.MountRoot(), broker.WatchResidency(), broker.ClearOverlays()),
+    broker.FinishJob(),
 )
-LOANS = (lender.Lend(bytes(range(32))), lender.LendNew(1000, -1, 1 << 62))
+LOANS = (lender.OpenEntry(bytes(range(32))), lender.CreateEntry(1000, -1, 1 << 62))
 
 
 def _run_request(verbs, data):

@@ -10,16 +10,19 @@ from contextlib import suppress
 from dataclasses import replace
 from unittest.mock import patch
 
+from bootseer_dev.material.stored_image import manifest_of
 from fuzz_base import Decoder
 
-from bootseer.core import hotset, image, pack, stripe, table, trace
-from bootseer.core.treerows import BLOCK_BYTES
-from bootseer.env import archive as env_archive
-from bootseer.env import frames, index
-from bootseer.env.tree import Node
+from bootseer.checkpoint.files import stripe_manifest
+from bootseer.core import image_manifest as image
+from bootseer.core import table
+from bootseer.core.tree_rows import BLOCK_BYTES
+from bootseer.env.client.scan import TreeNode
+from bootseer.env.snapshot import frames, index
+from bootseer.env.snapshot import tar_stream as env_archive
 from bootseer.errors import Corrupt
-from bootseer.fuse.fastpath import Tree
-from bootseer.testing.stored_image import manifest_of
+from bootseer.fuse.fastpath import TreeTable
+from bootseer.image.hot import hotset, pack, trace
 from bootseer.units import MIB
 
 # Tables: JSON, a zero, rows.
@@ -88,19 +91,28 @@ def _decode_image(data):
 
 
 def _layout():
-    units = tuple(stripe.Unit(n % 3, n // 3 * 4096, n << 70 | n) for n in range(9))
-    return stripe.Layout(9 * 4096 - 5, 4096, "0123456789abcdef" * 2, 3, units)
+    units = tuple(stripe_manifest.UnitPlace(n % 3, n // 3 * 4096, n << 70 | n) for n in range(9))
+    return stripe_manifest.StripeManifest(9 * 4096 - 5, 4096, "0123456789abcdef" * 2, 3, units)
 
 
 def _decode_stripe(data):
     """Repair the digest in its header, and decode it."""
-    header, rows = table.open_table(stripe.MAGIC, stripe.VERSION, 26, data, "stripe")
+    header, rows = table.open_table(
+        stripe_manifest.MAGIC, stripe_manifest.VERSION, 26, data, "stripe"
+    )
     with suppress(Exception):
-        units = [stripe.Unit(p, o, a | b << 64) for p, o, a, b in struct.iter_unpack("<HQQQ", rows)]
-        there = stripe.Layout(header["size_bytes"], header["unit_bytes"], "", 0, tuple(units))
+        units = [
+            stripe_manifest.UnitPlace(p, o, a | b << 64)
+            for p, o, a, b in struct.iter_unpack("<HQQQ", rows)
+        ]
+        there = stripe_manifest.StripeManifest(
+            header["size_bytes"], header["unit_bytes"], "", 0, tuple(units)
+        )
         header["digest"] = there.digest
-        data = table.close_table(stripe.MAGIC, stripe.VERSION, header, 26, bytes(rows))
-    found = stripe.decode(data, "stripe")
+        data = table.close_table(
+            stripe_manifest.MAGIC, stripe_manifest.VERSION, header, 26, bytes(rows)
+        )
+    found = stripe_manifest.decode(data, "stripe")
     found.part_bytes()
     return found
 
@@ -116,7 +128,7 @@ TABLES = [
                   lambda data: hotset.decode(data, "hotset")),
     table_decoder("pack", pack, 4, lambda: [_pack().encode()], _decode_pack),
     table_decoder("image", image, 32, lambda: [image_manifest().encode()], _decode_image),
-    table_decoder("stripe", stripe, 26, lambda: [_layout().encode()], _decode_stripe),
+    table_decoder("stripe", stripe_manifest, 26, lambda: [_layout().encode()], _decode_stripe),
     table_decoder("frames", frames, struct.calcsize("<QIQI32s"),
                   lambda: [frames.encode(_frames())], lambda data: frames.decode(data, "frames")),
 ]  # fmt: skip
@@ -125,11 +137,11 @@ TABLES = [
 # The index of a snapshot: numbers of inodes, entries and blocks, and bytes of what is deleted.
 
 _COUNTS = struct.Struct("<4H")
-FOLDER = Node("folder", 0o755, 0, 0, mtime_ns=7)
+FOLDER = TreeNode("folder", 0o755, 0, 0, mtime_ns=7)
 
 
 def _file(size_bytes, **more):
-    return Node("file", 0o644, 0, 0, size_bytes=size_bytes, digest=bytes(32), **more)
+    return TreeNode("file", 0o644, 0, 0, size_bytes=size_bytes, digest=bytes(32), **more)
 
 
 def index_seeds():
@@ -141,11 +153,14 @@ def index_seeds():
         b"0/b/c": _file(3),
         b"0/b/d": FOLDER,
         b"0/e": FOLDER._replace(mode=0o1777),
-        b"0/l": Node("link", 0o777, 0, 0, target=b"b/c"),
+        b"0/l": TreeNode("link", 0o777, 0, 0, target=b"b/c"),
         b"0/n": _file(3, same_as=b"0/b/c"),
         b"1": FOLDER,
     }
-    places = {b"0/a": index.Place(96, (100, 0), 512), b"0/b/c": index.Place(500, (3,), 300_000)}
+    places = {
+        b"0/a": index.ContentPlace(96, (100, 0), 512),
+        b"0/b/c": index.ContentPlace(500, (3,), 300_000),
+    }
     seeds = []
     for one, gone in ((tree, [b"0/x", b"0/y/z"]), ({b"": FOLDER}, [])):
         used = {path: place for path, place in places.items() if path in one}
@@ -179,7 +194,7 @@ def run_index(data):
     sealed = sealed_index(data)
     accepted = []
     with suppress(Corrupt):
-        Tree(index.open_rows(sealed, "index"), 1 << 62, 1, 1)
+        TreeTable(index.open_rows(sealed, "index"), 1 << 62, 1, 1)
         accepted.append("mount")
     try:
         with patch.object(index, "leads_out", return_value=False):

@@ -10,7 +10,7 @@ import pytest
 
 from bootseer import config as settings
 from bootseer.agent.node import agent_process, control_client, registry
-from bootseer.agent.node.broker_settings import Account, BrokerSettings
+from bootseer.agent.node.broker_settings import BrokerSettings, NodeAccount
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import Unavailable
 from bootseer.slurm import options, prolog
@@ -26,7 +26,7 @@ def folder(tmp_path):
     folder = JobFolder.of(str(tmp_path), JOB.job_id)
     registry.claim(folder)
     folder.write("job.json", JOB._asdict())
-    accounts = (Account("daemon", 1, 1), Account("bin", 2, 2))
+    accounts = (NodeAccount("daemon", 1, 1), NodeAccount("bin", 2, 2))
     folders = (str(tmp_path), f"{tmp_path}/cache")
     settings = BrokerSettings(*accounts, *folders, 1 << 30, 0.1, 0.5, [])
     folder.write("broker.json", settings._asdict())
@@ -76,7 +76,7 @@ def test_environment_and_hot_set_are_waited_for_once(tmp_path, monkeypatch):
         clock.sleep(request["timeout_s"])
         return {"ready": False}
 
-    asked = options.Options("k", environment="train", wait_s=8)
+    asked = options.JobOptions("k", environment="train", wait_s=8)
     job = JOB._replace(wait_s=8.0, environment="train")
     monkeypatch.setattr(prolog.settings, "load", lambda: config)
     monkeypatch.setattr(prolog, "_job", lambda *_: job)
@@ -94,7 +94,7 @@ def test_a_step_is_not_held_for_as_long_as_the_settings_would_have_it(monkeypatc
     config["checkpoint.mountpoints"] = []
     for limit, wait_s in (({}, 30.0), ({"BOOTSEER_WAIT_LIMIT": "10"}, 10)):
         monkeypatch.setattr(os, "environ", env | limit)
-        assert prolog._job(options.Options(), config, 1).wait_s == wait_s
+        assert prolog._job(options.JobOptions(), config, 1).wait_s == wait_s
 
 
 def test_nobody_waits_for_an_agent_that_systemd_does_not_start(folder, systemd_run):

@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 
 from bootseer.cli.status import _table
-from bootseer.slurm.hook import say
+from bootseer.slurm.hook import log_line
 
 EVIL = "[red]x[/nonsense]\x1b]0;t\x07\x1b[31m\u009b31m\u202e\u2028\udcff\ud800\nnext\r"
 
 
 def test_a_hook_says_one_line_whatever_is_in_it(capfd):
-    say(f"job 1: image {EVIL}")
+    log_line(f"job 1: image {EVIL}")
     said = capfd.readouterr().out
     assert said.endswith("\n")
     assert said[:-1].isprintable()
@@ -21,7 +21,7 @@ def test_a_hook_says_one_line_whatever_is_in_it(capfd):
 
 def test_a_hook_that_nobody_listens_to_goes_on(monkeypatch):
     monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(BrokenPipeError))
-    say("x")
+    log_line("x")
 
 
 @pytest.mark.parametrize("images", [[], [{"path": EVIL, "want_bytes": 5, "done_bytes": 2}]])

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from bootseer.core.ranges import ByteRange, total_bytes
-from bootseer.core.squashfs import SUPERBLOCK_BYTES, decode_superblock
 from bootseer.errors import Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image import identity as identity_module
 from bootseer.image.identity import OpenImage, identify, open_image, open_served
+from bootseer.squashfs.superblock import SUPERBLOCK_BYTES, decode_superblock
 
 
 def make_image(folder, name, files):

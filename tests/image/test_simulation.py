@@ -25,28 +25,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from hypothesis import given, note, settings
-from hypothesis import strategies as st
-
-from bootseer.cache import keeper as keeper_module
-from bootseer.cache import link as link_module
-from bootseer.cache.blocks import CachedBlocks
-from bootseer.cache.folder import BlockCache
-from bootseer.cache.keeper import BlockKeeper
-from bootseer.cache.ledger import Ledger
-from bootseer.core import image
-from bootseer.core.hotset import HotRange, HotSet
-from bootseer.core.pack import plan_pack
-from bootseer.core.ranges import runs
-from bootseer.errors import BootseerError, Closed, Unavailable
-from bootseer.image import catalog, hotpack
-from bootseer.image.blocks import ImageBlocks
-from bootseer.image.fill import copy, fill
-from bootseer.image.identity import OpenImage
-from bootseer.image.nodecache import NodeCache
-from bootseer.image.source import ImageSource
-from bootseer.store.memory import MemoryStore
-from bootseer.testing.simulation import (
+from bootseer_dev.actors.simulation import (
     SETTINGS,
     Died,
     Way,
@@ -58,7 +37,29 @@ from bootseer.testing.simulation import (
     search,
     without,
 )
-from bootseer.testing.stored_image import cache_in, manifest_of, open_entry, store_image
+from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry, store_image
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from bootseer.cache import keeper as keeper_module
+from bootseer.cache import link as link_module
+from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.folder import BlockCache
+from bootseer.cache.keeper import BlockKeeper
+from bootseer.cache.ledger import Ledger
+from bootseer.core import image_manifest
+from bootseer.core.ranges import runs
+from bootseer.errors import BootseerError, Closed, Unavailable
+from bootseer.image.hot import pack_store
+from bootseer.image.hot.hotset import HotRange, HotSet
+from bootseer.image.hot.pack import plan_pack
+from bootseer.image.identity import OpenImage
+from bootseer.image.library import catalog
+from bootseer.image.library.source import ImageSource
+from bootseer.image.serve.backfill import copy, fill
+from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.node_cache import NodeCache
+from bootseer.store.memory import MemoryStore
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
 BLOCK = 4096
@@ -66,7 +67,7 @@ USERS = (1001, 1002, 1003)
 SIZES = (30_000, 65_536, 200_001)
 IMAGES = [random.Random(seed).randbytes(size) for seed, size in enumerate(SIZES)]
 MANIFESTS = [manifest_of(content) for content in IMAGES]
-DIGESTS = [image.image_digest(manifest.encode()) for manifest in MANIFESTS]
+DIGESTS = [image_manifest.image_digest(manifest.encode()) for manifest in MANIFESTS]
 QUOTAS = (1 << 30, 1 << 30, 400_000, 120_000, 20_000)
 PACKED = 2
 """The image that has a hot pack."""
@@ -274,7 +275,7 @@ class Job:
                 await trio.sleep_forever()
 
     async def _use_pack(self, closing):
-        pack = await hotpack.open_pack(self.way, self.manifest, DIGESTS[self.number])
+        pack = await pack_store.open_pack(self.way, self.manifest, DIGESTS[self.number])
         if pack is not None:
             closing.push_async_callback(pack.close)
             self.blocks.use_pack(pack, self.say)
@@ -393,7 +394,7 @@ class World:
                 return b"".join(content[i * BLOCK : (i + 1) * BLOCK] for i in blocks)
 
             if number == PACKED:
-                await hotpack.write_pack(self.store, plan_pack(manifest, digest, found), pieces)
+                await pack_store.write_pack(self.store, plan_pack(manifest, digest, found), pieces)
 
     def file(self, number):
         path = self.folder / f"image{number}"

@@ -11,16 +11,16 @@ from contextlib import ExitStack
 
 import pytest
 import trio
+from bootseer_dev.cluster.poll import wait_until
 
 from bootseer._io import lib
 from bootseer.core.ranges import ByteRange, total_bytes
-from bootseer.core.trace import Touch
 from bootseer.errors import Unavailable
-from bootseer.image import prefetch as image_prefetch
-from bootseer.image.prefetch import Prefetch, UnderWay, locked_by, may_pin, pinnable_bytes
-from bootseer.image.record import Recorder
-from bootseer.image.residency import Residency
-from bootseer.testing.cluster.poll import wait_until
+from bootseer.image.hot import prefetch as image_prefetch
+from bootseer.image.hot.prefetch import Prefetch, UnderWay, locked_by, may_pin, pinnable_bytes
+from bootseer.image.hot.recorder import ResidencyRecorder
+from bootseer.image.hot.residency import KernelResidency
+from bootseer.image.hot.trace import Touch
 from bootseer.units import KIB, MIB
 
 PAGE = mmap.PAGESIZE
@@ -87,7 +87,7 @@ def pages_of(ranges):
 
 
 def test_the_recorder_tells_what_came_and_when(image):
-    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
+    recorder = ResidencyRecorder(KernelResidency(os.open(image, os.O_RDONLY)))
     assert recorder.found_cold
     read_exactly(image, 8 * PAGE, 12 * PAGE)
     assert recorder.sample(100) == 4 * PAGE
@@ -103,7 +103,7 @@ def test_the_recorder_tells_what_came_and_when(image):
 
 
 def test_a_page_in_the_place_of_one_that_went_is_seen(image):
-    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
+    recorder = ResidencyRecorder(KernelResidency(os.open(image, os.O_RDONLY)))
     read_exactly(image, 8 * PAGE, 12 * PAGE)
     recorder.sample(100)
     evict(image, 8)
@@ -115,7 +115,7 @@ def test_a_page_in_the_place_of_one_that_went_is_seen(image):
 
 def test_what_was_there_before_is_told_apart(image):
     read_exactly(image, 0, SIZE // 2)
-    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)), [ByteRange(0, PAGE)])
+    recorder = ResidencyRecorder(KernelResidency(os.open(image, os.O_RDONLY)), [ByteRange(0, PAGE)])
     assert not recorder.found_cold
     assert pages_of(recorder.resident_before) == resident_pages(image) - {0}
     assert recorder.sample(1) == 0
@@ -123,8 +123,8 @@ def test_what_was_there_before_is_told_apart(image):
 
 
 def test_superblock_and_tables_are_not_recorded(image):
-    recorder = Recorder(
-        Residency(os.open(image, os.O_RDONLY)), [ByteRange(0, 96), ByteRange(PAGE, 3 * PAGE)]
+    recorder = ResidencyRecorder(
+        KernelResidency(os.open(image, os.O_RDONLY)), [ByteRange(0, 96), ByteRange(PAGE, 3 * PAGE)]
     )
     read_exactly(image, 0, 4 * PAGE)
     recorder.sample(1)
@@ -133,8 +133,8 @@ def test_superblock_and_tables_are_not_recorded(image):
 
 
 def test_more_ranges_than_one_sample_holds_are_not_lost(image, monkeypatch):
-    monkeypatch.setattr("bootseer.image.record._SAMPLE_RANGES", 4)
-    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
+    monkeypatch.setattr("bootseer.image.hot.recorder._SAMPLE_RANGES", 4)
+    recorder = ResidencyRecorder(KernelResidency(os.open(image, os.O_RDONLY)))
     for page in range(0, 40, 2):
         read_exactly(image, page * PAGE, (page + 1) * PAGE)
     recorder.sample(1)
@@ -144,7 +144,7 @@ def test_more_ranges_than_one_sample_holds_are_not_lost(image, monkeypatch):
 
 def partly_used(image):
     """Record 64 pages that were read ahead, of which those from 8 to 40 are in use."""
-    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
+    recorder = ResidencyRecorder(KernelResidency(os.open(image, os.O_RDONLY)))
     fd = os.open(image, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 64 * PAGE, os.POSIX_FADV_WILLNEED)
     wait_until(lambda: len(resident_pages(image)) >= 64, "the pages read ahead")
@@ -195,14 +195,14 @@ class Used:
 
 def test_what_has_gone_does_not_speak_for_what_is_there():
     """Of what is left, too little is in use to say anything of the rest."""
-    recorder = Recorder(Used(bytes([2] * 50 + [0] * 40 + [1] * 10)))
+    recorder = ResidencyRecorder(Used(bytes([2] * 50 + [0] * 40 + [1] * 10)))
     recorder.touches = [Touch(0, 100 * PAGE, 1)]
     recorder.settle()
     assert recorder.touches == [(0, 100 * PAGE, 1)]
 
 
 def test_where_the_kernel_calls_nothing_used_nothing_is_forgotten(image):
-    recorder = Recorder(Residency(os.open(image, os.O_RDONLY)))
+    recorder = ResidencyRecorder(KernelResidency(os.open(image, os.O_RDONLY)))
     with image.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 64 * PAGE, os.POSIX_FADV_WILLNEED)
         wait_until(lambda: len(resident_pages(image)) >= 64, "the pages read ahead")
@@ -214,7 +214,7 @@ def test_where_the_kernel_calls_nothing_used_nothing_is_forgotten(image):
 
 def test_what_is_no_file_cannot_be_recorded(tmp_path):
     with pytest.raises(Unavailable, match="not a regular file"):
-        Recorder(Residency(os.open(tmp_path, os.O_RDONLY)))
+        ResidencyRecorder(KernelResidency(os.open(tmp_path, os.O_RDONLY)))
 
 
 HOT = [ByteRange(5 * PAGE, 9 * PAGE), ByteRange(2_000_000, 3_500_000), ByteRange(SIZE - 10, SIZE)]
@@ -251,7 +251,7 @@ async def test_memory_that_cannot_be_locked_is_asked_for_once(image, monkeypatch
         def __getattr__(self, name):
             return getattr(lib, name)
 
-    monkeypatch.setattr("bootseer.image.prefetch.lib", CannotPin())
+    monkeypatch.setattr("bootseer.image.hot.prefetch.lib", CannotPin())
     fd = os.open(image, os.O_RDONLY)
     prefetch = Prefetch(fd, SIZE, streams=1)
     await prefetch.run(iter(HOT))

@@ -2,10 +2,9 @@ import os
 import shutil
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster import Cluster, ClusterSpec
-from bootseer.testing.lab import CONFIG, PLUGIN, Lab
+from bootseer_dev.cluster import Cluster, ClusterSpec
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import CONFIG, PLUGIN, Lab
 
 
 @pytest.fixture(scope="session")

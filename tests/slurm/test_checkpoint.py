@@ -6,9 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.fuse]
 

@@ -5,9 +5,8 @@ import shlex
 from functools import partial
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 TARGET = "/local/env"
@@ -27,7 +26,7 @@ def env_run(*options, target=TARGET, make=MAKE):
 def digest():
     python = site.bootseer().removesuffix("bootseer") + "python"
     code = (
-        "import sys; from bootseer.env.tree import scan, tree_digest;"
+        "import sys; from bootseer.env.client.scan import scan, tree_digest;"
         "print(tree_digest({p: n._replace(uid=0, gid=0) for p, n in scan(sys.argv[1]).items()}))"
     )
     return f"cd / && {python} -IEc {shlex.quote(code)} {TARGET}"

@@ -5,10 +5,9 @@ import shlex
 import signal
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.shell import JobShell
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.shell import JobShell
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
 TARGET = "/local/env"

@@ -7,8 +7,7 @@ import sys
 from typing import NamedTuple
 
 import pytest
-
-from bootseer.testing import site
+from bootseer_dev.jobs import site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.faults]
 TARGET = "/local/env"
@@ -22,7 +21,7 @@ NUMPY = (
 )
 REGEX = "import regex.tests.test_regex as t, unittest; unittest.main(module=t, argv=['regex'])"
 TREE = (
-    "import sys; from bootseer.env.tree import scan, tree_digest; tree = scan(sys.argv[1]);"
+    "import sys; from bootseer.env.client.scan import scan, tree_digest; tree = scan(sys.argv[1]);"
     "print('tree', tree_digest({p: n._replace(uid=0, gid=0) for p, n in tree.items()}))"
 )
 

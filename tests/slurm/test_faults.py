@@ -5,11 +5,10 @@ import signal
 import time
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.images import TinyImage
-from bootseer.testing.lab import CONFIG, IMAGE, PLUGIN, RUN_DIR
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import CONFIG, IMAGE, PLUGIN, RUN_DIR
+from bootseer_dev.material.images import TinyImage
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
 

@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster import Cluster, ClusterSpec
-from bootseer.testing.hdfs import Hdfs, conf, hadoop_jars
-from bootseer.testing.hdfs.java import CONF_DIR
-from bootseer.testing.lab import CONFIG, IMAGE, PLUGIN, Lab
+from bootseer_dev.cluster import Cluster, ClusterSpec
+from bootseer_dev.hdfs import Hdfs, conf, hadoop_jars
+from bootseer_dev.hdfs.java import CONF_DIR
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import CONFIG, IMAGE, PLUGIN, Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.hdfs, pytest.mark.fuse]
 

@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import IMAGE, RUN_DIR
 
-from bootseer.core.hotset import HotRange, HotSet
 from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan, object_name
 from bootseer.errors import BootseerError
+from bootseer.image.hot.hotset import HotRange, HotSet
 from bootseer.image.identity import identify, open_image
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.lab import IMAGE, RUN_DIR
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 

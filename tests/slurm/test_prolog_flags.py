@@ -4,10 +4,9 @@ import hashlib
 import os
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster import Cluster, ClusterSpec
-from bootseer.testing.lab import CONFIG, PLUGIN, Lab
+from bootseer_dev.cluster import Cluster, ClusterSpec
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import CONFIG, PLUGIN, Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.fuse]
 

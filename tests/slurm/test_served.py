@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
+from bootseer_dev.material.images import TinyImage, ch_run, write_image
 
-from bootseer.core.image import BLOCK_BYTES
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.images import TinyImage, ch_run, write_image
+from bootseer.core.image_manifest import BLOCK_BYTES
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.files import slow_share
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import CONFIG
+from bootseer_dev.jobs.shell import JobShell
+from bootseer_dev.material.images import TinyImage
 
-from bootseer.core.image import BLOCK_BYTES
-from bootseer.testing import site, slow_share
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.images import TinyImage
-from bootseer.testing.lab import CONFIG
-from bootseer.testing.shell import JobShell
+from bootseer.core.image_manifest import BLOCK_BYTES
 from bootseer.units import MIB
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]

@@ -5,11 +5,10 @@ import json
 import os
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.lab import RUN_DIR
-from bootseer.testing.shell import JobShell
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import RUN_DIR
+from bootseer_dev.jobs.shell import JobShell
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from bootseer_dev.cluster import Cluster, ClusterSpec
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.cluster.spec import HEAD, address
+from bootseer_dev.hdfs import Hdfs, HdfsSettings, hadoop_jars
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import CONFIG, PLUGIN, Lab
+from bootseer_dev.jobs.shell import JobShell
 
-from bootseer.testing import site
-from bootseer.testing.cluster import Cluster, ClusterSpec
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.cluster.spec import HEAD, address
-from bootseer.testing.hdfs import Hdfs, HdfsSettings, hadoop_jars
-from bootseer.testing.lab import CONFIG, PLUGIN, Lab
-from bootseer.testing.shell import JobShell
 from bootseer.units import MIB
 
 pytestmark = [

@@ -4,9 +4,8 @@ import hashlib
 import json
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.lab import CONFIG
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import CONFIG
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import IMAGE, RUN_DIR
 
 from bootseer.slurm.plugin import share
-from bootseer.testing import site
-from bootseer.testing.lab import IMAGE, RUN_DIR
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 

@@ -9,9 +9,8 @@ import os
 import re
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.lab import SHARE
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import SHARE
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.faults]
 

@@ -6,10 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.lab import IMAGE
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import IMAGE
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 

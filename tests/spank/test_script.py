@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from bootseer.slurm.options import Options, parse
+from bootseer.slurm.options import JobOptions, parse
 
 ASKED = {"SPANK_BOOTSEER_KEY": ""}
 
@@ -95,7 +95,7 @@ def test_malformed_wait_is_left_to_the_script_to_report(host, tmp_path, asked):
 def test_empty_wait_is_none(host, tmp_path):
     host.script("bootseer-prolog", f"env > {tmp_path}/env")
     host.run("prolog", env={**ASKED, "SPANK_BOOTSEER_WAIT": ""})
-    assert parse(env_of(tmp_path / "env")) == Options()
+    assert parse(env_of(tmp_path / "env")) == JobOptions()
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bootseer_dev.cluster import Cluster, ClusterSpec, wait_until
 
 from bootseer.slurm import plugin
-from bootseer.testing.cluster import Cluster, ClusterSpec, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm]
 

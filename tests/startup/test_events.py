@@ -14,9 +14,9 @@ from bootseer.errors import Corrupt, NotFound
 from bootseer.startup import collect, render
 from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events, read_run, runs_of_job
 from bootseer.startup.report import READY_STAGE, build
-from bootseer.store.base import FolderListing, publish
+from bootseer.store.api.base import FolderListing, publish
 from bootseer.store.memory import MemoryStore
-from bootseer.store.wrap import WrappedStore
+from bootseer.store.wrappers.base import WrappedStore
 from bootseer.testing.fault_store import FlakyStore
 
 S = 1_000_000_000

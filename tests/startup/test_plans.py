@@ -9,18 +9,18 @@ import trio
 from bootseer.core.plan import (
     MAX_IMAGES,
     MAX_NAMES,
+    SAME_START_NS,
     PlannedImage,
     PlannedName,
     PlannedRun,
     WarmPlan,
     object_name,
 )
-from bootseer.core.trace import SAME_START_NS
 from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.startup.plans import add_run, read_plan
-from bootseer.store.base import publish, read_all
+from bootseer.store.api.base import publish, read_all
 from bootseer.store.memory import MemoryStore
-from bootseer.store.wrap import WrappedStore
+from bootseer.store.wrappers.base import WrappedStore
 
 IMAGES = (PlannedImage("/i.sqsh", "sqfs1-x", 1000, 100),)
 

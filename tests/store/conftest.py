@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
 from hdfs_native import FileReader, FileWriter, WriteOptions
 
-from bootseer.store import hdfscalls
-from bootseer.store.name import TEMPORARY_PREFIX
-from bootseer.testing.cluster.poll import wait_until
+from bootseer.store.api.name import TEMPORARY_PREFIX
+from bootseer.store.hdfs import client
 
 pytest.register_assert_rewrite("bootseer.testing.store_model", "bootseer.testing.store_suite")
 
@@ -313,5 +313,5 @@ def _above(path: str) -> str:
 @pytest.fixture
 def namenode(monkeypatch):
     made = NameNode()
-    monkeypatch.setattr(hdfscalls, "Client", lambda *_, **__: made)
+    monkeypatch.setattr(client, "Client", lambda *_, **__: made)
     return made

@@ -15,8 +15,7 @@ from bootseer import config
 from bootseer.config import User
 from bootseer.errors import ConfigError, Denied, Transient
 from bootseer.store import connect as connect_module
-from bootseer.store.backoff import Backoff
-from bootseer.store.base import publish, read_all
+from bootseer.store.api.base import publish, read_all
 from bootseer.store.connect import (
     connect,
     connect_images,
@@ -24,8 +23,9 @@ from bootseer.store.connect import (
     connect_to,
     image_owners,
 )
+from bootseer.store.local.owners import TrustedOwners
 from bootseer.store.memory import MemoryStore
-from bootseer.store.owners import TrustedOwners
+from bootseer.store.wrappers.backoff import Backoff
 from bootseer.testing.fault_store import FlakyStore, HangingStore, every
 
 GROUP = grp.getgrgid(os.getegid())

@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from bootseer.errors import Denied, NotFound, Transient, Unavailable
-from bootseer.store.base import publish, read_all
+from bootseer.store.api.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import (
     FlakyStore,

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import ConfigError, Denied
-from bootseer.store import hadoop
-from bootseer.store.base import publish, read_all
-from bootseer.store.hadoop import find_conf_dir
+from bootseer.store.api.base import publish, read_all
+from bootseer.store.hdfs import options
+from bootseer.store.hdfs.options import find_conf_dir
 from bootseer.store.locate import divide, needs_network, open_store
 
 
@@ -74,9 +74,9 @@ def test_hadoops_own_packages_have_the_configuration_at_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
-    monkeypatch.setattr(hadoop, "DEFAULT_CONF_DIR", str(tmp_path))
+    monkeypatch.setattr(options, "DEFAULT_CONF_DIR", str(tmp_path))
     assert find_conf_dir("") == str(tmp_path)
-    assert hadoop.HdfsOptions() == hadoop.HdfsOptions("", "", "")
+    assert options.HdfsOptions() == options.HdfsOptions("", "", "")
 
 
 async def test_hands_the_owner_on(tmp_path: Path) -> None:

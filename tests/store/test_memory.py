@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from bootseer.errors import ConfigError
-from bootseer.store.base import Capabilities, Space, publish
+from bootseer.store.api.base import Capabilities, StoreSpace, publish
 from bootseer.store.memory import MemoryStore
 
 S_NS = 1_000_000_000
@@ -32,7 +32,7 @@ def test_says_what_it_can_do(store: MemoryStore) -> None:
 
 
 async def test_counts_nothing_and_leaves_nothing(store: MemoryStore) -> None:
-    assert await store.space() == Space(None, None)
+    assert await store.space() == StoreSpace(None, None)
     async with store.create("object") as writer:
         await writer.write(b"1")
     assert await store.reap_temporaries(0) == 0

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import trio
 
-from bootseer.store.backoff import Backoff
-from bootseer.store.base import Store
-from bootseer.store.limit import LimitStore
-from bootseer.store.local import LocalStore
+from bootseer.store.api.base import Store
+from bootseer.store.local.store import LocalStore
 from bootseer.store.memory import MemoryStore
-from bootseer.store.retry import RetryStore
+from bootseer.store.wrappers.backoff import Backoff
+from bootseer.store.wrappers.limit import LimitStore
+from bootseer.store.wrappers.retry import RetryStore
 from bootseer.testing.fault_store import FlakyStore
 from bootseer.testing.store_suite import StoreSuite
 

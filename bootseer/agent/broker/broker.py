@@ -21,15 +21,15 @@ from bootseer.agent.broker.kernel_mount import mount_root
 from bootseer.agent.broker.mounts import Mounts, look_at
 from bootseer.agent.broker.processes import LOOK_S, Processes
 from bootseer.agent.messages import broker as messages
-from bootseer.agent.messages.broker import Mount, Role
+from bootseer.agent.messages.broker import MountKind, Role
 from bootseer.agent.messages.message import exactly
-from bootseer.agent.messages.server import Server
+from bootseer.agent.messages.server import RequestServer
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import NotFound, Unavailable
-from bootseer.image.residency import Residency
+from bootseer.image.hot.residency import KernelResidency
 
-Known = TypeVar("Known", Role, Mount)
+Known = TypeVar("Known", Role, MountKind)
 _RETRY_S = 0.1
 _MAX_WATCHED = 64
 """Files that are looked at, over a job's life."""
@@ -72,8 +72,8 @@ class Broker:
         Thread(target=self._look_after_servers, daemon=True).start()
         try:
             # Workers die with the thread that has started them: with this one.
-            here = (messages.Start, messages.ServeImage)
-            Server(supervisor, messages.VERBS, self._carry_out, *here).run()
+            here = (messages.StartWorker, messages.ServeImage)
+            RequestServer(supervisor, messages.VERBS, self._carry_out, *here).run()
         finally:
             self._has_ended.set()
             with suppress(OSError):
@@ -92,7 +92,7 @@ class Broker:
             BootseerError, OSError: it cannot be done.
         """
         match request:
-            case messages.Start(role):
+            case messages.StartWorker(role):
                 handle, end = self._processes.start(_known(Role, role).module)
                 sent.append(end.detach())
                 return handle
@@ -100,19 +100,19 @@ class Broker:
                 server = self.mounts.make_image(number, bool(is_tree))
                 sent += [server.channel.detach()] if server.channel is not None else []
                 return server.handle
-            case messages.Kill(handle):
+            case messages.KillWorker(handle):
                 self._processes.kill(handle)
             case messages.Unmount(mount, number):
-                self.mounts.unmount(_known(Mount, mount), number)
-            case messages.ReadAhead(mount, number, kib):
-                self.mounts.set_read_ahead(_known(Mount, mount), number, kib)
-            case messages.Overlay(image, count, read_only):
-                return self.mounts.lay(image, count, bool(read_only))
-            case messages.LookAt(pid):
+                self.mounts.unmount(_known(MountKind, mount), number)
+            case messages.SetReadAhead(mount, number, kib):
+                self.mounts.set_read_ahead(_known(MountKind, mount), number, kib)
+            case messages.CreateOverlay(image, count, read_only):
+                return self.mounts.create_overlay(image, count, bool(read_only))
+            case messages.LocateProcess(pid):
                 in_container, namespace = look_at(pid, self._job.uid)
                 sent += [] if namespace is None else [namespace]
                 return in_container
-            case messages.Show(number):
+            case messages.ShowOverlay(number):
                 target, namespace = exactly(fds, 2)
                 self.mounts.show(number, target, namespace)
             case messages.MountRoot():
@@ -124,12 +124,12 @@ class Broker:
                     (self._job.uid, self._job.gid),
                     self._settings.cache_account,
                 )
-            case messages.Watch():
+            case messages.WatchResidency():
                 (fd,) = exactly(fds, 1)
                 return self._watch(fd, sent)
-            case messages.Clear():
+            case messages.ClearOverlays():
                 self.mounts.clear()
-            case messages.Finish():
+            case messages.FinishJob():
                 self._is_finished = True
         return 0
 
@@ -137,7 +137,7 @@ class Broker:
         self._watched += 1
         if self._watched > _MAX_WATCHED:
             raise Unavailable(f"{_MAX_WATCHED} files of this job were watched already")
-        pages = Residency(os.dup(fd))
+        pages = KernelResidency(os.dup(fd))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         Thread(target=residency.serve, args=(pages, ours), daemon=True).start()
         sent.append(theirs.detach())

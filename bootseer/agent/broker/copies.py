@@ -16,7 +16,7 @@ from typing import Any
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job
 from bootseer.agent.node.privileges import confine
-from bootseer.agent.node.process import fork, take_time
+from bootseer.agent.node.process import fork, reset_priority
 
 
 def fork_opener(job: Job) -> tuple[int, socket.socket]:
@@ -58,7 +58,7 @@ def _fork(
 
     def work() -> None:
         serve = importlib.import_module(f"bootseer.agent.{module}").serve
-        take_time()
+        reset_priority()
         confine(*account, agent, keep=[end.fileno()], expendable=expendable)
         serve(end, *args)
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bootseer.agent.node import process
-from bootseer.agent.node.broker_settings import Account
+from bootseer.agent.node.broker_settings import NodeAccount
 from bootseer.errors import BootseerError, Corrupt, Denied, NotFound, Unavailable
 
 _CHECK_S = 600
@@ -33,7 +33,7 @@ def mount_root(
     listed: Collection[str],
     checked: Path,
     owner: tuple[int, int],
-    account: Account,
+    account: NodeAccount,
 ) -> None:
     """Mount an image of the block cache, if it is listed and whole, for one user.
 
@@ -76,7 +76,7 @@ def mount_root(
         raise Unavailable(f"cannot mount an image at {target}: {said}")
 
 
-def _checked_digest(fds: Sequence[int], checked: Path, account: Account) -> str:
+def _checked_digest(fds: Sequence[int], checked: Path, account: NodeAccount) -> str:
     """Return an image's digest once all of it has been checked, once for each boot."""
     state = _state(fds, account)
     note = checked / state.partition(" ")[0]
@@ -97,7 +97,7 @@ def _checked_digest(fds: Sequence[int], checked: Path, account: Account) -> str:
     return digest
 
 
-def _check(fds: Sequence[int], account: Account) -> str:
+def _check(fds: Sequence[int], account: NodeAccount) -> str:
     """Have an image checked by a process with the cache's rights; returns its digest."""
     argv = process.command(
         "workers.check_image", *map(str, (account.name, account.uid, account.gid))
@@ -121,7 +121,7 @@ def _check(fds: Sequence[int], account: Account) -> str:
     raise kinds.get(done.returncode, Unavailable)(said or "the image could not be checked")
 
 
-def _state(fds: Sequence[int], account: Account) -> str:
+def _state(fds: Sequence[int], account: NodeAccount) -> str:
     """Return the number of the image's file, and what changes once data or map are written to."""
     files = [os.fstat(fd) for fd in fds]
     if not all(stat.S_ISREG(f.st_mode) and f.st_uid == account.uid for f in files):

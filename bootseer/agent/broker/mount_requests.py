@@ -16,7 +16,7 @@ import struct
 from contextlib import suppress
 
 from bootseer.agent.broker.mounts import Mounts
-from bootseer.agent.messages.broker import Mount
+from bootseer.agent.messages.broker import MountKind
 from bootseer.errors import Unavailable
 from bootseer.fuse.attach import copy_mount
 
@@ -53,6 +53,6 @@ def answer(connection: socket.socket, mounts: Mounts) -> None:
 def _copy(request: bytes, mounts: Mounts) -> int:
     try:
         kind, number = REQUEST.unpack(request)
-        return copy_mount(mounts.path(Mount(kind), number))
+        return copy_mount(mounts.path(MountKind(kind), number))
     except (struct.error, ValueError, Unavailable) as error:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from error

@@ -16,8 +16,8 @@ from threading import Lock
 
 from bootseer._io import lib
 from bootseer.agent.broker.processes import Processes
-from bootseer.agent.broker.start import Server
-from bootseer.agent.messages.broker import Mount
+from bootseer.agent.broker.start import ServerProcess
+from bootseer.agent.messages.broker import MountKind
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.errors import BootseerError, Unavailable
@@ -61,7 +61,7 @@ class Mounts:
         self._overlays = 0
         self._lock = Lock()  # guards the overlays: they are numbered
 
-    def make_checkpoint(self) -> Server:
+    def make_checkpoint(self) -> ServerProcess:
         """Mount the job's checkpoint and tell prolog and plugin, which do not wait for more."""
         job = self._job
         options = MountOptions(read_only=job.read_only, checks_modes=False)
@@ -71,14 +71,14 @@ class Mounts:
         self._folder.write_mounted(self._folder.mounted, state, job.mountpoint)
         return made
 
-    def make_first_image(self) -> Server:
+    def make_first_image(self) -> ServerProcess:
         """Mount the image that the job was given; as for `make_checkpoint`."""
         options = MountOptions(read_only=True, confined=self._job.image.startswith(ENVIRONMENT))
         made = self._make(self._folder.image, "serve_image", options)
         self._folder.write_mounted(self._folder.served, "failed" if made.error else "owned")
         return made
 
-    def make_image(self, number: int, is_tree: bool) -> Server:
+    def make_image(self, number: int, is_tree: bool) -> ServerProcess:
         """Mount another image.
 
         Args:
@@ -99,7 +99,7 @@ class Mounts:
             raise Unavailable(made.error)
         return made
 
-    def path(self, mount: Mount, number: int) -> str:
+    def path(self, mount: MountKind, number: int) -> str:
         """Name a mount.
 
         Raises:
@@ -108,33 +108,33 @@ class Mounts:
         if not 0 <= number <= max(MAX_IMAGES, MAX_OVERLAYS):
             raise Unavailable(f"a job has no mount {number}")
         return {
-            Mount.CHECKPOINT: self._folder.mount,
-            Mount.IMAGE: self._folder.image_mount(number),
-            Mount.ROOT: f"{self._folder.root}/rootfs",
-            Mount.ENVIRONMENT: f"{self._folder.environments}/{number}",
+            MountKind.CHECKPOINT: self._folder.mount,
+            MountKind.IMAGE: self._folder.image_mount(number),
+            MountKind.ROOT: f"{self._folder.root}/rootfs",
+            MountKind.ENVIRONMENT: f"{self._folder.environments}/{number}",
         }[mount]
 
-    def set_read_ahead(self, mount: Mount, number: int, kib: int) -> None:
+    def set_read_ahead(self, mount: MountKind, number: int, kib: int) -> None:
         """See `attach.set_read_ahead`."""
-        if mount in (Mount.CHECKPOINT, Mount.IMAGE) and 0 <= kib <= 1 << 16:
+        if mount in (MountKind.CHECKPOINT, MountKind.IMAGE) and 0 <= kib <= 1 << 16:
             set_read_ahead(Path(self.path(mount, number)), kib)
 
-    def unmount(self, mount: Mount, number: int) -> None:
+    def unmount(self, mount: MountKind, number: int) -> None:
         """Take a mount away, whoever uses it.
 
         Raises:
             OSError: it cannot be unmounted.
         """
         path = self.path(mount, number)
-        if mount in (Mount.CHECKPOINT, Mount.IMAGE):
+        if mount in (MountKind.CHECKPOINT, MountKind.IMAGE):
             detach(Path(path))
         else:
             uncover(Path(path))
-        if mount == Mount.IMAGE and number:
+        if mount == MountKind.IMAGE and number:
             with suppress(OSError):
                 os.rmdir(path)
 
-    def lay(self, image: int, count: int, read_only: bool) -> int:
+    def create_overlay(self, image: int, count: int, read_only: bool) -> int:
         """Lay writable file systems over the folders of a served tree; returns the first's number.
 
         Raises:
@@ -145,11 +145,11 @@ class Mounts:
             if not 0 < count <= MAX_OVERLAYS - self._overlays:
                 raise Unavailable(f"{MAX_OVERLAYS} targets of this job were mounted already")
             os.makedirs(self._folder.environments, 0o700, exist_ok=True)
-            tree = Path(self.path(Mount.IMAGE, image))
+            tree = Path(self.path(MountKind.IMAGE, image))
             user = (self._job.uid, self._job.gid, self._groups)
             for number in range(first, first + count):
                 self._overlays = number
-                mount = Path(self.path(Mount.ENVIRONMENT, number))
+                mount = Path(self.path(MountKind.ENVIRONMENT, number))
                 mount.mkdir(0o755)
                 lower, scratch = tree / str(number - first), self._make_scratch(number)
                 overlay(mount, lower, scratch, *user, read_only=read_only)
@@ -166,7 +166,7 @@ class Mounts:
         Raises:
             Unavailable, OSError: it cannot be shown.
         """
-        path = self.path(Mount.ENVIRONMENT, number)
+        path = self.path(MountKind.ENVIRONMENT, number)
         if lib.bs_folder_owner(target) != self._job.uid:
             raise Unavailable("a target is no folder of the user's own")
         if is_the_nodes(namespace):
@@ -178,16 +178,16 @@ class Mounts:
         with self._lock:
             for number in range(1, self._overlays + 1):
                 with suppress(OSError):
-                    uncover(Path(self.path(Mount.ENVIRONMENT, number)))
+                    uncover(Path(self.path(MountKind.ENVIRONMENT, number)))
 
-    def _make(self, path: str, role: str, options: MountOptions) -> Server:
+    def _make(self, path: str, role: str, options: MountOptions) -> ServerProcess:
         job = self._job
         try:
             os.mkdir(path, 0o755)
             connection = attach(Path(path), job.uid, job.gid, options, self._groups)
             try:
                 # Whatever becomes of that process: without it the kernel answers with errors.
-                return Server(*self._processes.start(role, connection))
+                return ServerProcess(*self._processes.start(role, connection))
             except BaseException:
                 with suppress(OSError):
                     detach(Path(path))
@@ -195,7 +195,7 @@ class Mounts:
             finally:
                 os.close(connection)
         except (BootseerError, OSError) as error:
-            return Server(error=str(error) or repr(error))
+            return ServerProcess(error=str(error) or repr(error))
 
     @cached_property
     def _groups(self) -> Sequence[int]:

@@ -13,7 +13,7 @@ import socket
 import struct
 
 from bootseer.errors import Unavailable
-from bootseer.image.residency import PAGE_BYTES, Residency
+from bootseer.image.hot.residency import PAGE_BYTES, KernelResidency
 
 RANGE = struct.Struct("=QQ")
 RANGES = 2048
@@ -23,7 +23,7 @@ PAGES = 32 * 1024
 MAX_ANSWER_BYTES = max(RANGES * RANGE.size, PAGES)
 
 
-def serve(pages: Residency, end: socket.socket) -> None:
+def serve(pages: KernelResidency, end: socket.socket) -> None:
     """Answer requests until the other end is closed; both are closed then. In a thread.
 
     Args:

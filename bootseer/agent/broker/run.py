@@ -20,14 +20,14 @@ from bootseer.agent.broker.copies import fork_lender, fork_opener
 from bootseer.agent.broker.folders import make_folders
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.registration import note_ended, register
-from bootseer.agent.broker.start import Start
+from bootseer.agent.broker.start import SupervisorStart
 from bootseer.agent.broker.user_slots import UserSlots
 from bootseer.agent.messages.message import Reply
 from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import adopt_orphans, limit_to_brokers
-from bootseer.agent.node.process import fork, take_time
+from bootseer.agent.node.process import fork, reset_priority
 from bootseer.errors import BootseerError
 
 
@@ -85,7 +85,7 @@ def _look_after(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings
     lends, borrows = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     born, told = os.pipe()
     node = (os.getpid(), folder, job, settings.account)
-    start = Start(*node, theirs, borrows, control, opener, checkpoint, image, told)
+    start = SupervisorStart(*node, theirs, borrows, control, opener, checkpoint, image, told)
 
     def supervise() -> None:
         for end in (ours, lends, mounts):
@@ -100,7 +100,7 @@ def _look_after(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings
         end.close()
     os.close(told)
     processes.adopt(fork_lender(job, settings, lends))
-    take_time()
+    reset_priority()
     with os.fdopen(born, "rb") as pipe:
         warming = pipe.read()
     adopt_orphans(False)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from bootseer.agent.node.broker_settings import Account
+from bootseer.agent.node.broker_settings import NodeAccount
 from bootseer.agent.node.job import Job, JobFolder
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerProcess:
     """A process that serves a mount, or why there is none.
 
     Attributes:
@@ -28,7 +28,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SupervisorStart:
     """What a supervisor begins with; its ends of all sockets.
 
     Attributes:
@@ -45,13 +45,13 @@ class Start:
     broker_pid: int
     folder: JobFolder
     job: Job
-    account: Account
+    account: NodeAccount
     broker: socket.socket
     lender: socket.socket
     control: socket.socket | None
     opener: socket.socket | None
-    checkpoint: Server | None
-    image: Server | None
+    checkpoint: ServerProcess | None
+    image: ServerProcess | None
     warming: int
 
     @property

@@ -13,9 +13,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import BoundedSemaphore, Thread
 
-from bootseer.agent.messages.lender import VERBS, Lend, LendNew
+from bootseer.agent.messages.lender import VERBS, CreateEntry, OpenEntry
 from bootseer.agent.messages.message import close_all, exactly
-from bootseer.agent.messages.server import Server
+from bootseer.agent.messages.server import RequestServer
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.process import leave
 from bootseer.cache.folder import BlockCache, CacheEntry
@@ -51,7 +51,7 @@ class Lender:
         self._cache = open_cache(settings)
         self._free = BoundedSemaphore(MAX_LENT)
 
-    def carry_out(self, request: Lend | LendNew, fds: list[int], sent: list[int]) -> int:
+    def carry_out(self, request: OpenEntry | CreateEntry, fds: list[int], sent: list[int]) -> int:
         """Lend an image's entry, as `messages.lender` says; see `messages.server`.
 
         Raises:
@@ -59,7 +59,7 @@ class Lender:
             Corrupt: what came with it is no manifest in sealed memory.
             BootseerError: as for `BlockCache.find` and `BlockCache.create`.
         """
-        if isinstance(request, Lend):
+        if isinstance(request, OpenEntry):
             entry = self._cache.find(request.token, self._uid)
         else:
             (manifest_fd,) = exactly(fds, 1)
@@ -108,5 +108,5 @@ def serve(end: socket.socket, uid: int, settings: BrokerSettings) -> None:
         uid: of the job's user.
         settings: of the node.
     """
-    Server(end, VERBS, Lender(uid, settings).carry_out).run()
+    RequestServer(end, VERBS, Lender(uid, settings).carry_out).run()
     leave(0)

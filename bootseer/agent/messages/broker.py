@@ -25,7 +25,7 @@ class Role(IntEnum):
         return self.name.lower()
 
 
-class Mount(IntEnum):
+class MountKind(IntEnum):
     """What may be mounted for a job. spank/mounts.c has the same numbers."""
 
     CHECKPOINT = 0
@@ -35,7 +35,7 @@ class Mount(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartWorker:
     """Start a worker. Reply: its handle, and a descriptor of its channel."""
 
     role: int
@@ -55,7 +55,7 @@ class ServeImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillWorker:
     """Kill a worker, and wait for its end, a second at most."""
 
     handle: int
@@ -70,7 +70,7 @@ class Unmount:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAhead:
+class SetReadAhead:
     """Set how far the kernel reads ahead of a mount's readers; a `Mount`, its number, KiB."""
 
     mount: int
@@ -79,7 +79,7 @@ class ReadAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlay:
+class CreateOverlay:
     """Lay writable file systems over the folders 0, 1, … of a served tree.
 
     Reply: the number of the first.
@@ -96,7 +96,7 @@ class Overlay:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt:
+class LocateProcess:
     """Say where a process of the job's user is.
 
     Reply: whether it sees another root folder than the broker; with a descriptor of its mount
@@ -107,7 +107,7 @@ class LookAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
+class ShowOverlay:
     """Show an overlay in another mount namespace; with descriptors of a folder there and of it."""
 
     number: int
@@ -122,7 +122,7 @@ class MountRoot:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchResidency:
     """Watch which pages of a file are in memory, with its descriptor.
 
     Reply: a socket for `bootseer.agent.broker.residency`, and the file's length.
@@ -130,16 +130,16 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
+class ClearOverlays:
     """Take the overlays away."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishJob:
     """The job has ended: nothing is left to be done."""
 
 
 VERBS = Verbs(
-    *(Start, ServeImage, Kill, Unmount, ReadAhead, Overlay, LookAt, Show),
-    *(MountRoot, Watch, Clear, Finish),
+    *(StartWorker, ServeImage, KillWorker, Unmount, SetReadAhead, CreateOverlay, LocateProcess),
+    *(ShowOverlay, MountRoot, WatchResidency, ClearOverlays, FinishJob),
 )

@@ -45,7 +45,7 @@ def decode_reply(message: bytes) -> Reply:
         raise Corrupt(f"{len(message)} bytes are no reply") from error
 
 
-class Client:
+class RequestClient:
     """Asks one other process; any number of tasks at once."""
 
     def __init__(self, end: socket.socket, verbs: Verbs, name: str) -> None:

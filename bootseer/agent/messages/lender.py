@@ -11,7 +11,7 @@ from bootseer.agent.messages.message import Verbs
 
 
 @dataclass(frozen=True, slots=True)
-class Lend:
+class OpenEntry:
     """Open an image's entry in the block cache, found by its token.
 
     Reply: descriptors of manifest, data and map for readers, of data, map and claims for the
@@ -24,10 +24,10 @@ class Lend:
 
 
 @dataclass(frozen=True, slots=True)
-class LendNew:
+class CreateEntry:
     """Open an image's entry, given its manifest: with a descriptor of that in sealed memory.
 
-    What is missing of the entry is made. Reply: as for `Lend`.
+    What is missing of the entry is made. Reply: as for `OpenEntry`.
 
     Attributes:
         manifest_bytes, image_bytes, blocks: see `bootseer.cache.size`.
@@ -38,6 +38,6 @@ class LendNew:
     blocks: int
 
 
-VERBS = Verbs(Lend, LendNew)
+VERBS = Verbs(OpenEntry, CreateEntry)
 DESCRIPTORS = 7
 """With the reply to either."""

@@ -24,7 +24,7 @@ CarryOut = Callable[[Any, list[int], list[int]], int]
 list that takes those that go with the reply; returns the reply's value."""
 
 
-class Server:
+class RequestServer:
     """Carries out what one other process asks for."""
 
     def __init__(

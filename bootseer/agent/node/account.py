@@ -8,7 +8,7 @@ from __future__ import annotations
 import pwd
 from typing import Any
 
-from bootseer.agent.node.broker_settings import Account, BrokerSettings
+from bootseer.agent.node.broker_settings import BrokerSettings, NodeAccount
 from bootseer.errors import ConfigError
 
 _GIB = 1 << 30
@@ -16,7 +16,7 @@ SETTINGS = ("node.service_user", "node.cache_user")
 """The settings that name them."""
 
 
-def find_account(config: Any, setting: str) -> Account:
+def find_account(config: Any, setting: str) -> NodeAccount:
     """Look an account up.
 
     Args:
@@ -36,7 +36,7 @@ def find_account(config: Any, setting: str) -> Account:
         ) from error
     if found.pw_uid == 0 or found.pw_gid == 0:
         raise ConfigError(f"{setting} {name!a} is root; name an account without rights")
-    return Account(found.pw_name, found.pw_uid, found.pw_gid)
+    return NodeAccount(found.pw_name, found.pw_uid, found.pw_gid)
 
 
 def broker_settings(config: Any) -> BrokerSettings:

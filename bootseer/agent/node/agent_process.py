@@ -65,8 +65,8 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     return pid
 
 
-def hurry() -> None:
-    """Give this process and those it starts more of the processor, until `take_time`.
+def raise_priority() -> None:
+    """Give this process and those it starts more of the processor, until `reset_priority`.
 
     The agent has a tenth of a second of imports before it works, and Slurm launches the job
     beside it: without this they take turns, and the job's own start waits longer.

@@ -11,7 +11,7 @@ UNPUBLISHED = "unpublished"
 """Folder in that of the node's for what could not be published."""
 
 
-class Account(NamedTuple):
+class NodeAccount(NamedTuple):
     """An account of the node: its name and numbers."""
 
     name: str
@@ -30,8 +30,8 @@ class BrokerSettings(NamedTuple):
         kernel_mount: digests of images that the kernel may mount.
     """
 
-    account: Account
-    cache_account: Account
+    account: NodeAccount
+    cache_account: NodeAccount
     run_dir: str
     cache_dir: str
     quota_bytes: int
@@ -61,5 +61,5 @@ class BrokerSettings(NamedTuple):
         Raises:
             TypeError, KeyError: those are none.
         """
-        accounts = {name: Account(*document[name]) for name in ("account", "cache_account")}
+        accounts = {name: NodeAccount(*document[name]) for name in ("account", "cache_account")}
         return cls(**document | accounts)

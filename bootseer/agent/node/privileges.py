@@ -24,7 +24,7 @@ _LIMITS = {
 _STANDARD = (0, 1, 2)
 
 
-class Profile(enum.IntFlag):
+class Confinement(enum.IntFlag):
     """What a confined process may do beyond working on memory, files and what it has open.
 
     PLAIN allows threads, and Unix sockets, which name services use. In every profile, mounts,
@@ -54,7 +54,7 @@ IDENTITY = (
 """Variables by which stores would take this process for somebody else than its user."""
 
 
-def become(user: str, uid: int, gid: int, keep_lock: bool) -> None:
+def drop_privileges(user: str, uid: int, gid: int, keep_lock: bool) -> None:
     """Take on the user's rights for good, before anything is read from anywhere.
 
     What the environment says of another identity is forgotten.
@@ -81,7 +81,7 @@ def confine(
     agent: int,
     *,
     keep: Collection[int],
-    profile: Profile = Profile.PLAIN,
+    profile: Confinement = Confinement.PLAIN,
     expendable: bool = True,
     outlives: bool = False,
 ) -> None:
@@ -95,11 +95,11 @@ def confine(
     Call it after imports, while there is one thread, and before anything of the user's is read.
 
     Args:
-        user, uid, gid: as for `become`.
+        user, uid, gid: as for `drop_privileges`.
         agent: process id of the agent, which has started this process.
         keep: descriptors that stay open, beside standard input, output and error. Other objects
             that have closed ones must not be closed afterwards: the number may be in use again.
-        profile: what it may do. The right to lock memory stays with `Profile.PIN` only.
+        profile: what it may do. The right to lock memory stays with `Confinement.PIN` only.
         expendable: when memory runs out, it is the first to go; otherwise as likely as any.
         outlives: it does not die with the agent, whatever it waits for.
 
@@ -114,7 +114,7 @@ def confine(
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000" if expendable else "0")
     os.chdir("/")
-    become(user, uid, gid, Profile.PIN in profile)
+    drop_privileges(user, uid, gid, Confinement.PIN in profile)
     if not outlives:
         die_with(agent)  # taking on other rights ends that
     confine_system_calls(profile)
@@ -150,11 +150,11 @@ def die_with(parent: int) -> None:
     _check(lib.bs_die_with(parent))
 
 
-def confine_system_calls(profile: Profile) -> None:
+def confine_system_calls(profile: Confinement) -> None:
     """Limit the system calls of this process for good; `confine` does it already.
 
-    With `Profile.NETWORK` or `Profile.FORK` in force, another call can take rights away, and none
-    can add any.
+    With `Confinement.NETWORK` or `Confinement.FORK` in force, another call can take rights away,
+    and none can add any.
 
     Raises:
         OSError: it could not be done; the process must end.

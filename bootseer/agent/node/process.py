@@ -131,7 +131,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def take_time() -> None:
+def reset_priority() -> None:
     """Take the processor as everyone does; for the calling thread and those it starts."""
     os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))
 

@@ -6,14 +6,14 @@ import socket
 
 from bootseer.agent.broker import residency
 from bootseer.errors import Unavailable
-from bootseer.image.residency import PAGE_BYTES
+from bootseer.image.hot.residency import PAGE_BYTES
 
 _ANSWER_S = 10.0
 """For the broker to look, longer than it may take to read pages of a slow file system again."""
 
 
 class BrokersPages:
-    """The supervisor's end: the `Pages` of a file that the broker looks at."""
+    """The supervisor's end: the `ResidentPages` of a file that the broker looks at."""
 
     def __init__(self, end: socket.socket, size_bytes: int) -> None:
         """Take over a socket."""
@@ -22,7 +22,7 @@ class BrokersPages:
         self._end = end
 
     def newly_resident(self, most: int) -> list[tuple[int, int]]:
-        """See `Pages`; there may be some more, for they come in messages."""
+        """See `ResidentPages`; there may be some more, for they come in messages."""
         found: list[tuple[int, int]] = []
         while len(found) < most:
             some = list(residency.RANGE.iter_unpack(self._ask(0, 0)[1:]))
@@ -32,7 +32,7 @@ class BrokersPages:
         return found
 
     def active(self, start: int, stop: int) -> bytes | None:
-        """See `Pages`."""
+        """See `ResidentPages`."""
         found = b""
         for at in range(start - start % PAGE_BYTES, stop, residency.PAGES * PAGE_BYTES):
             until = min(stop, at + residency.PAGES * PAGE_BYTES)
@@ -43,7 +43,7 @@ class BrokersPages:
         return found
 
     def close(self) -> None:
-        """See `Pages`."""
+        """See `ResidentPages`."""
         self._end.close()
 
     def _ask(self, start: int, stop: int) -> bytes:

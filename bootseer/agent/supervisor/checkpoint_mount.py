@@ -9,11 +9,11 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.messages.broker import Mount, ReadAhead, Unmount
-from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.broker import MountKind, SetReadAhead, Unmount
+from bootseer.agent.messages.client import RequestClient
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.worker_process import Worker
-from bootseer.core.reads import MAX_FILES
+from bootseer.core.access_log import MAX_FILES
 from bootseer.errors import BootseerError, Closed
 
 _READ_AHEAD_KIB = 4096
@@ -31,7 +31,7 @@ class MountedCheckpoint:
         ahead: what was read ahead of it, as the worker `prefetch` tells it.
     """
 
-    def __init__(self, broker: Client, worker: Worker) -> None:
+    def __init__(self, broker: RequestClient, worker: Worker) -> None:
         """Take over a worker that has been started."""
         self.served = trio.Event()
         self.reads: list[Any] = []
@@ -75,7 +75,9 @@ class MountedCheckpoint:
                 op = message.get("op")
                 if op == "served":
                     with suppress(BootseerError):
-                        await self._broker.do(ReadAhead(Mount.CHECKPOINT, 0, _READ_AHEAD_KIB))
+                        await self._broker.do(
+                            SetReadAhead(MountKind.CHECKPOINT, 0, _READ_AHEAD_KIB)
+                        )
                     self.served.set()
                 elif op == "reads" and isinstance(files := message.get("files"), list):
                     self.reads = files
@@ -125,6 +127,6 @@ class MountedCheckpoint:
                 await self._worker.channel.send({"op": "stop", "timeout_s": left_s})
             await self._ended.wait()
         with suppress(BootseerError):
-            await self._broker.do(Unmount(Mount.CHECKPOINT, 0))
+            await self._broker.do(Unmount(MountKind.CHECKPOINT, 0))
         await self._worker.end()
         return self._in_order

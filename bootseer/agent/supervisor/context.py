@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.client import RequestClient
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor.containment import contained
 from bootseer.config import Config
@@ -31,8 +31,8 @@ class JobContext:
     folder: JobFolder
     job: Job
     config: Config
-    broker: Client
-    lender: Client
+    broker: RequestClient
+    lender: RequestClient
     hear: Callable[[dict[str, Any]], None]
     fall_back: Callable[[str, str], None]
 

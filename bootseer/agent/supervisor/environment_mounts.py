@@ -17,14 +17,20 @@ from typing import Any, NamedTuple
 
 import trio
 
-from bootseer.agent.messages.broker import Clear, LookAt, Overlay, Role, Show
+from bootseer.agent.messages.broker import (
+    ClearOverlays,
+    CreateOverlay,
+    LocateProcess,
+    Role,
+    ShowOverlay,
+)
 from bootseer.agent.messages.message import close_all
 from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.image_mounts import ServedImages
 from bootseer.agent.supervisor.worker_process import Worker, start
 from bootseer.core.fields import Fields
 from bootseer.core.reference import ENVIRONMENT
-from bootseer.env.snapshot import MAX_TARGETS
+from bootseer.env.snapshot.manifest import MAX_TARGETS
 from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
 
 MAX_RUNS = 64
@@ -51,7 +57,7 @@ class _Asker(NamedTuple):
     in_container: bool
 
 
-class Environments:
+class EnvironmentMounts:
     """What a job has of environments on this node."""
 
     def __init__(self, context: JobContext, served: ServedImages, image: Callable[[], str]) -> None:
@@ -93,7 +99,7 @@ class Environments:
             raise Unavailable("the job is ending, or has too many `bootseer env run` at once")
         with ExitStack() as opened, trio.CancelScope() as scope:
             opened.enter_context(connection)
-            reply, fds = await self._broker.ask(LookAt(pid))
+            reply, fds = await self._broker.ask(LocateProcess(pid))
             opened.callback(close_all, fds)
             asker = _Asker(fds[0] if fds else None, bool(reply.value))
             self._running.add(scope)
@@ -191,7 +197,7 @@ class Environments:
             if mounts is None:
                 if not read_only:
                     _check_room(self._config["node.cache_dir"], self._config["cache.free_share"])
-                first = (await self._broker.do(Overlay(tree, count, read_only))).value
+                first = (await self._broker.do(CreateOverlay(tree, count, read_only))).value
                 mounts = list(range(first, first + count))
                 self._mounted[tree, read_only] = mounts
         if len(mounts) != count:
@@ -210,7 +216,7 @@ class Environments:
         path = "" if asker.in_container else os.readlink(f"/proc/self/fd/{folder}")
         if "\n" in path:
             raise Unavailable("a target with a newline in its path cannot be told to later tasks")
-        await self._broker.do(Show(mount), [folder, asker.namespace])
+        await self._broker.do(ShowOverlay(mount), [folder, asker.namespace])
         if path:
             self._folder.write_mounted(self._folder.shown(mount), "owned", path)
 
@@ -227,7 +233,7 @@ class Environments:
         # What takes longer, the epilog does not wait for.
         until = max(deadline, trio.current_time() + _CLEAR_S)
         with suppress(BootseerError), trio.move_on_at(until):
-            await self._broker.do(Clear())
+            await self._broker.do(ClearOverlays())
 
 
 def _check_room(folder: str, free_share: float) -> None:

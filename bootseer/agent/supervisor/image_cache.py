@@ -8,16 +8,16 @@ from functools import partial
 
 import trio
 
-from bootseer.agent.messages.client import Client
-from bootseer.agent.messages.lender import DESCRIPTORS, Lend, LendNew
+from bootseer.agent.messages.client import RequestClient
+from bootseer.agent.messages.lender import DESCRIPTORS, CreateEntry, OpenEntry
 from bootseer.agent.messages.message import close_all, exactly
 from bootseer.cache.keeper import BlockKeeper, check_entry, take_manifest
 from bootseer.cache.link import serve_keeper
 from bootseer.cache.room import ReservationClient, Room
-from bootseer.core.image import ImageManifest
+from bootseer.core.image_manifest import ImageManifest
 
 
-class LentImage:
+class CacheEntryHandle:
     """An entry of the block cache, in use until it is closed.
 
     Attributes:
@@ -26,7 +26,7 @@ class LentImage:
     """
 
     def __init__(self, strange: int, fds: list[int], manifest: ImageManifest) -> None:
-        """Take over the descriptors that `Lend` lists."""
+        """Take over the descriptors that `OpenEntry` lists."""
         self.strange = strange
         self.readers = fds[:3]
         self._manifest = manifest
@@ -59,7 +59,7 @@ class LentImage:
         self.readers = []
 
 
-async def borrow(lender: Client, digest: str, token: bytes) -> LentImage:
+async def open_cache_entry(lender: RequestClient, digest: str, token: bytes) -> CacheEntryHandle:
     """Borrow an image's entry, found by its token.
 
     Args:
@@ -72,10 +72,10 @@ async def borrow(lender: Client, digest: str, token: bytes) -> LentImage:
         Corrupt: the token is another image's.
         BootseerError: as for `BlockCache.find`.
     """
-    return await _borrow(lender, Lend(token), [], lambda fds: check_entry(fds, digest, token))
+    return await _borrow(lender, OpenEntry(token), [], lambda fds: check_entry(fds, digest, token))
 
 
-async def borrow_new(lender: Client, digest: str, manifest_fd: int) -> LentImage:
+async def borrow_new(lender: RequestClient, digest: str, manifest_fd: int) -> CacheEntryHandle:
     """Borrow an image's entry, given its manifest; have it made if need be.
 
     Args:
@@ -88,21 +88,21 @@ async def borrow_new(lender: Client, digest: str, manifest_fd: int) -> LentImage
         BootseerError: as for `BlockCache.create`.
     """
     manifest, size = await trio.to_thread.run_sync(take_manifest, manifest_fd, digest)
-    request = LendNew(size.manifest_bytes, size.image_bytes, size.blocks)
+    request = CreateEntry(size.manifest_bytes, size.image_bytes, size.blocks)
     return await _borrow(lender, request, [manifest_fd], lambda fds: manifest)
 
 
 async def _borrow(
-    lender: Client,
-    request: Lend | LendNew,
+    lender: RequestClient,
+    request: OpenEntry | CreateEntry,
     handed: list[int],
     manifest_of: Callable[[list[int]], ImageManifest],
-) -> LentImage:
+) -> CacheEntryHandle:
     reply, fds = await lender.ask(request, handed)
     try:
         exactly(fds, DESCRIPTORS)
         manifest = await trio.to_thread.run_sync(manifest_of, fds[:3])
-        return LentImage(reply.value, fds, manifest)
+        return CacheEntryHandle(reply.value, fds, manifest)
     except BaseException:
         close_all(fds)
         raise

@@ -12,10 +12,10 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.messages.broker import Mount, ReadAhead, Unmount
-from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.broker import MountKind, SetReadAhead, Unmount
+from bootseer.agent.messages.client import RequestClient
 from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.image_cache import LentImage, borrow, borrow_new
+from bootseer.agent.supervisor.image_cache import CacheEntryHandle, borrow_new, open_cache_entry
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.worker_process import Worker
@@ -24,9 +24,9 @@ from bootseer.core.event import FALLBACK, OK, Event, one_line
 from bootseer.core.fields import Fields
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import UNKNOWN, Speed
-from bootseer.core.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
 from bootseer.errors import BootseerError, Closed, Corrupt, NotFound
-from bootseer.image.catalog import FILE_NAME
+from bootseer.image.hot.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
+from bootseer.image.library.catalog import FILE_NAME
 
 _READ_AHEAD_KIB = 128
 """How far the kernel reads ahead of readers while blocks come from the store: no further than of a
@@ -54,8 +54,8 @@ class ServedImage(JobImage):
 
     def __init__(
         self,
-        broker: Client,
-        lender: Client,
+        broker: RequestClient,
+        lender: RequestClient,
         number: int,
         mount: str,
         worker: Worker,
@@ -213,7 +213,7 @@ class ServedImage(JobImage):
         if self.is_tree:
             return  # many small files, and large ones that are read here and there
         with suppress(BootseerError):
-            await self._broker.do(ReadAhead(Mount.IMAGE, self.number, kib))
+            await self._broker.do(SetReadAhead(MountKind.IMAGE, self.number, kib))
 
     # The block cache.
 
@@ -270,12 +270,12 @@ class ServedImage(JobImage):
             for opened in fds:
                 await send({"op": "fd"}, fd=opened)
 
-    async def _borrow(self, digest: str, token: bytes | None, fd: int | None) -> LentImage:
+    async def _borrow(self, digest: str, token: bytes | None, fd: int | None) -> CacheEntryHandle:
         if fd is not None:
             return await borrow_new(self._lender, digest, fd)
         if token is None:
             raise NotFound("the worker has no token")
-        return await borrow(self._lender, digest, token)
+        return await open_cache_entry(self._lender, digest, token)
 
     # The record.
 
@@ -330,7 +330,7 @@ class ServedImage(JobImage):
                 await self._worker.channel.send({"op": "report"})
                 await self._reported.wait()
         with suppress(BootseerError):
-            await self._broker.do(Unmount(Mount.IMAGE, self.number))
+            await self._broker.do(Unmount(MountKind.IMAGE, self.number))
         if self._kernel is not None:
             await self._kernel.remove()
         with trio.move_on_after(_THREADS_S):

@@ -13,7 +13,7 @@ from bootseer.agent.messages.broker import Role, ServeImage
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.image_mount import ServedImage
-from bootseer.agent.supervisor.recording_window import Window
+from bootseer.agent.supervisor.recording_window import RecordingWindow
 from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import ENVIRONMENT, reference
 from bootseer.errors import BootseerError, Unavailable
@@ -33,7 +33,7 @@ class ServedImages:
 
     def __init__(self, context: JobContext) -> None:
         """Begin with none."""
-        self.windows: list[Window] = []
+        self.windows: list[RecordingWindow] = []
         self._context = context
         self._folder = context.folder
         self._job = context.job
@@ -147,7 +147,7 @@ class ServedImages:
             if message.get("op") == "event":
                 self._hear(message)
 
-        window = Window(job, self._context, hear, image)
+        window = RecordingWindow(job, self._context, hear, image)
         worker = await start(self._broker, Role.PREFETCH)
         self.windows.append(window)
         async with trio.open_nursery() as nursery:

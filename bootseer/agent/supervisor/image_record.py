@@ -9,10 +9,17 @@ from typing import Any
 
 from bootseer.core.event import Event
 from bootseer.core.fields import Fields
-from bootseer.core.holdout import IDLE_BYTES, MOSTLY, PIECES, Piece, count_read, touching
 from bootseer.core.ranges import ByteRange, subtract, total_bytes
-from bootseer.core.trace import Touch, touched_beyond
 from bootseer.errors import Corrupt
+from bootseer.image.hot.holdout import (
+    IDLE_BYTES,
+    MOSTLY,
+    PIECES,
+    HeldOutPiece,
+    count_read,
+    touching,
+)
+from bootseer.image.hot.trace import Touch, touched_beyond
 
 MAX_RANGES = 300_000
 
@@ -38,7 +45,7 @@ class JobImage(ABC):
         self.digest = digest
         self.size_bytes = size_bytes
         self.prefetched: list[ByteRange] = []
-        self.holdout: list[Piece] = []
+        self.holdout: list[HeldOutPiece] = []
         self._doubts = 0
         self.is_prefetched = False
         self.done_bytes = 0
@@ -137,8 +144,8 @@ class JobImage(ABC):
         return said
 
 
-def _pieces(fields: Fields) -> list[Piece]:
-    pieces = [Piece(*row) for row in fields.rows("holdout", PIECES, 3)]
+def _pieces(fields: Fields) -> list[HeldOutPiece]:
+    pieces = [HeldOutPiece(*row) for row in fields.rows("holdout", PIECES, 3)]
     if not all(0 <= p.start < p.stop < 2**63 and p.at_bytes >= 0 for p in pieces):
         raise Corrupt("message from the worker: a piece that is none")
     return pieces

@@ -16,7 +16,7 @@ MAX_KEPT = 4
 """At once, for a job; each reads and hashes an image."""
 
 
-class _Kept:
+class _Upload:
     """One that is on its way: whether its file is open, and what ends it."""
 
     def __init__(self) -> None:
@@ -24,13 +24,13 @@ class _Kept:
         self.scope = trio.CancelScope()
 
 
-class Keeping:
+class ImportUploads:
     """What is on its way into the store while the job runs; nobody waits for it."""
 
     def __init__(self, context: JobContext) -> None:
         """Begin with nothing."""
         self._context = context
-        self._under_way: dict[str, _Kept] = {}
+        self._under_way: dict[str, _Upload] = {}
 
     async def keep(self, uri: str, path: str, nursery: trio.Nursery) -> bool:
         """Begin to put a file into the store under the name of what it was imported from.
@@ -50,7 +50,7 @@ class Keeping:
         if name not in self._under_way:
             if len(self._under_way) >= MAX_KEPT:
                 raise Unavailable(f"{MAX_KEPT} images are on their way into the store already")
-            self._under_way[name] = _Kept()
+            self._under_way[name] = _Upload()
             self._context.start("image.keep", nursery, self._keep, name, path)
         await self._under_way[name].opened.wait()
         return True

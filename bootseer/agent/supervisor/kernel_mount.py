@@ -9,8 +9,8 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.messages.broker import Mount, MountRoot, Unmount
-from bootseer.agent.messages.client import Client
+from bootseer.agent.messages.broker import MountKind, MountRoot, Unmount
+from bootseer.agent.messages.client import RequestClient
 from bootseer.agent.messages.message import close_all
 from bootseer.agent.node.job import JobFolder
 from bootseer.core.event import FALLBACK, OK, Event, one_line
@@ -28,7 +28,7 @@ class KernelMount:
         settled: set when that does not change any more.
     """
 
-    def __init__(self, folder: JobFolder, broker: Client, config: Any) -> None:
+    def __init__(self, folder: JobFolder, broker: RequestClient, config: Any) -> None:
         """Plan it; nothing is mounted yet."""
         self.path = ""
         self.settled = trio.Event()
@@ -81,4 +81,4 @@ class KernelMount:
         """Take it away, whoever uses it."""
         if self.path:
             with suppress(BootseerError):
-                await self._broker.do(Unmount(Mount.ROOT, 0))
+                await self._broker.do(Unmount(MountKind.ROOT, 0))

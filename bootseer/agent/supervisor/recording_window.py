@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.messages.broker import Watch
+from bootseer.agent.messages.broker import WatchResidency
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
@@ -28,7 +28,7 @@ _SAMPLING_SHARE = 0.1
 """Most of its time that the agent spends on sampling: a huge image is looked at less often."""
 
 
-class Window:
+class RecordingWindow:
     """From the start of a worker that reads ahead, until what was read is recorded.
 
     Attributes:
@@ -78,7 +78,7 @@ class Window:
                 image.is_cut_short = True
         self._scope.cancel()
 
-    async def linger(self) -> None:
+    async def detach(self) -> None:
         """Let the worker go on behind the job, which starts without having waited for the end."""
         await self.tell({"op": "linger"})
 
@@ -147,7 +147,7 @@ class Window:
     async def _hear(self, message: dict[str, Any], fd: int | None) -> None:
         op = message.get("op")
         if op == "image" and fd is not None and len(self.images) < MAX_IMAGES:
-            reply, (end,) = await self._broker.ask(Watch(), [fd])
+            reply, (end,) = await self._broker.ask(WatchResidency(), [fd])
             pages = BrokersPages(socket.socket(fileno=end), reply.value)
             self.images.append(WatchedImage(message, pages))
         elif op == "prefetch" and self.images:

@@ -10,11 +10,11 @@ import trio
 from bootseer.agent.supervisor.image_record import MAX_RANGES, JobImage
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.fields import Fields
-from bootseer.core.holdout import Judge
 from bootseer.core.ranges import coalesce, total_bytes
-from bootseer.core.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.errors import BootseerError
-from bootseer.image.record import Pages, Recorder
+from bootseer.image.hot.holdout import HoldoutJudge
+from bootseer.image.hot.recorder import ResidencyRecorder, ResidentPages
+from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.units import NS_PER_S
 
 SETTLE_S = 2.0
@@ -24,7 +24,7 @@ SETTLE_S = 2.0
 class WatchedImage(JobImage):
     """An image file whose pages are watched, from the worker's word that it is open."""
 
-    def __init__(self, message: dict[str, Any], pages: Pages) -> None:
+    def __init__(self, message: dict[str, Any], pages: ResidentPages) -> None:
         """Begin to watch; takes over ``pages``.
 
         Raises:
@@ -38,19 +38,19 @@ class WatchedImage(JobImage):
         except BaseException:
             pages.close()
             raise
-        self._recorder = Recorder(pages, leading)
+        self._recorder = ResidencyRecorder(pages, leading)
         self._leading_bytes = total_bytes(coalesce(leading))
         super().__init__(path, digest, self._recorder.size_bytes)
         self._began_ns = time.monotonic_ns()
         self._began_wall_ns = time.time_ns()
         self._touched_bytes = 0
-        self._judge: Judge | None = None
+        self._judge: HoldoutJudge | None = None
 
     def note_prefetch(self, message: dict[str, Any]) -> None:
         """See `JobImage`."""
         super().note_prefetch(message)
         if self.holdout:
-            self._judge = Judge(self.holdout, self.prefetched)
+            self._judge = HoldoutJudge(self.holdout, self.prefetched)
 
     def sample(self) -> None:
         """Take a sample."""

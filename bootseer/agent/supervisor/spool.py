@@ -70,7 +70,7 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
         old.unlink(missing_ok=True)
 
 
-def take(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
+def read_waiting(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
     """Read what waits for a user; the caller deletes each file once it has arrived.
 
     Raises:

@@ -18,29 +18,29 @@ from typing import Any
 import trio
 
 from bootseer import config as settings
-from bootseer.agent.broker.start import Start
+from bootseer.agent.broker.start import SupervisorStart
 from bootseer.agent.messages import lender as lender_messages
-from bootseer.agent.messages.broker import VERBS, Finish, Role
-from bootseer.agent.messages.client import Client, decode_reply
+from bootseer.agent.messages.broker import VERBS, FinishJob, Role
+from bootseer.agent.messages.client import RequestClient, decode_reply
 from bootseer.agent.messages.message import MAX_BYTES
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.node.privileges import Profile, confine, limit_changes
-from bootseer.agent.node.process import leave, take_time
+from bootseer.agent.node.privileges import Confinement, confine, limit_changes
+from bootseer.agent.node.process import leave, reset_priority
 from bootseer.agent.supervisor import containment, control_server, spool
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.control_server import Peer
-from bootseer.agent.supervisor.environment_mounts import Environments
+from bootseer.agent.supervisor.environment_mounts import EnvironmentMounts
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_mounts import ServedImages
 from bootseer.agent.supervisor.image_record import JobImage
-from bootseer.agent.supervisor.import_uploads import Keeping
+from bootseer.agent.supervisor.import_uploads import ImportUploads
 from bootseer.agent.supervisor.kernel_mount import KernelMount
-from bootseer.agent.supervisor.recording_window import Window
+from bootseer.agent.supervisor.recording_window import RecordingWindow
 from bootseer.agent.supervisor.worker_process import Worker, fork_warming, start
 from bootseer.core.event import FALLBACK, OK, Event, from_json, one_line
 from bootseer.core.fields import Fields
-from bootseer.env.snapshot import MAX_TARGETS
+from bootseer.env.snapshot.manifest import MAX_TARGETS
 from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
 
 MAX_EVENTS = 5000
@@ -60,7 +60,7 @@ _TIDY_S = 0.5
 """What a worker gets to clear old runs away, once it has published."""
 
 
-class Agent:
+class Supervisor:
     """The state of one job on this node, and the tasks that change it."""
 
     def __init__(
@@ -68,8 +68,8 @@ class Agent:
         folder: JobFolder,
         job: Job,
         config: settings.Config,
-        broker: Client,
-        lender: Client,
+        broker: RequestClient,
+        lender: RequestClient,
         checkpoint: MountedCheckpoint | None = None,
         served: ServedImage | None = None,
     ) -> None:
@@ -85,10 +85,10 @@ class Agent:
         self._first = served
         parts = (folder, job, config, broker, lender)
         self._context = context = JobContext(*parts, self._hear, self.note_fallback)
-        self._window = Window(job, context, self._hear, served, checkpoint)
+        self._window = RecordingWindow(job, context, self._hear, served, checkpoint)
         self._served = ServedImages(context)
-        self._keeping = Keeping(context)
-        self._environments = Environments(context, self._served, self._image_digest)
+        self._keeping = ImportUploads(context)
+        self._environments = EnvironmentMounts(context, self._served, self._image_digest)
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
         self._ready_detail = ""
@@ -122,7 +122,7 @@ class Agent:
         if self._nursery is not None:
             self._context.start(stage, self._nursery, work, *args)
 
-    async def bury(self) -> None:
+    async def publish_orphan(self) -> None:
         """Publish what a dead agent of this job has left.
 
         Raises:
@@ -134,7 +134,7 @@ class Agent:
             why = str((self._folder.read("died.json") or {}).get("why") or "it had died")
             self.note_fallback("agent.died", f"what it had recorded is lost; {why}")
             await self._publish(self._config["epilog.deadline_s"])
-            await self._broker.do(Finish())
+            await self._broker.do(FinishJob())
             nursery.cancel_scope.cancel()
 
     def note(self, event: Event) -> None:
@@ -220,7 +220,7 @@ class Agent:
         self._ready.set()
 
     @property
-    def _windows(self) -> list[Window]:
+    def _windows(self) -> list[RecordingWindow]:
         return [self._window, *self._served.windows]
 
     @property
@@ -244,7 +244,7 @@ class Agent:
             with trio.move_on_after(_seconds(request, "timeout_s", 3600)):
                 await self._ready.wait()
             if uid == 0 and not self._ready.is_set():
-                await self._window.linger()
+                await self._window.detach()
             return {"ready": self._ready.is_set(), "detail": self._ready_detail}
         if op == "finish":
             if uid != 0:
@@ -306,7 +306,7 @@ class Agent:
             left_s = max(0.0, deadline - trio.current_time())
             published, detail = await self._publish(left_s, began_ns)
             with suppress(BootseerError):
-                await self._broker.do(Finish())
+                await self._broker.do(FinishJob())
         self._last_answer = {"published": published, "detail": detail}
         return self._last_answer
 
@@ -343,7 +343,7 @@ class Agent:
         cache_dir, uid = self._config["node.cache_dir"], self._job.uid
         waiting: list[Any] = []
         with suppress(BootseerError, OSError):  # said below, where it matters
-            waiting = spool.take(cache_dir, uid)
+            waiting = spool.read_waiting(cache_dir, uid)
         published, detail = False, f"not within {timeout_s:.1f} s"
         left: list[Any] = []
         with trio.move_on_after(timeout_s):
@@ -436,7 +436,7 @@ def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
     return float(value)
 
 
-def begin(start: Start) -> None:
+def begin(start: SupervisorStart) -> None:
     """Give up root's rights and look after a job until its epilog has been answered.
 
     Called in a copy of the broker's process that has one thread.
@@ -452,14 +452,14 @@ def begin(start: Start) -> None:
     ends = [*start.sockets, *([warming] if warming is not None else [])]
     give_up_rights(start, config["node.cache_dir"], [end.fileno() for end in ends])
     warming_handle = decode_reply(start.broker.recv(MAX_BYTES)).value
-    broker = Client(start.broker, VERBS, "broker")
-    lender = Client(start.lender, lender_messages.VERBS, "lender")
-    take_time()
+    broker = RequestClient(start.broker, VERBS, "broker")
+    lender = RequestClient(start.lender, lender_messages.VERBS, "lender")
+    reset_priority()
     if control is None or warming is None:
-        trio.run(Agent(start.folder, start.job, config, broker, lender).bury)
+        trio.run(Supervisor(start.folder, start.job, config, broker, lender).publish_orphan)
         leave(0)
     checkpoint, image = _checkpoint(start, broker), _image(start, broker, lender, config)
-    agent = Agent(start.folder, start.job, config, broker, lender, checkpoint, image)
+    agent = Supervisor(start.folder, start.job, config, broker, lender, checkpoint, image)
     for stage, server in (("checkpoint.mount", start.checkpoint), ("image.mount", start.image)):
         if server is not None and server.error:
             agent.note_fallback(stage, server.error)
@@ -467,7 +467,7 @@ def begin(start: Start) -> None:
     leave(0)
 
 
-def give_up_rights(start: Start, cache_dir: str, keep: list[int]) -> None:
+def give_up_rights(start: SupervisorStart, cache_dir: str, keep: list[int]) -> None:
     """Take on the service account's rights, and of these no more than this job's supervisor needs.
 
     The account has the folders of all jobs; where the kernel can, changes to others' are refused.
@@ -480,7 +480,7 @@ def give_up_rights(start: Start, cache_dir: str, keep: list[int]) -> None:
     Raises:
         OSError: it could not be done; the process must end.
     """
-    profile = Profile.SERVE
+    profile = Confinement.SERVE
     confine(*start.account, start.broker_pid, keep=keep, profile=profile, expendable=False)
     folders = [start.folder.state]
     with suppress(OSError, Denied):  # said once something is to be kept there
@@ -488,7 +488,7 @@ def give_up_rights(start: Start, cache_dir: str, keep: list[int]) -> None:
     limit_changes(*filter(os.path.isdir, folders))
 
 
-def _checkpoint(start: Start, broker: Client) -> MountedCheckpoint | None:
+def _checkpoint(start: SupervisorStart, broker: RequestClient) -> MountedCheckpoint | None:
     server = start.checkpoint
     if server is None or server.channel is None:
         return None
@@ -496,7 +496,7 @@ def _checkpoint(start: Start, broker: Client) -> MountedCheckpoint | None:
 
 
 def _image(
-    start: Start, broker: Client, lender: Client, config: settings.Config
+    start: SupervisorStart, broker: RequestClient, lender: RequestClient, config: settings.Config
 ) -> ServedImage | None:
     server = start.image
     if server is None or server.channel is None:

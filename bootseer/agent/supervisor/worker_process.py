@@ -10,10 +10,10 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.broker.start import Start
-from bootseer.agent.messages.broker import Kill, Role, ServeImage
-from bootseer.agent.messages.broker import Start as StartWorker
-from bootseer.agent.messages.client import Client
+from bootseer.agent.broker.start import SupervisorStart
+from bootseer.agent.messages.broker import KillWorker, Role, ServeImage
+from bootseer.agent.messages.broker import StartWorker as StartWorker
+from bootseer.agent.messages.client import RequestClient
 from bootseer.agent.messages.message import exactly
 from bootseer.agent.node import process
 from bootseer.agent.node.channel import MAX_TOLD_BYTES, Channel
@@ -28,7 +28,7 @@ _POLL_S = 0.0005
 class Worker:
     """A running worker; it ends when it is killed or this end of the channel is closed."""
 
-    def __init__(self, broker: Client, handle: int, end: socket.socket) -> None:
+    def __init__(self, broker: RequestClient, handle: int, end: socket.socket) -> None:
         """Take over our end of the channel of a process that the broker has a handle of."""
         self._broker = broker
         self._handle = handle
@@ -62,10 +62,10 @@ class Worker:
         """
         self.channel.close()
         with suppress(BootseerError):  # the broker has ended, and it with that
-            await self._broker.do(Kill(self._handle))
+            await self._broker.do(KillWorker(self._handle))
 
 
-async def start(broker: Client, what: Role | ServeImage) -> Worker:
+async def start(broker: RequestClient, what: Role | ServeImage) -> Worker:
     """Have a worker started, with a mount to serve or without.
 
     Raises:
@@ -77,7 +77,7 @@ async def start(broker: Client, what: Role | ServeImage) -> Worker:
     return Worker(broker, reply.value, socket.socket(fileno=fd))
 
 
-def fork_warming(start: Start) -> socket.socket:
+def fork_warming(start: SupervisorStart) -> socket.socket:
     """Start the worker that warms, as a copy of this process, before it gives up root's rights.
 
     At a job's start this saves the 90 ms in which a fresh interpreter would import the same

@@ -11,16 +11,16 @@ from contextlib import suppress
 import trio
 
 from bootseer.agent.workers.base import Task
-from bootseer.core.choice import Known, Way, choose
 from bootseer.core.plan import PlannedImage, WarmPlan
 from bootseer.core.speed import UNKNOWN, Speed
 from bootseer.errors import BootseerError, Closed, Corrupt
-from bootseer.image import catalog
-from bootseer.image.blocks import ImageBlocks
+from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.identity import OpenImage, open_image
-from bootseer.image.nodecache import NodeCache
-from bootseer.image.source import ImageSource
-from bootseer.image.traces import read_hot_set
+from bootseer.image.library import catalog
+from bootseer.image.library.source import ImageSource
+from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.node_cache import NodeCache
+from bootseer.image.serve.strategy import AccessFacts, AccessMode, choose
 from bootseer.posix import read_fully
 from bootseer.startup.plans import read_plan
 from bootseer.units import GIB
@@ -29,7 +29,7 @@ _LOOK_S = 1.0
 """For the plan, and for the file that the image was added from: the job waits for the choice."""
 
 
-class Chooser:
+class AccessSelector:
     """Finds out what there is to know of one image, and chooses."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Chooser:
         self._file: OpenImage | None = None
         self._file_speed = UNKNOWN
 
-    async def choose(self, patience_s: float, say_lost: Callable[[str], None]) -> Way:
+    async def choose(self, patience_s: float, say_lost: Callable[[str], None]) -> AccessMode:
         """Choose, tell the agent why, and have the source read what was chosen.
 
         Args:
@@ -53,14 +53,14 @@ class Chooser:
             say_lost: told why, should that not be read any more.
         """
         if self._task.job.record_only:
-            return Way.SERVED
+            return AccessMode.SERVED
         with suppress(Closed):  # the agent has died: the job goes on
             async with self._task.stage("image.choice") as said:
                 if not self._is_here:
                     await self._look()
                 choice = choose(self._known(), self._allowed())
                 said["detail"] = choice.why
-        if self._file is not None and choice.way is Way.FILE:
+        if self._file is not None and choice.way is AccessMode.FILE:
             self._source.use_file(self._file, patience_s, say_lost)
         elif self._file is not None:
             os.close(self._file.fd)
@@ -73,21 +73,21 @@ class Chooser:
                 nursery.start_soon(self._read_plan)
                 nursery.start_soon(self._read_hot_set)
                 nursery.start_soon(self._read_first)
-                if Way.FILE.value in self._task.config["image.ways"]:
+                if AccessMode.FILE.value in self._task.config["image.ways"]:
                     nursery.start_soon(self._look_for_file)
 
     @property
     def _is_here(self) -> bool:
         return self._cached is not None and self._cached.is_complete
 
-    def _allowed(self) -> list[Way]:
+    def _allowed(self) -> list[AccessMode]:
         config, size_bytes = self._task.config, self._blocks.manifest.size_bytes
         user_bytes = config["cache.user_share"] * config["cache.quota_gib"] * GIB
         fits = self._cached is not None and size_bytes <= user_bytes
-        ways = [Way(name) for name in config["image.ways"]]
-        return [way for way in ways if fits or way is not Way.COPY]
+        ways = [AccessMode(name) for name in config["image.ways"]]
+        return [way for way in ways if fits or way is not AccessMode.COPY]
 
-    def _known(self) -> Known:
+    def _known(self) -> AccessFacts:
         manifest, job = self._blocks.manifest, self._task.job
         images = self._plan.images if self._plan is not None else ()
         nothing = PlannedImage(job.image, manifest.identity, 0, 0)
@@ -98,7 +98,7 @@ class Chooser:
         store = image.store
         for speed in (*(i.store for i in images), self._source.speed.speed(job.nodes)):
             store = store.or_else(speed)
-        return Known(
+        return AccessFacts(
             image_bytes=manifest.size_bytes,
             node_bytes=self._cached.present_bytes if self._cached is not None else 0,
             hot_bytes=self._hot_bytes,

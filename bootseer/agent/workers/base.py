@@ -18,18 +18,18 @@ import trio
 
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.node.job import Job
-from bootseer.agent.node.privileges import Profile, confine, confine_system_calls
-from bootseer.agent.node.process import CHANNEL_FD, CONNECTION_FD, leave, take_time
+from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls
+from bootseer.agent.node.process import CHANNEL_FD, CONNECTION_FD, leave, reset_priority
 from bootseer.agent.workers import mksquashfs_starter
-from bootseer.agent.workers.identify_image import Opened, open_and_identify, receive
+from bootseer.agent.workers.identify_image import IdentifiedImage, open_and_identify, receive
 from bootseer.agent.workers.output import direct_output
 from bootseer.config import User
 from bootseer.core.event import FALLBACK, Event, one_line
-from bootseer.env.shared import shared_urls
+from bootseer.env.snapshot.group_store import shared_urls
 from bootseer.errors import BootseerError, Closed
-from bootseer.image.mksquashfs import Start, start_plainly
-from bootseer.store.base import Store
-from bootseer.store.connect import Settings, connect
+from bootseer.squashfs.mksquashfs import Start, start_plainly
+from bootseer.store.api.base import Store
+from bootseer.store.connect import EffectiveSettings, connect
 from bootseer.store.locate import needs_network
 
 
@@ -71,7 +71,7 @@ class Task:
         """
         return connect(self.config, owner_of(self.job))
 
-    async def opened(self, path: str) -> Opened:
+    async def opened(self, path: str) -> IdentifiedImage:
         """Have an image opened and identified, or take over what the opener has done already.
 
         Raises:
@@ -102,7 +102,7 @@ class Task:
                 await self.channel.send({"op": "event", "event": event.document()})
 
 
-def store_urls(role: str, job: Job, config: Settings) -> Iterator[str]:
+def store_urls(role: str, job: Job, config: EffectiveSettings) -> Iterator[str]:
     """Yield the URLs of all stores that a worker may use.
 
     Args:
@@ -147,11 +147,11 @@ def serve(
     if role == "run_environment":
         mksquashfs, fd = mksquashfs_starter.start(user, uid, gid)
         keep += [fd] if fd is not None else []
-    pin = Profile.PIN if role == "prefetch" else Profile.PLAIN
+    pin = Confinement.PIN if role == "prefetch" else Confinement.PLAIN
     confine(
         *(user, uid, gid, agent),
         keep=keep,
-        profile=pin | Profile.NETWORK,
+        profile=pin | Confinement.NETWORK,
         expendable=not serves,
         outlives=role == "serve_image",
     )
@@ -168,7 +168,7 @@ def serve(
         except Closed:
             return  # the agent has ended, and with it the reason for this process
 
-    take_time()
+    reset_priority()
     trio.run(take_task)
     leave(0)
 

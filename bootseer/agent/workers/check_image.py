@@ -12,7 +12,7 @@ from bootseer.agent.node.privileges import confine
 from bootseer.agent.node.process import leave
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.cache.keeper import read_manifest
-from bootseer.core import image
+from bootseer.core import image_manifest
 from bootseer.errors import BootseerError, Corrupt, NotFound
 from bootseer.units import MIB
 
@@ -28,8 +28,8 @@ def check(manifest_fd: int, data_fd: int, map_fd: int) -> str:
         Unavailable: the disk does not give it.
     """
     encoded = read_manifest(manifest_fd)
-    digest = image.image_digest(encoded)
-    manifest = image.decode(encoded, "the manifest in the block cache", digest)
+    digest = image_manifest.image_digest(encoded)
+    manifest = image_manifest.decode(encoded, "the manifest in the block cache", digest)
     blocks = CachedBlocks(data_fd, map_fd, manifest)
     missing = blocks.missing(range(manifest.blocks))
     if missing:

@@ -16,15 +16,15 @@ import trio
 
 from bootseer.agent.workers.base import Task
 from bootseer.core.event import FALLBACK
-from bootseer.core.pack import HotPack, has_settled, is_outdated, is_worth_it, plan_pack
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, Corrupt, NotFound, Unavailable, UnknownVersion
-from bootseer.image import hotpack
-from bootseer.image.blocks import ImageBlocks
-from bootseer.image.fill import until_idle
-from bootseer.image.hotpack import PackSource
-from bootseer.image.traces import read_hot_set
-from bootseer.store.base import Store
+from bootseer.image.hot import pack_store
+from bootseer.image.hot.pack import HotPack, has_settled, is_outdated, is_worth_it, plan_pack
+from bootseer.image.hot.pack_store import PackSource
+from bootseer.image.hot.repository import read_hot_set
+from bootseer.image.serve.backfill import until_idle
+from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
 _INDEX_S = 2.0
@@ -42,7 +42,7 @@ _USUAL_COPIES = 3
 """Of what is in HDFS."""
 
 
-class Packing:
+class JobPack:
     """What one job has to do with its image's pack."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Packing:
         manifest = self._blocks.manifest
         try:
             with trio.fail_after(_INDEX_S):
-                self._source = await hotpack.open_pack(self._store, manifest, self._image)
+                self._source = await pack_store.open_pack(self._store, manifest, self._image)
         except trio.TooSlowError:
             late = f"{self._store.url} has not given its index within {_INDEX_S:g} s"
             await self._give_up(Unavailable(late))
@@ -114,7 +114,7 @@ class Packing:
                 return
             async with self._task.stage("image.pack.write") as said:
                 said["detail"] = "not finished before the job's end: the next start goes on"
-                said["bytes"] = await hotpack.write_pack(
+                said["bytes"] = await pack_store.write_pack(
                     self._store,
                     wanted,
                     partial(self._read, bytes_per_s),
@@ -148,9 +148,9 @@ class Packing:
         wanted = plan_pack(manifest, self._image, hot_set)
         if not is_worth_it(manifest, wanted):
             return None
-        await hotpack.sweep(store, manifest.identity)
+        await pack_store.sweep(store, manifest.identity)
         try:
-            current = await hotpack.read_index(store, manifest.identity)
+            current = await pack_store.read_index(store, manifest.identity)
         except UnknownVersion:
             return None  # whoever wrote it has a use for it
         except Corrupt:

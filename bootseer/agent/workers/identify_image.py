@@ -23,7 +23,7 @@ _MAX_ERROR_CHARS = 8000
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class IdentifiedImage:
     """An image that has been opened and identified, and since when that was under way."""
 
     image: OpenImage
@@ -31,7 +31,7 @@ class Opened:
     start_ns: int
 
 
-def open_and_identify(path: str) -> Opened:
+def open_and_identify(path: str) -> IdentifiedImage:
     """Open an image with the rights of this process, and find out what it is.
 
     Raises:
@@ -39,10 +39,10 @@ def open_and_identify(path: str) -> Opened:
     """
     start_ns = time.time_ns()
     image = open_image(path)
-    return Opened(image, identify(image), start_ns)
+    return IdentifiedImage(image, identify(image), start_ns)
 
 
-def receive(answer: socket.socket, path: str) -> Opened:
+def receive(answer: socket.socket, path: str) -> IdentifiedImage:
     """Wait for the opener's answer.
 
     Args:
@@ -60,7 +60,7 @@ def receive(answer: socket.socket, path: str) -> Opened:
         raise Unavailable(said["error"])
     leading = tuple(ByteRange(*r) for r in said["leading"])
     image = OpenImage(path, fds[0], said["size_bytes"], said["mtime_ns"])
-    return Opened(image, Identity(said["digest"], leading), said["start_ns"])
+    return IdentifiedImage(image, Identity(said["digest"], leading), said["start_ns"])
 
 
 def serve(answer: socket.socket, path: str) -> None:

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from bootseer.agent.node import process
-from bootseer.agent.node.privileges import Profile, confine, confine_system_calls, die_with
+from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls, die_with
 from bootseer.agent.workers.output import direct_output
 from bootseer.errors import Unavailable
-from bootseer.image.mksquashfs import (
+from bootseer.squashfs.mksquashfs import (
     ENVIRONMENT,
     MAX_FDS,
     MAX_REQUEST_BYTES,
@@ -63,7 +63,7 @@ def start(user: str, uid: int, gid: int) -> tuple[Start, int | None]:
         ours.close()
         keep = [theirs.fileno(), program]
         with suppress(ProcessLookupError):  # the worker has ended, and nobody needs this one
-            confine(user, uid, gid, parent, keep=keep, profile=Profile.EXEC | Profile.FORK)
+            confine(user, uid, gid, parent, keep=keep, profile=Confinement.EXEC | Confinement.FORK)
             direct_output(None)
             _serve(theirs, program)
 
@@ -162,7 +162,7 @@ def _run(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for source, target in zip(sources, targets, strict=True):
         os.dup2(source, target)
-    confine_system_calls(Profile.EXEC)
+    confine_system_calls(Confinement.EXEC)
     os.execve(program, ["mksquashfs", *arguments], ENVIRONMENT)
 
 

@@ -14,26 +14,26 @@ import trio
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.prefetch_checkpoint import read_checkpoint_ahead
 from bootseer.agent.workers.provide_environment import provide
-from bootseer.core.budget import Budget
+from bootseer.core.budget import RateLimit
 from bootseer.core.event import FALLBACK
-from bootseer.core.holdout import Piece, draw
-from bootseer.core.hotset import HotSet
-from bootseer.core.order import prefetch_order
 from bootseer.core.plan import WarmPlan
 from bootseer.core.ranges import ByteRange, coalesce, subtract, total_bytes
 from bootseer.core.reference import ENVIRONMENT
-from bootseer.env.catalog import read_index
-from bootseer.env.hotcontent import hot_content
-from bootseer.env.shared import find_snapshot, shared_stores
-from bootseer.env.snapshot import Snapshot
-from bootseer.env.view import AHEAD
+from bootseer.env.mount.content import AHEAD
+from bootseer.env.mount.hot_files import hot_content
+from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
+from bootseer.env.snapshot.manifest import Snapshot
+from bootseer.env.snapshot.repository import read_index
 from bootseer.errors import BootseerError, Closed
-from bootseer.image.hotfiles import FilesPrefetch, HotFile, hot_files
+from bootseer.image.hot.files import FilesPrefetch, HotFile, hot_files
+from bootseer.image.hot.holdout import HeldOutPiece, draw
+from bootseer.image.hot.hotset import HotSet
+from bootseer.image.hot.order import prefetch_order
+from bootseer.image.hot.prefetch import PIECE_BYTES, Prefetch, may_pin, pinnable_bytes
+from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.identity import Identity, OpenImage, open_served
-from bootseer.image.prefetch import PIECE_BYTES, Prefetch, may_pin, pinnable_bytes
-from bootseer.image.traces import read_hot_set
 from bootseer.startup.plans import read_plan
-from bootseer.store.base import Store
+from bootseer.store.api.base import Store
 from bootseer.units import MIB, format_size
 
 _PROGRESS_S = 0.05
@@ -41,13 +41,13 @@ _GIVE_UP_S = 3.0
 """For a start to read what has been read ahead, once the agent has seen that it does not."""
 
 
-class Warm:
+class ImageWarmUp:
     """One job's image on its way into memory."""
 
     def __init__(self, task: Task) -> None:
         """Take the task; nothing is done yet."""
         self._task = task
-        self._budget = Budget(task.config["prefetch.mib_per_s"] * MIB)
+        self._budget = RateLimit(task.config["prefetch.mib_per_s"] * MIB)
         self._served = trio.Event()
         self._is_served = False
         self._image_said = trio.Event()
@@ -215,7 +215,7 @@ class Warm:
         return detail
 
     async def _begin(
-        self, hot_set: HotSet, holdout: Sequence[Piece] = ()
+        self, hot_set: HotSet, holdout: Sequence[HeldOutPiece] = ()
     ) -> tuple[list[ByteRange], int]:
         """Tell the agent what is read ahead; returns that, and how much memory it may take up."""
         hot = [r.range for r in hot_set.ranges]
@@ -338,7 +338,7 @@ class Warm:
                 }
         return "the hot set is in memory"
 
-    def _holdout(self, hot_set: HotSet, identity: Identity) -> list[Piece]:
+    def _holdout(self, hot_set: HotSet, identity: Identity) -> list[HeldOutPiece]:
         """Draw what is not read ahead, to see whether the start reads it: on one node of a job."""
         if not self._task.job.is_first_node:
             return []
@@ -371,7 +371,7 @@ class Warm:
 
 async def run(task: Task) -> None:
     """Carry out the job's warm plan until the agent says so or is gone."""
-    warm = Warm(task)
+    warm = ImageWarmUp(task)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(warm.listen, nursery.cancel_scope)
         nursery.start_soon(warm.carry_out)

@@ -6,18 +6,18 @@ from collections.abc import Awaitable, Callable
 
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.workers.base import Task
-from bootseer.checkpoint.ahead import ReadAhead
-from bootseer.core.budget import Budget
+from bootseer.checkpoint.read.prefetch import CheckpointPrefetch
+from bootseer.checkpoint.read.repository import read_reads
+from bootseer.core.budget import RateLimit
 from bootseer.core.event import FALLBACK
 from bootseer.core.ranges import ByteRange
-from bootseer.image.prefetch import available_bytes
-from bootseer.startup.reads import read_reads
-from bootseer.store.base import Store
+from bootseer.image.hot.prefetch import available_bytes
+from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
 
 async def read_checkpoint_ahead(
-    task: Task, store: Store, is_served: Callable[[], Awaitable[bool]], budget: Budget
+    task: Task, store: Store, is_served: Callable[[], Awaitable[bool]], budget: RateLimit
 ) -> str:
     """Bring into memory what is known of this node's reads; returns what was done.
 
@@ -49,7 +49,7 @@ async def read_checkpoint_ahead(
 
     async with task.stage("checkpoint.prefetch") as said:
         mount = JobFolder.of(task.config["node.run_dir"], job.job_id).mount
-        ahead = ReadAhead(mount, budget, limit_bytes, tell)
+        ahead = CheckpointPrefetch(mount, budget, limit_bytes, tell)
         await ahead.run(reads.files)
         said["bytes"] = ahead.read_bytes
         said["detail"] = f"{ahead.files} files"

@@ -10,12 +10,12 @@ import os
 from collections.abc import Awaitable, Callable
 
 from bootseer.agent.workers.base import Task, owner_of
-from bootseer.env import catalog
-from bootseer.env.fetch import opened_places, unpack
-from bootseer.env.shared import find_snapshot, shared_stores
-from bootseer.env.snapshot import Snapshot
+from bootseer.env.restore.download import opened_places, unpack
+from bootseer.env.snapshot import repository
+from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
+from bootseer.env.snapshot.manifest import Snapshot
 from bootseer.errors import ConfigError
-from bootseer.store.base import Store
+from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
 
@@ -31,7 +31,7 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
         BootseerError: there is no such environment, or it cannot be restored.
     """
     async with task.stage("env.find") as said:
-        key = await catalog.resolve(store, task.job.environment)
+        key = await repository.resolve(store, task.job.environment)
         stores = [store, *shared_stores(task.config, owner_of(task.job))]
         store, snapshot = await find_snapshot(stores, key)
         said["detail"] = f"key {key[:12]}"
@@ -48,7 +48,7 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
                 read_bytes = await unpack(store, snapshot, places)
             said["bytes"] = snapshot.content_bytes
             said["detail"] = f"{snapshot.files} files, {format_size(read_bytes)} read; {why}"
-    await catalog.note_use(store, key)
+    await repository.note_use(store, key)
     return f"the environment {key[:12]} is {'unpacked' if why else 'mounted'}"
 
 

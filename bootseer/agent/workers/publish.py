@@ -10,15 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from bootseer.agent.workers.base import Task
+from bootseer.checkpoint.read.repository import publish_reads
+from bootseer.core.access_log import NodeReads, combine
 from bootseer.core.event import one_line
 from bootseer.core.fields import Fields
-from bootseer.core.hotset import DOUBTS
 from bootseer.core.plan import PlannedImage, PlannedName, PlannedRun, WarmPlan
 from bootseer.core.ranges import ByteRange, total_bytes
-from bootseer.core.reads import NodeReads, combine
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import Speed
-from bootseer.core.trace import (
+from bootseer.errors import BootseerError, Closed, Corrupt
+from bootseer.image.hot.hotset import DOUBTS
+from bootseer.image.hot.repository import is_among, publish_trace, read_hot_set, rebuild
+from bootseer.image.hot.trace import (
     COMPLETE,
     KINDS,
     MAX_TOUCHES,
@@ -27,12 +30,9 @@ from bootseer.core.trace import (
     join_touches,
     usage_of,
 )
-from bootseer.errors import BootseerError, Closed, Corrupt
-from bootseer.image.traces import is_among, publish_trace, read_hot_set, rebuild
 from bootseer.startup.collect import MAX_ROWS, NodeRun, drop_old_runs, publish_events
 from bootseer.startup.plans import add_run
-from bootseer.startup.reads import publish_reads
-from bootseer.store.base import Store
+from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
 _SPARES = 3

@@ -6,13 +6,13 @@ import socket
 from collections.abc import Sequence
 
 from bootseer.agent.workers.base import Task, owner_of
-from bootseer.env.session import serve
-from bootseer.env.talk import HELLO, Talk
-from bootseer.env.wish import around
+from bootseer.env.server.connection import HELLO, Connection
+from bootseer.env.server.request import make_context
+from bootseer.env.server.session import serve
 from bootseer.errors import Closed, Unavailable
 
 
-class AgentHands:
+class AgentPrivileges:
     """Root's side, by way of the agent."""
 
     def __init__(self, task: Task) -> None:
@@ -20,7 +20,7 @@ class AgentHands:
         self._task = task
 
     async def mount(self, key: str, folders: Sequence[int], read_only: bool) -> None:
-        """Have a snapshot mounted; see `bootseer.env.wish.Hands`."""
+        """Have a snapshot mounted; see `bootseer.env.server.request.PrivilegedOperations`."""
         channel = self._task.channel
         await channel.send(
             {"op": "mount", "key": key, "folders": len(folders), "read_only": read_only}
@@ -38,8 +38,8 @@ async def run(task: Task) -> None:
     if fd is None:
         raise Closed("the agent hands nothing over")
     job = task.job
-    talk = Talk(socket.socket(fileno=fd))
-    await talk.send({**HELLO, "image": task.message["image"]})
-    hands = AgentHands(task)
+    connection = Connection(socket.socket(fileno=fd))
+    await connection.send({**HELLO, "image": task.message["image"]})
+    hands = AgentPrivileges(task)
     here = (owner_of(job), job.node, job.nodes, task.stage, hands, task.mksquashfs)
-    await serve(talk, around(task.config, *here))
+    await serve(connection, make_context(task.config, *here))

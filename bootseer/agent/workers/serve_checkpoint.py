@@ -9,11 +9,11 @@ import trio
 
 from bootseer.agent.node.process import CONNECTION_FD
 from bootseer.agent.workers.base import Task, owner_of
-from bootseer.checkpoint.fetch import FetchLimits
-from bootseer.checkpoint.identity import Owners
-from bootseer.checkpoint.mount import CheckpointOptions, CheckpointService, serve_checkpoint
-from bootseer.checkpoint.pipelines import WriteOptions
-from bootseer.checkpoint.view import ViewOptions
+from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.serve import CheckpointOptions, CheckpointService, serve_checkpoint
+from bootseer.checkpoint.mount.view import ViewOptions
+from bootseer.checkpoint.read.fetcher import FetchLimits
+from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.core.event import FALLBACK
 from bootseer.core.meter import Meter
 from bootseer.errors import BootseerError, Closed
@@ -65,7 +65,7 @@ async def run(task: Task) -> None:
                     private=False,
                     operations=_OPERATIONS,
                 )
-                owners = Owners(task.job.uid, task.job.gid, task.job.user)
+                owners = OwnerNames(task.job.uid, task.job.gid, task.job.user)
                 options = checkpoint_options(task.config, read_only=task.job.read_only)
                 service = await nursery.start(serve)
                 said["detail"] = store.url

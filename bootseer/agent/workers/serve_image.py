@@ -9,36 +9,36 @@ from dataclasses import asdict, dataclass
 import trio
 
 from bootseer.agent.node.process import CONNECTION_FD
-from bootseer.agent.workers.access_strategy import Chooser
+from bootseer.agent.workers.access_strategy import AccessSelector
 from bootseer.agent.workers.base import Task, owner_of
-from bootseer.agent.workers.hot_pack import Packing
+from bootseer.agent.workers.hot_pack import JobPack
 from bootseer.agent.workers.image_pin import check_pin
 from bootseer.cache.blocks import CachedBlocks, no_blocks
 from bootseer.cache.link import KeeperLink
 from bootseer.cache.token import seal_manifest
-from bootseer.core import image as image_format
-from bootseer.core.choice import Way
+from bootseer.core import image_manifest as image_format
 from bootseer.core.event import FALLBACK
-from bootseer.core.image import ImageManifest
+from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.reference import ENVIRONMENT
-from bootseer.core.trace import Touch
-from bootseer.env.catalog import read_rows
-from bootseer.env.shared import find_snapshot, shared_stores
-from bootseer.env.view import TreeContent
+from bootseer.env.mount.content import TreeContent
+from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
+from bootseer.env.snapshot.repository import read_rows
 from bootseer.errors import BootseerError, Closed, Unavailable
-from bootseer.fuse.fastpath import Tree
+from bootseer.fuse.fastpath import TreeTable
 from bootseer.fuse.mount import serve_fd
 from bootseer.fuse.tree import serve_tree
-from bootseer.image import catalog
-from bootseer.image.blocks import ImageBlocks
-from bootseer.image.fill import copy, fill
-from bootseer.image.nodecache import PATIENCE_S, NodeCache
-from bootseer.image.source import ImageSource
-from bootseer.image.view import ImageView, MissingImage
-from bootseer.store.backoff import Backoff
-from bootseer.store.base import Store
+from bootseer.image.hot.trace import Touch
+from bootseer.image.library import catalog
+from bootseer.image.library.source import ImageSource
+from bootseer.image.serve.backfill import copy, fill
+from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.node_cache import PATIENCE_S, NodeCache
+from bootseer.image.serve.strategy import AccessMode
+from bootseer.image.serve.view import ImageView, MissingImage
+from bootseer.store.api.base import Store
 from bootseer.store.connect import connect as connect_own
 from bootseer.store.connect import connect_images
+from bootseer.store.wrappers.backoff import Backoff
 from bootseer.units import MIB, format_size
 
 _SETTLE_S = 0.5
@@ -57,10 +57,10 @@ class _Served:
     cache: NodeCache
     blocks: ImageBlocks
     view: ImageView | TreeContent
-    tree: Tree | None
-    packing: Packing
+    tree: TreeTable | None
+    packing: JobPack
     source: ImageSource
-    way: Way
+    way: AccessMode
 
 
 async def run(task: Task) -> None:
@@ -167,13 +167,13 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
     view: ImageView | TreeContent
     tree = None
     if rows is not None:
-        tree = Tree(rows, manifest.size_bytes, job.uid, job.gid)
+        tree = TreeTable(rows, manifest.size_bytes, job.uid, job.gid)
         view = TreeContent(rows, blocks, note_error)
     else:
         view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
     packs = task.store() if config["image.store_url"] else store  # the user's own
-    packing = Packing(task, packs, blocks, digest, nursery)
-    way = await Chooser(task, source, blocks, cache).choose(patience_s, note_file)
+    packing = JobPack(task, packs, blocks, digest, nursery)
+    way = await AccessSelector(task, source, blocks, cache).choose(patience_s, note_file)
     return _Served(manifest, cache, blocks, view, tree, packing, source, way)
 
 
@@ -218,7 +218,7 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
             await task.channel.send({"op": "missing"})
             return
         cached = served.cache.cached
-        if not task.job.record_only and served.way is not Way.FILE:
+        if not task.job.record_only and served.way is not AccessMode.FILE:
             # Before who reads ahead begins: what it asks for comes from the pack, or does not.
             await served.packing.use()
         await task.channel.send(
@@ -229,10 +229,10 @@ async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> No
                 "size_bytes": served.manifest.size_bytes,
                 "leading": served.manifest.leading,
                 "is_cached": cached is not None and cached.is_complete,
-                "copies": served.way is Way.COPY,
+                "copies": served.way is AccessMode.COPY,
             }
         )
-        if served.way is Way.COPY:
+        if served.way is AccessMode.COPY:
             nursery.start_soon(_copy, task, served)
         while True:
             message, _ = await task.channel.receive()

@@ -11,8 +11,8 @@ import trio
 from bootseer._io import lib
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.errors import BootseerError, NotFound
-from bootseer.image import catalog, intake
 from bootseer.image.identity import open_image
+from bootseer.image.library import catalog, upload
 from bootseer.store.connect import connect_images
 
 _NICE = 19
@@ -33,6 +33,6 @@ async def run(task: Task) -> None:
             opened = await trio.to_thread.run_sync(open_image, path, abandon_on_cancel=True)
             # From now on the job may remove it.
             await task.channel.send({"op": "opened"})
-            about = intake.about_now(name, task.job.user)
-            added = await intake.add(store, Path(f"/proc/self/fd/{opened.fd}"), name, about)
+            about = upload.about_now(name, task.job.user)
+            added = await upload.add(store, Path(f"/proc/self/fd/{opened.fd}"), name, about)
             said |= {"bytes": added.sent_bytes, "detail": f"{name} is {added.digest[:12]}"}

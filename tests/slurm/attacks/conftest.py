@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster import Cluster, ClusterSpec
-from bootseer.testing.cluster.poll import wait_until
-from bootseer.testing.lab import CONFIG, HEALTHY_STATES, RUN_DIR, Lab
-from bootseer.testing.shell import JobShell
+from bootseer_dev.cluster import Cluster, ClusterSpec
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
+from bootseer_dev.jobs.lab import CONFIG, HEALTHY_STATES, RUN_DIR, Lab
+from bootseer_dev.jobs.shell import JobShell
 
 PROGRAMS = Path(__file__).parent / "programs"
 NODE = "n1"

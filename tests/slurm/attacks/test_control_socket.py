@@ -4,8 +4,7 @@ import os
 import shlex
 
 import pytest
-
-from bootseer.testing.cluster.poll import wait_until
+from bootseer_dev.cluster.poll import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 

@@ -6,9 +6,8 @@ import threading
 from functools import partial
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 

@@ -5,8 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-
-from bootseer.testing import site
+from bootseer_dev.jobs import site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 

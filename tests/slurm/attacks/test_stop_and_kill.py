@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 
 import pytest
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
 
 from bootseer.agent.broker.mounts import MAX_IMAGES
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 

@@ -5,9 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-
-from bootseer.testing import site
-from bootseer.testing.cluster.poll import wait_until
+from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.jobs import site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse, pytest.mark.attacks]
 

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from bootseer.core import table
-from bootseer.core.treerows import ENTRY, INODE, XATTR
-from bootseer.env import index as tree_index
+from bootseer.core.tree_rows import ENTRY, INODE, XATTR
+from bootseer.env.snapshot import index as tree_index
 
 STORE = Path.home() / ".bootseer"
 # VFS_CAP_REVISION_2 with the effective bit, and every capability permitted.

@@ -14,13 +14,13 @@ from pathlib import Path
 import lz4.frame
 from blake3 import blake3
 
-from bootseer.core import image, table
-from bootseer.core.hotset import HotRange, HotSet
-from bootseer.core.image import ImageManifest
+from bootseer.core import image_manifest, table
+from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.plan import PlannedImage, WarmPlan, object_name
-from bootseer.env import frames
-from bootseer.image import catalog
+from bootseer.env.snapshot import frames
+from bootseer.image.hot.hotset import HotRange, HotSet
 from bootseer.image.identity import identify, open_image
+from bootseer.image.library import catalog
 
 STORE = Path(os.environ.get("STORE", Path.home() / ".bootseer"))
 
@@ -43,13 +43,19 @@ def manifest(number, blocks, block_bytes=4096, leading=()):
     digests = random.randbytes(32) * blocks if blocks > 1000 else random.randbytes(32 * blocks)
     size_bytes = blocks * block_bytes
     data = ImageManifest(
-        size_bytes, block_bytes, image.PART_BYTES, "0" * 64, f"forged-{number}", leading, digests
+        size_bytes,
+        block_bytes,
+        image_manifest.PART_BYTES,
+        "0" * 64,
+        f"forged-{number}",
+        leading,
+        digests,
     ).encode()
-    digest = image.image_digest(data)
+    digest = image_manifest.image_digest(data)
     put(catalog.manifest_object(digest), data)
-    for part in range(-(-size_bytes // image.PART_BYTES)):
+    for part in range(-(-size_bytes // image_manifest.PART_BYTES)):
         put(catalog.part_object(digest, part), b"")
-        length = min(image.PART_BYTES, size_bytes - part * image.PART_BYTES)
+        length = min(image_manifest.PART_BYTES, size_bytes - part * image_manifest.PART_BYTES)
         os.truncate(STORE / catalog.part_object(digest, part), length)
     give_name(f"m{number}", digest, size_bytes)
 
@@ -65,17 +71,17 @@ def full_images(count, size_bytes):
     for number in range(int(count)):
         random.seed(1000 + number)
         data = random.randbytes(int(size_bytes))
-        block = image.BLOCK_BYTES
+        block = image_manifest.BLOCK_BYTES
         pieces = [data[at : at + block] for at in range(0, len(data), block)]
         encoded = ImageManifest(
-            *(len(data), block, image.PART_BYTES, "0" * 64, f"full-{number}", ()),
+            *(len(data), block, image_manifest.PART_BYTES, "0" * 64, f"full-{number}", ()),
             b"".join(blake3(piece).digest() for piece in pieces),
         ).encode()
-        digest = image.image_digest(encoded)
-        for at in range(0, len(data), image.PART_BYTES):
+        digest = image_manifest.image_digest(encoded)
+        for at in range(0, len(data), image_manifest.PART_BYTES):
             put(
-                catalog.part_object(digest, at // image.PART_BYTES),
-                data[at : at + image.PART_BYTES],
+                catalog.part_object(digest, at // image_manifest.PART_BYTES),
+                data[at : at + image_manifest.PART_BYTES],
             )
         put(catalog.manifest_object(digest), encoded)
         give_name(f"m{number}", digest, len(data))

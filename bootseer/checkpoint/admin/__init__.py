@@ -1,0 +1,1 @@
+"""`bootseer ckpt`: transfer, compare, describe, verify, collect garbage."""

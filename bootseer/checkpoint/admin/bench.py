@@ -1,0 +1,135 @@
+"""How fast a store is written and read: plain and striped, by one stream and by many."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import trio
+
+from bootseer.checkpoint.admin.progress import Progress, background
+from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
+from bootseer.checkpoint.write.draft import Drafts
+from bootseer.checkpoint.write.options import WriteOptions
+from bootseer.core.ranges import ByteRange
+from bootseer.errors import BootseerError, NotFound
+
+PREFIX = "bootseer-bench-"
+_REMOVE_S = 30.0
+_READS = {"read, one stream": 1, "read, many": FetchLimits().streams}
+
+
+@dataclass(slots=True)
+class Row:
+    """One way to write or read, and how many bytes a second came of it each time."""
+
+    form: str
+    what: str
+    rates: list[float] = field(default_factory=list)
+
+
+async def bench(
+    tree: CheckpointTree,
+    folder: str,
+    size_bytes: int,
+    repeats: int,
+    write: WriteOptions,
+    progress: Progress,
+) -> Sequence[Row]:
+    """Write and read a file in each way, in turn; what was made is removed in the end.
+
+    Args:
+        tree: where to.
+        folder: in which a folder is made for that; "" is the root.
+        size_bytes: of the file.
+        repeats: of everything.
+        write: how the striped one is striped.
+        progress: learns of the progress.
+
+    Cancellation: what was made is removed all the same.
+    """
+    forms = ("plain", "striped") if tree.store.capabilities.append else ("plain",)
+    rows = {(form, what): Row(form, what) for form in forms for what in ("written", *_READS)}
+    progress.total_bytes = size_bytes * repeats * len(rows)
+    async with _own_folder(tree, folder) as own:
+        for _ in range(repeats):
+            for form in forms:
+                began = trio.current_time()
+                entry = await _write(tree, f"{own}/{form}", size_bytes, write, form, progress)
+                rows[form, "written"].rates.append(size_bytes / (trio.current_time() - began))
+                for what, streams in _READS.items():
+                    began = trio.current_time()
+                    await _read(tree, entry, FetchLimits(streams=streams), progress)
+                    rows[form, what].rates.append(size_bytes / (trio.current_time() - began))
+    return list(rows.values())
+
+
+@asynccontextmanager
+async def _own_folder(tree: CheckpointTree, folder: str) -> AsyncIterator[str]:
+    """Lend a folder for the length of a block."""
+    own = f"{folder}/{PREFIX}{secrets.token_hex(4)}".lstrip("/")
+    try:
+        await tree.mkdir(own)
+        yield own
+    finally:
+        with trio.move_on_after(_REMOVE_S, shield=True), suppress(NotFound):
+            await tree.store.delete_tree(own)
+
+
+async def _write(
+    tree: CheckpointTree,
+    name: str,
+    size_bytes: int,
+    write: WriteOptions,
+    form: str,
+    progress: Progress,
+) -> FileEntry:
+    # Of random bytes, and no two units alike: nothing on the way can make less of it.
+    unit = bytearray(os.urandom(write.unit_bytes))
+
+    def units() -> Iterator[tuple[int, memoryview]]:
+        for offset in range(0, size_bytes, len(unit)):
+            unit[:8] = offset.to_bytes(8, "little")
+            piece = memoryview(unit)[: size_bytes - offset]
+            yield offset, piece
+            progress.move(len(piece))
+
+    if form == "plain":
+        async with tree.store.create(
+            name, replication=write.replication, block_bytes=write.block_bytes
+        ) as writer:
+            for _, piece in units():
+                await writer.write(piece)
+            await writer.commit()
+        return await tree.stat(name)
+    async with background() as nursery:
+        draft = Drafts(tree, nursery, write).begin(name, None)
+        try:
+            for offset, piece in units():
+                await draft.write(offset, piece)
+            return await draft.publish()
+        except BootseerError:
+            await draft.discard()
+            raise
+
+
+async def _read(
+    tree: CheckpointTree, entry: FileEntry, limits: FetchLimits, progress: Progress
+) -> None:
+    async def count(_: int, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        progress.move(len(data))
+
+    async with background() as nursery:
+        source = tree.source(entry)
+        file = Fetcher(nursery, limits).open(source, count)
+        try:
+            await source.plan()
+            file.read_ahead(ByteRange(0, entry.size_bytes))
+            await file.drained()
+        finally:
+            await file.close()

@@ -1,0 +1,277 @@
+"""Read all of a file or a tree and say what is wrong, and complete what was left half done.
+
+Nothing is ever guessed: bytes that no copy has as they were written stay lost, and are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from bootseer.checkpoint.admin.describe import FileProblem, find_parts, problems_of_parts
+from bootseer.checkpoint.admin.progress import LINK, Progress, background, each, limits_for, walk
+from bootseer.checkpoint.files.parts import above, has_parts, parts_beside, parts_of
+from bootseer.checkpoint.files.source import FileSource
+from bootseer.checkpoint.files.stripe_manifest import StripeManifest
+from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.read.fetcher import Fetcher
+from bootseer.checkpoint.read.lanes import Lanes
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient, Unavailable
+from bootseer.store.api.base import Unlisted
+
+
+@dataclass(slots=True)
+class VerifyResult:
+    """What a verification came to.
+
+    Attributes:
+        progress: files and bytes read.
+        problems: what is wrong, in the order in which it was found.
+        notes: what is not wrong, but worth knowing; one line each.
+        repaired: what was completed or removed; one line each.
+    """
+
+    progress: Progress = field(default_factory=Progress)
+    problems: list[FileProblem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
+
+
+async def verify(
+    tree: CheckpointTree,
+    name: str,
+    findings: VerifyResult,
+    *,
+    deep: bool = True,
+    repair: bool = False,
+) -> None:
+    """Read every byte of a file or a tree, from whichever copy has it right.
+
+    Args:
+        tree: where it is.
+        name: of the file or folder.
+        findings: learns of everything.
+        deep: with all below a folder; else only with the files in it.
+        repair: complete interrupted moves, and remove the parts of writes that were given up.
+
+    Raises:
+        NotFound: there is no such file or folder.
+        BootseerError: the store cannot be read.
+    """
+    unlisted: list[Unlisted] = []
+    look = walk if deep else _shallow
+    entries = await look(tree, name, unlisted)
+    findings.notes += [f"{one.name}: left out, {LINK}" for one in unlisted if not one.problem]
+    findings.problems += [FileProblem(one.name, one.problem) for one in unlisted if one.problem]
+    files = [entry for entry in entries if not entry.is_folder]
+    folders = {entry.name for entry in entries if entry.is_folder}
+    folders |= {above(entry.name) for entry in files}
+    progress = findings.progress
+    progress.total_files = len(files)
+    progress.total_bytes = sum(entry.size_bytes for entry in files if entry.problem is None)
+    async with background() as nursery:
+        fetcher = Fetcher(nursery, limits_for(files))
+        work = _Verify(tree, fetcher, findings, folders, repair=repair)
+        await each(files, work.one, lambda entry: entry.name, progress)
+    findings.problems += [FileProblem(f.name, str(f.error)) for f in progress.failures]
+    if repair:
+        for folder in sorted(folders):
+            if count := await tree.reap(folder):
+                findings.repaired.append(
+                    f"{folder or '/'}: the parts of {count} writes that were given up are removed"
+                )
+
+
+class _Verify:
+    """What the files of one verification have in common."""
+
+    def __init__(
+        self,
+        tree: CheckpointTree,
+        fetcher: Fetcher,
+        findings: VerifyResult,
+        folders: Collection[str],
+        *,
+        repair: bool,
+    ) -> None:
+        self._tree = tree
+        self._fetcher = fetcher
+        self._findings = findings
+        self._folders = folders
+        self._repair = repair
+        self._searching = trio.Lock()
+        # By the id of parts, the folders in which they may be; None until some are missing.
+        self._kept: dict[str, list[str]] | None = None
+
+    async def one(self, entry: FileEntry) -> None:
+        """Verify a file."""
+        if entry.problem is not None:
+            raise entry.problem
+        lost: set[int] = set()
+        if entry.layout is not None:
+            lost = await self._parts(entry, entry.layout)
+        await self._read(entry, lost)
+        if not any(problem.name == entry.name for problem in self._findings.problems):
+            self._findings.progress.done_files += 1
+
+    async def _parts(self, entry: FileEntry, layout: StripeManifest) -> set[int]:
+        """Look at the parts; returns the units that need not be read, for they cannot be."""
+        folder, parts = await find_parts(self._tree, entry, layout)
+        is_lost = all(part.size_bytes is None for part in parts)
+        if is_lost and (found := await self._search(layout)) is not None:
+            folder = found
+        if folder != parts_beside(entry.name, layout):
+            await self._move(entry, layout, folder)
+            if is_lost and self._repair:
+                _, parts = await find_parts(self._tree, entry, layout)
+        problems = problems_of_parts(entry, layout, parts)
+        if problems and await self._is_replaced(entry):
+            raise _replaced(entry)
+        self._findings.problems += problems
+        return {unit for problem in problems for unit in problem.units}
+
+    async def _search(self, layout: StripeManifest) -> str | None:
+        """Find parts that nothing leads to: a folder was renamed while its file was moved."""
+        store = self._tree.store
+        async with self._searching:
+            if self._kept is None:
+                self._kept = {}
+                for folder in self._folders:
+                    for info in await store.list(parts_of(folder)):
+                        self._kept.setdefault(info.name.rpartition("/")[2], []).append(info.name)
+        for name in self._kept.get(layout.parts_id, ()):
+            if has_parts(await store.list(name)):
+                return name
+        return None
+
+    async def _move(self, entry: FileEntry, layout: StripeManifest, there: str) -> None:
+        """Bring the parts of a file after it that have stayed behind in a move."""
+        said = f"{entry.name}: its parts are in {above(there)!r}, as in the midst of a move"
+        if not self._repair:
+            self._findings.notes.append(f"{said}; --repair completes it")
+        elif await self._is_replaced(entry):
+            raise _replaced(entry)
+        elif await self._tree.parts.bring(entry.name, layout, there):
+            self._findings.repaired.append(f"{entry.name}: its parts are beside it again")
+
+    async def _read(self, entry: FileEntry, lost: set[int]) -> None:
+        """Read what can be read, as many lanes at once as there are streams."""
+        progress = self._findings.progress
+        source = _Noting(self._tree.source(entry))
+        await source.plan()
+        lanes = Lanes(self._fetcher.limits.streams_per_lane)
+        for piece in range(source.pieces):
+            if piece in lost:
+                progress.done_bytes += source.piece_range(piece).size_bytes
+            else:
+                lanes.add(piece, source.lane(piece))
+        file = self._fetcher.open(source)
+        streams = self._fetcher.limits.memory_bytes // max(1, source.piece_bytes)
+        streams = max(1, min(self._fetcher.limits.streams, streams))
+        end: list[BootseerError] = []
+        wrong: dict[int, BootseerError] = {}
+        silent: dict[Hashable, list[int]] = {}  # of lanes whose machine does not answer
+
+        async def some() -> None:
+            while not end and (taken := lanes.take()) is not None:
+                piece, lane = taken
+                try:
+                    if lane in silent:
+                        silent[lane].append(piece)
+                    else:
+                        await file.get(piece)
+                        progress.moved_bytes += source.piece_range(piece).size_bytes
+                except (Transient, Unavailable) as error:
+                    silent.setdefault(lane, []).append(piece)
+                    wrong.setdefault(silent[lane][0], error)
+                except Corrupt as error:
+                    wrong[piece] = error
+                except BootseerError as error:
+                    end.append(error)
+                finally:
+                    lanes.done(lane)
+                progress.done_bytes += source.piece_range(piece).size_bytes
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(streams, len(lanes))):
+                    nursery.start_soon(some)
+        finally:
+            await file.close()
+        if end:
+            raise end[0]
+        together = {pieces[0]: tuple(pieces) for pieces in silent.values()}
+        if source.pieces and len(together) == len(wrong) == len(silent) > 0:
+            asked = sum(map(len, together.values()))
+            if asked == source.pieces - len(lost):
+                raise wrong[min(wrong)]  # nothing at all could be read
+        for piece, error in sorted(wrong.items()):
+            pieces = together.get(piece, (piece,))
+            self._findings.problems.append(_problem(entry, source, pieces, error))
+            if entry.layout is None:
+                break  # all that can be said of an ordinary object
+        for piece, mistake in sorted(source.failed.items()):
+            if piece not in wrong:
+                self._findings.notes.append(f"{mistake}; another copy is right")
+
+    async def _is_replaced(self, entry: FileEntry) -> bool:
+        """Tell whether a file is another by now, whose parts are nowhere for that."""
+        try:
+            return not entry.info.is_version(await self._tree.store.stat(entry.name))
+        except NotFound:
+            return True
+
+
+class _Noting(FileSource):
+    """A source that notes what had to be read again."""
+
+    def __init__(self, inner: FileSource) -> None:
+        self.size_bytes = inner.size_bytes
+        self.piece_bytes = inner.piece_bytes
+        self._info = inner._info
+        self.failed: dict[int, Corrupt] = {}
+        self._inner = inner
+
+    async def plan(self) -> None:
+        await self._inner.plan()
+
+    def lane(self, piece: int) -> Hashable:
+        return self._inner.lane(piece)
+
+    async def fetch(self, piece: int, attempt: int = 0) -> bytes:
+        try:
+            return await self._inner.fetch(piece, attempt)
+        except Corrupt as error:
+            self.failed.setdefault(piece, error)
+            raise
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+async def _shallow(
+    tree: CheckpointTree, name: str, unlisted: list[Unlisted]
+) -> Sequence[FileEntry]:
+    top = await tree.stat(name)
+    below = await tree.list(name, unlisted) if top.is_folder else ()
+    return [top, *(entry for entry in below if not entry.is_folder)]
+
+
+def _problem(
+    entry: FileEntry, source: FileSource, pieces: tuple[int, ...], error: BootseerError
+) -> FileProblem:
+    if entry.layout is None:
+        return FileProblem(entry.name, str(error))
+    part = entry.layout.units[pieces[0]].part
+    if not isinstance(error, Corrupt):
+        return FileProblem(entry.name, f"cannot be read: {error}", part, tuple(sorted(pieces)))
+    start, stop = source.piece_range(pieces[0])
+    offset = entry.layout.units[pieces[0]].offset
+    text = f"bytes {start} to {stop} of the file are not what was written (offset {offset})"
+    return FileProblem(entry.name, text, part, pieces)
+
+
+def _replaced(entry: FileEntry) -> Conflict:
+    return Conflict(f"{entry.name!r} was replaced or removed meanwhile; verify it again")

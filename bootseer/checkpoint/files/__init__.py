@@ -1,0 +1,1 @@
+"""Striped files in a store: their tree, parts and manifests."""

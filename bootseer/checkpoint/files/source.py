@@ -1,0 +1,293 @@
+"""Where the bytes of a file come from: an ordinary object, or the parts of a striped one.
+
+A source cuts its file into pieces, says which lane each is in (see
+`bootseer.checkpoint.read.lanes`), and fetches them, checked as far as there is something to check
+them against.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import replace
+
+import trio
+import xxhash
+
+from bootseer.checkpoint.files import stripe_manifest
+from bootseer.checkpoint.files.parts import IF_MISSING, Parts, let_others_step
+from bootseer.checkpoint.files.stripe_manifest import StripeManifest, part_name
+from bootseer.core.ranges import ByteRange
+from bootseer.errors import BootseerError, Closed, Conflict, Corrupt, NotFound
+from bootseer.store.api.base import BlockLocation, ObjectInfo, Placement, Reader, Store
+from bootseer.units import MIB
+
+PLAIN_PIECE_BYTES = 4 * MIB
+READERS = 4
+"""Of a large ordinary object: HDFS chooses the copy that is read when a reader is opened."""
+_LARGE_BYTES = 64 * MIB
+_FALLBACK_BLOCK_BYTES = 128 * MIB
+"""HDFS's default, where blocks are not known."""
+
+
+class FileSource(ABC):
+    """The content of one version of a file, in pieces.
+
+    Concurrency: any number of tasks may fetch at once.
+
+    Attributes:
+        size_bytes: of the file.
+        piece_bytes: of every piece but the last, which may be shorter.
+    """
+
+    size_bytes: int
+    piece_bytes: int
+    _info: ObjectInfo
+
+    @property
+    def name(self) -> str:
+        """Where the file is, as far as is known."""
+        return self._info.name
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces there are."""
+        return -(-self.size_bytes // self.piece_bytes)
+
+    def piece_range(self, piece: int) -> ByteRange:
+        """Return the bytes of the file that a piece holds."""
+        start = piece * self.piece_bytes
+        return ByteRange(start, min(self.size_bytes, start + self.piece_bytes))
+
+    async def plan(self) -> None:
+        """Find out what `lane` needs to know; called before much is read ahead."""
+        await trio.lowlevel.checkpoint()
+
+    @abstractmethod
+    def lane(self, piece: int) -> Hashable:
+        """Name whoever has a piece, as far as that is known."""
+
+    @abstractmethod
+    async def fetch(self, piece: int, attempt: int = 0) -> bytes:
+        """Return the bytes of a piece.
+
+        Args:
+            piece: its number.
+            attempt: 0 for the first; later ones use readers opened anew, which may lead to other
+                copies.
+
+        Raises:
+            Corrupt: it is not what was written.
+            Conflict: the file has been replaced or removed, and its opened version is gone.
+        """
+
+    def move(self, name: str) -> None:
+        """Learn that the file has another name; what was opened stays open."""
+        self._info = replace(self._info, name=name)
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close what was opened; what is still being fetched fails."""
+
+
+class _Readers:
+    """Readers of a store's objects, opened when first needed and closed together."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._block = AsyncExitStack()
+        self._open: dict[Hashable, Reader] = {}
+        self._opening: dict[Hashable, trio.Lock] = {}
+        self._closed = False
+
+    async def get(
+        self, key: Hashable, known: ObjectInfo, version: ObjectInfo | None = None
+    ) -> Reader:
+        """Return the reader that is kept under a key, and open the object if there is none.
+
+        See `Store.open` for `known` and `version`.
+
+        Raises:
+            Closed: `close` was called, perhaps while the object was being opened.
+        """
+        if key not in self._open:
+            async with self._opening.setdefault(key, trio.Lock()):
+                if key not in self._open and not self._closed:
+                    opened = self._store.open(known.name, known=known, version=version)
+                    self._open[key] = await self._block.enter_async_context(opened)
+        if self._closed:
+            await self._block.aclose()
+            raise Closed(f"{known.name!r} was closed while it was being read")
+        return self._open[key]
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._block.aclose()
+
+
+class PlainSource(FileSource):
+    """An object of the store as it is."""
+
+    def __init__(self, store: Store, info: ObjectInfo) -> None:
+        """Read the version of an object that `info` describes; it is opened when first read."""
+        self.size_bytes = info.size_bytes
+        self.piece_bytes = PLAIN_PIECE_BYTES
+        self._store = store
+        self._info = info
+        self._readers = _Readers(store)
+        self._locations: Sequence[BlockLocation] = ()
+        self._planned = False
+        self._first: Reader | None = None
+        self._looked = False
+
+    async def open(self) -> None:
+        """Open the object now, so that who may not read it learns of it.
+
+        Raises:
+            Conflict: it was replaced by now.
+        """
+        await self._reader(0)
+
+    async def plan(self) -> None:
+        """Ask where the blocks are, once; without an answer each block is a lane."""
+        if self._planned or self.size_bytes < _LARGE_BYTES:
+            return
+        self._planned = True
+        if isinstance(self._store, Placement):
+            try:
+                self._locations = await self._store.block_locations(self._info.name)
+            except BootseerError:
+                return
+
+    def lane(self, piece: int) -> Hashable:
+        """Name the DataNode, if only one has the block, else the block."""
+        offset = piece * self.piece_bytes
+        if not self._locations:
+            return offset // _FALLBACK_BLOCK_BYTES
+        low, high = 0, len(self._locations) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._locations[middle].offset <= offset:
+                low = middle
+            else:
+                high = middle - 1
+        hosts = self._locations[low].hosts
+        return hosts[0] if len(hosts) == 1 else low
+
+    async def fetch(self, piece: int, attempt: int = 0) -> bytes:
+        """See `FileSource.fetch`; what is checked is what the store checks."""
+        start, stop = self.piece_range(piece)
+        return await self.read(start, stop - start, attempt)
+
+    async def read(self, offset: int, size_bytes: int, attempt: int = 0) -> bytes:
+        """Return some bytes, which need not be a piece."""
+        copies = READERS if self.size_bytes >= _LARGE_BYTES else 1
+        number = offset // self.piece_bytes % copies + attempt * copies
+        reader = await self._reader(number)
+        data = await reader.pread(offset, size_bytes)
+        if not self._looked and self.size_bytes <= stripe_manifest.MAX_BYTES:
+            # A manifest that has lost its end is not known by its length; and it is no content.
+            magic_bytes = len(stripe_manifest.MAGIC)
+            head = await reader.pread(0, magic_bytes) if offset else data[:magic_bytes]
+            if stripe_manifest.is_manifest(head):
+                raise Corrupt(
+                    f"{self._info.name!r} is a damaged manifest: {self.size_bytes} bytes are not "
+                    "the length of a whole one; restore the file from another copy"
+                )
+            self._looked = True
+        return data
+
+    async def close(self) -> None:
+        """See `FileSource.close`."""
+        await self._readers.close()
+
+    async def _reader(self, number: int) -> Reader:
+        if number and self._first is None and not self._info.version:
+            # In S3 a reader alone has the ETag: all of them are to be of the first one's version.
+            await self._reader(0)
+        version = self._info if self._first is None else self._first.info
+        try:
+            reader = await self._readers.get(number, self._info, version)
+        except (Conflict, NotFound):
+            if not number or self._first is None:
+                raise
+            # It was replaced since it was opened; what is open can be read on where a store can.
+            return self._first
+        if not number:
+            self._first = reader
+        return reader
+
+
+class StripedSource(FileSource):
+    """A striped file; a piece is a unit."""
+
+    def __init__(self, store: Store, info: ObjectInfo, layout: StripeManifest) -> None:
+        """Read the version of a file that its manifest describes.
+
+        Args:
+            store: which has manifest and parts.
+            info: of the manifest.
+            layout: what it says.
+        """
+        self.size_bytes = layout.size_bytes
+        self.piece_bytes = layout.unit_bytes
+        self._store = store
+        self._info = info
+        self._layout = layout
+        self._part_bytes = layout.part_bytes()
+        self._parts = Parts(store)
+        self._readers = _Readers(store)
+
+    def lane(self, piece: int) -> Hashable:
+        """Name the part: units were dealt as its machine could take them."""
+        return self._layout.units[piece].part
+
+    async def fetch(self, piece: int, attempt: int = 0) -> bytes:
+        """See `FileSource.fetch`: a unit is what the manifest says, or an error."""
+        unit = self._layout.units[piece]
+        size_bytes = self._layout.unit_range(piece).size_bytes
+        reader = await self._part(unit.part, attempt)
+        data = await reader.pread(unit.offset, size_bytes)
+        if xxhash.xxh3_128_intdigest(data) != unit.checksum:
+            raise Corrupt(
+                f"{self._info.name!r}: unit {piece} (bytes {piece * self.piece_bytes} on) is not "
+                f"what was written: checksum mismatch in {reader.info.name!r} at {unit.offset}"
+            )
+        return data
+
+    async def close(self) -> None:
+        """See `FileSource.close`."""
+        await self._readers.close()
+
+    async def _part(self, part: int, attempt: int) -> Reader:
+        need_bytes = self._part_bytes[part]
+        for is_second in (False, True):
+            if is_second:
+                await let_others_step()
+            async with aclosing(self._parts.folders(self._info.name, self._layout)) as folders:
+                async for folder in folders:
+                    known = ObjectInfo(f"{folder}/{part_name(part)}", need_bytes, 0)
+                    with suppress(NotFound):
+                        return self._checked(
+                            await self._readers.get((part, attempt), known), need_bytes
+                        )
+            if await self._is_replaced():
+                raise Conflict(
+                    f"{self._info.name!r} was replaced or removed while being read; open it again"
+                )
+        raise Corrupt(f"{self._info.name!r}: part {part_name(part)!r} is missing; {IF_MISSING}")
+
+    def _checked(self, reader: Reader, need_bytes: int) -> Reader:
+        if reader.size_bytes < need_bytes:
+            raise Corrupt(
+                f"{self._info.name!r}: part {reader.info.name!r} has {reader.size_bytes} bytes of "
+                f"the {need_bytes} that its manifest names"
+            )
+        return reader
+
+    async def _is_replaced(self) -> bool:
+        try:
+            return not self._info.is_version(await self._store.stat(self._info.name))
+        except NotFound:
+            return True

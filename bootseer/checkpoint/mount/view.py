@@ -1,0 +1,558 @@
+"""A checkpoint tree as a mount shows it: numbered files, open handles, what the kernel may keep."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+
+import trio
+
+from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.mount.inodes import Inode, InodeTable
+from bootseer.checkpoint.mount.open_files import OpenFiles
+from bootseer.checkpoint.mount.open_writers import LOOKS, OpenWriters
+from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.publisher import LostFile, Publisher
+from bootseer.checkpoint.read.fetcher import Fetcher
+from bootseer.checkpoint.read.recorder import ReadRecorder
+from bootseer.checkpoint.write.draft import Drafts
+from bootseer.errors import BootseerError, Conflict, NotFound
+from bootseer.fuse.view import (
+    RENAME_NOREPLACE,
+    ROOT_INODE,
+    Attributes,
+    FilesystemSpace,
+    Kernel,
+    OpenedFile,
+)
+from bootseer.store.api.name import is_component
+from bootseer.units import MIB
+
+_FILE_MODE = 0o644
+_FOLDER_MODE = 0o755
+_NO_SPACE_KNOWN = 2**50
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """How a tree is shown.
+
+    Attributes:
+        valid_s: how long names and attributes are believed, in seconds.
+        window_bytes: how far a file is read ahead at most; that much of it may lie in the page
+            cache before it is asked for.
+        read_only: nothing may be changed.
+    """
+
+    valid_s: float = 1.0
+    window_bytes: int = 2048 * MIB
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """An open file.
+
+    Attributes:
+        node: the file.
+        open_writers: who has it open, if it may be changed.
+    """
+
+    node: Inode
+    open_writers: OpenWriters | None = None
+
+
+class CheckpointView:
+    """See `bootseer.fuse.view.WritableView`.
+
+    A file that is written shows here at once, and to others as `Publisher` says. One that was
+    replaced by somebody else is another file with another number.
+    """
+
+    def __init__(
+        self,
+        tree: CheckpointTree,
+        fetcher: Fetcher,
+        drafts: Drafts,
+        owners: OwnerNames,
+        options: ViewOptions | None = None,
+        reads: ReadRecorder | None = None,
+        on_lost: Callable[[LostFile], None] = lambda _: None,
+    ) -> None:
+        """Show `tree`, and note in `reads` what is read of it; see `Publisher` for `on_lost`."""
+        self._tree = tree
+        self._owners = owners
+        self._options = options or ViewOptions()
+        self._reads = reads or ReadRecorder(tree.store)
+        self.valid_s = self._options.valid_s
+        self._nodes = InodeTable(tree, self.valid_s)
+        self._reading = OpenFiles(self._nodes, tree, fetcher, self._options.window_bytes)
+        self.publisher = Publisher(
+            self._nodes, tree, drafts, self._reading, fetcher.nursery, on_lost
+        )
+        self._using = self._nodes.moves.using
+        self._handles: dict[int, _Handle] = {}
+        self._numbers = itertools.count(1)
+        self._looks = trio.CapacityLimiter(LOOKS)
+
+    def attach(self, kernel: Kernel) -> None:
+        """See `View.attach`."""
+        self._reading.kernel = kernel
+
+    # Names
+
+    async def lookup(self, parent: int, name: bytes) -> Attributes:
+        """See `View.lookup`."""
+        text = _text(name)
+        async with self._using(parent):
+            node = self._nodes.by_name.get((parent, text))
+            if node is None or node.draft is None:
+                entry = await self._nodes.entry(self._nodes.by_inode[parent], text)
+                node = self._nodes.by_name.get((parent, text))
+                if node is None or node.draft is None:
+                    if entry is None:
+                        self._nodes.unname(parent, text)
+                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                    node = self._nodes.node(parent, text, entry)
+            return self._attributes(node)
+
+    async def attributes(self, inode: int) -> Attributes:
+        """See `View.attributes`; at once, for a listing asks for each of its entries."""
+        return self._attributes(self._nodes.by_inode[inode])
+
+    async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
+        """See `View.entries`."""
+        async with self._using(inode):
+            # A file that is published meanwhile may be in neither answer, and the kernel forget it.
+            being_written = self._nodes.being_written(inode)
+            with self._nodes.moves.holding(*(node.inode for node in being_written)):
+                listing = await self._nodes.listing(self._nodes.by_inode[inode])
+                nodes = {
+                    name: self._nodes.node(inode, name, entry)
+                    for name, entry in listing.entries.items()
+                }
+                for node in (*being_written, *self._nodes.being_written(inode)):
+                    if node.has_name and node.parent == inode:
+                        nodes[node.name] = node
+                return [
+                    (name.encode(), self._attributes(node)) for name, node in sorted(nodes.items())
+                ]
+
+    async def link_target(self, inode: int) -> bytes:
+        """See `View.link_target`: there are none."""
+        await trio.lowlevel.checkpoint()
+        raise _os_error(errno.EINVAL)
+
+    def forget(self, inode: int) -> None:
+        """See `View.forget`."""
+        self._nodes.forget(inode)
+
+    async def make_folder(self, parent: int, name: bytes, mode: int) -> Attributes:
+        """See `WritableView.make_folder`."""
+        text = self._changes(parent, name)
+        async with self._using(parent):
+            path = self._nodes.path_in(parent, text)
+            if await self._nodes.named(parent, text) is not None:
+                raise _os_error(errno.EEXIST)
+            await self._tree.mkdir(path, mode & 0o1777)
+            entry = await self._tree.stat(path)
+        self._nodes.touch(parent)
+        return self._attributes(self._nodes.node(parent, text, entry))
+
+    async def remove(self, parent: int, name: bytes) -> None:
+        """See `WritableView.remove`."""
+        text = self._changes(parent, name)
+        async with self._using(parent):
+            node = await self._named(parent, text)
+            if node.is_folder:
+                raise _os_error(errno.EISDIR)
+            async with node.lock:
+                if node.entry is not None:
+                    await self._remove_entry(node)
+                self._nodes.unname(parent, text)
+                self._nodes.touch(parent)
+                if not node.handles:
+                    await self.publisher.abandon(node)
+
+    async def remove_folder(self, parent: int, name: bytes) -> None:
+        """See `WritableView.remove_folder`."""
+        text = self._changes(parent, name)
+        async with self._using(parent):
+            node = await self._named(parent, text)
+            if not node.is_folder:
+                raise _os_error(errno.ENOTDIR)
+            await self._remove_folder(node)
+            self._nodes.unname(parent, text)
+            self._nodes.touch(parent)
+
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
+    ) -> None:
+        """See `WritableView.rename`."""
+        old, new = self._changes(parent, name), self._changes(new_parent, new_name)
+        async with self._using(parent, new_parent):
+            node = await self._named(parent, old)
+            over = await self._nodes.named(new_parent, new)
+            if over is node:
+                return
+            if over is not None and flags & RENAME_NOREPLACE:
+                raise _os_error(errno.EEXIST)
+            if over is not None and over.is_folder != node.is_folder:
+                raise _os_error(errno.EISDIR if over.is_folder else errno.ENOTDIR)
+            if node.is_folder:
+                await self._move_folder(node, new_parent, new, over)
+            else:
+                # What is being published meanwhile would be under the old name, or the new one.
+                async with node.lock, over.lock if over is not None else nullcontext():
+                    if node.draft is not None:
+                        await self.publisher.publish(node)
+                    await self._move(node, new_parent, new, over)
+            self._nodes.touch(parent)
+            self._nodes.touch(new_parent)
+
+    async def _move_folder(self, node: Inode, parent: int, name: str, over: Inode | None) -> None:
+        """Give a folder another name, and all that is below, perhaps an empty folder's."""
+        async with self._nodes.moves.moving(node.inode):
+            await self.publisher.drain_below(node)
+            if over is not None:
+                await self._remove_folder(over)
+                self._nodes.unname(parent, name)
+            await self._move(node, parent, name, None)
+
+    async def _move(self, node: Inode, parent: int, name: str, over: Inode | None) -> None:
+        """Give a file or folder another name, perhaps a file's."""
+        assert node.entry is not None
+        replaced = kept = None
+        if over is not None and over.entry is not None:
+            replaced = self._reading.version(over)
+            if over.handles and replaced.layout is not None:
+                kept, replaced = replaced, FileEntry(replaced.info)
+        entry = replace(node.entry, info=self._nodes.info(node))
+        node.entry = await self._tree.rename(
+            entry, self._nodes.path_in(parent, name), over=replaced
+        )
+        if over is not None:
+            if kept is not None:
+                # Without it, who has it open may lose it; but the name is another file's by now.
+                aside = None
+                with suppress(BootseerError):
+                    aside = await self._tree.keep_parts(kept)
+                self._reading.put_aside(over, aside)
+            if not over.handles:
+                await self.publisher.abandon(over)
+        self._nodes.move(node, parent, name)
+        self._learn_path(node)
+        if node.is_folder:
+            for other in self._nodes.by_inode.values():
+                if self._nodes.is_below(other.inode, node.inode):
+                    self._learn_path(other)
+
+    def _learn_path(self, node: Inode) -> None:
+        """Have what is under way of a file use its path of now."""
+        path = self._nodes.path(node)
+        if node.has_name and node.fetch is not None:
+            node.fetch.source.move(path)
+        if node.draft is not None:
+            node.draft.move(path)
+            if node.has_name:
+                node.draft.move_base(path)
+
+    # Files
+
+    async def open(self, inode: int, flags: int, thread: int = 0) -> OpenedFile:
+        """See `WritableView.open`."""
+        async with self._using(inode):
+            handle = await self._open(self._nodes.by_inode[inode], flags, thread)
+        return await self._opened(handle)
+
+    async def _open(self, node: Inode, flags: int, thread: int) -> _Handle:
+        empties = bool(flags & os.O_TRUNC)
+        if flags & os.O_ACCMODE != os.O_RDONLY or empties:
+            self._check_writable()
+            handle = _Handle(node, OpenWriters(thread, self._looks))
+        else:
+            handle = _Handle(node)
+            if node.draft is None and not node.is_own:
+                node.recording = self._reads.opened(self._nodes.path(node))
+        self._check_mode(node, flags)
+        async with node.lock:
+            if empties:
+                await self.publisher.begin(node, is_empty=True)
+            elif node.is_lost:
+                assert node.failed is not None
+                # A killed writer's: the kernel looks again for what has the name now.
+                raise node.failed.again() if node.has_name else _os_error(errno.ESTALE)
+            elif node.draft is None and handle.open_writers is not None:
+                self._reading.version(node)  # or it is gone
+            elif node.draft is None:
+                try:
+                    await self._reading.open(node)
+                except (Conflict, NotFound):
+                    # Somebody has replaced it: the kernel looks again, and is to find that.
+                    self._nodes.distrust(node.parent)
+                    raise
+            node.handles += 1
+            if handle.open_writers is not None:
+                node.writing.add(handle.open_writers)
+        return handle
+
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
+    ) -> tuple[Attributes, OpenedFile]:
+        """See `WritableView.create`."""
+        text = self._changes(parent, name)
+        async with self._using(parent):
+            node = await self._nodes.named(parent, text)
+            if node is None:
+                self._check_mode(self._nodes.by_inode[parent], os.O_WRONLY)
+                node = self.publisher.create(parent, text, mode & 0o1777)
+                # Opened only to read, it is there all the same.
+                open_writers = OpenWriters(thread, self._looks)
+                node.handles = 1
+                node.writing.add(open_writers)
+                handle = _Handle(node, open_writers)
+            else:
+                if flags & os.O_EXCL:
+                    raise _os_error(errno.EEXIST)
+                if node.is_folder:
+                    raise _os_error(errno.EISDIR)
+                with self._nodes.moves.holding(node.inode):
+                    handle = await self._open(node, flags, thread)
+        opened = await self._opened(handle)
+        return self._attributes(node), opened
+
+    async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
+        """See `View.read`."""
+        opened = self._handles[handle]
+        node = opened.node
+        if node.draft is not None:
+            async with self._using(node.inode), node.lock:
+                if node.draft is not None:
+                    return await node.draft.read(offset, size_bytes)
+        return await self._reading.read(node, offset, size_bytes)
+
+    async def write(self, handle: int, offset: int, data: bytes) -> int:
+        """See `WritableView.write`."""
+        opened = self._handles[handle]
+        node = opened.node
+        async with self._using(node.inode), node.lock:
+            draft = await self.publisher.begin(node)
+            if opened.open_writers is not None:
+                opened.open_writers.closing = None
+            # Also of one who appends: the kernel knows the end, and writes mapped pages back by
+            # any descriptor that there is.
+            await draft.write(offset, data)
+            node.mtime_ns = time.time_ns()
+            draft.mtime_ns = None
+        return len(data)
+
+    async def flush(self, handle: int) -> None:
+        """See `WritableView.flush`."""
+        opened = self._handles[handle]
+        if opened.open_writers is not None:
+            await self.publisher.flush(opened.node, opened.open_writers)
+
+    async def sync(self, handle: int) -> None:
+        """See `WritableView.sync`: what was written survives, if it is closed some day."""
+        node = self._handles[handle].node
+        async with self._using(node.inode), node.lock:
+            if node.draft is not None:
+                await node.draft.flush()
+
+    async def close(self, handle: int) -> None:
+        """See `View.close`."""
+        opened = self._handles.pop(handle)
+        await self.publisher.release(opened.node, opened.open_writers)
+
+    async def truncate(self, inode: int, handle: int | None, size_bytes: int) -> Attributes:
+        """See `WritableView.truncate`."""
+        self._check_writable()
+        node = self._nodes.by_inode[inode]
+        if handle is None:
+            self._check_mode(node, os.O_WRONLY)
+        async with self._cutting(node), self._using(inode), node.lock:
+            if not node.has_name and not node.writing:
+                # It would be published, though the name may be another file's.
+                raise _os_error(errno.ESTALE)
+            draft = await self.publisher.begin(node, is_empty=size_bytes == 0)
+            try:
+                await draft.truncate(size_bytes)
+                node.mtime_ns = time.time_ns()
+                draft.mtime_ns = None
+                if not node.writing:
+                    await self.publisher.publish(node)
+            except BootseerError:
+                if not node.writing and node.entry is not None:
+                    await self.publisher.abandon(node)
+                raise
+        return self._attributes(node)
+
+    @asynccontextmanager
+    async def _cutting(self, node: Inode) -> AsyncIterator[None]:
+        """Have no pages pushed that are of a longer version."""
+        node.cuts += 1
+        try:
+            await node.settle_pushes()
+            yield
+        finally:
+            node.cuts -= 1
+
+    async def change(
+        self,
+        inode: int,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+    ) -> Attributes:
+        """See `WritableView.change`; owners stay who they are."""
+        self._check_writable()
+        node = self._nodes.by_inode[inode]
+        now = self._attributes(node)
+        if uid not in (None, now.uid) or gid not in (None, now.gid):
+            raise _os_error(errno.EPERM)
+        async with self._using(inode), node.lock:
+            if node.draft is not None:
+                if mode is not None:
+                    node.draft.mode = mode & 0o1777
+                if mtime_ns is not None:
+                    node.draft.mtime_ns = node.mtime_ns = mtime_ns
+            elif node.entry is not None and node.has_name and inode != ROOT_INODE:
+                entry = replace(node.entry, info=self._nodes.info(node))
+                if mode is not None:
+                    await self._tree.set_mode(entry, mode & 0o1777)
+                if mtime_ns is not None:
+                    await self._tree.store.set_mtime(entry.name, mtime_ns)
+                    node.mtime_ns = 0
+                    # To the store it is another version: those who read it go on with that.
+                    await self._reading.end(node)
+                node.entry = await self._tree.stat(entry.name)
+                self._nodes.touch(node.parent)
+        return self._attributes(node)
+
+    async def space(self) -> FilesystemSpace:
+        """See `WritableView.space`."""
+        with suppress(BootseerError):
+            found = await self._tree.store.space()
+            if found.total_bytes is not None and found.free_bytes is not None:
+                return FilesystemSpace(found.total_bytes, found.free_bytes)
+        return FilesystemSpace(_NO_SPACE_KNOWN, _NO_SPACE_KNOWN)
+
+    async def extended(self, inode: int, name: bytes) -> bytes:
+        """See `WritableView.extended`."""
+        await trio.lowlevel.checkpoint()
+        found = self._nodes.by_inode[inode].extended().get(name)
+        if found is None:
+            raise _os_error(errno.ENODATA)
+        return found
+
+    async def extended_names(self, inode: int) -> Sequence[bytes]:
+        """See `WritableView.extended_names`."""
+        await trio.lowlevel.checkpoint()
+        return sorted(self._nodes.by_inode[inode].extended())
+
+    async def _named(self, parent: int, name: str) -> Inode:
+        node = await self._nodes.named(parent, name)
+        if node is None:
+            raise _os_error(errno.ENOENT)
+        return node
+
+    def _changes(self, parent: int, name: bytes) -> str:
+        """Check that a name may be changed, and return it as the store has it."""
+        self._check_writable()
+        if not self._nodes.by_inode[parent].has_name:
+            raise _os_error(errno.ENOENT)
+        text = _text(name)
+        if not is_component(text):
+            raise _os_error(errno.EINVAL)
+        return text
+
+    def _check_writable(self) -> None:
+        if self._options.read_only:
+            raise _os_error(errno.EROFS)
+
+    def _check_mode(self, node: Inode, flags: int) -> None:
+        """Refuse what the owner's mode does; the store knows who else may do what.
+
+        It is asked about the owner's files, too, but for new content it only looks at the folder.
+        """
+        if node.entry is None or node.draft is not None:
+            return
+        shown = self._attributes(node)
+        wanted = {os.O_RDONLY: 4, os.O_WRONLY: 2, os.O_RDWR: 6}[flags & os.O_ACCMODE]
+        wanted |= 2 if flags & os.O_TRUNC else 0
+        if shown.uid == self._owners.own[0] and wanted & ~(shown.mode >> 6):
+            raise _os_error(errno.EACCES)
+
+    async def _remove_folder(self, node: Inode) -> None:
+        if self._nodes.being_written(node.inode):
+            raise _os_error(errno.ENOTEMPTY)
+        await self.publisher.empty_folder(node)
+        try:
+            await self._tree.remove_folder(self._nodes.path(node))
+        except Conflict as error:
+            raise _os_error(errno.ENOTEMPTY) from error
+
+    async def _remove_entry(self, node: Inode) -> None:
+        """Remove a published file; what is open of it is kept until it is closed."""
+        assert node.entry is not None
+        entry = replace(node.entry, info=self._nodes.info(node))
+        if not node.handles:
+            await self._tree.remove(entry)
+            return
+        self._reading.put_aside(node, await self._tree.set_aside(entry))
+
+    # Answers
+
+    async def _opened(self, handle: _Handle) -> OpenedFile:
+        """Number an open file, when no pages are on their way that its writer could change."""
+        if handle.open_writers is not None:
+            await handle.node.settle_pushes()
+        number = next(self._numbers)
+        self._handles[number] = handle
+        return OpenedFile(number, keep_cache=handle.node.draft is None)
+
+    def _attributes(self, node: Inode) -> Attributes:
+        node.is_forgotten = False
+        if node.entry is None:
+            if node.draft is None:
+                raise _os_error(errno.ESTALE)
+            mode = node.draft.mode
+            uid, gid = self._owners.own
+        else:
+            mode = node.entry.info.mode if node.draft is None else node.draft.mode
+            uid, gid = self._owners.of(node.entry.info)
+        if mode is None:
+            mode = _FOLDER_MODE if node.is_folder else _FILE_MODE
+        if node.is_folder:
+            assert node.entry is not None
+            mtime_ns = max(node.entry.info.mtime_ns, node.mtime_ns)
+            return Attributes(
+                node.inode, stat.S_IFDIR | mode, 0, mtime_ns, mtime_ns, uid, gid, links=2
+            )
+        if node.draft is not None:
+            size_bytes, mtime_ns = node.draft.size_bytes, node.mtime_ns
+        else:
+            assert node.entry is not None
+            size_bytes, mtime_ns = node.entry.size_bytes, node.entry.info.mtime_ns
+        links = 1 if node.has_name else 0
+        return Attributes(
+            node.inode, stat.S_IFREG | mode, size_bytes, mtime_ns, mtime_ns, uid, gid, links
+        )
+
+
+def _text(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise _os_error(errno.EILSEQ) from error
+
+
+def _os_error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))

@@ -1,0 +1,1 @@
+"""Read striped files: fetch, read ahead, record and prefetch."""

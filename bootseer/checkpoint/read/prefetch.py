@@ -1,0 +1,126 @@
+"""Read through a mounted checkpoint what a job is going to read of it, so that it is in memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from threading import Lock
+
+import trio
+
+from bootseer.core.access_log import FileReads, expand
+from bootseer.core.budget import RateLimit
+from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.units import MIB
+
+_READ_BYTES = 4 * MIB
+_FILES_AT_ONCE = 4
+"""The mount reads each from all machines of the store."""
+
+
+class CheckpointPrefetch:
+    """The files of one node.
+
+    Attributes:
+        read_bytes: so far.
+        files: so far.
+        want_bytes: of all files that there are now.
+        error: the first file that could not be read as text, "" while there is none.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        budget: RateLimit,
+        limit_bytes: int,
+        on_open: Callable[[str, tuple[ByteRange, ...]], Awaitable[None]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            root: where the checkpoint is mounted.
+            budget: how fast.
+            limit_bytes: how much at most.
+            on_open: told of every file before it is opened.
+        """
+        self._root = root
+        self._budget = budget
+        self._left_bytes = limit_bytes
+        self._on_open = on_open
+        self._lock = Lock()  # guards what is left and the counters below
+        self._stopped = False
+        self._listings: dict[str, list[str]] = {}
+        self.read_bytes = 0
+        self.files = 0
+        self.want_bytes = 0
+        self.error = ""
+
+    async def run(self, files: Sequence[FileReads]) -> None:
+        """Read, in order; returns when all is read or the limit is reached.
+
+        Cancellation: returns at once; threads stop after the read that they are in.
+        """
+        in_thread = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
+        found: dict[str, tuple[ByteRange, ...]] = {}
+        for file in files:
+            found.setdefault(await in_thread(expand, file, self._list), file.ranges)
+        self.want_bytes = sum(map(total_bytes, found.values()))
+        waiting = deque(found.items())
+
+        async def stream() -> None:
+            while waiting:
+                path, ranges = waiting.popleft()
+                await self._on_open(path, ranges)
+                await in_thread(self._read, path, ranges)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(_FILES_AT_ONCE):
+                    nursery.start_soon(stream)
+        finally:
+            self._stopped = True
+
+    def _list(self, folder: str) -> list[str]:
+        if folder not in self._listings:
+            try:
+                self._listings[folder] = os.listdir(os.path.join(self._root, folder))
+            except OSError:
+                self._listings[folder] = []
+        return self._listings[folder]
+
+    def _read(self, path: str, ranges: tuple[ByteRange, ...]) -> None:
+        try:
+            fd = os.open(os.path.join(self._root, path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for byte_range in ranges:
+                    self._read_range(fd, byte_range)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            with self._lock:
+                self.error = self.error or f"{path}: {error.strerror}"
+            return
+        with self._lock:
+            self.files += 1
+
+    def _read_range(self, fd: int, byte_range: ByteRange) -> None:
+        buffer = memoryview(bytearray(min(_READ_BYTES, byte_range.size_bytes)))
+        at = byte_range.start
+        while self._may_read(want := min(byte_range.stop - at, len(buffer))):
+            got = os.preadv(fd, [buffer[:want]], at)
+            if not got:
+                return  # the file is shorter now
+            at += got
+            with self._lock:
+                self.read_bytes += got
+
+    def _may_read(self, size_bytes: int) -> bool:
+        with self._lock:
+            if self._stopped or not 0 < size_bytes <= self._left_bytes:
+                return False
+            self._left_bytes -= size_bytes
+        time.sleep(self._budget.take(size_bytes, time.monotonic()))
+        return True

@@ -1,0 +1,60 @@
+"""How far to read ahead of whoever reads a file: far if in sequence, not at all if at random."""
+
+from __future__ import annotations
+
+from bootseer.core.ranges import ByteRange
+
+GROWTH = 64
+
+
+class ReadaheadWindow:
+    """Follows the reads of one file and says what should be read ahead.
+
+    In sequence is a read that begins near where the last ones ended, on either side: the kernel
+    asks for several pieces at once, and not always in order. A file that is read from its
+    beginning is taken to be read on; elsewhere it takes a second read to show.
+    """
+
+    def __init__(self, size_bytes: int, first_bytes: int, limit_bytes: int) -> None:
+        """Begin with nothing read.
+
+        Args:
+            size_bytes: length of the file.
+            first_bytes: how far to read ahead at first.
+            limit_bytes: how far at most.
+        """
+        self._size_bytes = size_bytes
+        self._first_bytes = first_bytes
+        self._limit_bytes = max(first_bytes, limit_bytes)
+        self._window_bytes = 0
+        self._position = 0
+        self._ahead = 0
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether the file is being read in sequence."""
+        return self._window_bytes > 0
+
+    def restart(self, offset: int) -> None:
+        """Forget what was said to be read ahead: somebody reads on from here, in sequence."""
+        self._window_bytes = 0
+        self._position = self._ahead = offset
+
+    def read(self, offset: int, size_bytes: int) -> ByteRange:
+        """Learn of a read; returns what to read ahead now, beyond what earlier calls said."""
+        stop = min(self._size_bytes, offset + size_bytes)
+        near = self._position - self._first_bytes <= offset <= self._ahead + self._first_bytes
+        if not near:
+            # Nothing ahead until the next read shows a direction.
+            self.restart(stop)
+            return ByteRange(stop, stop)
+        self._position = max(self._position, stop)
+        self._ahead = max(self._ahead, self._position)
+        if self._ahead - self._position > self._window_bytes // 2:
+            return ByteRange(self._ahead, self._ahead)
+        grown = self._window_bytes * GROWTH or self._first_bytes
+        self._window_bytes = min(self._limit_bytes, grown)
+        start = self._ahead
+        self._ahead = min(self._size_bytes, self._position + self._window_bytes)
+        self._ahead = max(start, self._ahead)
+        return ByteRange(start, self._ahead)

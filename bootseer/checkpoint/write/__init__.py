@@ -1,0 +1,1 @@
+"""Write a striped file: drafts, stripes, spilled units."""

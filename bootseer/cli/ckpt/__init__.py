@@ -1,0 +1,1 @@
+"""bootseer ckpt: checkpoints in a store."""

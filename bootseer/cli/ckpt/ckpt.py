@@ -1,0 +1,369 @@
+"""bootseer ckpt: checkpoints in a store."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from bootseer.units import parse_age, parse_size
+
+if TYPE_CHECKING:
+    from bootseer.checkpoint.admin.progress import Progress
+    from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+    from bootseer.checkpoint.write.options import WriteOptions
+    from bootseer.store.api.base import Unlisted
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Complete paths; what is in other stores is not looked for at a prompt."""
+    return [CompletionItem(typed, type="file")] if typed.startswith("/") else []
+
+
+def _parsed(parse: Callable[[str], Any]) -> Callable[..., Any]:
+    """Make a callback that parses an option's text."""
+
+    def parsed(ctx: click.Context, param: click.Parameter, value: str) -> Any:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return parsed
+
+
+def _unit(text: str) -> int:
+    from bootseer.checkpoint.files.stripe_manifest import check_unit_bytes
+
+    return check_unit_bytes(parse_size(text))
+
+
+_url = click.argument("url", shell_complete=_complete)
+_json = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+_quiet = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
+_checksum = click.option(
+    "--checksum", is_flag=True, help="Compare contents of what is there, not times alone."
+)
+
+
+def _write_options(command: F) -> F:
+    """Add the options that say how files are striped."""
+    for option in reversed(
+        (
+            click.option(
+                "--unit",
+                metavar="SIZE",
+                callback=_parsed(_unit),
+                default="4MiB",
+                show_default=True,
+                help="Stripe unit, a power of two.",
+            ),
+            click.option(
+                "--width",
+                type=click.IntRange(1, 256),
+                default=16,
+                show_default=True,
+                help="Parts that a file is written to at once.",
+            ),
+            click.option(
+                "--replication",
+                type=click.IntRange(1, 512),
+                help="Copies of each part.  [default: the file system's]",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def ckpt() -> None:
+    """Look at, check and move checkpoints in HDFS and other stores.
+
+    URL names a file or a folder: hdfs://NAMENODE/path, file:///path, s3://BUCKET/path, or a path.
+
+    \b
+    Examples:
+      bootseer ckpt import ./run42 hdfs://nn/user/alice/run42
+      bootseer ckpt ls -l hdfs://nn/user/alice/run42
+      bootseer ckpt verify -R hdfs://nn/user/alice/run42
+    """
+
+
+@ckpt.command(epilog="Example:  bootseer ckpt ls -lR hdfs://nn/user/alice/run42")
+@_url
+@click.option("-l", "long", is_flag=True, help="With mode, size, time and form.")
+@click.option("-R", "recursive", is_flag=True, help="With all that is below.")
+@_json
+def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
+    """List a folder, or show a file; damaged files are marked."""
+    from bootseer.checkpoint.admin.progress import walk
+    from bootseer.cli.ckpt import run, show
+
+    unlisted: list[Unlisted] = []
+
+    async def read(tree: CheckpointTree, name: str) -> tuple[str, Sequence[FileEntry]]:
+        top = await tree.stat(name)
+        if not top.is_folder:
+            return name.rpartition("/")[0], [top]
+        if recursive:
+            return name, (await walk(tree, name, unlisted))[1:]
+        return name, await tree.list(name, unlisted)
+
+    above, entries = run.run(url, read)
+    show.listing(entries, above, long=long, as_json=as_json)
+    show.unlisted(unlisted)
+
+
+@ckpt.command(epilog="Example:  bootseer ckpt stat hdfs://nn/user/alice/run42/model.bin")
+@_url
+@_json
+def stat(url: str, as_json: bool) -> None:
+    """Show all that is known of a file: its form, its parts and where they are, its digest.
+
+    Its content is not read: that is what `bootseer ckpt verify` does.
+    """
+    from bootseer.checkpoint.admin.describe import describe
+    from bootseer.cli.ckpt import run, show
+
+    show.description(run.run(url, describe), as_json=as_json)
+
+
+@ckpt.command(epilog="Example:  bootseer ckpt verify -R hdfs://nn/user/alice/run42")
+@_url
+@click.option("-R", "recursive", is_flag=True, help="With all that is below.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Complete interrupted moves and remove parts of writes that were given up.",
+)
+@_json
+@_quiet
+def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) -> None:
+    """Read every byte of a file, or of the files in a folder, against its checksums.
+
+    What is wrong is named, one line each, and the exit code is 4. What one copy has wrong is read
+    from another. Bytes that no copy has as they were written cannot be repaired.
+    """
+    from bootseer.checkpoint.admin.verify import VerifyResult
+    from bootseer.checkpoint.admin.verify import verify as work
+    from bootseer.cli import runner
+    from bootseer.cli.ckpt import run, show
+    from bootseer.errors import Corrupt
+
+    findings = VerifyResult()
+
+    async def check(tree: CheckpointTree, name: str) -> None:
+        await work(tree, name, findings, deep=recursive, repair=repair)
+
+    began = time.monotonic()
+    bar = "" if quiet or as_json else "verify"
+    try:
+        run.run(url, check, progress=findings.progress, bar=bar, after="not everything was read")
+    finally:
+        show.findings(findings, as_json=as_json)
+    if not quiet and not as_json:
+        runner.print_line(run.summary("verified", findings.progress, began))
+    if findings.problems:
+        sys.exit(Corrupt.exit_code)
+
+
+@ckpt.command(
+    "import",
+    epilog="Example:  bootseer ckpt import ./run42 hdfs://nn/user/alice/run42",
+)
+@click.argument("source", metavar="FILE|DIR", type=click.Path(exists=True))
+@_url
+@_write_options
+@click.option("--plain", is_flag=True, help="Every file as one ordinary object, not in stripes.")
+@_checksum
+@_quiet
+def import_command(
+    source: str,
+    url: str,
+    unit: int,
+    width: int,
+    replication: int | None,
+    plain: bool,
+    checksum: bool,
+    quiet: bool,
+) -> None:
+    """Bring a local file, or all that is in a folder, to URL.
+
+    DIR becomes URL itself; FILE goes into URL if that is a folder. Files longer than a unit are
+    striped. What is there already is skipped, so the same command again goes on where an
+    interrupted one was. Times and modes are kept; links are left out.
+    """
+    from bootseer.checkpoint.admin.transfer import ImportOptions, import_files
+    from bootseer.cli.ckpt import run
+
+    async def work(tree: CheckpointTree, name: str, progress: Progress) -> None:
+        if not os.path.isdir(source):
+            there = await tree.find(name)
+            if url.partition("?")[0].endswith("/") or (there is not None and there.is_folder):
+                name = f"{name}/{os.path.basename(source)}".lstrip("/")
+        options = ImportOptions(
+            plain=plain or not tree.store.capabilities.append, checksum=checksum
+        )
+        write = _options(unit, width, replication)
+        await import_files(source, tree, name, write, options, progress)
+
+    run.move(url, work, "import", quiet=quiet)
+
+
+@ckpt.command(epilog="Example:  bootseer ckpt export hdfs://nn/user/alice/run42 ./run42")
+@_url
+@click.argument("target", metavar="FILE|DIR", type=click.Path())
+@_checksum
+@_quiet
+def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
+    """Bring a file, or all that is in a folder, from URL to this machine.
+
+    A folder becomes DIR itself; a file goes into what is named if that is a folder. What is there
+    already is skipped, and a large file that was interrupted is gone on with: run the same command
+    again. Checksums are verified on the way; times and modes are kept.
+    """
+    from bootseer.checkpoint.admin.transfer import export_files
+    from bootseer.cli.ckpt import run
+
+    async def work(tree: CheckpointTree, name: str, progress: Progress) -> None:
+        path = target.rstrip("/") or "/"
+        if not (await tree.stat(name)).is_folder and (
+            os.path.isdir(target) or target.endswith("/")
+        ):
+            path = os.path.join(target, name.rpartition("/")[2])
+        await export_files(tree, name, path, progress, checksum=checksum)
+
+    run.move(url, work, "export", quiet=quiet)
+
+
+@ckpt.command(epilog="Example:  bootseer ckpt rm -r hdfs://nn/user/alice/run41")
+@_url
+@click.option("-r", "recursive", is_flag=True, help="A folder, with all that is below.")
+@_quiet
+def rm(url: str, recursive: bool, quiet: bool) -> None:
+    """Remove a file with its parts, or with -r a folder."""
+    from bootseer.cli import runner
+    from bootseer.cli.ckpt import run
+    from bootseer.errors import ConfigError, Conflict
+
+    async def work(tree: CheckpointTree, name: str) -> str:
+        if not name:
+            raise ConfigError(f"{url} is all of a store; name a folder in it")
+        if (await tree.stat(name)).is_folder and not recursive:
+            raise Conflict(f"{url} is a folder: remove it with -r")
+        await tree.remove_tree(name)
+        return name
+
+    removed = run.run(url, work, after="run the same command again to remove the rest")
+    if not quiet:
+        runner.print_line(f"removed: {removed}")
+
+
+@ckpt.command(epilog="Example:  bootseer ckpt gc --dry-run hdfs://nn/user/alice")
+@_url
+@click.option(
+    "--older-than",
+    "age_s",
+    metavar="AGE",
+    callback=_parsed(parse_age),
+    default="2d",
+    show_default=True,
+    help="What was put into it last must be so old: 12h, 2d.",
+)
+@click.option("--dry-run", is_flag=True, help="Only list what would go.")
+@click.option(
+    "--despite",
+    metavar="NAME",
+    multiple=True,
+    help="A damaged file, by its name below URL, that has no parts or whose parts may go.",
+)
+@_quiet
+def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: bool) -> None:
+    """Remove parts that belong to no file: of writes that were given up, and of lost names.
+
+    Name the whole tree in which files are written and moved about: parts that are named only from
+    elsewhere are taken for lost. They are not touched while a manifest below cannot be read.
+    """
+    from bootseer.checkpoint.admin.gc import find_litter, sweep
+    from bootseer.cli import runner
+    from bootseer.cli.ckpt import run
+
+    async def work(tree: CheckpointTree, name: str) -> tuple[int, int]:
+        judged = [f"{name}/{one}".lstrip("/") for one in despite]
+        litter = await find_litter(tree, name, age_s, judged)
+        for info in litter.abandoned:
+            runner.print_line(f"{info.name}: parts of a write that was given up")
+        for info in litter.unused:
+            runner.print_line(f"{info.name}: parts that no file names")
+        count = len(litter.abandoned) + len(litter.unused)
+        removed = 0 if dry_run else await sweep(tree, name, litter, judged)
+        if not dry_run:
+            # Objects in the making are not listed by any store.
+            await tree.store.reap_temporaries(age_s, name)
+        if litter.problem is not None:
+            raise litter.problem
+        return count, removed
+
+    found, removed = run.run(url, work, after="run the same command again to remove the rest")
+    if not quiet:
+        done = "nothing was removed" if dry_run else f"{removed} removed"
+        runner.print_line(f"{found} folders of parts belong to no file; {done}")
+
+
+@ckpt.command(epilog="Example:  bootseer ckpt bench --size 8GiB hdfs://nn/user/alice")
+@_url
+@click.option(
+    "--size",
+    metavar="SIZE",
+    callback=_parsed(parse_size),
+    default="1GiB",
+    show_default=True,
+    help="Of the file.",
+)
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
+@_write_options
+@_json
+@_quiet
+def bench(
+    url: str,
+    size: int,
+    repeats: int,
+    unit: int,
+    width: int,
+    replication: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Write a file below URL, plain and striped, and read both by one stream and by many.
+
+    What was made is removed in the end. What is read may still be in somebody's memory.
+    """
+    from bootseer.checkpoint.admin import bench as measure
+    from bootseer.checkpoint.admin.progress import Progress
+    from bootseer.cli.ckpt import run, show
+
+    progress = Progress()
+    write = _options(unit, width, replication)
+
+    async def work(tree: CheckpointTree, name: str) -> Sequence[measure.Row]:
+        return await measure.bench(tree, name, size, repeats, write, progress)
+
+    bar = "" if quiet or as_json else "bench"
+    rows = run.run(url, work, progress=progress, bar=bar, after="what was made for it is removed")
+    show.rates(rows, size, as_json=as_json)
+
+
+def _options(unit_bytes: int, width: int, replication: int | None) -> WriteOptions:
+    from bootseer.checkpoint.write.options import WriteOptions
+
+    return WriteOptions(
+        unit_bytes=unit_bytes, width=width, streams=max(32, width), replication=replication
+    )

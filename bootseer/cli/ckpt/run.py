@@ -1,0 +1,121 @@
+"""What all of ``bootseer ckpt`` has in common: the tree, and what is said."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from bootseer import config as settings
+from bootseer.checkpoint.admin.progress import Failure, Progress
+from bootseer.checkpoint.files.tree import CheckpointTree
+from bootseer.checkpoint.mount.serve import keep_large_buffers
+from bootseer.cli import runner
+from bootseer.cli.runner import caller, print_line
+from bootseer.errors import BootseerError
+from bootseer.store.api.base import Store
+from bootseer.store.connect import connect_to
+from bootseer.store.locate import divide
+from bootseer.units import format_duration, format_size
+
+T = TypeVar("T")
+
+OPERATIONS = 32
+"""At once: as many as the stores have threads."""
+
+
+def run(
+    url: str,
+    work: Callable[[CheckpointTree, str], Awaitable[T]],
+    *,
+    progress: Progress | None = None,
+    bar: str = "",
+    after: str = "nothing was changed",
+) -> T:
+    """Run ``work`` on the tree of a URL and the name in it, as the calling user.
+
+    Args:
+        url: of a file or folder in a store.
+        work: what is to be done.
+        progress: how far it is; what has failed is named even if it cannot be brought to an end.
+        bar: the verb for a bar on a terminal; none if empty.
+        after: what to say when it is interrupted.
+    """
+    root, name = divide(url)
+    keep_large_buffers()
+
+    async def main() -> T:
+        return await work(CheckpointTree(open_at(root)), name)
+
+    try:
+        return runner.run(main, counted=progress, bar=bar, after=after)
+    except (BootseerError, SystemExit) as end:
+        for failure in progress.failures if progress else ():
+            if failure.error is not end:
+                _say_failure(failure)
+        raise
+
+
+def move(
+    url: str,
+    work: Callable[[CheckpointTree, str, Progress], Awaitable[None]],
+    verb: str,
+    *,
+    quiet: bool,
+) -> None:
+    """Bring files to or from a URL, and say what was done; ends the program if something failed.
+
+    Args:
+        url: as in `run`.
+        work: what is to be done, and counted in the tally it is given.
+        verb: "import" or "export".
+        quiet: say only what has failed.
+    """
+    progress = Progress()
+    began = time.monotonic()
+
+    async def counted(tree: CheckpointTree, name: str) -> None:
+        await work(tree, name, progress)
+
+    bar = "" if quiet else verb
+    run(url, counted, progress=progress, bar=bar, after="run the same command again to go on")
+    conclude(f"{verb}ed", progress, began, quiet=quiet)
+
+
+def open_at(url: str) -> Store:
+    """Open the store that begins at a URL, as the calling user."""
+    config = settings.load()
+    return connect_to(url, config, caller(), private=False, operations=OPERATIONS)
+
+
+def summary(verb: str, progress: Progress, began: float) -> str:
+    """Say what was done, and how fast."""
+    took_s = max(time.monotonic() - began, 1e-3)
+    rate = f" ({progress.moved_bytes / took_s / 1e6:.0f} MB/s)" if progress.moved_bytes else ""
+    there = f"; {progress.skipped_files} were there already" if progress.skipped_files else ""
+    done = progress.done_files - progress.skipped_files
+    return (
+        f"{verb} {done} file{'s' if done != 1 else ''}, {format_size(progress.moved_bytes)} in "
+        f"{format_duration(took_s)}{rate}{there}"
+    )
+
+
+def conclude(verb: str, progress: Progress, began: float, *, quiet: bool) -> None:
+    """Say what was done and what was not; ends the program if something failed."""
+    for left_out in progress.left_out:
+        print_line(f"bootseer: left out, {left_out.reason}: {left_out.name}", err=True)
+    for failure in progress.failures:
+        _say_failure(failure)
+    if not quiet:
+        print_line(summary(verb, progress, began))
+    if progress.failures:
+        print_line(
+            f"bootseer: {len(progress.failures)} of {progress.total_files} files failed", err=True
+        )
+        sys.exit(progress.failures[0].error.exit_code)
+
+
+def _say_failure(failure: Failure) -> None:
+    text = str(failure.error)
+    print_line(f"bootseer: {text if failure.name in text else f'{failure.name}: {text}'}", err=True)

@@ -1,0 +1,1 @@
+"""bootseer env: installed environments, captured once and restored everywhere."""

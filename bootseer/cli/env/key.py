@@ -1,0 +1,283 @@
+"""bootseer env: what a command's result depends on, and whether the command still gives that."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from bootseer.cli.env.options import (
+    KEY_CHARS,
+    as_json_option,
+    counts,
+    document_of,
+    key_options,
+    say_deltas,
+    targets_option,
+    with_env_store,
+    words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bootseer.env.admin.drift import DriftResult
+    from bootseer.env.client.key import KeyPart
+    from bootseer.env.client.run import Keys, RunOptions
+    from bootseer.store.api.base import Store
+
+_PASS_ON = {"ignore_unknown_options": True}
+
+
+@click.command(
+    context_settings=_PASS_ON,
+    epilog="""\b
+Examples:
+  bootseer env key --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
+  bootseer env key --json --target /tmp/env -- pip install --target /tmp/env . > env.json
+""",
+)
+@targets_option
+@key_options
+@click.option("-v", "--verbose", is_flag=True, help="Say why each part is one.")
+@as_json_option
+@words
+def key(
+    targets: tuple[str, ...],
+    extra: tuple[str, ...],
+    files: tuple[str, ...],
+    verbose: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Show what the result of an install command depends on, and its key; nothing is run.
+
+    With --json it is what `--bootseer-env=FILE` reads.
+    """
+    from bootseer.cli import runner
+    from bootseer.env.client import key as env_key
+
+    run_options = _asked(targets, extra, files, command)
+    parts = _warned(run_options, _keys_now(run_options)).parts
+    if as_json:
+        document = env_key.to_document(parts) | {"targets": list(run_options.targets)}
+        click.echo(json.dumps(document, indent=1))
+        return
+    for part in parts:
+        runner.print_line(f"{part.name}: {part.value}")
+        if verbose:
+            runner.print_line(f"    {part.why}")
+    runner.print_line(f"key: {env_key.key_of(parts)}")
+
+
+@click.command(
+    context_settings=_PASS_ON,
+    epilog="""\b
+Example:
+  bootseer env why --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
+""",
+)
+@targets_option
+@key_options
+@as_json_option
+@words
+def why(
+    targets: tuple[str, ...],
+    extra: tuple[str, ...],
+    files: tuple[str, ...],
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Say what an install command depends on now that is not as it was at the last run.
+
+    The last run is that with the same targets. Nothing is run.
+    """
+    from bootseer.cli import runner
+    from bootseer.env.client import key as env_key
+    from bootseer.env.snapshot import repository
+    from bootseer.errors import NotFound
+
+    run_options = _asked(targets, extra, files, command)
+    keys = _warned(run_options, _keys_now(run_options))
+
+    async def read(store: Store) -> tuple[Sequence[KeyPart] | None, dict[str, bool]]:
+        last, there = None, {}
+        with suppress(NotFound):
+            last = await repository.read_run(store, run_options.targets)
+        for parts in (keys.parts, keys.as_empty):
+            there[env_key.key_of(parts)] = await _is_there(store, env_key.key_of(parts))
+        return last, there
+
+    last, there = with_env_store(read)
+    # What a run has put into the targets is no change, if it is what would be put there.
+    full, empty = env_key.key_of(keys.parts), env_key.key_of(keys.as_empty)
+    last_key = env_key.key_of(last) if last is not None else ""
+    is_same = last_key in (full, empty)
+    name = empty if there[empty] and (is_same or last is None) else full
+    changes = env_key.compare(last, keys.parts) if last is not None and not is_same else []
+    if as_json:
+        document = {
+            "key": name,
+            "last_key": last_key or None,
+            "changes": [change._asdict() for change in changes],
+            "is_there": there[name],
+        }
+        click.echo(json.dumps(document, indent=1))
+        return
+    if last is None:
+        runner.print_line("no run with these targets is known")
+    elif not changes:
+        runner.print_line("nothing has changed since the last run")
+    for change in changes:
+        runner.print_line(f"{change.name}:")
+        runner.print_line(f"    was {change.before or 'none'}")
+        runner.print_line(f"    is  {change.after or 'none'}")
+    state = "is there" if there[name] else "is not there: `bootseer env run` runs the command"
+    runner.print_line(f"the environment {name[:KEY_CHARS]} {state}")
+    if name != full:
+        runner.print_line("its targets hold something: if that is another, the command runs")
+
+
+@click.command(
+    context_settings=_PASS_ON,
+    epilog="""\b
+Example:
+  bootseer env drift --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
+""",
+)
+@targets_option
+@key_options
+@click.option("-l", "--long", "is_long", is_flag=True, help="Name every file.")
+@as_json_option
+@words
+def drift(
+    targets: tuple[str, ...],
+    extra: tuple[str, ...],
+    files: tuple[str, ...],
+    is_long: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run an install command aside, and compare what it makes now with what was kept.
+
+    The command sees other, empty folders at its targets; nobody else does, and nothing is kept.
+    That takes root's rights or user namespaces. Times do not count. The exit code is 0 if all is as
+    it was, 1 if not. What the command prints goes to standard error.
+    """
+    show_drift(targets, extra, files, command, is_long=is_long, as_json=as_json)
+
+
+COMMANDS = (key, why, drift)
+
+
+def show_drift(
+    targets: Sequence[str],
+    extra: Sequence[str],
+    files: Sequence[str],
+    command: Sequence[str],
+    *,
+    is_long: bool,
+    as_json: bool,
+) -> None:
+    """Do what ``bootseer env drift`` does; ends the program if something is another now."""
+    from bootseer import config as settings
+    from bootseer.cli import runner
+    from bootseer.env.admin.drift import drift as compare
+    from bootseer.env.snapshot.group_store import shared_stores
+
+    run_options = _asked(targets, extra, files, command)
+    image = _image_here()
+    config = settings.load()
+
+    async def work(store: Store) -> DriftResult:
+        stores = [store, *shared_stores(config, runner.caller())]
+        return await compare(stores, run_options, image, config["env.scratch_dir"])
+
+    found = with_env_store(work, after="the command was ended; nothing was kept")
+    key = found.snapshot.key
+    if as_json:
+        document = {
+            "key": key,
+            "versions": [version._asdict() for version in found.versions],
+            **document_of(found.deltas, run_options.targets),
+        }
+        click.echo(json.dumps(document, indent=1))
+    elif not found.deltas:
+        runner.print_line(f"no drift: the command gives {key[:KEY_CHARS]}")
+    else:
+        _say_drift(found, run_options.targets, is_long=is_long)
+    if found.deltas:
+        sys.exit(1)
+
+
+def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from bootseer.cli import runner
+    from bootseer.startup.render import plain
+
+    if found.versions:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for column in ("distribution", "kept", "now"):
+            table.add_column(column, overflow="fold")
+        for version in found.versions:
+            row = (version.name, version.before or "none", version.after or "none")
+            table.add_row(*map(plain, row))
+        Console().print(table)
+    if is_long:
+        say_deltas(found.deltas, targets)
+    runner.print_line(f"drift from {found.snapshot.key[:KEY_CHARS]}: {counts(found.deltas)}")
+    runner.print_line("`bootseer env run --refresh` keeps what the command gives now")
+
+
+async def _is_there(store: Store, key: str) -> bool:
+    from bootseer.env.snapshot import repository
+    from bootseer.errors import Corrupt, NotFound
+
+    try:
+        await repository.read_snapshot(store, key)
+    except (NotFound, Corrupt):
+        return False
+    return True
+
+
+def _asked(
+    targets: Sequence[str], extra: Sequence[str], files: Sequence[str], command: Sequence[str]
+) -> RunOptions:
+    """Return what is asked for, with absolute targets."""
+    from bootseer.env.client.run import RunOptions
+    from bootseer.errors import ConfigError
+
+    paths = [os.path.abspath(target) for target in targets]
+    if "/" in paths:
+        raise ConfigError("--target / is no place for an environment")
+    return RunOptions(command=command, targets=paths, extra=extra, key_files=files)
+
+
+def _keys_now(run_options: RunOptions) -> Keys:
+    """Return the parts of the key that a command has here and now."""
+    from bootseer.env.client.run import keys_of
+
+    return keys_of(run_options, run_options.targets, os.environ, os.getcwd(), _image_here())
+
+
+def _warned(run_options: RunOptions, keys: Keys) -> Keys:
+    """Say what is wrong with a key."""
+    from bootseer.env.client.run import tell, warnings
+
+    for line in warnings(run_options.targets, keys, os.environ):
+        tell(line)
+    return keys
+
+
+def _image_here() -> str:
+    """Return the digest of the image that this is in, as the agent of a job knows it."""
+    from bootseer.env.client.run import image_around
+
+    path = os.environ.get("BOOTSEER_SOCKET", "")
+    return image_around(path) if path else ""

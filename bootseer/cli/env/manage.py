@@ -1,0 +1,263 @@
+"""bootseer env: names, removal, sharing, and unpacking by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from bootseer.cli.env.options import (
+    KEY_CHARS,
+    as_json_option,
+    complete,
+    complete_name,
+    env_argument,
+    group_option,
+    quiet_option,
+    user_option,
+    with_env_store,
+)
+from bootseer.units import GIB, format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bootseer.env.admin.gc import GcResult
+    from bootseer.env.snapshot.manifest import Snapshot
+    from bootseer.image.library.upload import UploadProgress
+    from bootseer.store.api.base import Store
+
+
+@click.command(epilog="Example:  bootseer env rm 3f2ac41b nightly")
+@click.argument("envs", metavar="ENV...", nargs=-1, required=True, shell_complete=complete)
+@click.option("--now", is_flag=True, help="Do not keep its bytes for jobs that have it mounted.")
+@user_option
+@group_option
+@quiet_option
+def rm(envs: tuple[str, ...], now: bool, user: str | None, group: str, quiet: bool) -> None:
+    """Remove environments, with their names.
+
+    What jobs have mounted stays readable for a day.
+    """
+    from bootseer.cli import runner
+    from bootseer.env.snapshot import repository
+    from bootseer.image.library import catalog as images
+
+    async def work(store: Store) -> None:
+        keys = [await repository.resolve(store, env) for env in envs]  # all, before any is removed
+        for key in dict.fromkeys(keys):
+            await repository.remove(store, key, now=now)
+            if not quiet:
+                runner.print_line(f"removed: {key[:KEY_CHARS]}")
+        await images.sweep(store)
+
+    after = "run the same command again to remove the rest"
+    with_env_store(work, user=user, group=group, after=after)
+
+
+@click.command(epilog="Example:  bootseer env tag 3f2ac41b nightly")
+@env_argument
+@click.argument("name")
+@user_option
+def tag(env: str, name: str, user: str | None) -> None:
+    """Give ENV one more name; another environment that has it loses it."""
+    from bootseer.cli import runner
+    from bootseer.env.snapshot import repository
+
+    async def give(store: Store) -> str:
+        repository.check_name(name)
+        snapshot = await repository.read_snapshot(store, await repository.resolve(store, env))
+        await repository.give_name(store, name, snapshot.key)
+        return snapshot.key
+
+    runner.print_line(f"{name}: {with_env_store(give, user=user)}")
+
+
+@click.command(epilog="Example:  bootseer env untag nightly")
+@click.argument("name", shell_complete=complete_name)
+@user_option
+def untag(name: str, user: str | None) -> None:
+    """Take the name NAME away; the environment stays."""
+    from bootseer.env.snapshot import repository
+    from bootseer.errors import NotFound
+
+    async def take(store: Store) -> None:
+        try:
+            await repository.take_name(store, name)
+        except NotFound as error:
+            raise NotFound(
+                f"no environment has the name {name!a}: see `bootseer env ls`"
+            ) from error
+
+    with_env_store(take, user=user)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  bootseer env restore nightly
+  bootseer env restore nightly --target /tmp/look
+"""
+)
+@env_argument
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="DIR",
+    help="Folder to unpack to, one for each.  [default: where it was captured]",
+)
+@click.option("--over", is_flag=True, help="Also into folders that hold something.")
+@group_option
+@quiet_option
+def restore(env: str, targets: tuple[str, ...], over: bool, group: str, quiet: bool) -> None:
+    """Unpack ENV, to where it was captured or elsewhere.
+
+    Where something is in the way, files of the environment replace it with --over. Environments
+    name their own place in scripts and settings, and may not work elsewhere.
+    """
+    from bootseer.cli import runner
+    from bootseer.env.snapshot import repository
+    from bootseer.image.library.upload import UploadProgress
+
+    progress = UploadProgress()
+    began = time.monotonic()
+
+    async def work(store: Store) -> tuple[Snapshot, list[str]]:
+        snapshot = await repository.read_snapshot(store, await repository.resolve(store, env))
+        paths = _places(snapshot, targets, over)
+        if paths != list(snapshot.targets):
+            runner.print_line(
+                f"bootseer: {env} was captured in {', '.join(snapshot.targets)}, and may not work "
+                "elsewhere: scripts and settings in it can name that place",
+                err=True,
+            )
+        await _unpack(store, snapshot, paths, progress)
+        if not group:
+            await repository.note_use(store, snapshot.key)
+        return snapshot, paths
+
+    bar = "" if quiet else "restore"
+    snapshot, paths = with_env_store(work, group=group, counted=progress, bar=bar)
+    if not quiet:
+        size, took = format_size(snapshot.content_bytes), format_duration(time.monotonic() - began)
+        runner.print_line(f"{', '.join(paths)}: {size} in {snapshot.files:,} files, in {took}")
+
+
+@click.command(epilog="Example:  bootseer env gc --dry-run")
+@click.option("--dry-run", is_flag=True, help="Only list what would go.")
+@user_option
+@quiet_option
+@as_json_option
+def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
+    """Remove environments that were not used for long or are too much, and leftovers of captures.
+
+    How long, and how much, is the administrator's: `env.keep_days` and `env.quota_gib` as `bootseer
+    doctor` shows them. Named environments go only when the others were not enough.
+    """
+    from bootseer import config as settings
+    from bootseer.cli import runner
+    from bootseer.env.admin.gc import collect
+
+    config = settings.load()
+    quota_bytes = int(config["env.quota_gib"] * GIB)
+
+    async def work(store: Store) -> GcResult:
+        return await collect(store, config["env.keep_days"], quota_bytes, time.time_ns(), dry_run)
+
+    found = with_env_store(work, user=user, after="run the same command again for the rest")
+    if as_json:
+        document = {
+            "gone": [
+                {"kind": g.kind, "name": g.name, "reason": g.reason, "size_bytes": g.size_bytes}
+                for g in found.gone
+            ],
+            "kept": found.kept,
+            "kept_bytes": found.kept_bytes,
+            "freed_bytes": found.freed_bytes,
+            "problems": found.problems,
+            "dry_run": dry_run,
+        }
+        click.echo(json.dumps(document, indent=1))
+        return
+    for gone in found.gone:
+        name = gone.name[:KEY_CHARS] if gone.kind == "environment" else gone.name
+        runner.print_line(f"{gone.kind} {name}: {gone.reason}")
+    for problem in found.problems:
+        runner.print_line(f"bootseer: it stays: {problem}", err=True)
+    if not quiet:
+        done = "would be freed" if dry_run else "freed"
+        kept = f"{found.kept} stay, {format_size(found.kept_bytes)}"
+        runner.print_line(f"{format_size(found.freed_bytes)} {done}; {kept}")
+
+
+@click.command(epilog="Example:  bootseer env publish nightly --group ml")
+@env_argument
+@click.option("--group", required=True, metavar="NAME", help="Unix group that you are in.")
+@quiet_option
+def publish(env: str, group: str, quiet: bool) -> None:
+    """Copy ENV to the store that a Unix group shares, for its members' `bootseer env run`.
+
+    The administrator lists such stores in `env.shared`. Everything is checked on the way.
+    """
+    from bootseer import config as settings
+    from bootseer.cli import runner
+    from bootseer.env.snapshot import repository
+    from bootseer.env.snapshot.group_store import copy_snapshot, group_store
+    from bootseer.image.library.upload import UploadProgress
+
+    progress = UploadProgress()
+
+    async def work(store: Store) -> tuple[Snapshot, bool]:
+        target = group_store(settings.load(), runner.caller(), group)
+        snapshot = await repository.read_snapshot(store, await repository.resolve(store, env))
+        progress.total_bytes = snapshot.frames_bytes + snapshot.image_bytes
+        return snapshot, await copy_snapshot(store, target, snapshot, progress.add)
+
+    bar = "" if quiet else "publish"
+    snapshot, is_new = with_env_store(work, counted=progress, bar=bar)
+    if not quiet:
+        done = "published" if is_new else "there already"
+        runner.print_line(f"{snapshot.key[:KEY_CHARS]}: {done} for the group {group}")
+
+
+COMMANDS = (rm, tag, untag, restore, gc, publish)
+
+
+def _places(snapshot: Snapshot, targets: Sequence[str], over: bool) -> list[str]:
+    """Say where each folder of a snapshot goes.
+
+    Raises:
+        ConfigError: there are too few, or too many.
+        Conflict: one holds something.
+    """
+    from bootseer.errors import ConfigError, Conflict
+
+    paths = [os.path.abspath(target) for target in targets] or list(snapshot.targets)
+    if len(paths) != len(snapshot.targets):
+        recorded = ", ".join(snapshot.targets)
+        raise ConfigError(f"it has {len(snapshot.targets)} targets, {recorded}: name one for each")
+    if "/" in paths:
+        raise ConfigError("--target / is no place for an environment")
+    for path in paths:
+        if snapshot.is_whole and not over and os.path.isdir(path) and os.listdir(path):
+            raise Conflict(f"{path} holds something: remove it, or unpack over it with --over")
+    return paths
+
+
+async def _unpack(
+    store: Store, snapshot: Snapshot, paths: Sequence[str], progress: UploadProgress
+) -> None:
+    """Unpack a snapshot.
+
+    Raises:
+        BootseerError: it is damaged, or cannot be written.
+    """
+    from bootseer.env.restore.download import opened_places, unpack
+
+    progress.total_bytes = snapshot.content_bytes
+    with opened_places(paths) as places:
+        await unpack(store, snapshot, places, progress.add)

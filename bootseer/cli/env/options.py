@@ -1,0 +1,158 @@
+"""What the commands of ``bootseer env`` have in common: options, and what they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from bootseer.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from bootseer.cli.runner import CountedWork
+    from bootseer.env.admin.diff import PathDiff
+    from bootseer.store.api.base import Store
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+KEY_CHARS = 12
+"""Of a key, where people read it."""
+
+targets_option = click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    required=True,
+    metavar="DIR",
+    help="Folder that the command installs to; may be given several times.",
+)
+words = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
+group_option = click.option(
+    "--group", default="", metavar="NAME", help="In the store that this Unix group shares."
+)
+user_option = click.option("--user", help="Whose; yours by default.")
+
+
+def key_options(command: F) -> F:
+    """Add the options that say what else a result depends on."""
+    add = click.option("--key-file", "files", multiple=True, help="A file that it depends on.")
+    command = add(command)
+    text = "What else the result depends on."
+    return click.option("--key-extra", "extra", multiple=True, help=text)(command)
+
+
+def complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Complete names and keys of the caller's environments."""
+    from bootseer.env.snapshot import repository
+    from bootseer.errors import BootseerError
+
+    async def read(store: Store) -> list[str]:
+        folders = await store.list(repository.FOLDER)
+        keys = [info.name.rpartition("/")[2] for info in folders]
+        names = await repository.list_names(store)
+        return [*names, *(key[:KEY_CHARS] if len(typed) < KEY_CHARS else key for key in keys)]
+
+    try:
+        return [CompletionItem(n) for n in with_env_store(read) if n.startswith(typed)]
+    except (BootseerError, SystemExit):
+        return []
+
+
+def complete_name(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Complete names of the caller's environments."""
+    from bootseer.env.snapshot import repository
+    from bootseer.errors import BootseerError
+
+    try:
+        names = with_env_store(repository.list_names)
+    except (BootseerError, SystemExit):
+        return []
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(typed)]
+
+
+env_argument = click.argument("env", shell_complete=complete)
+
+
+def with_env_store(
+    work: Callable[[Store], Awaitable[T]],
+    *,
+    user: str | None = None,
+    group: str = "",
+    counted: CountedWork | None = None,
+    bar: str = "",
+    after: str = "nothing was changed",
+) -> T:
+    """Run ``work`` on the store that has a user's environments, or a group's.
+
+    Args:
+        work: what is to be done.
+        user: whose, see `bootseer.cli.user_store`; the caller's if None.
+        group: that shares a store, instead.
+        counted, bar, after: see `bootseer.cli.runner.run`.
+    """
+    from bootseer import config as settings
+    from bootseer.cli import runner, user_store
+    from bootseer.env.snapshot.group_store import group_store
+    from bootseer.store.connect import connect
+
+    owner = user_store.take_on(user)
+    config = settings.load()
+
+    async def main() -> T:
+        store = group_store(config, owner, group) if group else connect(config, owner)
+        return await work(store)
+
+    return runner.run(main, counted=counted, bar=bar, after=after)
+
+
+def document_of(deltas: Sequence[PathDiff], targets: Sequence[str]) -> dict[str, Any]:
+    """Return differences for JSON."""
+    from bootseer.env.snapshot.manifest import shown_path
+
+    found: dict[str, list[dict[str, Any]]] = {"added": [], "changed": [], "deleted": []}
+    for delta in deltas:
+        row: dict[str, Any] = {"path": shown_path(delta.path, targets)}
+        if delta.before is not None and delta.after is not None:
+            row["before_bytes"] = delta.before.size_bytes
+            row["size_bytes"] = delta.after.size_bytes
+            found["changed"].append(row)
+        elif delta.after is not None:
+            found["added"].append(row | {"size_bytes": delta.after.size_bytes})
+        elif delta.before is not None:
+            found["deleted"].append(row | {"size_bytes": delta.before.size_bytes})
+    return found
+
+
+def say_deltas(deltas: Sequence[PathDiff], targets: Sequence[str]) -> None:
+    """Print differences, a line each."""
+    from bootseer.cli import runner
+    from bootseer.env.snapshot.manifest import shown_path
+    from bootseer.units import format_size
+
+    for delta in deltas:
+        path, before, after = shown_path(delta.path, targets), delta.before, delta.after
+        if before is not None and after is not None:
+            sizes = f"{format_size(before.size_bytes)} -> {format_size(after.size_bytes)}"
+            runner.print_line(f"~ {path}  {sizes}")
+        elif after is not None:
+            runner.print_line(f"+ {path}  {format_size(after.size_bytes)}")
+        elif before is not None:
+            runner.print_line(f"- {path}  {format_size(before.size_bytes)}")
+
+
+def counts(deltas: Sequence[PathDiff]) -> str:
+    """Say how many paths are not the same."""
+    added = sum(1 for delta in deltas if delta.before is None)
+    deleted = sum(1 for delta in deltas if delta.after is None)
+    return f"{added:,} added, {len(deltas) - added - deleted:,} changed, {deleted:,} deleted"
+
+
+def when(time_ns: int) -> str:
+    """Format a time."""
+    return f"{datetime.fromtimestamp(time_ns / NS_PER_S, timezone.utc).astimezone():%Y-%m-%d %H:%M}"

@@ -1,0 +1,290 @@
+"""bootseer env: what there is, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bootseer.cli.env.options import (
+    KEY_CHARS,
+    as_json_option,
+    complete,
+    counts,
+    document_of,
+    env_argument,
+    group_option,
+    quiet_option,
+    say_deltas,
+    user_option,
+    when,
+    with_env_store,
+)
+from bootseer.units import NS_PER_MS, NS_PER_S, format_age, format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bootseer.env.admin.diff import PathDiff
+    from bootseer.env.admin.verify import SnapshotProblem
+    from bootseer.env.client.scan import TreeNode
+    from bootseer.env.snapshot.manifest import Snapshot
+    from bootseer.env.snapshot.repository import ListedSnapshot
+    from bootseer.store.api.base import Store
+
+
+@click.command(epilog="Example:  bootseer env ls")
+@user_option
+@group_option
+@as_json_option
+def ls(user: str | None, group: str, as_json: bool) -> None:
+    """List the environments, those that were used last first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bootseer.env.snapshot.repository import list_snapshots
+    from bootseer.startup.render import plain
+
+    listed = with_env_store(list_snapshots, user=user, group=group)
+    if as_json:
+        click.echo(json.dumps([_row(found) for found in listed], indent=1))
+        return
+    now_ns = time.time_ns()
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    columns = ("env", "names", "content", "stored", "captured", "used", "targets")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for found in listed:
+        snapshot, names = found.snapshot, plain(" ".join(found.names))
+        used = format_age((now_ns - found.used_ns) / NS_PER_S)
+        if snapshot is None:
+            problem = plain(found.problem, "yellow")
+            table.add_row(found.key[:KEY_CHARS], names, "", "", "", used, problem)
+            continue
+        table.add_row(
+            found.key[:KEY_CHARS],
+            names,
+            format_size(snapshot.content_bytes),
+            format_size(snapshot.frames_bytes + snapshot.image_bytes),
+            format_age((now_ns - snapshot.captured_ns) / NS_PER_S),
+            used,
+            plain(" ".join(snapshot.targets)),
+        )
+    Console().print(table if listed else "no environment yet: bootseer env run --help")
+
+
+@click.command(epilog="Example:  bootseer env show 3f2ac41b")
+@env_argument
+@user_option
+@group_option
+@as_json_option
+def show(env: str, user: str | None, group: str, as_json: bool) -> None:
+    """Show all that is known of ENV: what it depends on, and what may go wrong with it."""
+    from bootseer.env.snapshot import repository
+
+    async def read(store: Store) -> tuple[Snapshot, list[str], str]:
+        found = await repository.read_snapshot(store, await repository.resolve(store, env))
+        names = await repository.list_names(store)
+        return found, sorted(n for n, k in names.items() if k == found.key), store.url
+
+    snapshot, names, url = with_env_store(read, user=user, group=group)
+    if as_json:
+        document = json.loads(snapshot.encode()) | {"names": names, "store": url}
+        click.echo(json.dumps(document, indent=1))
+        return
+    _say_snapshot(snapshot, names, url)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  bootseer env diff 3f2ac41b nightly
+  bootseer env diff nightly                    what its targets hold now
+  bootseer env diff nightly --folder /tmp/env
+"""
+)
+@env_argument
+@click.argument("other", metavar="[ENV]", required=False, shell_complete=complete)
+@click.option(
+    "--folder",
+    "folders",
+    multiple=True,
+    metavar="DIR",
+    help="Compare with this folder instead of the target; one for each target.",
+)
+@user_option
+@as_json_option
+@quiet_option
+def diff(
+    env: str,
+    other: str | None,
+    folders: tuple[str, ...],
+    user: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compare ENV with another, or with what its targets hold now; times do not count.
+
+    The exit code is 0 if they are equal, 1 if they are not.
+    """
+    import trio
+
+    from bootseer.cli import runner
+    from bootseer.env.admin import diff as compare
+    from bootseer.env.snapshot import repository
+    from bootseer.errors import ConfigError, Unavailable
+    from bootseer.image.library.upload import UploadProgress
+
+    if other and folders:
+        raise click.UsageError("compare with another environment, or with --folder")
+    progress = UploadProgress()
+
+    async def work(store: Store) -> tuple[Snapshot, Sequence[PathDiff]]:
+        snapshot = await repository.read_snapshot(store, await repository.resolve(store, env))
+        index = await repository.read_index(store, snapshot)
+        if other:
+            second = await repository.read_snapshot(store, await repository.resolve(store, other))
+            tree = (await repository.read_index(store, second)).tree
+            return snapshot, compare.contrast(index.tree, tree)
+        if folders and len(folders) != len(snapshot.targets):
+            raise ConfigError(f"{env} has {len(snapshot.targets)} targets: a --folder for each")
+        progress.total_bytes = snapshot.content_bytes
+
+        def look() -> Mapping[bytes, TreeNode]:
+            return compare.look_now(folders or snapshot.targets, progress.add)
+
+        try:
+            now = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+        except OSError as error:
+            raise Unavailable(f"a target cannot be looked at: {error}") from error
+        return snapshot, compare.against_folders(snapshot, index.tree, index.deleted, now)
+
+    bar = "" if quiet or as_json else "diff"
+    snapshot, deltas = with_env_store(work, user=user, counted=progress, bar=bar)
+    shown_at = folders or snapshot.targets
+    if as_json:
+        click.echo(json.dumps(document_of(deltas, shown_at), indent=1))
+    else:
+        say_deltas(deltas, shown_at)
+        if not quiet:
+            runner.print_line(counts(deltas) if deltas else "equal")
+    if deltas:
+        sys.exit(1)
+
+
+@click.command(epilog="Example:  bootseer env verify --all")
+@click.argument("env", required=False, shell_complete=complete)
+@click.option("--all", "is_all", is_flag=True, help="All environments.")
+@user_option
+@group_option
+@quiet_option
+@as_json_option
+def verify(
+    env: str | None, is_all: bool, user: str | None, group: str, quiet: bool, as_json: bool
+) -> None:
+    """Read all that ENV is stored in, and compare it with its digests.
+
+    What is damaged is named, one line each, and the exit code is 4.
+    """
+    from bootseer.cli import runner
+    from bootseer.env.admin.verify import verify as check
+    from bootseer.env.snapshot import repository
+    from bootseer.errors import Corrupt, NotFound
+    from bootseer.image.library.upload import UploadProgress
+
+    if is_all == bool(env):
+        raise click.UsageError("say which: ENV or --all")
+    progress = UploadProgress()
+
+    async def work(store: Store) -> dict[str, list[SnapshotProblem]]:
+        if env:
+            name = await repository.resolve(store, env)
+            return {name: await check(store, name, progress)}
+        found = {}
+        for listed in await repository.list_snapshots(store):
+            with suppress(NotFound):  # it is being captured, or has gone meanwhile
+                found[listed.key] = await check(store, listed.key, progress)
+        return found
+
+    bar = "" if quiet or as_json else "verify"
+    found = with_env_store(
+        work, user=user, group=group, counted=progress, bar=bar, after="not everything was read"
+    )
+    damaged = [name for name, problems in found.items() if problems]
+    if as_json:
+        rows = [
+            {"key": name, "problems": [{"name": p.name, "reason": p.reason} for p in problems]}
+            for name, problems in found.items()
+        ]
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        for name, problems in found.items():
+            for problem in problems:
+                runner.print_line(f"{name[:KEY_CHARS]}: {problem.name}: {problem.reason}")
+        if not quiet and not damaged:
+            size = format_size(progress.done_bytes)
+            runner.print_line(f"{len(found)} checked, {size} are as they should be")
+    for name in damaged:
+        short = name[:KEY_CHARS]
+        text = f"{short} is damaged: remove it with `bootseer env rm {short}`, and run its command"
+        runner.print_line(f"bootseer: {text} again with `bootseer env run`", err=True)
+    if damaged:
+        sys.exit(Corrupt.exit_code)
+
+
+COMMANDS = (ls, show, diff, verify)
+
+
+def _row(found: ListedSnapshot) -> dict[str, Any]:
+    row: dict[str, Any] = {"key": found.key, "names": list(found.names), "used_ns": found.used_ns}
+    snapshot = found.snapshot
+    if snapshot is None:
+        return row | {"problem": found.problem}
+    return row | {
+        "targets": list(snapshot.targets),
+        "content_bytes": snapshot.content_bytes,
+        "stored_bytes": snapshot.frames_bytes + snapshot.image_bytes,
+        "files": snapshot.files,
+        "captured_ns": snapshot.captured_ns,
+        "captured_by": snapshot.captured_by,
+        "node": snapshot.node,
+        "findings": len(snapshot.findings),
+        "problem": "",
+    }
+
+
+def _say_snapshot(snapshot: Snapshot, names: Sequence[str], url: str) -> None:
+    from bootseer.cli.runner import print_line
+
+    took = format_duration(snapshot.command_ms * NS_PER_MS / NS_PER_S)
+    captured = f"{when(snapshot.captured_ns)} by {snapshot.captured_by} on {snapshot.node}"
+    rows = {
+        "key": snapshot.key,
+        "names": ", ".join(names) or "none",
+        "captured": f"{captured}, the command took {took}",
+        "content": f"{format_size(snapshot.content_bytes)} in {snapshot.files:,} files, folders "
+        f"and links; tree {snapshot.digest}",
+        "frames": f"{format_size(snapshot.frames_bytes)}, capture {snapshot.capture}, "
+        f"table {snapshot.frames}",
+        "squashfs": f"{format_size(snapshot.image_bytes)}, image {snapshot.image}",
+        "index": snapshot.index,
+        "store": url,
+    }
+    for title, text in rows.items():
+        print_line(f"{title:<10}{text}")
+    for target, base in zip(snapshot.targets, snapshot.bases, strict=True):
+        print_line(f"{'target':<10}{target}, before: {base}")
+    print_line("depends on")
+    for part in snapshot.parts:
+        print_line(f"  {part.name}: {part.value}")
+    for path in snapshot.outside_paths:
+        print_line(f"  leads out of its target: {os.fsdecode(path)}")
+    if snapshot.findings:
+        print_line("findings")
+    for found in snapshot.findings:
+        print_line(f"  {found.kind}: {found.path}: {found.detail}")

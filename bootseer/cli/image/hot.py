@@ -1,0 +1,168 @@
+"""bootseer hot: the hot sets of a user's images."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bootseer import config as settings
+from bootseer.cli.user_store import with_store
+from bootseer.errors import BootseerError, Corrupt, NotFound
+from bootseer.image.hot import pack_store
+from bootseer.image.hot.hotset import DOUBTS, HotSet
+from bootseer.image.hot.pack import HotPack
+from bootseer.image.hot.repository import hot_set_name, read_hot_set, rebuild
+from bootseer.image.identity import identify, open_image
+from bootseer.startup.render import plain
+from bootseer.store.api.base import Store
+from bootseer.units import format_size
+
+_USER = click.option("--user", help="Whose; yours by default.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+
+
+@click.group()
+def hot() -> None:
+    """Look at what starts read of an image, and make it anew.
+
+    IMAGE is a path, or a digest as `bootseer hot ls` prints it.
+    """
+
+
+@hot.command(epilog="Example:  bootseer hot ls")
+@_USER
+@_JSON
+def ls(user: str | None, as_json: bool) -> None:
+    """List the images with a hot set."""
+
+    async def read(store: Store, _: str) -> list[tuple[str, HotSet | None, str]]:
+        rows: list[tuple[str, HotSet | None, str]] = []
+        for info in await store.list("hot"):
+            digest = info.name.rpartition("/")[2].removesuffix(".hotset")
+            try:
+                rows.append((digest, await read_hot_set(store, digest), ""))
+            except BootseerError as error:
+                rows.append((digest, None, str(error)))
+        return rows
+
+    rows = with_store(user, read)
+    if as_json:
+        click.echo(json.dumps([_document(d, h, e) for d, h, e in rows], indent=1))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("size", "hot", "ranges", "runs", "image"):
+        table.add_column(name, overflow="fold")
+    for digest, hot_set, error in rows:
+        if hot_set is None:
+            table.add_row("", "", "", "", plain(f"{digest}: {error}", "yellow"))
+        else:
+            table.add_row(
+                format_size(hot_set.size_bytes),
+                format_size(hot_set.hot_bytes),
+                str(len(hot_set.ranges)),
+                str(len(hot_set.runs)),
+                plain(digest),
+            )
+    Console().print(table if rows else "no hot set yet: run a job with --bootseer")
+
+
+@hot.command(epilog="Example:  bootseer hot show /images/train.sqsh")
+@click.argument("image")
+@_USER
+@_JSON
+def show(image: str, user: str | None, as_json: bool) -> None:
+    """Show the hot set of IMAGE, range by range with --json, and whether there is a hot pack."""
+
+    async def read(store: Store, _: str) -> tuple[str, HotSet | None, HotPack | None, str]:
+        digest = _digest(image)
+        return digest, await read_hot_set(store, digest), *await _pack(store, digest)
+
+    digest, hot_set, pack, error = with_store(user, read)
+    if hot_set is None:
+        raise NotFound(f"no hot set for {digest}: run a job with --bootseer first")
+    if as_json:
+        document = _document(digest, hot_set, "")
+        blocks = {"size_bytes": pack.size_bytes, "blocks": len(pack.blocks)} if pack else None
+        document["pack"] = {"error": error} if error else blocks
+        document["ranges"] = [r._asdict() for r in hot_set.ranges]
+        click.echo(json.dumps(document, indent=1))
+    else:
+        share = hot_set.hot_bytes / hot_set.size_bytes
+        said = f"hot pack of {format_size(pack.size_bytes)}" if pack else error or "no hot pack"
+        click.echo(
+            f"{digest}\n{format_size(hot_set.hot_bytes)} of {format_size(hot_set.size_bytes)} "
+            f"({share:.1%}) in {len(hot_set.ranges)} ranges, from {len(hot_set.runs)} runs\n"
+            f"{said}"
+        )
+        if not hot_set.ranges:
+            click.echo("its starts have read nearly all of it, as unpacking does: nothing is hot")
+        elif hot_set.doubts:
+            click.echo(
+                f"its last starts have mostly not read it, {hot_set.doubts} in a row: after "
+                f"{DOUBTS}, what was recorded before them is given up"
+            )
+
+
+@hot.command("rebuild", epilog="Example:  bootseer hot rebuild /images/train.sqsh")
+@click.argument("image")
+@_USER
+def rebuild_command(image: str, user: str | None) -> None:
+    """Merge IMAGE's traces again, for a hot set that is damaged."""
+    runs_kept = settings.load()["image.runs_kept"]
+
+    async def work(store: Store, _: str) -> str:
+        merged = await rebuild(store, _digest(image), runs_kept)
+        return f"{merged.traces} traces, hot {format_size(merged.hot_set.hot_bytes)}"
+
+    click.echo(with_store(user, work))
+
+
+@hot.command(epilog="Example:  bootseer hot rm /images/train.sqsh")
+@click.argument("image")
+@_USER
+def rm(image: str, user: str | None) -> None:
+    """Forget IMAGE's hot set, traces and hot pack: its next start is recorded like the first."""
+
+    async def work(store: Store, _: str) -> str:
+        digest = _digest(image)
+        for info in await store.list(f"traces/{digest}"):
+            await store.delete(info.name)
+        is_packed = await pack_store.remove(store, digest)
+        try:
+            await store.delete(hot_set_name(digest))
+        except NotFound:
+            if not is_packed:
+                raise
+        return digest
+
+    click.echo(f"forgotten: {with_store(user, work)}")
+
+
+def _digest(image: str) -> str:
+    """Name what lies at a path; opened only with the rights of the user whom it is about."""
+    return identify(open_image(image)).digest if image.startswith("/") else image
+
+
+async def _pack(store: Store, digest: str) -> tuple[HotPack | None, str]:
+    """Read what is in the hot pack of an image, or what is wrong with it."""
+    try:
+        stored = await pack_store.read_index(store, digest)
+    except Corrupt as error:
+        return None, str(error)
+    return (stored.pack, "") if stored is not None else (None, "")
+
+
+def _document(digest: str, hot_set: HotSet | None, error: str) -> dict[str, object]:
+    if hot_set is None:
+        return {"digest": digest, "error": error}
+    return {
+        "digest": digest,
+        "size_bytes": hot_set.size_bytes,
+        "hot_bytes": hot_set.hot_bytes,
+        "range_count": len(hot_set.ranges),
+        "runs": list(hot_set.runs),
+        "doubts": hot_set.doubts,
+    }

@@ -1,0 +1,114 @@
+"""Run what takes its time: signals end it in order, and a bar on a terminal shows how far it is."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import click
+import trio
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from bootseer.config import User
+from bootseer.errors import BootseerError
+
+T = TypeVar("T")
+
+_QUIET_S = 1.0
+"""What takes less shows no bar."""
+
+
+class CountedWork(Protocol):
+    """How far a piece of work has come; zero in all means that it is not known yet."""
+
+    total_bytes: int
+    done_bytes: int
+
+
+def run(
+    work: Callable[[], Awaitable[T]],
+    *,
+    counted: CountedWork | None = None,
+    bar: str = "",
+    after: str = "nothing was changed",
+) -> T:
+    """Run ``work`` to its end, its error or a signal; the program ends with the latter.
+
+    Args:
+        work: what is to be done.
+        counted: how far it is.
+        bar: the verb for a bar on a terminal; none if empty.
+        after: what to say when it is interrupted.
+    """
+    results: list[T] = []
+    errors: list[BootseerError] = []
+    caught: list[int] = []
+
+    async def main() -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+
+                async def watch() -> None:
+                    async for number in signals:
+                        caught.append(number)
+                        nursery.cancel_scope.cancel()
+
+                nursery.start_soon(watch)
+                if counted is not None and bar and sys.stderr.isatty():
+                    nursery.start_soon(_show, bar, counted)
+                try:
+                    results.append(await work())
+                except BootseerError as error:
+                    errors.append(error)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    if results:
+        return results[0]
+    if errors:
+        raise errors[0]
+    print_line(f"bootseer: interrupted: {after}", err=True)
+    sys.exit(128 + caught[0])
+
+
+def print_line(text: str, *, err: bool = False) -> None:
+    """Print a line; names in it are anybody's choice, and nothing of them commands a terminal."""
+    click.echo("".join(c if c.isprintable() else "?" for c in text), err=err)
+
+
+def caller() -> User:
+    """Return who runs the command."""
+    uid = os.geteuid()
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:  # as in a container
+        return User(str(uid), uid, os.path.expanduser("~"))
+    return User(entry.pw_name, uid, entry.pw_dir)
+
+
+async def _show(verb: str, counted: CountedWork) -> None:
+    await trio.sleep(_QUIET_S)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(verb, total=None)
+        while True:
+            bar.update(task, total=counted.total_bytes or None, completed=counted.done_bytes)
+            await trio.sleep(0.1)

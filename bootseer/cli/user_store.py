@@ -1,0 +1,51 @@
+"""The store of the user whose data a command is about."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import trio
+
+from bootseer import config as settings
+from bootseer.agent.node.privileges import drop_privileges
+from bootseer.errors import ConfigError
+from bootseer.store.api.base import Store
+from bootseer.store.connect import connect
+
+T = TypeVar("T")
+
+
+def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> T:
+    """Run ``work`` on a user's store and name; the caller's own when no user is named.
+
+    Root takes on the named user's rights for good: what lies in a store may be made to harm whoever
+    reads it, and what is written there must be the user's own.
+
+    Raises:
+        ConfigError: there is no such user.
+    """
+    owner = take_on(user)
+    config = settings.load()
+
+    async def run() -> T:
+        return await work(connect(config, owner), owner.name)
+
+    return trio.run(run)
+
+
+def take_on(user: str | None) -> settings.User:
+    """Take on a named user's rights for good, if root asks; returns whose store it is.
+
+    Raises:
+        ConfigError: there is no such user.
+    """
+    try:
+        entry = pwd.getpwnam(user) if user else pwd.getpwuid(os.getuid())
+    except KeyError as error:
+        raise ConfigError(f"there is no user {user or os.getuid()}") from error
+    if os.geteuid() == 0 and user:
+        drop_privileges(entry.pw_name, entry.pw_uid, entry.pw_gid, keep_lock=False)
+    return settings.User(entry.pw_name, entry.pw_uid, entry.pw_dir)

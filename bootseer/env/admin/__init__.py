@@ -1,0 +1,1 @@
+"""Care for snapshots: verify, compare, detect drift, collect garbage."""

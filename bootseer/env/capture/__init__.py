@@ -1,0 +1,1 @@
+"""Capture what a command installed, check it and upload it."""

@@ -1,0 +1,99 @@
+"""bootseer-env: `bootseer env run` for containers. Standard library only, Python 3.8 or later.
+
+A file of its own, made by `bootseer.env.zipapp`, that is in each job's folder; nothing needs to be
+installed in the image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Sequence
+
+from bootseer.env.client import key as env_key
+from bootseer.env.client.run import RunOptions, connect_agent, execute, keys_of, run, tell, warnings
+from bootseer.errors import BootseerError
+
+_EPILOG = """examples:
+  bootseer-env run --target /env -- pip install --target /env -r requirements.txt
+  bootseer-env key --target /env -- pip install --target /env -r requirements.txt
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    parser = command_line()
+    options = vars(parser.parse_args(arguments))
+    verb, quiet = options.pop("verb"), options.pop("quiet", False)
+    if options["command"][:1] == ["--"]:
+        del options["command"][0]
+    if not options["command"]:
+        parser.error("there is no command; give it behind --")
+    run_options = RunOptions(**options)
+
+    def say(text: str) -> None:
+        if not quiet:
+            tell(text)
+
+    try:
+        if verb == "key":
+            targets = [os.path.abspath(target) for target in run_options.targets]
+            keys = keys_of(run_options, targets, os.environ, os.getcwd(), "")
+            for line in warnings(targets, keys, os.environ):
+                tell(line)
+            document = {**env_key.to_document(keys.parts), "targets": targets}
+            print(json.dumps(document, indent=1))
+            return 0
+        path = os.environ.get("BOOTSEER_SOCKET", "")
+        if not path:
+            say("running the command, and keeping nothing: this job has no --bootseer")
+            return execute(run_options.command, os.environ)
+        return run(run_options, lambda: connect_agent(path), os.environ, say)
+    except BootseerError as error:
+        print(f"bootseer: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def command_line() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    parser = argparse.ArgumentParser(
+        prog="bootseer-env",
+        description="Keep what an install command makes, and have it without running it again.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|key")
+    for verb, text in (
+        ("run", "run an install command, unless its result is known: then restore that"),
+        ("key", "print what the result of an install command depends on"),
+    ):
+        _add_options(verbs.add_parser(verb, help=text, description=text), verb)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add the options that `bootseer env` has for it, too."""
+    add = parser.add_argument
+    folder = "Folder that the command installs to; may be given several times."
+    add("--target", dest="targets", action="append", required=True, metavar="DIR", help=folder)
+    if verb == "run":
+        modes = ("auto", "mount", "unpack")
+        add("--mode", choices=modes, default="auto", help="How to restore.")
+        reads = "Nothing is going to be written to the targets."
+        add("--read-only", action="store_true", help=reads)
+        refresh = "Run the command, whatever there is, and keep that."
+        add("--refresh", action="store_true", help=refresh)
+        leave = "Do not keep what the command makes."
+        add("--no-capture", dest="captures", action="store_false", help=leave)
+        waits = "Go on only when all is stored."
+        add("--wait", dest="waits", action="store_true", help=waits)
+        limit = "Longest to wait for others who run it, or are at work in a target."
+        add("--wait-seconds", dest="wait_s", type=int, default=600, help=limit)
+        add("-q", "--quiet", action="store_true", help="Say nothing.")
+    extra = "What else the result depends on."
+    add("--key-extra", dest="extra", action="append", default=[], help=extra)
+    file = "A file that it depends on."
+    add("--key-file", dest="key_files", action="append", default=[], help=file)
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")

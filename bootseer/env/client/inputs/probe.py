@@ -1,0 +1,249 @@
+"""Facts about the place where a command runs: Python, installer, platform, accelerator.
+
+Standard library only, for any Python from 3.8 on: it runs inside containers too.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from bootseer.env.client.inputs.digest import KeyProblem, printable
+
+PROBE_TIMEOUT_S = 20.0
+"""A Python whose packages are on a slow share takes seconds to begin."""
+
+SMI_TIMEOUT_S = 5.0
+MAX_OUTPUT_BYTES = 64 << 10
+_MAX_FIELD = 1000
+
+_SCRIPT = """
+import glob, json, os, platform, subprocess, sys, sysconfig
+def libc():
+    try:
+        name = os.confstr("CS_GNU_LIBC_VERSION")
+    except (AttributeError, ValueError, OSError):
+        name = ""
+    if name:
+        return name
+    for loader in sorted(glob.glob("/lib/ld-musl-*.so.1")):
+        said = subprocess.run([loader], stderr=subprocess.PIPE, timeout=5).stderr.decode()
+        return "musl " + "".join(x[8:] for x in said.splitlines() if x[:8] == "Version ")
+    return " ".join(platform.libc_ver()).strip() or "unknown"
+def version(name):
+    try:
+        from importlib.metadata import version
+        return version(name)
+    except Exception:
+        return "none"
+print(json.dumps({
+    "implementation": platform.python_implementation(),
+    "version": platform.python_version(),
+    "abi": sysconfig.get_config_var("SOABI") or "unknown",
+    "platform": sysconfig.get_platform(),
+    "prefix": sys.prefix,
+    "base_prefix": sys.base_prefix,
+    "machine": platform.machine(),
+    "libc": libc(),
+    "installer": version(sys.argv[1]),
+}))
+"""
+
+
+class PythonFacts(NamedTuple):
+    """What a Python says of itself.
+
+    Attributes:
+        implementation: "CPython".
+        version: "3.11.2".
+        abi: tag of extension modules: "cpython-311-x86_64-linux-gnu".
+        platform: as wheels' tags have it: "linux-x86_64".
+        prefix: where it installs to; another than `base_prefix` in a virtual environment.
+        base_prefix: where it is installed itself.
+        machine: "x86_64".
+        libc: "glibc 2.36", "musl 1.2.4".
+        installer: version of the installer that runs on it, "none" without one.
+    """
+
+    implementation: str
+    version: str
+    abi: str
+    platform: str
+    prefix: str
+    base_prefix: str
+    machine: str
+    libc: str
+    installer: str
+
+    def __str__(self) -> str:
+        """Return the text for a key's part."""
+        where = f"in {self.base_prefix}"
+        if self.prefix != self.base_prefix:
+            where = f"virtual environment {self.prefix} of {self.base_prefix}"
+        return f"{self.implementation} {self.version}, {self.abi}, {self.platform}, {where}"
+
+
+def run(
+    arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float, cwd: str | None = None
+) -> str | None:
+    """Run a program that answers in a moment, and return what it printed.
+
+    Returns:
+        None if it cannot be run, fails, prints too much, or is not done in time; it and what it
+        has started in its session are killed then.
+    """
+    try:
+        process = subprocess.Popen(
+            list(arguments),
+            env=dict(environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, ValueError):
+        return None
+    output: bytes | None = None
+    try:
+        output = _output(process, time.monotonic() + timeout_s)
+    finally:
+        if output is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
+    if output is None or process.returncode:
+        return None
+    return output.decode("utf-8", "replace")
+
+
+def ask_python(path: str, environ: Mapping[str, str], distribution: str = "pip") -> PythonFacts:
+    """Have a Python say what it is.
+
+    Args:
+        path: of the program.
+        environ: that it runs with.
+        distribution: whose version is asked for.
+
+    Raises:
+        KeyProblem: it does not say so.
+    """
+    said = run([path, "-I", "-c", _SCRIPT, distribution], environ, PROBE_TIMEOUT_S)
+    try:
+        fields = json.loads(said or "")
+        texts = [printable(str(fields[name])) for name in PythonFacts._fields]
+    except (ValueError, KeyError, TypeError) as error:
+        raise KeyProblem(
+            f"{path}: it did not say within {PROBE_TIMEOUT_S:.0f} s which Python it is, which "
+            f"decides what is installed; see what `{path} -I -c 'import json, sysconfig'` says"
+        ) from error
+    return PythonFacts(*(text[:_MAX_FIELD] for text in texts))
+
+
+def installer_version(
+    tool: str, program: str, environ: Mapping[str, str], cwd: str | None = None
+) -> str:
+    """Return the version of an installer that does not run on the Python it installs for.
+
+    uv and micromamba are asked, which takes them milliseconds. conda would take a second: its
+    installation's records have it.
+    """
+    if tool == "conda" and os.path.basename(program) != "micromamba":
+        folder = os.path.dirname(os.path.dirname(os.path.realpath(program)))
+        name = os.path.basename(program)
+        records = glob.glob(os.path.join(glob.escape(folder), "conda-meta", f"{name}-[0-9]*.json"))
+        return " ".join(sorted(os.path.basename(path)[: -len(".json")] for path in records))
+    said = run([program, "--version"], environ, SMI_TIMEOUT_S, cwd)
+    return printable((said or "").strip().partition("\n")[0])[:_MAX_FIELD]
+
+
+def accelerator(environ: Mapping[str, str], program: str | None, root: str = "/") -> str:
+    """Say which accelerators there are, and for which driver: "none" where there are none.
+
+    How many there are of a kind is left out: what is installed does not depend on it.
+
+    Args:
+        environ: that `program` runs with.
+        program: nvidia-smi, if there is one.
+        root: where proc and sys are.
+    """
+    found = _nvidia(environ, program, root) + _amd(root)
+    return "; ".join(found) or "none"
+
+
+def _nvidia(environ: Mapping[str, str], program: str | None, root: str) -> list[str]:
+    version = _small(os.path.join(root, "proc/driver/nvidia/version"))
+    major = re.search(r"Module\s(?:.*?\s)?(\d+)\.\d", version)
+    if not major:
+        return []
+    query = [program or "", "--query-gpu=compute_cap,name", "--format=csv,noheader"]
+    said = run(query, environ, SMI_TIMEOUT_S) if program else None
+    models = {
+        f"{name.strip()} (compute capability {capability.strip()})"
+        for capability, found, name in (line.partition(",") for line in (said or "").splitlines())
+        if found
+    }
+    if not models:
+        paths = glob.glob(os.path.join(glob.escape(root), "proc/driver/nvidia/gpus/*/information"))
+        named = (re.search(r"^Model:\s*(.+?)\s*$", _small(path), re.MULTILINE) for path in paths)
+        models = {model[1] for model in named if model}
+    return [f"NVIDIA driver {major[1]}", *(printable(model) for model in sorted(models))]
+
+
+def _amd(root: str) -> list[str]:
+    nodes = glob.glob(
+        os.path.join(glob.escape(root), "sys/class/kfd/kfd/topology/nodes/*/properties")
+    )
+    targets = set()
+    for path in nodes:
+        version = re.search(r"^gfx_target_version\s+(\d+)$", _small(path), re.MULTILINE)
+        number = int(version[1]) if version else 0
+        if number:  # processors have 0
+            targets.add(f"gfx{number // 10000}{number // 100 % 100:x}{number % 100:x}")
+    if not targets:
+        return []
+    driver = printable(_small(os.path.join(root, "sys/module/amdgpu/version")).strip())
+    return [f"AMD driver {driver or 'of the kernel'}", *sorted(targets)]
+
+
+def _small(path: str) -> str:
+    """Read the beginning of one of the kernel's files, "" where there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, 16 << 10).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _output(process: subprocess.Popen[bytes], until_s: float) -> bytes | None:
+    """Read all that a process prints; None if it is too much, or not done in time."""
+    assert process.stdout is not None
+    fd = process.stdout.fileno()
+    output = b""
+    while len(output) <= MAX_OUTPUT_BYTES:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
+            return None
+        chunk = os.read(fd, 16 << 10)
+        if not chunk:
+            try:
+                process.wait(max(0.0, until_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return None
+            return output
+        output += chunk
+    return None

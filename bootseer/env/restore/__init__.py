@@ -1,0 +1,1 @@
+"""Restore a snapshot to its targets, atomically."""

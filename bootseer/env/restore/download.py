@@ -1,0 +1,82 @@
+"""Unpack a snapshot out of a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import trio
+
+from bootseer.env.restore.atomic import RestoreTarget, restore
+from bootseer.env.snapshot import repository
+from bootseer.env.snapshot.frame_source import FrameSource
+from bootseer.env.snapshot.manifest import Snapshot
+from bootseer.errors import Unavailable
+from bootseer.store.api.base import Store
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+async def unpack(
+    store: Store,
+    snapshot: Snapshot,
+    places: Sequence[RestoreTarget],
+    count: Callable[[int], None] = lambda size_bytes: None,
+) -> int:
+    """Unpack a snapshot, as the calling user; see `bootseer.env.restore.atomic.restore`.
+
+    Args:
+        store: that has it.
+        snapshot: to unpack.
+        places: of its targets.
+        count: told of bytes that have been unpacked, by a thread.
+
+    Returns:
+        How many bytes the store has given.
+
+    Raises:
+        Corrupt: it is damaged.
+        BootseerError: the store does not give it, or it cannot be written.
+    """
+    index = await repository.read_index(store, snapshot)
+    frames = await repository.read_frames(store, snapshot)
+    async with FrameSource(store, snapshot) as source:
+
+        def check_cancelled() -> None:
+            try:
+                trio.from_thread.check_cancelled()
+            except trio.Cancelled:
+                source.stop()  # a store may hang, and the threads wait for it
+                raise
+
+        await trio.to_thread.run_sync(
+            partial(
+                restore,
+                *(index, frames, source.read, places),
+                count=count,
+                check_cancelled=check_cancelled,
+            )
+        )
+    return source.read_bytes
+
+
+@contextmanager
+def opened_places(targets: Sequence[str]) -> Iterator[list[RestoreTarget]]:
+    """Open the folders that targets are in, for the length of a block; missing ones are made.
+
+    Raises:
+        Unavailable: it cannot be done.
+    """
+    places = []
+    with ExitStack() as stack:
+        try:
+            for target in targets:
+                parent, name = os.path.split(os.path.realpath(target))
+                os.makedirs(parent, exist_ok=True)
+                places.append(RestoreTarget(os.open(parent, _FOLDER), name))
+                stack.callback(os.close, places[-1].parent)
+        except OSError as error:
+            raise Unavailable(f"{target} cannot be reached: {error.strerror}") from error
+        yield places

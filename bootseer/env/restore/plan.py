@@ -1,0 +1,213 @@
+"""What is to be done to make a snapshot's tree, in steps that c_ext/unpack.c carries out.
+
+Nothing is checked here that `bootseer.env.snapshot.index` has checked, and nothing is done.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bootseer._io import lib
+from bootseer.env.client.scan import TreeNode
+from bootseer.env.snapshot.frames import Frame
+from bootseer.env.snapshot.index import Index
+from bootseer.errors import Corrupt
+from bootseer.units import NS_PER_S
+
+_STEP = struct.Struct("=QQQQQqIIIIII")
+STEP_BYTES = _STEP.size
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractBatch:
+    """Steps to be carried out in their order.
+
+    Attributes:
+        steps: packed, as C has them.
+        content: that they write from.
+    """
+
+    steps: bytes
+    content: bytes = b""
+
+    def path_at(self, number: int) -> int:
+        """Return where in the texts the path of a step is."""
+        return int(_STEP.unpack_from(self.steps, number * STEP_BYTES)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractPlan:
+    """All that makes a tree. The next may begin when the last has been done.
+
+    Attributes:
+        texts: what the steps refer to.
+        folders: how many targets there are.
+        before: folders, and files that not one frame alone makes.
+        frames: what each frame is for, in any order.
+        after: what is left to do for files; other names, and links.
+        last: for each target, attributes, modes and times of its folders, the deepest first.
+    """
+
+    texts: bytes
+    folders: int
+    before: ExtractBatch
+    frames: tuple[ExtractBatch, ...]
+    after: ExtractBatch
+    last: tuple[ExtractBatch, ...]
+
+
+def plan(index: Index, frames: Sequence[Frame]) -> ExtractPlan:
+    """Say what makes the tree of an index.
+
+    Raises:
+        Corrupt: a file is not in the frames.
+    """
+    return _Planner(index, frames).plan()
+
+
+class _Planner:
+    """Collects steps and their texts."""
+
+    def __init__(self, index: Index, frames: Sequence[Frame]) -> None:
+        self._index = index
+        self._frames = frames
+        self._texts = bytearray(b"\0.\0")
+        self._at: dict[bytes, tuple[int, int]] = {}  # a path's text and folder
+        self._values = bytearray()
+
+    def plan(self) -> ExtractPlan:
+        tree = self._index.tree
+        paths = sorted(tree)[1:]
+        targets = [path for path in paths if b"/" not in path]
+        if targets != sorted(b"%d" % number for number in range(len(targets))):
+            raise Corrupt("the snapshot's targets are not called 0, 1 and so on; it is not used")
+        for path in paths:
+            self._place(path)
+        before: list[bytes] = []
+        after: list[bytes] = []
+        last: defaultdict[int, list[bytes]] = defaultdict(list)
+        for path in paths:
+            node = tree[path]
+            if node.kind == "folder" and b"/" in path:
+                before.append(self._step(lib.BS_FOLDER, path, node))
+            elif node.kind == "link":
+                after.append(self._step(lib.BS_LINK, path, node, other=self._text(node.target)))
+            elif node.same_as:
+                after.append(self._name(path, node))
+        in_frames = list(self._contents(before, after))
+        for path in reversed(paths):
+            if tree[path].kind == "folder":
+                last[self._at[path][1]] += self._dressed(path, tree[path])
+        values = bytes(self._values)
+        return ExtractPlan(
+            texts=bytes(self._texts),
+            folders=len(targets),
+            before=ExtractBatch(b"".join(before)),
+            frames=tuple(ExtractBatch(steps) for steps in in_frames),
+            # Before its other names: it is the same file.
+            after=ExtractBatch(b"".join(after), values),
+            last=tuple(ExtractBatch(b"".join(last[n]), values) for n in range(len(targets))),
+        )
+
+    def _contents(self, before: list[bytes], after: list[bytes]) -> Iterator[bytes]:
+        """Say frame by frame what is written of it; what else files take goes to the lists."""
+        tree, places = self._index.tree, self._index.places
+        size_bytes = self._frames[-1].start + self._frames[-1].size_bytes if self._frames else 0
+        dressed: list[bytes] = []
+        waiting = []
+        for path, place in places.items():
+            node = tree[path]
+            if node.size_bytes:
+                if place.tar + node.size_bytes > size_bytes:
+                    raise Corrupt(f"{path[:200]!a} is not in the snapshot's frames; it is not used")
+                waiting.append((place.tar, path, node))
+            elif node.xattrs:
+                before.append(self._step(lib.BS_BEGIN, path, node))
+                dressed += self._dressed(path, node)
+            else:
+                before.append(self._step(lib.BS_FILE, path, node))
+        waiting.sort(reverse=True)
+        for frame in self._frames:
+            stop = frame.start + frame.size_bytes
+            found = []
+            while waiting and waiting[-1][0] < stop:
+                tar, path, node = waiting.pop()
+                is_begun = tar < frame.start
+                is_whole = not is_begun and tar + node.size_bytes <= stop and not node.xattrs
+                if not is_whole and not is_begun:
+                    before.append(self._step(lib.BS_BEGIN, path, node))
+                    dressed += self._dressed(path, node)
+                at = max(tar, frame.start)
+                found.append(
+                    self._step(
+                        *(lib.BS_FILE if is_whole else lib.BS_PART, path, node),
+                        start=at - frame.start,
+                        size_bytes=min(tar + node.size_bytes, stop) - at,
+                        offset=at - tar,
+                    )
+                )
+                if tar + node.size_bytes > stop:
+                    waiting.append((tar, path, node))
+                    break
+            yield b"".join(found)
+        after[:0] = dressed
+
+    def _dressed(self, path: bytes, node: TreeNode) -> list[bytes]:
+        """Give a file or folder all that it has apart from content."""
+        steps = []
+        for name, value in node.xattrs:
+            text, start = self._text(name), len(self._values)
+            self._values += value
+            steps.append(
+                self._step(
+                    lib.BS_ATTRIBUTE, path, node, other=text, start=start, size_bytes=len(value)
+                )
+            )
+        steps.append(self._step(lib.BS_FINISH, path, node))
+        return steps
+
+    def _name(self, path: bytes, node: TreeNode) -> bytes:
+        text, folder = self._at[node.same_as]
+        return self._step(lib.BS_NAME, path, node, other=text, origin=folder)
+
+    def _step(
+        self,
+        action: int,
+        path: bytes,
+        node: TreeNode,
+        *,
+        other: int = 0,
+        start: int = 0,
+        size_bytes: int = 0,
+        offset: int = 0,
+        origin: int = 0,
+    ) -> bytes:
+        text, folder = self._at[path]
+        seconds, nanoseconds = divmod(node.mtime_ns, NS_PER_S)
+        return _STEP.pack(
+            *(text, other, start, size_bytes, offset, seconds),
+            *(nanoseconds, node.mode, folder, origin, action, 0),
+        )
+
+    def _place(self, path: bytes) -> None:
+        """Keep a path, as it is from its target's folder."""
+        target, _, below = path.partition(b"/")
+        self._at[path] = (self._text(below) if below else 1, int(target))
+
+    def _text(self, text: bytes) -> int:
+        at = len(self._texts)
+        self._texts += text
+        self._texts += b"\0"
+        return at
+
+
+def children(tree: Mapping[bytes, TreeNode]) -> dict[bytes, list[bytes]]:
+    """Return the paths that are directly in each folder that has any."""
+    found: defaultdict[bytes, list[bytes]] = defaultdict(list)
+    for path in tree:
+        if path:
+            found[path.rpartition(b"/")[0]].append(path)
+    return dict(found)

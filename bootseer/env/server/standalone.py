@@ -1,0 +1,79 @@
+"""Who has the store where no agent is: a process of the caller's, which unpacks and captures."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import trio
+
+from bootseer import config as settings
+from bootseer.config import User
+from bootseer.env.server.connection import HELLO, Connection
+from bootseer.env.server.request import SessionContext, make_context
+from bootseer.env.server.session import serve
+from bootseer.errors import BootseerError, Closed, Unavailable
+
+_BOOT = (
+    "import sys; sys.path[:0] = sys.argv[2:]; "
+    "from bootseer.env.server.standalone import main; main()"
+)
+
+
+def start() -> socket.socket:
+    """Start it; returns the socket on which it says hello."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        subprocess.Popen(
+            [sys.executable, "-ISB", "-c", _BOOT, str(theirs.fileno()), *sys.path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # the command's ends with the command
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C is the command's; this ends with the conversation
+        )
+    return ours
+
+
+def main() -> None:
+    """Serve one conversation on the descriptor that the command line names."""
+
+    async def run(end: socket.socket) -> None:
+        connection = Connection(end)
+        with suppress(Closed):
+            try:
+                here = _context()
+            except BootseerError as error:
+                await connection.send({"error": str(error)})
+            else:
+                await connection.send(HELLO)
+                await serve(connection, here)
+
+    with socket.socket(fileno=int(sys.argv[1])) as end:
+        trio.run(run, end)
+
+
+def _context() -> SessionContext:
+    """Find out where this happens.
+
+    Raises:
+        BootseerError: it cannot happen here.
+    """
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except KeyError as error:
+        raise Unavailable(f"user {os.getuid()} has no name here") from error
+    config = settings.load()
+    user = User(entry.pw_name, entry.pw_uid, entry.pw_dir)
+    return make_context(config, user, os.uname().nodename, 1, _stage, None)
+
+
+@asynccontextmanager
+async def _stage(name: str) -> AsyncIterator[dict[str, Any]]:
+    """Tell nobody: what goes wrong is said to who waits."""
+    yield {}

@@ -1,0 +1,1 @@
+"""Snapshots in a store: manifest, index, content, names, leases."""

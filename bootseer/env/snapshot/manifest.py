@@ -1,0 +1,188 @@
+"""The manifest of a snapshot: what it is, and what it is stored in. Written last, trusted first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from bootseer.core.fields import Fields, open_document
+from bootseer.env.client import key as env_key
+from bootseer.env.client.key import EMPTY, KeyPart
+from bootseer.errors import Corrupt, Unavailable
+
+VERSION = 1
+MAX_BYTES = 4 << 20
+MAX_TARGETS = 16
+MAX_FINDINGS = 1000
+MAX_OUTSIDE = 10_000
+_SHOWN_CHARS = 4000
+_FORMAT = "bootseer env snapshot"
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_CAPTURE = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about a captured tree that may go wrong elsewhere.
+
+    Attributes:
+        kind: in a word or two, "editable install".
+        path: of it, as the command's user sees it.
+        detail: what it is, and what to do.
+    """
+
+    kind: str
+    path: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known of a snapshot.
+
+    Attributes:
+        key: what it is stored under.
+        parts: that the key is made of.
+        targets: absolute paths of its folders 0, 1 and so on.
+        bases: what was in each before, `EMPTY` or a digest of it.
+        capture: names this attempt at it: no other writes the same objects.
+        digest: of its tree, see `bootseer.env.client.scan.tree_digest`.
+        image: digest of its squashfs, which is stored as an image.
+        image_bytes: length of that.
+        index: SHA-256 of its index.
+        frames: SHA-256 of the table of its tar frames.
+        frames_bytes: length of all frames.
+        files: how many files, folders and links it has.
+        content_bytes: of its files.
+        outside: paths in it of links that lead out of their target, as bytes of hexadecimal digits.
+        findings: what may go wrong elsewhere; the first of them, if there are very many.
+        captured_ns: when, nanoseconds since 1970.
+        captured_by: name of the user.
+        node: where.
+        command_ms: how long the command took.
+    """
+
+    key: str
+    parts: tuple[KeyPart, ...]
+    targets: tuple[str, ...]
+    bases: tuple[str, ...]
+    capture: str
+    digest: str
+    image: str
+    image_bytes: int
+    index: str
+    frames: str
+    frames_bytes: int
+    files: int
+    content_bytes: int
+    outside: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    captured_ns: int
+    captured_by: str
+    node: str
+    command_ms: int
+
+    @property
+    def outside_paths(self) -> list[bytes]:
+        """Paths of links that may lead out of their target."""
+        return [bytes.fromhex(path) for path in self.outside]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its targets held nothing before: then it can be mounted."""
+        return all(base == EMPTY for base in self.bases)
+
+    def encode(self) -> bytes:
+        """Encode as a file."""
+        document = asdict(self)
+        document["parts"] = env_key.to_document(self.parts)
+        return json.dumps({"format": _FORMAT, "version": VERSION, **document}).encode() + b"\n"
+
+
+def decode(data: bytes, name: str, key: str) -> Snapshot:
+    """Decode the manifest of the snapshot that is stored under a key.
+
+    Args:
+        data: the manifest.
+        name: for messages.
+        key: it is to have.
+
+    Raises:
+        UnknownVersion: it is of another version.
+        Corrupt: it is damaged, or another snapshot's.
+    """
+    fields = open_document(data, name, _FORMAT, VERSION)
+    parts = env_key.from_document(fields.unread("parts"), name)
+    snapshot = Snapshot(
+        key=_digest(fields, "key", name),
+        parts=parts,
+        targets=tuple(_target(t, name) for t in fields.texts("targets", MAX_TARGETS)),
+        bases=tuple(fields.texts("bases", MAX_TARGETS, 64)),
+        capture=_digest(fields, "capture", name, _CAPTURE),
+        digest=_digest(fields, "digest", name),
+        image=_digest(fields, "image", name),
+        image_bytes=fields.count("image_bytes"),
+        index=_digest(fields, "index", name),
+        frames=_digest(fields, "frames", name),
+        frames_bytes=fields.count("frames_bytes"),
+        files=fields.count("files"),
+        content_bytes=fields.count("content_bytes"),
+        outside=tuple(fields.texts("outside", MAX_OUTSIDE, 2 * 4096)),
+        findings=tuple(
+            Finding(found.text("kind", 40), found.text("path"), found.text("detail"))
+            for found in fields.objects("findings", MAX_FINDINGS)
+        ),
+        captured_ns=fields.count("captured_ns"),
+        captured_by=fields.text("captured_by", 256),
+        node=fields.text("node", 256),
+        command_ms=fields.count("command_ms"),
+    )
+    try:
+        _ = snapshot.outside_paths
+    except ValueError as error:
+        raise Corrupt(f"{name}: a path of a link is no path") from error
+    if snapshot.key != key or env_key.key_of(parts) != key:
+        raise Corrupt(f"{name}: this is the snapshot of another key, {snapshot.key[:12]}")
+    if not snapshot.targets or len(snapshot.targets) != len(snapshot.bases):
+        raise Corrupt(f"{name}: it does not say what was in its targets before")
+    return snapshot
+
+
+def check(data: bytes, name: str, key: str) -> None:
+    """Refuse to store the manifest of a snapshot that nobody would take for one.
+
+    Raises:
+        Unavailable: it is too long.
+        Corrupt: see `decode`.
+    """
+    if len(data) > MAX_BYTES:
+        raise Unavailable(f"{name} would have {len(data):,} bytes, and may have {MAX_BYTES:,}")
+    decode(data, name, key)
+
+
+def shown_path(path: bytes, targets: Sequence[str]) -> str:
+    """Return the path of something in a snapshot as its user sees it, printable and bounded."""
+    number, _, below = path.partition(b"/")
+    whole = os.path.join(targets[int(number)], os.fsdecode(below))
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole)[:_SHOWN_CHARS]
+
+
+def is_key(text: str) -> bool:
+    """Whether this can be a key."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def _digest(fields: Fields, key: str, name: str, pattern: re.Pattern[str] = _DIGEST) -> str:
+    value = fields.text(key, 64)
+    if not pattern.fullmatch(value):
+        raise Corrupt(f"{name}: field {key!r} is no digest")
+    return value
+
+
+def _target(path: str, name: str) -> str:
+    if not path.startswith("/") or os.path.normpath(path) != path or path == "/":
+        raise Corrupt(f"{name}: {path[:200]!a} is no place for an environment")
+    return path

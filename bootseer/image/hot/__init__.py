@@ -1,0 +1,1 @@
+"""Hot sets: record what a start reads, merge, publish, prefetch."""

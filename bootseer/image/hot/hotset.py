@@ -1,0 +1,332 @@
+"""A hot set: the traces of an image merged into the ranges worth having before a start.
+
+Merging is a pure function of the set of traces: their order and repetition do not matter, so
+that every node may merge what it finds and publish the result.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from statistics import median_low
+from typing import NamedTuple
+
+from bootseer.core import table
+from bootseer.core.fields import Fields
+from bootseer.core.ranges import ByteRange, coalesce, subtract, total_bytes
+from bootseer.errors import Corrupt
+from bootseer.image.hot.holdout import MOSTLY, count_read
+from bootseer.image.hot.trace import (
+    COMPLETE,
+    MISSED,
+    PARTIAL,
+    UNPACKED,
+    UNPACKED_LEAST_BYTES,
+    UNPACKED_SHARE,
+    Touch,
+    Trace,
+    check_disjoint,
+)
+
+MAGIC = b"BSHOTSET"
+VERSION = 1
+_ROW = struct.Struct("<QQII")  # start, stop, milliseconds, parts per million
+MAX_BYTES = 16 * 1024 * 1024
+MAX_RANGES = 200_000
+"""More than a start touches; the lightest are left out."""
+
+MAX_RUNS = 1000
+"""That are named in it: a reader takes no longer list."""
+
+AGEING = 0.7
+"""Weight of a run against the next newer one's."""
+
+MIN_WEIGHT = 0.15
+"""Ranges that weigh less are left out: seen once, and not in the runs since."""
+
+JOIN_MS = 250
+"""Ranges touched within this time of each other become one: about a sampling interval."""
+
+JOIN_GAP_BYTES = 16 * 1024
+"""Ranges closer than this become one: a gap costs less to read than a request."""
+
+DOUBTS = 3
+"""Starts in a row that have mostly not read what was prefetched, until it is given up."""
+
+_MISSED = ""
+FOLDED = "+folded"
+"""In place of the node in a trace that holds what several old starts missed."""
+
+
+class HotRange(NamedTuple):
+    """A range of the image, typical time of first touch, and how often it was touched.
+
+    ``weight_ppm`` is the aged share of runs that touched it, in parts per million.
+    """
+
+    start: int
+    stop: int
+    first_ms: int
+    weight_ppm: int
+
+    @property
+    def range(self) -> ByteRange:
+        """What is hot."""
+        return ByteRange(self.start, self.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class HotSet:
+    """The hot ranges of one image, ordered by typical first touch; they do not overlap.
+
+    Attributes:
+        digest: identity digest of the image.
+        size_bytes: of the image.
+        runs: names of the newest runs that were merged, oldest first.
+        ranges: what to have before a start.
+        doubts: so many of the last starts in a row have mostly not read it.
+    """
+
+    digest: str
+    size_bytes: int
+    runs: tuple[str, ...]
+    ranges: tuple[HotRange, ...]
+    doubts: int = 0
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of all ranges together."""
+        return sum(r.stop - r.start for r in self.ranges)
+
+    def encode(self) -> bytes:
+        """Encode as a file."""
+        header = {
+            "digest": self.digest,
+            "size_bytes": self.size_bytes,
+            "runs": list(self.runs),
+            "doubts": self.doubts,
+        }
+        return table.encode(MAGIC, VERSION, header, _ROW, self.ranges)
+
+
+def decode(data: bytes, name: str) -> HotSet:
+    """Decode a hot set file.
+
+    Raises:
+        UnknownVersion: it is of another version.
+        Corrupt: it is damaged, has too many ranges, or they lie outside the image.
+    """
+    header, rows = table.decode(MAGIC, VERSION, _ROW, data, name)
+    if len(rows) > MAX_RANGES:
+        raise Corrupt(f"{name}: {len(rows)} ranges are more than a start touches")
+    fields = Fields(header, name)
+    hot_set = HotSet(
+        digest=fields.text("digest", 200),
+        size_bytes=fields.count("size_bytes"),
+        runs=tuple(str(run)[:200] for run in fields.items("runs", MAX_RUNS)),
+        ranges=tuple(HotRange(*row) for row in rows),
+        doubts=fields.count("doubts") if fields.has("doubts") else 0,
+    )
+    check_disjoint([r.range for r in hot_set.ranges], hot_set.size_bytes, name)
+    return hot_set
+
+
+def sort_out(traces: Iterable[Trace], runs_kept: int) -> tuple[list[Trace], list[Trace]]:
+    """Choose the traces of an image that a merge is to use; the others have had their time.
+
+    The newest complete runs are used, or where none is complete the newest partial ones; and what
+    starts since then have missed, however many they were: it is prefetched by now, so no later
+    trace can tell of it. Once a few starts in a row have mostly not read what was prefetched, all
+    that is older than they are has had its time, too.
+
+    Returns:
+        What is to be used, and of that what `fold` can make one trace of.
+    """
+    traces = sorted(traces, key=_age)
+    traces = _in_part(traces) or traces[-1:]
+    recorded = _recorded(traces)
+    started = {t.run: t.started_ns for t in recorded}
+    newest = set(sorted(started, key=lambda run: (started[run], run))[-runs_kept:])
+    recorded = [t for t in recorded if t.run in newest]
+    last_ns = max((t.started_ns for t in recorded), default=-1)
+    missed = [t for t in traces if t.kind == MISSED and t.started_ns > last_ns]
+    doubting = _doubting(missed)
+    if len(doubting) >= DOUBTS:
+        since_ns = min(t.started_ns for t in missed if t.run == doubting[-DOUBTS])
+        recorded, missed = [], [t for t in missed if t.started_ns >= since_ns]
+        doubting = doubting[-DOUBTS:]
+    old = _foldable([t.run for t in missed], doubting, runs_kept)
+    return [*recorded, *missed], [t for t in missed if t.run in old]
+
+
+def _foldable(missed: list[str], doubting: list[str], runs_kept: int) -> set[str]:
+    """Choose runs of which one trace can be made: old ones, where there are too many.
+
+    Those that doubt stay as they are, and what is older than the first of them stays apart from
+    what is newer: it may have to be given up.
+
+    Args:
+        missed: the runs, oldest first.
+        doubting: those that doubt.
+        runs_kept: so many of the newest stay as they are.
+    """
+    runs = list(dict.fromkeys(missed))
+    first = runs.index(doubting[0]) if doubting else len(runs)
+    for part in (runs[:first], [run for run in runs[first:] if run not in doubting]):
+        if len(part) > runs_kept + 1:
+            return set(part[:-runs_kept])
+    return set()
+
+
+def fold(traces: list[Trace]) -> Trace:
+    """Join what several starts have missed into one trace, in the place of the newest of them."""
+    newest = max(traces, key=_age)
+    joined = merge(newest.digest, traces)
+    touches = tuple(Touch(r.start, r.stop, r.first_ms) for r in joined.ranges)
+    return replace(newest, size_bytes=joined.size_bytes, node=FOLDED, touches=touches, holdout=())
+
+
+def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
+    """Merge traces of one image.
+
+    Runs that were recorded without a prefetch decide what is hot, each aged by the runs after it:
+    the complete ones, or where there are none the partial ones. What prefetched starts missed is
+    hot as well: it was wanted when it was not there.
+
+    Who reads nearly all of an image unpacks or copies it, in order. Read ahead of programs that
+    are to run from it, that would be far more than they touch: such a trace makes nothing hot.
+
+    Args:
+        digest: identity digest of the image.
+        traces: in any order, at least one of this image; those of other images are passed over.
+    """
+    ordered = sorted(
+        {(t.started_ns, t.run, t.node): t for t in traces if t.digest == digest}.values(), key=_age
+    )
+    in_part = _in_part(ordered)
+    recorded = _recorded(in_part)
+    used = [*recorded, *(t for t in in_part if t.kind == MISSED)]
+    weights = _run_weights(list(dict.fromkeys(t.run for t in recorded)))
+    hot = [
+        HotRange(start, stop, median_low(times), weight)
+        for start, stop, times, touched in _segments(used)
+        if (weight := _weigh(weights, touched)) >= MIN_WEIGHT * 1_000_000
+    ]
+    heaviest = sorted(_join(hot), key=lambda r: (-r.weight_ppm, r.first_ms, r))[:MAX_RANGES]
+    return HotSet(
+        digest,
+        max(t.size_bytes for t in ordered),
+        tuple(dict.fromkeys(t.run for t in ordered))[-MAX_RUNS:],
+        tuple(sorted(heaviest, key=lambda r: (r.first_ms, r))),
+        len(_doubting([t for t in in_part if t.kind == MISSED])),
+    )
+
+
+def _age(trace: Trace) -> tuple[int, str, str]:
+    return trace.started_ns, trace.run, trace.node
+
+
+def _in_part(traces: list[Trace]) -> list[Trace]:
+    """Leave out the traces of starts that unpacked or copied the image.
+
+    What a prefetched start did not miss may have been read from memory: it counts without that.
+    """
+    parts = [t for t in traces if t.kind == MISSED or not _is_unpacking(t)]
+    hot = coalesce(t.range for trace in _recorded(parts) for t in trace.touches)
+    return [t for t in parts if t.kind != MISSED or not _is_whole(t, hot)]
+
+
+def _doubting(missed: list[Trace]) -> list[str]:
+    """Name the last runs in a row that have mostly not read what was prefetched, oldest first."""
+    counts: dict[str, list[int]] = {}
+    for trace in missed:
+        if trace.holdout:
+            touched = [touch.range for touch in trace.touches]
+            count = counts.setdefault(trace.run, [0, 0])
+            count[0] += count_read(trace.holdout, touched)
+            count[1] += len(trace.holdout)
+    last = takewhile(lambda run: counts[run][0] < MOSTLY * counts[run][1], reversed(counts))
+    return list(last)[::-1]
+
+
+def _is_unpacking(trace: Trace) -> bool:
+    return trace.usage == UNPACKED if trace.usage else _is_whole(trace, [])
+
+
+def _is_whole(trace: Trace, hot: list[ByteRange]) -> bool:
+    """Tell whether nearly all was touched that is not hot; a holdout is."""
+    if trace.size_bytes < UNPACKED_LEAST_BYTES:
+        return False
+    beyond_bytes = total_bytes(subtract((t.range for t in trace.touches), hot))
+    return beyond_bytes >= UNPACKED_SHARE * (trace.size_bytes - total_bytes(hot)) > 0
+
+
+def _recorded(traces: list[Trace]) -> list[Trace]:
+    """Return the complete traces, or where there are none the partial ones."""
+    for kind in (COMPLETE, PARTIAL):
+        found = [t for t in traces if t.kind == kind]
+        if found:
+            return found
+    return []
+
+
+def _run_weights(runs: list[str]) -> dict[str, float]:
+    raw = {run: AGEING**age for age, run in enumerate(reversed(runs))}
+    whole = sum(raw.values())
+    return {run: weight / whole for run, weight in raw.items()}
+
+
+def _weigh(weights: dict[str, float], touched: frozenset[str]) -> int:
+    """Add up the weights of the runs that touched a range; what was missed weighs all there is."""
+    return (
+        1_000_000 if _MISSED in touched else round(sum(weights[r] for r in sorted(touched)) * 1e6)
+    )
+
+
+def _segments(
+    traces: list[Trace],
+) -> Iterable[tuple[int, int, list[int], frozenset[str]]]:
+    """Sweep over the image; yield each stretch with its first-touch times and the runs it is in.
+
+    In place of the run's name stands _MISSED where a prefetched start missed it.
+    """
+    runs = [_MISSED if t.kind == MISSED else t.run for t in traces]
+    edges: list[tuple[int, int, int, int]] = []
+    for index, trace in enumerate(traces):
+        for start, stop, first_ms in trace.touches:
+            edges.append((start, 1, index, first_ms))
+            edges.append((stop, 0, index, 0))
+    edges.sort()
+    active: dict[int, int] = {}
+    at = 0
+    for offset, opens, index, first_ms in edges:
+        if active and offset > at:
+            yield at, offset, list(active.values()), frozenset(runs[i] for i in active)
+        at = offset
+        if opens:
+            active[index] = first_ms
+        else:
+            del active[index]
+
+
+def _join(ranges: list[HotRange]) -> list[HotRange]:
+    """Join neighbours that were touched at about the same time; the earlier time is kept."""
+    joined: list[HotRange] = []
+    for r in ranges:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and r.start - last.stop <= JOIN_GAP_BYTES
+            and abs(r.first_ms - last.first_ms) <= max(JOIN_MS, last.first_ms // 16)
+        ):
+            joined[-1] = HotRange(
+                last.start,
+                r.stop,
+                min(last.first_ms, r.first_ms),
+                max(last.weight_ppm, r.weight_ppm),
+            )
+        else:
+            joined.append(r)
+    return joined

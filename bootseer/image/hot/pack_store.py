@@ -1,0 +1,253 @@
+"""Hot packs in the store: read, write, find, remove.
+
+packs/DIGEST/index             the pack of an image that is to be read; written last
+packs/DIGEST/PACK/part-NNNN    the bytes of a pack, in order; PACK is the digest of its index
+
+A pack that was replaced stays for a while: somebody may be reading it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import trio
+
+from bootseer.core.image_manifest import ImageManifest
+from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
+from bootseer.image.hot import pack as pack_format
+from bootseer.image.hot.pack import PIECE_BYTES, HotPack
+from bootseer.store.api.base import Store, publish, read_all
+from bootseer.store.parts import OpenParts
+from bootseer.units import NS_PER_S
+
+KEPT_S = 3600.0
+"""How long a pack stays that was replaced: longer than the nodes of a job take to read it."""
+_AHEAD = 8
+"""Pieces that are asked for before somebody wants them: with the one that is wanted, enough under
+way to hide the time that the store takes to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPack:
+    """A pack in the store: its index, and the digest that names it."""
+
+    pack: HotPack
+    digest: str
+
+
+def pack_folder(identity: str) -> str:
+    """Name the store's folder for the packs of an image."""
+    return f"packs/{identity}"
+
+
+def index_object(identity: str) -> str:
+    """Name the store's object that says which pack of an image is to be read."""
+    return f"{pack_folder(identity)}/index"
+
+
+def part_object(identity: str, digest: str, index: int) -> str:
+    """Name the store's object for a part of a pack."""
+    return f"{pack_folder(identity)}/{digest}/part-{index:04}"
+
+
+async def read_index(store: Store, identity: str) -> StoredPack | None:
+    """Read the index of an image's pack; None if it has none.
+
+    Raises:
+        UnknownVersion: it is of another version.
+        Corrupt: it is damaged, or another image's.
+    """
+    name = index_object(identity)
+    try:
+        data = await read_all(store, name, pack_format.MAX_BYTES)
+    except NotFound:
+        return None
+    pack = pack_format.decode(data, f"{name} in {store.url}")
+    if pack.identity != identity:
+        raise Corrupt(f"{name} in {store.url}: this is the pack of another image, {pack.identity}")
+    return StoredPack(pack, pack_format.pack_digest(data))
+
+
+class PackSource:
+    """A pack, open for reading until it is closed.
+
+    Every byte of it is checked: the index by its own digest, blocks by those that the image has.
+    """
+
+    def __init__(self, store: Store, stored: StoredPack, manifest: ImageManifest) -> None:
+        """Take over an index that fits the image; see `open_pack`."""
+        self.pack = stored.pack
+        self._store = store
+        self._manifest = manifest
+        self._rows = {index: row for row, index in enumerate(stored.pack.blocks)}
+        self._per_piece = PIECE_BYTES // stored.pack.block_bytes
+        self._per_part = stored.pack.part_bytes // stored.pack.block_bytes
+        self._pieces = -(-len(stored.pack.blocks) // self._per_piece)
+        self._drawn = bytearray(self._pieces)
+        self._parts = OpenParts(store, partial(part_object, stored.pack.identity, stored.digest))
+
+    def draw(self, wanted: Iterable[int]) -> list[int]:
+        """List what is to be read now that somebody wants these blocks, each block once only.
+
+        That is the pieces which the wanted blocks are in, and some behind them: who reads ahead
+        wants those next.
+        """
+        rows = (self._rows.get(index) for index in wanted)
+        found: list[int] = []
+        for piece in dict.fromkeys(row // self._per_piece for row in rows if row is not None):
+            for next_piece in range(piece, min(piece + 1 + _AHEAD, self._pieces)):
+                if not self._drawn[next_piece]:
+                    self._drawn[next_piece] = 1
+                    start = next_piece * self._per_piece
+                    found += self.pack.blocks[start : start + self._per_piece]
+        return found
+
+    def runs(self, blocks: Iterable[int]) -> list[list[int]]:
+        """Cut blocks of the pack into what `read` can read at once."""
+        rows = sorted(self._rows[index] for index in blocks)
+
+        def place(pair: tuple[int, int]) -> tuple[int, int, int]:
+            number, row = pair
+            return row - number, row // self._per_piece, row // self._per_part
+
+        return [
+            [self.pack.blocks[row] for _, row in group]
+            for _, group in groupby(enumerate(rows), place)
+        ]
+
+    async def read(self, blocks: Sequence[int]) -> memoryview:
+        """Read blocks that `runs` has put together.
+
+        Raises:
+            Corrupt: one is not what it should be, or not there.
+            BootseerError: the store does not give them.
+        """
+        first = self._rows[blocks[0]]
+        place = self.pack.row_range(range(first, first + len(blocks)))
+        index = place.start // self.pack.part_bytes
+        reader = await self._parts.part(index)
+        at = place.start - self.pack.part_range(index).start
+        data = memoryview(await reader.pread(at, place.size_bytes))
+        await trio.to_thread.run_sync(self._check, blocks, data, reader.info.name)
+        return data
+
+    async def close(self) -> None:
+        """Close what is open."""
+        await self._parts.close()
+
+    def _check(self, blocks: Sequence[int], data: memoryview, name: str) -> None:
+        bad = self._manifest.bad_block(blocks, data)
+        if bad is not None:
+            raise Corrupt(f"{name!r} in {self._store.url}: block {bad} of the image is damaged")
+
+
+async def open_pack(store: Store, manifest: ImageManifest, image: str) -> PackSource | None:
+    """Open the pack of an image; None if it has none. Its parts are opened as they are read.
+
+    Raises:
+        Corrupt: its index is damaged, of another image, or does not fit this one.
+        BootseerError: the store does not give it.
+    """
+    stored = await read_index(store, manifest.identity)
+    if stored is None:
+        return None
+    pack_format.check_fits(stored.pack, manifest, image, f"the hot pack of {manifest.identity}")
+    return PackSource(store, stored, manifest)
+
+
+async def write_pack(
+    store: Store,
+    pack: HotPack,
+    pieces: Callable[[Sequence[int]], Awaitable[bytes]],
+    *,
+    anew: bool = False,
+    copies: int = 0,
+) -> int:
+    """Write a pack, and have it read from now on; returns how many bytes were written.
+
+    Args:
+        store: for it.
+        pack: what goes into it.
+        pieces: gives some of its blocks, one behind the other.
+        anew: what is there of it, too: it is damaged.
+        copies: on how many machines to keep it, where the store has such a thing; 0 for as many as
+            it keeps of anything.
+
+    Raises:
+        BootseerError: the store does not take it. What was written serves the next attempt.
+
+    Concurrency: any number of nodes, with the same or with different packs: none fails because of
+        another. Who writes the index last is read.
+
+    Durability: after a crash, either index is there, and the pack that it names.
+    """
+    index = pack.encode()
+    digest = pack_format.pack_digest(index)
+    written_bytes = 0
+    names = [part_object(pack.identity, digest, number) for number in range(pack.parts)]
+    for number, name in enumerate(names):
+        part = pack.part_range(number)
+        if not anew and await _has(store, name, part.size_bytes):
+            continue
+        with suppress(Conflict):  # another node was faster, with the same bytes
+            async with store.create(name, overwrite=anew) as writer:
+                for blocks in _pieces(pack, number):
+                    await writer.write(await pieces(blocks))
+                await writer.commit()
+            written_bytes += part.size_bytes
+    await publish(store, index_object(pack.identity), index)
+    if copies and store.capabilities.replication:
+        for name in (*names, index_object(pack.identity)):
+            with suppress(BootseerError):  # fewer copies are slower, and as good
+                await store.set_replication(name, copies)
+    return written_bytes
+
+
+async def sweep(store: Store, identity: str, older_than_s: float = KEPT_S) -> None:
+    """Remove an image's packs that were replaced, or never finished, so long ago."""
+    until_ns = time.time_ns() - older_than_s * NS_PER_S
+    entries = await store.list(pack_folder(identity))
+    indexes = [entry for entry in entries if not entry.is_folder]
+    if any(entry.mtime_ns > until_ns for entry in indexes):
+        return  # the one before it may still be read
+    try:
+        stored = await read_index(store, identity)
+    except Corrupt:
+        return  # nobody knows what of it is used
+    used = stored.digest if stored is not None else ""
+    for folder in entries:
+        if folder.is_folder and folder.name.rpartition("/")[2] != used:
+            changed = [folder, *await store.list(folder.name)]  # it may be in the making
+            if all(entry.mtime_ns <= until_ns for entry in changed):
+                with suppress(NotFound):
+                    await store.delete_tree(folder.name)
+
+
+async def remove(store: Store, identity: str) -> bool:
+    """Remove all of an image's packs; who is reading one goes on without. Says if there was any."""
+    with suppress(NotFound):
+        await store.delete(index_object(identity))  # first, so that nobody begins to read
+    try:
+        await store.delete_tree(pack_folder(identity))
+    except NotFound:
+        return False
+    return True
+
+
+async def _has(store: Store, name: str, size_bytes: int) -> bool:
+    try:
+        return (await store.stat(name)).size_bytes == size_bytes
+    except NotFound:
+        return False
+
+
+def _pieces(pack: HotPack, part: int) -> Iterable[tuple[int, ...]]:
+    """Cut the blocks of a part into pieces."""
+    per_part, per_piece = (n // pack.block_bytes for n in (pack.part_bytes, PIECE_BYTES))
+    blocks = pack.blocks[part * per_part : (part + 1) * per_part]
+    return (blocks[at : at + per_piece] for at in range(0, len(blocks), per_piece))

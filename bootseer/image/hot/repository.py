@@ -1,0 +1,158 @@
+"""Traces and hot sets in the store: publish, merge, find.
+
+traces/DIGEST/STARTED-RUN-NODE.trace     one node's trace of one run
+hot/DIGEST.hotset                        all of them, merged
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from bootseer.core.plan import SAME_START_NS
+from bootseer.errors import Corrupt, NotFound, UnknownVersion
+from bootseer.image.hot import hotset
+from bootseer.image.hot import trace as trace_format
+from bootseer.image.hot.hotset import HotSet
+from bootseer.image.hot.trace import Trace
+from bootseer.store.api.base import Store, publish, read_all
+
+_ROUNDS = 10
+"""Of a merge: while the tasks of a job array end, others may have come meanwhile each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeResult:
+    """Result of `rebuild`: the hot set that is now in the store, and of how many traces it is."""
+
+    hot_set: HotSet
+    traces: int
+
+
+def hot_set_name(digest: str) -> str:
+    """Name the store's object with the hot set of an image."""
+    return f"hot/{digest}.hotset"
+
+
+async def read_hot_set(store: Store, digest: str) -> HotSet | None:
+    """Read the hot set of an image; None when there is none yet.
+
+    Raises:
+        Corrupt: it is damaged; run `bootseer hot rebuild`, or let the next epilog do it.
+    """
+    name = hot_set_name(digest)
+    try:
+        data = await read_all(store, name, hotset.MAX_BYTES)
+    except NotFound:
+        return None
+    hot_set = hotset.decode(data, name)
+    if hot_set.digest != digest:
+        raise Corrupt(f"{name}: this is the hot set of another image, {hot_set.digest}")
+    return hot_set
+
+
+def is_among(count: int, nodes: int, node: int) -> bool:
+    """Tell whether a node of a job is among so many that are spread over all of them.
+
+    The first one is, and one of a job whose nodes are not known. Where steps run on some of the
+    nodes only, one of every `nodes / count` neighbours is.
+
+    Args:
+        count: how many, at least one.
+        nodes: of the job, 0 if that is not known.
+        node: its place among them.
+    """
+    return not nodes or node * count % nodes < count
+
+
+async def publish_trace(store: Store, trace: Trace, traces_per_run: int) -> bool:
+    """Publish a node's trace, unless enough nodes of this start have done so already.
+
+    The one with a holdout is always published: a start has no other.
+
+    Returns:
+        Whether it was published.
+    """
+    folder = f"traces/{trace.digest}"
+    names = [info.name.rpartition("/")[2] for info in await store.list(folder)]
+    if not trace.holdout and sum(_is_of_start(name, trace) for name in names) >= traces_per_run:
+        return False
+    await publish(store, _name(folder, trace), trace.encode())
+    return True
+
+
+async def rebuild(store: Store, digest: str, runs_kept: int) -> MergeResult:
+    """Merge all traces of an image into its hot set, and drop those that no merge needs again.
+
+    Raises:
+        NotFound: there is no trace of this image.
+
+    Concurrency: any number of nodes at once. Each lists the traces again after publishing and
+    starts over when there are others, so the last to publish has merged them all. Where others
+    come all the time, that is left to them in the end.
+    """
+    folder = f"traces/{digest}"
+    known: dict[str, Trace | None] = {}  # None is no trace of this image
+    newer: set[str] = set()
+    for _ in range(_ROUNDS):
+        names = await _trace_names(store, folder)
+        for name in names:
+            if name in known or name in newer:
+                continue
+            try:
+                known[name] = await _read_trace(store, folder, digest, name)
+            except UnknownVersion:
+                newer.add(name)  # whoever wrote it will want it again
+            except Corrupt:
+                known[name] = None
+            except NotFound:
+                continue
+        traces = [trace for name in names if (trace := known.get(name)) is not None]
+        use, old = hotset.sort_out(traces, runs_kept)
+        if not use:
+            raise NotFound(f"{folder}: no trace to merge")
+        hot_set = hotset.merge(digest, use)
+        await publish(store, hot_set_name(digest), hot_set.encode())
+        if await _trace_names(store, folder) == names:
+            keep = newer | {_name(folder, t) for t in use} - {_name(folder, t) for t in old}
+            await _clear(store, folder, names, keep, old)
+            break
+    return MergeResult(hot_set, len(use))
+
+
+async def _read_trace(store: Store, folder: str, digest: str, name: str) -> Trace | None:
+    """Read a trace; None if it is of another image, or has another one's name."""
+    trace = trace_format.decode(await read_all(store, name, trace_format.MAX_BYTES), name)
+    return trace if trace.digest == digest and name == _name(folder, trace) else None
+
+
+async def _clear(
+    store: Store, folder: str, names: list[str], keep: set[str], old: list[Trace]
+) -> None:
+    """Join old traces into one, and delete all that are not to be kept."""
+    if old:
+        folded = hotset.fold(old)
+        await publish(store, _name(folder, folded), folded.encode())
+        keep = keep | {_name(folder, folded)}
+    for name in names:
+        if name not in keep:
+            with suppress(NotFound):
+                await store.delete(name)
+
+
+async def _trace_names(store: Store, folder: str) -> list[str]:
+    return [info.name for info in await store.list(folder) if not info.is_folder]
+
+
+def _name(folder: str, trace: Trace) -> str:
+    return f"{folder}/{trace.started_ns:020d}-{trace.run}-{trace.node}.trace"
+
+
+def _is_of_start(name: str, trace: Trace) -> bool:
+    """Whether a name in the folder is that of a trace of the same start."""
+    started, _, rest = name.partition("-")
+    return (
+        started.isdecimal()
+        and abs(int(started) - trace.started_ns) <= SAME_START_NS
+        and rest.startswith(f"{trace.run}-")
+    )

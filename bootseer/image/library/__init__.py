@@ -1,0 +1,1 @@
+"""Images in a store: upload, list, download, verify."""

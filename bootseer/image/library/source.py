@@ -1,0 +1,135 @@
+"""The bytes of an image in the store, checked against its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from bootseer.core.image_manifest import ImageManifest
+from bootseer.core.speed import SpeedMeter
+from bootseer.errors import Corrupt
+from bootseer.image.identity import OpenImage
+from bootseer.image.library.catalog import part_object
+from bootseer.posix import read_fully
+from bootseer.store.api.base import ObjectInfo, Store
+from bootseer.store.parts import OpenParts
+from bootseer.units import KIB
+
+_INLINE_BYTES = 128 * KIB
+"""What takes no longer to check than to hand to a thread."""
+_FILE_READS = 32
+"""At once, of the file that an image was added from."""
+
+
+class ImageSource:
+    """An image in a store, open for reading until it is closed.
+
+    Attributes:
+        store: that has it.
+        digest: of the image.
+        speed: of the store.
+        file: that it was added from, and is read from instead as long as that goes well.
+        file_speed: of that.
+    """
+
+    def __init__(self, store: Store, digest: str) -> None:
+        """Name the image; nothing is read yet."""
+        self.store = store
+        self.digest = digest
+        self.speed = SpeedMeter()
+        self.file: OpenImage | None = None
+        self.file_speed = SpeedMeter()
+        self._say_lost: Callable[[str], None] = lambda reason: None
+        self._patience_s = 0.0
+        self._threads = trio.CapacityLimiter(_FILE_READS)
+        self._parts = OpenParts(store, partial(part_object, digest))
+
+    async def open_first(self) -> ObjectInfo:
+        """Open its beginning: who may not read the image, or has none, is told so at once.
+
+        Returns:
+            What the store says of that.
+
+        Raises:
+            NotFound: it is not there.
+            Denied: this process may not read it.
+        """
+        return (await self._parts.part(0)).info
+
+    def use_file(self, file: OpenImage, patience_s: float, say_lost: Callable[[str], None]) -> None:
+        """Read from now on the file that it was added from, as long as that has the image.
+
+        Args:
+            file: opened as the user who is served; stays the caller's.
+            patience_s: how long to wait for a read of it.
+            say_lost: told why, should the store be read again.
+        """
+        self.file = file
+        self._patience_s = patience_s
+        self._say_lost = say_lost
+
+    async def read(self, manifest: ImageManifest, blocks: range) -> memoryview:
+        """Read consecutive blocks of one part.
+
+        Raises:
+            Corrupt: one is not what it should be, or not there.
+            BootseerError: the store does not give them.
+        """
+        start = manifest.block_range(blocks.start).start
+        stop = manifest.block_range(blocks[-1]).stop
+        if self.file is not None:
+            found = await self._read_file(self.file, manifest, blocks, start, stop)
+            if found is not None:
+                return found
+        index = start // manifest.part_bytes
+        await self._parts.part(index)  # which the store's speed does not count
+        at = start - manifest.part_range(index).start
+        with self.speed.read(stop - start):
+            data = memoryview(await self._parts.read(index, at, stop - start))
+        if len(data) <= _INLINE_BYTES:
+            bad = manifest.bad_block(blocks, data)
+        else:
+            bad = await trio.to_thread.run_sync(manifest.bad_block, blocks, data)
+        if bad is not None:
+            raise Corrupt(
+                f"{part_object(self.digest, index)!r} in {self.store.url} is damaged at byte "
+                f"{at + manifest.block_range(bad).start - start}: block {bad} of the image has "
+                "another digest; see `bootseer image verify`"
+            )
+        return data
+
+    async def close(self) -> None:
+        """Close what is open."""
+        await self._parts.close()
+
+    async def _read_file(
+        self, file: OpenImage, manifest: ImageManifest, blocks: range, start: int, stop: int
+    ) -> memoryview | None:
+        """Read blocks from the file; None if it has something else, or nothing in time."""
+
+        def read() -> tuple[memoryview, int | None]:
+            data = memoryview(read_fully(file.fd, start, stop - start))
+            return data, manifest.bad_block(blocks, data)
+
+        try:
+            with self.file_speed.read(stop - start), trio.fail_after(self._patience_s):
+                data, bad = await trio.to_thread.run_sync(
+                    read, limiter=self._threads, abandon_on_cancel=True
+                )
+        except trio.TooSlowError:
+            self._lose_file(f"no answer within {self._patience_s:g} s")
+            return None
+        except OSError as error:
+            self._lose_file(f"{error.strerror}")
+            return None
+        if bad is not None:
+            self._lose_file(f"block {bad} of the image is another there")
+            return None
+        return data
+
+    def _lose_file(self, why: str) -> None:
+        if self.file is not None:
+            self._say_lost(f"{self.file.path} is not read any more, but the store: {why}")
+            self.file = None

@@ -1,0 +1,1 @@
+"""Rewrite an image so that a start reads it from front to back."""

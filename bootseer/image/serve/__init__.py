@@ -1,0 +1,1 @@
+"""Serve an image block by block: from the node cache, and from the store what is missing."""

@@ -1,0 +1,91 @@
+"""Bring a served image to the node: the rest while nobody reads it, or all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import trio
+
+from bootseer.cache.link import MAX_BYTES
+from bootseer.errors import BootseerError, NoSpace
+from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.node_cache import NodeCache
+
+_IDLE_S = 2.0
+"""How long nobody must have waited for the store."""
+_STREAMS = 16
+"""Fetches at once of who copies."""
+
+
+async def fill(blocks: ImageBlocks, cache: NodeCache, bytes_per_s: float) -> None:
+    """Bring what is missing into the cache, from the beginning on, until all is there.
+
+    Args:
+        blocks: the image.
+        cache: what the node has of it.
+        bytes_per_s: how fast; 0 for not at all.
+
+    Cancellation: what is being fetched arrives all the same.
+    """
+    if not bytes_per_s:
+        return
+    await trio.sleep(_IDLE_S)  # what came before may have been the end of the job
+    for wanted in _missing(blocks, cache):
+        await until_idle(blocks)
+        if not cache.grows:
+            return
+        began = trio.current_time()
+        try:
+            size_bytes = await blocks.bring(wanted)
+        except BootseerError:
+            return  # who needs them will be told
+        await trio.sleep_until(began + size_bytes / bytes_per_s)
+
+
+async def copy(blocks: ImageBlocks, cache: NodeCache) -> int:
+    """Bring all that is missing into the cache, as fast as it comes.
+
+    Returns:
+        How many bytes came from the store.
+
+    Raises:
+        BootseerError: the store does not give them, or the node has no room.
+    """
+    copied_bytes = 0
+    steps = _missing(blocks, cache)
+    failed: list[BootseerError] = []
+
+    async def take() -> None:
+        nonlocal copied_bytes
+        for wanted in steps:
+            if failed:
+                return
+            try:
+                size_bytes = await blocks.bring(wanted)
+                copied_bytes += size_bytes
+                if not cache.grows:
+                    raise NoSpace("the block cache has no room for all of the image")
+            except BootseerError as error:
+                failed.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(_STREAMS):
+            nursery.start_soon(take)
+    if failed:
+        raise failed[0]
+    return copied_bytes
+
+
+def _missing(blocks: ImageBlocks, cache: NodeCache) -> Iterator[list[int]]:
+    """Name what is missing, as much of it at once as one fetch brings."""
+    per_step = MAX_BYTES // blocks.manifest.block_bytes
+    for first in range(0, blocks.manifest.blocks, per_step):
+        wanted = cache.missing(range(first, min(first + per_step, blocks.manifest.blocks)))
+        if wanted:
+            yield wanted
+
+
+async def until_idle(blocks: ImageBlocks) -> None:
+    """Wait until nobody has waited for the store for a while."""
+    while trio.current_time() < (until := blocks.urgent_at + _IDLE_S):
+        await trio.sleep_until(until)

@@ -1,0 +1,155 @@
+"""What a mount of an image shows: a folder with one file, the image."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from bootseer.errors import BootseerError
+from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, OpenedFile
+from bootseer.image.library.catalog import FILE_NAME
+from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.touch_log import TouchLog
+
+_NAME = FILE_NAME.encode()
+_FILE_INODE = ROOT_INODE + 1
+_NEVER_S = 365 * 86400.0
+
+
+class MissingImage:
+    """An empty folder, in place of an image that cannot be served: who looks for it is told so."""
+
+    valid_s = 0.0
+
+    def __init__(self, uid: int, gid: int) -> None:
+        """Show the folder of a user."""
+        self._root = Attributes(ROOT_INODE, stat.S_IFDIR | 0o555, links=2, uid=uid, gid=gid)
+
+    def attach(self, kernel: Kernel) -> None:
+        """Has nothing to tell the kernel."""
+
+    async def lookup(self, parent: int, name: bytes) -> Attributes:
+        """There is nothing."""
+        raise _missing()
+
+    async def attributes(self, inode: int) -> Attributes:
+        """Return the folder's attributes."""
+        return self._root
+
+    async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
+        """There are none."""
+        return []
+
+    async def link_target(self, inode: int) -> bytes:
+        """There are no links."""
+        raise _missing()
+
+    async def open(self, inode: int, flags: int) -> OpenedFile:
+        """There are no files."""
+        raise _missing()
+
+    async def read(self, handle: int, offset: int, size_bytes: int) -> bytes:
+        """There are no files."""
+        raise _missing()
+
+    async def close(self, handle: int) -> None:
+        """There are no files."""
+
+    def forget(self, inode: int) -> None:
+        """There are no files."""
+
+
+class ImageView:
+    """A served image, and a record of what is read of it.
+
+    Whoever opens the file with O_NOATIME only reads ahead: others go first, and it is not recorded.
+
+    Attributes:
+        touched: what was read by others than who reads ahead.
+    """
+
+    valid_s = _NEVER_S
+
+    def __init__(
+        self,
+        blocks: ImageBlocks,
+        size_bytes: int,
+        mtime_ns: int,
+        uid: int,
+        gid: int,
+        on_error: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """Show an image.
+
+        Args:
+            blocks: what is in it.
+            size_bytes: its length.
+            mtime_ns: when it was last changed.
+            uid, gid: who owns folder and file.
+            on_error: told why something could not be read.
+        """
+        self.touched = TouchLog()
+        self._blocks = blocks
+        self._on_error = on_error
+        self._handles: dict[int, bool] = {}  # whether it only reads ahead
+        self._next_handle = count(1)
+        common = {"mtime_ns": mtime_ns, "ctime_ns": mtime_ns, "uid": uid, "gid": gid}
+        self._root = Attributes(ROOT_INODE, stat.S_IFDIR | 0o555, links=2, **common)
+        self._file = Attributes(_FILE_INODE, stat.S_IFREG | 0o444, size_bytes, **common)
+
+    def attach(self, kernel: Kernel) -> None:
+        """Learn the way to the kernel: only to ask what was read, for an image does not change."""
+        self.touched.attach(kernel.reads)
+
+    async def lookup(self, parent: int, name: bytes) -> Attributes:
+        """Return the file's attributes; there are no other names."""
+        if parent != ROOT_INODE or name != _NAME:
+            raise _missing()
+        return self._file
+
+    async def attributes(self, inode: int) -> Attributes:
+        """Return the attributes of folder or file."""
+        return self._root if inode == ROOT_INODE else self._file
+
+    async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
+        """Return the file."""
+        return [(_NAME, self._file)]
+
+    async def link_target(self, inode: int) -> bytes:
+        """There are no links."""
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    async def open(self, inode: int, flags: int) -> OpenedFile:
+        """Open the file."""
+        handle = next(self._next_handle)
+        self._handles[handle] = bool(flags & os.O_NOATIME)
+        return OpenedFile(handle, keep_cache=True)
+
+    async def read(self, handle: int, offset: int, size_bytes: int) -> memoryview:
+        """Return bytes of the image.
+
+        Raises:
+            OSError: EIO, whatever the reason: to a program, an open file is there and may be read.
+        """
+        is_ahead = self._handles[handle]
+        if not is_ahead:
+            self.touched.note(offset, min(offset + size_bytes, self._file.size_bytes))
+        try:
+            return await self._blocks.read(offset, size_bytes, is_urgent=not is_ahead)
+        except BootseerError as error:
+            self._on_error(str(error))
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
+
+    async def close(self, handle: int) -> None:
+        """Forget a handle."""
+        del self._handles[handle]
+
+    def forget(self, inode: int) -> None:
+        """Folder and file stay what they are."""
+
+
+def _missing() -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

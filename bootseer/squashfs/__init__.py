@@ -1,0 +1,1 @@
+"""Squashfs images: superblock, tables, reader, writer."""

@@ -1,0 +1,293 @@
+"""The inodes and directories of a squashfs, from the bytes of its tables.
+
+Source: the on-disk format 4.0 as documented in the kernel's Documentation/filesystems/squashfs
+and in "Squashfs Binary Format" (dr-emann.github.io/squashfs). An inode is referred to by where its
+block begins in the table as stored, and where in that block it begins.
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bootseer.errors import Corrupt
+from bootseer.squashfs.superblock import BLOCK_RAW, METADATA_BYTES, NO_FRAGMENT, NO_XATTRS
+
+_HEADER = struct.Struct("<4H2I")  # type, mode, owner, group, mtime, number
+_DIRECTORY = struct.Struct("<2I2HI")  # block, links, size, offset, parent
+_FILE = struct.Struct("<4I")  # start, fragment, offset in it, size
+_LINKS = struct.Struct("<I")
+_PAIR = struct.Struct("<2I")  # links and length of the target, or device
+_LONG_DIRECTORY = struct.Struct("<4I2HI")  # links, size, block, parent, index, offset, attributes
+_LONG_FILE = struct.Struct("<3Q4I")  # start, size, sparse, links, fragment, offset, attributes
+_INDEX = struct.Struct("<3I")  # offset, block, length of the name less one
+_LIST_HEADER = struct.Struct("<3I")  # entries less one, inodes' block, inode number
+_LIST_ENTRY = struct.Struct("<HhHH")  # offset, inode number, type, length of the name less one
+
+_KINDS = (
+    *(0, stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK),
+    *(stat.S_IFBLK, stat.S_IFCHR, stat.S_IFIFO, stat.S_IFSOCK),
+)
+_LONG = 7
+"""From here on the types repeat, with more fields."""
+
+_EMPTY_LIST = 3
+"""A directory's size counts three bytes that are not there, for . and .."""
+
+
+class Fragment(NamedTuple):
+    """A fragment block: where it begins, and its stored length with BLOCK_RAW."""
+
+    start: int
+    length: int
+
+
+class MetadataTable(NamedTuple):
+    """A table as its blocks' contents, one after the other, and where each was stored.
+
+    ``places`` has each block's place, relative to the table's start, and its number.
+    """
+
+    data: bytes
+    places: dict[int, int]
+
+    def locate(self, block: int, offset: int) -> int:
+        """Return where in ``data`` that is.
+
+        Raises:
+            Corrupt: there is no such block.
+        """
+        number = self.places.get(block)
+        if number is None or offset >= METADATA_BYTES:
+            raise Corrupt("the image's tables refer to a place outside them")
+        return number * METADATA_BYTES + offset
+
+
+@dataclass(frozen=True, slots=True)
+class Inode:
+    """One inode. What does not apply is 0, b"" or (), without a fragment or attributes NO_….
+
+    Attributes:
+        at: where it begins in the table's data.
+        long: it is of the type with more fields.
+        number: its own.
+        mode: type and permissions, as in stat.
+        owner: index into the table of owners.
+        group: the same.
+        mtime: seconds since 1970.
+        links: how many names it has.
+        size: of a file or directory, in bytes.
+        start: of a file's first block in the image; of a directory's list, its block in the table.
+        blocks: a file's blocks: stored lengths, with BLOCK_RAW; 0 for a hole of zeros.
+        blocks_at: where in the table's data those are.
+        fragment: number of the fragment block with a file's end.
+        offset: of a file's end in the fragment, or of a directory's list in its block.
+        indexes_at: where in the table's data the parts of a directory's index begin.
+        device: as in stat.
+        target: what a symbolic link says.
+        xattrs: number of its attributes.
+    """
+
+    at: int
+    long: bool
+    number: int
+    mode: int
+    owner: int
+    group: int
+    mtime: int
+    links: int = 1
+    size: int = 0
+    start: int = 0
+    blocks: tuple[int, ...] = ()
+    blocks_at: int = 0
+    fragment: int = NO_FRAGMENT
+    offset: int = 0
+    indexes_at: tuple[int, ...] = ()
+    device: int = 0
+    target: bytes = b""
+    xattrs: int = NO_XATTRS
+
+    @property
+    def is_directory(self) -> bool:
+        """It is a directory."""
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        """It is a regular file."""
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What a file's blocks take in the image, without its end in a fragment."""
+        return sum(length & ~BLOCK_RAW for length in self.blocks)
+
+
+class DirectoryEntry(NamedTuple):
+    """A name in a directory, and where in the inode table's data its inode begins."""
+
+    name: bytes
+    at: int
+
+
+def read_inodes(table: MetadataTable, block_size: int) -> Iterator[Inode]:
+    """Yield all inodes in the order in which they are stored.
+
+    Raises:
+        Corrupt: the table is damaged.
+    """
+    at = 0
+    while at < len(table.data):
+        try:
+            inode, at = _read_inode(table.data, at, block_size)
+        except struct.error as error:
+            raise Corrupt("the image's table of inodes is cut short") from error
+        yield inode
+
+
+def read_directory(
+    directories: MetadataTable, inodes: MetadataTable, inode: Inode
+) -> Iterator[DirectoryEntry]:
+    """Yield a directory's entries, in order.
+
+    Raises:
+        Corrupt: the directory is damaged.
+    """
+    at, stop = _extent(directories, inode)
+    for header_at, count in _headers(directories, at, stop):
+        _, block, _ = _LIST_HEADER.unpack_from(directories.data, header_at)
+        at = header_at + _LIST_HEADER.size
+        for _ in range(count):
+            try:
+                offset, _, _, length = _LIST_ENTRY.unpack_from(directories.data, at)
+            except struct.error as error:
+                raise Corrupt("a directory of the image is cut short") from error
+            at += _LIST_ENTRY.size
+            name = directories.data[at : at + length + 1]
+            at += length + 1
+            if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
+                raise Corrupt(f"a directory of the image has an impossible name: {name!r}")
+            yield DirectoryEntry(name, inodes.locate(block, offset))
+
+
+def header_places(directories: MetadataTable, inode: Inode) -> Iterator[int]:
+    """Yield where in a directory's list stands in which block the inodes that follow are.
+
+    Raises:
+        Corrupt: the directory is damaged.
+    """
+    for at, _ in _headers(directories, *_extent(directories, inode)):
+        yield at + 4
+
+
+def _extent(directories: MetadataTable, inode: Inode) -> tuple[int, int]:
+    if inode.size <= _EMPTY_LIST:
+        return 0, 0
+    at = directories.locate(inode.start, inode.offset)
+    stop = at + inode.size - _EMPTY_LIST
+    if stop > len(directories.data):
+        raise Corrupt("a directory of the image goes past the table's end")
+    return at, stop
+
+
+def _headers(directories: MetadataTable, at: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield where a list's parts begin, and how many entries each has."""
+    try:
+        while at < stop:
+            count = _LIST_HEADER.unpack_from(directories.data, at)[0] + 1
+            if count > (stop - at) // (_LIST_ENTRY.size + 1):
+                break
+            yield at, count
+            at += _LIST_HEADER.size
+            for _ in range(count):
+                at += _LIST_ENTRY.size + _LIST_ENTRY.unpack_from(directories.data, at)[3] + 1
+    except struct.error as error:
+        raise Corrupt("a directory of the image is cut short") from error
+    if at != stop:
+        raise Corrupt("a directory of the image is damaged")
+
+
+def _read_inode(data: bytes, at: int, block_size: int) -> tuple[Inode, int]:
+    """Read the inode at a place; return it and where the next one begins."""
+    kind, mode, owner, group, mtime, number = _HEADER.unpack_from(data, at)
+    long = kind > _LONG
+    try:
+        form = _KINDS[kind - _LONG if long else kind]
+    except IndexError:
+        form = 0
+    if not form:
+        raise Corrupt(f"the image has an inode of unknown type {kind}")
+    common = (at, long, number, form | (mode & 0o7777), owner, group, mtime)
+    at += _HEADER.size
+    if form == stat.S_IFDIR:
+        return _read_directory_inode(common, data, at, long)
+    if form == stat.S_IFREG:
+        return _read_file_inode(common, data, at, long, block_size)
+    return _read_other_inode(common, data, at, long, form)
+
+
+_Common = tuple[int, bool, int, int, int, int, int]
+
+
+def _read_directory_inode(common: _Common, data: bytes, at: int, long: bool) -> tuple[Inode, int]:
+    if not long:
+        block, links, size, offset, _ = _DIRECTORY.unpack_from(data, at)
+        inode = Inode(*common, links=links, size=size, start=block, offset=offset)
+        return inode, at + _DIRECTORY.size
+    links, size, block, _, count, offset, xattrs = _LONG_DIRECTORY.unpack_from(data, at)
+    at += _LONG_DIRECTORY.size
+    indexes = []
+    for _ in range(count):
+        indexes.append(at)
+        at += _INDEX.size + _INDEX.unpack_from(data, at)[2] + 1
+    places = tuple(indexes)
+    fields = {"links": links, "size": size, "start": block, "offset": offset, "xattrs": xattrs}
+    return Inode(*common, indexes_at=places, **fields), at
+
+
+def _read_file_inode(
+    common: _Common, data: bytes, at: int, long: bool, block_size: int
+) -> tuple[Inode, int]:
+    links, xattrs = 1, NO_XATTRS
+    if long:
+        start, size, _, links, fragment, offset, xattrs = _LONG_FILE.unpack_from(data, at)
+        at += _LONG_FILE.size
+    else:
+        start, fragment, offset, size = _FILE.unpack_from(data, at)
+        at += _FILE.size
+    count = size // block_size if fragment != NO_FRAGMENT else -(-size // block_size)
+    if count > (len(data) - at) // 4:
+        raise Corrupt("a file of the image has more blocks than the table holds")
+    blocks = struct.unpack_from(f"<{count}I", data, at)
+    if any(length & ~BLOCK_RAW > block_size for length in blocks):
+        raise Corrupt("a file of the image has a block larger than the superblock allows")
+    fields = {"links": links, "size": size, "start": start, "blocks_at": at}
+    fields |= {"fragment": fragment, "offset": offset, "xattrs": xattrs}
+    return Inode(*common, blocks=blocks, **fields), at + 4 * count
+
+
+def _read_other_inode(
+    common: _Common, data: bytes, at: int, long: bool, form: int
+) -> tuple[Inode, int]:
+    fields = {}
+    target = b""
+    if form in (stat.S_IFIFO, stat.S_IFSOCK):
+        (fields["links"],) = _LINKS.unpack_from(data, at)
+        at += _LINKS.size
+    else:
+        fields["links"], value = _PAIR.unpack_from(data, at)
+        at += _PAIR.size
+        if form == stat.S_IFLNK:
+            target = data[at : at + value]
+            if len(target) < value:
+                raise Corrupt("a symbolic link of the image goes past the table's end")
+            at += value
+        else:
+            fields["device"] = value
+    if long:
+        (fields["xattrs"],) = _LINKS.unpack_from(data, at)
+        at += _LINKS.size
+    return Inode(*common, target=target, **fields), at

@@ -1,0 +1,403 @@
+"""A squashfs image read without mounting it: its tree, its files' contents, where their data is.
+
+The image is somebody's file and may be damaged, or made to harm. All tables are held in memory,
+and so are bounded, by the MAX_… below.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+
+from bootseer.core.ranges import ByteRange
+from bootseer.errors import Corrupt, NotFound, Unavailable
+from bootseer.squashfs.codec import decompressor
+from bootseer.squashfs.inodes import (
+    DirectoryEntry,
+    Fragment,
+    Inode,
+    MetadataTable,
+    read_directory,
+    read_inodes,
+)
+from bootseer.squashfs.superblock import (
+    BLOCK_RAW,
+    METADATA_BYTES,
+    METADATA_RAW,
+    NO_FRAGMENT,
+    NO_TABLE,
+    NO_XATTRS,
+    SUPERBLOCK_BYTES,
+    decode_superblock,
+)
+from bootseer.squashfs.xattrs import SET, read_xattrs
+
+MAX_TABLE_BYTES = 48 << 20
+"""Of one table's contents: 30 times the inodes of 40,000 files."""
+
+MAX_INODES = 600_000
+MAX_NAMES = 1_000_000
+MAX_BLOCKS = 1_000_000
+"""Of all files; 130 GB of content in blocks of 128 KiB."""
+
+MAX_SHARED = 4
+"""How many times over directories may share what their table holds; no known writer lets them."""
+
+_LENGTH = struct.Struct("<H")
+_FRAGMENT = struct.Struct("<QII")
+_XATTRS = struct.Struct("<QII")  # where the values begin, number of sets, unused
+_SIZE = struct.Struct("<I")
+_PLACE = struct.Struct("<Q")
+_FRAGMENTS_KEPT = 16
+"""Decompressed, in memory: a directory's files mostly have their ends in few of them."""
+
+
+class Squashfs:
+    """An open image. Not safe from several threads at once.
+
+    Attributes:
+        path: of the image.
+        size_bytes: of the file.
+        mode: permissions of the file.
+        superblock: of the image.
+        inode_table: all inodes.
+        directory_table: all directories' lists.
+        fragments: the blocks with files' ends.
+        export: references of all inodes, by number; empty where the image has no such table.
+        ids: the users and groups that own files, as stored.
+        xattr_sets: which extended attributes files have, as stored.
+        xattr_values: the attributes.
+        inodes: by where they begin in the inode table's data.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open an image and read its tables; close it with `close`, or as a context.
+
+        Raises:
+            NotFound: there is no such file.
+            Unavailable: it cannot be read, or is compressed in a way that is not known here.
+            Corrupt: it is no squashfs, or a damaged or unreasonably large one.
+        """
+        self.path = path
+        try:
+            # A pipe at that path must not make this wait.
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no image {path}") from error
+        except OSError as error:
+            raise Unavailable(f"cannot open the image {path}: {error.strerror}") from error
+        try:
+            info = os.fstat(self._fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise Unavailable(f"{path} is not a regular file")
+            self.size_bytes, self.mode = info.st_size, info.st_mode & 0o777
+            data = self.pread(0, min(SUPERBLOCK_BYTES, self.size_bytes))
+            self.superblock = decode_superblock(data, self.size_bytes)
+            self.decompress = decompressor(self.superblock.compressor)
+            self._read_tables()
+        except Corrupt as error:
+            self.close()
+            raise Corrupt(f"{path}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._fragment = lru_cache(_FRAGMENTS_KEPT)(self._read_fragment)
+
+    def __enter__(self) -> Squashfs:
+        """Return the image."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the image."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def data_start(self) -> int:
+        """Where files' data may begin: behind the superblock and the compressor's options."""
+        if not self.superblock.has_options:
+            return SUPERBLOCK_BYTES
+        (length,) = _LENGTH.unpack(self.pread(SUPERBLOCK_BYTES, _LENGTH.size))
+        return SUPERBLOCK_BYTES + _LENGTH.size + int(length & ~METADATA_RAW)
+
+    @property
+    def root(self) -> Inode:
+        """The root directory."""
+        root = self.superblock.root
+        return self.inode_at(self.inode_table.locate(root >> 16, root & 0xFFFF))
+
+    def inode_at(self, at: int) -> Inode:
+        """Return the inode that begins there in the inode table's data.
+
+        Raises:
+            Corrupt: there is none.
+        """
+        inode = self.inodes.get(at)
+        if inode is None:
+            raise Corrupt("the image's tables refer to an inode that is none")
+        return inode
+
+    def walk(self) -> Iterator[tuple[bytes, Inode]]:
+        """Yield every path and its inode, in the order of the paths' parts; the root's is b"/".
+
+        Raises:
+            Corrupt: the tree is none, or has unreasonably many names.
+        """
+        seen = {self.root.at}
+        yield b"/", self.root
+        found = self._sorted(self.root, MAX_NAMES)
+        names = MAX_NAMES - len(found)
+        left = [(b"", iter(found))]
+        while left:
+            folder, entries = left[-1]
+            entry = next(entries, None)
+            if entry is None:
+                left.pop()
+                continue
+            path, inode = folder + b"/" + entry.name, self.inode_at(entry.at)
+            yield path, inode
+            if inode.is_directory:
+                if inode.at in seen:
+                    raise Corrupt(f"a directory of {self.path} has two places in its tree")
+                seen.add(inode.at)
+                found = self._sorted(inode, names)
+                names -= len(found)
+                left.append((path, iter(found)))
+
+    def _sorted(self, directory: Inode, most: int) -> list[DirectoryEntry]:
+        entries = read_directory(self.directory_table, self.inode_table, directory)
+        found = sorted(islice(entries, most + 1))
+        if len(found) > most:
+            raise Corrupt(f"the image {self.path} has more than {MAX_NAMES} names")
+        return found
+
+    def stored(self, inode: Inode) -> Iterator[tuple[ByteRange, int, int]]:
+        """Yield where a file's blocks are, their stored length, and their length as content."""
+        at, left = inode.start, inode.size
+        for length in inode.blocks:
+            content = min(left, self.superblock.block_size)
+            yield ByteRange(at, at + (length & ~BLOCK_RAW)), length, content
+            at += length & ~BLOCK_RAW
+            left -= content
+
+    def content(self, inode: Inode) -> Iterator[bytes]:
+        """Yield a file's content, a block at a time.
+
+        Raises:
+            Corrupt: it cannot be decompressed, or is longer or shorter than the inode says.
+        """
+        for (start, _), length, size_bytes in self.stored(inode):
+            yield self.block(start, length, size_bytes)
+        yield from self.tail(inode)
+
+    def tail(self, inode: Inode) -> Iterator[bytes]:
+        """Yield what of a file lies in a fragment; raises Corrupt."""
+        if inode.fragment == NO_FRAGMENT:
+            return
+        size_bytes = inode.size - len(inode.blocks) * self.superblock.block_size
+        if inode.fragment >= len(self.fragments):
+            raise Corrupt("a file of the image has its end in a fragment that is none")
+        data = self._fragment(inode.fragment)[inode.offset : inode.offset + size_bytes]
+        if len(data) != size_bytes:
+            raise Corrupt("a file of the image has its end outside of the fragment")
+        if data:
+            yield data
+
+    def block(self, start: int, length: int, size_bytes: int) -> bytes:
+        """Return what a data block holds.
+
+        Args:
+            start: of the block in the image.
+            length: as stored, with BLOCK_RAW; 0 for a hole.
+            size_bytes: how much comes out.
+
+        Raises:
+            Corrupt: another amount comes out, or none.
+        """
+        if not length:
+            return bytes(size_bytes)
+        data = self._most(start, length, size_bytes)
+        if len(data) != size_bytes:
+            raise Corrupt("a block of the image holds another amount than its inode says")
+        return data
+
+    def whole_fragment(self, fragment: Fragment) -> bytes:
+        """Return what a fragment block holds; raises Corrupt."""
+        return self._most(fragment.start, fragment.length, self.superblock.block_size)
+
+    def xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        """Return a file's extended attributes; raises Corrupt."""
+        if inode.xattrs == NO_XATTRS:
+            return {}
+        try:
+            reference, count, _ = SET.unpack_from(self.xattr_sets, inode.xattrs * SET.size)
+        except struct.error as error:
+            raise Corrupt(
+                "a file of the image has extended attributes that are not there"
+            ) from error
+        return {x.name: x.value for x in read_xattrs(self.xattr_values, reference, count)}
+
+    def owner(self, index: int) -> int:
+        """Return the user or group id of that index; raises Corrupt."""
+        try:
+            return int(_SIZE.unpack_from(self.ids, index * _SIZE.size)[0])
+        except struct.error as error:
+            raise Corrupt("a file of the image has an unknown owner") from error
+
+    def index(self, start: int, count: int, row_bytes: int) -> list[int]:
+        """Return where the blocks of a table begin that has ``count`` rows, and an index.
+
+        Args:
+            start: of the index.
+            count: of rows.
+            row_bytes: of a row, a power of two.
+
+        Raises:
+            Corrupt: the index goes past the end.
+        """
+        blocks = -(-count * row_bytes // METADATA_BYTES)
+        if blocks * METADATA_BYTES > MAX_TABLE_BYTES:
+            raise Corrupt("a table of the image is unreasonably large")
+        data = self.pread(start, blocks * _PLACE.size)
+        return [place for (place,) in _PLACE.iter_unpack(data)]
+
+    def pread(self, start: int, size_bytes: int) -> bytes:
+        """Return bytes of the file.
+
+        Raises:
+            Corrupt: it ends before.
+            Unavailable: they cannot be read.
+        """
+        if start + size_bytes > self.size_bytes:
+            raise Corrupt("the image is cut short")
+        try:
+            data = os.pread(self._fd, size_bytes, start)
+            while 0 < len(data) < size_bytes and (
+                more := os.pread(self._fd, size_bytes - len(data), start + len(data))
+            ):
+                data += more
+        except OSError as error:
+            raise Unavailable(f"cannot read the image {self.path}: {error.strerror}") from error
+        if len(data) < size_bytes:
+            raise Corrupt("the image is cut short")
+        return data
+
+    def _read_tables(self) -> None:
+        block = self.superblock
+        fragments = self._indexed(block.fragment_table, block.fragments, _FRAGMENT.size)
+        export = self._indexed(block.export_table, block.inodes, _PLACE.size)
+        ids = self._indexed(block.id_table, block.ids, _SIZE.size)
+        later = (block.id_table, block.xattr_table, block.fragment_table, block.export_table)
+        behind = [start for start in later if start != NO_TABLE]
+        behind += [table[0] for table in (fragments, export, ids) if table]
+        stop = min(start for start in behind)
+        if stop < block.directory_table:
+            raise Corrupt("the image's tables are out of order")
+        self.inode_table = self._table(ByteRange(block.inode_table, block.directory_table))
+        self.directory_table = self._table(ByteRange(block.directory_table, stop))
+        self.ids = self._gather(ids, block.ids * _SIZE.size)
+        count = block.fragments if fragments else 0
+        rows = _FRAGMENT.iter_unpack(self._gather(fragments, count * _FRAGMENT.size))
+        self.fragments = [Fragment(start, length) for start, length, _ in rows]
+        if count != block.fragments or any(
+            length & ~BLOCK_RAW > block.block_size for _, length in self.fragments
+        ):
+            raise Corrupt("the image's table of fragments is damaged")
+        count = block.inodes if export else 0
+        rows = _PLACE.iter_unpack(self._gather(export, count * _PLACE.size))
+        self.export = [reference for (reference,) in rows]
+        self.inodes = self._read_inodes()
+        self._read_xattrs()
+
+    def _read_inodes(self) -> dict[int, Inode]:
+        block = self.superblock
+        if block.inodes > MAX_INODES:
+            raise Corrupt(f"the image has {block.inodes} inodes: more than {MAX_INODES}")
+        inodes: dict[int, Inode] = {}
+        blocks = listed_bytes = 0
+        for inode in read_inodes(self.inode_table, block.block_size):
+            inodes[inode.at] = inode
+            blocks += len(inode.blocks)
+            listed_bytes += inode.size if inode.is_directory else 0
+            if len(inodes) > block.inodes or blocks > MAX_BLOCKS:
+                break
+        if len(inodes) != block.inodes or blocks > MAX_BLOCKS:
+            raise Corrupt("the image has more files or blocks than it may, or fewer than it says")
+        if listed_bytes > MAX_SHARED * (len(self.directory_table.data) + 3 * len(inodes)):
+            raise Corrupt("the image's directories overlap")
+        return inodes
+
+    def _read_xattrs(self) -> None:
+        self.xattr_sets, self.xattr_values = b"", MetadataTable(b"", {})
+        at = self.superblock.xattr_table
+        if at == NO_TABLE:
+            return
+        start, count, _ = _XATTRS.unpack(self.pread(at, _XATTRS.size))
+        index = self.index(at + _XATTRS.size, count, SET.size)
+        self.xattr_sets = self._gather(index, count * SET.size)
+        if index:
+            self.xattr_values = self._table(ByteRange(start, index[0]))
+
+    def _indexed(self, start: int, count: int, row_bytes: int) -> list[int]:
+        return [] if start == NO_TABLE else self.index(start, count, row_bytes)
+
+    def _gather(self, places: list[int], size_bytes: int) -> bytes:
+        """Read the blocks of a table that has an index; it must hold that much."""
+        data = b"".join(self._table_block(place)[0] for place in places)
+        if len(data) < size_bytes:
+            raise Corrupt("a table of the image holds less than it should")
+        return data[:size_bytes]
+
+    def _table(self, extent: ByteRange) -> MetadataTable:
+        """Read a table whose blocks lie side by side."""
+        found: list[bytes] = []
+        places: dict[int, int] = {}
+        at = extent.start
+        while at < extent.stop:
+            if len(found) * METADATA_BYTES >= MAX_TABLE_BYTES:
+                raise Corrupt("a table of the image is unreasonably large")
+            if found and len(found[-1]) != METADATA_BYTES:
+                raise Corrupt("a table of the image has a hole")
+            places[at - extent.start] = len(found)
+            data, at = self._table_block(at)
+            found.append(data)
+        if at != extent.stop:
+            raise Corrupt("a table of the image has no end")
+        return MetadataTable(b"".join(found), places)
+
+    def _table_block(self, at: int) -> tuple[bytes, int]:
+        """Return what a table's block holds, and where the next one begins."""
+        (length,) = _LENGTH.unpack(self.pread(at, _LENGTH.size))
+        size_bytes = length & ~METADATA_RAW
+        if size_bytes > METADATA_BYTES or not size_bytes:
+            raise Corrupt("a table of the image has a block of impossible length")
+        data = self.pread(at + _LENGTH.size, size_bytes)
+        if not length & METADATA_RAW:
+            data = self.decompress(data, METADATA_BYTES)
+        return data, at + _LENGTH.size + size_bytes
+
+    def _most(self, start: int, length: int, size_bytes: int) -> bytes:
+        data = self.pread(start, length & ~BLOCK_RAW)
+        try:
+            return data if length & BLOCK_RAW else self.decompress(data, size_bytes)
+        except Corrupt as error:
+            raise Corrupt(f"{self.path}: {error}, at byte {start}") from error
+
+    def _read_fragment(self, number: int) -> bytes:
+        return self.whole_fragment(self.fragments[number])

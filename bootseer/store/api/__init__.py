@@ -1,0 +1,1 @@
+"""The store protocol: roles, names, rules for writers."""

@@ -1,0 +1,1 @@
+"""Object stores (S3, GCS, Azure), by pyarrow's file systems."""

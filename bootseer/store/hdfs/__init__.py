@@ -1,0 +1,1 @@
+"""HDFS, by hdfs-native: no Java on the nodes."""

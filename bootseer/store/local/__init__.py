@@ -1,0 +1,1 @@
+"""A directory as a store, and what works on directories through descriptors."""

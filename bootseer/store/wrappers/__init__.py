@@ -1,0 +1,1 @@
+"""Stores around a store: retries, reopened reads, replayed writes, limits."""

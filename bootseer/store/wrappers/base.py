@@ -1,0 +1,216 @@
+"""A store around a store: what wrappers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+from bootseer.errors import Unavailable
+from bootseer.store.api.base import (
+    Appender,
+    BlockLocation,
+    Capabilities,
+    Data,
+    FolderListing,
+    ObjectInfo,
+    Placement,
+    Reader,
+    Store,
+    StoreSpace,
+    Writer,
+)
+
+T = TypeVar("T")
+
+
+class WrappedStore(ABC):
+    """Hands every operation to another store, through one method that subclasses fill in.
+
+    Opening an object, each read of it, creating one, each write and the commit are operations of
+    their own; leaving the block is not, because stores promise that it ends.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        """Wrap the store `inner`."""
+        self._inner = inner
+
+    @abstractmethod
+    async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Carry out one operation of the inner store, by awaiting `call()`.
+
+        Args:
+            operation: a method's name, of Store, Reader or Writer.
+            name: the object or folder, for messages; the source of a rename.
+            call: starts the operation; each call starts it anew.
+        """
+
+    @property
+    def url(self) -> str:
+        """See `Store.url`."""
+        return self._inner.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Store.capabilities`."""
+        return self._inner.capabilities
+
+    async def stat(self, name: str) -> ObjectInfo:
+        """See `Store.stat`."""
+        return await self.around("stat", name, lambda: self._inner.stat(name))
+
+    async def list(self, folder: str = "") -> FolderListing:
+        """See `Store.list`."""
+        return await self.around("list", folder, lambda: self._inner.list(folder))
+
+    @asynccontextmanager
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
+        """See `Store.open`."""
+        async with AsyncExitStack() as block:
+            opened = partial(self._inner.open, name, known=known, version=version)
+            reader = await self.around("open", name, lambda: block.enter_async_context(opened()))
+            yield _WrappedReader(self, reader)
+
+    @asynccontextmanager
+    async def create(
+        self,
+        name: str,
+        *,
+        overwrite: bool = True,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Writer]:
+        """See `Store.create`."""
+
+        def create() -> AbstractAsyncContextManager[Writer]:
+            return self._inner.create(
+                name,
+                overwrite=overwrite,
+                mode=mode,
+                replication=replication,
+                block_bytes=block_bytes,
+            )
+
+        async with AsyncExitStack() as block:
+            writer = await self.around("create", name, lambda: block.enter_async_context(create()))
+            yield _WrappedWriter(self, name, writer)
+
+    @asynccontextmanager
+    async def append(
+        self,
+        name: str,
+        *,
+        mode: int | None = None,
+        replication: int | None = None,
+        block_bytes: int | None = None,
+    ) -> AsyncIterator[Appender]:
+        """See `Store.append`."""
+
+        def append() -> AbstractAsyncContextManager[Appender]:
+            return self._inner.append(
+                name, mode=mode, replication=replication, block_bytes=block_bytes
+            )
+
+        async with AsyncExitStack() as block:
+            appender = await self.around(
+                "append", name, lambda: block.enter_async_context(append())
+            )
+            yield _WrappedAppender(self, name, appender)
+
+    async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """See `Store.rename`."""
+        await self.around(
+            "rename", source, lambda: self._inner.rename(source, target, overwrite=overwrite)
+        )
+
+    async def delete(self, name: str) -> None:
+        """See `Store.delete`."""
+        await self.around("delete", name, lambda: self._inner.delete(name))
+
+    async def delete_tree(self, name: str) -> None:
+        """See `Store.delete_tree`."""
+        await self.around("delete_tree", name, lambda: self._inner.delete_tree(name))
+
+    async def mkdir(self, name: str, *, mode: int | None = None) -> None:
+        """See `Store.mkdir`."""
+        await self.around("mkdir", name, lambda: self._inner.mkdir(name, mode=mode))
+
+    async def set_mode(self, name: str, mode: int) -> None:
+        """See `Store.set_mode`."""
+        await self.around("set_mode", name, lambda: self._inner.set_mode(name, mode))
+
+    async def set_mtime(self, name: str, mtime_ns: int) -> None:
+        """See `Store.set_mtime`."""
+        await self.around("set_mtime", name, lambda: self._inner.set_mtime(name, mtime_ns))
+
+    async def set_replication(self, name: str, copies: int) -> None:
+        """See `Store.set_replication`."""
+        await self.around(
+            "set_replication", name, lambda: self._inner.set_replication(name, copies)
+        )
+
+    async def space(self) -> StoreSpace:
+        """See `Store.space`."""
+        return await self.around("space", "", self._inner.space)
+
+    async def block_locations(self, name: str) -> Sequence[BlockLocation]:
+        """See `Placement.block_locations`; Unavailable where the inner store has no such role."""
+        inner = self._inner
+        if not isinstance(inner, Placement):
+            raise Unavailable(f"{self.url} does not tell where {name!r} is kept")
+        placement: Placement = inner
+        return await self.around("block_locations", name, lambda: placement.block_locations(name))
+
+    async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
+        """See `Store.reap_temporaries`."""
+        return await self.around(
+            "reap_temporaries",
+            folder,
+            lambda: self._inner.reap_temporaries(older_than_s, folder),
+        )
+
+
+class _WrappedReader(Reader):
+    def __init__(self, store: WrappedStore, reader: Reader) -> None:
+        self.info = reader.info
+        self._store = store
+        self._reader = reader
+
+    async def pread(self, offset: int, size: int) -> bytes:
+        return await self._store.around(
+            "pread", self.info.name, lambda: self._reader.pread(offset, size)
+        )
+
+
+class _WrappedWriter:
+    def __init__(self, store: WrappedStore, name: str, writer: Writer) -> None:
+        self._store = store
+        self._name = name
+        self._writer = writer
+
+    async def write(self, data: Data) -> None:
+        await self._store.around("write", self._name, lambda: self._writer.write(data))
+
+    async def commit(self) -> None:
+        await self._store.around("commit", self._name, self._writer.commit)
+
+
+class _WrappedAppender:
+    def __init__(self, store: WrappedStore, name: str, appender: Appender) -> None:
+        self._store = store
+        self._name = name
+        self._appender = appender
+
+    async def write(self, data: Data) -> None:
+        await self._store.around("grow", self._name, lambda: self._appender.write(data))
+
+    async def sync(self) -> None:
+        await self._store.around("sync", self._name, self._appender.sync)
+
+    async def finish(self) -> None:
+        await self._store.around("finish", self._name, self._appender.finish)

@@ -1,0 +1,1 @@
+"""What developers of BootSeer need: clusters, HDFS, benchmarks, demos, material for tests."""

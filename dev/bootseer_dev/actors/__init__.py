@@ -1,0 +1,1 @@
+"""Simulated actors: many at once, that fail, die and lose power."""

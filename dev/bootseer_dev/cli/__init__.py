@@ -1,0 +1,1 @@
+"""bootseer dev: for developers of BootSeer."""

@@ -1,0 +1,1 @@
+"""The demo: cold against warm on a local Slurm cluster."""

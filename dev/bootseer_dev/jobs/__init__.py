@@ -1,0 +1,1 @@
+"""Jobs on a local cluster with BootSeer installed."""

@@ -1,0 +1,1 @@
+"""What tests and benchmarks work on: images, snapshots, wheels."""

@@ -1,0 +1,51 @@
+"""Mount or unpack: whichever was faster before."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.env.snapshot.restore_stats import MOUNT, UNPACK, RestoreStats, choose
+
+LARGE = (1_600_000_000, 33_000)
+SMALL = (2_000_000, 50)
+
+
+def test_without_figures_large_ones_are_mounted_and_small_ones_unpacked():
+    assert choose(RestoreStats(), *LARGE)[0] == MOUNT
+    assert choose(RestoreStats(), *SMALL)[0] == UNPACK
+    assert choose(RestoreStats(), *LARGE)[1].startswith("mount 400 ms, unpack 1.93 s")
+
+
+def test_what_was_measured_decides():
+    slow_mount = slow_unpack = RestoreStats()
+    for _ in range(20):
+        slow_mount = slow_mount.with_mount(5.0)
+        slow_unpack = slow_unpack.with_mount(0.01).with_unpack(*LARGE, 60.0)
+    assert choose(slow_mount, *LARGE)[0] == UNPACK
+    assert choose(slow_unpack, *SMALL)[0] == MOUNT
+
+
+@given(st.floats(1e-3, 1e3), st.integers(8 << 20, 1 << 40), st.integers(1, 10**6))
+def test_figures_come_to_what_is_measured_all_the_time(took_s, content_bytes, files):
+    figures = RestoreStats()
+    for _ in range(60):
+        figures = figures.with_mount(took_s).with_unpack(content_bytes, files, took_s)
+    assert figures.mount_s == pytest.approx(took_s)
+    assert figures.unpack_s(content_bytes, files) == pytest.approx(took_s)
+
+
+def test_very_little_says_nothing_of_the_rate():
+    assert RestoreStats().with_unpack(1000, 1, 9.0) == RestoreStats()
+
+
+def test_what_takes_as_long_is_mounted():
+    figures = RestoreStats(mount_s=1.0, unpack_s_per_gb=1.0, unpack_s_per_1000_files=0.0)
+    assert choose(figures, 10**9, 0)[0] == MOUNT
+    assert choose(figures, 10**9 - 1, 0)[0] == UNPACK
+
+
+def test_half_of_what_is_known_stays():
+    figures = RestoreStats(mount_s=4.0, unpack_s_per_gb=2.0, unpack_s_per_1000_files=1.0)
+    assert figures.with_mount(2.0).mount_s == 3.0
+    # Expected were 3 s.
+    assert figures.with_unpack(10**9, 1000, 6.0) == RestoreStats(4.0, 3.0, 1.5)

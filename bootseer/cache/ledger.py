@@ -231,8 +231,8 @@ def charge(path: Path, charged_bytes: int, *, is_open: bool) -> None:
 
     Args:
         path: of the entry.
-        charged_bytes: see `Account`.
-        is_open: see `Account`.
+        charged_bytes: see `EntryUsage`.
+        is_open: see `EntryUsage`.
     """
     account = path / "account"
     if is_open:

@@ -1,4 +1,4 @@
-"""The way from whoever serves an image, with a user's rights, to root's keeper of its blocks.
+"""The way from whoever serves an image, with a user's rights, to the keeper of its blocks.
 
 Each request is a frame, with the blocks that it is about behind it, and their bytes if they are to
 be kept; each has an answer, and the next comes after that. Claims and blocks go over links of their

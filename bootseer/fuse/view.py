@@ -214,7 +214,7 @@ class WritableView(View, Protocol):
         the view: pages of a mapping are written back by any handle, this one too, where they are.
     O_TRUNC
         Comes with `open` (and `create`), which returns when the file is empty; `truncate` is not
-        called. `Opened.keep_cache` does not matter then.
+        called. `OpenedFile.keep_cache` does not matter then.
     O_EXCL
         Comes with `create` only: the file must not be there. Without it, a file that turns out to
         be there is opened, and truncated if O_TRUNC says so.

@@ -1,1 +1,1 @@
-"""Shipped test material: store suite, fault stores, strategies, the local cluster."""
+"""Shipped test material: store suite, fault stores, strategies."""

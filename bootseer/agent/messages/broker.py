@@ -43,7 +43,7 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class ServeImage:
-    """Mount an image, and start the worker that serves it. Reply: as for `Start`.
+    """Mount an image, and start the worker that serves it. Reply: as for `StartWorker`.
 
     Attributes:
         number: of the mount, not in use in this job.
@@ -63,7 +63,7 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True)
 class Unmount:
-    """Take a mount away, whoever uses it; a `Mount` and its number."""
+    """Take a mount away, whoever uses it; a `MountKind` and its number."""
 
     mount: int
     number: int
@@ -71,7 +71,7 @@ class Unmount:
 
 @dataclass(frozen=True, slots=True)
 class SetReadAhead:
-    """Set how far the kernel reads ahead of a mount's readers; a `Mount`, its number, KiB."""
+    """Set how far the kernel reads ahead of a mount's readers; a `MountKind`, its number, KiB."""
 
     mount: int
     number: int

@@ -47,7 +47,7 @@ async def serve(listener: socket.socket, uid: int, handle: Handler, answered: An
     prolog and epilog out.
 
     Args:
-        listener: from `control.listen`.
+        listener: from `control_socket.listen`.
         uid: the user who may connect besides root.
         handle: takes a request and who makes it, returns the answer; None if it has given one.
         answered: takes each answer once it has been sent, or nobody was there to take it.

@@ -1,9 +1,9 @@
 """Turn what container tools write into a squashfs file, as any user and without unpacking it.
 
-Data path: `archive` opens the source, `manifest` finds the layers, `blob` decompresses and checks
-them, `tar` takes them apart, `merge` decides which entry of which layer is what in the end, and
-`pack` has mksquashfs write those. The layers are read twice: for their names, and for their files.
-(docs/design/014-images-from-archives.md)
+Data path: `detect` opens the source, `manifest` finds the layers, `blob` decompresses and checks
+them, `tar` takes them apart, `layers` decides which entry of which layer is what in the end, and
+`bootseer.squashfs.writer` has mksquashfs write those. The layers are read twice: for their names,
+and for their files. (docs/design/014-images-from-archives.md)
 """
 
 from __future__ import annotations

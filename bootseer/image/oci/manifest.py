@@ -63,7 +63,7 @@ def open_image(path: Path, tag: str, platform: str) -> Iterator[tuple[ArchiveKin
     Raises:
         NotFound: there is no such tag; the message lists those there are.
         ConfigError: there are several images and `tag` does not say which.
-        Unavailable, Corrupt, Denied: see `archive.kind_of`.
+        Unavailable, Corrupt, Denied: see `detect.kind_of`.
     """
     with opened(path) as (kind, files):
         if files is None:

@@ -1,7 +1,7 @@
 """A store in a directory: a local disk, or a POSIX file system that the nodes share.
 
-Data path: `tree` walks and publishes with system calls, `oserror` says what their errors mean, and
-this module runs them in threads that can be abandoned when a file system hangs.
+Data path: `dirfd_tree` walks and publishes with system calls, `errors` says what their errors mean,
+and this module runs them in threads that can be abandoned when a file system hangs.
 """
 
 from __future__ import annotations

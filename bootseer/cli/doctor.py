@@ -31,7 +31,10 @@ PLUGSTACK = Path("/etc/slurm/plugstack.conf.d/bootseer.conf")
 @click.command(epilog="Example:  bootseer doctor --json")
 @click.option("--json", "as_json", is_flag=True, help="Print checks and settings as JSON.")
 def doctor(as_json: bool) -> None:
-    """Check this node, and print every setting with its effective value and where it comes from."""
+    """Check this node and print its settings.
+
+    Every setting is printed with its effective value and where that comes from.
+    """
     config = settings.load()
     checks = {name: check() for name, check in CHECKS.items()} | _stores(config)
     if as_json:

@@ -132,10 +132,11 @@ def install(
     as_json: bool,
     arguments: tuple[str, ...],
 ) -> None:
-    """Put plugin, entry scripts and plugstack line in place; as root, on every node.
+    """Put plugin, entry scripts and plugstack line in place.
 
-    Also makes the accounts that node.service_user and node.cache_user name, unless they are there.
-    Files are replaced as a whole, so this can be repeated while jobs run.
+    Run it as root, on every node. It also makes the accounts that node.service_user and
+    node.cache_user name, unless they are there. Files are replaced as a whole, so this can be
+    repeated while jobs run.
     """
     made = [] if no_accounts else make_accounts(settings.load())
     installed = spank.install(

@@ -22,9 +22,9 @@ from bootseer.store.api.base import Store
 @click.option("--alone", is_flag=True, help="Do not put the latest cold start beside a warm one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
-    """Show the stages of JOB's start-up on each node, a cold start beside a warm one.
+    """Show the stages of JOB's start-up on each node.
 
-    A job's events are there once its epilog has run.
+    A cold start is shown beside a warm one. A job's events are there once its epilog has run.
     """
 
     async def read(store: Store, owner: str) -> list[Report]:

@@ -21,7 +21,7 @@ from bootseer.units import format_size
 @click.command(epilog="Example:  srun --overlap --jobid=1234 bootseer status")
 @click.option("--json", "as_json", is_flag=True, help="Print the state as JSON.")
 def status(as_json: bool) -> None:
-    """Show the jobs that BootSeer works for on this node, with progress.
+    """Show the jobs of BootSeer on this node and their progress.
 
     A user sees their own jobs, root sees all, jobs whose agent has died included.
     """

@@ -85,7 +85,7 @@ def _write_options(command: F) -> F:
 
 @click.group()
 def ckpt() -> None:
-    """Look at, check and move checkpoints in HDFS and other stores.
+    """Inspect, check and move checkpoints in HDFS and other stores.
 
     URL names a file or a folder: hdfs://NAMENODE/path, file:///path, s3://BUCKET/path, or a path.
 
@@ -126,9 +126,10 @@ def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
 @_url
 @_json
 def stat(url: str, as_json: bool) -> None:
-    """Show all that is known of a file: its form, its parts and where they are, its digest.
+    """Show all that is known of a file.
 
-    Its content is not read: that is what `bootseer ckpt verify` does.
+    That is its form, its parts and where they are, and its digest. Its content is not read: that is
+    what `bootseer ckpt verify` does.
     """
     from bootseer.checkpoint.admin.describe import describe
     from bootseer.cli.ckpt import run, show
@@ -147,7 +148,7 @@ def stat(url: str, as_json: bool) -> None:
 @_json
 @_quiet
 def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) -> None:
-    """Read every byte of a file, or of the files in a folder, against its checksums.
+    """Check every byte of a file or a folder against its checksums.
 
     What is wrong is named, one line each, and the exit code is 4. What one copy has wrong is read
     from another. Bytes that no copy has as they were written cannot be repaired.
@@ -195,7 +196,7 @@ def import_command(
     checksum: bool,
     quiet: bool,
 ) -> None:
-    """Bring a local file, or all that is in a folder, to URL.
+    """Copy a local file or folder to URL.
 
     DIR becomes URL itself; FILE goes into URL if that is a folder. Files longer than a unit are
     striped. What is there already is skipped, so the same command again goes on where an
@@ -224,7 +225,7 @@ def import_command(
 @_checksum
 @_quiet
 def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
-    """Bring a file, or all that is in a folder, from URL to this machine.
+    """Copy a file or folder from URL to this machine.
 
     A folder becomes DIR itself; a file goes into what is named if that is a folder. What is there
     already is skipped, and a large file that was interrupted is gone on with: run the same command
@@ -287,10 +288,11 @@ def rm(url: str, recursive: bool, quiet: bool) -> None:
 )
 @_quiet
 def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: bool) -> None:
-    """Remove parts that belong to no file: of writes that were given up, and of lost names.
+    """Remove parts that belong to no file.
 
-    Name the whole tree in which files are written and moved about: parts that are named only from
-    elsewhere are taken for lost. They are not touched while a manifest below cannot be read.
+    They are of writes that were given up, and of lost names. Name the whole tree in which files are
+    written and moved about: parts that are named only from elsewhere are taken for lost. They are
+    not touched while a manifest below cannot be read.
     """
     from bootseer.checkpoint.admin.gc import find_litter, sweep
     from bootseer.cli import runner
@@ -342,9 +344,10 @@ def bench(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write a file below URL, plain and striped, and read both by one stream and by many.
+    """Measure how fast a file below URL is written and read.
 
-    What was made is removed in the end. What is read may still be in somebody's memory.
+    It is written plain and striped, and both are read by one stream and by many. What was made is
+    removed in the end. What is read may still be in somebody's memory.
     """
     from bootseer.checkpoint.admin import bench as measure
     from bootseer.checkpoint.admin.progress import Progress

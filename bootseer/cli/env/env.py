@@ -13,9 +13,10 @@ from bootseer.cli.env.options import key_options, targets_option, words
 
 @click.group()
 def env() -> None:
-    """Keep what an install command makes, and have it on every node without running it again.
+    """Capture and restore installed environments.
 
-    ENV is a name, a key, or how a key begins: eight digits at least.
+    What an install command makes is kept, and is on every node without running it again. ENV is a
+    name, a key, or how a key begins: eight digits at least.
 
     \b
     Examples:
@@ -73,7 +74,7 @@ def run(
     quiet: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run an install command, unless its result is known: then restore that.
+    """Run an install command, or restore its known result.
 
     The first time the command runs, and what it has made of its targets is captured. Whenever the
     same command would give the same result, on any node, that is there without running it. If

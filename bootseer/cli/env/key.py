@@ -54,9 +54,10 @@ def key(
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Show what the result of an install command depends on, and its key; nothing is run.
+    """Show the key of an install command and what goes into it.
 
-    With --json it is what `--bootseer-env=FILE` reads.
+    That is all that the command's result depends on; nothing is run. With --json it is what
+    `--bootseer-env=FILE` reads.
     """
     from bootseer.cli import runner
     from bootseer.env.client import key as env_key
@@ -92,9 +93,10 @@ def why(
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Say what an install command depends on now that is not as it was at the last run.
+    """Say what has changed since an install command's last run.
 
-    The last run is that with the same targets. Nothing is run.
+    Only what its result depends on counts. The last run is that with the same targets. Nothing is
+    run.
     """
     from bootseer.cli import runner
     from bootseer.env.client import key as env_key
@@ -162,7 +164,7 @@ def drift(
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run an install command aside, and compare what it makes now with what was kept.
+    """Run an install command aside, and compare with what was kept.
 
     The command sees other, empty folders at its targets; nobody else does, and nothing is kept.
     That takes root's rights or user namespaces. Times do not count. The exit code is 0 if all is as

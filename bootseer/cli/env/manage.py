@@ -153,10 +153,11 @@ def restore(env: str, targets: tuple[str, ...], over: bool, group: str, quiet: b
 @quiet_option
 @as_json_option
 def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
-    """Remove environments that were not used for long or are too much, and leftovers of captures.
+    """Remove old environments and leftovers of captures.
 
-    How long, and how much, is the administrator's: `env.keep_days` and `env.quota_gib` as `bootseer
-    doctor` shows them. Named environments go only when the others were not enough.
+    Environments go that were not used for long, or are too much. How long, and how much, is the
+    administrator's: `env.keep_days` and `env.quota_gib` as `bootseer doctor` shows them. Named
+    environments go only when the others were not enough.
     """
     from bootseer import config as settings
     from bootseer.cli import runner
@@ -199,9 +200,10 @@ def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
 @click.option("--group", required=True, metavar="NAME", help="Unix group that you are in.")
 @quiet_option
 def publish(env: str, group: str, quiet: bool) -> None:
-    """Copy ENV to the store that a Unix group shares, for its members' `bootseer env run`.
+    """Copy ENV to the store that a Unix group shares.
 
-    The administrator lists such stores in `env.shared`. Everything is checked on the way.
+    Its members' `bootseer env run` finds it there. The administrator lists such stores in
+    `env.shared`. Everything is checked on the way.
     """
     from bootseer import config as settings
     from bootseer.cli import runner

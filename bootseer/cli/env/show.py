@@ -84,7 +84,10 @@ def ls(user: str | None, group: str, as_json: bool) -> None:
 @group_option
 @as_json_option
 def show(env: str, user: str | None, group: str, as_json: bool) -> None:
-    """Show all that is known of ENV: what it depends on, and what may go wrong with it."""
+    """Show all that is known of ENV.
+
+    That is also what it depends on, and what may go wrong with it.
+    """
     from bootseer.env.snapshot import repository
 
     async def read(store: Store) -> tuple[Snapshot, list[str], str]:
@@ -128,9 +131,9 @@ def diff(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Compare ENV with another, or with what its targets hold now; times do not count.
+    """Compare ENV with another, or with what its targets hold now.
 
-    The exit code is 0 if they are equal, 1 if they are not.
+    Times do not count. The exit code is 0 if they are equal, 1 if they are not.
     """
     import trio
 

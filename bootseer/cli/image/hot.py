@@ -26,9 +26,10 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 
 @click.group()
 def hot() -> None:
-    """Look at what starts read of an image, and make it anew.
+    """Inspect and rebuild hot sets.
 
-    IMAGE is a path, or a digest as `bootseer hot ls` prints it.
+    A hot set is what starts read of an image. IMAGE is a path, or a digest as `bootseer hot ls`
+    prints it.
     """
 
 
@@ -74,7 +75,10 @@ def ls(user: str | None, as_json: bool) -> None:
 @_USER
 @_JSON
 def show(image: str, user: str | None, as_json: bool) -> None:
-    """Show the hot set of IMAGE, range by range with --json, and whether there is a hot pack."""
+    """Show the hot set of IMAGE.
+
+    It also says whether there is a hot pack; with --json it shows range by range.
+    """
 
     async def read(store: Store, _: str) -> tuple[str, HotSet | None, HotPack | None, str]:
         digest = _digest(image)
@@ -124,7 +128,10 @@ def rebuild_command(image: str, user: str | None) -> None:
 @click.argument("image")
 @_USER
 def rm(image: str, user: str | None) -> None:
-    """Forget IMAGE's hot set, traces and hot pack: its next start is recorded like the first."""
+    """Forget IMAGE's hot set, traces and hot pack.
+
+    Its next start is recorded like the first.
+    """
 
     async def work(store: Store, _: str) -> str:
         digest = _digest(image)

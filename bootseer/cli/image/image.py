@@ -53,9 +53,10 @@ _scratch = click.option(
 
 @click.group()
 def image() -> None:
-    """Keep container images in a store, from which nodes get the blocks that they need.
+    """Store container images and serve them to jobs.
 
-    IMAGE is a name, or a digest as `bootseer image ls --json` prints it.
+    Nodes get the blocks that they need. IMAGE is a name, or a digest as `bootseer image ls --json`
+    prints it.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ _name = click.option(
 
 @click.group()
 def dev() -> None:
-    """Tools for developing and trying BootSeer."""
+    """Develop, try and measure BootSeer."""
 
 
 dev.add_command(hdfs)
@@ -50,7 +50,9 @@ def demo(
     with_hdfs: bool,
     build_dir: Path,
 ) -> None:
-    """Run a job cold and then warm on a cluster of this machine; needs root.
+    """Run a job cold and then warm on a local cluster.
+
+    It needs root.
 
     \b
     Examples:
@@ -81,7 +83,9 @@ def demo(
 @click.option("--starts", default=10, show_default=True, help="Warm starts.")
 @common.build_dir("For the figures.")
 def bench(pairs: int, starts: int, build_dir: Path) -> None:
-    """Measure what BootSeer costs jobs that do not use it, and jobs that do; needs root.
+    """Measure what BootSeer costs jobs.
+
+    It measures jobs that do not use it, and jobs that do. It needs root.
 
     \b
     Example:
@@ -101,7 +105,9 @@ def bench(pairs: int, starts: int, build_dir: Path) -> None:
 )
 @common.build_dir("For the wheels, which are fetched once, and the figures.")
 def bench_env(rounds: int, nodes: tuple[int, ...], build_dir: Path) -> None:
-    """Have PyTorch and transformers on all nodes of a job, in every way there is; needs root.
+    """Measure each way to have an environment on all nodes.
+
+    The environment is PyTorch and transformers. It needs root.
 
     \b
     Example:
@@ -119,7 +125,9 @@ def bench_env(rounds: int, nodes: tuple[int, ...], build_dir: Path) -> None:
 @click.option("--small", is_flag=True, help="The demo's image of 1 GB instead of PyTorch's of 3.")
 @common.build_dir("For the images, which are built once, and the figures.")
 def bench_image(rounds: int, small: bool, build_dir: Path) -> None:
-    """Start a container from an image in a slow store, in every way there is; needs root.
+    """Measure each way to start from an image in a slow store.
+
+    It needs root.
 
     \b
     Example:
@@ -138,7 +146,9 @@ def bench_image(rounds: int, small: bool, build_dir: Path) -> None:
 @click.option("--only", multiple=True, metavar="CASE", help="Only this case.  [repeatable]")
 @common.build_dir("For the image, which is built once, and the figures.")
 def bench_harm(rounds: int, only: tuple[str, ...], build_dir: Path) -> None:
-    """Start jobs to which BootSeer could do harm, each with and without it; needs root.
+    """Measure starts to which BootSeer could do harm.
+
+    Each is measured with and without it. It needs root.
 
     \b
     Examples:
@@ -157,7 +167,9 @@ def bench_harm(rounds: int, only: tuple[str, ...], build_dir: Path) -> None:
 @click.option("--repeats", default=5, show_default=True, help="Rounds.")
 @common.build_dir("For Hadoop's jars and the figures.")
 def bench_ckpt(size: str, repeats: int, build_dir: Path) -> None:
-    """Measure how fast checkpoints in HDFS are read and written; needs root.
+    """Measure how fast checkpoints in HDFS are read and written.
+
+    It needs root.
 
     \b
     Example:
@@ -178,9 +190,10 @@ def bench_ckpt(size: str, repeats: int, build_dir: Path) -> None:
 @click.option("--rounds", type=click.IntRange(1), help="So many at most.  [as there is time for]")
 @common.build_dir("For Hadoop's jars.")
 def fsx(seed: int | None, minutes: float, rounds: int | None, build_dir: Path) -> None:
-    """Do random operations on a checkpoint mount and on local files; needs root.
+    """Compare random operations on a mount and on local files.
 
-    It ends with an error at the first difference, and says the seed, which finds it again.
+    The mount is that of a checkpoint. It needs root. It ends with an error at the first difference,
+    and says the seed, which finds it again.
 
     \b
     Examples:
@@ -204,7 +217,9 @@ def fsx(seed: int | None, minutes: float, rounds: int | None, build_dir: Path) -
 
 @dev.group()
 def cluster() -> None:
-    """A real Slurm cluster on this machine, in namespaces; needs root.
+    """Run a real Slurm cluster on this machine.
+
+    It is in namespaces, and needs root.
 
     \b
     Examples:
@@ -263,7 +278,10 @@ def up(
 @cluster.command()
 @_name
 def down(name: str) -> None:
-    """End a cluster and delete all that is left of it; no cluster is no error."""
+    """End a cluster and delete all that is left of it.
+
+    No cluster is no error.
+    """
     from bootseer_dev.cluster import Cluster
 
     Cluster.remove(name)
@@ -292,7 +310,9 @@ def status(name: str, as_json: bool) -> None:
 @click.option("--node", help="Where: n1 to nN; by default the head (login node).")
 @click.argument("argv", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(name: str, user: str, node: str | None, argv: tuple[str, ...]) -> None:
-    """Run a command inside a cluster, with this terminal and its exit code.
+    """Run a command inside a cluster.
+
+    It has this terminal, and its exit code is passed on.
 
     \b
     Examples:

@@ -21,9 +21,10 @@ _name = click.option(
 
 @click.group()
 def hdfs() -> None:
-    """A real HDFS on this machine, in namespaces.
+    """Run a real HDFS on this machine.
 
-    It needs no root where users may make user namespaces; with root it may have Slurm's nodes, too.
+    It is in namespaces. It needs no root where users may make user namespaces; with root it may
+    have Slurm's nodes, too.
 
     \b
     Examples:
@@ -101,7 +102,9 @@ def up(
 @hdfs.command()
 @_name
 def down(name: str) -> None:
-    """End the HDFS and all that runs on its machines, and delete what is left of it.
+    """End the HDFS and delete what is left of it.
+
+    All that runs on its machines is ended, too.
 
     \b
     Example:
@@ -116,7 +119,9 @@ def down(name: str) -> None:
 @_name
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def status(name: str, as_json: bool) -> None:
-    """Show the daemons: their states, their addresses in the cluster's network, their rates.
+    """Show the daemons.
+
+    It shows their states, their addresses in the cluster's network, and their rates.
 
     \b
     Example:

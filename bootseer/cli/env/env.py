@@ -81,7 +81,7 @@ def run(
     anything goes wrong with that, the command runs as it would without.
     """
     if check_drift:
-        key.show_drift(targets, extra, files, command, is_long=False, as_json=False)
+        key.show_drift(targets, extra, files, command, is_long=False, quiet=quiet, as_json=False)
         return
     from bootseer.env.client.run import RunOptions, connect_agent, tell
     from bootseer.env.client.run import run as carry_out

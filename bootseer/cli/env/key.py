@@ -16,6 +16,7 @@ from bootseer.cli.env.options import (
     counts,
     document_of,
     key_options,
+    quiet_option,
     say_deltas,
     targets_option,
     with_env_store,
@@ -154,6 +155,7 @@ Example:
 @targets_option
 @key_options
 @click.option("-l", "--long", "is_long", is_flag=True, help="Name every file.")
+@quiet_option
 @as_json_option
 @words
 def drift(
@@ -161,6 +163,7 @@ def drift(
     extra: tuple[str, ...],
     files: tuple[str, ...],
     is_long: bool,
+    quiet: bool,
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -170,7 +173,7 @@ def drift(
     That takes root's rights or user namespaces. Times do not count. The exit code is 0 if all is as
     it was, 1 if not. What the command prints goes to standard error.
     """
-    show_drift(targets, extra, files, command, is_long=is_long, as_json=as_json)
+    show_drift(targets, extra, files, command, is_long=is_long, quiet=quiet, as_json=as_json)
 
 
 COMMANDS = (key, why, drift)
@@ -183,6 +186,7 @@ def show_drift(
     command: Sequence[str],
     *,
     is_long: bool,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Do what ``bootseer env drift`` does; ends the program if something is another now."""
@@ -208,15 +212,15 @@ def show_drift(
             **document_of(found.deltas, run_options.targets),
         }
         click.echo(json.dumps(document, indent=1))
-    elif not found.deltas:
+    elif found.deltas:
+        _say_drift(found, run_options.targets, is_long=is_long, quiet=quiet)
+    elif not quiet:
         runner.print_line(f"no drift: the command gives {key[:KEY_CHARS]}")
-    else:
-        _say_drift(found, run_options.targets, is_long=is_long)
     if found.deltas:
         sys.exit(1)
 
 
-def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool) -> None:
+def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool, quiet: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -233,6 +237,8 @@ def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool) -> 
         Console().print(table)
     if is_long:
         say_deltas(found.deltas, targets)
+    if quiet:
+        return
     runner.print_line(f"drift from {found.snapshot.key[:KEY_CHARS]}: {counts(found.deltas)}")
     runner.print_line("`bootseer env run --refresh` keeps what the command gives now")
 

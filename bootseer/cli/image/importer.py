@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import click
@@ -21,13 +22,15 @@ def importer() -> None:
     epilog="Example, in a job with --bootseer:  bootseer importer get bootseer://train:v2"
 )
 @click.argument("uri")
-def get(uri: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def get(uri: str, as_json: bool) -> None:
     """Print the path of a squashfs with the image URI.
 
     The job's agent serves it from the store; what is not there is imported by Enroot, and put into
     the store for the next job. The path is good until `release`, or the end of the job.
     """
-    click.echo(pyxis.get(uri, os.environ))
+    path = pyxis.get(uri, os.environ)
+    click.echo(json.dumps({"path": path}, indent=1) if as_json else path)
 
 
 @importer.command(epilog="Example:  bootseer importer release")

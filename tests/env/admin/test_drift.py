@@ -80,6 +80,12 @@ def test_files_and_their_names(call, installed, tmp_path):
     assert code == 1
     assert f"~ {installed.target}/a  3 B -> 3 B\n- {installed.target}/one  0 B\n" in output
     assert f"+ {installed.target}/two" in output
+    code, output = call(*drift(installed, "-q", "-l", words))
+    assert code == 1 and f"~ {installed.target}/a  3 B -> 3 B\n" in output
+    assert "drift from" not in output and "--refresh" not in output
+    source.write_text("one")
+    assert "no drift" in call(*drift(installed, words))[1]
+    assert call(*drift(installed, "--quiet", words)) == (0, "")
 
 
 def test_lines_of_a_record_count_but_for_what_tells_of_a_run(says, call, installed, tmp_path):

@@ -1,4 +1,10 @@
-"""Try again what failed for a passing cause. Nothing else in BootSeer does."""
+"""Try again an operation of a store that failed for a passing cause.
+
+Two others wait and try again, each what is more than one operation:
+
+- `bootseer.store.hdfs.writer` makes a file anew, on other machines, until its first bytes arrive.
+- `bootseer.checkpoint.mount.publisher` publishes a file again until the mount ends.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from bootseer.agent.messages.client import RequestClient, encode_request
 from bootseer.agent.messages.message import MAX_DESCRIPTORS
 from bootseer.agent.node import process
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
-from bootseer.errors import Closed, Corrupt, NotFound, Unavailable
+from bootseer.errors import Closed, Corrupt, Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image.hot.residency import PAGE_BYTES, KernelResidency
 
@@ -119,9 +119,9 @@ def test_mounts_that_a_job_cannot_have_are_left_alone(broker, mount, number):
     for request in (Unmount(mount, number), ShowOverlay(number), CreateOverlay(number, 1, 0)):
         with open(__file__) as file:
             reply, _ = broker.ask(request, [file.fileno()] * (2 * isinstance(request, ShowOverlay)))
-        assert isinstance(reply.error, Unavailable), request
+        assert isinstance(reply.error, NotFound), request
     reply, _ = broker.ask(SetReadAhead(mount, number, 128))
-    assert reply.error is None or isinstance(reply.error, Unavailable)
+    assert reply.error is None or isinstance(reply.error, NotFound)
 
 
 @pytest.mark.parametrize("mount", [-1, len(MountKind), MOST])
@@ -204,7 +204,7 @@ def test_nothing_is_shown_in_the_nodes_namespace_or_on_anothers_folder(broker, t
     for target, why in ((tmp_path, "no folder of the user's"), (tmp_path / "mine", "of the node")):
         folder = os.open(target, os.O_PATH)
         reply, _ = broker.ask(ShowOverlay(1), [folder, namespace])
-        assert isinstance(reply.error, Unavailable) and why in str(reply.error)
+        assert isinstance(reply.error, Denied) and why in str(reply.error)
         os.close(folder)
     os.close(namespace)
 
@@ -255,7 +255,7 @@ def test_nothing_waits_for_who_serves_the_root_of_a_process_or_a_target(broker, 
                 reply, _ = broker.ask(LocateProcess(there.pid))
                 assert (reply.error, reply.value) == (None, 1)
             reply, _ = broker.ask(ShowOverlay(1), [target, namespace])
-            assert isinstance(reply.error, Unavailable)
+            assert isinstance(reply.error, Denied)
         finally:
             os.close(target)
             os.close(namespace)

@@ -16,7 +16,7 @@ import trio.testing
 
 from bootseer.agent.node import control_client, control_socket
 from bootseer.agent.supervisor import containment, control_server
-from bootseer.errors import NotFound, Unavailable
+from bootseer.errors import ConfigError, Corrupt, Denied, NoSpace, NotFound, Unavailable
 
 pytestmark = [pytest.mark.root]
 
@@ -226,6 +226,29 @@ def test_a_full_queue_is_waited_for_until_the_deadline(path):
     os.unlink(path)
     with pytest.raises(NotFound):
         control_client.ask(path, json.loads("{}"), 0.3)
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ConfigError("x is no URI"), ConfigError),
+        (Corrupt("x is not a number"), Corrupt),
+        (Denied("only root"), Denied),
+        (NoSpace("full"), Unavailable),
+        (NotFound("no such image"), Unavailable),  # who asks takes NotFound for an agent's absence
+    ],
+)
+async def test_who_asks_is_told_whether_the_request_was_wrong(path, nursery, raised, told):
+    async def handle(request, peer):
+        raise raised
+
+    with control_socket.listen(path, USER) as listener:
+        listener.setblocking(False)
+        nursery.start_soon(control_server.serve, listener, USER, handle, lambda answer: None)
+        with pytest.raises(told, match=f"refused: {raised}") as found:
+            await ask(path, {"op": "x"})
+        nursery.cancel_scope.cancel()
+    assert type(found.value) is told
 
 
 async def test_an_unexpected_error_ends_the_request_alone(path, nursery, capfd):

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from bootseer.agent.broker.mounts import Mounts
 from bootseer.agent.messages.broker import MountKind
-from bootseer.errors import Unavailable
+from bootseer.errors import NotFound
 from bootseer.fuse.attach import copy_mount
 
 REQUEST = struct.Struct("=II")
@@ -54,5 +54,5 @@ def _copy(request: bytes, mounts: Mounts) -> int:
     try:
         kind, number = REQUEST.unpack(request)
         return copy_mount(mounts.path(MountKind(kind), number))
-    except (struct.error, ValueError, Unavailable) as error:
+    except (struct.error, ValueError, NotFound) as error:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from error

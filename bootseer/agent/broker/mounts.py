@@ -20,7 +20,7 @@ from bootseer.agent.broker.start import ServerProcess
 from bootseer.agent.messages.broker import MountKind
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.core.reference import ENVIRONMENT
-from bootseer.errors import BootseerError, Unavailable
+from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
 from bootseer.fuse.attach import (
     MountOptions,
     attach,
@@ -103,10 +103,10 @@ class Mounts:
         """Name a mount.
 
         Raises:
-            Unavailable: a job has none of that number.
+            NotFound: a job has none of that number.
         """
         if not 0 <= number <= max(MAX_IMAGES, MAX_OVERLAYS):
-            raise Unavailable(f"a job has no mount {number}")
+            raise NotFound(f"a job has no mount {number}")
         return {
             MountKind.CHECKPOINT: self._folder.mount,
             MountKind.IMAGE: self._folder.image_mount(number),
@@ -138,6 +138,7 @@ class Mounts:
         """Lay writable file systems over the folders of a served tree; returns the first's number.
 
         Raises:
+            NotFound: a job has no such image.
             Unavailable, OSError: they cannot be made.
         """
         with self._lock:
@@ -164,13 +165,15 @@ class Mounts:
             namespace: descriptor of the namespace that it is in.
 
         Raises:
-            Unavailable, OSError: it cannot be shown.
+            NotFound: a job has no such overlay.
+            Denied: the folder is not the user's, or the namespace is the node's.
+            OSError: it cannot be shown.
         """
         path = self.path(MountKind.ENVIRONMENT, number)
         if lib.bs_folder_owner(target) != self._job.uid:
-            raise Unavailable("a target is no folder of the user's own")
+            raise Denied("a target is no folder of the user's own")
         if is_the_nodes(namespace):
-            raise Unavailable("nothing is shown in the mount namespace of the node")
+            raise Denied("nothing is shown in the mount namespace of the node")
         show(Path(path), namespace, target)
 
     def clear(self) -> None:

@@ -22,7 +22,7 @@ from bootseer.cache.folder import BlockCache, CacheEntry
 from bootseer.cache.reservation import REQUEST, answer_reservation
 from bootseer.cache.size import EntrySize
 from bootseer.cache.token import sealed_token
-from bootseer.errors import BootseerError, Unavailable
+from bootseer.errors import BootseerError, Corrupt, Unavailable
 
 MAX_LENT = 64
 """Entries in use by a job at once."""
@@ -56,7 +56,7 @@ class Lender:
 
         Raises:
             NotFound: the node has none.
-            Corrupt: what came with it is no manifest in sealed memory.
+            Corrupt: what came with it is no manifest in sealed memory, or not as long as was said.
             BootseerError: as for `BlockCache.find` and `BlockCache.create`.
         """
         if isinstance(request, OpenEntry):
@@ -66,7 +66,7 @@ class Lender:
             size = EntrySize(request.manifest_bytes, request.image_bytes, request.blocks)
             token, size_bytes = sealed_token(manifest_fd)
             if size_bytes != size.manifest_bytes:
-                raise Unavailable("the manifest has another length than was said")
+                raise Corrupt("the manifest has another length than was said")
             entry = self._cache.create(token, size, manifest_fd, self._uid)
         sent += self._hand_out(entry)
         strange = self._cache.sweep()

@@ -10,10 +10,14 @@ import socket
 import time
 from typing import Any
 
-from bootseer.errors import NotFound, Unavailable
+from bootseer.errors import BootseerError, ConfigError, Corrupt, Denied, NotFound, Unavailable
 
 MAX_LINE_BYTES = 256 * 1024
 _RETRY_S = 0.005
+_REFUSALS: dict[str, type[BootseerError]] = {
+    kind.__name__: kind for kind in (ConfigError, Corrupt, Denied)
+}
+"""Classes that stay what they are; all others are Unavailable to who asks."""
 
 
 def tell(path: str, request: dict[str, Any]) -> None:
@@ -44,7 +48,8 @@ def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:
 
     Raises:
         NotFound: nobody listens there.
-        Unavailable: no answer in time, or the agent refused.
+        ConfigError, Corrupt, Denied: the agent refused this request as it is.
+        Unavailable: no answer in time, or the agent refused for another reason.
     """
     until = time.monotonic() + deadline_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
@@ -72,7 +77,8 @@ def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:
     if not isinstance(document, dict):
         raise Unavailable("the answer is not an agent's")
     if "error" in document:
-        raise Unavailable(f"the agent refused: {document['error']}")
+        kind = _REFUSALS.get(str(document.get("kind")), Unavailable)
+        raise kind(f"the agent refused: {document['error']}")
     return document
 
 

@@ -95,7 +95,7 @@ async def _converse(
     try:
         answer = await handle(request, peer)
     except BootseerError as error:
-        answer = {"error": str(error)}
+        answer = {"error": str(error), "kind": type(error).__name__}
     except Exception:  # noqa: BLE001 (one request never ends the agent)
         contain("a request on the control socket")
         answer = {"error": "internal error; the node's agent.log says more"}

@@ -31,7 +31,7 @@ from bootseer.agent.supervisor.worker_process import Worker, start
 from bootseer.core.fields import Fields
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.snapshot.manifest import MAX_TARGETS
-from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
+from bootseer.errors import BootseerError, Closed, ConfigError, Corrupt, NoSpace, Unavailable
 
 MAX_RUNS = 64
 """At once, for a job on a node."""
@@ -209,13 +209,14 @@ class EnvironmentMounts:
         """Show a mount to who asks, and to tasks that start later.
 
         Raises:
+            ConfigError: the target's path cannot be told.
             Unavailable, OSError: it cannot be done.
         """
         if asker.namespace is None:
             raise Unavailable("who asks is in no mount namespace of the job's own")
         path = "" if asker.in_container else os.readlink(f"/proc/self/fd/{folder}")
         if "\n" in path:
-            raise Unavailable("a target with a newline in its path cannot be told to later tasks")
+            raise ConfigError("a target with a newline in its path cannot be told to later tasks")
         await self._broker.do(ShowOverlay(mount), [folder, asker.namespace])
         if path:
             self._folder.write_mounted(self._folder.shown(mount), "owned", path)

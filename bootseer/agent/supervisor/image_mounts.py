@@ -16,7 +16,7 @@ from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.recording_window import RecordingWindow
 from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import ENVIRONMENT, reference
-from bootseer.errors import BootseerError, Unavailable
+from bootseer.errors import BootseerError, ConfigError, Unavailable
 
 MAX_SERVED = 8
 """For a job, on a node: each has a process, and descriptors of the agent's."""
@@ -59,6 +59,7 @@ class ServedImages:
             nursery: for what serves it, until the end of the job.
 
         Raises:
+            ConfigError: this is no URI.
             Unavailable: it cannot be served, and why.
 
         Cancellation: it goes on being mounted, for who asks next.
@@ -103,7 +104,7 @@ class ServedImages:
         if self._ending:
             raise Unavailable("the job is ending")
         if "://" not in name:
-            raise Unavailable(f"{name[:100]!a} is not the URI of an image")
+            raise ConfigError(f"{name[:100]!a} is not the URI of an image")
         if len(self._by_name) >= MAX_SERVED:
             raise Unavailable(f"{MAX_SERVED} images of this job are served already")
         if len(self._mounts) >= MAX_MOUNTS:

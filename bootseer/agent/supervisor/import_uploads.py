@@ -10,7 +10,7 @@ from bootseer.agent.messages.broker import Role
 from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import DOCKER, reference
-from bootseer.errors import BootseerError, Unavailable
+from bootseer.errors import BootseerError, ConfigError, Unavailable
 
 MAX_KEPT = 4
 """At once, for a job; each reads and hashes an image."""
@@ -40,11 +40,12 @@ class ImportUploads:
             Otherwise another node of the job does it, or the settings say not to.
 
         Raises:
-            Unavailable: there are too many, or it is not what registries have.
+            ConfigError: it is not what registries have.
+            Unavailable: there are too many.
         """
         name = reference(uri)
         if not name.startswith(DOCKER):
-            raise Unavailable("only images that were imported from a registry are kept")
+            raise ConfigError("only images that were imported from a registry are kept")
         if not self._context.job.is_first_node or not self._context.config["image.keep_imports"]:
             return False
         if name not in self._under_way:

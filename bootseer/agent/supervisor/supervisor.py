@@ -41,7 +41,7 @@ from bootseer.agent.supervisor.worker_process import Worker, fork_warming, start
 from bootseer.core.event import FALLBACK, OK, Event, from_json, one_line
 from bootseer.core.fields import Fields
 from bootseer.env.snapshot.manifest import MAX_TARGETS
-from bootseer.errors import BootseerError, Closed, Corrupt, Denied, Unavailable
+from bootseer.errors import BootseerError, Closed, ConfigError, Corrupt, Denied, Unavailable
 
 MAX_EVENTS = 5000
 MAX_TOLD_BYTES = 1024 * 1024
@@ -261,14 +261,14 @@ class Supervisor:
                 return {"path": await self._served.serve(uri, self._nursery)}
             path = _text(request, "path", MAX_PATH_CHARS)
             return {"kept": await self._keeping.keep(uri, path, self._nursery)}
-        raise Unavailable(f"unknown operation {op!r}")
+        raise Corrupt(f"unknown operation {op!r}")
 
     def _take_event(self, request: dict[str, Any], uid: int) -> dict[str, Any]:
         fields = {"status": OK, "bytes": 0, "rank": -1, "detail": "", **request}
         fields["source"] = fields.get("source", "plugin") if uid == 0 else "step"
         event = from_json(fields, "event")
         if not event.stage.replace(".", "").replace("-", "").replace("_", "").isalnum():
-            raise Unavailable("a stage's name is letters, digits, dots, dashes and underscores")
+            raise ConfigError("a stage's name is letters, digits, dots, dashes and underscores")
         if event.stage == "mark.first-step":
             self._close_windows()
         if uid != 0:
@@ -425,14 +425,14 @@ class Supervisor:
 def _text(request: dict[str, Any], name: str, maximum: int) -> str:
     value = request.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= maximum or not value.isprintable():
-        raise Unavailable(f"{name} is not a text of up to {maximum} printable characters")
+        raise Corrupt(f"{name} is not a text of up to {maximum} printable characters")
     return value
 
 
 def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
     value = request.get(name)
     if not isinstance(value, int | float) or not 0 <= value <= maximum:
-        raise Unavailable(f"{name} is not a number from 0 to {maximum:g}")
+        raise Corrupt(f"{name} is not a number from 0 to {maximum:g}")
     return float(value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,8 +15,8 @@ class Meter:
             long as there was none.
     """
 
-    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
-        """Read the time from a clock."""
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        """Read the time from a clock, in nanoseconds since the epoch."""
         self.size_bytes = 0
         self.began_ns = self.ended_ns = 0
         self._clock_ns = clock_ns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,9 +51,13 @@ UNKNOWN = Speed()
 
 @dataclass(slots=True)
 class SpeedMeter:
-    """Measures while reads go on, of one trio run."""
+    """Measures while reads go on, of one trio run.
 
-    clock: Callable[[], float] = time.monotonic
+    Attributes:
+        clock: in seconds, that goes forward.
+    """
+
+    clock: Callable[[], float]
     _latency_s: float = 0.0
     _running: int = 0
     _since: float = 0.0

@@ -18,7 +18,6 @@ from bootseer.core.access_log import (
     object_name,
     to_json,
 )
-from bootseer.core.budget import RateLimit
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.units import MIB
@@ -201,11 +200,3 @@ def test_a_document_is_named_by_key_and_node():
     assert name.startswith("reads/") and name.endswith("/4/2.json")
     assert len({name, object_name("l", 4, 2), object_name("k", 2, 4)}) == 3
     assert object_name("../" * 9, 1, 0).count("/") == 3
-
-
-def test_a_budget_is_shared():
-    budget = RateLimit(100.0)
-    assert [budget.take(50, 10.0) for _ in range(3)] == [0.0, 0.5, 1.0]
-    assert budget.take(50, 20.0) == 0.0
-    assert RateLimit(100.0).take(50, 0.0) == 0.0
-    assert RateLimit(0).take(10**9, 0.0) == 0.0

@@ -14,7 +14,6 @@ import trio
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.prefetch_checkpoint import read_checkpoint_ahead
 from bootseer.agent.workers.provide_environment import provide
-from bootseer.core.budget import RateLimit
 from bootseer.core.event import FALLBACK
 from bootseer.core.plan import WarmPlan
 from bootseer.core.ranges import ByteRange, coalesce, subtract, total_bytes
@@ -32,6 +31,7 @@ from bootseer.image.hot.order import prefetch_order
 from bootseer.image.hot.prefetch import PIECE_BYTES, Prefetch, may_pin, pinnable_bytes
 from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.identity import Identity, OpenImage, open_served
+from bootseer.rate_limit import RateLimit
 from bootseer.startup.plans import read_plan
 from bootseer.store.api.base import Store
 from bootseer.units import MIB, format_size

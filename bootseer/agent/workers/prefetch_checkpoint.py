@@ -8,10 +8,10 @@ from bootseer.agent.node.job import JobFolder
 from bootseer.agent.workers.base import Task
 from bootseer.checkpoint.read.prefetch import CheckpointPrefetch
 from bootseer.checkpoint.read.repository import read_reads
-from bootseer.core.budget import RateLimit
 from bootseer.core.event import FALLBACK
 from bootseer.core.ranges import ByteRange
 from bootseer.image.hot.prefetch import available_bytes
+from bootseer.rate_limit import RateLimit
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 

@@ -11,6 +11,7 @@ to the sink at once, and that is what is needed last. A file that holds nothing 
 from __future__ import annotations
 
 import statistics
+import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -75,7 +76,7 @@ class Fetcher:
         """Run the fetches as tasks of `nursery`."""
         self.limits = limits or FetchLimits()
         self.nursery = nursery
-        self.fetched = Meter()
+        self.fetched = Meter(time.time_ns)
         self.hedged = 0
         self._used_bytes = 0
         self._unread_bytes = 0

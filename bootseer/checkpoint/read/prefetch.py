@@ -12,8 +12,8 @@ from threading import Lock
 import trio
 
 from bootseer.core.access_log import FileReads, expand
-from bootseer.core.budget import RateLimit
 from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.rate_limit import RateLimit
 from bootseer.units import MIB
 
 _READ_BYTES = 4 * MIB

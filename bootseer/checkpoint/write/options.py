@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 
 import trio
@@ -73,7 +74,7 @@ class WriteContext:
     nursery: trio.Nursery
     options: WriteOptions
     open: int = 0
-    written: Meter = field(default_factory=Meter)
+    written: Meter = field(default_factory=lambda: Meter(time.time_ns))
     broken: int = 0
     moved: int = 0
     broke_s: float = -math.inf

@@ -15,8 +15,8 @@ from threading import Lock
 import trio
 
 from bootseer._io import ffi, lib
-from bootseer.core.budget import RateLimit
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
+from bootseer.rate_limit import RateLimit
 from bootseer.squashfs.inodes import Inode
 from bootseer.squashfs.reader import Squashfs
 from bootseer.squashfs.superblock import BLOCK_RAW, NO_FRAGMENT

@@ -13,9 +13,9 @@ from threading import Condition, Event, Lock
 import trio
 
 from bootseer._io import ffi, lib
-from bootseer.core.budget import RateLimit
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Unavailable
+from bootseer.rate_limit import RateLimit
 from bootseer.units import KIB, MIB
 
 _USERS_PART = 0.5

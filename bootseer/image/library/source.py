@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -38,9 +39,9 @@ class ImageSource:
         """Name the image; nothing is read yet."""
         self.store = store
         self.digest = digest
-        self.speed = SpeedMeter()
+        self.speed = SpeedMeter(time.monotonic)
         self.file: OpenImage | None = None
-        self.file_speed = SpeedMeter()
+        self.file_speed = SpeedMeter(time.monotonic)
         self._say_lost: Callable[[str], None] = lambda reason: None
         self._patience_s = 0.0
         self._threads = trio.CapacityLimiter(_FILE_READS)

@@ -11,8 +11,8 @@ import trio.testing
 from bootseer.checkpoint.read import prefetch
 from bootseer.checkpoint.read.prefetch import CheckpointPrefetch
 from bootseer.core.access_log import FileReads
-from bootseer.core.budget import RateLimit
 from bootseer.core.ranges import ByteRange
+from bootseer.rate_limit import RateLimit
 
 PIECE = 1000
 

@@ -14,11 +14,11 @@ from bootseer_dev.material.images import TinyImage, write_image
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bootseer.core.budget import RateLimit
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import NotFound
 from bootseer.image.hot import files as hotfiles
 from bootseer.image.hot.files import FilesPrefetch, HotFile, HotRanges, hot_files
+from bootseer.rate_limit import RateLimit
 from bootseer.squashfs.reader import Squashfs
 from bootseer.squashfs.superblock import BLOCK_RAW
 

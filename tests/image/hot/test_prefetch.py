@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from bootseer._io import lib
-from bootseer.core.budget import RateLimit
 from bootseer.core.ranges import ByteRange
 from bootseer.image.hot import prefetch as image_prefetch
 from bootseer.image.hot.prefetch import (
@@ -19,6 +18,7 @@ from bootseer.image.hot.prefetch import (
     may_pin,
     pinnable_bytes,
 )
+from bootseer.rate_limit import RateLimit
 from bootseer.units import KIB, MIB
 
 SIZE = 5 * MIB + 100

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 import trio
-from rich.console import Console
 from rich.table import Table
 
 from bootseer import config as settings
+from bootseer.cli.console import console
 from bootseer.errors import BootseerError
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def doctor(as_json: bool) -> None:
         table.add_column(heading)
     for name, setting in settings.SETTINGS.items():
         table.add_row(name, str(config[name]), _origin(config, name), f"[dim]{setting.help}[/]")
-    console = Console()
+    shown = console()
     for name, (ok, detail) in checks.items():
-        console.print(f"{'[green]ok  [/]' if ok else '[yellow]look[/]'} {name}: {detail}")
-    console.print()
-    console.print(table)
+        shown.print(f"{'[green]ok  [/]' if ok else '[yellow]look[/]'} {name}: {detail}")
+    shown.print()
+    shown.print(table)
 
 
 def _origin(config: settings.Config, name: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import click
-from rich.console import Console
 
+from bootseer.cli.console import console
 from bootseer.cli.user_store import with_store
 from bootseer.errors import BootseerError, NotFound
 from bootseer.startup import render
@@ -34,7 +34,7 @@ def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([r.document() for r in reports], indent=1))
     else:
-        render.show(Console(), reports)
+        render.show(console(), reports)
 
 
 async def _reports(store: Store, owner: str, job: int, alone: bool) -> list[Report]:

@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 
 import click
 import trio
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -21,6 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from bootseer.cli.console import console
 from bootseer.config import User
 from bootseer.errors import BootseerError
 
@@ -107,7 +107,7 @@ async def _show(verb: str, counted: CountedWork) -> None:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console(err=True), transient=True) as bar:
         task = bar.add_task(verb, total=None)
         while True:
             bar.update(task, total=counted.total_bytes or None, completed=counted.done_bytes)

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from bootseer import config as settings
 from bootseer.agent.node import control_client
 from bootseer.agent.node.registry import job_folders
+from bootseer.cli.console import console
 from bootseer.errors import BootseerError
 from bootseer.startup.render import plain
 from bootseer.units import format_size
@@ -31,7 +31,7 @@ def status(as_json: bool) -> None:
     elif not jobs:
         click.echo("no job of yours with --bootseer is on this node")
     else:
-        Console().print(_table(jobs))
+        console().print(_table(jobs))
 
 
 def _state(folder: Any) -> dict[str, Any] | None:

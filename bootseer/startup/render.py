@@ -29,7 +29,7 @@ def show(console: Console, reports: Iterable[Report]) -> None:
     scale_s = max((_last_s(report) for report in shown), default=0.0)
     for report in shown:
         console.print(_title(report))
-        console.print(_table(report))
+        console.print(_table(console, report))
         _timeline(console, report, scale_s)
         for node, stage in report.fallbacks:
             said = plain(f" {node} {stage.stage}: {stage.detail}")
@@ -59,8 +59,8 @@ def _title(report: Report) -> Text:
     )
 
 
-def _table(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+def _table(console: Console, report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (("node", "left"), ("stage", "left"), ("at", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for name in ("took", "bytes"):
@@ -78,6 +78,8 @@ def _table(report: Report) -> Table:
             )
     if len(report.nodes) > MAX_TABLE_NODES:
         table.add_row(f"… {len(report.nodes) - MAX_TABLE_NODES} more nodes: see --json")
+    # Only then the last column gives way; else lines would end in blanks.
+    table.expand = console.measure(table).maximum >= console.width
     return table
 
 

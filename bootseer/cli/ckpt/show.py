@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from bootseer.checkpoint.admin.bench import Row
@@ -19,6 +18,7 @@ from bootseer.checkpoint.admin.describe import FileDescription
 from bootseer.checkpoint.admin.progress import LINK
 from bootseer.checkpoint.admin.verify import VerifyResult
 from bootseer.checkpoint.files.tree import FileEntry
+from bootseer.cli.console import console
 from bootseer.cli.runner import print_line
 from bootseer.store.api.base import Unlisted
 from bootseer.units import MIB, NS_PER_S, format_size
@@ -133,7 +133,7 @@ def rates(rows: Sequence[Row], size_bytes: int, *, as_json: bool) -> None:
     for row in rows:
         shown = (min(row.rates), statistics.median(row.rates), max(row.rates))
         table.add_row(row.form, row.what, *(f"{rate / 1e6:.0f}" for rate in shown))
-    Console().print(table)
+    console().print(table)
 
 
 def _form(entry: FileEntry) -> str:

@@ -221,10 +221,10 @@ def show_drift(
 
 
 def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool, quiet: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from bootseer.cli import runner
+    from bootseer.cli.console import console
     from bootseer.startup.render import plain
 
     if found.versions:
@@ -234,7 +234,7 @@ def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool, qui
         for version in found.versions:
             row = (version.name, version.before or "none", version.after or "none")
             table.add_row(*map(plain, row))
-        Console().print(table)
+        console().print(table)
     if is_long:
         say_deltas(found.deltas, targets)
     if quiet:

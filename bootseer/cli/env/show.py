@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 @as_json_option
 def ls(user: str | None, group: str, as_json: bool) -> None:
     """List the environments, those that were used last first."""
-    from rich.console import Console
     from rich.table import Table
 
+    from bootseer.cli.console import console
     from bootseer.env.snapshot.repository import list_snapshots
     from bootseer.startup.render import plain
 
@@ -75,7 +75,7 @@ def ls(user: str | None, group: str, as_json: bool) -> None:
             used,
             plain(" ".join(snapshot.targets)),
         )
-    Console().print(table if listed else "no environment yet: bootseer env run --help")
+    console().print(table if listed else "no environment yet: bootseer env run --help")
 
 
 @click.command(epilog="Example:  bootseer env show 3f2ac41b")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from bootseer import config as settings
+from bootseer.cli.console import console
 from bootseer.cli.user_store import with_store
 from bootseer.errors import BootseerError, Corrupt, NotFound
 from bootseer.image.hot import pack_store
@@ -67,7 +67,7 @@ def ls(user: str | None, as_json: bool) -> None:
                 str(len(hot_set.runs)),
                 plain(digest),
             )
-    Console().print(table if rows else "no hot set yet: run a job with --bootseer")
+    console().print(table if rows else "no hot set yet: run a job with --bootseer")
 
 
 @hot.command(epilog="Example:  bootseer hot show /images/train.sqsh")

@@ -139,9 +139,9 @@ def add(
 @_json
 def ls(as_json: bool) -> None:
     """List the images by name."""
-    from rich.console import Console
     from rich.table import Table
 
+    from bootseer.cli.console import console
     from bootseer.image.library.catalog import list_names
     from bootseer.startup.render import plain
 
@@ -166,7 +166,7 @@ def ls(as_json: bool) -> None:
             plain(n.name), format_size(n.size_bytes), _when(n.named_ns), n.digest[:_SHORT_CHARS]
         )
     empty = "no image yet: bootseer image add PATH --name NAME"
-    Console().print(table if names else empty)
+    console().print(table if names else empty)
 
 
 @image.command(epilog="Example:  bootseer image show train:v2")

@@ -61,8 +61,7 @@ def demo(
       bootseer dev demo --torch --rounds 1
       bootseer dev demo --hdfs
     """
-    from rich.console import Console
-
+    from bootseer.cli.console import console
     from bootseer.units import parse_size
     from bootseer_dev.demo.demo import DemoSpec, run_demo
     from bootseer_dev.demo.hdfs import run_demo_hdfs
@@ -75,7 +74,7 @@ def demo(
         rounds=rounds,
         build_dir=build_dir.absolute(),
     )
-    (run_demo_hdfs if with_hdfs else run_demo)(spec, Console())
+    (run_demo_hdfs if with_hdfs else run_demo)(spec, console())
 
 
 @dev.command()
@@ -91,11 +90,10 @@ def bench(pairs: int, starts: int, build_dir: Path) -> None:
     Example:
       bootseer dev bench --pairs 100
     """
-    from rich.console import Console
-
+    from bootseer.cli.console import console
     from bootseer_dev.bench.overhead import run_bench
 
-    run_bench(build_dir.absolute(), Console(), pairs, starts)
+    run_bench(build_dir.absolute(), console(), pairs, starts)
 
 
 @dev.command("bench-env")
@@ -113,11 +111,10 @@ def bench_env(rounds: int, nodes: tuple[int, ...], build_dir: Path) -> None:
     Example:
       bootseer dev bench-env --rounds 1 --nodes 2
     """
-    from rich.console import Console
-
+    from bootseer.cli.console import console
     from bootseer_dev.bench.environment import EnvBenchSpec, run_env_bench
 
-    run_env_bench(EnvBenchSpec(rounds, nodes, build_dir), Console())
+    run_env_bench(EnvBenchSpec(rounds, nodes, build_dir), console())
 
 
 @dev.command("bench-image")
@@ -133,12 +130,11 @@ def bench_image(rounds: int, small: bool, build_dir: Path) -> None:
     Example:
       bootseer dev bench-image --rounds 5
     """
-    from rich.console import Console
-
+    from bootseer.cli.console import console
     from bootseer_dev.bench.image import ImageBenchSpec, run_image_bench
 
     spec = ImageBenchSpec(rounds=rounds, torch=not small, build_dir=build_dir.absolute())
-    run_image_bench(spec, Console())
+    run_image_bench(spec, console())
 
 
 @dev.command("bench-harm")
@@ -155,11 +151,10 @@ def bench_harm(rounds: int, only: tuple[str, ...], build_dir: Path) -> None:
       bootseer dev bench-harm --rounds 5
       bootseer dev bench-harm --only busy_processors --only dead_store
     """
-    from rich.console import Console
-
+    from bootseer.cli.console import console
     from bootseer_dev.bench.harm import HarmSpec, run_harm_bench
 
-    run_harm_bench(HarmSpec(rounds, only, build_dir), Console())
+    run_harm_bench(HarmSpec(rounds, only, build_dir), console())
 
 
 @dev.command("bench-ckpt")
@@ -175,13 +170,12 @@ def bench_ckpt(size: str, repeats: int, build_dir: Path) -> None:
     Example:
       bootseer dev bench-ckpt --repeats 3
     """
-    from rich.console import Console
-
+    from bootseer.cli.console import console
     from bootseer.units import parse_size
     from bootseer_dev.bench.checkpoint import BenchSpec, run_ckpt_bench
 
     spec = BenchSpec(parse_size(size), repeats, build_dir.absolute())
-    run_ckpt_bench(spec, Console())
+    run_ckpt_bench(spec, console())
 
 
 @dev.command()
@@ -202,14 +196,13 @@ def fsx(seed: int | None, minutes: float, rounds: int | None, build_dir: Path) -
     """
     import random
 
-    from rich.console import Console
-
+    from bootseer.cli.console import console
     from bootseer_dev.files.fsx_rounds import RoundsSpec, run_rounds, small_hdfs
 
     chosen = random.randrange(1 << 30) if seed is None else seed
     spec = RoundsSpec(chosen, rounds, minutes * 60, build_dir.absolute())
     with small_hdfs("fsx", spec.build_dir) as hdfs:
-        done = run_rounds(spec, hdfs, Console())
+        done = run_rounds(spec, hdfs, console())
     for kind, count in done.most_common():
         click.echo(f"{kind:<12}{count:>8}")
     click.echo(f"{done.total()} operations, and no difference")

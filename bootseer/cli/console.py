@@ -1,0 +1,22 @@
+"""Where commands print tables, and text with styles."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+UNLIMITED = 1 << 16
+"""Columns: no line of ours is as long."""
+_LINES = 25
+
+
+def console(*, err: bool = False) -> Console:
+    """Return one that is as wide as the terminal; in a pipe or a file no line is wrapped or cut.
+
+    Args:
+        err: for standard error instead of standard output.
+    """
+    if (sys.stderr if err else sys.stdout).isatty():
+        return Console(stderr=err)
+    return Console(stderr=err, width=UNLIMITED, height=_LINES)

@@ -72,7 +72,7 @@ def test_a_row_of_a_command_is_one_line_in_a_pipe(monkeypatch):
     assert f"look plugin: {SENTENCE.strip()}" in lines
     for name, setting in config.SETTINGS.items():
         (row,) = (line for line in lines if line.split()[:1] == [name])
-        assert row.rstrip().endswith(setting.help)
+        assert row.rstrip().endswith(setting.purpose)
 
 
 def test_a_report_is_neither_cut_nor_filled_up_in_a_pipe(monkeypatch):

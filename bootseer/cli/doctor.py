@@ -41,7 +41,7 @@ def doctor(as_json: bool) -> None:
         document = {
             "checks": {name: {"ok": ok, "detail": detail} for name, (ok, detail) in checks.items()},
             "settings": {
-                name: {"value": config[name], "from": _origin(config, name)}
+                name: {"value": config.values[name], "from": _origin(config, name)}
                 for name in settings.SETTINGS
             },
         }
@@ -51,7 +51,9 @@ def doctor(as_json: bool) -> None:
     for heading in ("setting", "value", "from", "what it is for"):
         table.add_column(heading)
     for name, setting in settings.SETTINGS.items():
-        table.add_row(name, str(config[name]), _origin(config, name), f"[dim]{setting.help}[/]")
+        table.add_row(
+            name, str(config.values[name]), _origin(config, name), f"[dim]{setting.purpose}[/]"
+        )
     shown = console()
     for name, (ok, detail) in checks.items():
         shown.print(f"{'[green]ok  [/]' if ok else '[yellow]look[/]'} {name}: {detail}")
@@ -104,7 +106,7 @@ def _stores(config: settings.Config) -> dict[str, tuple[bool, str]]:
 
     user = caller()
     stores: dict[str, Callable[[], Store]] = {"store.url": lambda: connect(config, user)}
-    if config["image.store_url"]:
+    if config.image.store_url:
         stores["image.store_url"] = lambda: connect_images(config, user)
     for group, url in shared_urls(config).items():
         if user.uid != 0 and not is_member(group):

@@ -34,7 +34,7 @@ def reap_command(as_json: bool) -> None:
     """
     if os.geteuid() != 0:
         raise Denied("agents are root's: run this as root")
-    run_dir = settings.load()["node.run_dir"]
+    run_dir = settings.load().node.run_dir
     reaped = reap_dead(run_dir)
     at_work = [f for f in job_folders(run_dir) if registry.agent_pid(f) or registry.is_served(f)]
     if at_work:

@@ -25,7 +25,7 @@ def status(as_json: bool) -> None:
 
     A user sees their own jobs, root sees all, jobs whose agent has died included.
     """
-    jobs = [state for state in map(_state, job_folders(settings.load()["node.run_dir"])) if state]
+    jobs = [state for state in map(_state, job_folders(settings.load().node.run_dir)) if state]
     if as_json:
         click.echo(json.dumps(jobs, indent=1))
     elif not jobs:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from typing import Any
 
-from bootseer.agent.node.account import SETTINGS, find_account
+from bootseer.agent.node.account import account_names, find_account
+from bootseer.config import Config
 from bootseer.errors import Denied, Unavailable
 
 _USERADD = "/usr/sbin/useradd"
 
 
-def make_accounts(config: Any) -> list[str]:
+def make_accounts(config: Config) -> list[str]:
     """Make the accounts on this node, unless they are there; returns the names of those made.
 
     They have no password, no home and no shell.
@@ -27,12 +27,11 @@ def make_accounts(config: Any) -> list[str]:
         Unavailable: one cannot be made.
     """
     made = []
-    for setting in SETTINGS:
-        name = config[setting]
+    for setting, name in account_names(config.node).items():
         if not _exists(name):
             _make(name)
             made.append(name)
-        find_account(config, setting)
+        find_account(setting, name)
     return made
 
 

@@ -68,7 +68,7 @@ async def _moved(
     if not plan.retagged(image.path, digest):
         return []
     will = "the job gets that one"
-    if config["image.pin"] and not asked.record_only:
+    if config.image.pin and not asked.record_only:
         will = f"it is refused: give --bootseer-image={SCHEME}{digest}, or --bootseer=record"
     return [f"{image.path} is another image than in the last run, and {will}"]
 

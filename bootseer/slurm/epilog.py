@@ -26,7 +26,7 @@ def main() -> int:
     try:
         job_id = int(os.environ.get("SLURM_JOB_ID", "0"))
         config = _settings()
-        folder = JobFolder.of(config["node.run_dir"], job_id)
+        folder = JobFolder.of(config.node.run_dir, job_id)
         if job_id and os.path.isdir(folder.path):
             log_line(f"job {job_id}: {_end(folder, config)}")
     except BootseerError as error:
@@ -46,7 +46,7 @@ def _settings() -> settings.Config:
 
 
 def _end(folder: JobFolder, config: settings.Config) -> str:
-    deadline_s = config["epilog.deadline_s"]
+    deadline_s = config.epilog.deadline_s
     try:
         request = {"op": "finish", "timeout_s": max(0.5, deadline_s - _MARGIN_S)}
         answer = control_client.ask(folder.socket, request, deadline_s=deadline_s - _MARGIN_S / 2)

@@ -119,7 +119,7 @@ def _socket(environ: Mapping[str, str]) -> str:
     if not told or (job_id and not is_its_own):
         if not job_id.isdecimal():
             raise NotFound("this is not a job with --bootseer")
-        told = JobFolder.of(settings.load()["node.run_dir"], int(job_id)).socket
+        told = JobFolder.of(settings.load().node.run_dir, int(job_id)).socket
     if not os.path.exists(told):
         raise NotFound("the job was started without --bootseer")
     return told

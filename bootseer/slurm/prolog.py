@@ -50,8 +50,8 @@ def _warm(asked: options.JobOptions, started_ns: int) -> str:
     config = settings.load()
     for_broker = broker_settings(config)  # without its account nothing is started
     job = _job(asked, config, started_ns)
-    reaped = reap_dead(config["node.run_dir"])
-    folder = JobFolder.of(config["node.run_dir"], job.job_id)
+    reaped = reap_dead(config.node.run_dir)
+    folder = JobFolder.of(config.node.run_dir, job.job_id)
     if not registry.claim(folder):
         if registry.agent_pid(folder) is not None or registry.is_starting(folder):
             return f"job {job.job_id}: its agent is at work already"
@@ -77,7 +77,7 @@ def _warm(asked: options.JobOptions, started_ns: int) -> str:
         _tell(folder, "node.reap", time.time_ns(), detail=f"left-overs of job {name}")
     status, said = _wait(folder, job.wait_s, ends, until + job.wait_s)
     # After the wait, in which an image is checked that this node has had for longer than it is up.
-    if job.is_served and config["image.kernel_mount"] and not _await(folder.rooted, until):
+    if job.is_served and config.image.kernel_mount and not _await(folder.rooted, until):
         _tell(folder, "image.kernel", started_ns, status="fallback", detail=detail)
     _tell(folder, "prolog", started_ns, status=status, detail=said)
     seconds = (time.time_ns() - started_ns) / 1e9
@@ -183,9 +183,9 @@ def _job(asked: options.JobOptions, config: settings.Config, started_ns: int) ->
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name[:80]!a} cannot be the name of a cluster or node")
     nodes, node_index = _place(env, node)
-    wait_s = config["prolog.wait_s"] if asked.wait_s is None else float(asked.wait_s)
+    wait_s = config.prolog.wait_s if asked.wait_s is None else float(asked.wait_s)
     limit = env.get("BOOTSEER_WAIT_LIMIT", "")  # as a step's hook sets it
-    max_wait_s = min(config["prolog.max_wait_s"], int(limit) if limit.isdecimal() else math.inf)
+    max_wait_s = min(config.prolog.max_wait_s, int(limit) if limit.isdecimal() else math.inf)
     gid = env.get("SLURM_JOB_GID", "")
     return Job(
         job_id=job_id,
@@ -197,10 +197,10 @@ def _job(asked: options.JobOptions, config: settings.Config, started_ns: int) ->
         home=user.pw_dir,
         key=asked.key or options.key_of_name(env.get(options.PREFIX + "JOB_NAME", "")),
         record_only=asked.record_only,
-        image=asked.image or (asked.imported if config["image.importer"] else ""),
+        image=asked.image or (asked.imported if config.image.importer else ""),
         checkpoint=asked.checkpoint,
         mountpoint=asked.mountpoint,
-        mountpoint_listed=asked.mountpoint in config["checkpoint.mountpoints"],
+        mountpoint_listed=asked.mountpoint in config.checkpoint.mountpoints,
         read_only=asked.read_only,
         nodes=nodes,
         node_index=node_index,

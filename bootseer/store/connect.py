@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import grp
-from typing import Any, Protocol
 
 import trio
 
-from bootseer.config import User, is_per_user
+from bootseer.config import Config, EnvSettings, ImageSettings, StoreSettings, User, is_per_user
 from bootseer.errors import ConfigError
 from bootseer.store.api.base import Store
 from bootseer.store.arrow import filesystem
@@ -23,16 +22,8 @@ MAX_OPERATIONS = 16
 """At once, of one process: enough to hide the latency of small objects, few for the servers."""
 
 
-class EffectiveSettings(Protocol):
-    """Effective settings by dotted name: `bootseer.config.Config`, or what was sent of it."""
-
-    def __getitem__(self, name: str, /) -> Any:
-        """Return the value of a setting."""
-        ...
-
-
 def connect(
-    config: EffectiveSettings,
+    config: Config,
     user: User,
     *,
     operations: int = MAX_OPERATIONS,
@@ -48,13 +39,13 @@ def connect(
     Raises:
         ConfigError: the URL is not of a kind that this version can use, or one for all users.
     """
-    check_bucket(config["store.url"], "store", config)
-    url = user.fill(config["store.url"])
+    check_bucket(config.store.url, config.store)
+    url = user.fill(config.store.url)
     return connect_to(url, config, user, operations=operations, backoff=backoff)
 
 
 def connect_images(
-    config: EffectiveSettings,
+    config: Config,
     user: User,
     *,
     operations: int = MAX_OPERATIONS,
@@ -68,11 +59,11 @@ def connect_images(
     Raises:
         ConfigError: as for `connect`, or there is no such group as `image.store_group`.
     """
-    if not config["image.store_url"]:
+    if not config.image.store_url:
         return connect(config, user, operations=operations, backoff=backoff)
-    check_bucket(config["image.store_url"], "image", config)
+    check_bucket(config.image.store_url, config.image)
     return connect_to(
-        user.fill(config["image.store_url"]),
+        user.fill(config.image.store_url),
         config,
         user,
         trusted=image_owners(config, user),
@@ -81,20 +72,20 @@ def connect_images(
     )
 
 
-def image_owners(config: EffectiveSettings, user: User) -> TrustedOwners:
+def image_owners(config: Config, user: User) -> TrustedOwners:
     """Say who may write in the image store that users share.
 
     Raises:
         ConfigError: there is no such group as `image.store_group`.
     """
-    group = config["image.store_group"]
+    group = config.image.store_group
     if not group:
         return TrustedOwners(user.name, user.uid)
     gid = _gid("image.store_group", group)
     return TrustedOwners(user.name, user.uid, group, gid, widens=True)
 
 
-def connect_shared(url: str, group: str, config: EffectiveSettings, user: User) -> Store:
+def connect_shared(url: str, group: str, config: Config, user: User) -> Store:
     """Open a store of environments that a group shares; its members are trusted.
 
     Args:
@@ -105,37 +96,36 @@ def connect_shared(url: str, group: str, config: EffectiveSettings, user: User) 
     Raises:
         ConfigError: as for `connect`, or there is no such group.
     """
-    check_bucket(url, "env", config)
+    check_bucket(url, config.env)
     gid = _gid("env.shared", group)
     trusted = TrustedOwners(user.name, user.uid, group, gid, setting="env.shared")
     return connect_to(user.fill(url), config, user, trusted=trusted)
 
 
-def check_bucket(url: str, section: str, config: EffectiveSettings) -> None:
+def check_bucket(url: str, section: StoreSettings | ImageSettings | EnvSettings) -> None:
     """Refuse one place for all users in an object store, which tells no owners.
 
     Args:
         url: as the administrator has set it, with its braces.
         section: of the settings; its `shared_bucket` allows it.
-        config: the settings.
 
     Raises:
         ConfigError: whoever writes there first would have all others run it.
     """
     if url.partition("://")[0] not in filesystem.SCHEMES or is_per_user(url):
         return
-    if not config[f"{section}.shared_bucket"]:
+    if not section.shared_bucket:
         raise ConfigError(
             f"store {filesystem.redacted(url)!r} is the same for all users, and an object store "
             "does not tell who wrote what: a user could have others run it. The administrator "
-            f"puts {{user}} into the URL, or sets {section}.shared_bucket = true after the "
+            f"puts {{user}} into the URL, or sets {section.name()}.shared_bucket = true after the "
             "bucket's policy lets only trusted users write there"
         )
 
 
 def connect_to(
     url: str,
-    config: EffectiveSettings,
+    config: Config,
     user: User,
     *,
     private: bool = True,
@@ -161,10 +151,10 @@ def connect_to(
         owner_name=user.name if is_own else "",
         trusted=trusted,
         hdfs=hdfs_options(config, user),
-        aws=AwsOptions(user.home, user.uid, config["aws.profile"]),
+        aws=AwsOptions(user.home, user.uid, config.aws.profile),
     )
     limit = trio.CapacityLimiter(operations)
-    limited = LimitStore(inner, deadline_s=config["store.deadline_s"], operations=limit)
+    limited = LimitStore(inner, deadline_s=config.store.deadline_s, operations=limit)
     return RetryStore(limited, backoff)
 
 
@@ -175,13 +165,13 @@ def _gid(setting: str, group: str) -> int:
         raise ConfigError(f"{setting}: this node has no group {group!a}") from error
 
 
-def hdfs_options(config: EffectiveSettings, user: User) -> HdfsOptions:
+def hdfs_options(config: Config, user: User) -> HdfsOptions:
     """Take what concerns HDFS out of the settings.
 
     Raises:
         ConfigError: the configured folder of Hadoop's configuration is not there.
     """
-    conf_dir = find_conf_dir(config["hdfs.conf_dir"])
-    cache = user.fill(config["hdfs.kerberos_cache"])
-    principal = user.fill(config["hdfs.kerberos_principal"]) if cache else ""
+    conf_dir = find_conf_dir(config.hdfs.conf_dir)
+    cache = user.fill(config.hdfs.kerberos_cache)
+    principal = user.fill(config.hdfs.kerberos_principal) if cache else ""
     return HdfsOptions(conf_dir, cache, principal)

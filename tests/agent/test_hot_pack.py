@@ -11,6 +11,7 @@ from bootseer_dev.material.stored_image import manifest_of, readable, store_imag
 
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers.hot_pack import JobPack, copies_for
+from bootseer.config import Config
 from bootseer.core import image_manifest
 from bootseer.errors import BootseerError
 from bootseer.image.hot import pack_store
@@ -58,7 +59,7 @@ class Start:
     @asynccontextmanager
     async def packing(self, node_index=0, nodes=2):
         job = JOB._replace(node_index=node_index, nodes=nodes)
-        task = SimpleNamespace(job=job, config={"image.pack_copies": 0}, stage=self.stage)
+        task = SimpleNamespace(job=job, config=Config({}), stage=self.stage)
         async with (
             readable(self.store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks,
             trio.open_nursery() as nursery,

@@ -10,10 +10,11 @@ from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.recording_window import RecordingWindow
 from bootseer.agent.supervisor.residency_record import WatchedImage
+from bootseer.config import Config
 from bootseer.image.hot.trace import Touch
 
 JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "/i", 1.0, 1)
-CONFIG = {"image.window_s": 30, "image.sample_interval_s": 0.1}
+CONFIG = Config({"image.window_s": 30, "image.sample_interval_s": 0.1})
 
 
 class Silent:

@@ -1,6 +1,5 @@
 """The worker that serves an image, and what it owes to the agent."""
 
-import os
 import random
 import socket
 
@@ -9,7 +8,6 @@ import trio
 import trio.testing
 from bootseer_dev.material.stored_image import store_image
 
-from bootseer import config as settings
 from bootseer.agent.node.channel import Channel
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import serve_image
@@ -47,8 +45,7 @@ async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, 
     for end in ends:
         end.setblocking(False)
     agent, worker = map(Channel, ends)
-    config = settings.load(os.devnull).values
-    task = Task(worker, {"job": JOB._asdict(), "config": config})
+    task = Task(worker, {"job": JOB._asdict(), "config": {}})
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_image.run, task)

@@ -15,7 +15,6 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer import config as settings
 from bootseer._io import lib
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.messages.broker import (
@@ -35,6 +34,7 @@ from bootseer.agent.supervisor.image_mounts import MAX_MOUNTS
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.workers.base import Task
+from bootseer.config import Config
 from bootseer.core.event import MAX_DETAIL_CHARS, from_json
 from bootseer.core.ranges import ByteRange, subtract
 from bootseer.errors import BootseerError, Closed, ConfigError, Corrupt, Denied, Unavailable
@@ -60,8 +60,7 @@ class NoBroker:
 
 @pytest.fixture
 def agent(tmp_path):
-    config = settings.load(os.devnull)
-    config.values["node.cache_dir"] = str(tmp_path / "cache")
+    config = Config({"node.cache_dir": str(tmp_path / "cache")})
     folder = JobFolder(str(tmp_path / "job"))
     os.makedirs(folder.state)
     return supervisor.Supervisor(folder, JOB, config, NoBroker(), NoBroker())
@@ -318,7 +317,7 @@ def test_an_error_that_cannot_be_logged_is_counted_all_the_same(monkeypatch):
 def test_who_waits_for_the_kernels_mount_is_told_though_run_is_full(tmp_path):
     gone = JobFolder(str(tmp_path / "gone"))
     for path in ("", "/somewhere"):
-        kernel = KernelMount(gone, NoBroker(), {"image.kernel_mount": ["d"]})
+        kernel = KernelMount(gone, NoBroker(), ["d"])
         kernel.path = path
         kernel.settle()
         assert kernel.settled.is_set()
@@ -337,7 +336,7 @@ async def test_who_waits_for_an_image_is_told_of_its_end_first(monkeypatch):
 
     image = ServedImage(NoBroker(), NoBroker(), 0, "/m", Gone(), "bootseer://x", Kernel())
     with pytest.raises(RuntimeError):
-        await image.follow(JOB, {}, None)
+        await image.follow(JOB, Config({}), None)
     assert image.served.is_set() and not image.is_served
 
 
@@ -552,8 +551,8 @@ async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nu
     for job in (JOB._replace(nodes=2, node_index=1), JOB._replace(nodes=0)):
         agent._keeping._context = replace(agent._context, job=job)
         assert await agent._handle(request, peer()) == {"kept": False}
-    agent._keeping._context = agent._context
-    agent._config.values["image.keep_imports"] = False
+    config = Config({"image.keep_imports": False})
+    agent._keeping._context = replace(agent._context, config=config)
     assert await agent._handle(request, peer()) == {"kept": False}
 
 

@@ -282,7 +282,7 @@ def waits():
         said.append("refused")
 thread = threading.Thread(target=waits)
 thread.start()
-confine_system_calls(Profile.PLAIN)
+confine_system_calls(Confinement.PLAIN)
 stop.set()
 thread.join()
 print(json.dumps(said))

@@ -62,7 +62,8 @@ async def test_a_worker_prints_there_and_nowhere_else(tmp_path, capfd, monkeypat
     monkeypatch.setattr(worker_output, "MAX_BYTES", room)
     pid, end = process.spawn_worker(JobFolder(str(tmp_path)), JOB, "publish")
     worker = Worker(None, 0, end)
-    await worker.send_task(JOB, {})  # without settings it ends by an error that is not ours
+    none = SimpleNamespace(values={})  # without settings it ends by an error that is not ours
+    await worker.send_task(JOB, none)
     with pytest.raises(Closed):
         await worker.channel.receive()
     worker.channel.close()

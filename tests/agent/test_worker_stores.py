@@ -4,6 +4,7 @@ import pytest
 
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers.base import store_urls
+from bootseer.config import Config
 
 STORES = {
     "store.url": "file:///home/{user}/.bootseer",
@@ -18,16 +19,16 @@ def job(checkpoint):
 
 @pytest.mark.parametrize("role", ["prefetch", "publish", "run_environment", "serve_image"])
 def test_a_worker_may_use_all_that_are_configured(role):
-    urls = list(store_urls(role, job("gs://checkpoints"), STORES))
+    urls = list(store_urls(role, job("gs://checkpoints"), Config(STORES)))
     assert urls == ["file:///home/{user}/.bootseer", "s3://images", "hdfs://nn/chem", "/shared/bio"]
 
 
 def test_the_server_of_a_checkpoint_uses_its_store_alone():
-    assert list(store_urls("serve_checkpoint", job("gs://checkpoints"), STORES)) == [
+    assert list(store_urls("serve_checkpoint", job("gs://checkpoints"), Config(STORES))) == [
         "gs://checkpoints"
     ]
 
 
 def test_images_may_be_in_the_users_own_store():
-    urls = list(store_urls("upload_import", job(""), STORES | {"image.store_url": ""}))
+    urls = list(store_urls("upload_import", job(""), Config(STORES | {"image.store_url": ""})))
     assert set(urls) == {"file:///home/{user}/.bootseer", "hdfs://nn/chem", "/shared/bio"}

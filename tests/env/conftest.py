@@ -239,9 +239,8 @@ def installed(tmp_path):
 def call(installed, monkeypatch):
     """Call `bootseer env` on that store; returns exit code and output, or raises its error."""
     monkeypatch.delenv("BOOTSEER_SOCKET", raising=False)
-    values = {name: setting.default for name, setting in config.SETTINGS.items()}
-    values |= {"store.url": installed.root.as_uri(), "env.scratch_dir": installed.scratch}
-    monkeypatch.setattr(config, "load", lambda: config.Config(values, "", frozenset()))
+    values = {"store.url": installed.root.as_uri(), "env.scratch_dir": installed.scratch}
+    monkeypatch.setattr(config, "load", lambda: config.Config(values))
 
     def call(*words, **settings):
         values.update({f"env.{name}": value for name, value in settings.items()})

@@ -66,9 +66,9 @@ class Clock:
 
 
 def test_environment_and_hot_set_are_waited_for_once(tmp_path, monkeypatch):
-    clock, config = Clock(), settings.load(os.devnull)
-    config.values["node.run_dir"] = str(tmp_path / "run")
-    config.values["node.service_user"], config.values["node.cache_user"] = "nobody", "daemon"
+    accounts = {"node.service_user": "nobody", "node.cache_user": "daemon"}
+    clock = Clock()
+    config = settings.Config({"node.run_dir": str(tmp_path / "run"), **accounts})
 
     def answer(socket, request, timeout_s):
         """As an agent whose store hangs."""
@@ -90,8 +90,7 @@ def test_environment_and_hot_set_are_waited_for_once(tmp_path, monkeypatch):
 
 def test_a_step_is_not_held_for_as_long_as_the_settings_would_have_it(monkeypatch):
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "SLURM_CLUSTER_NAME": "c"}
-    config = {"prolog.wait_s": 30.0, "prolog.max_wait_s": 60.0, "image.importer": False}
-    config["checkpoint.mountpoints"] = []
+    config = settings.Config({"prolog.wait_s": 30.0})
     for limit, wait_s in (({}, 30.0), ({"BOOTSEER_WAIT_LIMIT": "10"}, 10)):
         monkeypatch.setattr(os, "environ", env | limit)
         assert prolog._job(options.JobOptions(), config, 1).wait_s == wait_s

@@ -47,7 +47,8 @@ def served(tmp_path, monkeypatch):
     folder.write("server.json", {"servers": [{"pid": server.pid, "start": start_time(server.pid)}]})
     long_ago_s = time.time() - 3600
     os.utime(folder.path, (long_ago_s, long_ago_s))
-    monkeypatch.setattr(node.settings, "load", lambda: {"node.run_dir": str(tmp_path / "run")})
+    config = node.settings.Config({"node.run_dir": str(tmp_path / "run")})
+    monkeypatch.setattr(node.settings, "load", lambda: config)
     monkeypatch.setattr(agent_process, "start", lambda grave, mode: None)
     yield folder, server
     server.kill()

@@ -34,8 +34,7 @@ BOB = User("bob", os.geteuid() + 1, "/home/bob")
 
 
 def of(**values: Any) -> config.Config:
-    defaults = {name: setting.default for name, setting in config.SETTINGS.items()}
-    return config.Config(defaults | values, "", frozenset())
+    return config.Config(values)
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ async def test_images_have_a_store_of_their_own_where_one_is_named(
     images.chmod(0o775)
     with pytest.raises(Denied, match=r"can write in .*image\.store_group"):
         await read_all(connect_images(settings, ADA), "object", 1)
-    settings.values["image.store_group"] = GROUP.gr_name
+    settings = of(**settings.values | {"image.store_group": GROUP.gr_name})
     assert await read_all(connect_images(settings, ADA), "object", 1) == b"1"
 
 

@@ -6,27 +6,30 @@ Imported by the hook path: the standard library only.
 from __future__ import annotations
 
 import pwd
-from typing import Any
+from itertools import starmap
 
 from bootseer.agent.node.broker_settings import BrokerSettings, NodeAccount
+from bootseer.config import Config, NodeSettings
 from bootseer.errors import ConfigError
 
 _GIB = 1 << 30
-SETTINGS = ("node.service_user", "node.cache_user")
-"""The settings that name them."""
 
 
-def find_account(config: Any, setting: str) -> NodeAccount:
+def account_names(node: NodeSettings) -> dict[str, str]:
+    """Return their names, by the settings that have them."""
+    return {"node.service_user": node.service_user, "node.cache_user": node.cache_user}
+
+
+def find_account(setting: str, name: str) -> NodeAccount:
     """Look an account up.
 
     Args:
-        config: effective settings.
         setting: which of them names it.
+        name: of the account.
 
     Raises:
         ConfigError: there is none, or it is root.
     """
-    name = config[setting]
     try:
         found = pwd.getpwnam(name)
     except (KeyError, ValueError) as error:
@@ -39,22 +42,22 @@ def find_account(config: Any, setting: str) -> NodeAccount:
     return NodeAccount(found.pw_name, found.pw_uid, found.pw_gid)
 
 
-def broker_settings(config: Any) -> BrokerSettings:
+def broker_settings(config: Config) -> BrokerSettings:
     """Take what a broker is told from all settings.
 
     Raises:
         ConfigError: one of the two accounts is missing, or they are one.
     """
-    account, cache_account = (find_account(config, setting) for setting in SETTINGS)
+    account, cache_account = starmap(find_account, account_names(config.node).items())
     if account.uid == cache_account.uid:
         raise ConfigError("node.service_user and node.cache_user are to be two accounts")
     return BrokerSettings(
         account,
         cache_account,
-        run_dir=config["node.run_dir"],
-        cache_dir=config["node.cache_dir"],
-        quota_bytes=int(config["cache.quota_gib"] * _GIB),
-        free_share=config["cache.free_share"],
-        user_share=config["cache.user_share"],
-        kernel_mount=list(config["image.kernel_mount"]),
+        run_dir=config.node.run_dir,
+        cache_dir=config.node.cache_dir,
+        quota_bytes=int(config.cache.quota_gib * _GIB),
+        free_share=config.cache.free_share,
+        user_share=config.cache.user_share,
+        kernel_mount=list(config.image.kernel_mount),
     )

@@ -13,6 +13,7 @@ from bootseer.agent.messages.broker import MountKind, SetReadAhead, Unmount
 from bootseer.agent.messages.client import RequestClient
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.worker_process import Worker
+from bootseer.config import Config
 from bootseer.core.access_log import MAX_FILES
 from bootseer.errors import BootseerError, Closed
 
@@ -44,7 +45,7 @@ class MountedCheckpoint:
         self._in_order = False
 
     async def follow(
-        self, job: Job, config: dict[str, Any], hear: Callable[[dict[str, Any]], None]
+        self, job: Job, config: Config, hear: Callable[[dict[str, Any]], None]
     ) -> None:
         """Have it served until the worker ends; then files give errors.
 

@@ -118,7 +118,7 @@ class EnvironmentMounts:
         worker = await start(self._broker, Role.RUN_ENVIRONMENT)
         try:
             image = await self._known_image() if asker.in_container else ""
-            await worker.send_task(self._job, self._config.values, image=image)
+            await worker.send_task(self._job, self._config, image=image)
             await worker.channel.send({"op": "connection"}, fd=connection.fileno())
             connection.close()
             await self._obey(worker, asker, nursery)
@@ -196,7 +196,7 @@ class EnvironmentMounts:
             mounts = self._mounted.get((tree, read_only))
             if mounts is None:
                 if not read_only:
-                    _check_room(self._config["node.cache_dir"], self._config["cache.free_share"])
+                    _check_room(self._config.node.cache_dir, self._config.cache.free_share)
                 first = (await self._broker.do(CreateOverlay(tree, count, read_only))).value
                 mounts = list(range(first, first + count))
                 self._mounted[tree, read_only] = mounts

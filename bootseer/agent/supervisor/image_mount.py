@@ -20,6 +20,7 @@ from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.cache.token import TOKEN_BYTES
+from bootseer.config import Config
 from bootseer.core.event import FALLBACK, OK, Event, one_line
 from bootseer.core.fields import Fields
 from bootseer.core.reference import ENVIRONMENT
@@ -126,7 +127,7 @@ class ServedImage(JobImage):
         }
 
     async def follow(
-        self, job: Job, config: dict[str, Any], hear: Callable[[dict[str, Any]], None]
+        self, job: Job, config: Config, hear: Callable[[dict[str, Any]], None]
     ) -> None:
         """Have it served until the worker ends; then reading it gives errors.
 

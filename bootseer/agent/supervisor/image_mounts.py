@@ -129,7 +129,7 @@ class ServedImages:
     async def _follow(self, image: ServedImage, job: Job) -> None:
         """Have an image served until that ends; then whoever asks for it gets another mount."""
         try:
-            await image.follow(job, self._context.config.values, self._hear)
+            await image.follow(job, self._context.config, self._hear)
         except BootseerError as error:
             if not self._ending and image.is_served:
                 self._fall_back(

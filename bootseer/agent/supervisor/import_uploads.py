@@ -46,7 +46,7 @@ class ImportUploads:
         name = reference(uri)
         if not name.startswith(DOCKER):
             raise ConfigError("only images that were imported from a registry are kept")
-        if not self._context.job.is_first_node or not self._context.config["image.keep_imports"]:
+        if not self._context.job.is_first_node or not self._context.config.image.keep_imports:
             return False
         if name not in self._under_way:
             if len(self._under_way) >= MAX_KEPT:
@@ -65,7 +65,7 @@ class ImportUploads:
     async def _keep(self, name: str, path: str) -> None:
         kept = self._under_way[name]
         worker = None
-        job, config = self._context.job, self._context.config.values
+        job, config = self._context.job, self._context.config
         why = "what put it into the store has been killed"
         try:
             with kept.scope:

@@ -28,13 +28,13 @@ class KernelMount:
         settled: set when that does not change any more.
     """
 
-    def __init__(self, folder: JobFolder, broker: RequestClient, config: Any) -> None:
-        """Plan it; nothing is mounted yet."""
+    def __init__(self, folder: JobFolder, broker: RequestClient, listed: list[str]) -> None:
+        """Plan it, for images of listed digests; nothing is mounted yet."""
         self.path = ""
         self.settled = trio.Event()
         self._folder = folder
         self._broker = broker
-        self._listed = config["image.kernel_mount"]
+        self._listed = listed
 
     async def make(
         self, digest: str, fds: list[int], hear: Callable[[dict[str, Any]], None]

@@ -98,7 +98,7 @@ class RecordingWindow:
             if self._job.is_served:
                 nursery.start_soon(self._say_image, worker)
             try:
-                with self._scope, trio.move_on_after(self._config["image.window_s"]):
+                with self._scope, trio.move_on_after(self._config.image.window_s):
                     await self._follow(worker)
                     # Whatever became of the worker, what it has handed over is recorded to the
                     # end: a recording cut short would pass for a whole one.
@@ -131,7 +131,7 @@ class RecordingWindow:
 
     async def _follow(self, worker: Worker) -> None:
         try:
-            await worker.send_task(self._job, self._config.values)
+            await worker.send_task(self._job, self._config)
             self._has_task.set()
             while True:
                 message, fd = await worker.channel.receive()
@@ -188,7 +188,7 @@ class RecordingWindow:
         took_s = 0.0
         is_held = False
         while True:
-            interval_s = self._config["image.sample_interval_s"]
+            interval_s = self._config.image.sample_interval_s
             await trio.sleep(max(interval_s, took_s / _SAMPLING_SHARE))
             began_s = time.monotonic()
             self._sample()

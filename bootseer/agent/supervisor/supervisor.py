@@ -133,7 +133,7 @@ class Supervisor:
             self._events = self._left_events()
             why = str((self._folder.read("died.json") or {}).get("why") or "it had died")
             self.note_fallback("agent.died", f"what it had recorded is lost; {why}")
-            await self._publish(self._config["epilog.deadline_s"])
+            await self._publish(self._config.epilog.deadline_s)
             await self._broker.do(FinishJob())
             nursery.cancel_scope.cancel()
 
@@ -169,7 +169,7 @@ class Supervisor:
     async def _follow_checkpoint(self, checkpoint: MountedCheckpoint) -> None:
         """Have the checkpoint served until that ends."""
         try:
-            await checkpoint.follow(self._job, self._config.values, self._hear)
+            await checkpoint.follow(self._job, self._config, self._hear)
         except BootseerError as error:
             if not self._finishing:
                 self.note_fallback(
@@ -340,7 +340,7 @@ class Supervisor:
     async def _publish(self, timeout_s: float, began_ns: int = 0) -> tuple[bool, str]:
         """Have a worker publish the recording; what fails to arrive waits in the spool."""
         kind = self._kind()
-        cache_dir, uid = self._config["node.cache_dir"], self._job.uid
+        cache_dir, uid = self._config.node.cache_dir, self._job.uid
         waiting: list[Any] = []
         with suppress(BootseerError, OSError):  # said below, where it matters
             waiting = spool.read_waiting(cache_dir, uid)
@@ -383,7 +383,7 @@ class Supervisor:
             images = [image.recorded() for image in self._images if image.is_used]
             checkpoint = self._checkpoint
             told = {"reads": checkpoint.reads, "ahead": checkpoint.ahead} if checkpoint else {}
-            await worker.send_task(self._job, self._config.values, images=images, kind=kind, **told)
+            await worker.send_task(self._job, self._config, images=images, kind=kind, **told)
             while True:
                 message, fd = await worker.channel.receive()
                 if fd is not None:
@@ -450,7 +450,7 @@ def begin(start: SupervisorStart) -> None:
     if start.opener is not None:
         start.opener.close()  # the worker that warms has it
     ends = [*start.sockets, *([warming] if warming is not None else [])]
-    give_up_rights(start, config["node.cache_dir"], [end.fileno() for end in ends])
+    give_up_rights(start, config.node.cache_dir, [end.fileno() for end in ends])
     warming_handle = decode_reply(start.broker.recv(MAX_BYTES)).value
     broker = RequestClient(start.broker, VERBS, "broker")
     lender = RequestClient(start.lender, lender_messages.VERBS, "lender")
@@ -501,6 +501,6 @@ def _image(
     server = start.image
     if server is None or server.channel is None:
         return None
-    kernel = KernelMount(start.folder, broker, config.values)
+    kernel = KernelMount(start.folder, broker, config.image.kernel_mount)
     worker = Worker(broker, server.handle, server.channel)
     return ServedImage(broker, lender, 0, start.folder.image, worker, start.job.image, kernel)

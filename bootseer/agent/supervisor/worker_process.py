@@ -20,6 +20,7 @@ from bootseer.agent.node.channel import MAX_TOLD_BYTES, Channel
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.worker_output import copy_output
 from bootseer.agent.workers import base, prefetch  # noqa: F401 (what is forked here needs it)
+from bootseer.config import Config
 from bootseer.errors import BootseerError
 
 _POLL_S = 0.0005
@@ -42,7 +43,7 @@ class Worker:
             self._channel = Channel(self._end, MAX_TOLD_BYTES)
         return self._channel
 
-    async def send_task(self, job: Job, config: dict[str, Any], **extra: Any) -> None:
+    async def send_task(self, job: Job, config: Config, **extra: Any) -> None:
         """Say what is to be done, and from then on copy what the worker prints.
 
         Raises:
@@ -51,7 +52,9 @@ class Worker:
         printed, output = os.pipe()
         trio.lowlevel.spawn_system_task(copy_output, printed)
         try:
-            await self.channel.send({"job": job._asdict(), "config": config, **extra}, fd=output)
+            await self.channel.send(
+                {"job": job._asdict(), "config": config.values, **extra}, fd=output
+            )
         finally:
             os.close(output)
 

@@ -73,7 +73,7 @@ class AccessSelector:
                 nursery.start_soon(self._read_plan)
                 nursery.start_soon(self._read_hot_set)
                 nursery.start_soon(self._read_first)
-                if AccessMode.FILE.value in self._task.config["image.ways"]:
+                if AccessMode.FILE.value in self._task.config.image.ways:
                     nursery.start_soon(self._look_for_file)
 
     @property
@@ -82,9 +82,9 @@ class AccessSelector:
 
     def _allowed(self) -> list[AccessMode]:
         config, size_bytes = self._task.config, self._blocks.manifest.size_bytes
-        user_bytes = config["cache.user_share"] * config["cache.quota_gib"] * GIB
+        user_bytes = config.cache.user_share * config.cache.quota_gib * GIB
         fits = self._cached is not None and size_bytes <= user_bytes
-        ways = [AccessMode(name) for name in config["image.ways"]]
+        ways = [AccessMode(name) for name in config.image.ways]
         return [way for way in ways if fits or way is not AccessMode.COPY]
 
     def _known(self) -> AccessFacts:

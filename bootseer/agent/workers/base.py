@@ -23,13 +23,13 @@ from bootseer.agent.node.process import CHANNEL_FD, CONNECTION_FD, leave, reset_
 from bootseer.agent.workers import mksquashfs_starter
 from bootseer.agent.workers.identify_image import IdentifiedImage, open_and_identify, receive
 from bootseer.agent.workers.output import direct_output
-from bootseer.config import User
+from bootseer.config import Config, User
 from bootseer.core.event import FALLBACK, Event, one_line
 from bootseer.env.snapshot.group_store import shared_urls
 from bootseer.errors import BootseerError, Closed
 from bootseer.squashfs.mksquashfs import Start, start_plainly
 from bootseer.store.api.base import Store
-from bootseer.store.connect import EffectiveSettings, connect
+from bootseer.store.connect import connect
 from bootseer.store.locate import needs_network
 
 
@@ -60,7 +60,7 @@ class Task:
         self.mksquashfs = mksquashfs
         self._opened = opened
         self.job = Job(**message["job"])
-        self.config: dict[str, Any] = message["config"]
+        self.config = Config(message["config"], "the agent's task")
         self.message = message
 
     def store(self) -> Store:
@@ -102,7 +102,7 @@ class Task:
                 await self.channel.send({"op": "event", "event": event.document()})
 
 
-def store_urls(role: str, job: Job, config: EffectiveSettings) -> Iterator[str]:
+def store_urls(role: str, job: Job, config: Config) -> Iterator[str]:
     """Yield the URLs of all stores that a worker may use.
 
     Args:
@@ -113,8 +113,8 @@ def store_urls(role: str, job: Job, config: EffectiveSettings) -> Iterator[str]:
     if role == "serve_checkpoint":
         yield job.checkpoint
     else:
-        yield config["store.url"]
-        yield config["image.store_url"] or config["store.url"]
+        yield config.store.url
+        yield config.image.store_url or config.store.url
         yield from shared_urls(config).values()
 
 

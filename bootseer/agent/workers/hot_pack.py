@@ -119,7 +119,7 @@ class JobPack:
                     wanted,
                     partial(self._read, bytes_per_s),
                     anew=self._is_damaged,
-                    copies=copies_for(self._task.config["image.pack_copies"], self._task.job.nodes),
+                    copies=copies_for(self._task.config.image.pack_copies, self._task.job.nodes),
                 )
                 said["detail"] = f"a pack of {format_size(wanted.size_bytes)}"
 

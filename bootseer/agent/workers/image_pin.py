@@ -24,7 +24,7 @@ async def check_pin(task: Task, digest: str) -> None:
         Denied: it is another one, names are pinned, and the user has not asked for a recording.
         BootseerError: names are pinned, and the plan cannot be read.
     """
-    job, is_pinned = task.job, task.config["image.pin"] and not task.job.record_only
+    job, is_pinned = task.job, task.config.image.pin and not task.job.record_only
     try:
         plan = await read_plan(task.store(), job.user, job.key)
     except BootseerError:

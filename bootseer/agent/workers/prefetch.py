@@ -47,7 +47,7 @@ class ImageWarmUp:
     def __init__(self, task: Task) -> None:
         """Take the task; nothing is done yet."""
         self._task = task
-        self._budget = RateLimit(task.config["prefetch.mib_per_s"] * MIB)
+        self._budget = RateLimit(task.config.prefetch.mib_per_s * MIB)
         self._served = trio.Event()
         self._is_served = False
         self._image_said = trio.Event()
@@ -225,7 +225,7 @@ class ImageWarmUp:
             # Nobody asked the prolog to hold the job: its start and the prefetch overlap.
             message = {"op": "ready", "detail": "the prefetch is under way"}
             await self._task.channel.send(message)
-        return hot, pinnable_bytes(self._task.config["image.memory_share"])
+        return hot, pinnable_bytes(self._task.config.image.memory_share)
 
     async def _hot_content(self, store: Store, hot: Sequence[ByteRange]) -> list[HotFile]:
         """Find what is hot in the environment that this worker reads ahead."""
@@ -261,7 +261,7 @@ class ImageWarmUp:
 
     async def _read_leading(self, image: OpenImage, identity: Identity) -> None:
         """Read ahead what every start reads, of an image that is new."""
-        prefetch = Prefetch(image.fd, image.size_bytes, self._task.config["image.streams"])
+        prefetch = Prefetch(image.fd, image.size_bytes, self._task.config.image.streams)
         size_bytes = total_bytes(identity.leading)
         await prefetch.run(prefetch_order(identity.leading, (), size_bytes, PIECE_BYTES))
 
@@ -307,7 +307,7 @@ class ImageWarmUp:
         hot = subtract(hot, (piece.range for piece in holdout))
         pieces = prefetch_order(identity.leading, hot, budget, PIECE_BYTES)
         hot_bytes = total_bytes(coalesce([*identity.leading, *hot]))
-        streams = self._task.config["image.streams"]
+        streams = self._task.config.image.streams
         prefetch = Prefetch(
             image.fd, image.size_bytes, streams, self._budget, others_wait=others_wait
         )
@@ -350,7 +350,7 @@ class ImageWarmUp:
 
         Jobs that start together have all found the memory free: looking again holds them to it.
         """
-        share = self._task.config["image.memory_share"]
+        share = self._task.config.image.memory_share
         while True:
             if not may_pin(share):
                 prefetch.stop_pinning()

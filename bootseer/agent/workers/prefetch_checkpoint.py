@@ -42,13 +42,13 @@ async def read_checkpoint_ahead(
         return "the checkpoint's reads are recorded"
     if not await is_served():
         return "the checkpoint is not mounted"
-    limit_bytes = int(task.config["checkpoint.memory_share"] * available_bytes())
+    limit_bytes = int(task.config.checkpoint.memory_share * available_bytes())
 
     async def tell(path: str, ranges: tuple[ByteRange, ...]) -> None:
         await task.channel.send({"op": "ahead", "file": [path, ranges]})
 
     async with task.stage("checkpoint.prefetch") as said:
-        mount = JobFolder.of(task.config["node.run_dir"], job.job_id).mount
+        mount = JobFolder.of(task.config.node.run_dir, job.job_id).mount
         ahead = CheckpointPrefetch(mount, budget, limit_bytes, tell)
         await ahead.run(reads.files)
         said["bytes"] = ahead.read_bytes

@@ -47,7 +47,7 @@ async def run(task: Task) -> None:
     """
     try:
         store = task.store()
-        job, count = task.job, task.config["image.traces_per_run"]
+        job, count = task.job, task.config.image.traces_per_run
         is_first = is_among(count, job.nodes, job.node_index)
         planned = await _record_all(task, store, count if is_first else 0)
         await _plan(task, store, planned)
@@ -141,7 +141,7 @@ async def _publish(task: Task, store: Store, image: dict[str, Any], count: int) 
 
 async def _merge(task: Task, store: Store, digest: str) -> int:
     async with task.stage("hotset.merge") as said:
-        merged = await rebuild(store, digest, task.config["image.runs_kept"])
+        merged = await rebuild(store, digest, task.config.image.runs_kept)
         hot_bytes = merged.hot_set.hot_bytes
         said["bytes"] = hot_bytes
         said["detail"] = f"{merged.traces} traces, hot {format_size(hot_bytes)}"

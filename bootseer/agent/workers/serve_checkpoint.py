@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import trio
 
@@ -14,6 +13,7 @@ from bootseer.checkpoint.mount.serve import CheckpointOptions, CheckpointService
 from bootseer.checkpoint.mount.view import ViewOptions
 from bootseer.checkpoint.read.fetcher import FetchLimits
 from bootseer.checkpoint.write.options import WriteOptions
+from bootseer.config import Config
 from bootseer.core.event import FALLBACK
 from bootseer.core.meter import Meter
 from bootseer.errors import BootseerError, Closed
@@ -24,20 +24,21 @@ _OPERATIONS = 64
 """Of the store at once: all reads and writes under way, and look-ups beside them."""
 
 
-def checkpoint_options(config: dict[str, Any], *, read_only: bool) -> CheckpointOptions:
+def checkpoint_options(config: Config, *, read_only: bool) -> CheckpointOptions:
     """Take what concerns checkpoints out of the settings."""
+    checkpoint = config.checkpoint
     return CheckpointOptions(
         FetchLimits(
-            memory_bytes=config["checkpoint.read_memory_mib"] * MIB,
-            streams=config["checkpoint.streams"],
+            memory_bytes=checkpoint.read_memory_mib * MIB,
+            streams=checkpoint.streams,
         ),
         WriteOptions(
-            unit_bytes=config["checkpoint.unit_mib"] * MIB,
-            width=config["checkpoint.width"],
-            streams=2 * config["checkpoint.width"],
-            memory_bytes=config["checkpoint.write_memory_mib"] * MIB,
-            spill_dir=config["checkpoint.spill_dir"],
-            spill_bytes=int(config["checkpoint.spill_gib"] * GIB),
+            unit_bytes=checkpoint.unit_mib * MIB,
+            width=checkpoint.width,
+            streams=2 * checkpoint.width,
+            memory_bytes=checkpoint.write_memory_mib * MIB,
+            spill_dir=checkpoint.spill_dir,
+            spill_bytes=int(checkpoint.spill_gib * GIB),
         ),
         ViewOptions(read_only=read_only),
     )

@@ -106,7 +106,7 @@ async def _open(task: Task, nursery: trio.Nursery) -> _Served:
         BootseerError: there is no such image, or the user may not read it.
     """
     config, job = task.config, task.job
-    deadline_s = config["image.io_deadline_s"]
+    deadline_s = config.image.io_deadline_s
     # A store that is down for a while is no reason to fail those who would have waited.
     backoff = Backoff.lasting(deadline_s)
     connect = connect_own if job.image.startswith(ENVIRONMENT) else connect_images
@@ -133,7 +133,7 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
         digest = snapshot.image
     else:
         digest = await catalog.resolve(store, job.image)
-        if config["image.pin"]:
+        if config.image.pin:
             await check_pin(task, digest)
         else:
             nursery.start_soon(check_pin, task, digest)
@@ -160,7 +160,7 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
     def note_file(reason: str) -> None:
         nursery.start_soon(note, "image.file", reason)
 
-    deadline_s = config["image.io_deadline_s"]
+    deadline_s = config.image.io_deadline_s
     patience_s = min(PATIENCE_S, deadline_s / 4)
     cache = NodeCache(manifest, cached, link, note_cache, patience_s)
     blocks = ImageBlocks(manifest, source, cache, nursery, deadline_s)
@@ -171,7 +171,7 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
         view = TreeContent(rows, blocks, note_error)
     else:
         view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
-    packs = task.store() if config["image.store_url"] else store  # the user's own
+    packs = task.store() if config.image.store_url else store  # the user's own
     packing = JobPack(task, packs, blocks, digest, nursery)
     way = await AccessSelector(task, source, blocks, cache).choose(patience_s, note_file)
     return _Served(manifest, cache, blocks, view, tree, packing, source, way)
@@ -256,7 +256,7 @@ async def _copy(task: Task, served: _Served) -> None:
 
 async def _work_behind(task: Task, served: _Served, touches: list[Touch]) -> None:
     """Do what later starts gain by, now that this one is over."""
-    bytes_per_s = task.config["image.fill_mib_per_s"] * MIB
+    bytes_per_s = task.config.image.fill_mib_per_s * MIB
     await served.packing.write([(t.start, t.stop) for t in touches], bytes_per_s)
     await fill(served.blocks, served.cache, bytes_per_s / max(1, task.job.nodes))
 

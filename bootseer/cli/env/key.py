@@ -201,7 +201,7 @@ def show_drift(
 
     async def work(store: Store) -> DriftResult:
         stores = [store, *shared_stores(config, runner.caller())]
-        return await compare(stores, run_options, image, config["env.scratch_dir"])
+        return await compare(stores, run_options, image, config.env.scratch_dir)
 
     found = with_env_store(work, after="the command was ended; nothing was kept")
     key = found.snapshot.key

@@ -164,10 +164,10 @@ def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
     from bootseer.env.admin.gc import collect
 
     config = settings.load()
-    quota_bytes = int(config["env.quota_gib"] * GIB)
+    quota_bytes = int(config.env.quota_gib * GIB)
 
     async def work(store: Store) -> GcResult:
-        return await collect(store, config["env.keep_days"], quota_bytes, time.time_ns(), dry_run)
+        return await collect(store, config.env.keep_days, quota_bytes, time.time_ns(), dry_run)
 
     found = with_env_store(work, user=user, after="run the same command again for the rest")
     if as_json:

@@ -115,7 +115,7 @@ def show(image: str, user: str | None, as_json: bool) -> None:
 @_USER
 def rebuild_command(image: str, user: str | None) -> None:
     """Merge IMAGE's traces again, for a hot set that is damaged."""
-    runs_kept = settings.load()["image.runs_kept"]
+    runs_kept = settings.load().image.runs_kept
 
     async def work(store: Store, _: str) -> str:
         merged = await rebuild(store, _digest(image), runs_kept)

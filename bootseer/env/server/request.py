@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bootseer.config import User
+from bootseer.config import Config, User
 from bootseer.core.fields import Fields
 from bootseer.env.client import key as env_key
 from bootseer.env.client.key import KeyPart
@@ -20,7 +20,7 @@ from bootseer.env.snapshot.manifest import MAX_TARGETS
 from bootseer.errors import Corrupt
 from bootseer.squashfs.mksquashfs import Start, start_plainly
 from bootseer.store.api.base import Store
-from bootseer.store.connect import EffectiveSettings, connect
+from bootseer.store.connect import connect
 from bootseer.units import GIB
 
 MODES = ("auto", "mount", "unpack")
@@ -156,7 +156,7 @@ def read_request(message: dict[str, Any], fds: Sequence[int]) -> RunRequest:
 
 
 def make_context(
-    config: EffectiveSettings,
+    config: Config,
     user: User,
     node: str,
     nodes: int,
@@ -176,10 +176,10 @@ def make_context(
         home=user.home,
         node=node,
         nodes=nodes,
-        scratch=config["env.scratch_dir"],
+        scratch=config.env.scratch_dir,
         stage=stage,
         hands=hands,
-        keep_days=config["env.keep_days"],
-        quota_bytes=int(config["env.quota_gib"] * GIB),
+        keep_days=config.env.keep_days,
+        quota_bytes=int(config.env.quota_gib * GIB),
         mksquashfs=mksquashfs,
     )

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import trio
 from blake3 import blake3
 
-from bootseer.config import User
+from bootseer.config import Config, User
 from bootseer.core.ranges import ByteRange, split
 from bootseer.env.client.scan import tree_digest
 from bootseer.env.snapshot import repository
@@ -33,7 +33,7 @@ from bootseer.errors import (
 )
 from bootseer.image.library import catalog as images
 from bootseer.store.api.base import Store, publish, read_all
-from bootseer.store.connect import EffectiveSettings, connect_shared
+from bootseer.store.connect import connect_shared
 from bootseer.units import MIB
 
 OBJECT_MODE = 0o640
@@ -46,12 +46,12 @@ _CHUNK_BYTES = 4 * MIB
 Count = Callable[[int], None]
 
 
-def shared_urls(config: EffectiveSettings) -> dict[str, str]:
+def shared_urls(config: Config) -> dict[str, str]:
     """Return the URLs of the stores that the administrator lists, by group."""
-    return dict(text.split("=", 1) for text in config["env.shared"])
+    return dict(text.split("=", 1) for text in config.env.shared)
 
 
-def group_store(config: EffectiveSettings, user: User, group: str) -> Store:
+def group_store(config: Config, user: User, group: str) -> Store:
     """Open the store of a group.
 
     Args:
@@ -79,7 +79,7 @@ def group_store(config: EffectiveSettings, user: User, group: str) -> Store:
     return connect_shared(urls[group], group, config, user)
 
 
-def shared_stores(config: EffectiveSettings, user: User) -> list[Store]:
+def shared_stores(config: Config, user: User) -> list[Store]:
     """Open the stores of all groups that this process is of, in the administrator's order."""
     return [group_store(config, user, name) for name in shared_urls(config) if is_member(name)]
 

@@ -95,11 +95,10 @@ def test_a_target_that_is_no_folder_is_refused(fds, tmp_path):
 
 
 def test_settings_say_where_it_happens(tmp_path):
-    values = {name: setting.default for name, setting in config.SETTINGS.items()}
-    values |= {"store.url": tmp_path.as_uri(), "env.scratch_dir": "/scratch"}
+    values = {"store.url": tmp_path.as_uri(), "env.scratch_dir": "/scratch"}
     values |= {"env.keep_days": 3, "env.quota_gib": 2.5}
     user = User("ada", os.getuid(), "/home/ada")
-    found = make_context(config.Config(values, "", frozenset()), user, "n1", 2, print, None)
+    found = make_context(config.Config(values), user, "n1", 2, print, None)
     assert found.store.url == tmp_path.as_uri()
     assert (found.user, found.home, found.node, found.nodes) == ("ada", "/home/ada", "n1", 2)
     assert (found.scratch, found.keep_days) == ("/scratch", 3)

@@ -41,9 +41,8 @@ def test_who_asks_is_told_why_it_cannot_be_done(monkeypatch):
 
 
 def test_it_is_the_callers_store_on_one_node(monkeypatch, tmp_path):
-    values = {name: setting.default for name, setting in config.SETTINGS.items()}
-    values["store.url"] = tmp_path.as_uri()
-    monkeypatch.setattr(config, "load", lambda: config.Config(values, "", frozenset()))
+    values = {"store.url": tmp_path.as_uri()}
+    monkeypatch.setattr(config, "load", lambda: config.Config(values))
     context = standalone._context()
     user = pwd.getpwuid(os.getuid())
     assert (context.user, context.home) == (user.pw_name, user.pw_dir)

@@ -54,13 +54,14 @@ KDC_CONF = """
 
 PUBLISH = """
 import json, pwd, os, sys, trio
-from bootseer.config import User
+from bootseer.config import Config, User
 from bootseer.store.api.base import publish
 from bootseer.store.connect import connect
 
 async def main():
     entry = pwd.getpwuid(os.getuid())
-    store = connect(json.loads(sys.argv[1]), User(entry.pw_name, entry.pw_uid, entry.pw_dir))
+    config = Config(json.loads(sys.argv[1]))
+    store = connect(config, User(entry.pw_name, entry.pw_uid, entry.pw_dir))
     await publish(store, "connected/object", b"1")
     print((await store.stat("connected/object")).owner)
 
@@ -176,11 +177,8 @@ def test_the_settings_lead_to_the_users_ticket(kdc, cache):
     """Of which the default is where Kerberos looks for the tickets of a process's user."""
     settings = {
         "store.url": f"hdfs://{NAMENODE}/user/{{user}}",
-        "store.deadline_s": 10,
-        "aws.profile": "",
         "hdfs.conf_dir": "/etc/hadoop",
         "hdfs.kerberos_cache": cache.format(folder=kdc.folder),
-        "hdfs.kerberos_principal": "{user}",
     }
     argv = [sys.executable, "-P", "-c", PUBLISH, json.dumps(settings)]
     assert kdc.cluster.run(argv, user="alice").stdout == "alice\n"

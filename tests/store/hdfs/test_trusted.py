@@ -175,9 +175,9 @@ async def test_members_of_a_group_write_where_the_administrator_says_so(folder):
     shared = connect_images(settings, ADA)
     for name in ("images/1/manifest", "images/2/manifest"):
         assert await read_all(shared, name, 1) == b"1"
-    settings.values["image.store_group"] = ""
+    ungrouped = of(**{"image.store_url": str(folder)})
     with pytest.raises(Denied, match=rf"group {gid} can write in.*image\.store_group"):
-        await read_all(connect_images(settings, ADA), "images/1/manifest", 1)
+        await read_all(connect_images(ungrouped, ADA), "images/1/manifest", 1)
     # Of others' groups, nothing is taken.
     os.chown(folder / "images", MALLORY, MALLORY)
     with pytest.raises(Denied, match=f"group {MALLORY} can write in {folder}/images"):
@@ -205,8 +205,7 @@ def test_a_group_that_is_not_there():
 
 
 def of(**values):
-    defaults = {name: setting.default for name, setting in config.SETTINGS.items()}
-    return config.Config(defaults | values, "", frozenset())
+    return config.Config(values)
 
 
 def opened(section, url, **values):

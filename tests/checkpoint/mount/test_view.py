@@ -131,7 +131,8 @@ async def test_how_a_file_is_stored_is_told(served):
     opened = await served.view.open(striped, os.O_WRONLY | os.O_TRUNC)
     assert await told(striped) == {"state": "being written"}
     await served.view.close(opened.handle)
-    await publish(served.inner, "damaged", layout.encode()[:-1] + b"\0")
+    manifest = layout.encode()
+    await publish(served.inner, "damaged", manifest[:-1] + bytes([manifest[-1] ^ 1]))
     damaged = await told((await served.view.lookup(ROOT_INODE, b"damaged")).inode)
     assert damaged["state"].startswith("damaged: ") and damaged["layout"] == "plain"
     with refused(errno.ENODATA):

@@ -1,12 +1,13 @@
 """What `--help` says of the commands."""
 
+import sys
 from collections.abc import Iterator
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from bootseer.cli.main import cli
+from bootseer.cli.main import COMMANDS, cli
 
 WIDTH = {"COLUMNS": "80"}
 
@@ -33,3 +34,15 @@ def test_no_line_is_cut_in_the_list_of_commands(path):
 def test_all_groups_are_looked_at():
     found = set(groups())
     assert {(), ("image",), ("env",), ("dev",), ("dev", "cluster"), ("dev", "hdfs")} <= found
+
+
+def test_where_developers_code_is_not_installed_there_is_all_else(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bootseer_dev"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "bootseer_dev", None)  # cannot be imported
+    done = CliRunner().invoke(cli, ["--help"], env=WIDTH)
+    assert done.exit_code == 0
+    listed = done.output.partition("Commands:")[2].splitlines()
+    assert [line.split()[0] for line in listed if line] == [n for n in COMMANDS if n != "dev"]
+    done = CliRunner().invoke(cli, ["dev", "--help"])
+    assert (done.exit_code, "No such command 'dev'" in done.output) == (2, True)

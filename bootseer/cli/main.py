@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 
 import click
 
@@ -22,7 +23,7 @@ COMMANDS = {
     "node": "bootseer.cli.node:node",
     "doctor": "bootseer.cli.doctor:doctor",
     "plugin": "bootseer.cli.plugin:plugin",
-    "dev": "bootseer_dev.cli.dev:dev",
+    "dev": "bootseer_dev.cli.dev:dev",  # where developers have installed that
 }
 
 
@@ -31,15 +32,20 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name the commands in the order a newcomer meets them."""
-        return list(COMMANDS)
+        return [name for name in COMMANDS if _is_installed(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS or not _is_installed(cmd_name):
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+
+def _is_installed(command: str) -> bool:
+    package = COMMANDS[command].partition(".")[0]
+    return importlib.util.find_spec(package) is not None
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

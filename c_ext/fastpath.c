@@ -1,9 +1,9 @@
 /* Answer a FUSE mount's reads from a file of checked blocks, without Python. With a tree, these are
- * the blocks of an image, and it answers everything else as well.
+ * the blocks of an image, and all other requests are answered here as well.
  *
- * Threads take turns: one at a time waits for the kernel's requests. It answers what it finds in
- * the page cache at once, and passes on what is no read, or not here. For what has to come from the
- * disk it lets the next one wait for requests meanwhile.
+ * Threads take turns: one at a time waits for the kernel's requests. It answers reads from the page
+ * cache at once, and forwards other requests and reads of missing blocks. Before it reads the disk,
+ * it lets the next thread wait for requests.
  */
 #include "io.h"
 #include "tree.h"
@@ -30,7 +30,7 @@ enum {
     PRESENT = 1,
     MAX_THREADS = 64,
     LONGEST_READ = 1 << 20,
-    /* What the kernel insists on: room for the longest write, and more. */
+    /* The kernel requires space for the longest write, and more. */
     REQUEST_BYTES = LONGEST_READ + 4096,
     PAGE_BYTES = 4096,
     HUGE_BYTES = 2 << 20,
@@ -42,22 +42,22 @@ enum {
 
 struct bs_fastpath {
     int device;  /* borrowed */
-    int session; /* borrowed: to who answers all but reads, and its answers */
-    int misses;  /* borrowed: to who answers other reads */
+    int session; /* borrowed: to the process that answers other requests than reads, and back */
+    int misses;  /* borrowed: to the process that answers other reads */
     int data;    /* borrowed */
     int stop;    /* readable at the end, */
-    int ends;    /* and this is set, for who always finds a request and never waits */
+    int ends;    /* and this is set, for a thread that always finds a request and never waits */
     uint64_t size_bytes;
     uint64_t block_bytes;
-    const uint64_t *sums;  /* borrowed, and changed by others meanwhile */
+    const uint64_t *sums;  /* borrowed; other threads change it meanwhile */
     const uint8_t *states; /* the same */
     const bs_tree *tree;   /* borrowed; may be NULL */
     pthread_mutex_t turn;
-    uint8_t *request; /* of whose turn it is, and what it reads: in the processor's cache */
+    uint8_t *request; /* used by the thread whose turn it is: stays in the processor's cache */
     uint8_t *near;
     pthread_t threads[MAX_THREADS + 1];
     int running;
-    /* The record, kept by whose turn it is. */
+    /* The record, written by the thread whose turn it is. */
     pthread_mutex_t log_lock;
     int records;
     uint8_t *logged; /* a bit for each page, or block of a tree: small files share pages */
@@ -65,20 +65,20 @@ struct bs_fastpath {
     size_t log_length;
 };
 
-/* A read that asks for blocks which are all here. */
+/* A read of blocks that are all present. */
 typedef struct {
     struct {
         struct fuse_in_header header;
         struct fuse_read_in in;
     } request;
-    uint64_t offset; /* what is wanted */
+    uint64_t offset; /* of the read */
     size_t size_bytes;
-    uint64_t start; /* the blocks that it lies in */
+    uint64_t start; /* of its blocks */
     size_t span_bytes;
-    bs_extent extent; /* with a tree: what is wanted comes out of it */
+    bs_extent extent; /* with a tree: contains the read's content */
 } bs_hit;
 
-/* Return the length of all blocks that the longest read can lie in, and of what comes out. */
+/* Return the length of all blocks of the longest read, and of their content. */
 static size_t buffer_bytes(const bs_fastpath *self)
 {
     size_t span = LONGEST_READ + 2 * (size_t)self->block_bytes;
@@ -86,7 +86,7 @@ static size_t buffer_bytes(const bs_fastpath *self)
     return self->tree ? span + 2 * (size_t)TREE_LONGEST_EXTENT : span;
 }
 
-/* Allocate memory of huge pages, if there are any: it is copied to and from all the time. */
+/* Allocate memory with huge pages, if available: it is copied to and from all the time. */
 static void *allocate_huge(size_t size_bytes)
 {
     size_t whole = (size_bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
@@ -115,7 +115,7 @@ static size_t next_request(bs_fastpath *self, void *request)
             return (size_t)got;
         if (got >= 0)
             return 0;
-        if (errno == EINTR || errno == ENOENT) /* who asked has been killed */
+        if (errno == EINTR || errno == ENOENT) /* the requesting process was killed */
             continue;
         if (errno != EAGAIN)
             return 0;
@@ -127,7 +127,7 @@ static size_t next_request(bs_fastpath *self, void *request)
     return 0;
 }
 
-/* Note a read; returns 0 if there is no room for it. */
+/* Record a read; returns 0 if the record is full. */
 static int note(bs_fastpath *self, const bs_hit *hit)
 {
     uint64_t first = self->tree ? hit->extent.block : hit->offset / PAGE_BYTES;
@@ -158,7 +158,7 @@ static int note(bs_fastpath *self, const bs_hit *hit)
     return fits;
 }
 
-/* Take a read apart; returns 0 if it is not for us. */
+/* Parse a read; returns 0 if it is not answered here. */
 static int take(bs_fastpath *self, size_t size_bytes, bs_hit *hit)
 {
     const struct fuse_read_in *in = &hit->request.in;
@@ -189,8 +189,8 @@ static int take(bs_fastpath *self, size_t size_bytes, bs_hit *hit)
     for (uint64_t at = hit->start; at < stop; at += self->block_bytes)
         if (__atomic_load_n(&self->states[at / self->block_bytes], __ATOMIC_RELAXED) != PRESENT)
             return 0;
-    /* Who opened the file so reads ahead, and that is not recorded. Of a tree's files overlayfs opens
-     * all with O_NOATIME. */
+    /* Prefetches open the file with this flag and are not recorded. overlayfs opens all files of a
+     * tree with O_NOATIME, so prefetches of a tree use O_DSYNC. */
     return in->flags & (self->tree ? O_DSYNC : O_NOATIME) || note(self, hit);
 }
 
@@ -208,8 +208,7 @@ static int is_good(const bs_fastpath *self, const bs_hit *hit, const uint8_t *da
     return 1;
 }
 
-/* Answer a read. Returns 0, -EAGAIN if it takes the disk, -EIO if the blocks are not what they
- * should be. */
+/* Answer a read. Returns 0, -EAGAIN if it needs the disk, -EIO if a block is damaged. */
 static int answer(bs_fastpath *self, const bs_hit *hit, uint8_t *data, int flags)
 {
     struct iovec into = {data, hit->span_bytes};
@@ -226,7 +225,7 @@ static int answer(bs_fastpath *self, const bs_hit *hit, uint8_t *data, int flags
 
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return -EAGAIN;
-    /* Without having waited, the kernel gives the beginning of what it has. */
+    /* Without waiting, the kernel returns the first part that it has. */
     if (got != (ssize_t)hit->span_bytes)
         return flags & RWF_NOWAIT ? -EAGAIN : -EIO;
     if (!is_good(self, hit, data))
@@ -246,7 +245,7 @@ static int answer(bs_fastpath *self, const bs_hit *hit, uint8_t *data, int flags
     return 0;
 }
 
-/* Answer the request that is no read. */
+/* Answer a request other than a read. */
 static void answer_with_tree(bs_fastpath *self, size_t size_bytes)
 {
     size_t length = bs_tree_answer(self->tree, self->request, size_bytes, self->near, LONGEST_READ);
@@ -255,8 +254,8 @@ static void answer_with_tree(bs_fastpath *self, size_t size_bytes)
         ;
 }
 
-/* Answer requests until one takes the disk or its time, which is left to the caller; returns 0 if
- * there are no more. */
+/* Answer requests until one needs the disk or takes long, which the caller then answers; returns 0
+ * if there are no more. */
 static int take_turn(bs_fastpath *self, bs_hit *hit)
 {
     size_t size_bytes;
@@ -267,7 +266,7 @@ static int take_turn(bs_fastpath *self, bs_hit *hit)
         const struct fuse_in_header *header = (const void *)self->request;
 
         if (header->opcode == FUSE_INTERRUPT)
-            continue; /* all is answered, sooner or later */
+            continue; /* every request is answered in the end */
         if (header->opcode != FUSE_READ) {
             if (self->tree)
                 answer_with_tree(self, size_bytes);
@@ -304,7 +303,7 @@ static void *serve(void *argument)
     return NULL;
 }
 
-/* Carry the answers to all but reads to the kernel. */
+/* Pass the answers to other requests than reads to the kernel. */
 static void *carry(void *argument)
 {
     bs_fastpath *self = argument;
@@ -320,7 +319,7 @@ static void *carry(void *argument)
     return NULL;
 }
 
-/* Answer the kernel's first request, which it made when it was mounted. */
+/* Answer the kernel's first request, which it made at the mount. */
 static int answer_first(bs_fastpath *self)
 {
     struct pollfd polled = {self->device, POLLIN, 0};
@@ -378,10 +377,10 @@ int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint3
         rc = -ENOMEM;
     if (rc == 0 && tree)
         rc = answer_first(self);
-    /* Signals are Python's. */
+    /* Python handles signals. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    /* Nobody takes a request before all are there: it would be lost to who serves instead. */
+    /* No thread takes a request before all are started: it would be lost to the fallback server. */
     pthread_mutex_lock(&self->turn);
     for (int i = tree ? 1 : 0; rc == 0 && i <= threads; i++) {
         rc = -pthread_create(&self->threads[self->running], NULL, i == 0 ? carry : serve, self);
@@ -393,7 +392,7 @@ int bs_fastpath_start(const bs_fastpath_files *files, uint64_t size_bytes, uint3
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc < 0) {
         bs_fastpath_stop(self);
-        /* Whoever serves the mount instead waits in its reads. */
+        /* The fallback server of the mount waits in its reads. */
         (void)fcntl(files->device, F_SETFL, flags);
         return rc;
     }

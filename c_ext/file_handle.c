@@ -1,4 +1,5 @@
-/* What tells a file from all others of its file system, also from a later one of the same inode. */
+/* Handles that identify a file in its file system, even against a later file with the same
+ * inode. */
 #define _GNU_SOURCE
 #include "io.h"
 

@@ -1,6 +1,6 @@
-/* Limit the folders that a process may change anything in, for good.
+/* Permanently limit the folders in which a process may change anything.
  *
- * Reading stays as it is, and so does what is open already.
+ * Reading and open descriptors are not affected.
  */
 #include "io.h"
 
@@ -20,7 +20,7 @@ enum {
     TRUNCATE_SINCE = 3
 };
 
-/* Write to a file, remove and make what may be in a folder; truncate(2). */
+/* Write to a file, remove and make objects in a folder; truncate(2). */
 #define CHANGE UINT64_C(0x1ff2)
 #define TRUNCATE UINT64_C(0x4000)
 

@@ -1,7 +1,7 @@
-/* Decompress one LZ4 frame into memory of exactly the length that it must have.
+/* Decompress one LZ4 frame into memory of exactly the required length.
  *
- * The package lz4 has memory of its own for every frame, as much as the frame's header asks for,
- * and copies it: that takes longer than decompression.
+ * The package lz4 allocates memory for every frame, as much as the frame's header declares, and
+ * copies it: that takes longer than decompression.
  */
 #include "io.h"
 

@@ -1,8 +1,8 @@
-/* Mount a FUSE file system on a directory that is open already, lay another over it, show a mount
- * in another namespace, and take one away.
+/* Mount a FUSE file system on an open directory, mount an overlay, attach a mount in another
+ * namespace, and unmount.
  *
- * The Python library has no mount(2). Everything goes by descriptor: a path could be made to lead
- * elsewhere between a check and its use.
+ * Python's library has no mount(2). All functions use descriptors: an attacker could redirect a
+ * path between a check and its use.
  */
 #include "io.h"
 

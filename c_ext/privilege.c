@@ -1,9 +1,9 @@
-/* Become the job's user for good, keeping at most the right to lock memory.
+/* Permanently become the job's user, keeping at most the right to lock memory.
  *
  * RLIMIT_MEMLOCK is a few MB for most users, and raising it needs CAP_SYS_RESOURCE, which slurmd
  * lacks inside containers; CAP_IPC_LOCK alone lets a process lock memory and nothing else. The
- * process is made undumpable: the user whose rights it has can neither trace it nor open its
- * descriptors. seccomp.c sees to it that it stays so.
+ * process is made undumpable: its user can neither trace it nor open its descriptors. The filter of
+ * seccomp.c keeps it undumpable.
  */
 #include "io.h"
 
@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 /* Locked: being root gives no capabilities, none become ambient, and changing user IDs drops them
- * as it always did. Whether they are kept for once (SECBIT_KEEP_CAPS) is still to be said. */
+ * as usual. SECBIT_KEEP_CAPS, which keeps them once, is not locked yet. */
 #define BITS                                                                                       \
     (SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP_LOCKED |                        \
      SECBIT_NO_CAP_AMBIENT_RAISE | SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED)
@@ -31,13 +31,13 @@ static int read_capabilities(capabilities data)
     return syscall(SYS_capget, &header, data) != 0 ? -errno : 0;
 }
 
-/* Of the capabilities that this process has, those that it may keep. */
+/* The capabilities of this process that it may keep. */
 static uint32_t kept(uint32_t permitted, int keep, int word)
 {
     return keep && word == 0 ? permitted & 1U << CAP_IPC_LOCK : 0;
 }
 
-/* Reduce this process's capabilities to CAP_IPC_LOCK, where it has that, or to none. */
+/* Reduce this process's capabilities to CAP_IPC_LOCK, if it has that, or to none. */
 static int keep_memory_lock(int keep)
 {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -54,7 +54,7 @@ static int keep_memory_lock(int keep)
     return syscall(SYS_capset, &header, data) != 0 ? -errno : 0;
 }
 
-/* Empty what a later exec or change of user could take capabilities from. */
+/* Clear the sets from which a later exec or change of user could regain capabilities. */
 static int close_sources(void)
 {
     if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) != 0)
@@ -96,7 +96,7 @@ static int has_capabilities_left(int keep)
     return 0;
 }
 
-/* Read back that nothing is left of root's rights. */
+/* Verify that no rights of root are left. */
 static int check(uint32_t uid, uint32_t gid, size_t count, int keep)
 {
     if (!has_user(uid, gid) || getgroups(0, NULL) != (int)count || has_capabilities_left(keep) ||
@@ -120,7 +120,7 @@ int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, 
     error = keep_memory_lock(keep_lock);
     if (error < 0)
         return error;
-    /* Each change of rights above may have made it dumpable: this comes after them. */
+    /* Each change of rights above may have made the process dumpable, so this comes last. */
     if (prctl(PR_SET_KEEPCAPS, 0) != 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
         prctl(PR_SET_DUMPABLE, 0) != 0)
         return -errno;
@@ -134,8 +134,8 @@ int bs_die_with(int parent)
     return getppid() == parent ? 0 : -ESRCH;
 }
 
-/* What a broker uses of root's rights: mounts and namespaces, other users' files and processes, and to
- * become those users. */
+/* The capabilities that a broker uses: for mounts and namespaces, other users' files and processes,
+ * and becoming those users. */
 static const int BROKERS[] = {
     CAP_CHOWN,     CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER,       CAP_KILL,
     CAP_SETUID,    CAP_SETGID,       CAP_SETPCAP,         CAP_IPC_LOCK,     CAP_SYS_CHROOT,

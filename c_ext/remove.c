@@ -1,7 +1,7 @@
-/* Remove a folder with all that is in it, without following a link.
+/* Remove a folder with its content, without following links.
  *
- * One folder is open at a time, however deep they go. The way back up is "..", which must be the
- * folder that the way down came from: another was moved there by somebody otherwise.
+ * One folder is open at a time, at any depth. The way back up is "..", which must be the folder
+ * that the way down came from. If it is another one, somebody has moved the folder.
  */
 #include "io.h"
 
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A folder on the way down: which it is, and by what name the next one is in it. */
+/* A folder on the way down: its identity, and the name of the next one in it. */
 struct level {
     dev_t device;
     ino_t inode;
@@ -28,7 +28,7 @@ struct way {
     DIR *here; /* the deepest; NULL: none yet */
 };
 
-/* Open a folder for removal of what is in it, even if its mode does not allow that. */
+/* Open a folder to remove its content, even if its mode does not allow that. */
 static int open_folder(int folder, const char *name)
 {
     char path[40];
@@ -51,7 +51,7 @@ out:
     return opened;
 }
 
-/* Have the folder that `fd` is open on be the present one; `fd` is closed with it. */
+/* Make the folder of `fd` the present one; `fd` is closed with it. */
 static int stand_in(struct way *self, int fd)
 {
     if (self->here != NULL)

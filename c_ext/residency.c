@@ -1,16 +1,16 @@
-/* Which pages of a file are in the page cache, as a series of differences.
+/* Report which pages of a file enter the page cache, sample by sample.
  *
- * mincore(2) costs a look-up for every page of the file, resident or not: 60 ms for 3 GB. Where
- * the kernel has cachestat(2) (Linux 6.5), which only visits resident pages, a region is looked
- * into only when it has another number of resident or of evicted pages than at the last look. A page
- * that went at a process's wish (posix_fadvise) is not among the evicted.
+ * mincore(2) costs a look-up for every page of the file, resident or not: 60 ms for 3 GB. Where the
+ * kernel has cachestat(2) (Linux 6.5), which only visits resident pages, mincore is called on a
+ * region only if its number of resident or of evicted pages has changed since the last sample.
+ * Pages dropped by a process (posix_fadvise) do not count as evicted.
  *
- * What is resident was not necessarily asked for: the kernel reads ahead. Pages that were asked for
- * more than once, as loaders and FUSE file systems do, are on its active list, and root can see
- * which those are: pagemap tells a mapped page's frame, kpageflags the frame's lists.
+ * A resident page was not necessarily requested: the kernel reads ahead. Pages that were requested
+ * more than once, as loaders and FUSE file systems do, are on its active list. Root can see which
+ * those are: pagemap gives a mapped page's frame, kpageflags the frame's lists.
  *
- * mincore tells the truth only to the owner of the file, to those who may write it, and to
- * root; to others the kernel says that every page is resident (CVE-2019-5489).
+ * mincore is correct only for the owner of the file, users who may write it, and root; to others
+ * the kernel reports every page as resident (CVE-2019-5489).
  */
 #include "io.h"
 
@@ -50,10 +50,10 @@ struct cachestat {
     uint64_t nr_recently_evicted;
 };
 
-/* A region's pages at the last look. */
+/* A region's pages at the last sample. */
 struct look {
     uint16_t resident;
-    uint16_t evicted; /* that the kernel remembers having had to give up */
+    uint16_t evicted; /* pages that the kernel remembers as evicted */
 };
 
 struct bs_residency {
@@ -65,7 +65,7 @@ struct bs_residency {
     uint8_t *map;      /* the file, mapped; touched by bs_residency_active alone */
     uint8_t *seen;     /* one bit per page */
     struct look *last; /* one per region */
-    int pagemap;       /* -1 where the kernel has none, or does not tell us */
+    int pagemap;       /* -1 if the kernel has none, or denies access */
     int kpageflags;
     bool has_cachestat;
 };
@@ -116,8 +116,9 @@ int bs_has_cachestat(int fd)
     return syscall(SYS_cachestat, fd, &range, &stat, 0) == 0;
 }
 
-/* True when the region may hold pages that the last look did not see: there are more or fewer, or
- * some went, and as many others may have come. Puts what is evicted now. */
+/* True if the region may hold pages that the last sample did not see: their number has changed,
+ * or some were evicted and as many others may have come. Stores the current number of evicted
+ * pages. */
 static bool region_changed(bs_residency *self, uint64_t region, uint16_t *evicted)
 {
     uint64_t region_bytes = REGION_PAGES * self->page_bytes;
@@ -168,7 +169,7 @@ int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity)
             } else if (found < capacity) {
                 out[found++] = (bs_range){start, stop};
             } else {
-                return (int64_t)found; /* this region's last look stays: there is another */
+                return (int64_t)found; /* the next sample repeats this region */
             }
             self->seen[page / 8] |= bit;
         }
@@ -179,7 +180,7 @@ int64_t bs_residency_sample(bs_residency *self, bs_range *out, size_t capacity)
     return (int64_t)found;
 }
 
-/* Tell of the page that a pagemap entry describes whether it is on the active list. */
+/* Return whether the page of a pagemap entry is on the active list. */
 static uint8_t use_of(const bs_residency *self, uint64_t entry)
 {
     uint64_t frame = entry & PAGEMAP_FRAME;
@@ -193,7 +194,7 @@ static uint8_t use_of(const bs_residency *self, uint64_t entry)
     return flags & KPF_ACTIVE ? BS_IN_USE : BS_READ_AHEAD;
 }
 
-/* Map those of some pages that are in memory: what has gone is not brought back to be looked at. */
+/* Map the pages that are in memory: evicted ones are not read again for the check. */
 static int populate(const bs_residency *self, uint8_t *at, uint64_t pages)
 {
     unsigned char resident[REGION_PAGES];

@@ -1,8 +1,9 @@
-/* Limit the system calls of a process that handles a user's data: a seccomp filter, for good.
+/* Permanently limit the system calls of a process that handles a user's data, with a seccomp
+ * filter.
  *
- * The table lists what is allowed. Dangerous calls are refused with EPERM, and all others with
- * ENOSYS, so that libraries do without them. Of arguments the filter compares the lower 32 bits:
- * all that it compares are an int, or flags that the kernel cuts to 32 bits.
+ * The table lists the allowed calls. Dangerous calls fail with EPERM, and all others with ENOSYS,
+ * so that libraries fall back. The filter compares the lower 32 bits of arguments: all of these are
+ * an int, or flags that the kernel truncates to 32 bits.
  */
 #include "io.h"
 
@@ -105,7 +106,7 @@ static const int allowed[] = {
     /* Polling. */
     SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, CALL_EPOLL_PWAIT2, SYS_ppoll,
     SYS_pselect6, SYS_eventfd2,
-    /* What this process is, and what of the machine it sees. */
+    /* The identity of this process, and its view of the machine. */
     SYS_getpid, SYS_getppid, SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid, SYS_getresuid,
     SYS_getresgid, SYS_getgroups, SYS_getpgid, SYS_getsid, SYS_capget, SYS_getrusage,
     SYS_getrlimit, SYS_setrlimit, SYS_uname, SYS_sysinfo, SYS_getrandom,
@@ -116,7 +117,7 @@ static const int allowed[] = {
     SYS_sendto, SYS_recvfrom, SYS_sendmsg, SYS_recvmsg, SYS_sendmmsg, SYS_recvmmsg,
     SYS_shutdown,
 #ifdef __x86_64__
-    /* What newer architectures do without. */
+    /* Missing on newer architectures. */
     SYS_open, SYS_creat, SYS_stat, SYS_lstat, SYS_access, SYS_readlink, SYS_getdents, SYS_mkdir,
     SYS_rmdir, SYS_unlink, SYS_rename, SYS_link, SYS_symlink, SYS_chmod, SYS_chown, SYS_lchown,
     SYS_utime, SYS_utimes, SYS_futimesat, SYS_dup2, SYS_pipe, SYS_poll, SYS_select,
@@ -125,21 +126,21 @@ static const int allowed[] = {
 #endif
 };
 
-/* Allowed where a store is reached over the network: Kerberos tickets may be in the keyring. */
+/* Allowed if a store is reached over the network: Kerberos tickets may be in the keyring. */
 static const int keyring[] = {SYS_keyctl, SYS_add_key, SYS_request_key};
 
-/* Allowed where memory is locked. */
+/* Allowed if memory is locked. */
 static const int locking[] = {SYS_mlock, SYS_mlock2};
 
-/* Allowed where another program is run. */
+/* Allowed if another program is run. */
 static const int running[] = {SYS_execve, SYS_execveat};
 
-/* Allowed where a socket is listened on: connections, and to take rights to files away. */
+/* Allowed for servers of a socket: accept connections, and limit the folders that may change. */
 static const int serving[] = {
     SYS_accept4, CALL_LANDLOCK_CREATE_RULESET, CALL_LANDLOCK_ADD_RULE, CALL_LANDLOCK_RESTRICT_SELF
 };
 
-/* Allowed where processes are started, which are ended too. */
+/* Allowed if processes are started; also to end them. */
 static const int forking[] = {
     SYS_kill,
 #ifdef __x86_64__
@@ -147,7 +148,7 @@ static const int forking[] = {
 #endif
 };
 
-/* Refused, and nobody should do without silently. */
+/* Refused with EPERM: libraries must not fall back silently. */
 static const int dangerous[] = {
     /* Other programs and processes. */
     SYS_execve, SYS_execveat, SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev,
@@ -161,7 +162,7 @@ static const int dangerous[] = {
     SYS_setuid, SYS_setgid, SYS_setreuid, SYS_setregid, SYS_setresuid, SYS_setresgid,
     SYS_setfsuid, SYS_setfsgid, SYS_setgroups, SYS_capset, SYS_personality, SYS_keyctl,
     SYS_add_key, SYS_request_key,
-    /* Wide doors into the kernel. */
+    /* Large attack surfaces of the kernel. */
     SYS_bpf, SYS_perf_event_open, SYS_userfaultfd, CALL_IO_URING_SETUP, CALL_IO_URING_ENTER,
     CALL_IO_URING_REGISTER, SYS_fanotify_init,
     /* The machine's administration. */
@@ -176,7 +177,7 @@ static const int dangerous[] = {
 #endif
 };
 
-/* What prctl(2) may do; reading mostly. Others fail as an option that the kernel does not know. */
+/* Allowed options of prctl(2), mostly for reading. Others fail like unknown options. */
 static const int process_options[] = {
     PR_SET_NAME,        PR_SET_NO_NEW_PRIVS, PR_GET_NAME,       PR_GET_DUMPABLE,
     PR_GET_PDEATHSIG,   PR_GET_NO_NEW_PRIVS, PR_GET_SECCOMP,    PR_GET_SECUREBITS,
@@ -184,7 +185,7 @@ static const int process_options[] = {
     PR_SET_THP_DISABLE, PR_GET_THP_DISABLE,  NAME_MEMORY,
 };
 
-/* And what it must not: these would open the process to its user, or let it outlive its parent. */
+/* Refused options: these would expose the process to its user, or let it outlive its parent. */
 static const int closed_options[] = {
     PR_SET_DUMPABLE, PR_SET_PTRACER,    PR_SET_PDEATHSIG, PR_SET_MM,       PR_SET_SECUREBITS,
     PR_CAPBSET_DROP, PR_CAP_AMBIENT
@@ -192,7 +193,7 @@ static const int closed_options[] = {
 
 /* clang-format on */
 
-/* A filter that is being written; the numbers of what is in it come to less than half of this. */
+/* A filter under construction; its instructions need less than half of this. */
 struct program {
     struct sock_filter steps[1024];
     unsigned short count;
@@ -222,7 +223,7 @@ static void answer(struct program *self, unsigned how)
     step(self, BPF_RET | BPF_K, how, 0, 0);
 }
 
-/* Answer at once where what was loaded is this value, or has one of these bits (BPF_JSET). */
+/* Answer at once if the loaded value is this one, or has one of these bits (BPF_JSET). */
 static void answer_if(struct program *self, int test, unsigned value, unsigned how)
 {
     step(self, BPF_JMP | test | BPF_K, value, 0, 1);
@@ -235,7 +236,7 @@ static void answer_each(struct program *self, const int *values, size_t count, u
         answer_if(self, BPF_JEQ, (unsigned)values[i], how);
 }
 
-/* Begin what is for one system call only; `end` has to follow, and every way through it answers. */
+/* Begin the instructions for one system call; `end` must follow, and every path must answer. */
 static unsigned short begin(struct program *self, int call)
 {
     step(self, BPF_JMP | BPF_JEQ | BPF_K, (unsigned)call, 0, 0);
@@ -308,7 +309,7 @@ static void limit_process_options(struct program *self, unsigned flags)
     end(self, start);
 }
 
-/* A filter on top of this one can only take more away. */
+/* A further filter can only remove more. */
 static void limit_filters(struct program *self)
 {
     unsigned short start = begin(self, SYS_seccomp);

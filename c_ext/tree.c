@@ -22,7 +22,7 @@ struct bs_tree {
     row_inode *inodes;
     row_entry *entries;
     uint32_t *blocks;
-    uint64_t *starts; /* of each block in the image */
+    uint64_t *starts; /* offset of each block in the image */
     uint8_t *strings;
     uint32_t inode_count;
     uint32_t block_count;
@@ -33,7 +33,7 @@ struct bs_tree {
 
 static void *copy(const void *rows, size_t count, size_t row_bytes)
 {
-    void *memory = malloc(count * row_bytes + 1); /* never of no bytes */
+    void *memory = malloc(count * row_bytes + 1); /* never 0 bytes */
 
     if (memory != NULL)
         memcpy(memory, rows, count * row_bytes);
@@ -93,7 +93,7 @@ void bs_tree_close(bs_tree *self)
     free(self);
 }
 
-/* The kernel numbers what it knows from 1, which is the root. */
+/* The kernel numbers inodes from 1, which is the root. */
 static const row_inode *find(const bs_tree *self, uint64_t node)
 {
     return node - 1 < self->inode_count ? &self->inodes[node - 1] : NULL;
@@ -161,7 +161,7 @@ int bs_tree_extract(const bs_tree *self, const bs_extent *extent, const uint8_t 
     return 0;
 }
 
-/* An answer in the making. */
+/* An answer under construction. */
 typedef struct {
     uint8_t *reply;
     size_t capacity;
@@ -197,7 +197,7 @@ static void fill_attributes(const bs_tree *self, uint64_t node, struct fuse_attr
         .atimensec = (uint32_t)rest,
         .mtimensec = (uint32_t)rest,
         .ctimensec = (uint32_t)rest,
-        /* The root is how the tree is reached without its targets: for its user alone. */
+        /* The root gives access to the tree beside its targets: only its user may enter. */
         .mode = node == 1 ? S_IFDIR | 0700 : inode->mode & (S_IFMT | TREE_RIGHTS),
         .nlink = inode->links,
         .uid = self->uid,
@@ -210,7 +210,7 @@ static struct fuse_entry_out entry_of(const bs_tree *self, uint64_t node)
 {
     struct fuse_entry_out entry = {.nodeid = node, .entry_valid = FOR_EVER_S};
 
-    if (node != 0) { /* there is none: that, too, is remembered */
+    if (node != 0) { /* 0 means no such name, which the kernel caches too */
         entry.attr_valid = FOR_EVER_S;
         fill_attributes(self, node, &entry.attr);
     }
@@ -278,7 +278,7 @@ static size_t aligned(size_t size_bytes)
     return (size_bytes + 7) & ~(size_t)7;
 }
 
-/* Add an entry of a folder; returns 0 if there is no room for it. */
+/* Add an entry of a folder; returns 0 if there is no space for it. */
 static int list_one(const bs_tree *self, answer *to, size_t room, int plus, uint64_t node,
                     uint64_t next, const void *name, uint32_t name_bytes)
 {
@@ -291,7 +291,7 @@ static int list_one(const bs_tree *self, answer *to, size_t room, int plus, uint
         return 0;
     entry.type = find(self, node)->mode >> 12;
     if (plus) {
-        /* Of the folder itself and the one above, the kernel wants to know nothing. */
+        /* The kernel needs no attributes of "." and "..". */
         struct fuse_entry_out known = next > 2 ? entry_of(self, node) : (struct fuse_entry_out){0};
 
         add(to, &known, sizeof known);
@@ -343,7 +343,7 @@ static int tell_xattrs(const bs_tree *self, const row_inode *inode, const void *
     int is_there = names;
 
     if (!self->has_xattrs)
-        return -ENOSYS; /* the kernel asks no more */
+        return -ENOSYS; /* the kernel does not ask again */
     if (body_bytes < sizeof *in || (!names && body_bytes == sizeof *in))
         return -EINVAL;
     room = to->capacity - sizeof(struct fuse_out_header);
@@ -405,7 +405,7 @@ static int reply_to(const bs_tree *self, const struct fuse_in_header *header, co
         add(to, &space, sizeof space);
         return 0;
     default:
-        /* Of open, opendir and flush the kernel learns so that it need not ask again. */
+        /* ENOSYS to open, opendir and flush makes the kernel skip them from then on. */
         return -ENOSYS;
     }
 }
@@ -421,7 +421,7 @@ size_t bs_tree_answer(const bs_tree *self, const uint8_t *request, size_t reques
     switch (header.opcode) {
     case FUSE_FORGET:
     case FUSE_BATCH_FORGET:
-    case FUSE_INTERRUPT: /* all is answered, sooner or later */
+    case FUSE_INTERRUPT: /* every request is answered in the end */
     case FUSE_DESTROY:
         return 0;
     default:

@@ -1,8 +1,8 @@
-/* Refuse rows that are no tree, or hold what no snapshot may: anybody can have written them.
+/* Refuse rows that are not a tree, or have forbidden content: they may be hostile.
  *
- * The rules are those of bootseer/env/snapshot/index.py, and tests compare the two. Folders come before the
- * folders in them, and the rows of entries and blocks are in the order of the inodes whose they
- * are: so one pass is enough, and nothing is there twice.
+ * The rules are those of bootseer/env/snapshot/index.py, and tests compare the two. Folders come
+ * before the folders in them, and the rows of entries and blocks are in the order of their inodes.
+ * So one pass is enough, and finds duplicates.
  */
 #include "tree.h"
 #include "tree_rows.h"
@@ -17,15 +17,15 @@ static const uint64_t MAX_PATHS_BYTES = 512 << 20;
 static const uint64_t MAX_XATTRS_BYTES = 64 << 10;
 static const uint64_t MAX_FILE_BYTES = 1ULL << 50;
 
-/* How far it is. */
+/* Progress of the check. */
 typedef struct {
     const bs_tree_parts *all;
-    uint32_t *above;      /* of each folder: length of its path, and the slash */
-    uint32_t entry;       /* the first of the next folder's */
-    uint32_t block;       /* the first of the next file's */
-    uint64_t tar;         /* behind the content of the last file */
-    uint64_t paths_bytes; /* of all that has been found */
-    uint64_t texts_bytes; /* the same: no two share a text */
+    uint32_t *above;      /* for each folder: length of its path, with the slash */
+    uint32_t entry;       /* first entry of the next folder */
+    uint32_t block;       /* first block of the next file */
+    uint64_t tar;         /* end of the content of the last file */
+    uint64_t paths_bytes; /* sum so far */
+    uint64_t texts_bytes; /* sum so far: no two share a text */
 } progress;
 
 int bs_tree_next_xattr(const uint8_t **at, const uint8_t *stop, row_xattr *out)
@@ -48,7 +48,7 @@ int bs_tree_next_xattr(const uint8_t **at, const uint8_t *stop, row_xattr *out)
            memchr(out->name, 0, name_bytes) == NULL;
 }
 
-/* Return a text, NULL if it is not there, or another's too. */
+/* Return a text, NULL if it does not exist or belongs to another row too. */
 static const uint8_t *text(progress *self, uint64_t at, uint64_t size_bytes)
 {
     self->texts_bytes += size_bytes;
@@ -71,7 +71,7 @@ static int are_good_xattrs(progress *self, const row_inode *inode)
     return 1;
 }
 
-/* Whether a name may come behind another one. */
+/* Whether a name may follow another one. */
 static int is_good_name(const uint8_t *name, size_t name_bytes, const uint8_t *before,
                         size_t before_bytes)
 {

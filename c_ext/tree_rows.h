@@ -1,4 +1,4 @@
-/* The rows of a snapshot's tree as they are stored, little-endian: docs/formats/env-index.md. */
+/* The stored rows of a snapshot's tree, little-endian: docs/formats/env-index.md. */
 #ifndef BOOTSEER_TREE_ROWS_H
 #define BOOTSEER_TREE_ROWS_H
 
@@ -46,17 +46,17 @@ typedef struct {
     size_t value_bytes;
 } row_xattr;
 
-/* Take the next attribute out of a row's, and move `at` behind it; returns 0 if what is there is
- * cut short, or is not the user's own. */
+/* Parse the next attribute of a row, and move `at` after it; returns 0 if it is truncated, or is
+ * not a user attribute. */
 int bs_tree_next_xattr(const uint8_t **at, const uint8_t *stop, row_xattr *out);
 
-/* What is checked, and what that finds out. */
+/* Input and results of the check. */
 typedef struct {
     row_inode *inodes; /* gets the number of links */
     const row_entry *entries;
     const uint32_t *blocks;
     const uint8_t *strings;
-    uint64_t *starts; /* gets where each block is in the image */
+    uint64_t *starts; /* gets the offset of each block in the image */
     uint32_t inode_count;
     uint32_t entry_count;
     uint32_t block_count;
@@ -64,8 +64,8 @@ typedef struct {
     uint64_t image_bytes;
 } bs_tree_parts;
 
-/* Check what bootseer/env/snapshot/index.py checks in `decode`, but for where links lead and what is to be
- * deleted; returns 0, -EINVAL or -ENOMEM. */
+/* Check the same rules as `decode` in bootseer/env/snapshot/index.py, except targets of links and
+ * paths to delete; returns 0, -EINVAL or -ENOMEM. */
 int bs_tree_check(const bs_tree_parts *parts);
 
 #endif

@@ -1,8 +1,8 @@
-/* Make files, folders and links below folders that are open, without following a link.
+/* Make files, folders and links below open folders, without following links.
  *
- * Steps that are next to each other are mostly in one folder, which is opened once: through
- * openat2(2) where the kernel has it (Linux 5.6), else name by name. Its descriptor stays what it
- * is if somebody puts a link in the folder's place.
+ * Consecutive steps are mostly in one folder, which is opened once: through openat2(2) if the
+ * kernel has it (Linux 5.6), else name by name. Its descriptor stays valid if somebody replaces the
+ * folder by a link.
  */
 #include "io.h"
 
@@ -19,7 +19,7 @@
 
 #define TO_PASS (O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
-/* What steps are carried out with, and the folder of the last one. */
+/* The state of a run of steps, with the folder of the last one. */
 struct site {
     const bs_ground *ground;
     int fd; /* of that folder; -1 before the first */
@@ -39,7 +39,7 @@ static int open_strictly(int folder, const char *path, int flags)
     return fd < 0 ? -errno : (int)fd;
 }
 
-/* The same by names alone; `path` is torn apart. */
+/* The same name by name; modifies `path`. */
 static int open_by_names(int folder, char *path, int flags)
 {
     int at = folder;
@@ -96,7 +96,7 @@ int bs_open_folder(int folder, const char *path, int by_names)
                       by_names);
 }
 
-/* Open the folder that a path is in, and put its last name, which does not lead up either. */
+/* Open the parent folder of a path, and store its last name, which must not be "..". */
 static int enter(struct site *self, uint32_t folder, const char *path, const char **name)
 {
     const char *slash = strrchr(path, '/');
@@ -160,7 +160,7 @@ static int make_file(struct site *self, const bs_step *step, const char *name,
     rc = write_all(fd, content, (size_t)step->size_bytes, step->offset);
     if (rc == 0 && step->action == BS_FILE)
         rc = finish(fd, step);
-    /* Some file systems notice only now that there is no space. */
+    /* Some file systems report a lack of space only now. */
     if (close(fd) != 0 && rc == 0)
         rc = -errno;
     return rc;
@@ -178,7 +178,7 @@ static int make_link(struct site *self, const bs_step *step, const char *name, c
     return 0;
 }
 
-/* Give a file another name; `first` is from the folder `origin`. */
+/* Give a file another name; `first` is relative to the folder `origin`. */
 static int make_name(struct site *self, const bs_step *step, const char *name, const char *first)
 {
     struct site of_first = {.ground = self->ground, .fd = -1};
@@ -192,7 +192,7 @@ static int make_name(struct site *self, const bs_step *step, const char *name, c
     return rc;
 }
 
-/* Set an attribute, which takes the right to write; the mode is set later anyway. */
+/* Set an attribute, which needs write permission; the mode is set later anyway. */
 static int set_attribute(int fd, const char *name, const uint8_t *value, size_t size)
 {
     if (fsetxattr(fd, name, value, size, 0) == 0)
@@ -202,7 +202,7 @@ static int set_attribute(int fd, const char *name, const uint8_t *value, size_t 
     return 0;
 }
 
-/* Give an attribute, or mode and time, to a file or folder. */
+/* Set an attribute, or mode and time, of a file or folder. */
 static int dress(struct site *self, const bs_step *step, const char *name, const char *attribute,
                  const uint8_t *content)
 {

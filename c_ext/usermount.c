@@ -1,11 +1,11 @@
 /* Mount a file system whose superblock belongs to a user namespace of its own.
  *
  * Only the job's user is mapped in that namespace and no process stays in it. Set-user-ID bits,
- * capabilities of files and devices mean nothing on such a superblock, whatever flags somebody takes
- * off a mount of it: the kernel asks whether a process is inside the superblock's namespace.
+ * file capabilities and devices have no effect on such a superblock, whatever flags of a mount
+ * somebody removes: the kernel checks whether a process is inside the superblock's namespace.
  *
- * A child makes the mount: it leaves for new user and mount namespaces, the parent maps the ids, the
- * child takes them on, keeps its capabilities in there, and sends the descriptors back.
+ * A child makes the mount. It enters new user and mount namespaces, the parent maps the ids, and
+ * the child takes them on, keeps its capabilities there, and sends the descriptors back.
  */
 #include "io.h"
 
@@ -39,7 +39,7 @@ enum {
     ATTRIBUTE_RDONLY = 1,
     ATTRIBUTE_NOSUID = 2,
     ATTRIBUTE_NODEV = 4,
-    /* The kernel takes less than a page of a map, and so many lines. */
+    /* The kernel accepts less than a page for a map, and this number of lines. */
     MAP_BYTES = 4096,
     MAP_LINES = 340,
     MAKE_MS = 5000,
@@ -50,9 +50,9 @@ static int set_option(int fs, const char *name, const char *value)
     return (int)syscall(CALL_FSCONFIG, fs, value != NULL ? SET_STRING : SET_FLAG, name, value, 0);
 }
 
-/* Take on the user's ids inside the namespace, which keeps the capabilities there: uid 0 is not
- * mapped, so no id of the process is root's. Raw calls, for libc would look for threads that the
- * child has not got. */
+/* Take on the user's ids inside the namespace. This keeps the capabilities there: uid 0 is not
+ * mapped, so no id of the process is root's. Raw calls, because libc would look for threads that
+ * the child does not have. */
 static int take_ids(const bs_user *user)
 {
     if (syscall(SYS_setgroups, user->group_count, user->groups) != 0 ||
@@ -73,8 +73,8 @@ static int create(int fs, int read_only)
     return mount < 0 ? -errno : mount;
 }
 
-/* In the child: mount FUSE. The kernel wants the device opened in the namespace of the superblock;
- * before the ids change, since only root may open it on some nodes. */
+/* In the child: mount FUSE. The device must be opened in the namespace of the superblock, and
+ * before the ids change, because only root may open it on some nodes. */
 static int make_fuse(const bs_user *user, const bs_fuse_options *options, int *device)
 {
     char fd[16], uid[16], gid[16];
@@ -101,7 +101,8 @@ static int make_fuse(const bs_user *user, const bs_fuse_options *options, int *d
     return create(fs, options->read_only);
 }
 
-/* Give the upper folder, the user's own, the mode and time of the lower, which only he can see. */
+/* Give the upper folder, which the user owns, the mode and time of the lower, which only the user
+ * can see. */
 static int copy_status(int from, int to)
 {
     char path[32];
@@ -117,10 +118,10 @@ static int copy_status(int from, int to)
     return 0;
 }
 
-/* Lay folders, given by paths, over each other.
+/* Create an overlay of folders, given by paths.
  *
- * Volatile: the kernel writes nothing back when the overlay is taken away, which would be all that is
- * dirty on the disk of the upper folder, whoever's, and takes as long as that disk likes. */
+ * Volatile: the kernel writes nothing back when the overlay is unmounted. Otherwise it would write
+ * all dirty data on the disk of the upper folder, of any process, which can take long. */
 static int lay(const char *lower, const char *upper, const char *work, int is_volatile,
                int read_only)
 {
@@ -136,7 +137,7 @@ static int lay(const char *lower, const char *upper, const char *work, int is_vo
     return create(fs, read_only);
 }
 
-/* In the child: mount an overlay, as the user, who is the only one to see the lower folder. */
+/* In the child: mount an overlay as the user, because only the user can see the lower folder. */
 static int make_overlay(const bs_user *user, const bs_overlay_folders *folders)
 {
     const int how = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
@@ -190,9 +191,9 @@ static int compare_ids(const void *one, const void *other)
     return (a > b) - (a < b);
 }
 
-/* Write the lines of a map of ids to themselves, one for each run of them, that of `first` first: as
- * many as the kernel takes. Sorts the ids, puts those that are mapped into `mapped`, and returns how
- * many these are. */
+/* Write the lines of a map of ids to themselves, one for each run of consecutive ids, starting with
+ * that of `first`, as many as the kernel accepts. Sorts the ids, stores the mapped ones in
+ * `mapped`, and returns their number. */
 static size_t map_runs(char text[MAP_BYTES], uint32_t first, uint32_t *ids, size_t count,
                        uint32_t *mapped)
 {
@@ -222,9 +223,9 @@ static size_t map_runs(char text[MAP_BYTES], uint32_t first, uint32_t *ids, size
     return found;
 }
 
-/* Map the user's ids to themselves, and no others; or, for a tree that shows other owners, all but
- * root's. The kernel takes 0 for the owner of FUSE's root until it is told another, and lets nobody
- * write to what has an owner that is not mapped: 0 in there stands for the last of all ids. */
+/* Map only the user's ids to themselves; or, for a tree with other owners, all but root's. The
+ * kernel uses 0 as the owner of FUSE's root until the server gives another one, and refuses writes
+ * to files whose owner is not mapped. So 0 in the namespace stands for the last of all ids. */
 static int map_ids(pid_t pid, const bs_user *user, const char *groups, int shows_owners)
 {
     char text[64];
@@ -238,7 +239,7 @@ static int map_ids(pid_t pid, const bs_user *user, const char *groups, int shows
     return rc != 0 ? rc : write_map(pid, "gid_map", shows_owners ? text : groups);
 }
 
-/* In the child: answer the parent's go-ahead with the descriptors, or with why there are none. */
+/* In the child: answer the parent's go-ahead with the descriptors, or with an error. */
 static void run_child(int end, const bs_user *user, const bs_fuse_options *options,
                       const bs_overlay_folders *folders)
 {
@@ -269,7 +270,7 @@ static void run_child(int end, const bs_user *user, const bs_fuse_options *optio
     _exit(0);
 }
 
-/* Wait for the child's answer; the user can stop it once it has the user's ids. */
+/* Wait for the child's answer; the user can stop the child once it has the user's ids. */
 static int receive(int end, int made[2])
 {
     char space[CMSG_SPACE(2 * sizeof(int))] = {0};
@@ -301,7 +302,7 @@ static int make_with(const bs_user *user, const char *groups, int shows_owners,
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
         return -errno;
-    /* Like fork(), which cannot leave for other namespaces at once. */
+    /* Like fork(), which cannot enter new namespaces at the same time. */
     pid = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWNS | SIGCHLD, 0, 0, 0, 0);
     rc = pid < 0 ? -errno : 0;
     if (pid == 0) {
@@ -324,7 +325,7 @@ static int make_with(const bs_user *user, const char *groups, int shows_owners,
     return rc;
 }
 
-/* Make a mount for a user and as many of his groups as can be mapped: a process has no others. */
+/* Make a mount for a user and as many of the user's groups as can be mapped. */
 static int make(const bs_user *user, int shows_owners, const bs_fuse_options *options,
                 const bs_overlay_folders *folders, int made[2])
 {

@@ -1,10 +1,10 @@
 /*
- * Advice at submit, from Python, in a child: an abort, a hang or a crash there must never reach
- * srun. A second child follows that one and prints what it says, while srun goes on: it waits for
- * that child only before it ends. The embedded interpreter is a library of its own, loaded by the
- * child alone, so that neither a submission without advice nor a daemon on a node ever maps
- * libpython; and because it is loaded RTLD_GLOBAL, Python's extension modules find their symbols,
- * which they would not in a plugin, for Slurm loads those RTLD_LOCAL.
+ * Advice at submission, from Python, in a child: an abort, a hang or a crash there must never reach
+ * srun. A second child prints the output of the first while srun continues; srun waits for it only
+ * before it ends. The embedded interpreter is a separate library that only the child loads. So
+ * submissions without advice and daemons on nodes never map libpython. The child loads it
+ * RTLD_GLOBAL, so that Python's extension modules find their symbols; Slurm loads plugins
+ * RTLD_LOCAL.
  */
 #include "bootseer.h"
 
@@ -44,7 +44,7 @@ static int advise(const char *library, const struct request *request)
         }
     names[count] = CONTROL_JOB_NAME;
     values[count++] = request->job_name;
-    /* 1 is for done: an up-call that never reached Python returns 0. */
+    /* 1 means done: an up-call that never reached Python returns 0. */
     return function(count, names, values) == 1 ? 0 : 1;
 }
 
@@ -58,7 +58,7 @@ static void follow(const struct bootseer *bootseer)
     snprintf(library, sizeof(library), "%s/bootseer-advice.so", bootseer->settings.libexec);
     pid = child_fork(&output);
     if (pid == 0) {
-        /* Where srun runs on the job's own node, what the job waits for goes first. */
+        /* If srun runs on the job's own node, the job's data has priority. */
         setpriority(PRIO_PROCESS, 0, ADVICE_NICE);
         _exit(advise(library, &bootseer->request));
     }
@@ -66,7 +66,7 @@ static void follow(const struct bootseer *bootseer)
         return;
     status = child_follow(pid, output, bootseer->settings.advice_timeout_ms, print_line);
     if (status)
-        slurm_verbose("bootseer: no advice: %s %s", library, status < 0 ? "was late" : "failed");
+        slurm_verbose("bootseer: no advice: %s %s", library, status < 0 ? "timed out" : "failed");
 }
 
 void advice_begin(struct bootseer *bootseer)

@@ -1,5 +1,5 @@
 /*
- * bootseer-advice.so: the door to the embedded interpreter, opened by a child of srun (advice.c).
+ * bootseer-advice.so: the embedded interpreter, loaded by a child of srun (advice.c).
  * BOOTSEER_PYTHONHOME and BOOTSEER_PYTHONPATH are set by the build.
  */
 #include <stdio.h>
@@ -39,7 +39,7 @@ int bootseer_advise(int count, const char *const names[], const char *const valu
 {
     int output = dup(STDOUT_FILENO);
 
-    /* Only advice goes to the user: no warning of Python's, no traceback. */
+    /* The user sees only advice: no warnings of Python, no traceback. */
     if (output < 0 || dup2(STDIN_FILENO, STDOUT_FILENO) < 0 ||
         dup2(STDIN_FILENO, STDERR_FILENO) < 0)
         return 0;

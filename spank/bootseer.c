@@ -1,4 +1,4 @@
-/* Registration and dispatch: which hook runs what in which of Slurm's programs. */
+/* Registration and dispatch: connects Slurm's hooks to the other files. */
 #define _GNU_SOURCE
 #include "bootseer.h"
 
@@ -24,7 +24,7 @@ static int on_option(int option, const char *value, int remote)
     bool good =
         request_set(&bootseer.request, (enum option)option, FROM_OPTION, value, remote != 0);
 
-    /* On a node a bad value is logged and forgotten: it must not cost the job its step. */
+    /* On a node a bad value is logged and ignored: it must not fail the job's step. */
     return good || remote ? ESPANK_SUCCESS : ESPANK_BAD_ARG;
 }
 
@@ -32,20 +32,21 @@ static void register_options(spank_t spank)
 {
     struct spank_option options[] = {
         {"bootseer", "[KEY|off|record]",
-         "warm start: have on every node what this job's earlier runs read while starting. KEY "
-         "names the job's warm plan (default: user and job name), record records this run afresh, "
-         "off overrides $BOOTSEER",
+         "warm start: prefetch on every node the data that earlier starts of this job read. KEY "
+         "names the job's warm plan (default: user and job name), record ignores the plan and "
+         "records this start, off overrides $BOOTSEER",
          2, OPTION_KEY, on_option},
-        {"bootseer-image", "PATH|URI", "container image to prefetch, where the warm plan has none",
-         1, OPTION_IMAGE, on_option},
+        {"bootseer-image", "PATH|URI",
+         "container image to prefetch (default: that of the last run)", 1, OPTION_IMAGE, on_option},
         {"bootseer-env", "NAME|FILE", "Python environment to restore before the first step", 1,
          OPTION_ENV, on_option},
         {"bootseer-ckpt", "URI[:MOUNTPOINT]",
-         "checkpoint folder to mount and read ahead; tasks find it in $BOOTSEER_CKPT", 1,
+         "checkpoint folder to mount and prefetch; tasks find its path in $BOOTSEER_CKPT", 1,
          OPTION_CKPT, on_option},
         {"bootseer-wait", "SECONDS",
-         "longest time to hold the job's start; what is not done then goes on in the background", 1,
-         OPTION_WAIT, on_option},
+         "longest time to hold the job until its data is in memory; the prefetch then continues in "
+         "the background",
+         1, OPTION_WAIT, on_option},
     };
 
     for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++)
@@ -80,8 +81,8 @@ static bool parse_folder(const char *text, char out[PATH_MAX])
     return true;
 }
 
-/* A bad argument must be seen by the administrator and must not cost a user anything: it is logged
- * as an error and its default stands. */
+/* A bad argument is logged as an error for the administrator, and its default is used, so that no
+ * user's job fails. */
 static void parse_arguments(struct settings *settings, int ac, char *argv[])
 {
     const struct {
@@ -108,7 +109,7 @@ static void parse_arguments(struct settings *settings, int ac, char *argv[])
                                    : parse_folder(text, known[k].folder);
         }
         if (!good)
-            slurm_error("bootseer: plugstack.conf: %s is not understood and is ignored; known are "
+            slurm_error("bootseer: plugstack.conf: %s is invalid and is ignored; valid are "
                         "libexec=, run_dir= (absolute folders), advice_timeout=, max_wait=, "
                         "epilog_timeout= (seconds)",
                         argv[i]);
@@ -199,8 +200,8 @@ int slurm_spank_exit(spank_t spank, int ac, char *argv[])
 
 int slurm_spank_job_prolog(spank_t spank, int ac, char *argv[])
 {
-    /* Slurm calls no slurm_spank_init() in this context. Nor are the options registered here, and
-     * must not be: spank_option_getopt() reads the environment only for options it does not know. */
+    /* Slurm calls no slurm_spank_init() in this context. The options must not be registered here:
+     * spank_option_getopt() reads the environment only for options that are not registered. */
     configure(ac, argv);
     script_prolog(&bootseer, spank);
     return 0;

@@ -1,4 +1,5 @@
-/* What the plugin's files share. bootseer.c owns the one context; the others get it by pointer. */
+/* Shared declarations of the plugin. bootseer.c owns the one context; the others get it by
+ * pointer. */
 #pragma once
 
 #include "options.h"
@@ -19,7 +20,7 @@ struct settings {
     int epilog_timeout_ms;
 };
 
-/* What the user asks for: options first, then the environment. */
+/* The user's request: options first, then the environment. */
 struct request {
     bool given[OPTION_COUNT];
     char value[OPTION_COUNT][VALUE_MAX + 1];
@@ -30,23 +31,23 @@ struct bootseer {
     struct settings settings;
     struct request request;
     int64_t step_start_ns; /* 0: this step sends no events */
-    bool is_anothers;      /* this step has the variables of a job that is not its own */
-    char cwd[PATH_MAX];    /* of this task, before anything was mounted there; "" if nothing was */
-    bool advised;          /* a heterogeneous job is told once, not once a component */
+    bool is_anothers;      /* this step has the variables of another job */
+    char cwd[PATH_MAX];    /* of this task before the mounts; "" if nothing was mounted */
+    bool advised;          /* a heterogeneous job gets advice once, not once per component */
     pid_t adviser;         /* the child that prints advice */
 };
 
 struct option_names {
     const char *option;   /* --bootseer-image */
-    const char *fallback; /* the user's variable that stands in for the option */
-    const char *control;  /* the variable that Slurm carries to the node as SPANK_... */
-    const char *wished;   /* of tasks: what `fallback` was before they were told where it is */
+    const char *fallback; /* the user's variable that replaces the option */
+    const char *control;  /* the variable that Slurm passes to the node as SPANK_... */
+    const char *wished;   /* in tasks: the user's value of `fallback`, before BootSeer set it */
 };
 
 extern const struct option_names option_names[OPTION_COUNT];
 #define CONTROL_JOB_NAME "BOOTSEER_JOB_NAME"
 
-/* request.c: reads and checks what the user gave. */
+/* request.c: reads and checks the user's request. */
 enum origin { FROM_OPTION, FROM_ENVIRONMENT };
 
 /* Stores one value. Returns false, and logs why in one line, when it is malformed. */
@@ -54,10 +55,10 @@ bool request_set(struct request *request, enum option option, enum origin origin
                  bool remote);
 
 /* Completes a request from the environment: this process's when `spank` is NULL, otherwise the
- * step's. Returns false when a value there is malformed; the rest stands. */
+ * step's. Returns false when a value is malformed; the other values are kept. */
 bool request_complete(struct request *request, spank_t spank);
 
-/* Returns whether a variable's value is what tasks are told, and no wish. */
+/* Returns whether BootSeer has set this value of a variable for tasks, so it is not a request. */
 bool request_is_told(enum option option, const char *value);
 
 /* Returns whether BootSeer has anything to do for this request. */
@@ -66,8 +67,8 @@ bool request_is_active(const struct request *request);
 /* submit.c: srun, sbatch, salloc. */
 int submit_post_opt(struct bootseer *bootseer, spank_t spank);
 
-/* advice.c: prints what Python has to say about the request, while the caller goes on; never fails.
- * The end is waited for no longer than the advice timeout and what it takes to kill a process. */
+/* advice.c: prints Python's advice on the request while the caller continues; never fails. The end
+ * waits no longer than the advice timeout and the time to kill a process. */
 void advice_begin(struct bootseer *bootseer);
 void advice_end(struct bootseer *bootseer);
 
@@ -81,28 +82,29 @@ void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t
 void step_post_opt(struct bootseer *bootseer, spank_t spank);
 void step_user_init(struct bootseer *bootseer, spank_t spank);
 void step_exit(const struct bootseer *bootseer, spank_t spank);
-/* Says on the step's stderr, and in the report under `stage`, what this step does without. */
+/* Reports a fallback on the step's stderr, and in the report under `stage`. */
 __attribute__((format(printf, 4, 5))) void step_fallback(const struct bootseer *bootseer,
                                                          spank_t spank, const char *stage,
                                                          const char *format, ...);
 
-/* What the job has asked for, "" for nothing; `known` is false where it has no agent. */
+/* The job's request, "" for nothing; `known` is false if it has no agent. */
 struct asked {
     bool known;
     const char *value[OPTION_COUNT]; /* of those that a step may ask for as well */
     char text[3 * (VALUE_MAX + 1) + 1];
 };
 
-/* mounts.c: each task, before it becomes the user's. */
+/* mounts.c: each task, before it takes on the user's identity. */
 void mounts_task(struct bootseer *bootseer, spank_t spank);
-/* Once the task is the user's: takes it to its working folder where that is on one of the mounts. */
+/* After the task has taken on the user's identity: changes to its working folder if that is on one
+ * of the mounts. */
 void mounts_enter(const struct bootseer *bootseer);
 void asked_read(const char *run_dir, uint32_t job_id, struct asked *asked);
 
 /* exec.c: children with a deadline. */
 #define ENVIRONMENT_MAX 32
 
-/* An environment made from scratch; it owns its strings. */
+/* A new environment; it owns its strings. */
 struct environment {
     char *entries[ENVIRONMENT_MAX + 1];
     size_t count;
@@ -116,16 +118,16 @@ typedef void line_f(const char *line);
 /* In a child: begins a session, with default signals, and ends with the parent. */
 void child_signals(void);
 
-/* Waits for a child that ends by itself within a timeout, but for killing its own children. */
+/* Waits for a child that ends within a timeout, plus the time to kill its own children. */
 void child_wait(pid_t pid, int timeout_ms);
 
-/* Forks a child in a session of its own: /dev/null as its stdin, a pipe as its stdout and stderr, no
- * other descriptor, default signals. Returns as fork() does; the parent owns `*output`. */
+/* Forks a child in a session of its own: /dev/null as its stdin, a pipe as its stdout and stderr,
+ * no other descriptor, default signals. Returns as fork() does; the parent owns `*output`. */
 pid_t child_fork(int *output);
 
-/* Hands the child's output to `line`, one escaped line at a time, until it has exited, and closes
- * `output`. Kills its process group at the deadline. Returns its wait status, or -1 when it was
- * killed for being late. */
+/* Passes the child's output to `line`, one escaped line at a time, until it has exited, and closes
+ * `output`. Kills its process group at the deadline. Returns its wait status, or -1 if the deadline
+ * killed it. */
 int child_follow(pid_t pid, int output, int timeout_ms, line_f *line);
 
 /* Runs a program and logs its output and how it ended. */

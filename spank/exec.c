@@ -1,4 +1,4 @@
-/* Children with a deadline: whatever they do, the caller goes on in time. */
+/* Children with a deadline: whatever they do, the caller continues in time. */
 #define _GNU_SOURCE
 #include "bootseer.h"
 
@@ -21,9 +21,9 @@ enum {
     VARIABLE_MAX = 8 * 1024, /* bytes of one variable's value */
     LINE_MAX_BYTES = 1000,   /* of an output line; the rest of it is dropped */
     LINES_MAX = 500,         /* a child's output must not flood slurmd's log */
-    TURN_MS = 10,            /* how soon an exit is noticed where no descriptor tells it */
+    TURN_MS = 10,            /* interval of polls for an exit without a pidfd */
     TERM_MS = 500,           /* from SIGTERM to SIGKILL */
-    REAP_MS = 1000,          /* for a killed child to be gone; one in D state is left behind */
+    REAP_MS = 1000,          /* wait for a killed child; one in D state is abandoned */
 };
 
 void environment_put(struct environment *environment, const char *name, const char *value)
@@ -76,7 +76,7 @@ void child_signals(void)
     sigset_t none;
 
     setsid();
-    prctl(PR_SET_PDEATHSIG, SIGTERM); /* nobody is left to keep the deadline */
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* without the parent nobody enforces the deadline */
     for (int number = 1; number < NSIG; number++)
         signal(number, SIG_DFL);
     sigemptyset(&none);
@@ -110,7 +110,7 @@ pid_t child_fork(int *output)
 
     if (pipe2(ends, O_CLOEXEC))
         return -1;
-    /* Our end only, and before there is a child: a read that blocks knows no deadline. */
+    /* Only our end, and before the fork: a blocking read would ignore the deadline. */
     if (fcntl(ends[0], F_SETFL, O_NONBLOCK))
         goto out;
     pid = fork();
@@ -158,7 +158,7 @@ static void lines_feed(struct lines *lines, const char *bytes, size_t count)
     }
 }
 
-/* Reads what is there, for a bounded time. Returns false at the end of the stream. */
+/* Reads available data, for a bounded time. Returns false at the end of the stream. */
 static bool drain(int fd, struct lines *lines)
 {
     char bytes[4096];
@@ -174,12 +174,12 @@ static bool drain(int fd, struct lines *lines)
     return true;
 }
 
-/* Returns whether the child has exited; it stays to be reaped. */
+/* Returns whether the child has exited; does not reap it. */
 static bool has_exited(pid_t pid)
 {
     siginfo_t info = {.si_pid = 0};
 
-    /* An error other than an interruption means that somebody else has reaped it. */
+    /* An error other than an interruption means that it has been reaped elsewhere. */
     if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT))
         return errno != EINTR;
     return info.si_pid == pid;
@@ -197,7 +197,7 @@ static bool wait_exit(pid_t pid, int timeout_ms)
     return true;
 }
 
-/* Ends a late child and its whole process group; what it started in other sessions lives on. */
+/* Ends a late child and its process group; processes that it started in other sessions survive. */
 static void child_kill(pid_t pid)
 {
     kill(-pid, SIGTERM);
@@ -235,8 +235,9 @@ int child_follow(pid_t pid, int output, int timeout_ms, line_f *line)
     bool exited, late = false;
     int status = 0;
 
-    /* The exit ends this, not the end of the pipe: a daemon that keeps the pipe open must not hold
-     * the node. Looking for the exit before reading loses nothing that was written before it. */
+    /* The loop ends at the exit, not at the end of the pipe: a daemon that keeps the pipe open
+     * must not block the node. Checking for the exit before reading loses no output written
+     * before it. */
     for (;;) {
         exited = has_exited(pid);
         if (streams[0].fd >= 0 && !drain(streams[0].fd, &lines))
@@ -284,12 +285,12 @@ void program_run(const char *path, const struct environment *environment, int ti
     }
     status = child_follow(pid, output, timeout_ms, log_line);
     if (status < 0)
-        slurm_error("bootseer: %s was killed after %.1f s; the job goes on without it", path,
+        slurm_error("bootseer: %s was killed after %.1f s; the job continues without it", path,
                     timeout_ms / 1000.0);
     else if (WIFSIGNALED(status))
-        slurm_error("bootseer: %s was ended by signal %d; the job goes on without it", path,
+        slurm_error("bootseer: %s was ended by signal %d; the job continues without it", path,
                     WTERMSIG(status));
     else if (WEXITSTATUS(status))
-        slurm_error("bootseer: %s ended with exit code %d; the job goes on without it", path,
+        slurm_error("bootseer: %s ended with exit code %d; the job continues without it", path,
                     WEXITSTATUS(status));
 }

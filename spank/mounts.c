@@ -1,11 +1,11 @@
-/* A task's start, as root: let it see the job's checkpoint, image and environments, and tell it
- * where.
+/* A task's start, as root: makes the job's checkpoint, image and environments visible to it, and
+ * sets the variables with their paths.
  *
- * The agent has mounted them in its own mount namespace, and says so in the job's folder. Where that
- * is not this task's, a copy comes from the agent, as a descriptor over a socket of root's. All tasks
- * of a job with an agent get a mount namespace of their own, where mounts are shared with such: what
- * is mounted there, now or when `bootseer env run` asks for it, nobody else sees, and it ends with the
- * task.
+ * The agent has mounted them in its own mount namespace, and left marks in the job's folder. If
+ * this task has another namespace, the agent sends a copy of the mount, as a descriptor over a
+ * socket of root's. Where mounts propagate into new namespaces, all tasks of a job with an agent
+ * get a mount namespace of their own. Mounts in it, made now or by `bootseer env run`, are
+ * invisible elsewhere and end with the task.
  */
 #define _GNU_SOURCE
 #include "bootseer.h"
@@ -48,7 +48,7 @@ enum {
     RETRY_MS = 10,
 };
 
-/* What the agent is asked for, see bootseer/agent/broker/mount_requests.py. */
+/* Requests to the agent, see bootseer/agent/broker/mount_requests.py. */
 enum mount_kind { MOUNT_CHECKPOINT, MOUNT_IMAGE, MOUNT_ROOT, MOUNT_ENVIRONMENT };
 
 struct mount_request {
@@ -59,14 +59,14 @@ struct mount_request {
 /* What a job may have mounted. */
 struct kind {
     enum mount_kind mount;
-    const char *mark;     /* in the job's folder: the agent says there what it has done */
-    const char *folder;   /* where it is mounted, in the job's folder */
-    const char *file;     /* what the task is told of: a file in it, or "" */
+    const char *mark;     /* file in the job's folder with the agent's result */
+    const char *folder;   /* mount point, in the job's folder */
+    const char *file;     /* file in it that the variable names, or "" */
     const char *variable; /* of the task's environment */
-    const char *name;     /* for people */
-    const char *stage;    /* of an event that tells what could not be done */
-    int wish;             /* the option whose value it is for */
-    int option;           /* the same where that is told of this kind, otherwise -1 */
+    const char *name;     /* for messages */
+    const char *stage;    /* of the event that reports a failure */
+    int wish;             /* the option that asks for it */
+    int option;           /* the same if the task is told of a refusal, otherwise -1 */
 };
 
 static const struct kind KINDS[] = {
@@ -78,16 +78,16 @@ static const struct kind KINDS[] = {
      "image.kernel", OPTION_IMAGE, -1},
 };
 
-/* What the agent says in RUN_DIR/jobs/JOBID/MARK, and whose job it is. */
+/* Content of RUN_DIR/jobs/JOBID/MARK, written by the agent, and the job's user. */
 struct mounted {
     char path[PATH_MAX]; /* of the mount, as the agent sees it */
     char socket[PATH_MAX];
     struct mount_request request;
     char mountpoint[PATH_MAX];
     bool failed; /* it could not be mounted */
-    bool owned;  /* the mount point has to be the user's */
-    bool plain;  /* nothing is mounted, what there is to tell is in `mountpoint` */
-    bool none;   /* nothing is mounted, and there is nothing to tell */
+    bool owned;  /* the user must own the mount point */
+    bool plain;  /* nothing is mounted; `mountpoint` is the variable's value */
+    bool none;   /* nothing is mounted, and no variable is set */
     uid_t uid;
     gid_t gid;
     gid_t *groups;
@@ -118,8 +118,8 @@ void asked_read(const char *run_dir, uint32_t job_id, struct asked *asked)
     asked->known = true;
 }
 
-/* Returns what this step itself asks for, or NULL. Slurm gives the steps of all components of a
- * heterogeneous job the same options: there nobody can tell. */
+/* Returns this step's own request, or NULL. Slurm gives the steps of all components of a
+ * heterogeneous job the same options, so there the component's request is unknown. */
 static const char *step_wish(const struct bootseer *bootseer, spank_t spank, int option)
 {
     char size[16];
@@ -130,17 +130,17 @@ static const char *step_wish(const struct bootseer *bootseer, spank_t spank, int
     return bootseer->request.value[option];
 }
 
-/* Says that a step does not get what it asks for. */
+/* Reports that a step's request is refused. */
 static void tell_too_late(const struct bootseer *bootseer, spank_t spank, const char *stage,
                           int option, const struct asked *asked)
 {
     step_fallback(bootseer, spank, stage,
-                  "%s is too late for a step of a job that has begun with%s: give it to the job",
+                  "%s has no effect in a step of a job that began with%s: give it to the job",
                   option_names[option].option,
                   asked->known && *asked->value[option] ? " another" : "out");
 }
 
-/* Returns false when the job has nothing that is marked so. */
+/* Returns false when the job has no such mark. */
 static bool read_mounted(const char *mark, const char *folder, const char *run_dir, uint32_t job_id,
                          struct mounted *mounted)
 {
@@ -168,7 +168,7 @@ static bool read_mounted(const char *mark, const char *folder, const char *run_d
     if (!mounted->failed && !mounted->owned && !mounted->plain && !mounted->none &&
         strcmp(text, "listed"))
         return false;
-    /* What the supervisor says is not root's word: it does not tell where root may mount. */
+    /* The supervisor is not root, so its marks must not decide where root may mount. */
     if (!strncmp(mark, "state/", strlen("state/")))
         mounted->owned = true;
     snprintf(mounted->mountpoint, sizeof(mounted->mountpoint), "%s", mountpoint + 1);
@@ -213,7 +213,7 @@ static int connect_agent(const char *path)
     return -1;
 }
 
-/* Asks the agent for a copy of the mount that is nowhere yet. Returns -1 with errno set. */
+/* Asks the agent for a detached copy of the mount. Returns -1 with errno set. */
 static int ask_for_mount(const struct mounted *mounted)
 {
     char space[CMSG_SPACE(sizeof(int))] = {0};
@@ -238,7 +238,7 @@ static int ask_for_mount(const struct mounted *mounted)
     return tree;
 }
 
-/* Whether the mount is in this process's namespace: asks the kernel, not whoever serves it. */
+/* Whether the mount is in this process's namespace: asks the kernel, not the mount's server. */
 static bool is_visible(const char *path)
 {
     struct statfs info;
@@ -247,7 +247,7 @@ static bool is_visible(const char *path)
                                     info.f_type == OVERLAY_MAGIC);
 }
 
-/* Returns the mount as a descriptor, a copy that is nowhere yet, or -1 with errno set. */
+/* Returns the descriptor of a detached copy of the mount, or -1 with errno set. */
 static int copy_mount(const struct mounted *mounted)
 {
     if (is_visible(mounted->path))
@@ -263,7 +263,7 @@ static int open_owned(const struct mounted *mounted)
     int fd;
 
     if (setgroups((size_t)mounted->group_count, mounted->groups) || setgid(mounted->gid) ||
-        setuid(mounted->uid) || prctl(PR_SET_DUMPABLE, 0)) /* a sysctl may have it otherwise */
+        setuid(mounted->uid) || prctl(PR_SET_DUMPABLE, 0)) /* whatever fs.suid_dumpable says */
         return -1;
     fd = open(mounted->mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info))
@@ -275,8 +275,8 @@ static int open_owned(const struct mounted *mounted)
     return fd;
 }
 
-/* Opens the mount point in a child that shares this process's descriptors, but not its rights. Returns
- * the descriptor, or -1 with errno set. */
+/* Opens the mount point in a child that shares this process's descriptors, but not its rights.
+ * Returns the descriptor, or -1 with errno set. */
 static int open_as_user(const struct mounted *mounted)
 {
     int answer[2] = {-1, ETIMEDOUT}; /* a descriptor, an errno */
@@ -302,7 +302,7 @@ static int open_as_user(const struct mounted *mounted)
         answer[0] = -1;
     if (pid > 0) {
         kill(pid, SIGKILL);
-        /* One that hangs in a file system cannot be waited for; init will. */
+        /* A child that hangs in a file system cannot be waited for; init reaps it. */
         waitpid(pid, NULL, answer[1] == ETIMEDOUT ? WNOHANG : 0);
     }
     close(ends[0]);
@@ -311,7 +311,7 @@ static int open_as_user(const struct mounted *mounted)
     return answer[0];
 }
 
-/* Mounts a copy on what the descriptor is open on, in this process's namespace. */
+/* Mounts a copy on the descriptor's folder, in this process's namespace. */
 static bool mount_copy(const struct mounted *mounted, int target)
 {
     int tree = target < 0 ? -1 : copy_mount(mounted);
@@ -327,7 +327,7 @@ static bool mount_copy(const struct mounted *mounted, int target)
     return done;
 }
 
-/* Gives this process a mount namespace of its own, once. Others' mounts go on to appear in it. */
+/* Gives this process a mount namespace of its own, once. New mounts of the node appear in it. */
 static bool leave_namespace(bool *left)
 {
     if (!*left)
@@ -352,18 +352,18 @@ static bool show(const struct mounted *mounted, const char *path, bool owned, bo
     return done;
 }
 
-/* Tells a task of what it has asked for and the job has not. */
+/* Reports a task's request that the job does not fulfil. */
 static void tell_wish(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
                       const char *wish, const struct asked *asked)
 {
     bool is_jobs = asked->known && !strcmp(wish, asked->value[kind->option]);
-    bool is_path = *wish == '/'; /* it needs nobody to mount it */
+    bool is_path = *wish == '/'; /* needs no mount */
 
     if (is_path)
         spank_setenv(spank, kind->variable, wish, 1);
     if (is_path && asked->known && !is_jobs)
         step_fallback(bootseer, spank, kind->stage,
-                      "%s is not the job's: nothing of it is read ahead", wish);
+                      "%s is not the job's image: it is not prefetched", wish);
     else if (!is_path && is_jobs)
         step_fallback(bootseer, spank, kind->stage,
                       "the %s is not mounted: `bootseer report` says why", kind->name);
@@ -371,8 +371,8 @@ static void tell_wish(const struct kind *kind, const struct bootseer *bootseer, 
         tell_too_late(bootseer, spank, kind->stage, kind->option, asked);
 }
 
-/* Takes a task's variable away: it is another job's, or what the user wishes for. The wish is kept
- * for a job that the task submits. */
+/* Unsets a task's variable: it is another job's, or the user's request. The request is kept for a
+ * job that the task submits. */
 static void forget(const struct kind *kind, spank_t spank)
 {
     char value[VALUE_MAX + 1];
@@ -384,7 +384,7 @@ static void forget(const struct kind *kind, spank_t spank)
     spank_unsetenv(spank, kind->variable);
 }
 
-/* Shows a task what the job has of a kind, and sets its variable. */
+/* Makes the job's mount of one kind visible to a task, and sets its variable. */
 static void tell_task(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
                       uint32_t job_id, const struct asked *asked, struct mounted *mounted,
                       bool *left)
@@ -430,7 +430,7 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
     spank_setenv(spank, kind->variable, told, 1);
 }
 
-/* Shows a task the environments that the job's `bootseer env run` have mounted so far. */
+/* Makes the environments visible that the job's `bootseer env run` have mounted so far. */
 static void show_environments(const struct bootseer *bootseer, spank_t spank, uint32_t job_id,
                               struct mounted *mounted, bool *left)
 {
@@ -442,7 +442,7 @@ static void show_environments(const struct bootseer *bootseer, spank_t spank, ui
         mounted->request = (struct mount_request){MOUNT_ENVIRONMENT, (uint32_t)number};
         if (read_mounted(mark, folder, bootseer->settings.run_dir, job_id, mounted) &&
             !show(mounted, mounted->mountpoint, mounted->owned, left))
-            step_fallback(bootseer, spank, "env.mount", "the environment cannot be shown at %s: %s",
+            step_fallback(bootseer, spank, "env.mount", "cannot mount the environment at %s: %s",
                           mounted->mountpoint, strerror(errno));
     }
 }
@@ -456,7 +456,7 @@ static bool has_agent(const char *run_dir, uint32_t job_id)
     return !lstat(path, &info);
 }
 
-/* Whether what the agent mounts later appears in namespaces that are made before: systemd has it so. */
+/* Whether later mounts of the agent appear in existing namespaces, as systemd configures it. */
 static bool is_shared(const char *run_dir)
 {
     FILE *file = fopen("/proc/self/mountinfo", "re");
@@ -473,7 +473,7 @@ static bool is_shared(const char *run_dir)
             continue;
         *options = '\0';
         length = strcmp(point, "/") ? strlen(point) : 0;
-        /* Of several at one place the last is what is seen. */
+        /* Of several mounts at one place, the last one is visible. */
         if (length >= longest && !strncmp(run_dir, point, length) &&
             (run_dir[length] == '/' || !run_dir[length])) {
             longest = length;
@@ -502,7 +502,7 @@ void mounts_task(struct bootseer *bootseer, spank_t spank)
         return;
     found = has_agent(bootseer->settings.run_dir, job_id);
     if (!found && !bootseer->is_anothers && !request_is_active(&bootseer->request))
-        return; /* this job's variables are none of ours */
+        return; /* BootSeer does not manage this job's variables */
     if (found && is_shared(bootseer->settings.run_dir) && !leave_namespace(&left))
         step_fallback(bootseer, spank, "env.mount", "a task has no mount namespace of its own: %s",
                       strerror(errno));
@@ -517,7 +517,8 @@ void mounts_task(struct bootseer *bootseer, spank_t spank)
     show_environments(bootseer, spank, job_id, &mounted, &left);
 }
 
-/* slurmstepd goes to the working folder as root, who has no access to the mounts, and so to /tmp. */
+/* slurmstepd changes to the working folder as root, who has no access to the mounts, so it falls
+ * back to /tmp. */
 void mounts_enter(const struct bootseer *bootseer)
 {
     char now[PATH_MAX];
@@ -525,7 +526,7 @@ void mounts_enter(const struct bootseer *bootseer)
     if (!*bootseer->cwd || !getcwd(now, sizeof(now)) || !strcmp(now, bootseer->cwd))
         return;
     if (chdir(bootseer->cwd))
-        slurm_error("bootseer: cannot go to %s: %m", bootseer->cwd);
+        slurm_error("bootseer: cannot change to %s: %m", bootseer->cwd);
     else
-        slurm_error("bootseer: going to %s after all", bootseer->cwd);
+        slurm_error("bootseer: changing to %s after all", bootseer->cwd);
 }

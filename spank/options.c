@@ -1,10 +1,10 @@
 /*
- * The grammar, byte by byte. bootseer/slurm/options.py is its twin on the node, and a differential
- * test holds the two equal; change both or neither.
+ * The grammar, byte by byte. bootseer/slurm/options.py implements the same grammar on the node, and
+ * a differential test compares them; change both or neither.
  *
  *   value    a byte string without NUL, at most 4095 bytes
  *   key      "" (the default: user and job name), or 1..128 bytes of [A-Za-z0-9._@+-] of which the
- *            first is neither '.' nor '-'; "off" and "record" obey this and have a meaning
+ *            first is neither '.' nor '-'; "off" and "record" are such keys with a meaning
  *   text     1..4095 bytes of valid UTF-8 (no overlong form, no surrogate, at most U+10FFFF), no byte
  *            below 0x20 and no 0x7f
  *   path     a text that starts with '/' and has no component ".." ('/' separates components)
@@ -211,7 +211,7 @@ char *text_escape(char *out, size_t size, const char *in)
         bool plain = c >= 0x20 && c < 0x7f && c != '\\';
         size_t need = plain ? 1 : 4;
 
-        /* Keep room for the cut's mark unless this byte is the last. */
+        /* Keep space for "..." unless this byte is the last. */
         if (used + need + (in[1] ? sizeof(cut) : 1) > size) {
             memcpy(out + used, cut, sizeof(cut));
             return out;

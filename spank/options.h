@@ -30,6 +30,6 @@ bool option_is_off(const char *key);
  * does not fit, always terminated. Returns `out`. */
 char *text_escape(char *out, size_t size, const char *in);
 
-/* Copies a job's name with every byte that a key may not have replaced by '_', at most KEY_MAX bytes
- * of it. */
+/* Copies a job's name with every byte that a key may not have replaced by '_', at most KEY_MAX
+ * bytes of it. */
 void name_to_key(char out[KEY_MAX + 1], const char *name);

@@ -1,4 +1,4 @@
-/* What the user asks for, from options and environment, checked as it comes in. */
+/* The user's request, from options and environment; each value is checked when it is stored. */
 #include "bootseer.h"
 
 #include <stdio.h>
@@ -14,14 +14,14 @@ const struct option_names option_names[OPTION_COUNT] = {
     [OPTION_WAIT] = {"--bootseer-wait", "BOOTSEER_WAIT", "BOOTSEER_WAIT"},
 };
 
-/* Slurm hands an option without a value on as "(null)" where it goes through an environment, which
- * is how an srun inside a batch script inherits it. */
+/* Slurm passes an option without a value as "(null)" through an environment. An srun inside a batch
+ * script inherits it that way. */
 static const char *key_from_option(const char *value)
 {
     return !value || !strcmp(value, "(null)") ? "" : value;
 }
 
-/* BOOTSEER=1 is what people write for yes; a key of that name needs the option. */
+/* BOOTSEER=1 means yes; a key of that name needs the option. */
 static const char *key_from_environment(const char *value)
 {
     static const char *const yes[] = {"1", "yes", "true"};
@@ -52,7 +52,7 @@ bool request_set(struct request *request, enum option option, enum origin origin
 
         text_escape(shown, sizeof(shown), value);
         if (remote)
-            slurm_error("bootseer: %s=%s: %s; it is left out", name, shown, problem);
+            slurm_error("bootseer: %s=%s: %s; it is ignored", name, shown, problem);
         else
             slurm_spank_log("bootseer: %s=%s: %s", name, shown, problem);
         return false;
@@ -62,8 +62,8 @@ bool request_set(struct request *request, enum option option, enum origin origin
     return true;
 }
 
-/* Copies a variable, cut where it does not fit; the room for one byte more than a value may have
- * makes a cut value malformed. */
+/* Copies a variable, truncated if necessary. The buffer has one byte more than a value may have, so
+ * a truncated value is malformed. */
 static bool lookup(spank_t spank, const char *name, char out[VALUE_MAX + 2])
 {
     const char *value;
@@ -90,8 +90,8 @@ bool request_is_told(enum option option, const char *value)
            !strcmp(value + length - (sizeof(file) - 1), file);
 }
 
-/* Looks up what the user wishes; of a job that is submitted by a task of another that is what that
- * one was submitted with. */
+/* Looks up the user's request. For a job that another job's task submits, this is the request of
+ * the other job. */
 static bool lookup_wish(spank_t spank, enum option option, char out[VALUE_MAX + 2])
 {
     const struct option_names *names = &option_names[option];

@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 
 enum {
-    GRACE_MS = 5000, /* that the entry script has beyond its own deadline to come to an end */
-    /* Longest that a step is held. Slurm cannot end it meanwhile, and drains a node where that takes
+    GRACE_MS = 5000, /* from the entry script's own deadline until it is killed */
+    /* Longest time to hold a step. Slurm cannot end it meanwhile, and drains the node if that takes
      * longer than UnkillableStepTimeout. */
     STEP_WAIT_S = 10,
 };
@@ -17,12 +17,12 @@ static bool get_job_id(spank_t spank, uint32_t *job_id)
 {
     if (spank_get_item(spank, S_JOB_ID, job_id) == ESPANK_SUCCESS)
         return true;
-    slurm_error("bootseer: Slurm does not tell the job's id; nothing is started");
+    slurm_error("bootseer: Slurm gives no job id; nothing is started");
     return false;
 }
 
-/* Puts what the entry scripts may rely on: everything here comes from Slurm or the administrator,
- * nothing from the user. */
+/* Sets the variables that the entry scripts may trust: all come from Slurm or the administrator,
+ * none from the user. */
 static void put_job(struct environment *environment, spank_t spank, uint32_t job_id)
 {
     static const char *const from_slurm[] = {
@@ -49,7 +49,7 @@ static void put_job(struct environment *environment, spank_t spank, uint32_t job
         environment_put(environment, from_slurm[i], getenv(from_slurm[i]));
 }
 
-/* Puts one of the user's values under the name that the entry scripts read. */
+/* Sets one of the user's values under the name that the entry scripts read. */
 static void put_control(struct environment *environment, const char *control, const char *value)
 {
     char name[64];
@@ -58,8 +58,8 @@ static void put_control(struct environment *environment, const char *control, co
     environment_put(environment, name, value);
 }
 
-/* The value of an option in a job's prolog. What the submit side sent comes first; an option that
- * Slurm itself carried is the fallback. */
+/* The value of an option in a job's prolog: the one that the submit side sent, otherwise the option
+ * as Slurm itself passes it. */
 static const char *job_value(spank_t spank, enum option option)
 {
     struct spank_option known = {.name = (char *)option_names[option].option + strlen("--"),
@@ -75,8 +75,8 @@ static const char *job_value(spank_t spank, enum option option)
     return strcmp(value, "(null)") ? value : "";
 }
 
-/* Returns how long the prolog may take: as long as the user says, within the limit, which also holds
- * where the user says nothing that makes sense. */
+/* Returns how long the prolog may take: the user's value up to the limit, or the limit if the value
+ * is missing or malformed. */
 static int wait_ms(int limit_ms, const char *value)
 {
     int asked_ms;
@@ -87,7 +87,7 @@ static int wait_ms(int limit_ms, const char *value)
     return asked_ms < limit_ms ? asked_ms : limit_ms;
 }
 
-/* Puts the request's values, each of which may be NULL, and runs the prolog's entry script. */
+/* Sets the request's values, each of which may be NULL, and runs the prolog's entry script. */
 static void run_prolog(const struct bootseer *bootseer, struct environment *environment,
                        const char *const values[OPTION_COUNT], const char *job_name, int limit_ms)
 {
@@ -101,8 +101,8 @@ static void run_prolog(const struct bootseer *bootseer, struct environment *envi
                 values[OPTION_KEY] ? values[OPTION_KEY] : "");
     for (int i = OPTION_KEY + 1; i < OPTION_WAIT; i++)
         put_control(environment, option_names[i].control, values[i]);
-    /* The script learns what it really has, so that it comes to an end by itself. What is malformed
-     * it gets as it is, to leave it out and say so. */
+    /* The script gets its real time limit, so that it ends by itself. It gets malformed values
+     * unchanged, to ignore and report them. */
     if (wait && !option_problem(OPTION_WAIT, wait)) {
         snprintf(seconds, sizeof(seconds), "%d", timeout_ms / 1000);
         wait = seconds;
@@ -135,8 +135,8 @@ void script_prolog(const struct bootseer *bootseer, spank_t spank)
     environment_free(&environment);
 }
 
-/* Puts which of the job's nodes this is, where the step is on all of them. What the user could have
- * set is only compared with what Slurm says. */
+/* Sets this node's index in the job, if the step runs on all nodes. Variables that the user could
+ * have set are only compared with Slurm's. */
 static void put_place(struct environment *environment, spank_t spank)
 {
     uint32_t count, index;

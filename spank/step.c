@@ -1,4 +1,5 @@
-/* slurmstepd: start the agent for a step that brings its own request, and tell it when steps run. */
+/* slurmstepd: start the agent for a step that brings its own request, and tell it when steps
+ * run. */
 #include "bootseer.h"
 
 #include <slurm/slurm.h>
@@ -15,11 +16,11 @@
 #include <unistd.h>
 
 enum {
-    BEGIN_MS = 3000, /* an agent has that long to mount, see bootseer/slurm/prolog.py */
+    BEGIN_MS = 3000, /* time for an agent to mount, see bootseer/slurm/prolog.py */
     TURN_MS = 10,
 };
 
-/* What a step is called in its events. */
+/* The name of a step in its events. */
 struct step {
     uint32_t job_id;
     const char *stage;
@@ -68,8 +69,8 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Sends one line. Nothing here may hold or fail a step, so there is no answer to wait for, and the
- * 200 ms bound both the connect to a busy agent and the send. */
+/* Sends one line. This must not hold or fail a step, so it waits for no answer, and limits both the
+ * connect to a busy agent and the send to 200 ms. */
 static void send_line(const struct sockaddr_un *address, const char *line)
 {
     const struct timeval limit = {.tv_usec = 200 * 1000};
@@ -107,7 +108,7 @@ void step_fallback(const struct bootseer *bootseer, spank_t spank, const char *s
 
     if (!get_step(spank, &step) ||
         (spank_get_item(spank, S_TASK_ID, &task) == ESPANK_SUCCESS && task > 0))
-        return; /* one task of a node says it for all */
+        return; /* one task of a node reports for all */
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
@@ -124,7 +125,7 @@ void step_fallback(const struct bootseer *bootseer, spank_t spank, const char *s
         send_line(&address, line);
 }
 
-/* Whether a file is there, in the job's folder. */
+/* Whether a file exists in the job's folder. */
 static bool is_there(const char *folder, const char *name, struct stat *info)
 {
     char path[PATH_MAX + 64];
@@ -133,7 +134,7 @@ static bool is_there(const char *folder, const char *name, struct stat *info)
     return !lstat(path, info);
 }
 
-/* Whether the agent has mounted what this step and its job ask for, or has said that it cannot. */
+/* Whether the agent has mounted everything that this step and its job ask for, or has failed to. */
 static bool has_begun(const struct bootseer *bootseer, const char *folder, uint32_t job_id)
 {
     static const struct {
@@ -157,7 +158,7 @@ static bool has_begun(const struct bootseer *bootseer, const char *folder, uint3
     return is_there(folder, "agent.sock", &info);
 }
 
-/* Waits for an agent that another step, which came at the same moment, has just started. */
+/* Waits for an agent that another step has just started at the same moment. */
 static void await_agent(const struct bootseer *bootseer, const char *folder, uint32_t job_id)
 {
     struct stat info;
@@ -166,7 +167,7 @@ static void await_agent(const struct bootseer *bootseer, const char *folder, uin
          waited_ms += TURN_MS) {
         if ((is_there(folder, "asked", &info) || is_there(folder, ".", &info)) &&
             time(NULL) - info.st_mtime > BEGIN_MS / 1000)
-            return; /* whoever has started it has waited as long */
+            return; /* the step that started it has waited as long */
         poll(NULL, 0, TURN_MS);
     }
 }
@@ -192,7 +193,7 @@ void step_post_opt(struct bootseer *bootseer, spank_t spank)
         await_agent(bootseer, folder, step.job_id);
 }
 
-/* Runs with the user's identity, which is the one that the tasks will meet the socket with. */
+/* Runs with the user's identity, as the tasks will when they connect to the socket. */
 void step_user_init(struct bootseer *bootseer, spank_t spank)
 {
     struct sockaddr_un address;
@@ -202,7 +203,7 @@ void step_user_init(struct bootseer *bootseer, spank_t spank)
     if (!get_step(spank, &step))
         return;
     if (!socket_address(&bootseer->settings, step.job_id, &address)) {
-        /* The agent that listens there is not this job's. */
+        /* The variable names another job's agent. */
         bootseer->is_anothers =
             spank_getenv(spank, "BOOTSEER_SOCKET", told, sizeof(told)) != ESPANK_ENV_NOEXIST;
         if (bootseer->is_anothers)

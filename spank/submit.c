@@ -1,4 +1,4 @@
-/* srun, sbatch, salloc: check what the user asks for and send it along with the job. */
+/* srun, sbatch, salloc: check the user's request and send it with the job. */
 #define _GNU_SOURCE
 #include "bootseer.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Returns the value of -J or --job-name when argv[i] is one, otherwise NULL. */
+/* Returns the value of -J or --job-name if argv[i] is one, otherwise NULL. */
 static const char *job_name_option(int argc, char *const argv[], int i)
 {
     static const char option[] = "--job-name";
@@ -25,9 +25,8 @@ static const char *job_name_option(int argc, char *const argv[], int i)
     return NULL;
 }
 
-/* Finds the name that srun or salloc is about to use, as they do: the option, the environment, the
- * command. Slurm 22.05 has it in no place that a plugin can reach at this time, but getopt has just
- * left `optind` at the command. */
+/* Finds the job name in the same order as srun and salloc: option, environment, command. In Slurm
+ * 22.05 a plugin cannot read it at this time, but getopt has just left `optind` at the command. */
 static const char *name_from_arguments(int argc, char *const argv[])
 {
     bool salloc = !strcmp(program_invocation_short_name, "salloc");
@@ -83,11 +82,11 @@ static void send_control(spank_t spank, const char *name, const char *value)
     spank_err_t rc = spank_job_control_setenv(spank, name, value, 1);
 
     if (rc != ESPANK_SUCCESS)
-        slurm_error("bootseer: cannot send %s along with the job: %s; it starts without it", name,
+        slurm_error("bootseer: cannot send %s with the job: %s; the job starts without it", name,
                     spank_strerror(rc));
 }
 
-/* Whether this is an srun within a job, which was told at its own submission. */
+/* Whether this is an srun within a job, which got advice at its own submission. */
 static bool is_step(void)
 {
     return spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
@@ -97,8 +96,8 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
 {
     struct request *request = &bootseer->request;
 
-    /* An optional plugin's return value is ignored (Slurm 22.05), and an environment that is
-     * silently not obeyed is worse than a command that ends here, before there is a job. */
+    /* Slurm 22.05 ignores an optional plugin's return value. Ending the command before there is a
+     * job is better than silently ignoring the user's environment. */
     if (!request_complete(request, NULL))
         exit(1);
     if (!request_is_active(request))

@@ -118,7 +118,8 @@ def test_a_job_can_be_submitted_in_its_mount_point(lab, tree):
     assert {"batch", "step"} <= set(stored)
     assert lab.cluster.run(["find", point, "-type", "f"]).stdout == ""
     said = (lab.cluster.shared / f"{job_id}.out").read_text()
-    assert f"going to {point} after all" in said and f"going to {point}/sub after all" in said
+    assert f"changing to {point} after all" in said
+    assert f"changing to {point}/sub after all" in said
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,7 @@ def test_a_step_sends_values_of_its_own(lab, own_conf):
     before = len(lab.slurmd_log("n1"))
     each(lab, MALFORMED[::2], step)
     lines = logged(lab, "n1", before)
-    assert any("it is left out" in line for line in lines)
+    assert any("it is ignored" in line for line in lines)
     assert all(line.isprintable() and len(line) < 1500 for line in lines)
 
 

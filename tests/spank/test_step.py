@@ -274,13 +274,13 @@ def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
     assert len(seen.of("error")) == 3
     for line in seen.of("error"):
         assert line.endswith(
-            "is too late for a step of a job that has begun with another: give it to the job"
+            "has no effect in a step of a job that began with another: give it to the job"
         )
     assert {"BOOTSEER_CKPT", "BOOTSEER_IMAGE", "BOOTSEER_ROOTFS"} == set(seen.of("unsetenv"))
     assert not [line for line in seen.of("setenv") if line.partition("=")[2] == "/jobs"]
     seen = host.run("step", options={"bootseer-image": "/b.sqsh"})
     assert "BOOTSEER_IMAGE=/b.sqsh" in seen.of("setenv")
-    assert "nothing of it is read ahead" in seen.of("error")[0]
+    assert "it is not prefetched" in seen.of("error")[0]
     # Slurm gives all components of a heterogeneous job the options of the last.
     job_env = {"SLURM_HET_SIZE": "2"}
     seen = host.run("step", options={"bootseer-image": "/b.sqsh"}, job_env=job_env)

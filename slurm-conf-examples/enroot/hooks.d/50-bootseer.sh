@@ -1,16 +1,14 @@
 #!/bin/sh
-# /etc/enroot/hooks.d/50-bootseer.sh (mode 755): what BootSeer gives a job, inside its containers too.
+# /etc/enroot/hooks.d/50-bootseer.sh (mode 755): BootSeer's variables and mounts in a job's containers.
 #
-# Enroot runs this as the user for every container that starts, once its root is mounted. Lines that
-# are added to ENROOT_ENVIRON are variables of the container, those added to ENROOT_MOUNTS mounts: the
-# job's folder, with the control socket that `bootseer mark` talks to, and the job's checkpoint and
-# images below it; the program bootseer-env; and the checkpoint once more where the job asked for it
-# elsewhere.
+# Enroot runs this as the user for every container, once its root is mounted. Lines in ENROOT_ENVIRON
+# become variables of the container, lines in ENROOT_MOUNTS become mounts. The hook mounts the job's
+# folder, with the control socket for `bootseer mark` and the job's checkpoint and images, the program
+# bootseer-env, and the checkpoint's other mount point if the job asked for one.
 #
-# For a job without BootSeer nothing is added. Whatever goes wrong here, the container starts: Enroot
-# gives up if a hook fails.
+# Jobs without BootSeer get nothing. The hook never fails, because Enroot would not start the container.
 
-# As node.run_dir in bootseer.toml.
+# The same as node.run_dir in bootseer.toml.
 run_dir=/run/bootseer
 
 new_line='
@@ -19,7 +17,7 @@ tab=$(printf '\t')
 
 add_bootseer() {
     folder="$run_dir/jobs/${SLURM_JOB_ID:-none}"
-    # There SLURM_JOB_ID is the first component's in all of them.
+    # In heterogeneous jobs, all components have the SLURM_JOB_ID of the first.
     if [ "${SLURM_HET_SIZE:-}" ]; then
         job="${BOOTSEER_SOCKET:-}"
         job="${job#"$run_dir"/jobs/}"
@@ -43,7 +41,7 @@ add_bootseer() {
 
 add_variable() {
     case "$2" in
-    "" | *"$new_line"*) ;; # a second line would be another variable
+    "" | *"$new_line"*) ;; # a second line would become another variable
     *) printf '%s=%s\n' "$1" "$2" >> "$ENROOT_ENVIRON" ;;
     esac
 }
@@ -52,14 +50,14 @@ add_mount() {
     point=$(printf '%s' "$1" | sed -e 's/\\/\\134/g' -e 's/ /\\040/g' -e "s/$tab/\\\\011/g")
     case "$point" in
     *"$new_line"*) ;;
-    # With all that is mounted below: a user's namespace cannot take a part of it.
+    # rbind: a user's namespace may not leave out the mounts below.
     *) printf '%s %s none x-create=dir,rbind,nosuid,nodev,rslave,nofail,silent 0 0\n' \
         "$point" "$point" >> "$ENROOT_MOUNTS" ;;
     esac
 }
 
 add_program() {
-    # The path has no spaces: it is made of run_dir above and a number.
+    # The path has no spaces: it consists of run_dir above and a number.
     printf '%s %s none x-create=file,bind,ro,nosuid,nodev,nofail,silent 0 0\n' \
         "$1" "/usr/local/bin/${1##*/}" >> "$ENROOT_MOUNTS"
 }

@@ -57,7 +57,7 @@ from bootseer.image.identity import OpenImage
 from bootseer.image.library import catalog
 from bootseer.image.library.source import ImageSource
 from bootseer.image.serve.backfill import copy, fill
-from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.blocks import ImageBlocks
 from bootseer.image.serve.node_cache import NodeCache
 from bootseer.store.memory import MemoryStore
 
@@ -332,7 +332,8 @@ class Job:
             await trio.sleep(0.1)
         with trio.fail_after(1000):
             await self.blocks.settle()
-        assert not self.blocks._waiting and self.blocks._running == {True: 0, False: 0}
+        fetcher = self.blocks._fetcher
+        assert not fetcher._waiting and fetcher._scheduler.running == {True: 0, False: 0}
         self.close()
         if self.entry is not None:
             await self.node.call(self.lender_ends)

@@ -23,7 +23,7 @@ from bootseer.image.hot.pack import HotPack, has_settled, is_outdated, is_worth_
 from bootseer.image.hot.pack_store import PackSource
 from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.serve.backfill import until_idle
-from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.blocks import ImageBlocks
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
@@ -88,9 +88,9 @@ class JobPack:
             return
         async with self._task.stage("image.pack") as said:
             said["start_ns"] = self._began_ns
-            said["bytes"] = self._blocks.packed_bytes
+            said["bytes"] = self._blocks.stats.packed_bytes
             said["detail"] = (
-                f"{self._blocks.packed_reads} reads of a pack of "
+                f"{self._blocks.stats.packed_reads} reads of a pack of "
                 f"{format_size(self._source.pack.size_bytes)}"
             )
 

@@ -31,7 +31,7 @@ from bootseer.image.hot.trace import Touch
 from bootseer.image.library import catalog
 from bootseer.image.library.source import ImageSource
 from bootseer.image.serve.backfill import copy, fill
-from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.blocks import ImageBlocks
 from bootseer.image.serve.node_cache import PATIENCE_S, NodeCache
 from bootseer.image.serve.strategy import AccessMode
 from bootseer.image.serve.view import ImageView, MissingImage
@@ -263,15 +263,15 @@ async def _work_behind(task: Task, served: _Served, touches: list[Touch]) -> Non
 
 async def _report(task: Task, served: _Served) -> None:
     """Tell what was read of the store, and what the node has now."""
-    blocks, cached = served.blocks, served.cache.cached
+    stats, cached = served.blocks.stats, served.cache.cached
     with trio.move_on_after(_SETTLE_S):
-        await blocks.settle()
+        await served.blocks.settle()
     async with task.stage("image.serve") as said:
-        said["bytes"] = blocks.fetched_bytes
+        said["bytes"] = stats.fetched_bytes
         source = served.source
-        told = [f"{blocks.fetches} reads of {'the store' if source.file is None else 'its file'}"]
-        if blocks.filled_bytes:
-            told.append(f"{format_size(blocks.filled_bytes)} of it that nobody waited for")
+        told = [f"{stats.fetches} reads of {'the store' if source.file is None else 'its file'}"]
+        if stats.filled_bytes:
+            told.append(f"{format_size(stats.filled_bytes)} of it that nobody waited for")
         if cached is not None and cached.damaged:
             told.append(f"{cached.damaged} damaged blocks of the node's fetched again")
         told.append(f"{format_size(_present_bytes(served))} are on this node")

@@ -8,7 +8,7 @@ import trio
 
 from bootseer.cache.link import MAX_BYTES
 from bootseer.errors import BootseerError, NoSpace
-from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.blocks import ImageBlocks
 from bootseer.image.serve.node_cache import NodeCache
 
 _IDLE_S = 2.0
@@ -36,7 +36,7 @@ async def fill(blocks: ImageBlocks, cache: NodeCache, bytes_per_s: float) -> Non
             return
         began = trio.current_time()
         try:
-            size_bytes = await blocks.bring(wanted)
+            size_bytes = await blocks.fetch(wanted)
         except BootseerError:
             return  # who needs them will be told
         await trio.sleep_until(began + size_bytes / bytes_per_s)
@@ -61,7 +61,7 @@ async def copy(blocks: ImageBlocks, cache: NodeCache) -> int:
             if failed:
                 return
             try:
-                size_bytes = await blocks.bring(wanted)
+                size_bytes = await blocks.fetch(wanted)
                 copied_bytes += size_bytes
                 if not cache.grows:
                     raise NoSpace("the block cache has no room for all of the image")

@@ -20,7 +20,7 @@ from bootseer.core.image_manifest import ImageManifest, block_digest
 from bootseer.core.ranges import ByteRange
 from bootseer.image.library import catalog
 from bootseer.image.library.source import ImageSource
-from bootseer.image.serve.fetcher import ImageBlocks
+from bootseer.image.serve.blocks import ImageBlocks
 from bootseer.image.serve.node_cache import NodeCache
 from bootseer.store.api.base import Store, publish
 from bootseer.units import GIB, KIB, MIB

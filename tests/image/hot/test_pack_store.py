@@ -370,8 +370,8 @@ async def test_a_pack_that_was_closed_is_not_read_any_more(source):
 async def test_what_is_read_ahead_comes_from_the_pack_and_once(store, node):
     async with node.open(store) as blocks:
         await read_ahead(blocks)
-        assert blocks.fetched_bytes == blocks.packed_bytes == PACK.size_bytes
-        assert blocks.fetches == blocks.packed_reads == -(-PACK.size_bytes // MIB)
+        assert blocks.stats.fetched_bytes == blocks.stats.packed_bytes == PACK.size_bytes
+        assert blocks.stats.fetches == blocks.stats.packed_reads == -(-PACK.size_bytes // MIB)
     assert store.count("images/") == 0
     assert node.said == []
 
@@ -382,11 +382,15 @@ async def test_what_the_node_has_is_not_read_again(store, node):
     async with node.open(store) as blocks:
         for index in has:
             await blocks.read(index * BLOCK, BLOCK)
-        assert blocks.packed_reads == 0, "who waits is not told to wait for more"
+        assert blocks.stats.packed_reads == 0, "who waits is not told to wait for more"
     store.read.clear()
     async with node.open(store) as blocks:
         await read_ahead(blocks)
-        assert blocks.fetched_bytes == blocks.packed_bytes == PACK.size_bytes - len(has) * BLOCK
+        assert (
+            blocks.stats.fetched_bytes
+            == blocks.stats.packed_bytes
+            == PACK.size_bytes - len(has) * BLOCK
+        )
     store.read.clear()
     async with node.open(store) as blocks:
         await read_ahead(blocks)
@@ -397,7 +401,7 @@ async def test_what_is_not_in_the_pack_comes_from_the_image(store, node):
     cold = sorted(set(range(MANIFEST.blocks)) - set(PACK.blocks))[:200]
     async with node.open(store) as blocks:
         await read_ahead(blocks, cold)
-        assert blocks.packed_reads == 0
+        assert blocks.stats.packed_reads == 0
 
 
 async def test_a_job_that_waits_joins_what_is_under_way_and_else_goes_first(store, node):
@@ -410,7 +414,7 @@ async def test_a_job_that_waits_joins_what_is_under_way_and_else_goes_first(stor
         assert slow.count("images/") == 0
         assert await blocks.read(last * BLOCK, BLOCK) == content(last)
         assert slow.count("images/") <= 1
-        assert blocks.packed_bytes < PACK.size_bytes
+        assert blocks.stats.packed_bytes < PACK.size_bytes
 
 
 async def test_two_jobs_of_a_node_read_the_pack_once(store, node):
@@ -422,7 +426,7 @@ async def test_two_jobs_of_a_node_read_the_pack_once(store, node):
     ):
         nursery.start_soon(read_ahead, one)
         nursery.start_soon(read_ahead, other)
-    assert one.fetched_bytes + other.fetched_bytes == PACK.size_bytes
+    assert one.stats.fetched_bytes + other.stats.fetched_bytes == PACK.size_bytes
     assert slow.count("images/") == 0
 
 
@@ -432,7 +436,7 @@ async def test_a_damaged_block_is_told_once_and_comes_from_the_image(store, node
     await publish(store, parts()[1], bytes(data))
     async with node.open(store) as blocks:
         await read_ahead(blocks)
-        assert blocks.packed_bytes > 0
+        assert blocks.stats.packed_bytes > 0
     assert len(node.said) == 1
     assert isinstance(node.said[0], Corrupt) and "part-0001" in str(node.said[0])
     assert store.count("images/") > 0
@@ -475,11 +479,11 @@ async def test_what_cannot_be_read_of_a_piece_comes_from_the_image_all_of_it(sto
         await other.settle()
         await blocks.read(piece[0] * BLOCK, BLOCK, is_urgent=False)
         await blocks.settle()
-        assert blocks.packed_reads == 0 and len(node.said) == 1
-        fetched_bytes = blocks.fetched_bytes
+        assert blocks.stats.packed_reads == 0 and len(node.said) == 1
+        fetched_bytes = blocks.stats.fetched_bytes
         for index in piece:
             assert await blocks.read(index * BLOCK, BLOCK) == content(index)
-        assert blocks.fetched_bytes == fetched_bytes
+        assert blocks.stats.fetched_bytes == fetched_bytes
 
 
 async def test_a_part_that_is_cut_short(store, node):
@@ -493,7 +497,7 @@ async def test_a_part_that_is_cut_short(store, node):
 async def test_a_pack_that_goes_while_it_is_read(store, node):
     async with node.open(store) as blocks:
         await read_ahead(blocks, HOT[:300])
-        assert blocks.packed_bytes > 0
+        assert blocks.stats.packed_bytes > 0
         await pack_store.remove(store, IDENTITY)
         await read_ahead(blocks)
     assert len(node.said) == 1 and isinstance(node.said[0], NotFound)
@@ -521,14 +525,14 @@ async def test_an_index_that_is_damaged_or_stale(store, node, damage):
     await publish(store, name, data)
     async with node.open(store) as blocks:
         await read_ahead(blocks, HOT[:500])
-        assert blocks.packed_reads == 0
+        assert blocks.stats.packed_reads == 0
     assert len(node.said) == 1 and isinstance(node.said[0], Corrupt)
 
 
 async def test_a_node_that_keeps_nothing_does_not_read_the_pack_for_nothing(store, node):
     async with node.open(store, lambda size_bytes: False) as blocks:
         await read_ahead(blocks)
-        assert blocks.packed_bytes <= 16 * MIB < PACK.size_bytes
+        assert blocks.stats.packed_bytes <= 16 * MIB < PACK.size_bytes
 
 
 async def test_an_image_of_which_a_part_is_gone_as_well_is_an_error(store, node):

@@ -70,7 +70,7 @@ async def test_the_rest_is_brought_from_the_beginning_on_and_at_its_rate(store, 
         took_s = trio.current_time() - slow.began
         await blocks.settle()
         assert not node.missing(range(MANIFEST.blocks))
-        assert blocks.filled_bytes == blocks.fetched_bytes == len(CONTENT) - 6 * BLOCK
+        assert blocks.stats.filled_bytes == blocks.stats.fetched_bytes == len(CONTENT) - 6 * BLOCK
     first_s = 2 * (MIB - 6 * BLOCK) / MIB
     assert slow.opened == [
         ("part-0000", 2.0),
@@ -139,7 +139,7 @@ async def test_a_store_that_is_gone_ends_the_filling_and_fails_nobody(store, aut
     node = Kept()
     async with readable(flaky, DIGEST, MANIFEST, node) as blocks:
         await fill(blocks, node, MIB)
-        assert blocks.filled_bytes == MIB
+        assert blocks.stats.filled_bytes == MIB
     assert ("open", catalog.part_object(DIGEST, 2)) not in flaky.calls
 
 

@@ -99,14 +99,14 @@ async def test_blocks_are_fetched_once_and_then_the_nodes(store, job_of):
     job = job_of(store)
     async with job.open() as blocks:
         assert await blocks.read(10, 3 * BLOCK) == content(10, 3 * BLOCK)
-        assert blocks.fetched_bytes == 4 * BLOCK and blocks.fetches == 1
+        assert blocks.stats.fetched_bytes == 4 * BLOCK and blocks.stats.fetches == 1
     async with job.open() as blocks:
         assert await blocks.read(BLOCK, 100) == content(BLOCK, 100)
         assert await blocks.read(2 * BLOCK, 3 * BLOCK) == content(2 * BLOCK, 3 * BLOCK)
-        assert blocks.fetched_bytes == BLOCK and blocks.fetches == 1
+        assert blocks.stats.fetched_bytes == BLOCK and blocks.stats.fetches == 1
     async with job_of(store).open() as blocks:
         assert await blocks.read(0, 5 * BLOCK) == content(0, 5 * BLOCK)
-        assert blocks.fetched_bytes == blocks.fetches == 0
+        assert blocks.stats.fetched_bytes == blocks.stats.fetches == 0
     assert job.said == []
 
 
@@ -125,12 +125,12 @@ async def test_neighbours_that_the_node_has_are_read_at_once(store, job_of, monk
 async def test_what_nobody_waits_for_is_counted_by_itself(store, autojump_clock):
     async with readable(store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks:
         await trio.sleep(1)
-        assert await blocks.bring([0, 1, 7]) == 3 * BLOCK
+        assert await blocks.fetch([0, 1, 7]) == 3 * BLOCK
         assert blocks.urgent_at == trio.current_time() - 1
         await blocks.read(0, BLOCK)
         assert blocks.urgent_at == trio.current_time()
-        assert await blocks.bring([8]) == BLOCK
-        assert (blocks.filled_bytes, blocks.fetched_bytes) == (4 * BLOCK, 5 * BLOCK)
+        assert await blocks.fetch([8]) == BLOCK
+        assert (blocks.stats.filled_bytes, blocks.stats.fetched_bytes) == (4 * BLOCK, 5 * BLOCK)
 
 
 async def test_what_another_job_has_brought_meanwhile_is_not_brought(store, job_of):
@@ -138,8 +138,8 @@ async def test_what_another_job_has_brought_meanwhile_is_not_brought(store, job_
     async with one.open() as first, other.open() as second:
         await first.read(2 * BLOCK, 2 * BLOCK)
         await first.settle()
-        assert await second.bring(list(range(6))) == 4 * BLOCK
-        assert await second.bring(list(range(6))) == 0
+        assert await second.fetch(list(range(6))) == 4 * BLOCK
+        assert await second.fetch(list(range(6))) == 0
 
 
 async def test_the_end_of_the_image(store, job_of):
@@ -162,7 +162,7 @@ async def test_a_block_is_fetched_once_for_all_who_wait(store, job_of):
 
                 nursery.start_soon(read)
         # Leaving the nursery waits for them.
-    assert one.fetched_bytes + other.fetched_bytes == MIB + 3 * MIB // 4
+    assert one.stats.fetched_bytes + other.stats.fetched_bytes == MIB + 3 * MIB // 4
     assert first.said == second.said == []
 
 
@@ -306,10 +306,10 @@ async def test_a_damaged_block_of_the_cache_is_fetched_again(store, job_of):
     async with later.open() as blocks:
         assert await blocks.read(0, 16 * BLOCK) == content(0, 16 * BLOCK)
         assert later.cached.damaged == 1
-        assert blocks.fetched_bytes == BLOCK
+        assert blocks.stats.fetched_bytes == BLOCK
     async with job_of(store).open() as blocks:
         assert await blocks.read(0, 16 * BLOCK) == content(0, 16 * BLOCK)
-        assert blocks.fetched_bytes == 0
+        assert blocks.stats.fetched_bytes == 0
 
 
 async def test_however_much_is_damaged_no_read_fails(store, job_of):
@@ -329,7 +329,7 @@ async def test_however_much_is_damaged_no_read_fails(store, job_of):
         assert later.cached.damaged == len(there)
     async with job_of(store).open() as blocks:
         assert await blocks.read(0, 40 * BLOCK) == content(0, 40 * BLOCK)
-        assert blocks.fetched_bytes == 0
+        assert blocks.stats.fetched_bytes == 0
 
 
 async def test_a_cache_that_loses_what_it_is_given_fails_no_read(store, job_of, monkeypatch):
@@ -339,7 +339,7 @@ async def test_a_cache_that_loses_what_it_is_given_fails_no_read(store, job_of, 
         await blocks.settle()
         monkeypatch.setattr(job.cached, "read", lambda offset, size_bytes: None)
         assert await blocks.read(0, 9 * BLOCK) == content(0, 9 * BLOCK)
-        assert blocks.fetched_bytes == 18 * BLOCK
+        assert blocks.stats.fetched_bytes == 18 * BLOCK
 
 
 async def test_a_damaged_block_of_the_store_is_an_error_that_names_it(store, job_of):
@@ -352,10 +352,10 @@ async def test_a_damaged_block_of_the_store_is_an_error_that_names_it(store, job
             await blocks.read(MIB, 16 * BLOCK)
         reads = [name for operation, name in counting.calls if operation == "pread"]
         assert len(reads) == 1 + 16, "all at once, and then each by itself"
-        assert blocks.fetched_bytes == 15 * BLOCK
+        assert blocks.stats.fetched_bytes == 15 * BLOCK
         for offset in (0, MIB, MIB + 8 * BLOCK):  # all others can be read
             assert await blocks.read(offset, 7 * BLOCK) == content(offset, 7 * BLOCK)
-        assert blocks.fetched_bytes == 22 * BLOCK, "they have been kept"
+        assert blocks.stats.fetched_bytes == 22 * BLOCK, "they have been kept"
 
 
 async def test_of_two_blocks_that_are_read_at_once_the_one_that_is_not_damaged_is_kept(
@@ -368,7 +368,7 @@ async def test_of_two_blocks_that_are_read_at_once_the_one_that_is_not_damaged_i
         with pytest.raises(Corrupt, match="is damaged at byte 0:"):
             await blocks.read(MIB, 2 * BLOCK)
         assert await blocks.read(MIB + BLOCK, BLOCK) == content(MIB + BLOCK, BLOCK)
-        assert blocks.fetched_bytes == BLOCK
+        assert blocks.stats.fetched_bytes == BLOCK
 
 
 async def test_an_object_that_is_cut_short_is_an_error(store, job_of):
@@ -439,7 +439,7 @@ async def test_what_cannot_be_read_keeps_nothing_else_from_coming(store, job_of)
         with pytest.raises(Transient):
             await blocks.read(0, 9 * BLOCK)
         await blocks.settle()
-        assert blocks.fetched_bytes == 4 * BLOCK
+        assert blocks.stats.fetched_bytes == 4 * BLOCK
         assert other.cached.missing(range(9)) == [0, 1, 2, 3]
 
 

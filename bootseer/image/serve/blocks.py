@@ -1,0 +1,165 @@
+"""Read an image: blocks that the node has from its cache, the others from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from bootseer.core.image_manifest import ImageManifest
+from bootseer.core.ranges import runs
+from bootseer.errors import BootseerError, Unavailable
+from bootseer.image.hot.pack_store import PackSource
+from bootseer.image.library.source import ImageSource
+from bootseer.image.serve.fetcher import BlockFetcher, FetchStats
+from bootseer.image.serve.node_cache import NodeCache
+from bootseer.image.serve.pack_reader import PackReader
+
+_ROUNDS = 3
+"""Attempts to read from the cache what it should have, before the store is read past it."""
+
+
+class ImageBlocks:
+    """An image, readable at any offset.
+
+    Concurrency: the tasks of one trio run.
+
+    Attributes:
+        manifest: of the image.
+        urgent_at: when a reader last had to wait for the store, on trio's clock.
+    """
+
+    def __init__(
+        self,
+        manifest: ImageManifest,
+        source: ImageSource,
+        cache: NodeCache,
+        nursery: trio.Nursery,
+        deadline_s: float = 60.0,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            manifest: of the image.
+            source: the image in the store.
+            cache: what the node has of the image.
+            nursery: runs the fetches, which go on when the readers that wait are cancelled.
+            deadline_s: the longest that readers wait for the store, in seconds.
+        """
+        self.manifest = manifest
+        self.urgent_at = trio.current_time()
+        self._source = source
+        self._cache = cache
+        self._deadline_s = deadline_s
+        self._fetcher = BlockFetcher(manifest, source, cache, nursery, deadline_s)
+        self._pack: PackReader | None = None
+
+    @property
+    def stats(self) -> FetchStats:
+        """What was read from the store so far."""
+        return self._fetcher.stats
+
+    def use_pack(self, pack: PackSource, on_lost: Callable[[BootseerError], None]) -> None:
+        """Read ahead from a hot pack what it has, from now on.
+
+        Args:
+            pack: of the image; the caller closes it.
+            on_lost: called with the error when the pack cannot be read; the image is read then.
+        """
+        self._pack = PackReader(pack, on_lost)
+
+    async def read(self, offset: int, size_bytes: int, *, is_urgent: bool = True) -> memoryview:
+        """Return bytes of the image; fewer at its end.
+
+        Args:
+            offset, size_bytes: the wanted range.
+            is_urgent: a reader waits for it, not only a prefetch.
+
+        Raises:
+            Corrupt: the store has other bytes.
+            BootseerError: the store does not give them, or not in time.
+
+        Cancellation: the fetches go on.
+        """
+        size_bytes = max(0, min(size_bytes, self.manifest.size_bytes - offset))
+        if not size_bytes:
+            return memoryview(b"")
+        try:
+            with trio.fail_after(self._deadline_s):
+                return await self._read(offset, size_bytes, is_urgent)
+        except trio.TooSlowError as error:
+            raise Unavailable(
+                f"image {self._source.digest[:12]}: no answer from {self._source.store.url} for "
+                f"{size_bytes} bytes at {offset} within {self._deadline_s:g} s"
+            ) from error
+
+    async def fetch(self, wanted: list[int]) -> int:
+        """Fetch blocks into the cache before anything reads them.
+
+        Args:
+            wanted: sorted indexes of blocks.
+
+        Returns:
+            The number of bytes that were read from the store.
+
+        Raises:
+            BootseerError: the store does not give them.
+        """
+        found = await self._fetcher.fetch(wanted, is_urgent=False)
+        size_bytes = sum(map(len, found.values()))
+        self.stats.filled_bytes += size_bytes
+        return size_bytes
+
+    async def settle(self) -> None:
+        """Wait until all fetches have ended and their blocks are in the node's cache."""
+        await self._fetcher.settle()
+
+    async def _read(self, offset: int, size_bytes: int, is_urgent: bool) -> memoryview:
+        blocks = self.manifest.covering(offset, size_bytes)
+        found: dict[int, memoryview] = {}
+        for _ in range(_ROUNDS):
+            wanted = self._cache.missing(i for i in blocks if i not in found)
+            if wanted:
+                if is_urgent:
+                    self.urgent_at = trio.current_time()
+                elif self._pack is not None:
+                    self._fetcher.enqueue_packed(self._pack, wanted)
+                found |= await self._fetcher.fetch(wanted, is_urgent=is_urgent)
+            data = await self._assemble(offset, size_bytes, found)
+            if data is not None:
+                return data
+        for run in self._fetcher.runs(i for i in blocks if i not in found):
+            found |= self.manifest.cut(run, await self._fetcher.read(run))
+        data = await self._assemble(offset, size_bytes, found)
+        assert data is not None  # all blocks are in `found`
+        return data
+
+    async def _assemble(
+        self, offset: int, size_bytes: int, found: dict[int, memoryview]
+    ) -> memoryview | None:
+        """Join fetched blocks and blocks of the cache.
+
+        Returns:
+            None if a block is in neither; the cache has noted by then which blocks it has lost.
+        """
+        if not found:
+            return await self._cache.read(offset, size_bytes)
+        stop = offset + size_bytes
+        whole = memoryview(bytearray(size_bytes))
+        is_whole = True
+        for run in runs(self.manifest.covering(offset, size_bytes), found.__contains__):
+            for index in run if run.start in found else run[:1]:
+                block = self.manifest.block_range(index)
+                start = max(offset, block.start)
+                if index in found:
+                    end = min(stop, block.stop)
+                    data = found[index][start - block.start : end - block.start]
+                else:
+                    end = min(stop, self.manifest.block_range(run[-1]).stop)
+                    cached = await self._cache.read(start, end - start)
+                    if cached is None:
+                        is_whole = False
+                        continue
+                    data = cached
+                whole[start - offset : end - offset] = data
+        return whole if is_whole else None

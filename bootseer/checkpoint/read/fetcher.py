@@ -1,11 +1,11 @@
-"""Fetch the pieces of files: on demand, ahead of it, each once, in bounded memory.
+"""Fetch the pieces of files: on demand and ahead of it, each once, in bounded memory.
 
-get(piece) ────────────┐                       ┌─► who asked for it
+get(piece) ────────────┐                       ┌─► readers
 read_ahead(range) ─► lanes ─► source.fetch ─► held in memory, or
                                                └─► sink: the kernel's page cache, a local file
 
-What is fetched ahead is held until it is asked for; when memory runs short, what comes in then goes
-to the sink at once, and that is what is needed last. A file that holds nothing has all of it sunk.
+What is fetched ahead is held until it is read; when memory runs short, what comes in then goes to
+the sink at once, and that is what is needed last. A file that holds nothing has all of it sunk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
@@ -25,13 +25,14 @@ from bootseer.checkpoint.read.lanes import Lanes
 from bootseer.core.meter import Meter
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound
+from bootseer.fetch_scheduler import Fetch, FetchScheduler
 from bootseer.units import MIB
 
 Sink = Callable[[int, bytes], Awaitable[None]]
-"""Takes the bytes at an offset of the file that were fetched ahead."""
+"""Takes bytes that were fetched ahead; the number is their offset in the file."""
 
 _ATTEMPTS = 3
-"""Of one piece, each with readers of its own."""
+"""To fetch a piece, each with readers of its own."""
 _HEDGE_FACTOR = 4
 _HEDGE_LEAST_S = 0.5
 _HEDGE_FIRST_S = 3.0
@@ -39,14 +40,14 @@ _HEDGE_FIRST_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much at once.
+    """How much is fetched at once.
 
     Attributes:
-        memory_bytes: of what is being fetched or held; at most half of it waits to be asked for.
-            One piece is fetched ahead however large it is, and who asks for one never waits for
-            memory.
-        streams: fetches at once of all files together.
-        streams_per_lane: and of one lane.
+        memory_bytes: of pieces that are being fetched or are held; at most half of it holds pieces
+            that are still to be read. One piece is fetched ahead however large it is, and readers
+            never wait for memory.
+        streams: fetches at once, of all files together: so many ahead, and so many on demand.
+        streams_per_lane: fetches ahead at once, of one lane of a file.
     """
 
     memory_bytes: int = 256 * MIB
@@ -54,20 +55,35 @@ class FetchLimits:
     streams_per_lane: int = 2
 
 
-@dataclass(slots=True, eq=False)
-class _Piece:
-    """A piece on its way, or there."""
+@dataclass(eq=False, slots=True)
+class _Piece(Fetch):
+    """A piece that is being fetched, or is held.
 
+    Attributes:
+        file: that it belongs to.
+        number: its place in the file.
+        size_bytes: its length.
+        lane: that its fetch keeps busy, if it is fetched ahead.
+        is_ahead: `FileFetch.drained` waits for it.
+        data: its bytes, once they are fetched.
+        error: why it could not be fetched.
+        users: readers that wait for it, and its fetch. Without any, it may be dropped.
+        is_unread: it was fetched ahead, and is held for a reader that is still to come.
+    """
+
+    file: FileFetch
+    number: int
     size_bytes: int
-    done: trio.Event = field(default_factory=trio.Event)
+    lane: Hashable
+    is_ahead: bool
     data: bytes | None = None
     error: BootseerError | None = None
-    users: int = 0
+    users: int = 1
     is_unread: bool = False
 
 
 class Fetcher:
-    """What all files that are being read have in common: memory, streams, and who waits.
+    """What all files that are read share: memory and streams.
 
     Concurrency: the tasks of one trio run.
     """
@@ -80,10 +96,11 @@ class Fetcher:
         self.hedged = 0
         self._used_bytes = 0
         self._unread_bytes = 0
-        self._streams = 0
-        self._idle: OrderedDict[tuple[FileFetch, int], _Piece] = OrderedDict()
+        self._idle: OrderedDict[_Piece, None] = OrderedDict()
         self._waiting: deque[FileFetch] = deque()
-        self._demand = trio.CapacityLimiter(self.limits.streams)
+        streams = self.limits.streams
+        self._scheduler = FetchScheduler(nursery, self._run, self._next_ahead, streams, streams)
+        self._demand = trio.CapacityLimiter(streams)
 
     def open(
         self,
@@ -100,33 +117,38 @@ class Fetcher:
             sink: gets what is fetched ahead and not held.
             sunk: pieces that the sink has, which are not fetched ahead; those that it gets are
                 added.
-            hold: keep what is fetched ahead until it is asked for, as long as there is room.
+            hold: keep what is fetched ahead until it is read, as long as there is room.
         """
         return FileFetch(self, source, sink, set() if sunk is None else sunk, hold)
 
-    # Memory: what is held for nobody in particular gives way.
+    async def _run(self, piece: _Piece) -> None:
+        await piece.file._run(piece)
+
+    def _next_ahead(self) -> _Piece | None:
+        """Take the next piece to fetch ahead, from each file in turn."""
+        for _ in range(len(self._waiting)):
+            file = self._waiting.popleft()
+            piece = file._next_ahead()
+            if file._lanes:
+                self._waiting.append(file)
+            if piece is not None:
+                return piece
+        return None
 
     def _make_room(self, size_bytes: int) -> bool:
-        while self._used_bytes + size_bytes > self.limits.memory_bytes and self._idle:
-            (file, number), piece = self._idle.popitem(last=False)
-            file._drop(number, piece)
-            self._used_bytes -= piece.size_bytes
-        return not self._used_bytes or self._used_bytes + size_bytes <= self.limits.memory_bytes
+        """Drop pieces that nobody uses, the least recently used first, until others fit.
 
-    def _pump(self) -> None:
-        """Start fetches ahead, in turn for each file that has some waiting."""
-        in_vain = 0
-        while in_vain < len(self._waiting) and self._streams < self.limits.streams:
-            file = self._waiting.popleft()
-            started = file._start_one()
-            if file._queued:
-                self._waiting.append(file)
-            # A file that has nothing waiting any more counts for nothing.
-            in_vain = 0 if started else in_vain + bool(file._queued)
+        Returns:
+            Whether they fit; they always do where there is nothing else.
+        """
+        while self._used_bytes + size_bytes > self.limits.memory_bytes and self._idle:
+            piece, _ = self._idle.popitem(last=False)
+            piece.file._drop(piece)
+        return not self._used_bytes or self._used_bytes + size_bytes <= self.limits.memory_bytes
 
 
 class FileFetch:
-    """The pieces of one file, as they are needed."""
+    """The pieces of one file, fetched as readers need them."""
 
     def __init__(
         self, shared: Fetcher, source: FileSource, sink: Sink | None, sunk: set[int], hold: bool
@@ -139,7 +161,6 @@ class FileFetch:
         self._holds = hold
         self._pieces: dict[int, _Piece] = {}
         self._lanes = Lanes(shared.limits.streams_per_lane)
-        self._queued: set[int] = set()
         self._scopes: set[trio.CancelScope] = set()
         self._took_s: deque[float] = deque(maxlen=32)
         self._ahead = 0
@@ -149,32 +170,32 @@ class FileFetch:
         self.failed: BootseerError | None = None
 
     async def get(self, number: int, *, to_end: bool = True) -> bytes:
-        """Return a piece, which may be on its way already; what is needed goes before all else.
+        """Return a piece, before everything that is fetched ahead; join its fetch if there is one.
 
         Args:
             number: of the piece.
-            to_end: its end is asked for; if not, it stays held as what is still to be asked for.
+            to_end: it is read to its end; if not, it is held on for a later read.
 
         Raises:
+            Closed: the file was closed.
             Corrupt, Conflict: see `FileSource.fetch`.
             BootseerError: the store cannot be read.
+
+        Cancellation: the fetch goes on.
         """
         piece = self._pieces.get(number)
         if piece is None:
-            was_queued = number in self._queued
-            piece = self._begin(number)
-            self._ahead += was_queued
-            self._shared._make_room(piece.size_bytes)
-            self._shared._used_bytes += piece.size_bytes
-            self._shared.nursery.start_soon(self._on_demand, number, piece, was_queued)
-        self._shared._idle.pop((self, number), None)
+            piece = self._start(number, None, is_ahead=number in self._lanes)
+            self._lanes.remove(number)
+            self._shared._scheduler.promote(piece)
+        self._shared._idle.pop(piece, None)
         if to_end:
             self._mark_read(piece)
         piece.users += 1
         try:
-            await piece.done.wait()
+            await piece.ended.wait()
         finally:
-            self._let_go(number, piece)
+            self._let_go(piece)
         if piece.error is not None:
             raise piece.error.again() from piece.error
         assert piece.data is not None
@@ -192,23 +213,21 @@ class FileFetch:
         return views[0] if len(views) == 1 else b"".join(views)
 
     def read_ahead(self, wanted: ByteRange) -> None:
-        """Have the pieces of a range fetched and sunk, as soon as there are streams and memory."""
+        """Fetch the pieces of a range as soon as there are streams and memory."""
         if self._closed:
             return
         for number in units_between(wanted.start, wanted.stop, self.source.piece_bytes):
-            if number in self._sunk or number in self._queued or number in self._pieces:
+            if number in self._sunk or number in self._lanes or number in self._pieces:
                 continue
-            self._queued.add(number)
             self._lanes.add(number, self.source.lane(number))
-        if self._queued and self._quiet.is_set():
+        if self._lanes and self._quiet.is_set():
             self._quiet = trio.Event()
-        if self._queued and self not in self._shared._waiting:
+        if self._lanes and self not in self._shared._waiting:
             self._shared._waiting.append(self)
-        self._shared._pump()
+        self._shared._scheduler.start_ahead()
 
     def forget_ahead(self) -> None:
-        """Fetch nothing more ahead than what is under way."""
-        self._queued.clear()
+        """Start no more fetches ahead."""
         self._lanes.clear()
         self._check_quiet()
 
@@ -216,74 +235,65 @@ class FileFetch:
         """Wait until nothing is left to be fetched ahead.
 
         Raises:
-            BootseerError: what was fetched ahead has failed.
+            BootseerError: a fetch ahead has failed.
         """
         await self._quiet.wait()
         if self.failed is not None:
             raise self.failed
 
     async def close(self) -> None:
-        """End what is under way and close the source."""
+        """Cancel all fetches and close the source; readers that wait get `Closed`."""
         self._closed = True
         self.forget_ahead()
         for scope in self._scopes:
             scope.cancel()
-        for number, piece in list(self._pieces.items()):
+        for piece in list(self._pieces.values()):
             self._mark_read(piece)
-            self._shared._idle.pop((self, number), None)
+            self._shared._idle.pop(piece, None)
             if not piece.users:
-                self._shared._used_bytes -= piece.size_bytes
-                del self._pieces[number]
+                self._drop(piece)
         with trio.move_on_after(1, shield=True):
             await self.source.close()
-        self._shared._pump()
+        self._shared._scheduler.start_ahead()
 
-    # Tasks
+    # Start and end of a fetch
 
-    def _begin(self, number: int) -> _Piece:
+    def _start(self, number: int, lane: Hashable, *, is_ahead: bool) -> _Piece:
+        """Take up memory for a piece that is about to be fetched.
+
+        Raises:
+            Closed: the file was closed.
+        """
         if self._closed:
             raise Closed("the file was closed, and cannot be read any more")
-        self._queued.discard(number)
-        piece = self._pieces[number] = _Piece(self.source.piece_range(number).size_bytes)
-        piece.users += 1  # the task's
+        size_bytes = self.source.piece_range(number).size_bytes
+        self._shared._make_room(size_bytes)
+        self._shared._used_bytes += size_bytes
+        self._ahead += is_ahead
+        piece = self._pieces[number] = _Piece(self, number, size_bytes, lane, is_ahead)
         return piece
 
-    def _start_one(self) -> bool:
-        """Start one fetch ahead, if there is room and a lane is free; returns whether it has."""
+    def _next_ahead(self) -> _Piece | None:
+        """Take the next piece to fetch ahead; None without memory or a lane that is free."""
         if not self._shared._make_room(self.source.piece_bytes):
-            return False
-        while (taken := self._lanes.take()) is not None:
-            number, lane = taken
-            if number in self._queued and number not in self._pieces:
-                piece = self._begin(number)
-                self._shared._used_bytes += piece.size_bytes
-                self._shared._streams += 1
-                self._ahead += 1
-                self._shared.nursery.start_soon(self._fetch_ahead, number, lane, piece)
-                return True
-            self._lanes.done(lane)
-        return False
+            return None
+        taken = self._lanes.take()
+        return None if taken is None else self._start(*taken, is_ahead=True)
 
-    async def _on_demand(self, number: int, piece: _Piece, was_queued: bool) -> None:
-        await self._fill(number, piece, self._shared._demand)
-        if not self._holds:
-            await self._to_sink(number, piece)
-        if was_queued:
-            self._end_ahead(piece)
-        self._let_go(number, piece)
-
-    async def _fetch_ahead(self, number: int, lane: Hashable, piece: _Piece) -> None:
+    async def _run(self, piece: _Piece) -> None:
+        """Fetch a piece, and hold it or give it to the sink."""
         try:
-            await self._fill(number, piece, nullcontext())
+            await self._fill(piece, self._shared._demand if piece.is_urgent else nullcontext())
         finally:
-            self._lanes.done(lane)
-            self._shared._streams -= 1
-        self._shared._pump()
-        is_asked_for = self._holds and piece.users > 1
-        if not is_asked_for and not self._hold(piece):
-            await self._to_sink(number, piece)
-        self._end_ahead(piece)
-        self._let_go(number, piece)
+            if not piece.is_urgent:
+                self._lanes.done(piece.lane)
+        self._shared._scheduler.release(piece)
+        has_reader = piece.is_urgent or piece.users > 1
+        if not (self._holds and has_reader) and not self._hold(piece):
+            await self._to_sink(piece)
+        if piece.is_ahead:
+            self._end_ahead(piece)
+        self._let_go(piece)
 
     def _end_ahead(self, piece: _Piece) -> None:
         self._ahead -= 1
@@ -296,7 +306,7 @@ class FileFetch:
         self.forget_ahead()
 
     def _hold(self, piece: _Piece) -> bool:
-        """Keep a piece until it is asked for, if there is room for that."""
+        """Hold a piece for a reader that is still to come; returns whether there is room."""
         room = self._shared.limits.memory_bytes // 2 - self._shared._unread_bytes
         if not self._holds or piece.data is None or piece.size_bytes > room or self._closed:
             return False
@@ -310,23 +320,21 @@ class FileFetch:
             self._shared._unread_bytes -= piece.size_bytes
 
     def _check_quiet(self) -> None:
-        if not self._queued and not self._ahead:
+        if not self._lanes and not self._ahead:
             self._quiet.set()
 
-    async def _to_sink(self, number: int, piece: _Piece) -> None:
+    async def _to_sink(self, piece: _Piece) -> None:
         if self._sink is not None and piece.data is not None and not self._closed:
-            start = self.source.piece_range(number).start
+            start = self.source.piece_range(piece.number).start
             try:
                 await self._sink(start, piece.data)
             except BootseerError as error:
-                # Who asked for the piece has it all the same.
+                # Readers have the piece all the same.
                 self._stop_ahead(error)
             else:
-                self._sunk.add(number)
+                self._sunk.add(piece.number)
 
-    async def _fill(
-        self, number: int, piece: _Piece, turn: AbstractAsyncContextManager[None]
-    ) -> None:
+    async def _fill(self, piece: _Piece, turn: AbstractAsyncContextManager[None]) -> None:
         """Fetch a piece within `turn`, unless the file is closed meanwhile."""
         scope = trio.CancelScope()
         self._scopes.add(scope)
@@ -334,7 +342,7 @@ class FileFetch:
             with scope:
                 async with turn:
                     with self._shared.fetched.transfer():
-                        piece.data = await self._fetch(number)
+                        piece.data = await self._fetch(piece.number)
                     self._shared.fetched.size_bytes += piece.size_bytes
         except BootseerError as error:
             piece.error = error
@@ -342,7 +350,7 @@ class FileFetch:
             self._scopes.discard(scope)
             if piece.data is None and piece.error is None:
                 piece.error = Closed("the file was closed while it was being read")
-            piece.done.set()
+            piece.ended.set()
 
     async def _fetch(self, number: int) -> bytes:
         for attempt in range(_ATTEMPTS - 1):
@@ -386,20 +394,21 @@ class FileFetch:
             return _HEDGE_FIRST_S
         return max(_HEDGE_LEAST_S, _HEDGE_FACTOR * statistics.median(self._took_s))
 
-    # Who holds a piece
+    # Memory of a piece
 
-    def _let_go(self, number: int, piece: _Piece) -> None:
-        """Keep what nobody uses any more until its memory is needed; an error is not kept."""
+    def _let_go(self, piece: _Piece) -> None:
+        """Have one user less: without any, a piece stays until its memory is needed."""
         piece.users -= 1
         if piece.users:
             return
         if piece.data is None or self._closed:
-            self._shared._used_bytes -= piece.size_bytes
-            self._drop(number, piece)
+            self._drop(piece)
         elif not piece.is_unread:
-            self._shared._idle[self, number] = piece
-        self._shared._pump()
+            self._shared._idle[piece] = None
+        self._shared._scheduler.start_ahead()
 
-    def _drop(self, number: int, piece: _Piece) -> None:
-        if self._pieces.get(number) is piece:
-            del self._pieces[number]
+    def _drop(self, piece: _Piece) -> None:
+        """Give up the memory of a piece."""
+        self._shared._used_bytes -= piece.size_bytes
+        if self._pieces.get(piece.number) is piece:
+            del self._pieces[piece.number]

@@ -8,11 +8,11 @@ from heapq import heappop, heappush
 
 
 class Lanes:
-    """Pieces that wait to be fetched, each in the lane of whoever has it.
+    """Pieces that wait to be fetched, each in the lane of the machine or file that has it.
 
-    A lane is what bounds a rate: a DataNode where it is known who has a piece, else a part file or
-    a block. The least busy lane goes first, and in it the earliest piece; so all lanes are kept
-    busy, and what is needed first comes first.
+    A lane is what bounds a rate: a DataNode where it is known which one has a piece, else a part
+    file or a block. The least busy lane goes first, and in it the earliest piece; so all lanes are
+    kept busy, and what is needed first comes first.
     """
 
     def __init__(self, per_lane: int) -> None:
@@ -22,39 +22,57 @@ class Lanes:
             per_lane: fetches at once of one lane.
         """
         self._per_lane = per_lane
-        self._waiting: dict[Hashable, list[int]] = {}
+        self._waiting: set[int] = set()
+        self._heaps: dict[Hashable, list[int]] = {}  # with pieces that do not wait any more
         self._busy: Counter[Hashable] = Counter()
 
     def __len__(self) -> int:
         """Count the pieces that wait."""
-        return sum(len(heap) for heap in self._waiting.values())
+        return len(self._waiting)
+
+    def __contains__(self, piece: int) -> bool:
+        """Whether a piece waits."""
+        return piece in self._waiting
 
     def add(self, piece: int, lane: Hashable) -> None:
-        """Have a piece wait in its lane."""
-        heappush(self._waiting.setdefault(lane, []), piece)
+        """Let a piece wait in its lane."""
+        self._waiting.add(piece)
+        heappush(self._heaps.setdefault(lane, []), piece)
+
+    def remove(self, piece: int) -> None:
+        """Let a piece wait no longer, if it does."""
+        self._waiting.discard(piece)
 
     def take(self) -> tuple[int, Hashable] | None:
-        """Take the piece to fetch now; None if all who have pieces waiting are busy."""
+        """Take the piece to fetch now, and its lane; None while all lanes are busy."""
         free = [
             (self._busy[lane], heap[0], lane)
-            for lane, heap in self._waiting.items()
-            if self._busy[lane] < self._per_lane
+            for lane, heap in list(self._heaps.items())
+            if self._busy[lane] < self._per_lane and self._has_first(lane, heap)
         ]
         if not free:
             return None
-        _, _, lane = min(free, key=lambda choice: choice[:2])
-        piece = heappop(self._waiting[lane])
-        if not self._waiting[lane]:
-            del self._waiting[lane]
+        _, piece, lane = min(free, key=lambda choice: choice[:2])
+        heappop(self._heaps[lane])
+        self._waiting.remove(piece)
         self._busy[lane] += 1
         return piece, lane
 
     def done(self, lane: Hashable) -> None:
-        """Learn that a fetch that was taken has ended."""
+        """Learn that the fetch of a piece that was taken has ended."""
         self._busy[lane] -= 1
         if not self._busy[lane]:
             del self._busy[lane]
 
     def clear(self) -> None:
-        """Forget what waits; what was taken is still under way."""
+        """Let nothing wait any longer; what was taken still keeps its lane busy."""
         self._waiting.clear()
+        self._heaps.clear()
+
+    def _has_first(self, lane: Hashable, heap: list[int]) -> bool:
+        """Bring the first piece that waits to the top of a lane's heap; returns if there is one."""
+        while heap and heap[0] not in self._waiting:
+            heappop(heap)
+        if not heap:
+            del self._heaps[lane]
+        return bool(heap)

@@ -481,7 +481,8 @@ async def test_closing_in_the_middle_leaves_nothing(autojump_clock, where, ahead
             await other.drained()
         assert sunk.whole() == content
         await other.close()
-        assert fetcher._used_bytes == fetcher._streams == 0 and not fetcher._idle
+        assert fetcher._used_bytes == 0 and not fetcher._idle
+        assert fetcher._scheduler.running == {True: 0, False: 0}
 
 
 async def test_a_part_that_is_opened_while_the_file_is_closed_is_closed_again(nursery):

@@ -44,6 +44,11 @@ class Watched:
         self.taken.append(piece)
         return taken
 
+    def remove(self, piece):
+        self.lanes.remove(piece)
+        for has in self.waiting.values():
+            has.discard(piece)
+
     def done(self, lane):
         self.lanes.done(lane)
         self.busy[lane] -= 1
@@ -86,6 +91,26 @@ def test_what_waits_is_forgotten_and_what_is_under_way_still_counts(layout, per_
     while watched.take():
         pass
     assert max(watched.busy.values(), default=0) <= per_lane
+
+
+@given(LAYOUTS, st.integers(1, 3), st.sets(st.integers(0, 40)), st.booleans())
+def test_what_is_removed_is_not_taken_until_it_is_added_again(layout, per_lane, removed, again):
+    watched = Watched(per_lane)
+    for piece, lane in enumerate(layout):
+        watched.add(piece, lane)
+    for piece in removed:
+        watched.remove(piece)
+    expected = set(range(len(layout))) - removed
+    assert {piece for piece in range(50) if piece in watched.lanes} == expected
+    if again:
+        for piece, lane in enumerate(layout):
+            if piece in removed:
+                watched.add(piece, lane)
+        expected = set(range(len(layout)))
+    assert len(watched.lanes) == len(expected)
+    while len(watched.lanes):
+        watched.done(watched.take()[1])
+    assert sorted(watched.taken) == sorted(expected) and watched.take() is None
 
 
 class InOrder:

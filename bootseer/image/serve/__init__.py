@@ -1,1 +1,1 @@
-"""Serve an image block by block: from the node cache, and from the store what is missing."""
+"""Serve an image block by block: from the node's cache, and missing blocks from the store."""

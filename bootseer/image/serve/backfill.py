@@ -1,4 +1,4 @@
-"""Bring a served image to the node: the rest while nobody reads it, or all of it at once."""
+"""Fetch a served image to the node: the rest while no reader waits, or all of it at once."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from bootseer.image.serve.blocks import ImageBlocks
 from bootseer.image.serve.node_cache import NodeCache
 
 _IDLE_S = 2.0
-"""How long nobody must have waited for the store."""
+"""How long no reader must have waited for the store."""
 _STREAMS = 16
-"""Fetches at once of who copies."""
+"""Fetches at once of a copy."""
 
 
 async def fill(blocks: ImageBlocks, cache: NodeCache, bytes_per_s: float) -> None:
-    """Bring what is missing into the cache, from the beginning on, until all is there.
+    """Fetch the missing blocks into the cache, in the order of the image, while no reader waits.
+
+    Ends when all blocks are there, the cache is full or the store fails.
 
     Args:
         blocks: the image.
         cache: what the node has of it.
-        bytes_per_s: how fast; 0 for not at all.
+        bytes_per_s: the rate; 0 to fetch nothing.
 
-    Cancellation: what is being fetched arrives all the same.
+    Cancellation: a fetch that has started goes on.
     """
     if not bytes_per_s:
         return
-    await trio.sleep(_IDLE_S)  # what came before may have been the end of the job
+    await trio.sleep(_IDLE_S)  # the job may be about to end
     for wanted in _missing(blocks, cache):
         await until_idle(blocks)
         if not cache.grows:
@@ -38,24 +40,25 @@ async def fill(blocks: ImageBlocks, cache: NodeCache, bytes_per_s: float) -> Non
         try:
             size_bytes = await blocks.fetch(wanted)
         except BootseerError:
-            return  # who needs them will be told
+            return  # readers that need the blocks get the error
         await trio.sleep_until(began + size_bytes / bytes_per_s)
 
 
 async def copy(blocks: ImageBlocks, cache: NodeCache) -> int:
-    """Bring all that is missing into the cache, as fast as it comes.
+    """Fetch all missing blocks into the cache, as fast as possible.
 
     Returns:
         How many bytes came from the store.
 
     Raises:
-        BootseerError: the store does not give them, or the node has no room.
+        NoSpace: the cache has no room for all of the image.
+        BootseerError: the store does not give a block.
     """
     copied_bytes = 0
     steps = _missing(blocks, cache)
     failed: list[BootseerError] = []
 
-    async def take() -> None:
+    async def stream() -> None:
         nonlocal copied_bytes
         for wanted in steps:
             if failed:
@@ -70,14 +73,14 @@ async def copy(blocks: ImageBlocks, cache: NodeCache) -> int:
 
     async with trio.open_nursery() as nursery:
         for _ in range(_STREAMS):
-            nursery.start_soon(take)
+            nursery.start_soon(stream)
     if failed:
         raise failed[0]
     return copied_bytes
 
 
 def _missing(blocks: ImageBlocks, cache: NodeCache) -> Iterator[list[int]]:
-    """Name what is missing, as much of it at once as one fetch brings."""
+    """Yield the missing blocks, as many at once as one fetch brings."""
     per_step = MAX_BYTES // blocks.manifest.block_bytes
     for first in range(0, blocks.manifest.blocks, per_step):
         wanted = cache.missing(range(first, min(first + per_step, blocks.manifest.blocks)))
@@ -86,6 +89,6 @@ def _missing(blocks: ImageBlocks, cache: NodeCache) -> Iterator[list[int]]:
 
 
 async def until_idle(blocks: ImageBlocks) -> None:
-    """Wait until nobody has waited for the store for a while."""
+    """Wait until no reader has waited for the store for a while."""
     while trio.current_time() < (until := blocks.urgent_at + _IDLE_S):
         await trio.sleep_until(until)

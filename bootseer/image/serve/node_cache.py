@@ -1,4 +1,4 @@
-"""An image's blocks on this node, as far as that can be had: what fails here is done without."""
+"""An image's blocks on this node. No failure of the cache is an error: the store has all blocks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _THREADS = 8
 """Reads of the node's disk at once."""
 _POLL_S = 0.002
 PATIENCE_S = 3.0
-"""How long to wait for a block that somebody else of this node is fetching."""
+"""How long to wait for a block that another server of this node fetches."""
 _FULL_S = 30.0
-"""How long a cache that has no room is left alone."""
+"""How long a full cache is not asked to keep anything."""
 
 
 class NodeCache:
-    """What a node has of an image, and the way to bring more there.
+    """What a node has of an image, and the link to the keeper that writes more.
 
     Concurrency: the tasks of one trio run.
 
     Attributes:
-        cached: what the node has, None for no cache.
+        cached: the blocks that the node has; None without a cache.
     """
 
     def __init__(
@@ -39,14 +39,15 @@ class NodeCache:
         note: Callable[[str], None] = lambda reason: None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Take over what it is made of.
+        """Ask for nothing yet.
 
         Args:
-            manifest: what the image holds.
-            cached: what the node has of it.
-            link: to the keeper of that; without one, it stays as it is.
-            note: told once of each thing that is done without, and why.
-            patience_s: how long to wait for others; less than readers wait for all.
+            manifest: of the image.
+            cached: the blocks that the node has.
+            link: to their keeper; without one, no blocks are added.
+            note: called once with each reason why the cache is not used as it should be.
+            patience_s: how long to wait for other servers, in seconds; less than the deadline of
+                readers.
         """
         self.cached = cached
         self._manifest = manifest
@@ -59,12 +60,12 @@ class NodeCache:
 
     @property
     def grows(self) -> bool:
-        """Whether what is brought is kept, as far as is known."""
+        """Whether fetched blocks are kept, as far as is known."""
         full = trio.current_time() < self._full_until
         return self.cached is not None and self._link is not None and not full
 
     async def read(self, offset: int, size_bytes: int) -> memoryview | None:
-        """Read what is on the disk; None if something is not there, or damaged.
+        """Read from the node's disk; None if a block is missing or damaged.
 
         Cancellation: returns at once; a thread may be left in a read.
         """
@@ -83,7 +84,8 @@ class NodeCache:
         """Claim blocks, to fetch them.
 
         Returns:
-            Those to be fetched, and those that somebody else is fetching; the rest is there.
+            The blocks to fetch, and those that other servers of this node fetch; the rest is in the
+            cache. Where nothing can be claimed, all are to be fetched.
         """
         cached, link = self.cached, self._link
         if cached is None or link is None:
@@ -100,23 +102,28 @@ class NodeCache:
         return granted, [i for i in blocks if claims[i] == BlockClaim.BUSY]
 
     async def wait(self, since: float) -> bool:
-        """Wait a little for others of this node to bring what they are fetching.
+        """Wait a little for the blocks that other servers of this node fetch.
 
         Args:
-            since: when that began, on trio's clock.
+            since: when the first wait for them began, on trio's clock.
 
         Returns:
-            Whether to go on waiting for them.
+            False if they have had enough time: the caller fetches the blocks itself.
         """
         if trio.current_time() - since < self._patience_s:
             await trio.sleep(_POLL_S)
             return True
-        self._patience_s = 0.0  # whoever it is does not do what it should
+        self._patience_s = 0.0  # the other server hangs, or is hostile
         self._say("what another job was fetching did not come, and is fetched here as well")
         return False
 
     async def keep(self, blocks: Sequence[int], data: memoryview) -> None:
-        """Bring blocks that were fetched, one behind the other, into the cache if it takes them."""
+        """Write fetched blocks into the cache, if it takes them.
+
+        Args:
+            blocks: that were fetched.
+            data: their bytes, one block behind the other.
+        """
         cached, link = self.cached, self._link
         if cached is None or link is None:
             return
@@ -136,7 +143,7 @@ class NodeCache:
             cached.note_kept(index, block)
 
     async def release(self, blocks: Sequence[int]) -> None:
-        """Give up the claims on blocks that could not be fetched."""
+        """Give up the claims on blocks that are not kept."""
         if self._link is not None:
             try:
                 await self._link.release(blocks)

@@ -1,9 +1,9 @@
-"""How an image is best brought to a node: from what is known, before any of it is read.
+"""Choose how an image gets to a node, before any of it is read.
 
-A start that reads what it needs as it goes waits for the store at each read; a hot set that is read
-ahead makes of that one wait for its bytes; a full copy takes the longest and asks for nothing to be
-known. Which is shortest depends on the store, on how much of the image a start reads, and on how
-many nodes read it at the same time.
+A start that reads on demand waits for the store at each read. With a hot set that is read ahead, it
+waits once, for all of its bytes. A full copy takes the longest, but needs no recorded start. Which
+is the shortest depends on the store, on how much of the image a start reads, and on how many nodes
+read it at the same time.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from bootseer.core.speed import UNKNOWN, Speed
 from bootseer.units import KIB, format_duration, format_size
 
 STREAMS = 16
-"""Reads at once of what is read ahead."""
+"""Reads at once of a read-ahead."""
 
 USUAL_SHARE = 0.08
 USUAL_READ_BYTES = 64 * KIB
 USUAL_BYTES_PER_S = 200e6
-"""What is taken for true of an image and a store of which nothing is known: a start of the CUDA
-PyTorch image reads 8 % of it, 62 KiB at a time."""
+"""Assumed of an image and a store of which nothing is known. Source: a start of the CUDA PyTorch
+image reads 8 % of it, 62 KiB at a time."""
 AHEAD_READ_BYTES = 256 * KIB
-"""What is read ahead in one read, of the same image."""
+"""The size of a read of the read-ahead, for the same image."""
 
 _MARGIN = 0.8
-"""How much shorter another way than the usual one has to be: all of this is reckoned."""
+"""Of the usual wait: another mode must be shorter than that, for these are estimates."""
 _WORTH_S = 1.0
-"""The same in seconds."""
+"""And shorter by so many seconds."""
 
 
 class AccessMode(Enum):
-    """A way to bring an image from a store to a node."""
+    """How an image gets from a store to a node."""
 
     SERVED = "served"
-    """Its blocks come from the store as they are needed, hot ones ahead."""
+    """Blocks come from the store when they are needed, hot ones ahead."""
     COPY = "copy"
-    """All of its blocks come to the node as fast as they can; it is served meanwhile."""
+    """All blocks are fetched to the node at once; the image is served meanwhile."""
     FILE = "file"
-    """As served, but from the file that it was added from, which this node sees as well."""
+    """As `SERVED`, but from the file that the image was added from, if this node can read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class AccessFacts:
 
     Attributes:
         image_bytes: length of the image.
-        node_bytes: of it, on this node already.
-        hot_bytes: of its hot set, 0 if there is none.
-        touched_bytes: that a recorded start has read, 0 if there is no record.
-        touched_reads: in so many reads.
-        nodes: of the job, that read at the same time.
-        store: how fast it is.
-        file: the same of the file that the image was added from; None if this node has none.
+        node_bytes: of the image, on this node already.
+        hot_bytes: size of the hot set, 0 if there is none.
+        touched_bytes: read by a recorded start, 0 if there is no record.
+        touched_reads: the number of reads of that start.
+        nodes: of the job; they read at the same time.
+        store: speed of the store.
+        file: speed of the file that the image was added from; None if this node cannot read it.
     """
 
     image_bytes: int
@@ -70,11 +70,11 @@ class AccessFacts:
 
 @dataclass(frozen=True, slots=True)
 class AccessChoice:
-    """The way to go.
+    """The chosen mode.
 
     Attributes:
-        way: which.
-        waits_s: how long a start would wait in each that there is, in seconds.
+        way: the mode.
+        waits_s: how long a start would wait in each possible mode, in seconds.
         why: one line for people.
     """
 
@@ -84,11 +84,11 @@ class AccessChoice:
 
 
 def choose(known: AccessFacts, allowed: Collection[AccessMode] = tuple(AccessMode)) -> AccessChoice:
-    """Choose how an image is brought to a node.
+    """Choose how an image gets to a node.
 
     Args:
         known: what is known.
-        allowed: the ways to choose from; `AccessMode.SERVED` always is one of them.
+        allowed: the modes to choose from; `AccessMode.SERVED` always is one of them.
     """
     absent = 1 - min(1.0, known.node_bytes / known.image_bytes)
     waits_s = {AccessMode.SERVED: absent * _start_s(known, known.store)}
@@ -104,7 +104,7 @@ def choose(known: AccessFacts, allowed: Collection[AccessMode] = tuple(AccessMod
 
 
 def _start_s(known: AccessFacts, speed: Speed) -> float:
-    """Say how long a start would wait, in seconds, on a node that has nothing of the image."""
+    """Estimate how long a start waits, in seconds, on a node that has nothing of the image."""
     touched = known.touched_bytes or int(USUAL_SHARE * known.image_bytes)
     reads = known.touched_reads or -(-touched // USUAL_READ_BYTES)
     streams = 1
@@ -115,8 +115,8 @@ def _start_s(known: AccessFacts, speed: Speed) -> float:
 
 
 def _rate(known: AccessFacts, speed: Speed) -> float:
-    """Say how many bytes a second each node has."""
-    # What fewer nodes have shared then has as much for all of them now.
+    """Estimate the rate of one node, in bytes per second."""
+    # Measured with fewer nodes; all nodes of this job share the same total.
     return (speed.bytes_per_s or USUAL_BYTES_PER_S) * min(1.0, speed.nodes / known.nodes)
 
 

@@ -20,55 +20,56 @@ _NEVER_S = 365 * 86400.0
 
 
 class MissingImage:
-    """An empty folder, in place of an image that cannot be served: who looks for it is told so."""
+    """An empty folder, in place of an image that cannot be served: looking it up gives ENOENT."""
 
     valid_s = 0.0
 
     def __init__(self, uid: int, gid: int) -> None:
-        """Show the folder of a user."""
+        """Show a folder that belongs to a user."""
         self._root = Attributes(ROOT_INODE, stat.S_IFDIR | 0o555, links=2, uid=uid, gid=gid)
 
     def attach(self, kernel: Kernel) -> None:
-        """Has nothing to tell the kernel."""
+        """Do nothing: the folder does not change."""
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
-        """There is nothing."""
+        """Raise ENOENT: the folder is empty."""
         raise _missing()
 
     async def attributes(self, inode: int) -> Attributes:
-        """Return the folder's attributes."""
+        """Return the attributes of the folder."""
         return self._root
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
-        """There are none."""
+        """Return no entries."""
         return []
 
     async def link_target(self, inode: int) -> bytes:
-        """There are no links."""
+        """Raise ENOENT: there are no links."""
         raise _missing()
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
-        """There are no files."""
+        """Raise ENOENT: there are no files."""
         raise _missing()
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes:
-        """There are no files."""
+        """Raise ENOENT: there are no files."""
         raise _missing()
 
     async def close(self, handle: int) -> None:
-        """There are no files."""
+        """Do nothing: there are no files."""
 
     def forget(self, inode: int) -> None:
-        """There are no files."""
+        """Do nothing: the folder stays."""
 
 
 class ImageView:
     """A served image, and a record of what is read of it.
 
-    Whoever opens the file with O_NOATIME only reads ahead: others go first, and it is not recorded.
+    O_NOATIME marks read-ahead: reads of a file that was opened with it give way to all others, and
+    they are not recorded.
 
     Attributes:
-        touched: what was read by others than who reads ahead.
+        touched: the first touches of all reads but read-ahead.
     """
 
     valid_s = _NEVER_S
@@ -85,27 +86,27 @@ class ImageView:
         """Show an image.
 
         Args:
-            blocks: what is in it.
-            size_bytes: its length.
-            mtime_ns: when it was last changed.
-            uid, gid: who owns folder and file.
-            on_error: told why something could not be read.
+            blocks: of the image.
+            size_bytes: length of the image.
+            mtime_ns: its last change, in nanoseconds since the epoch.
+            uid, gid: owner and group of folder and file.
+            on_error: called with the reason when a read fails.
         """
         self.touched = TouchLog()
         self._blocks = blocks
         self._on_error = on_error
-        self._handles: dict[int, bool] = {}  # whether it only reads ahead
+        self._handles: dict[int, bool] = {}  # whether it is for read-ahead
         self._next_handle = count(1)
         common = {"mtime_ns": mtime_ns, "ctime_ns": mtime_ns, "uid": uid, "gid": gid}
         self._root = Attributes(ROOT_INODE, stat.S_IFDIR | 0o555, links=2, **common)
         self._file = Attributes(_FILE_INODE, stat.S_IFREG | 0o444, size_bytes, **common)
 
     def attach(self, kernel: Kernel) -> None:
-        """Learn the way to the kernel: only to ask what was read, for an image does not change."""
+        """Record also the reads that the kernel's side answers without this view."""
         self.touched.attach(kernel.reads)
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
-        """Return the file's attributes; there are no other names."""
+        """Return the attributes of the file; there are no other names."""
         if parent != ROOT_INODE or name != _NAME:
             raise _missing()
         return self._file
@@ -115,11 +116,11 @@ class ImageView:
         return self._root if inode == ROOT_INODE else self._file
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
-        """Return the file."""
+        """Return the file's entry."""
         return [(_NAME, self._file)]
 
     async def link_target(self, inode: int) -> bytes:
-        """There are no links."""
+        """Raise EINVAL: there are no links."""
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
@@ -132,7 +133,7 @@ class ImageView:
         """Return bytes of the image.
 
         Raises:
-            OSError: EIO, whatever the reason: to a program, an open file is there and may be read.
+            OSError: EIO for every error: to a program, an open file exists and may be read.
         """
         is_ahead = self._handles[handle]
         if not is_ahead:
@@ -144,11 +145,11 @@ class ImageView:
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
     async def close(self, handle: int) -> None:
-        """Forget a handle."""
+        """Release a handle."""
         del self._handles[handle]
 
     def forget(self, inode: int) -> None:
-        """Folder and file stay what they are."""
+        """Do nothing: folder and file keep their numbers."""
 
 
 def _missing() -> FileNotFoundError:

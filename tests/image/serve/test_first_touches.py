@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.image.hot import first_touch
-from bootseer.image.hot.first_touch import FirstTouches
 from bootseer.image.hot.trace import Touch
+from bootseer.image.serve import touch_log
+from bootseer.image.serve.touch_log import FirstTouches
 
 reads = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=40)
 
@@ -24,7 +24,7 @@ def test_each_byte_is_touched_when_it_was_first(reads):
 
 
 def test_no_more_is_kept_than_a_trace_can_hold(monkeypatch):
-    monkeypatch.setattr(first_touch, "MAX_TOUCHES", 3)
+    monkeypatch.setattr(touch_log, "MAX_TOUCHES", 3)
     found = FirstTouches()
     for number in range(10):
         found.add(2 * number, 2 * number + 1, number)

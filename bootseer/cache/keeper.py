@@ -1,4 +1,4 @@
-"""The keeper of an image's blocks on this node: it alone writes them, and only what is right.
+"""The keeper of an image's blocks on this node: it alone writes them, if their digests are right.
 
 It needs no rights, only the descriptors of an entry. It decodes the manifests, which users wrote.
 """
@@ -25,21 +25,21 @@ _LOCK = struct.Struct("@hhqqi4x")  # struct flock of a 64-bit Linux
 
 
 class BlockClaim(IntEnum):
-    """What somebody who is about to fetch a block is told."""
+    """The answer to a claim on a block."""
 
     BUSY = 0
-    """Somebody else of this node is fetching it."""
+    """Another server of this node is fetching the block."""
     GRANTED = 1
-    """It is the caller's to fetch; nobody else will until it is kept or released."""
+    """The caller fetches the block; no other does, until it is kept or released."""
     PRESENT = 2
-    """It is there already."""
+    """The block is in the cache."""
 
 
 def read_manifest(fd: int) -> bytes:
     """Read an encoded manifest, of a cache's entry or in sealed memory.
 
     Raises:
-        Corrupt: it is too long for one.
+        Corrupt: it is too long for a manifest.
         Unavailable: it cannot be read.
     """
     try:
@@ -52,7 +52,7 @@ def read_manifest(fd: int) -> bytes:
 
 
 def take_manifest(fd: int, digest: str) -> tuple[ImageManifest, EntrySize]:
-    """Decode a manifest that was handed over; returns what the lender is told of it as well.
+    """Decode a manifest that was handed over; returns it and the size of its entry.
 
     Args:
         fd: of sealed memory.
@@ -68,7 +68,7 @@ def take_manifest(fd: int, digest: str) -> tuple[ImageManifest, EntrySize]:
 
 
 def check_entry(fds: Sequence[int], digest: str, token: bytes) -> ImageManifest:
-    """Decode the manifest of an entry, and compare with it what the entry is.
+    """Decode the manifest of an entry, and check the lengths of the entry's files by it.
 
     Args:
         fds: of its manifest, data and map.
@@ -76,7 +76,7 @@ def check_entry(fds: Sequence[int], digest: str, token: bytes) -> ImageManifest:
         token: of its manifest.
 
     Raises:
-        NotFound: the entry is damaged: whoever has the manifest may mend it.
+        NotFound: the entry is damaged; a process that has the manifest may make it again.
         Corrupt: the token is another image's.
         Unavailable: it cannot be read.
     """
@@ -93,9 +93,9 @@ def check_entry(fds: Sequence[int], digest: str, token: bytes) -> ImageManifest:
 class BlockKeeper:
     """Writes the blocks of one entry of the cache.
 
-    Of several keepers of an entry, in different processes, one at a time can have the claim on a
-    block. Claims are open file description locks on bytes of a file that has none: they end with
-    the process that has them.
+    An entry may have several keepers, in different processes; one at a time has the claim on a
+    block. Claims are open file description locks on bytes of an empty file: they end with the
+    process that has them.
 
     Durability: none is promised and none needed. After a crash, a block of which the checksum or
     the bytes did not arrive counts as missing.
@@ -116,8 +116,8 @@ class BlockKeeper:
         Args:
             data_fd, map_fd: see `bootseer.cache.blocks`.
             claims_fd: of a file whose bytes can be locked, one for each block.
-            manifest: what the image holds.
-            has_room: asked before so many bytes are written.
+            manifest: of the image.
+            has_room: called before so many bytes are written; False if the cache is full.
         """
         self._data_fd = data_fd
         self._map_fd = map_fd
@@ -135,15 +135,15 @@ class BlockKeeper:
 
         Args:
             blocks: consecutive ones of the image.
-            anew: those that are there, too: they are damaged.
+            anew: also blocks that are in the cache: they are damaged.
 
         Raises:
-            OSError: claims cannot be had at all.
+            OSError: the file cannot be locked.
         """
         claims = [
             BlockClaim.GRANTED if self._lock(i, fcntl.F_WRLCK) else BlockClaim.BUSY for i in blocks
         ]
-        # Looked up after the claim: whoever had it before has just kept the block, or has not.
+        # Looked up after the claim: a keeper that had it before may just have kept the block.
         entries = array("Q", bytes(len(blocks) * SUM_BYTES))
         if not anew:
             entries = read_map(self._map_fd, blocks)
@@ -155,7 +155,7 @@ class BlockKeeper:
         return claims
 
     def release(self, blocks: range) -> None:
-        """Give up what was claimed of these blocks."""
+        """Give up the claims on these blocks."""
         self._lock(blocks.start, fcntl.F_UNLCK, len(blocks))
 
     def keep(self, first: int, data: memoryview) -> None:
@@ -166,11 +166,11 @@ class BlockKeeper:
             data: all of their bytes.
 
         Raises:
-            Corrupt: one of them is not the image's, or there is none; nothing was written.
-            NoSpace: the cache may not grow by this.
-            Unavailable: the disk does not take it.
+            Corrupt: a block is not the image's, or there are no bytes; nothing was written.
+            NoSpace: the cache is full.
+            Unavailable: the disk does not take the blocks.
         """
-        if not data:  # to give up the claims on none is to give up all
+        if not data:  # a lock of length 0 would give up all claims
             raise Corrupt(f"there are no bytes of block {first}")
         blocks = self._manifest.covering(first * self._manifest.block_bytes, len(data))
         try:
@@ -199,7 +199,7 @@ class BlockKeeper:
             raise Unavailable(f"the block cache cannot be written: {error.strerror}") from error
 
     def _lock(self, first: int, kind: int, count: int = 1) -> bool:
-        """Set or end the lock on blocks; False if another has it."""
+        """Set or end the lock on blocks; False if another keeper has it."""
         try:
             fcntl.fcntl(
                 self._claims_fd,

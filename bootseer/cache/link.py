@@ -1,8 +1,8 @@
-"""The way from whoever serves an image, with a user's rights, to the keeper of its blocks.
+"""The link from an image's server, which has a user's rights, to the keeper of the image's blocks.
 
-Each request is a frame, with the blocks that it is about behind it, and their bytes if they are to
-be kept; each has an answer, and the next comes after that. Claims and blocks go over links of their
-own, so that a claim does not wait for blocks to be written.
+A request is a frame with the indexes of blocks behind it and, to keep them, their bytes. Each is
+answered before the next is sent. Claims and blocks go over sockets of their own, so that a claim
+does not wait until blocks are written.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
 
 MAX_BYTES = 1024 * 1024
-"""Of blocks kept at once."""
+"""Of the blocks in one request to keep them."""
 MAX_BLOCKS = 256
-"""The same in blocks, and of what is claimed at once."""
-_REQUEST = struct.Struct("<BxxxII")  # what, number of blocks, bytes behind their indexes
+"""Blocks in one request."""
+_REQUEST = struct.Struct("<BxxxII")  # operation, number of blocks, bytes behind their indexes
 _INDEX_BYTES = 4  # in the machine's own order: both ends are on it
-_ANSWER = struct.Struct("<BxxxI")  # how it went, bytes behind it
+_ANSWER = struct.Struct("<BxxxI")  # outcome, bytes behind it
 
 
-class _What(IntEnum):
+class _Operation(IntEnum):
     CLAIM = 1
     CLAIM_ANEW = 2
     RELEASE = 3
     KEEP = 4
 
 
-class _How(IntEnum):
+class _Outcome(IntEnum):
     OK = 0
     NO_SPACE = 1
     CORRUPT = 2
@@ -44,27 +44,27 @@ class _How(IntEnum):
 
 
 _ERRORS: dict[int, type[BootseerError]] = {
-    _How.NO_SPACE: NoSpace,
-    _How.CORRUPT: Corrupt,
-    _How.FAILED: Unavailable,
+    _Outcome.NO_SPACE: NoSpace,
+    _Outcome.CORRUPT: Corrupt,
+    _Outcome.FAILED: Unavailable,
 }
 
 
 def serve_keeper(keeper: BlockKeeper, manifest: ImageManifest, end: socket.socket) -> None:
     """Answer requests until the other end is closed; in a thread of its own.
 
-    Whoever is there may be hostile: what makes no sense ends the link.
+    The other end may be hostile: a request that makes no sense ends the link.
 
     Args:
-        keeper: does what is asked.
+        keeper: carries out the requests.
         manifest: of the image.
-        end: ours, blocking.
+        end: this end of the socket, blocking.
     """
     buffer = memoryview(bytearray(MAX_BLOCKS * _INDEX_BYTES + MAX_BYTES))
     with end:
         try:
             while True:
-                what, count, size_bytes = _REQUEST.unpack(_receive(end, buffer, _REQUEST.size))
+                operation, count, size_bytes = _REQUEST.unpack(_receive(end, buffer, _REQUEST.size))
                 if size_bytes > MAX_BYTES or not 0 < count <= MAX_BLOCKS:
                     return
                 data = _receive(end, buffer, count * _INDEX_BYTES + size_bytes)
@@ -72,37 +72,42 @@ def serve_keeper(keeper: BlockKeeper, manifest: ImageManifest, end: socket.socke
                 if max(blocks) >= manifest.blocks or len(set(blocks)) != count:
                     return
                 content = data[count * _INDEX_BYTES :]
-                how, said = _carry_out(keeper, manifest, what, blocks, content)
-                end.sendall(_ANSWER.pack(how, len(said)) + said)
+                outcome, answer = _carry_out(keeper, manifest, operation, blocks, content)
+                end.sendall(_ANSWER.pack(outcome, len(answer)) + answer)
         except (OSError, Closed, ValueError):
             return
 
 
 def _carry_out(
-    keeper: BlockKeeper, manifest: ImageManifest, what: int, blocks: list[int], data: memoryview
-) -> tuple[_How, bytes]:
+    keeper: BlockKeeper,
+    manifest: ImageManifest,
+    operation: int,
+    blocks: list[int],
+    data: memoryview,
+) -> tuple[_Outcome, bytes]:
     try:
-        if what == _What.KEEP:
+        if operation == _Operation.KEEP:
             _keep(keeper, manifest, blocks, data)
-        elif what == _What.RELEASE:
+        elif operation == _Operation.RELEASE:
             for run in runs(blocks):
                 keeper.release(run)
         else:
-            anew = _What(what) == _What.CLAIM_ANEW
-            return _How.OK, bytes(c for run in runs(blocks) for c in keeper.claim(run, anew=anew))
+            anew = _Operation(operation) == _Operation.CLAIM_ANEW
+            claims = [claim for run in runs(blocks) for claim in keeper.claim(run, anew=anew)]
+            return _Outcome.OK, bytes(claims)
     except NoSpace as error:
-        return _How.NO_SPACE, str(error).encode()
+        return _Outcome.NO_SPACE, str(error).encode()
     except Corrupt as error:
-        return _How.CORRUPT, str(error).encode()
+        return _Outcome.CORRUPT, str(error).encode()
     except (BootseerError, OSError) as error:
-        return _How.FAILED, str(error).encode()
-    return _How.OK, b""
+        return _Outcome.FAILED, str(error).encode()
+    return _Outcome.OK, b""
 
 
 def _keep(
     keeper: BlockKeeper, manifest: ImageManifest, blocks: list[int], data: memoryview
 ) -> None:
-    """Keep blocks that are one behind the other in ``data``; of what fails, no claim is left."""
+    """Keep blocks that are one behind the other in ``data``; after an error, no claim is left."""
     at = 0
     left = list(runs(blocks))
     try:
@@ -129,21 +134,21 @@ def _receive(end: socket.socket, buffer: memoryview, size_bytes: int) -> memoryv
 
 
 class KeeperLink:
-    """The other end: a keeper somewhere else.
+    """The server's end of the link.
 
     Concurrency: any number of tasks.
 
-    Cancellation: a request that is under way makes the link unusable.
+    Cancellation: a request that has been sent makes its socket unusable.
     """
 
     def __init__(self, claims: socket.socket, blocks: socket.socket) -> None:
-        """Take over two ends, each with a `serve_keeper` at the other."""
+        """Take over two sockets, each with a `serve_keeper` at the other end."""
         self._claims = _End(claims)
         self._blocks = _End(blocks)
 
     @classmethod
     def of(cls, claims: int, blocks: int) -> KeeperLink:
-        """Take over two ends that came as descriptors."""
+        """Take over two sockets that came as descriptors."""
         return cls(socket.socket(fileno=claims), socket.socket(fileno=blocks))
 
     async def claim(self, blocks: Sequence[int], *, anew: bool = False) -> list[BlockClaim]:
@@ -151,32 +156,32 @@ class KeeperLink:
 
         Raises:
             Closed: the keeper is gone.
-            Unavailable: it can have no claims.
+            Unavailable: the keeper cannot claim.
         """
-        what = _What.CLAIM_ANEW if anew else _What.CLAIM
-        return [BlockClaim(value) for value in await self._claims.ask(what, blocks)]
+        operation = _Operation.CLAIM_ANEW if anew else _Operation.CLAIM
+        return [BlockClaim(value) for value in await self._claims.ask(operation, blocks)]
 
     async def release(self, blocks: Sequence[int]) -> None:
         """See `BlockKeeper.release`."""
-        await self._claims.ask(_What.RELEASE, blocks)
+        await self._claims.ask(_Operation.RELEASE, blocks)
 
     async def keep(self, blocks: Sequence[int], data: bytes | memoryview) -> None:
         """See `BlockKeeper.keep`; the blocks need not be consecutive, their bytes are.
 
         Raises:
-            NoSpace, Corrupt, Unavailable: it has not.
+            NoSpace, Corrupt, Unavailable: see `BlockKeeper.keep`.
             Closed: the keeper is gone.
         """
-        await self._blocks.ask(_What.KEEP, blocks, data)
+        await self._blocks.ask(_Operation.KEEP, blocks, data)
 
     def close(self) -> None:
-        """Close it."""
+        """Close both sockets."""
         self._claims.socket.close()
         self._blocks.socket.close()
 
 
 class _End:
-    """One socket: a request at a time."""
+    """One socket: one request at a time."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = trio.socket.from_stdlib_socket(end)
@@ -185,25 +190,25 @@ class _End:
         self._is_broken = False
 
     async def ask(
-        self, what: _What, blocks: Sequence[int], data: bytes | memoryview = b""
+        self, operation: _Operation, blocks: Sequence[int], data: bytes | memoryview = b""
     ) -> bytes:
         async with self._lock:
             if self._is_broken:
                 raise Closed("the keeper of the block cache is gone")
-            self._is_broken = True  # unless it comes to an end
+            self._is_broken = True  # unless the answer arrives
             try:
-                head = _REQUEST.pack(what, len(blocks), len(data))
+                head = _REQUEST.pack(operation, len(blocks), len(data))
                 await self._stream.send_all(head + array("I", blocks).tobytes())
                 if data:
                     await self._stream.send_all(data)
-                how, size_bytes = _ANSWER.unpack(await self._exactly(_ANSWER.size))
-                said = await self._exactly(size_bytes)
+                outcome, size_bytes = _ANSWER.unpack(await self._exactly(_ANSWER.size))
+                answer = await self._exactly(size_bytes)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise Closed("the keeper of the block cache is gone") from error
             self._is_broken = False
-        if how != _How.OK:
-            raise _ERRORS[how](said.decode())
-        return said
+        if outcome != _Outcome.OK:
+            raise _ERRORS[outcome](answer.decode())
+        return answer
 
     async def _exactly(self, size_bytes: int) -> bytes:
         data = bytearray()

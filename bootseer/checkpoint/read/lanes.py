@@ -1,4 +1,4 @@
-"""Which piece to fetch next, so that no machine idles while two requests wait for another."""
+"""Choose the next piece to fetch, so that no machine idles while two requests wait for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read through a mounted checkpoint what a job is going to read of it, so that it is in memory."""
+"""Prefetch a mounted checkpoint into memory: read what the job is going to read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bootseer.units import MIB
 
 _READ_BYTES = 4 * MIB
 _FILES_AT_ONCE = 4
-"""The mount reads each from all machines of the store."""
+"""For each of them, the mount reads from all machines of the store."""
 
 
 class CheckpointPrefetch:
-    """The files of one node.
+    """The prefetch of the files of one node.
 
     Attributes:
-        read_bytes: so far.
-        files: so far.
-        want_bytes: of all files that there are now.
-        error: the first file that could not be read as text, "" while there is none.
+        read_bytes: read so far.
+        files: number of files read so far.
+        want_bytes: to be read, of all files that exist now.
+        error: the first error as text, with the path of its file; "" without one.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class CheckpointPrefetch:
         limit_bytes: int,
         on_open: Callable[[str, tuple[ByteRange, ...]], Awaitable[None]],
     ) -> None:
-        """Prepare.
+        """Read nothing yet.
 
         Args:
             root: where the checkpoint is mounted.
-            budget: how fast.
-            limit_bytes: how much at most.
-            on_open: told of every file before it is opened.
+            budget: the rate.
+            limit_bytes: the most to read.
+            on_open: called with path and ranges of every file before it is opened.
         """
         self._root = root
         self._budget = budget
@@ -59,7 +59,7 @@ class CheckpointPrefetch:
         self.error = ""
 
     async def run(self, files: Sequence[FileReads]) -> None:
-        """Read, in order; returns when all is read or the limit is reached.
+        """Read files in order; returns when all are read or the limit is reached.
 
         Cancellation: returns at once; threads stop after the read that they are in.
         """

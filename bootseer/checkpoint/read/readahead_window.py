@@ -1,4 +1,4 @@
-"""How far to read ahead of whoever reads a file: far if in sequence, not at all if at random."""
+"""How far to read ahead of a reader: far for reads in sequence, not at all for random ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ GROWTH = 64
 
 
 class ReadaheadWindow:
-    """Follows the reads of one file and says what should be read ahead.
+    """Follows the reads of one file and says what to read ahead.
 
-    In sequence is a read that begins near where the last ones ended, on either side: the kernel
-    asks for several pieces at once, and not always in order. A file that is read from its
-    beginning is taken to be read on; elsewhere it takes a second read to show.
+    A read is in sequence if it begins near the end of the last ones, on either side: the kernel
+    asks for several pieces at once, and not always in order. A first read at the beginning of the
+    file counts as in sequence; elsewhere, only the second read can.
     """
 
     def __init__(self, size_bytes: int, first_bytes: int, limit_bytes: int) -> None:
@@ -36,12 +36,12 @@ class ReadaheadWindow:
         return self._window_bytes > 0
 
     def restart(self, offset: int) -> None:
-        """Forget what was said to be read ahead: somebody reads on from here, in sequence."""
+        """Forget all earlier read-ahead: a reader goes on in sequence from here."""
         self._window_bytes = 0
         self._position = self._ahead = offset
 
     def read(self, offset: int, size_bytes: int) -> ByteRange:
-        """Learn of a read; returns what to read ahead now, beyond what earlier calls said."""
+        """Note a read; returns what to read ahead now, beyond what earlier calls returned."""
         stop = min(self._size_bytes, offset + size_bytes)
         near = self._position - self._first_bytes <= offset <= self._ahead + self._first_bytes
         if not near:

@@ -1,4 +1,4 @@
-"""Note which files of a mount are read while a job starts."""
+"""Record which files of a mount are read while a job starts."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from bootseer.store.api.base import ObjectInfo, Store
 
 
 class ReadRecorder:
-    """What is read of a tree until the start-up window closes.
+    """Records the reads of a tree until the start-up window closes.
 
     Concurrency: the tasks of one trio run.
     """
 
     def __init__(self, store: Store) -> None:
-        """Begin with nothing.
+        """Begin to record.
 
         Args:
-            store: of the tree, whose folders are listed at the end.
+            store: with the tree; its folders are listed at the end.
         """
         self._store = store
         self._files: dict[str, Recording] = {}
         self._is_open = True
 
     def opened(self, path: str) -> Recording | None:
-        """Note that a file is opened to be read; returns what takes its reads, if they count."""
+        """Record that a file is opened; returns what records its reads, if they count."""
         if not self._is_open:
             return None
         if path not in self._files:
@@ -40,7 +40,7 @@ class ReadRecorder:
         return self._files[path]
 
     async def close(self) -> list[dict[str, Any]]:
-        """End it; returns all files as `bootseer.core.access_log.combine` takes them."""
+        """End the recording; returns all files as `bootseer.core.access_log.combine` takes them."""
         self._is_open = False
         folders: dict[str, Sequence[ObjectInfo]] = {}
         for path in self._files:
@@ -56,9 +56,9 @@ class ReadRecorder:
         try:
             return await self._store.list(folder)
         except BootseerError:
-            return []  # gone meanwhile
+            return []  # the folder is gone
 
 
 def _names(folders: dict[str, Sequence[ObjectInfo]], at_ns: int, folder: str) -> list[str]:
-    """List the names that a folder had at some time; what was made since is newer."""
+    """List the names that a folder had at a time: those that are not newer."""
     return [info.name.rpartition("/")[2] for info in folders[folder] if info.mtime_ns <= at_ns]

@@ -1,4 +1,4 @@
-"""What nodes read of their checkpoints, in the store."""
+"""Records of what nodes read of their checkpoints, in the store."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from bootseer.store.api.base import Store, publish, read_all
 
 
 async def read_reads(store: Store, user: str, key: str, nodes: int, node: int) -> NodeReads | None:
-    """Read what a node of a job reads; None when it is not known yet.
+    """Read the record of a node of a job; None if there is none yet.
 
     Raises:
-        Corrupt: it is damaged or not this user's and key's; the next epilog replaces it.
+        Corrupt: it is damaged, or of another user or key; the next epilog replaces it.
     """
     name = object_name(key, nodes, node)
     try:
@@ -22,5 +22,5 @@ async def read_reads(store: Store, user: str, key: str, nodes: int, node: int) -
 
 
 async def publish_reads(store: Store, reads: NodeReads) -> None:
-    """Keep what a node of a job has read, in the place of what was known of it."""
+    """Write the record of a node of a job, in place of an older one."""
     await publish(store, object_name(reads.key, reads.nodes, reads.node), reads.encode())

@@ -1,1 +1,1 @@
-"""Hot sets: record what a start reads, merge, publish, prefetch."""
+"""Hot sets: record the reads of starts, merge, publish and prefetch them."""

@@ -1,4 +1,4 @@
-"""Which files of an image a hot set is made of, for those who read it file by file."""
+"""Find and read the files that a hot set covers, through a mount of the image's tree."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from bootseer.squashfs.superblock import BLOCK_RAW, NO_FRAGMENT
 from bootseer.units import MIB
 
 _STREAMS = 2
-"""The kernel decompresses one block at a time, unless it is built otherwise."""
+"""More are not faster: most kernels decompress one block of a mount at a time."""
 _PIECE_BYTES = MIB
 
 
 @dataclass(frozen=True, slots=True)
 class HotFile:
-    """A file with something hot in it.
+    """A file with hot ranges.
 
     Attributes:
         path: below the image's root, as bytes.
@@ -41,7 +41,7 @@ class HotFile:
 
 
 class HotRanges:
-    """Hot ranges of an image, for looking up what touches them first."""
+    """Hot ranges of an image, to look up which of them a part of the image touches."""
 
     def __init__(self, hot: Sequence[ByteRange]) -> None:
         """Take ranges that do not overlap, in the order of first touch."""
@@ -50,7 +50,7 @@ class HotRanges:
         self._starts = [start for start, _, _ in ordered]
 
     def first(self, part: ByteRange) -> int | None:
-        """Return which of the ranges that have something of a part comes first."""
+        """Return the index of the first hot range that overlaps a part; None if none does."""
         numbers = []
         for start, stop, number in self._ranges[
             max(0, bisect_right(self._starts, part.start) - 1) :
@@ -94,7 +94,7 @@ def hot_files(image: Path, hot: Sequence[ByteRange]) -> list[HotFile]:
 
 
 def _parts(squashfs: Squashfs, inode: Inode) -> Iterator[tuple[ByteRange, ByteRange]]:
-    """Yield where a file's blocks are in the image, and which of its content they hold."""
+    """Yield the place of each block of a file in the image, and the range of content in it."""
     at = 0
     for part, _, size_bytes in squashfs.stored(inode):
         yield part, ByteRange(at, at + size_bytes)
@@ -108,8 +108,8 @@ class FilesPrefetch:
     """The read-ahead of files of a mounted image.
 
     Attributes:
-        files: that have been read so far.
-        read_bytes: of them.
+        files: number of files read so far.
+        read_bytes: read so far.
         pinned_bytes: of these, locked in memory until this process ends.
     """
 
@@ -125,10 +125,10 @@ class FilesPrefetch:
 
         Args:
             root: where the image is mounted.
-            files: in the order in which they are to be read.
-            limit_bytes: how much to read.
-            budget: how fast.
-            flags: to open them with, beside those for reading.
+            files: in the order in which they are read.
+            limit_bytes: no file is begun after so many bytes.
+            budget: the rate.
+            flags: for open(2), beside those for reading.
         """
         self.files = 0
         self.read_bytes = 0
@@ -165,7 +165,7 @@ class FilesPrefetch:
                 return
             size_bytes = total_bytes(file.ranges)
             time.sleep(self._budget.take(size_bytes, time.monotonic()))
-            with suppress(OSError):  # not all of an image is its users' to read
+            with suppress(OSError):  # the user may not read all files of an image
                 self._read(file)
 
     def _read(self, file: HotFile) -> None:

@@ -1,7 +1,7 @@
-"""A holdout: pieces of a hot set that one node does not read ahead, to see whether its start asks.
+"""A holdout: pieces of a hot set that one node does not read ahead, to see if its start reads them.
 
-What is read ahead is in memory when the start comes to it, and nobody sees whether it does. What it
-asks for of the holdout tells how much of the rest it reads.
+What was read ahead is in memory when the start reads it, so those reads cannot be seen. The share
+of the holdout that the start reads is an estimate of the share of the rest.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from bootseer.core.ranges import ByteRange, coalesce
 from bootseer.units import KIB, MIB
 
 PIECES = 32
-"""In a holdout: a read of some milliseconds each, of a start of seconds."""
+"""In a holdout. A start of seconds waits some milliseconds for each."""
 PIECE_BYTES = 64 * KIB
 LEAST_BYTES = 64 * MIB
-"""A smaller hot set is read ahead before anybody could judge it."""
+"""A smaller hot set has been read ahead before it could be judged."""
 
 MOSTLY = 0.5
-"""Of a holdout: whose start asks for less has mostly not read the hot set."""
+"""Of a holdout: a start that reads less of it has not read most of the hot set."""
 IDLE_BYTES = 16 * MIB
-"""A start that reads less than that, hot or not, says nothing of the hot set."""
+"""A start that reads less, hot or not, says nothing about the hot set."""
 
 _BEGUN_BYTES = 8 * MIB
-"""Read by the start itself: it is under way, and in want of something."""
+"""Read by the start itself: it is running, and waits for the store."""
 _UNDER_WAY_BYTES = 32 * MIB
-"""What may have been read ahead, and is not said to be yet."""
+"""What may have been read ahead and is not reported yet."""
 _GRACE_MS = 500
-"""For the start to come to what has been read ahead."""
+"""For the start to read what has been read ahead."""
 
 
 class HeldOutPiece(NamedTuple):
-    """A piece that is held out, and how many hot bytes are read ahead before it would be."""
+    """A piece that is held out; ``at_bytes`` hot bytes are read ahead before its turn."""
 
     start: int
     stop: int
@@ -43,16 +43,16 @@ class HeldOutPiece(NamedTuple):
 
     @property
     def range(self) -> ByteRange:
-        """What is held out."""
+        """The bytes of the image."""
         return ByteRange(self.start, self.stop)
 
 
 def draw(hot: Sequence[ByteRange], random: Random) -> list[HeldOutPiece]:
-    """Draw a holdout; each byte of the hot set is as likely to be in it. Empty if it is small.
+    """Draw a holdout: each hot byte is equally likely to be in it. Empty for a small hot set.
 
     Args:
         hot: ranges in the order in which they are read ahead; they do not overlap.
-        random: where chance comes from.
+        random: the random generator.
     """
     ends = list(accumulate(r.size_bytes for r in hot))
     if not ends or ends[-1] < LEAST_BYTES:
@@ -71,7 +71,7 @@ def draw(hot: Sequence[ByteRange], random: Random) -> list[HeldOutPiece]:
 
 
 def touching(ranges: Iterable[ByteRange], touched: Iterable[ByteRange]) -> Iterator[bool]:
-    """Yield for each range whether any byte of it is among what was touched."""
+    """Yield for each range whether any byte of it was touched."""
     joined = coalesce(touched)
     starts = [r.start for r in joined]
     for start, stop in ranges:
@@ -80,20 +80,25 @@ def touching(ranges: Iterable[ByteRange], touched: Iterable[ByteRange]) -> Itera
 
 
 def count_read(pieces: Iterable[ByteRange], touched: Iterable[ByteRange]) -> int:
-    """Count the pieces that have something touched."""
+    """Count the pieces of which any byte was touched."""
     return sum(touching(pieces, touched))
 
 
 class HoldoutJudge:
-    """Says while a start runs whether reading ahead for it is worth while.
+    """Judges, while a start runs, whether read-ahead is worth it.
 
-    It is until the start reads for itself: what is not hot, or will not be read ahead soon. From
-    then on it is if, by the holdout, half of what was read ahead a while ago has been read: who
-    reads less of it would rather have the store to himself.
+    It is worth it until the start itself reads from the store: ranges that are not hot, or are not
+    read ahead soon. From then on it is worth it if the start has read half of what was read ahead a
+    while ago, estimated by the holdout. A start that reads less needs the store for itself.
     """
 
     def __init__(self, pieces: Sequence[HeldOutPiece], ahead: Sequence[ByteRange]) -> None:
-        """Take the holdout, and what is read ahead without it, in that order."""
+        """Judge by a holdout.
+
+        Args:
+            pieces: of the holdout.
+            ahead: the other hot ranges, in the order in which they are read ahead.
+        """
         self._pieces = pieces
         self._piece_ranges = [piece.range for piece in pieces]
         self._due_ms: dict[HeldOutPiece, int] = {}
@@ -107,14 +112,15 @@ class HoldoutJudge:
         self._fresh: Sequence[ByteRange] = ()
 
     def note(self, fresh: Sequence[ByteRange], done_bytes: int, now_ms: int) -> None:
-        """Note what has come into memory since the last time.
+        """Note what has come into memory since the last call.
 
-        Whose it is, is told the next time: only then is all of it said that was read ahead of it.
+        Whether the start or the read-ahead has read it is decided at the next call: only then is
+        all read-ahead reported that came before.
 
         Args:
-            fresh: that is; in file order.
-            done_bytes: of the hot set, that are said to have been read ahead by now.
-            now_ms: of a clock.
+            fresh: the ranges that have come, in file order.
+            done_bytes: how much of the hot set is reported as read ahead.
+            now_ms: the time, in milliseconds.
         """
         self._own_bytes += sum(self._own(r, done_bytes + _UNDER_WAY_BYTES) for r in self._fresh)
         self._fresh = fresh
@@ -125,7 +131,7 @@ class HoldoutJudge:
                 self._due_ms.setdefault(piece, now_ms + _GRACE_MS)
 
     def is_worth(self, now_ms: int) -> bool:
-        """Say whether to read on, at a time of the same clock."""
+        """Whether to go on with the read-ahead, at a time of the same clock."""
         if self._own_bytes < _BEGUN_BYTES:
             return True
         due = [piece for piece, due_ms in self._due_ms.items() if due_ms <= now_ms]
@@ -134,7 +140,7 @@ class HoldoutJudge:
         return (read + 1) / (len(due) + 2) >= MOSTLY
 
     def _own(self, fresh: ByteRange, done_bytes: int) -> int:
-        """Count what of a range nobody can have read ahead."""
+        """Count the bytes of a range that cannot have been read ahead."""
         first = max(0, bisect_right(self._starts, fresh.start) - 1)
         last = bisect_left(self._starts, fresh.stop)
         own_bytes = fresh.size_bytes

@@ -1,7 +1,7 @@
 """A hot set: the traces of an image merged into the ranges worth having before a start.
 
-Merging is a pure function of the set of traces: their order and repetition do not matter, so
-that every node may merge what it finds and publish the result.
+Merging is a pure function of the set of traces: order and repetition do not matter. So every node
+may merge the traces that it finds, and publish the result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_RANGES = 200_000
 """More than a start touches; the lightest are left out."""
 
 MAX_RUNS = 1000
-"""That are named in it: a reader takes no longer list."""
+"""Named in a hot set: readers refuse a longer list."""
 
 AGEING = 0.7
 """Weight of a run against the next newer one's."""
@@ -53,11 +53,11 @@ JOIN_GAP_BYTES = 16 * 1024
 """Ranges closer than this become one: a gap costs less to read than a request."""
 
 DOUBTS = 3
-"""Starts in a row that have mostly not read what was prefetched, until it is given up."""
+"""After so many starts in a row that read little of what was prefetched, it is given up."""
 
 _MISSED = ""
 FOLDED = "+folded"
-"""In place of the node in a trace that holds what several old starts missed."""
+"""The node of a trace that holds what several old starts missed."""
 
 
 class HotRange(NamedTuple):
@@ -73,7 +73,7 @@ class HotRange(NamedTuple):
 
     @property
     def range(self) -> ByteRange:
-        """What is hot."""
+        """The bytes of the image."""
         return ByteRange(self.start, self.stop)
 
 
@@ -85,8 +85,8 @@ class HotSet:
         digest: identity digest of the image.
         size_bytes: of the image.
         runs: names of the newest runs that were merged, oldest first.
-        ranges: what to have before a start.
-        doubts: so many of the last starts in a row have mostly not read it.
+        ranges: to prefetch for a start.
+        doubts: the number of last starts in a row that read little of them.
     """
 
     digest: str
@@ -134,15 +134,14 @@ def decode(data: bytes, name: str) -> HotSet:
 
 
 def sort_out(traces: Iterable[Trace], runs_kept: int) -> tuple[list[Trace], list[Trace]]:
-    """Choose the traces of an image that a merge is to use; the others have had their time.
+    """Choose the traces of an image that a merge uses; the others can be deleted.
 
-    The newest complete runs are used, or where none is complete the newest partial ones; and what
-    starts since then have missed, however many they were: it is prefetched by now, so no later
-    trace can tell of it. Once a few starts in a row have mostly not read what was prefetched, all
-    that is older than they are has had its time, too.
+    The newest complete runs are used; without any, the newest partial ones. So is what all starts
+    since then have missed: it is prefetched by now, so no later trace can show it. Once a few
+    starts in a row read little of what was prefetched, all older traces are given up as well.
 
     Returns:
-        What is to be used, and of that what `fold` can make one trace of.
+        The traces to use, and those of them that `fold` can join.
     """
     traces = sorted(traces, key=_age)
     traces = _in_part(traces) or traces[-1:]
@@ -162,15 +161,15 @@ def sort_out(traces: Iterable[Trace], runs_kept: int) -> tuple[list[Trace], list
 
 
 def _foldable(missed: list[str], doubting: list[str], runs_kept: int) -> set[str]:
-    """Choose runs of which one trace can be made: old ones, where there are too many.
+    """Choose old runs to join into one trace, if there are too many.
 
-    Those that doubt stay as they are, and what is older than the first of them stays apart from
-    what is newer: it may have to be given up.
+    Doubting runs, which read little of what was prefetched, are not joined. Runs before the first
+    of them are not joined with runs after it: they may have to be given up.
 
     Args:
         missed: the runs, oldest first.
-        doubting: those that doubt.
-        runs_kept: so many of the newest stay as they are.
+        doubting: the doubting ones among them.
+        runs_kept: the number of newest runs that are not joined.
     """
     runs = list(dict.fromkeys(missed))
     first = runs.index(doubting[0]) if doubting else len(runs)
@@ -181,7 +180,7 @@ def _foldable(missed: list[str], doubting: list[str], runs_kept: int) -> set[str
 
 
 def fold(traces: list[Trace]) -> Trace:
-    """Join what several starts have missed into one trace, in the place of the newest of them."""
+    """Join what several starts missed into one trace, in place of the newest of them."""
     newest = max(traces, key=_age)
     joined = merge(newest.digest, traces)
     touches = tuple(Touch(r.start, r.stop, r.first_ms) for r in joined.ranges)
@@ -191,16 +190,16 @@ def fold(traces: list[Trace]) -> Trace:
 def merge(digest: str, traces: Iterable[Trace]) -> HotSet:
     """Merge traces of one image.
 
-    Runs that were recorded without a prefetch decide what is hot, each aged by the runs after it:
-    the complete ones, or where there are none the partial ones. What prefetched starts missed is
-    hot as well: it was wanted when it was not there.
+    Runs that were recorded without a prefetch decide what is hot; each run weighs less than the
+    next newer one. Partial runs count only if there are no complete ones. What prefetched starts
+    missed is hot as well: they needed it, and it was not there.
 
-    Who reads nearly all of an image unpacks or copies it, in order. Read ahead of programs that
-    are to run from it, that would be far more than they touch: such a trace makes nothing hot.
+    A start that reads nearly all of an image unpacks or copies it, in order. To prefetch that for
+    programs that run from the image would be far too much: such a trace makes nothing hot.
 
     Args:
         digest: identity digest of the image.
-        traces: in any order, at least one of this image; those of other images are passed over.
+        traces: in any order, at least one of this image; traces of other images are ignored.
     """
     ordered = sorted(
         {(t.started_ns, t.run, t.node): t for t in traces if t.digest == digest}.values(), key=_age
@@ -231,7 +230,7 @@ def _age(trace: Trace) -> tuple[int, str, str]:
 def _in_part(traces: list[Trace]) -> list[Trace]:
     """Leave out the traces of starts that unpacked or copied the image.
 
-    What a prefetched start did not miss may have been read from memory: it counts without that.
+    A prefetched start may have read hot ranges from memory: they are not counted for it.
     """
     parts = [t for t in traces if t.kind == MISSED or not _is_unpacking(t)]
     hot = coalesce(t.range for trace in _recorded(parts) for t in trace.touches)
@@ -239,7 +238,7 @@ def _in_part(traces: list[Trace]) -> list[Trace]:
 
 
 def _doubting(missed: list[Trace]) -> list[str]:
-    """Name the last runs in a row that have mostly not read what was prefetched, oldest first."""
+    """Name the last runs in a row that read little of what was prefetched, oldest first."""
     counts: dict[str, list[int]] = {}
     for trace in missed:
         if trace.holdout:
@@ -256,7 +255,7 @@ def _is_unpacking(trace: Trace) -> bool:
 
 
 def _is_whole(trace: Trace, hot: list[ByteRange]) -> bool:
-    """Tell whether nearly all was touched that is not hot; a holdout is."""
+    """Whether a start touched nearly all of the image beside what is hot."""
     if trace.size_bytes < UNPACKED_LEAST_BYTES:
         return False
     beyond_bytes = total_bytes(subtract((t.range for t in trace.touches), hot))
@@ -264,7 +263,7 @@ def _is_whole(trace: Trace, hot: list[ByteRange]) -> bool:
 
 
 def _recorded(traces: list[Trace]) -> list[Trace]:
-    """Return the complete traces, or where there are none the partial ones."""
+    """Return the complete traces; without any, the partial ones."""
     for kind in (COMPLETE, PARTIAL):
         found = [t for t in traces if t.kind == kind]
         if found:
@@ -279,7 +278,7 @@ def _run_weights(runs: list[str]) -> dict[str, float]:
 
 
 def _weigh(weights: dict[str, float], touched: frozenset[str]) -> int:
-    """Add up the weights of the runs that touched a range; what was missed weighs all there is."""
+    """Add up the weights of the runs that touched a range; a missed range has the full weight."""
     return (
         1_000_000 if _MISSED in touched else round(sum(weights[r] for r in sorted(touched)) * 1e6)
     )
@@ -290,7 +289,7 @@ def _segments(
 ) -> Iterable[tuple[int, int, list[int], frozenset[str]]]:
     """Sweep over the image; yield each stretch with its first-touch times and the runs it is in.
 
-    In place of the run's name stands _MISSED where a prefetched start missed it.
+    A prefetched start that missed the stretch has the name `_MISSED`.
     """
     runs = [_MISSED if t.kind == MISSED else t.run for t in traces]
     edges: list[tuple[int, int, int, int]] = []
@@ -312,7 +311,7 @@ def _segments(
 
 
 def _join(ranges: list[HotRange]) -> list[HotRange]:
-    """Join neighbours that were touched at about the same time; the earlier time is kept."""
+    """Join neighbours that were touched at about the same time, and keep the earlier time."""
     joined: list[HotRange] = []
     for r in ranges:
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""In which order, and up to which size, an image's ranges are read ahead."""
+"""The order in which ranges of an image are read ahead, and where that stops."""
 
 from __future__ import annotations
 

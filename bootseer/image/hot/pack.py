@@ -1,6 +1,6 @@
-"""A hot pack: the hot blocks of an image, one behind the other, and the index of what is where.
+"""A hot pack: the hot blocks of an image, one behind the other, and an index of their places.
 
-Blocks are in the order in which a start wants them, so that whoever follows it reads long pieces.
+Blocks are in the order in which a start reads them, so a prefetch in that order has long reads.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ MAX_PACKED = 65_536
 """Blocks: 4 GiB where they have their usual length, ten times what a start of PyTorch reads."""
 MAX_PART_BYTES = 64 * MIB
 PART_BYTES = 16 * MIB
-"""Of the objects that a pack is stored in: what a writer may keep in memory to send it again, and
-enough of them for many machines to have one each."""
+"""Of the objects that a pack is stored in. A writer may hold so much in memory to retry it, and
+so there are enough objects for many machines."""
 PIECE_BYTES = MIB
-"""Blocks are sorted within so much of a pack: it is read at once, and blocks that are neighbours in
+"""Blocks are sorted within so much of a pack. It is read at once, and blocks that are neighbours in
 the image are claimed and kept together."""
 
 MAX_SHARE = 0.5
-"""Of an image: a start that reads more of it finds long stretches in the image itself."""
+"""Of an image: a start that reads more has long reads in the image itself."""
 SETTLED_SHARE = 0.03
-"""Of a hot set: what a start that had it may have missed."""
+"""Of a hot set: a start may have missed so much and still confirm it."""
 OUTDATED_SHARE = 0.05
-"""Of the hot blocks: how many a pack may lack."""
+"""Of the hot blocks: a pack may lack so many."""
 IDLE_SHARE = 0.33
-"""Of a pack's blocks: how many may be hot no longer."""
+"""Of a pack's blocks: so many may not be hot any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class HotPack:
-    """What is where in a pack.
+    """The index of a pack.
 
     Attributes:
         image: digest of the image.
-        identity: what its traces and hot sets are named after.
+        identity: names the traces and hot sets of the image.
         block_bytes: length of the image's blocks, but for its last.
         part_bytes: length of every object that the pack is stored in, but the last.
         size_bytes: of all blocks together.
@@ -73,7 +73,7 @@ class HotPack:
         return ByteRange(start, min(self.size_bytes, start + self.part_bytes))
 
     def row_range(self, rows: range) -> ByteRange:
-        """Return the bytes of the pack that consecutive rows are about."""
+        """Return the bytes of the pack that consecutive rows of the index describe."""
         return ByteRange(
             rows.start * self.block_bytes, min(self.size_bytes, rows.stop * self.block_bytes)
         )
@@ -96,7 +96,7 @@ def pack_digest(index: bytes) -> str:
 
 
 def plan_pack(manifest: ImageManifest, image: str, hot_set: HotSet) -> HotPack:
-    """Choose what goes into an image's pack, and in which order.
+    """Choose the blocks of an image's pack, and their order.
 
     Args:
         manifest: of the image.
@@ -111,7 +111,7 @@ def plan_pack(manifest: ImageManifest, image: str, hot_set: HotSet) -> HotPack:
         for index in sorted(wanted[first : first + per_piece])
     ]
     last = manifest.blocks - 1
-    if last in blocks:  # it may be shorter than the others: a row's number is to tell its place
+    if last in blocks:  # it may be shorter than the others, so it goes behind all of them
         blocks.remove(last)
         blocks.append(last)
     return HotPack(
@@ -125,7 +125,7 @@ def plan_pack(manifest: ImageManifest, image: str, hot_set: HotSet) -> HotPack:
 
 
 def hot_blocks(manifest: ImageManifest, hot_set: HotSet) -> list[int]:
-    """List the blocks that hold anything hot: those that every start reads, then by first touch."""
+    """List the blocks with hot bytes: first those that every start reads, then by first touch."""
     ranges: list[ByteRange] = [*manifest.leading]
     ranges += (r.range for r in hot_set.ranges)
     return list(dict.fromkeys(_covered(manifest, ranges)))
@@ -134,14 +134,12 @@ def hot_blocks(manifest: ImageManifest, hot_set: HotSet) -> list[int]:
 def has_settled(
     manifest: ImageManifest, hot_set: HotSet, touched: Iterable[tuple[int, int]]
 ) -> bool:
-    """Whether a start found next to all that it read in the hot set that earlier ones have made.
-
-    One run has made the hot set, and another has confirmed it.
+    """Whether a start has confirmed the hot set of earlier starts: it read hardly anything else.
 
     Args:
         manifest: of the image.
         hot_set: as it was before that start's own trace was merged.
-        touched: what the start has read, first bytes and those behind the last.
+        touched: start and stop of the ranges that the start has read.
     """
     hot = set(hot_blocks(manifest, hot_set))
     read = set(_covered(manifest, (ByteRange(*r) for r in touched)))
@@ -149,12 +147,12 @@ def has_settled(
 
 
 def is_worth_it(manifest: ImageManifest, wanted: HotPack) -> bool:
-    """Whether an image gains by this pack."""
+    """Whether a start reads this pack faster than the image."""
     return 0 < len(wanted.blocks) <= min(MAX_PACKED, MAX_SHARE * manifest.blocks)
 
 
 def is_outdated(current: HotPack, wanted: HotPack) -> bool:
-    """Whether a pack is so different from what is hot now that it is to be written anew."""
+    """Whether a pack differs so much from the hot blocks of today that it is written again."""
     if (current.image, current.block_bytes) != (wanted.image, wanted.block_bytes):
         return True
     has, wants = set(current.blocks), set(wanted.blocks)

@@ -1,9 +1,9 @@
 """Hot packs in the store: read, write, find, remove.
 
-packs/DIGEST/index             the pack of an image that is to be read; written last
+packs/DIGEST/index             the index of the image's current pack; written last
 packs/DIGEST/PACK/part-NNNN    the bytes of a pack, in order; PACK is the digest of its index
 
-A pack that was replaced stays for a while: somebody may be reading it.
+A pack that was replaced stays for a while: other nodes may be reading it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from bootseer.store.parts import OpenParts
 from bootseer.units import NS_PER_S
 
 KEPT_S = 3600.0
-"""How long a pack stays that was replaced: longer than the nodes of a job take to read it."""
+"""How long a replaced pack stays: longer than the nodes of a job take to read it."""
 _AHEAD = 8
-"""Pieces that are asked for before somebody wants them: with the one that is wanted, enough under
-way to hide the time that the store takes to answer."""
+"""Pieces that are read before a prefetch wants them: with the wanted one, enough reads at once to
+hide the latency of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def pack_folder(identity: str) -> str:
 
 
 def index_object(identity: str) -> str:
-    """Name the store's object that says which pack of an image is to be read."""
+    """Name the store's object with the index of an image's current pack."""
     return f"{pack_folder(identity)}/index"
 
 
@@ -76,11 +76,11 @@ async def read_index(store: Store, identity: str) -> StoredPack | None:
 class PackSource:
     """A pack, open for reading until it is closed.
 
-    Every byte of it is checked: the index by its own digest, blocks by those that the image has.
+    Every byte is checked: the index by its own digest, blocks by the digests of the image.
     """
 
     def __init__(self, store: Store, stored: StoredPack, manifest: ImageManifest) -> None:
-        """Take over an index that fits the image; see `open_pack`."""
+        """Read a pack whose index fits the image; see `open_pack`."""
         self.pack = stored.pack
         self._store = store
         self._manifest = manifest
@@ -92,10 +92,10 @@ class PackSource:
         self._parts = OpenParts(store, partial(part_object, stored.pack.identity, stored.digest))
 
     def draw(self, wanted: Iterable[int]) -> list[int]:
-        """List what is to be read now that somebody wants these blocks, each block once only.
+        """List the blocks to read now that these are wanted; each block is listed only once.
 
-        That is the pieces which the wanted blocks are in, and some behind them: who reads ahead
-        wants those next.
+        They are those of the pieces with the wanted blocks, and of some pieces behind: a prefetch
+        wants them next.
         """
         rows = (self._rows.get(index) for index in wanted)
         found: list[int] = []
@@ -108,7 +108,7 @@ class PackSource:
         return found
 
     def runs(self, blocks: Iterable[int]) -> list[list[int]]:
-        """Cut blocks of the pack into what `read` can read at once."""
+        """Cut blocks of the pack into runs; `read` takes one."""
         rows = sorted(self._rows[index] for index in blocks)
 
         def place(pair: tuple[int, int]) -> tuple[int, int, int]:
@@ -121,10 +121,10 @@ class PackSource:
         ]
 
     async def read(self, blocks: Sequence[int]) -> memoryview:
-        """Read blocks that `runs` has put together.
+        """Read a run of blocks.
 
         Raises:
-            Corrupt: one is not what it should be, or not there.
+            Corrupt: a block is damaged or missing.
             BootseerError: the store does not give them.
         """
         first = self._rows[blocks[0]]
@@ -137,7 +137,7 @@ class PackSource:
         return data
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close the objects of the pack."""
         await self._parts.close()
 
     def _check(self, blocks: Sequence[int], data: memoryview, name: str) -> None:
@@ -147,7 +147,7 @@ class PackSource:
 
 
 async def open_pack(store: Store, manifest: ImageManifest, image: str) -> PackSource | None:
-    """Open the pack of an image; None if it has none. Its parts are opened as they are read.
+    """Open the pack of an image; None if it has none. Its objects are opened when they are read.
 
     Raises:
         Corrupt: its index is damaged, of another image, or does not fit this one.
@@ -168,21 +168,21 @@ async def write_pack(
     anew: bool = False,
     copies: int = 0,
 ) -> int:
-    """Write a pack, and have it read from now on; returns how many bytes were written.
+    """Write a pack, and make it the image's current one; returns how many bytes were written.
 
     Args:
-        store: for it.
-        pack: what goes into it.
-        pieces: gives some of its blocks, one behind the other.
-        anew: what is there of it, too: it is damaged.
-        copies: on how many machines to keep it, where the store has such a thing; 0 for as many as
-            it keeps of anything.
+        store: to write it to.
+        pack: its index.
+        pieces: returns the bytes of blocks of the image, one block behind the other.
+        anew: overwrite objects of this pack that exist: they are damaged.
+        copies: the replication of the pack, if the store has such a thing; 0 for the store's
+            default.
 
     Raises:
-        BootseerError: the store does not take it. What was written serves the next attempt.
+        BootseerError: the store does not take it. The next attempt goes on with what was written.
 
     Concurrency: any number of nodes, with the same or with different packs: none fails because of
-        another. Who writes the index last is read.
+        another. The index that is written last counts.
 
     Durability: after a crash, either index is there, and the pack that it names.
     """
@@ -194,7 +194,7 @@ async def write_pack(
         part = pack.part_range(number)
         if not anew and await _has(store, name, part.size_bytes):
             continue
-        with suppress(Conflict):  # another node was faster, with the same bytes
+        with suppress(Conflict):  # another node has written the same bytes
             async with store.create(name, overwrite=anew) as writer:
                 for blocks in _pieces(pack, number):
                     await writer.write(await pieces(blocks))
@@ -203,35 +203,35 @@ async def write_pack(
     await publish(store, index_object(pack.identity), index)
     if copies and store.capabilities.replication:
         for name in (*names, index_object(pack.identity)):
-            with suppress(BootseerError):  # fewer copies are slower, and as good
+            with suppress(BootseerError):  # fewer copies are only slower
                 await store.set_replication(name, copies)
     return written_bytes
 
 
 async def sweep(store: Store, identity: str, older_than_s: float = KEPT_S) -> None:
-    """Remove an image's packs that were replaced, or never finished, so long ago."""
+    """Remove packs of an image that were replaced or given up so long ago."""
     until_ns = time.time_ns() - older_than_s * NS_PER_S
     entries = await store.list(pack_folder(identity))
     indexes = [entry for entry in entries if not entry.is_folder]
     if any(entry.mtime_ns > until_ns for entry in indexes):
-        return  # the one before it may still be read
+        return  # the pack before it may still be read
     try:
         stored = await read_index(store, identity)
     except Corrupt:
-        return  # nobody knows what of it is used
+        return  # the pack in use is unknown
     used = stored.digest if stored is not None else ""
     for folder in entries:
         if folder.is_folder and folder.name.rpartition("/")[2] != used:
-            changed = [folder, *await store.list(folder.name)]  # it may be in the making
+            changed = [folder, *await store.list(folder.name)]  # a node may be writing it
             if all(entry.mtime_ns <= until_ns for entry in changed):
                 with suppress(NotFound):
                     await store.delete_tree(folder.name)
 
 
 async def remove(store: Store, identity: str) -> bool:
-    """Remove all of an image's packs; who is reading one goes on without. Says if there was any."""
+    """Remove all packs of an image; returns whether there was any. Readers go on without."""
     with suppress(NotFound):
-        await store.delete(index_object(identity))  # first, so that nobody begins to read
+        await store.delete(index_object(identity))  # first, so that no node begins to read
     try:
         await store.delete_tree(pack_folder(identity))
     except NotFound:

@@ -19,42 +19,42 @@ from bootseer.rate_limit import RateLimit
 from bootseer.units import KIB, MIB
 
 _USERS_PART = 0.5
-"""Of what may be pinned, for one user."""
+"""Of the memory that may be pinned, for one user."""
 PIECE_BYTES = MIB
-"""Pinned together, and the largest read."""
+"""Is pinned at once; also the largest read."""
 _SMALL_BYTES = 256 * KIB
-"""The smallest read of a store that others read meanwhile: smaller ones cost more processor."""
+"""The smallest read while others use the store: smaller ones cost more processor time."""
 _READ_S = 0.002
-"""For one read, of a store that is near: who reads meanwhile waits for no more than two."""
+"""For one read of a near store: a start that reads meanwhile waits for two of them at most."""
 _GAIN = 2.0
-"""Under way, of what keeps the store busy. Source: BBR (Cardwell and others, 2016)."""
+"""Times the bytes that keep the store busy. Source: BBR (Cardwell and others, 2016)."""
 _WINDOW_S = 0.005
-"""In which the store's rate is measured, at least; longer where a read takes longer."""
+"""At least so long the store's rate is measured; longer if a read takes longer."""
 _MEMORY_S = 0.0001
-"""A quicker read comes out of memory, and says nothing of the store."""
+"""A quicker read comes from memory, and says nothing about the store."""
 
 
 class UnderWay:
-    """What is being read at the same time: what keeps the store busy, and little beyond that.
+    """Limits the reads under way to what keeps the store busy, and little beyond that.
 
-    Whoever else reads waits behind what waits there. What keeps the store busy is its rate times
-    what a read takes that waits behind nothing, as the quickest one did.
+    Other readers of the store wait behind these reads. The store is busy with its rate times the
+    time of a read that waits behind no other; that of the quickest read is taken.
 
     Concurrency: any number of threads.
 
     Attributes:
-        limit_bytes: of what is read at the same time.
-        read_bytes: of one read.
+        limit_bytes: of all reads under way.
+        read_bytes: the size of one read.
     """
 
     def __init__(
         self, streams: int, *, is_limited: bool, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin with nothing.
+        """Begin with no reads.
 
         Args:
-            streams: that read at the same time.
-            is_limited: others read of the same store; else all streams read large pieces at once.
+            streams: number of threads that read.
+            is_limited: others read from the same store; if not, all streams read large pieces.
             now: a clock, in seconds.
         """
         self._streams = streams
@@ -70,12 +70,12 @@ class UnderWay:
 
     @contextmanager
     def piece(self, size_bytes: int) -> Iterator[None]:
-        """Wait until a piece may be read; it is under way within the context."""
+        """Wait until a piece may be read; its read is under way within the context."""
         with self._changed:
             while self._bytes and self._bytes + size_bytes > self.limit_bytes:
                 self._changed.wait()
             begun_s = self._now()
-            if not self._bytes:  # nothing was asked for
+            if not self._bytes:  # the store was idle
                 self._done_bytes, self._since_s = 0, begun_s
             self._bytes += size_bytes
         try:
@@ -86,12 +86,12 @@ class UnderWay:
                 self._done_bytes += size_bytes
                 if self._is_limited:
                     self._note(size_bytes, self._now() - begun_s)
-                # Not all of them: most would only wait again, and use the job's processors for it.
+                # Not all threads: most would only wait again, and use the job's processors for it.
                 room_bytes = self.limit_bytes - self._bytes
                 self._changed.notify(max(1, room_bytes // self.read_bytes))
 
     def _note(self, size_bytes: int, took_s: float) -> None:
-        """Look at what a read took, and from time to time at the rate."""
+        """Adapt to the time of a read, and now and then to the rate."""
         if size_bytes >= _SMALL_BYTES and took_s > _MEMORY_S:
             self._quickest_s = min(self._quickest_s, took_s)
         passed_s = self._now() - self._since_s
@@ -111,7 +111,7 @@ class Prefetch:
     Attributes:
         read_bytes: brought into the page cache so far.
         pinned_bytes: of these, locked in memory until this process ends.
-        error: first failed read as text, "" while there is none. Others go on.
+        error: the first failed read as text, "" without one. Other reads go on.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class Prefetch:
         *,
         others_wait: bool = False,
     ) -> None:
-        """Prepare; ``fd`` stays the caller's and must outlive this object.
+        """Map the image.
 
         Args:
-            fd: of the image.
+            fd: of the image; the caller closes it, after this object is not used any more.
             size_bytes: of the image.
-            streams: parallel reads.
-            budget: how fast to read, together with whoever shares it; None for freely.
-            others_wait: who reads of the same store meanwhile has to wait behind it.
+            streams: number of parallel reads.
+            budget: a rate that others may share; None for no limit.
+            others_wait: other readers of the same store have to wait behind these reads.
 
         Raises:
             Unavailable: the file cannot be mapped.
@@ -143,7 +143,7 @@ class Prefetch:
         self._streams = streams
         self._budget = budget or RateLimit(0)
         self._under_way = UnderWay(streams, is_limited=others_wait)
-        # One for all streams: nobody looks at what lands in it.
+        # One for all streams: its content is not used.
         self._scratch = ffi.new("uint8_t[]", PIECE_BYTES)
         self._lock = Lock()  # guards the pieces and the counters below
         self._pieces: Iterator[ByteRange] = iter(())
@@ -157,7 +157,7 @@ class Prefetch:
         self.error = ""
 
     async def run(self, pieces: Iterator[ByteRange]) -> None:
-        """Read all pieces; returns when the last is there.
+        """Read all pieces; returns when the last one has been read.
 
         Concurrency: ``streams`` threads, each with one read under way.
         Cancellation: returns at once; threads stop after the read they are in.
@@ -179,7 +179,7 @@ class Prefetch:
             self.stop()
 
     def hold(self, *, is_held: bool) -> None:
-        """Read nothing for the time being, or go on."""
+        """Pause the reads, or go on."""
         if is_held:
             self._held_since = time.monotonic()
             self._may_read.clear()
@@ -189,7 +189,7 @@ class Prefetch:
 
     @property
     def held_s(self) -> float:
-        """For how many seconds nothing has been read now."""
+        """How long the reads have been paused by now, in seconds."""
         since = self._held_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -200,11 +200,11 @@ class Prefetch:
         self.hold(is_held=False)
 
     def yield_to_others(self) -> None:
-        """Go on with idle I/O priority: the job is no longer waiting for this."""
+        """Go on with idle I/O priority: the job does not wait for the prefetch any more."""
         self._idle = True
 
     def stop_pinning(self) -> None:
-        """Read on, and leave it to the kernel to keep what is read from now on."""
+        """Go on without pinning what is read from now on."""
         self._pin = False
 
     def _stream(self) -> None:
@@ -228,7 +228,7 @@ class Prefetch:
                     self.error = self.error or f"{os.strerror(-read)} at byte {piece.start}"
                 self.read_bytes += max(0, read)
                 self.pinned_bytes += max(0, pinned)
-                # Out of lockable memory or mappings: later pieces are read all the same.
+                # Without lockable memory or mappings, later pieces are only read.
                 self._pin = self._pin and pinned >= 0
 
     def _read(self, piece: ByteRange) -> int:
@@ -247,16 +247,16 @@ class Prefetch:
 
 
 def available_bytes() -> int:
-    """Return how much memory could be had now without anything being written out."""
+    """Return how much memory is available now without writing anything out."""
     return _meminfo().get("MemAvailable", 0)
 
 
 def pinnable_bytes(share: float) -> int:
-    """Return how much more may be pinned now, so that no more than ``share`` is.
+    """Return how much more memory may be pinned now, so that no more than ``share`` is pinned.
 
-    The share is of what was available before anybody locked memory, and what others hold counts
-    against it. One user's processes get a part of it, with many jobs as with one: something is left
-    for whoever comes next.
+    It is a share of the memory that would be available if nothing were locked, and all processes'
+    locked memory counts. All processes of one user get a part of it, so that something is left for
+    the next user.
     """
     most_bytes, locked_bytes = _pinning(share)
     own_bytes = locked_by(os.getuid()) if locked_bytes else 0
@@ -264,10 +264,10 @@ def pinnable_bytes(share: float) -> int:
 
 
 def may_pin(share: float) -> bool:
-    """Whether any more may be pinned now, see `pinnable_bytes`; for who asks again and again.
+    """Whether any more memory may be pinned now, see `pinnable_bytes`; cheap enough for polling.
 
-    One user can have too much of it only if all together have as much: until then no process is
-    looked at.
+    A user can have locked too much only if all users together have locked as much: until then, no
+    processes are looked at.
     """
     most_bytes, locked_bytes = _pinning(share)
     part_bytes = _USERS_PART * most_bytes
@@ -277,14 +277,14 @@ def may_pin(share: float) -> bool:
 
 
 def _pinning(share: float) -> tuple[float, int]:
-    """Return how many bytes may be pinned by all together, and how many are locked already."""
+    """Return how many bytes all users together may pin, and how many are locked already."""
     memory = _meminfo()
     locked_bytes = memory.get("Mlocked", 0)
     return share * (memory.get("MemAvailable", 0) + locked_bytes), locked_bytes
 
 
 def locked_by(uid: int) -> int:
-    """Return how much memory the processes of a user have locked."""
+    """Return how many bytes of memory the processes of a user have locked."""
     found = 0
     for entry in os.scandir("/proc"):
         with suppress(OSError):  # it has ended

@@ -12,14 +12,14 @@ from bootseer.image.hot.trace import MAX_TOUCHES, Touch
 _SAMPLE_RANGES = 16_384
 
 MIN_USED_SHARE = 0.25
-"""With fewer pages than this in active use, the kernel's lists say nothing about this start."""
+"""Of a start's pages: if fewer are in active use, the kernel's lists say nothing about it."""
 
 COMPLETE_SHARE = 0.02
-"""Up to this share of the image may be resident beforehand for the recording to count as whole."""
+"""A recording is complete if no more of the image was resident before."""
 
 
 class ResidentPages(Protocol):
-    """What tells of the pages of one file; not safe from several threads at once.
+    """The pages of one file that are resident; not safe from several threads at once.
 
     Attributes:
         size_bytes: length of the file.
@@ -31,38 +31,36 @@ class ResidentPages(Protocol):
         """List the ranges that have become resident since the last call, in file order.
 
         Args:
-            most: of them, at least one; with as many, there may be more.
+            most: the limit of their number, at least one; if it is reached, there may be more.
 
         Raises:
-            Unavailable: it cannot be told.
+            Unavailable: the kernel does not tell.
         """
 
     def active(self, start: int, stop: int) -> bytes | None:
-        """Tell of each page of a range how it is used.
-
-        It can block in reading the file.
+        """Return for each page of a range how it is used; this can block in reading the file.
 
         Returns:
-            A byte for each: 0, it was read ahead only; 1, it is in active use; 2, it has gone
-            meanwhile. None where the kernel does not say.
+            A byte for each page. 0: it was read ahead only; 1: it is in active use; 2: it is not
+            resident any more. None if the kernel does not tell.
         """
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the file."""
 
 
 class ResidencyRecorder:
     """Samples the residency of one image; not safe from several threads at once."""
 
     def __init__(self, pages: ResidentPages, leading: Iterable[ByteRange] = ()) -> None:
-        """Take the sample that later ones differ from.
+        """Take the first sample.
 
         Args:
-            pages: of the image; closed by `close`.
+            pages: of the image; `close` closes them.
             leading: superblock and tables, which are read at every start and not recorded.
 
         Raises:
-            Unavailable: they cannot be looked at.
+            Unavailable: the kernel does not tell which pages are resident.
         """
         self._pages = pages
         self._leading = list(leading)
@@ -81,7 +79,7 @@ class ResidencyRecorder:
         return total_bytes(self.resident_before) <= COMPLETE_SHARE * self.size_bytes
 
     def sample(self, now_ms: int) -> int:
-        """Note what has become resident since the last sample; returns how many bytes.
+        """Record what has become resident since the last sample; returns how many bytes.
 
         Args:
             now_ms: milliseconds since recording began, the time noted for these ranges.
@@ -92,15 +90,15 @@ class ResidencyRecorder:
         return total_bytes(fresh)
 
     def settle(self) -> None:
-        """Forget what was only read ahead, at the end of the recording.
+        """Remove what was only read ahead, at the end of the recording.
 
-        The kernel's read-ahead makes a trace a third larger than what a start needs, and the time
-        to prefetch it. Should a forgotten page be needed after all, the start that misses it
-        records it. Of a page that the kernel has given up nobody knows, so it is kept. Where the
-        kernel does not say which pages are in use, or calls hardly any so, nothing is forgotten.
+        The kernel's read-ahead makes a trace a third larger than what a start needs, and so the
+        time to prefetch it. If a removed page is needed after all, the start that misses it records
+        it. Pages that are not resident any more are kept, for their use is unknown. If the kernel
+        does not tell which pages are in use, or names hardly any, nothing is removed.
 
-        It can block in reading the image: call it in a thread of its own, which `stop_settling`
-        ends at the next touch.
+        It can block in reading the image: call it in a thread of its own; `stop_settling` ends it
+        at the next touch.
         """
         kept: list[Touch] = []
         bytes_of = [0, 0, 0]  # by how they are used, see `ResidentPages.active`
@@ -119,11 +117,11 @@ class ResidencyRecorder:
             self.touches = kept
 
     def stop_settling(self) -> None:
-        """Have a `settle` that is under way in another thread forget nothing more, and end."""
+        """End a `settle` in another thread; it removes nothing then."""
         self._stop = True
 
     def close(self) -> None:
-        """Stop watching; what was recorded stays readable."""
+        """Close the pages; `touches` stay readable."""
         self._pages.close()
 
     def _newly_resident(self) -> list[ByteRange]:

@@ -18,12 +18,12 @@ from bootseer.image.hot.trace import Trace
 from bootseer.store.api.base import Store, publish, read_all
 
 _ROUNDS = 10
-"""Of a merge: while the tasks of a job array end, others may have come meanwhile each time."""
+"""Of a merge: while the tasks of a job array end, new traces may come each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """Result of `rebuild`: the hot set that is now in the store, and of how many traces it is."""
+    """Result of `rebuild`: the hot set that is now in the store, and the number of its traces."""
 
     hot_set: HotSet
     traces: int
@@ -52,15 +52,15 @@ async def read_hot_set(store: Store, digest: str) -> HotSet | None:
 
 
 def is_among(count: int, nodes: int, node: int) -> bool:
-    """Tell whether a node of a job is among so many that are spread over all of them.
+    """Whether a node is one of some that are spread evenly over the nodes of a job.
 
-    The first one is, and one of a job whose nodes are not known. Where steps run on some of the
-    nodes only, one of every `nodes / count` neighbours is.
+    The first node is, and so is every node of a job whose nodes are not known. Of `nodes / count`
+    neighbours one is, so that a step on some of the nodes has its part.
 
     Args:
-        count: how many, at least one.
-        nodes: of the job, 0 if that is not known.
-        node: its place among them.
+        count: how many nodes to spread, at least one.
+        nodes: number of nodes of the job, 0 if unknown.
+        node: index of the node.
     """
     return not nodes or node * count % nodes < count
 
@@ -68,7 +68,7 @@ def is_among(count: int, nodes: int, node: int) -> bool:
 async def publish_trace(store: Store, trace: Trace, traces_per_run: int) -> bool:
     """Publish a node's trace, unless enough nodes of this start have done so already.
 
-    The one with a holdout is always published: a start has no other.
+    A trace with a holdout is always published: it is the only one of its start.
 
     Returns:
         Whether it was published.
@@ -82,17 +82,17 @@ async def publish_trace(store: Store, trace: Trace, traces_per_run: int) -> bool
 
 
 async def rebuild(store: Store, digest: str, runs_kept: int) -> MergeResult:
-    """Merge all traces of an image into its hot set, and drop those that no merge needs again.
+    """Merge all traces of an image into its hot set, and delete those that no merge needs again.
 
     Raises:
         NotFound: there is no trace of this image.
 
-    Concurrency: any number of nodes at once. Each lists the traces again after publishing and
-    starts over when there are others, so the last to publish has merged them all. Where others
-    come all the time, that is left to them in the end.
+    Concurrency: any number of nodes at once. Each lists the traces again after it has published,
+    and starts over if there are new ones, so the last to publish has merged them all. If new ones
+    come all the time, the nodes that publish them merge in the end.
     """
     folder = f"traces/{digest}"
-    known: dict[str, Trace | None] = {}  # None is no trace of this image
+    known: dict[str, Trace | None] = {}  # None: it is no trace of this image
     newer: set[str] = set()
     for _ in range(_ROUNDS):
         names = await _trace_names(store, folder)
@@ -102,7 +102,7 @@ async def rebuild(store: Store, digest: str, runs_kept: int) -> MergeResult:
             try:
                 known[name] = await _read_trace(store, folder, digest, name)
             except UnknownVersion:
-                newer.add(name)  # whoever wrote it will want it again
+                newer.add(name)  # nodes with the newer version need it
             except Corrupt:
                 known[name] = None
             except NotFound:
@@ -121,7 +121,7 @@ async def rebuild(store: Store, digest: str, runs_kept: int) -> MergeResult:
 
 
 async def _read_trace(store: Store, folder: str, digest: str, name: str) -> Trace | None:
-    """Read a trace; None if it is of another image, or has another one's name."""
+    """Read a trace; None if it is of another image, or has the wrong name."""
     trace = trace_format.decode(await read_all(store, name, trace_format.MAX_BYTES), name)
     return trace if trace.digest == digest and name == _name(folder, trace) else None
 
@@ -129,7 +129,7 @@ async def _read_trace(store: Store, folder: str, digest: str, name: str) -> Trac
 async def _clear(
     store: Store, folder: str, names: list[str], keep: set[str], old: list[Trace]
 ) -> None:
-    """Join old traces into one, and delete all that are not to be kept."""
+    """Join old traces into one, and delete all that are not kept."""
     if old:
         folded = hotset.fold(old)
         await publish(store, _name(folder, folded), folded.encode())
@@ -149,7 +149,7 @@ def _name(folder: str, trace: Trace) -> str:
 
 
 def _is_of_start(name: str, trace: Trace) -> bool:
-    """Whether a name in the folder is that of a trace of the same start."""
+    """Whether a name in the folder is a trace's of the same start."""
     started, _, rest = name.partition("-")
     return (
         started.isdecimal()

@@ -1,8 +1,8 @@
-"""Which pages of a file are in the page cache, as the kernel tells root and the file's owner.
+"""Which pages of a file are in the page cache; the kernel tells only root and the file's owner.
 
-The descriptor comes from the job's user, who has opened the image; the mapping is touched by
-`KernelResidency.active` alone, and there by a call that fails where a file has become shorter, so
-nothing that the user does to the file can crash who looks at it.
+The descriptor comes from the job's user, who has opened the image. Only `KernelResidency.active`
+touches the mapping, by a call that fails if the file has become shorter: nothing that the user does
+to the file can crash this process.
 
 Standard library and our own extension only.
 """
@@ -17,9 +17,9 @@ from bootseer._io import ffi, lib
 from bootseer.errors import Unavailable
 
 MAX_FILE_BYTES = 1 << 40
-"""Larger files are no images: looking at one of 10 TB, sparse or not, takes half a second."""
+"""Larger files are no images: a sample of 10 TB, sparse or not, takes half a second."""
 MAX_MINCORE_BYTES = 32 << 30
-"""The same where the kernel has no cachestat: mincore looks at every page, resident or not."""
+"""The same for a kernel without cachestat: mincore looks at every page, resident or not."""
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 

@@ -19,26 +19,26 @@ VERSION = 1
 _ROW = struct.Struct("<QQI")  # start, stop, milliseconds from the start of recording
 MAX_BYTES = 16 * 1024 * 1024
 MAX_TOUCHES = 200_000
-"""More are not kept of a start: 4 MB of trace."""
+"""Of a start at most: 4 MB of trace."""
 
 COMPLETE = "complete"
-"""All that a start read: little was in memory before, and nothing was prefetched."""
+"""All reads of a start: little was in memory before, and nothing was prefetched."""
 PARTIAL = "partial"
-"""What a start read and what was in memory before, which was much; nothing was prefetched."""
+"""Reads of a start and what was in memory before, which was much; nothing was prefetched."""
 MISSED = "missed"
-"""What a start read beyond what was prefetched for it."""
+"""Reads of a start beyond what was prefetched for it."""
 KINDS = (COMPLETE, PARTIAL, MISSED)
 
 MOUNTED = "mounted"
-"""Programs ran from the image, and read here and there."""
+"""Programs ran from the image, and read parts of it."""
 UNPACKED = "unpacked"
-"""The image was read from its beginning on: unpacked or copied, as far as that had come."""
+"""The image was unpacked or copied: read from its beginning, to the end or not yet so far."""
 USAGES = ("", MOUNTED, UNPACKED)
-"""How a start used the image; "" where that cannot be told."""
+"""How a start used the image; "" if that is not known."""
 UNPACKED_SHARE = 0.9
-"""Of the bytes up to the last one read, or of what is not hot: who reads so much unpacks."""
+"""A start that reads so much of the bytes up to the last one, or of what is not hot, unpacks."""
 UNPACKED_LEAST_BYTES = 64 * MIB
-"""A smaller image is read ahead as a whole before a program has started."""
+"""A smaller image is read ahead as a whole before a program starts."""
 
 
 class Touch(NamedTuple):
@@ -50,24 +50,24 @@ class Touch(NamedTuple):
 
     @property
     def range(self) -> ByteRange:
-        """What was touched."""
+        """The bytes of the image."""
         return ByteRange(self.start, self.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one node recorded of one image in one run.
+    """What one node recorded of the reads of one image in one run.
 
     Attributes:
         digest: identity digest of the image.
         size_bytes: of the image.
-        run: name of the run, the same on all its nodes; newer runs started later.
+        run: name of the run, the same on all its nodes.
         started_ns: start of recording, nanoseconds since the epoch.
         node: name of the node.
-        kind: COMPLETE, PARTIAL or MISSED: what it says about ranges that are not in it.
+        kind: COMPLETE, PARTIAL or MISSED: what it means that a range is not in the trace.
         touches: ordered by first touch; ranges do not overlap.
-        holdout: ranges that are hot and were not prefetched, to see whether the start reads them;
-            empty if that was not looked at, or says nothing.
+        holdout: hot ranges that were not prefetched, to see whether the start reads them; empty if
+            there was no holdout, or if it says nothing.
         usage: see `USAGES`.
     """
 
@@ -125,21 +125,21 @@ def decode(data: bytes, name: str) -> Trace:
 
 
 def join_touches(one: Sequence[Touch], other: Sequence[Touch]) -> list[Touch]:
-    """Put together what was touched of an image in two ways, each range once, in order of time.
+    """Merge touches of an image that were recorded in two ways, each range once, in order of time.
 
     Args:
-        one: whose time counts where both have a range.
-        other: ranges of neither overlap among themselves.
+        one: touches that do not overlap each other.
+        other: the same; where both have a range, the time of ``one`` counts.
     """
     joined = [*one, *touched_beyond(other, (touch.range for touch in one))]
     return sorted(joined, key=lambda touch: touch.first_ms)
 
 
 def touched_beyond(touches: Sequence[Touch], known: Iterable[ByteRange]) -> list[Touch]:
-    """Return what was touched beyond some ranges, in the order of the touches."""
+    """Return the touches without what lies in some ranges, in the same order."""
     beyond: list[Touch] = []
     index = 0
-    # One pass, for there may be 100,000 of both: what is left keeps the order of the touches.
+    # One pass, for there may be 100,000 of both: `subtract` keeps the order of the touches.
     for start, stop in subtract((touch.range for touch in touches), known):
         while not touches[index].start <= start < touches[index].stop:
             index += 1
@@ -148,11 +148,11 @@ def touched_beyond(touches: Sequence[Touch], known: Iterable[ByteRange]) -> list
 
 
 def usage_of(kind: str, touches: Sequence[Touch]) -> str:
-    """Tell by what a start has read how it used the image; see `USAGES`.
+    """Return how a start used the image, judged by its reads; see `USAGES`.
 
     Args:
-        kind: of the trace. What was prefetched leaves nothing to tell by.
-        touches: all of it.
+        kind: of the trace; that of a prefetched start shows nothing.
+        touches: all touches of the trace.
     """
     if kind == MISSED or not touches:
         return ""

@@ -295,6 +295,39 @@ async def test_a_disk_that_is_slow_holds_no_reader_up_and_does_not_fill_the_memo
         assert disk.given[12:] == list(range(20, 24))
 
 
+class SlowKeeper:
+    """A link whose keeper writes nothing until it is let."""
+
+    def __init__(self, link):
+        self.link = link
+        self.asked = []
+        self.may_keep = trio.Event()
+
+    async def claim(self, blocks, *, anew):
+        self.asked.append(("claim", list(blocks)))
+        return await self.link.claim(blocks, anew=anew)
+
+    async def keep(self, blocks, data):
+        self.asked.append(("keep", list(blocks)))
+        await self.may_keep.wait()
+        await self.link.keep(blocks, data)
+
+
+async def test_a_reader_waits_for_one_answer_of_the_keeper(store, job_of):
+    job = job_of(store)
+    async with keeper_link(job.entry) as link:
+        keeper = SlowKeeper(link)
+        node = NodeCache(MANIFEST, job.cached, keeper, job.said.append)
+        async with readable(store, DIGEST, MANIFEST, node) as blocks:
+            with trio.fail_after(20):
+                assert await blocks.read(10, 3 * BLOCK) == content(10, 3 * BLOCK)
+            assert job.cached.missing(range(4)) == [0, 1, 2, 3]
+            keeper.may_keep.set()
+            await blocks.settle()
+        assert keeper.asked == [("claim", [0, 1, 2, 3]), ("keep", [0, 1, 2, 3])]
+        assert job.cached.missing(range(5)) == [4]
+
+
 async def test_a_damaged_block_of_the_cache_is_fetched_again(store, job_of):
     job = job_of(store)
     async with job.open() as blocks:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from bootseer.agent.messages.control import Done, TellEvent
 from bootseer.agent.node import control_client
 from bootseer.errors import BootseerError
 
@@ -34,8 +35,8 @@ def mark(name: str, *, is_quiet: bool = False) -> None:
         if not path:
             raise BootseerError("BOOTSEER_SOCKET is not set: not inside a job with --bootseer")
         rank = int(os.environ.get("SLURM_PROCID", "-1"))
-        request = {"op": "event", "stage": f"mark.{name}", "start_ns": now, "end_ns": now}
-        control_client.ask(path, {**request, "rank": rank}, deadline_s=2)
+        event = TellEvent(f"mark.{name}", now, now, rank=rank)
+        control_client.ask(path, event, Done, deadline_s=2)
     except (BootseerError, ValueError) as error:
         if not is_quiet:
             print(f"bootseer mark: {error}", file=sys.stderr)

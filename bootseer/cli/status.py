@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from bootseer import config as settings
+from bootseer.agent.messages.control import AgentStatus, GetStatus
 from bootseer.agent.node import control_client
 from bootseer.agent.node.registry import job_folders
 from bootseer.cli.console import console
@@ -36,11 +37,11 @@ def status(as_json: bool) -> None:
 
 def _state(folder: Any) -> dict[str, Any] | None:
     try:
-        answer: dict[str, Any] = control_client.ask(folder.socket, {"op": "status"}, deadline_s=2)
+        answer = control_client.ask(folder.socket, GetStatus(), AgentStatus, deadline_s=2)
     except BootseerError:
         kept = folder.read("state/state.json")  # root's to read
         return {**kept, "state": "agent died"} if kept else None
-    return answer
+    return answer._asdict()
 
 
 def _table(jobs: list[dict[str, Any]]) -> Table:

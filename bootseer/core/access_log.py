@@ -12,10 +12,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from bootseer.core.fields import Fields, open_document
-from bootseer.core.ranges import ByteRange, coalesce, subtract
+from bootseer.core.ranges import ByteRange, check_ranges, coalesce, subtract
 from bootseer.errors import Corrupt
 from bootseer.units import MIB
 
@@ -24,6 +24,7 @@ MAX_BYTES = 16 * 1024 * 1024
 MAX_FILES = 20_000
 MAX_RANGES = 1000
 """Of one file."""
+_MAX_PATH_CHARS = 4096
 _FORMAT = "bootseer checkpoint reads"
 MARK_BYTES = 64 * MIB
 """Of what is put into the page cache ahead of a reader, the first page in so many bytes is kept
@@ -49,6 +50,45 @@ class FileReads:
     path: str
     newest: tuple[int, ...]
     ranges: tuple[ByteRange, ...]
+
+    def check(self, name: str) -> None:
+        """Check what others have written or told.
+
+        Raises:
+            Corrupt: it is not acceptable.
+        """
+        components = self.path.split("/")
+        if any(c in self.path for c in "\0\n\r") or any(c in ("", ".", "..") for c in components):
+            raise Corrupt(f"{name}: {self.path!r} is not a path below a folder")
+        if len(self.path) > _MAX_PATH_CHARS or len(self.newest) > len(components):
+            raise Corrupt(f"{name}: {self.path[:100]!r} is too long, or has too many newest parts")
+        if not all(0 <= index < len(components) for index in self.newest):
+            raise Corrupt(f"{name}: field 'newest' of {self.path!r} names no part of it")
+        check_ranges(self.ranges, MAX_RANGES, name)
+
+
+class AccessedFile(NamedTuple):
+    """What a mount has seen of one file in the start-up window.
+
+    Attributes:
+        path, newest, ranges: as in `FileReads`.
+        opens: how often it was opened.
+    """
+
+    path: str
+    newest: tuple[int, ...]
+    ranges: list[ByteRange]
+    opens: int
+
+    def check(self, name: str) -> None:
+        """Check what another process tells.
+
+        Raises:
+            Corrupt: it is not acceptable.
+        """
+        if self.opens < 0:
+            raise Corrupt(f"{name}: {self.path!r} was opened {self.opens} times")
+        FileReads(self.path, self.newest, tuple(self.ranges)).check(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +220,7 @@ def expand(file: FileReads, listing: Listing) -> str:
 
 
 def combine(
-    recorded: Iterable[Any], ahead: Mapping[str, tuple[int, list[ByteRange]]], name: str
+    recorded: Iterable[AccessedFile], ahead: Mapping[str, tuple[int, list[ByteRange]]]
 ) -> tuple[FileReads, ...]:
     """Tell what a start has read itself, of what was recorded and what was read ahead for it.
 
@@ -188,31 +228,16 @@ def combine(
     counts as read if the job has opened that file.
 
     Args:
-        recorded: objects with the fields of `FileReads`, and ``opens``, as decoded from JSON.
+        recorded: what the mount has seen.
         ahead: by path, how often a file was opened to be read ahead, and what of it.
-        name: for messages.
-
-    Raises:
-        Corrupt: a field is missing or not acceptable.
     """
     files = []
-    for value in recorded:
-        file = _file(Fields(value, name), name)
+    for file in recorded:
         opens, ranges = ahead.get(file.path, (0, []))
-        if Fields(value, name).count("opens") > opens:
+        if file.opens > opens:
             joined = _join([*file.ranges, *ranges])
             files.append(FileReads(file.path, file.newest, tuple(joined)))
     return tuple(files[:MAX_FILES])
-
-
-def to_json(recording: Recording, newest: tuple[int, ...]) -> dict[str, Any]:
-    """Return a recording as `combine` takes it."""
-    return {
-        "path": recording.path,
-        "newest": newest,
-        "ranges": recording.read(),
-        "opens": recording.opens,
-    }
 
 
 def _add(ranges: list[ByteRange], offset: int, size_bytes: int) -> None:
@@ -242,11 +267,9 @@ def _kind(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _file(fields: Fields, name: str) -> FileReads:
-    path = fields.text("path")
-    components = path.split("/")
-    newest = fields.items("newest", len(components))
-    if not all(part not in ("", ".", "..") for part in components):
-        raise Corrupt(f"{name}: {path!r} is not a path below a folder")
-    if not all(type(index) is int and 0 <= index < len(components) for index in newest):
+    path, rows = fields.text("path"), fields.items("newest")
+    if not all(type(index) is int for index in rows):
         raise Corrupt(f"{name}: field 'newest' of {path!r} names no part of it")
-    return FileReads(path, tuple(newest), tuple(fields.ranges("ranges", MAX_RANGES)))
+    file = FileReads(path, tuple(rows), tuple(fields.ranges("ranges", MAX_RANGES)))
+    file.check(name)
+    return file

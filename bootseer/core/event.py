@@ -44,6 +44,41 @@ class Event:
         """Return the fields as what JSON can carry."""
         return asdict(self)
 
+    def check(self, name: str) -> None:
+        """Check the values of an event that another process has made.
+
+        Raises:
+            Corrupt: one is not acceptable.
+        """
+        from_json(self.document(), name)
+
+
+@dataclass(slots=True)
+class StageReport:
+    """What a stage says of itself while it is under way; its event is made of that at its end.
+
+    Attributes:
+        start_ns: nanoseconds since the epoch.
+        end_ns: the same; 0 for when the stage ends.
+        bytes, status, detail: see `Event`.
+    """
+
+    start_ns: int
+    end_ns: int = 0
+    bytes: int = 0
+    status: str = OK
+    detail: str = ""
+
+    def fall_back(self, detail: str) -> None:
+        """Say that the stage did less than it was there for, and why."""
+        self.status, self.detail = FALLBACK, detail
+
+    def event(self, stage: str, now_ns: int) -> Event:
+        """Return the worker's event of a stage that ends now, in nanoseconds since the epoch."""
+        detail = one_line(self.detail)
+        end_ns = self.end_ns or now_ns
+        return Event(stage, self.start_ns, end_ns, "worker", self.status, self.bytes, detail=detail)
+
 
 def one_line(text: str) -> str:
     """Make a detail of any text, whatever a path in it looks like: `from_json` takes that."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
+
+from bootseer.errors import Corrupt
 
 
 class ByteRange(NamedTuple):
@@ -78,3 +80,15 @@ def runs(
     for _, group in groupby(enumerate(indexes), lambda pair: (pair[1] - pair[0], kind(pair[1]))):
         run = [index for _, index in group]
         yield range(run[0], run[-1] + 1)
+
+
+def check_ranges(ranges: Collection[ByteRange], maximum: int, name: str) -> None:
+    """Check ranges that another process has named.
+
+    Raises:
+        Corrupt: one is not a range, or there are more than ``maximum``.
+    """
+    if len(ranges) > maximum:
+        raise Corrupt(f"{name}: more than {maximum} ranges")
+    if not all(0 <= start < stop < 2**63 for start, stop in ranges):
+        raise Corrupt(f"{name}: something that is not a range")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 from bootseer import config as settings
+from bootseer.agent.messages.control import Finish, Finished
 from bootseer.agent.node import agent_process, control_client, registry
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.reap import reap, remove
@@ -48,8 +49,9 @@ def _settings() -> settings.Config:
 def _end(folder: JobFolder, config: settings.Config) -> str:
     deadline_s = config.epilog.deadline_s
     try:
-        request = {"op": "finish", "timeout_s": max(0.5, deadline_s - _MARGIN_S)}
-        answer = control_client.ask(folder.socket, request, deadline_s=deadline_s - _MARGIN_S / 2)
+        request = Finish(max(0.5, deadline_s - _MARGIN_S))
+        latest_s = deadline_s - _MARGIN_S / 2
+        answer = control_client.ask(folder.socket, request, Finished, latest_s)
     except NotFound:
         reap(folder)
         return "its agent had died; what it left is cleared away"
@@ -60,6 +62,6 @@ def _end(folder: JobFolder, config: settings.Config) -> str:
     if pid is not None:
         agent_process.await_end(pid, _MARGIN_S / 2)
     remove(folder)
-    if answer.get("published"):
-        return f"published to {answer.get('detail')}"
-    return f"not published, kept for the user's next job here: {answer.get('detail')}"
+    if answer.published:
+        return f"published to {answer.detail}"
+    return f"not published, kept for the user's next job here: {answer.detail}"

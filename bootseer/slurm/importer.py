@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from bootseer import config as settings
+from bootseer.agent.messages.control import Done, ImagePath, KeepImport, Kept, ServeImage, TellEvent
 from bootseer.agent.node import control_client
 from bootseer.agent.node.job import JobFolder
 from bootseer.core.reference import SCHEME, reference
@@ -131,8 +132,8 @@ def _served(socket: str, name: str) -> str:
     Raises:
         BootseerError: it does not, or not so that this step can read it.
     """
-    answer = control_client.ask(socket, {"op": "serve", "image": name}, SERVE_S)
-    path = str(answer.get("path"))
+    answer = control_client.ask(socket, ServeImage(name), ImagePath, SERVE_S)
+    path = answer.path
     try:
         with open(path, "rb") as file:
             found = file.read(len(_MAGIC))
@@ -295,21 +296,18 @@ def _node_prefix() -> str:
 
 def _tell(socket: str, name: str, path: str, began_ns: int, why: str) -> None:
     """Have the agent note that an image was imported, and keep it for the next job."""
-    event = {
-        "op": "event",
-        "stage": "image.import",
-        "status": "fallback",
-        "start_ns": began_ns,
-        "end_ns": time.time_ns(),
-        "bytes": os.stat(path).st_size,
-        "detail": f"{name}: {why}"[:500],
-    }
-    requests = [event]
-    if name.startswith("docker://"):
-        requests.append({"op": "keep", "image": name, "path": path})
+    event = TellEvent(
+        stage="image.import",
+        start_ns=began_ns,
+        end_ns=time.time_ns(),
+        status="fallback",
+        bytes=os.stat(path).st_size,
+        detail=f"{name}: {why}"[:500],
+    )
     try:
-        for request in requests:
-            control_client.ask(socket, request, _TELL_S)
+        control_client.ask(socket, event, Done, _TELL_S)
+        if name.startswith("docker://"):
+            control_client.ask(socket, KeepImport(name, path), Kept, _TELL_S)
     except BootseerError as error:
         _say(f"{name}: {error}")
 

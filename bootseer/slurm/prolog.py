@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 
 from bootseer import config as settings
+from bootseer.agent.messages.control import Readiness, TellEvent, WaitReady
 from bootseer.agent.node import agent_process, control_client, control_socket, registry
 from bootseer.agent.node.account import broker_settings
 from bootseer.agent.node.job import Job, JobFolder
@@ -156,12 +157,12 @@ def _wait(folder: JobFolder, wait_s: float, ends: float, latest: float) -> tuple
     try:
         now = time.monotonic()
         left_s = max(0.0, ends - now)
-        request = {"op": "wait", "timeout_s": left_s}
-        answer = control_client.ask(folder.socket, request, max(left_s, latest - now))
+        request, answer_s = WaitReady(left_s), max(left_s, latest - now)
+        answer = control_client.ask(folder.socket, request, Readiness, answer_s)
     except BootseerError as error:
         return "fallback", str(error)
-    if answer.get("ready") is True:
-        return "ok", str(answer.get("detail", ""))
+    if answer.ready:
+        return "ok", answer.detail
     return "fallback", f"not ready within {wait_s:g} s"
 
 
@@ -232,16 +233,13 @@ def _cluster_name(slurm_conf: str | None) -> str:
     return found[1].lower() if found else "cluster"
 
 
-def _tell(folder: JobFolder, stage: str, start_ns: int, **more: object) -> None:
+def _tell(
+    folder: JobFolder, stage: str, start_ns: int, status: str = "ok", detail: str = ""
+) -> None:
     """Give the agent an event; it is no reason to fail when it cannot be had."""
-    request = {
-        "op": "event",
-        "stage": stage,
-        "source": "prolog",
-        "start_ns": start_ns,
-        "end_ns": time.time_ns(),
-        **more,
-    }
+    request = TellEvent(
+        stage, start_ns, time.time_ns(), source="prolog", status=status, detail=detail
+    )
     try:
         control_client.tell(folder.socket, request)
     except BootseerError as error:

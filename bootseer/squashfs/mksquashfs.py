@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -10,9 +9,10 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bootseer.errors import Unavailable
+from bootseer.ipc.typed_json import encode
 
 ENVIRONMENT = {"LC_ALL": "C"}  # and no SOURCE_DATE_EPOCH, which would change the files' times
 MAX_REQUEST_BYTES = 16 * 1024
@@ -67,6 +67,20 @@ def start_plainly(arguments: Sequence[str], stdin: int, stderr: int, fds: Sequen
         raise Unavailable(f"{program} cannot be run: {error.strerror}") from error
 
 
+class StartRequest(NamedTuple):
+    """What a starter is asked for, with descriptors.
+
+    These are a socket for the exit status, standard input and error, and one for each number.
+
+    Attributes:
+        arguments: of mksquashfs.
+        numbers: that the other descriptors have in it.
+    """
+
+    arguments: list[str]
+    numbers: list[int]
+
+
 class ConfinedStart:
     """Starts mksquashfs through `bootseer.agent.workers.mksquashfs_starter`."""
 
@@ -83,7 +97,7 @@ class ConfinedStart:
     ) -> Program:
         """Have it started; see `Start`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"arguments": list(arguments), "numbers": list(fds)}).encode()
+        request = encode(StartRequest(list(arguments), list(fds)))
         with theirs:
             try:
                 given = [theirs.fileno(), stdin, stderr, *fds]

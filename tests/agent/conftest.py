@@ -13,12 +13,13 @@ from bootseer.agent.broker.user_slots import UserSlots
 from bootseer.agent.lender.lender import Lender
 from bootseer.agent.messages import broker as broker_messages
 from bootseer.agent.messages import lender as lender_messages
-from bootseer.agent.messages import message
-from bootseer.agent.messages.client import decode_reply, encode_request
-from bootseer.agent.messages.server import RequestServer
 from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import BrokerSettings, NodeAccount
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.ipc.descriptors import receive
+from bootseer.ipc.request import MAX_BYTES, MAX_DESCRIPTORS
+from bootseer.ipc.request_client import decode_reply, encode_request
+from bootseer.ipc.request_server import RequestServer
 
 JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/", "k", False, "", 1.0, 1)
 
@@ -51,7 +52,7 @@ class AtWork:
 
     def ask_raw(self, request, fds=()):
         socket.send_fds(self.end, [request], fds)
-        reply, back = message.receive(self.end)
+        reply, back = receive(self.end, MAX_BYTES, MAX_DESCRIPTORS)
         return decode_reply(reply), back
 
     def result(self):

@@ -37,13 +37,13 @@ from bootseer.agent.messages.broker import (
     Unmount,
     WatchResidency,
 )
-from bootseer.agent.messages.client import RequestClient, encode_request
-from bootseer.agent.messages.message import MAX_DESCRIPTORS
 from bootseer.agent.node import process
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.errors import Closed, Corrupt, Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image.hot.residency import PAGE_BYTES, KernelResidency
+from bootseer.ipc.request import MAX_DESCRIPTORS
+from bootseer.ipc.request_client import RequestClient, encode_request
 
 pytestmark = [pytest.mark.root, pytest.mark.leaves_open]  # a broker has its slots until it ends
 MOST = (1 << 63) - 1
@@ -163,7 +163,7 @@ def test_nothing_is_left_of_an_image_that_cannot_be_mounted(broker, monkeypatch)
     def fails(*_):
         raise Unavailable("no /dev/fuse")
 
-    monkeypatch.setattr("bootseer.agent.broker.mounts.attach", fails)
+    monkeypatch.setattr("bootseer.fuse.attach.attach", fails)
     for _ in range(2):
         reply, fds = broker.ask(ServeImage(3, 0))
         assert str(reply.error) == "no /dev/fuse" and not fds

@@ -1,7 +1,6 @@
 """The control socket: who is heard, and that nobody can keep root out."""
 
 import array
-import json
 import os
 import socket
 import subprocess
@@ -14,9 +13,19 @@ import pytest
 import trio
 import trio.testing
 
+from bootseer.agent.messages.control import (
+    MAX_LINE_BYTES,
+    Done,
+    Finish,
+    GetStatus,
+    ImagePath,
+    Readiness,
+    ServeImage,
+    WaitReady,
+)
 from bootseer.agent.node import control_client, control_socket
 from bootseer.agent.supervisor import containment, control_server
-from bootseer.errors import ConfigError, Corrupt, Denied, NoSpace, NotFound, Unavailable
+from bootseer.errors import Closed, ConfigError, Corrupt, Denied, NoSpace, NotFound, Unavailable
 
 pytestmark = [pytest.mark.root]
 
@@ -41,9 +50,12 @@ async def asked(path, nursery):
 
     async def handle(request, peer):
         requests.append((request, peer.uid))
-        if request.get("op") == "wait":
-            await trio.sleep_forever()
-        return {"ok": True, "long": "x" * request.get("size", 0)}
+        match request:
+            case WaitReady():
+                await trio.sleep_forever()
+            case ServeImage():
+                return ImagePath("x" * 2_000_000)
+        return Done()
 
     with control_socket.listen(path, USER) as listener:
         listener.setblocking(False)
@@ -52,8 +64,9 @@ async def asked(path, nursery):
         nursery.cancel_scope.cancel()
 
 
-async def ask(path, request, deadline_s=5.0):
-    return await trio.to_thread.run_sync(partial(control_client.ask, path, request, deadline_s))
+async def ask(path, request, answer=Done, deadline_s=5.0):
+    call = partial(control_client.ask, path, request, answer, deadline_s)
+    return await trio.to_thread.run_sync(call)
 
 
 def test_the_path_is_there_once_connecting_succeeds(path, monkeypatch):
@@ -69,7 +82,7 @@ def test_the_path_is_there_once_connecting_succeeds(path, monkeypatch):
         assert seen == [False]
         info = os.stat(path)
         assert (info.st_mode & 0o777, info.st_uid) == (0o600, USER)
-        control_client.tell(path, {"op": "x"})
+        control_client.tell(path, GetStatus())
 
 
 CLIENT = """
@@ -102,14 +115,17 @@ def client(path, uid, count, text):
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("text", ["", '{"op":', '{"op": "wait"}\n', '{"size": 2000000}\n'])
+LONG = '{"op": "serve", "image": "x"}\n'
+
+
+@pytest.mark.parametrize("text", ["", '{"op":', '{"op": "wait", "timeout_s": 9}\n', LONG])
 async def test_root_is_answered_however_many_the_user_holds(path, asked, text):
     with client(path, USER, 400, text) as flood:
         while await trio.to_thread.run_sync(flood.stdout.readline) != "held\n":
             pass
         began_s = time.monotonic()
         for _ in range(5):
-            assert (await ask(path, {"op": "x"}))["ok"] is True
+            assert await ask(path, GetStatus()) == Done()
         assert time.monotonic() - began_s < 2
         flood.stdin.close()
     assert sum(uid == USER for _, uid in asked) <= 400
@@ -119,7 +135,7 @@ async def test_root_is_answered_however_many_the_user_holds(path, asked, text):
 @pytest.mark.parametrize("mode", [0o600, 0o777])
 async def test_only_its_user_is_heard_whatever_the_sockets_mode(path, asked, uid, heard, mode):
     os.chmod(path, mode)  # its user may do that
-    with client(path, uid, 1, '{"op": "x"}\n') as peer:
+    with client(path, uid, 1, '{"op": "status"}\n') as peer:
         said = await trio.to_thread.run_sync(peer.stdout.readline)
         said += await trio.to_thread.run_sync(peer.stdout.readline)
         peer.stdin.close()
@@ -137,18 +153,25 @@ async def test_only_its_user_is_heard_whatever_the_sockets_mode(path, asked, uid
         b"{" * 100_000 + b"\n",
         b"[" * 100_000 + b"\n",
         b'{"a": ' + b"9" * 5000 + b"}\n",
-        b"x" * (control_client.MAX_LINE_BYTES + 1),
+        b"{}\n",
+        b'{"op": "x"}\n',
+        b'{"op": ["finish"]}\n',
+        b'{"op": "wait"}\n',
+        b'{"op": "wait", "timeout_s": NaN}\n',
+        b'{"op": "serve", "image": 5}\n',
+        b"x" * (MAX_LINE_BYTES + 1),
     ],
 )
-async def test_what_is_no_request_is_not_answered(path, asked, data):
+async def test_what_is_no_request_is_refused(path, asked, data):
     with trio.fail_after(5), trio.socket.socket(trio.socket.AF_UNIX) as connection:
         await connection.connect(path)
         stream = trio.SocketStream(connection)
         try:
             await stream.send_all(data)
-            assert await connection.recv(1) == b""
-        except OSError:
-            pass  # closed with something unread
+            answer = b"".join([part async for part in stream])
+            assert b'"error":"' in answer or len(data) > MAX_LINE_BYTES
+        except (OSError, trio.BrokenResourceError):
+            assert len(data) > MAX_LINE_BYTES  # closed with something unread
     assert asked == []
 
 
@@ -158,7 +181,7 @@ async def test_descriptors_that_come_along_are_dropped(path, asked):
         with trio.socket.socket(trio.socket.AF_UNIX) as connection:
             await connection.connect(path)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
-            await connection.sendmsg([b'{"op": "x"}\n'], rights)
+            await connection.sendmsg([b'{"op": "status"}\n'], rights)
             assert b"ok" in await connection.recv(100)
     await trio.testing.wait_all_tasks_blocked()
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -167,7 +190,7 @@ async def test_descriptors_that_come_along_are_dropped(path, asked):
 async def test_an_answer_is_told_once_it_is_out():
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    answer, told = {"ok": True}, []
+    answer, told = Readiness(True, "here"), []
 
     async def handle(request, uid):
         return answer
@@ -176,9 +199,9 @@ async def test_an_answer_is_told_once_it_is_out():
         told.append((it, theirs.recv(1000, socket.MSG_DONTWAIT)))
 
     with trio.socket.from_stdlib_socket(ours) as connection, theirs:
-        theirs.send(b'{"op": "x"}\n')
+        theirs.send(b'{"op": "status"}\n')
         await control_server._converse(connection, 0, handle, answered)
-    assert told == [(answer, b'{"ok": true}\n')]
+    assert told == [(answer, b'{"ready":true,"detail":"here"}\n')]
     assert told[0][0] is answer
 
 
@@ -189,13 +212,13 @@ async def test_an_answer_that_nobody_waits_for_is_told_too():
 
     async def handle(request, uid):
         theirs.close()
-        return {}
+        return Done()
 
     with trio.socket.from_stdlib_socket(ours) as connection:
-        theirs.send(b'{"op": "x"}\n')
-        with pytest.raises(trio.BrokenResourceError):
+        theirs.send(b'{"op": "status"}\n')
+        with pytest.raises(Closed):
             await control_server._converse(connection, 0, handle, told.append)
-    assert told == [{}]
+    assert told == [Done()]
 
 
 @pytest.mark.parametrize("answer", [b"", b"\n", b"[]\n", b"5\n", b"\xff\n", b"[" * 99999 + b"\n"])
@@ -210,7 +233,7 @@ def test_an_answer_that_is_none_is_an_error_of_ours(path, answer):
             connection.sendall(answer)
             os._exit(0)
         with pytest.raises(Unavailable):
-            control_client.ask(path, {"op": "status"}, 5)
+            control_client.ask(path, GetStatus(), Done, 5)
         os.waitpid(pid, 0)
 
 
@@ -221,11 +244,11 @@ def test_a_full_queue_is_waited_for_until_the_deadline(path):
         first.connect(path)
         began_s = time.monotonic()
         with pytest.raises(Unavailable):
-            control_client.ask(path, {"op": "status"}, 0.3)
+            control_client.ask(path, GetStatus(), Done, 0.3)
         assert 0.25 < time.monotonic() - began_s < 2
     os.unlink(path)
     with pytest.raises(NotFound):
-        control_client.ask(path, json.loads("{}"), 0.3)
+        control_client.ask(path, GetStatus(), Done, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -246,16 +269,16 @@ async def test_who_asks_is_told_whether_the_request_was_wrong(path, nursery, rai
         listener.setblocking(False)
         nursery.start_soon(control_server.serve, listener, USER, handle, lambda answer: None)
         with pytest.raises(told, match=f"refused: {raised}") as found:
-            await ask(path, {"op": "x"})
+            await ask(path, GetStatus())
         nursery.cancel_scope.cancel()
     assert type(found.value) is told
 
 
 async def test_an_unexpected_error_ends_the_request_alone(path, nursery, capfd):
     async def handle(request, peer):
-        if request["op"] == "odd":
+        if isinstance(request, Finish):
             raise UnicodeEncodeError("utf-8", "\udce4\x1b[31m", 0, 1, "surrogates not allowed")
-        return {"ok": True}
+        return Done()
 
     before = containment.count()
     with control_socket.listen(path, USER) as listener:
@@ -263,8 +286,8 @@ async def test_an_unexpected_error_ends_the_request_alone(path, nursery, capfd):
         nursery.start_soon(control_server.serve, listener, USER, handle, lambda answer: None)
         for _ in range(2):
             with pytest.raises(Unavailable, match="internal error"):
-                await ask(path, {"op": "odd"})
-            assert await ask(path, {"op": "fine"}) == {"ok": True}
+                await ask(path, Finish(1.0))
+            assert await ask(path, GetStatus()) == Done()
         nursery.cancel_scope.cancel()
     assert containment.count() == before + 2
     told = capfd.readouterr().err

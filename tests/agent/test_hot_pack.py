@@ -13,6 +13,7 @@ from bootseer.agent.node.job import Job
 from bootseer.agent.workers.hot_pack import JobPack, copies_for
 from bootseer.config import Config
 from bootseer.core import image_manifest
+from bootseer.core.event import StageReport
 from bootseer.errors import BootseerError
 from bootseer.image.hot import pack_store
 from bootseer.image.hot.hotset import HotRange, HotSet
@@ -47,14 +48,14 @@ class Start:
 
     @asynccontextmanager
     async def stage(self, name):
-        said = {"stage": name, "status": "ok"}
+        report = StageReport(0)
         try:
-            yield said
+            yield report
         except BootseerError as error:
-            said |= {"status": "fallback", "detail": str(error)}
+            report.fall_back(str(error))
             raise
         finally:
-            self.told.append(said)
+            self.told.append(report.event(name, 1))
 
     @asynccontextmanager
     async def packing(self, node_index=0, nodes=2):
@@ -93,8 +94,8 @@ async def test_a_settled_hot_set_is_packed_once_at_its_rate(store, autojump_cloc
     wanted = plan_pack(MANIFEST, DIGEST, hot_set())
     assert await packed(store) == wanted
     (said,) = first.told
-    assert (said["stage"], said["status"]) == ("image.pack.write", "ok")
-    assert said["bytes"] == wanted.size_bytes
+    assert (said.stage, said.status) == ("image.pack.write", "ok")
+    assert said.bytes == wanted.size_bytes
     assert took_s >= wanted.size_bytes / MIB
     await second.write()
     assert second.told == []
@@ -166,7 +167,7 @@ async def test_a_pack_that_a_start_finds_damaged_is_written_anew(store, autojump
         await packing.write((), 50 * MIB)
         await packing.report()
         await packing._source.close()
-    assert [(s["stage"], s["status"]) for s in start.told] == [
+    assert [(s.stage, s.status) for s in start.told] == [
         ("image.pack", "fallback"),
         ("image.pack.write", "ok"),
     ]

@@ -12,6 +12,7 @@ from bootseer_dev.cluster.poll import wait_until
 
 from bootseer.agent.broker.copies import fork_opener
 from bootseer.agent.broker.processes import Processes
+from bootseer.agent.messages.worker import StartTask
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import base
 from bootseer.agent.workers.identify_image import open_and_identify, receive
@@ -140,7 +141,7 @@ async def test_whoever_waits_for_an_image_that_hangs_can_leave(monkeypatch, by_o
     monkeypatch.setattr(base, "receive", hangs)
     job = Job(7, "c", "n1", NOBODY, NOBODY, "nobody", "/", "k", False, "/x", 1.0, 1)
     opened = "of the opener" if by_opener else None
-    task = base.Task(None, {"job": job._asdict(), "config": {}}, opened)
+    task = base.Task(None, StartTask(job, {}), opened)
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(task.opened, "/x")

@@ -14,15 +14,23 @@ from bootseer_dev.material.image_entry import create_image
 from bootseer_dev.material.stored_image import manifest_of
 
 from bootseer.agent.lender.lender import MAX_LENT, open_cache
-from bootseer.agent.messages.client import RequestClient
 from bootseer.agent.messages.lender import VERBS, CreateEntry, OpenEntry
-from bootseer.agent.messages.message import MAX_DESCRIPTORS
-from bootseer.agent.node.channel import Channel
+from bootseer.agent.messages.worker import (
+    FROM_WORKER,
+    BlocksLent,
+    BlocksRefused,
+    BorrowBlocks,
+    supervisor_end,
+    worker_end,
+)
+from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.cache.room import ReservationClient
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image_manifest
 from bootseer.errors import Corrupt, NotFound, Unavailable
+from bootseer.ipc.request import MAX_DESCRIPTORS
+from bootseer.ipc.request_client import RequestClient
 
 pytestmark = pytest.mark.root
 BLOCK = 4096
@@ -53,30 +61,27 @@ async def mallory(bobs):
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setblocking(False)
-    agent, worker = Channel(ours), Channel(theirs)
+    agent, worker = supervisor_end(ours), worker_end(theirs)
     lender = RequestClient(bobs.end, VERBS, "lender")
     worker_of_it = SimpleNamespace(channel=agent)
     served = ServedImage(None, lender, 0, "/nowhere", worker_of_it, f"bootseer://{DIGEST}")
-    told = []
+    events = EventLog("/nowhere/events.jsonl")
 
     async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
         outer.start_soon(lender.run)
 
-        async def ask(message, fd=None):
+        async def ask(token, fd=None, digest=DIGEST):
             """Ask for the cache; returns the answer, and what can be read of what came with it."""
-            held = None if fd is None else os.dup(fd)
+            wanted = BorrowBlocks(digest, token)
             with trio.fail_after(10):
-                await served._lend({"op": "cache", **message}, held, told.append, nursery)
-                answer, _ = await worker.receive()
-                got = []
-                if answer["ok"]:
-                    fds = [(await worker.receive())[1] for _ in range(5)]
-                    got = [os.pread(fd, 100, 0) for fd in fds[:3]]
-                    for fd in fds:
-                        os.close(fd)
+                await served._lend(wanted, [] if fd is None else [fd], events, nursery)
+                answer, fds = await worker.receive()
+                got = [os.pread(fd, 100, 0) for fd in fds[:3]]
+                for fd in fds:
+                    os.close(fd)
             return answer, got
 
-        yield ask, told
+        yield ask, events
         while nursery.child_tasks:  # what keeps blocks ends with the worker's ends
             await trio.sleep(0.01)
         outer.cancel_scope.cancel()
@@ -85,10 +90,10 @@ async def mallory(bobs):
 
 
 async def test_the_token_opens_the_entry(bobs):
-    async with mallory(bobs) as (ask, told):
-        answer, got = await ask({"digest": DIGEST, "token": TOKEN.hex()})
-        assert answer["ok"] and got[0] == MANIFEST[:100] and got[1] == SECRET[:100]
-    assert not told
+    async with mallory(bobs) as (ask, events):
+        answer, got = await ask(TOKEN.hex())
+        assert answer == BlocksLent() and got[0] == MANIFEST[:100] and got[1] == SECRET[:100]
+    assert len(events) == 0
 
 
 @pytest.mark.parametrize(
@@ -100,35 +105,37 @@ async def test_the_token_opens_the_entry(bobs):
         manifest_token(MANIFEST[:-32]).hex(),
         manifest_token(bytes.fromhex(DIGEST)).hex(),
         entry_name(TOKEN),
-        TOKEN.hex()[:-2],
-        TOKEN.hex()[:-1] + "x",
-        "x" * 64,
     ],
 )
 async def test_without_the_token_nothing_is_lent(bobs, token):
-    """Neither for the image's digest nor for the store and the version, which she may state."""
+    """Neither for the image's digest nor for anything else that she may know."""
     async with mallory(bobs) as (ask, _):
-        more = {"store": "file:///home/alice/.bootseer", "version": "1 alice"}
-        answer, got = await ask({"digest": DIGEST, "token": token, **more})
-        assert not answer["ok"] and not got
+        answer, got = await ask(token)
+        assert answer == BlocksRefused(wants_manifest=True) and not got
     assert [a.uid for a in open_cache(bobs.settings).accounts()] == [ALICE]
+
+
+@pytest.mark.parametrize("token", [TOKEN.hex()[:-2], TOKEN.hex()[:-1] + "x", "x" * 64, "00 " * 22])
+def test_what_is_no_token_is_refused_on_receipt(token):
+    with pytest.raises(Corrupt, match="token"):
+        FROM_WORKER.decode(FROM_WORKER.encode(BorrowBlocks(DIGEST, token)))
 
 
 async def test_a_manifest_of_hers_does_not_get_at_anothers_blocks(bobs):
     own = manifest_of(bytes(50 * BLOCK)).encode()
-    async with mallory(bobs) as (ask, told):
+    async with mallory(bobs) as (ask, events):
         for handed in (own, own[:-32] + MANIFEST[-32:], MANIFEST[:1000], b"", bytes(10_000)):
             fd = seal_manifest(handed)
-            answer, got = await ask({"digest": DIGEST, "token": TOKEN.hex()}, fd)
+            answer, got = await ask(TOKEN.hex(), fd)
             os.close(fd)
-            assert answer == {"op": "cache", "ok": False, "manifest": False} and not got
-        assert len(told) == 5
+            assert answer == BlocksRefused(wants_manifest=False) and not got
+        assert len(events) == 5
         # Of her own image she gets an entry of her own, whatever token she states with it.
         fd = seal_manifest(own)
         digest = image_manifest.image_digest(own)
-        answer, got = await ask({"digest": digest, "token": TOKEN.hex()}, fd)
+        answer, got = await ask(TOKEN.hex(), fd, digest)
         os.close(fd)
-        assert answer["ok"] and got[0] == own[:100] and got[1] == bytes(100)
+        assert answer == BlocksLent() and got[0] == own[:100] and got[1] == bytes(100)
     by_uid = {a.uid: a.name for a in open_cache(bobs.settings).accounts()}
     assert by_uid == {ALICE: entry_name(TOKEN), BOB: entry_name(manifest_token(own))}
 
@@ -137,8 +144,8 @@ async def test_memory_that_can_change_is_not_taken(bobs):
     fd = os.memfd_create("manifest", os.MFD_ALLOW_SEALING)
     os.write(fd, MANIFEST)
     async with mallory(bobs) as (ask, _):
-        answer, got = await ask({"digest": DIGEST, "token": ""}, fd)
-        assert not answer["ok"] and not got
+        answer, got = await ask("", fd)
+        assert isinstance(answer, BlocksRefused) and not got
     os.close(fd)
 
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from bootseer.agent.messages.worker import PrefetchBegun
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.core.ranges import ByteRange
 from bootseer.image.hot.holdout import draw
@@ -32,8 +33,7 @@ def start(share, seed, *, is_cut_short):
     image = Image("/image", "sqfs1-" + "a" * 64, 2 * GIB)
     image.is_cut_short = is_cut_short
     pieces = draw(HOT, random.Random(seed))
-    hot, held = [list(r) for r in HOT], [list(piece) for piece in pieces]
-    image.note_prefetch({"ranges": hot, "holdout": held, "doubts": 0})
+    image.note_prefetch(PrefetchBegun(HOT, pieces, 0))
     end = HOT[int(share * len(HOT)) - 1].stop if share else 0
     read = [Touch(piece.start, piece.stop, 1) for piece in pieces if piece.stop <= end]
     return image.judged(image.news([*read, BEYOND]))[1]

@@ -11,13 +11,14 @@ from bootseer_dev.material.stored_image import manifest_of
 
 from bootseer.agent.broker.copies import fork_lender
 from bootseer.agent.broker.folders import make_folders
-from bootseer.agent.messages import message
-from bootseer.agent.messages.client import decode_reply, encode_request
 from bootseer.agent.messages.lender import VERBS, CreateEntry, OpenEntry
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.cache.token import manifest_token, seal_manifest
 from bootseer.core import image_manifest
 from bootseer.errors import Corrupt, Denied, NotFound, Unavailable
+from bootseer.ipc.descriptors import receive
+from bootseer.ipc.request import MAX_BYTES, MAX_DESCRIPTORS
+from bootseer.ipc.request_client import decode_reply, encode_request
 
 pytestmark = pytest.mark.root
 USER = 65533
@@ -40,7 +41,7 @@ def lender(tmp_path, node_settings, place):
 
 def ask(end, request, fds=()):
     socket.send_fds(end, [encode_request(VERBS, 1, request)], fds)
-    reply, back = message.receive(end)
+    reply, back = receive(end, MAX_BYTES, MAX_DESCRIPTORS)
     return decode_reply(reply), back
 
 

@@ -1,12 +1,18 @@
 """What the worker writes to the user's store when a start has been recorded."""
 
 from collections import Counter
-from dataclasses import asdict
 
 import pytest
 import trio
 import trio.testing
 
+from bootseer.agent.messages.worker import (
+    EventsWanted,
+    PublishEvents,
+    PublishRecording,
+    RecordedImage,
+    StartTask,
+)
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import publish
 from bootseer.agent.workers.base import Task
@@ -15,7 +21,7 @@ from bootseer.core.ranges import ByteRange
 from bootseer.core.speed import UNKNOWN
 from bootseer.errors import Denied
 from bootseer.image.hot.repository import read_hot_set
-from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL
+from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.startup.plans import add_run, read_plan
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrappers.base import WrappedStore
@@ -37,23 +43,26 @@ def run(number, **more):
 class Agent:
     """The other end of the worker's channel."""
 
-    def __init__(self, waiting):
-        self.runs = [run(7), *waiting]
+    def __init__(self, images, waiting):
+        self.recording = PublishRecording("cold", list(images), [], [])
+        self.events = PublishEvents(run(7), list(waiting))
         self.asked = trio.Event()
+        self.said = None
 
     async def send(self, message):
         self.said = message
 
-    async def receive(self):
+    async def receive_only(self):
+        if not isinstance(self.said, EventsWanted):
+            return self.recording
         self.asked.set()
         await trio.testing.wait_all_tasks_blocked()
-        return {"runs": self.runs}, None
+        return self.events
 
 
 class Publishing(Task):
     def __init__(self, images, waiting=(), store=None, job=JOB):
-        told = {"job": job._asdict(), "config": CONFIG, "images": images, "kind": "cold"}
-        super().__init__(Agent(waiting), told)
+        super().__init__(Agent(images, waiting), StartTask(job, CONFIG))
         self.memory = store or MemoryStore()
 
     def store(self):
@@ -61,15 +70,9 @@ class Publishing(Task):
 
 
 def recorded(path, touches, kind=COMPLETE):
-    return {
-        "path": path,
-        "digest": DIGEST,
-        "size_bytes": 1 << 30,
-        "kind": kind,
-        "touches": [[start * MIB, stop * MIB, ms] for start, stop, ms in touches],
-        "holdout": [],
-        "speeds": {"store": asdict(UNKNOWN), "file": asdict(UNKNOWN)},
-    }
+    touches = [Touch(start * MIB, stop * MIB, ms) for start, stop, ms in touches]
+    about = (path, DIGEST, 1 << 30, kind, touches, [])
+    return RecordedImage(*about, store=UNKNOWN, file=UNKNOWN)
 
 
 @pytest.mark.parametrize("kind", [COMPLETE, PARTIAL, MISSED])
@@ -81,7 +84,7 @@ async def test_an_image_that_is_mounted_twice_has_one_trace_of_both(kind):
     ]
     task = Publishing(images)
     await publish.run(task)
-    assert task.channel.said["ok"], task.channel.said
+    assert task.channel.said.ok, task.channel.said
     hot_set = await read_hot_set(task.memory, DIGEST)
     hot = sorted(r.range for r in hot_set.ranges)
     assert hot == [ByteRange(0, 3 * MIB), ByteRange(8 * MIB, 9 * MIB)]
@@ -97,11 +100,11 @@ async def published(task):
 
 async def test_runs_that_have_waited_are_published_each_by_itself():
     """One that cannot be read costs no others; a newer version's has more than is known here."""
-    waiting = [run(1, new=1), run(2, events=[{}]), "x", run(3, job="3"), run(4)]
+    waiting = [run(1, new=1), run(2, events=[{}]), {}, run(3, job="3"), run(4)]
     task = Publishing([], waiting)
     await publish.run(task)
-    assert task.channel.said["ok"] and task.channel.said["left"] == []
-    assert task.channel.said["detail"].count("is given up") == 3
+    assert task.channel.said.ok and task.channel.said.left == []
+    assert task.channel.said.detail.count("is given up") == 3
     assert await published(task) == ["runs/c.1", "runs/c.4", "runs/c.7"]
 
 
@@ -117,7 +120,7 @@ class Refusing(MemoryStore):
 async def test_what_the_store_does_not_take_waits_on():
     task = Publishing([], [run(1), run(2), run(3)], Refusing())
     await publish.run(task)
-    assert task.channel.said["ok"] and task.channel.said["left"] == [1]
+    assert task.channel.said.ok and task.channel.said.left == [1]
     assert await published(task) == ["runs/c.1", "runs/c.3", "runs/c.7"]
 
 

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import trio
 
+from bootseer.agent.messages.worker import ImageFound
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
+from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.recording_window import RecordingWindow
 from bootseer.agent.supervisor.residency_record import WatchedImage
 from bootseer.config import Config
@@ -42,8 +44,7 @@ def image():
     """An image whose first sample was taken: nobody looks at its pages after that."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.send(b"=")
-    message = {"path": "/i", "digest": "d", "leading": []}
-    watched = WatchedImage(message, BrokersPages(ours, 1 << 20))
+    watched = WatchedImage(ImageFound("/i", "d", []), BrokersPages(ours, 1 << 20))
     watched._recorder.touches = [Touch(0, 4096, 1)]
     theirs.close()
     yield watched
@@ -52,25 +53,25 @@ def image():
 
 async def run_with(image):
     """Run a window with an image; returns the events that it tells."""
-    told, worker = [], Silent()
-    window = RecordingWindow(JOB, SimpleNamespace(config=CONFIG, broker=None), told.append)
+    worker, events = Silent(), EventLog("/nowhere/events.jsonl")
+    window = RecordingWindow(JOB, SimpleNamespace(config=CONFIG, broker=None, events=events))
     window.images.append(image)
     try:
         await window.run(worker)
     finally:
         assert window.recorded.is_set()
     assert worker.told == []
-    return [message["event"] for message in told if message["op"] == "event"]
+    return events._events
 
 
 async def test_an_image_that_cannot_be_watched_any_more_is_told_once(image, autojump_clock):
     """And nothing is held that is read ahead of it: whether it is read cannot be seen."""
     image.is_worth = lambda: False
     (event,) = await run_with(image)
-    assert (event["stage"], event["status"]) == ("image.record", "fallback")
+    assert (event.stage, event.status) == ("image.record", "fallback")
     assert image._recorder._pages._end.fileno() == -1
     assert image.is_cut_short
-    assert image.recorded()["touches"] == [Touch(0, 4096, 1)]
+    assert image.recorded().touches == [Touch(0, 4096, 1)]
 
 
 async def test_an_unexpected_error_does_not_keep_the_epilog_waiting(image, autojump_clock):

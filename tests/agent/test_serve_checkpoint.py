@@ -5,7 +5,12 @@ from types import SimpleNamespace
 
 import trio
 
-from bootseer.agent.node.channel import Channel
+from bootseer.agent.messages.worker import (
+    CloseWindow,
+    StopCheckpoint,
+    supervisor_end,
+    worker_end,
+)
 from bootseer.agent.workers import serve_checkpoint
 from bootseer.checkpoint.read.recorder import ReadRecorder
 from bootseer.store.memory import MemoryStore
@@ -25,13 +30,13 @@ async def test_a_mount_ends_while_the_store_is_asked_for_the_record_of_its_reads
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)
-    agent, worker = map(Channel, ends)
+    agent, worker = supervisor_end(ends[0]), worker_end(ends[1])
     stop = trio.CancelScope()
     async with trio.open_nursery() as nursery:
         task = SimpleNamespace(channel=worker)
-        nursery.start_soon(serve_checkpoint._obey, task, service, stop)
-        await agent.send({"op": "window"})
-        await agent.send({"op": "stop", "timeout_s": 4})
+        nursery.start_soon(serve_checkpoint._handle_messages, task, service, stop)
+        await agent.send(CloseWindow())
+        await agent.send(StopCheckpoint(4.0))
         with trio.move_on_after(10):
             while not stop.cancel_called:
                 await trio.sleep(0.01)

@@ -8,7 +8,15 @@ import trio
 import trio.testing
 from bootseer_dev.material.stored_image import store_image
 
-from bootseer.agent.node.channel import Channel
+from bootseer.agent.messages.worker import (
+    BlocksRefused,
+    BorrowBlocks,
+    ImageServed,
+    StageEnded,
+    StartTask,
+    supervisor_end,
+    worker_end,
+)
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import serve_image
 from bootseer.agent.workers.base import Task
@@ -21,14 +29,14 @@ JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "bootseer://x", 1.0, 1)
 async def answer_until(agent, dies_at):
     """Answer a worker as an agent without a block cache, until it comes to something."""
     while True:
-        message, _ = await agent.receive()
-        if message["op"] == dies_at:
+        message = await agent.receive_only()
+        if isinstance(message, dies_at):
             return
-        if message["op"] == "cache":
-            await agent.send({"op": "cache", "ok": False, "manifest": False})
+        if isinstance(message, BorrowBlocks):
+            await agent.send(BlocksRefused(wants_manifest=False))
 
 
-@pytest.mark.parametrize("dies_at", ["cache", "event", "served"])
+@pytest.mark.parametrize("dies_at", [BorrowBlocks, StageEnded, ImageServed])
 async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, dies_at):
     store, served, unmounted = MemoryStore(), [], trio.Event()
     await store_image(store, random.Random(1).randbytes(100_000), "x")
@@ -44,8 +52,8 @@ async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, 
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)
-    agent, worker = map(Channel, ends)
-    task = Task(worker, {"job": JOB._asdict(), "config": {}})
+    agent, worker = supervisor_end(ends[0]), worker_end(ends[1])
+    task = Task(worker, StartTask(JOB, {}))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_image.run, task)

@@ -1,6 +1,7 @@
 """What the agent keeps of what it is told, and of what it sees."""
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -25,23 +26,41 @@ from bootseer.agent.messages.broker import (
     ServeImage,
     StartWorker,
 )
-from bootseer.agent.messages.message import Reply
+from bootseer.agent.messages.control import REQUESTS, Finish, Finished, Kept, Refusal
+from bootseer.agent.messages.worker import (
+    FROM_WORKER,
+    EnvironmentSettled,
+    ImageFound,
+    MountImage,
+    Published,
+    Ready,
+    StartTask,
+)
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.supervisor import containment, environment_mounts, spool, supervisor
+from bootseer.agent.supervisor import (
+    containment,
+    environment_mounts,
+    event_log,
+    publication,
+    spool,
+    supervisor,
+)
 from bootseer.agent.supervisor.control_server import Peer
+from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_mounts import MAX_MOUNTS
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.workers.base import Task
 from bootseer.config import Config
-from bootseer.core.event import MAX_DETAIL_CHARS, from_json
+from bootseer.core.event import MAX_DETAIL_CHARS, Event, from_json
 from bootseer.core.ranges import ByteRange, subtract
-from bootseer.errors import BootseerError, Closed, ConfigError, Corrupt, Denied, Unavailable
+from bootseer.errors import Closed, ConfigError, Corrupt, Denied, Unavailable
 from bootseer.image.hot import residency
 from bootseer.image.hot.recorder import ResidencyRecorder
 from bootseer.image.hot.residency import KernelResidency
 from bootseer.image.hot.trace import Touch
+from bootseer.ipc.request import Reply
 
 USER = 20001
 JOB = Job(7, "c", "n1", USER, USER, "alice", "/home/alice", "k", False, "", 1.0, 1)
@@ -74,23 +93,43 @@ def peer(uid=USER):
     return Peer(uid, os.getpid(), lambda: None)
 
 
+async def handle(agent, request, peer):
+    """Have a request handled, as it comes in at the control socket."""
+    return await agent._handle(REQUESTS.decode(json.dumps(request).encode()), peer)
+
+
+def publish_with(agent, timeout_s=1.0):
+    return publication.publish(agent._context, [], None, timeout_s)
+
+
+def run_of(agent, number):
+    return publication._run_document(agent._context, "cold") | {"run": f"c.{number}"}
+
+
+def left_events(agent):
+    """Return what a dead agent has left."""
+    log = EventLog(agent._folder.events)
+    log.recover()
+    return log._events
+
+
 async def test_what_the_job_tells_is_bounded_and_the_agents_own_is_not_crowded_out(agent):
     told = 0
     with pytest.raises(Unavailable, match="more events"):
         for _ in range(100_000):
-            await agent._handle(event(), peer())
+            await handle(agent, event(), peer())
             told += 1
-    assert 1000 < told < supervisor.MAX_EVENTS * 3 / 4
-    await agent._handle(event(stage="prolog", source="prolog"), peer(0))
-    assert agent._events[-1].stage == "prolog"
-    assert os.stat(agent._folder.events).st_size < 2 * supervisor.MAX_TOLD_BYTES
+    assert 1000 < told < event_log.MAX_EVENTS * 3 / 4
+    await handle(agent, event(stage="prolog", source="prolog"), peer(0))
+    assert agent.events._events[-1].stage == "prolog"
+    assert os.stat(agent._folder.events).st_size < 2 * event_log.MAX_TOLD_BYTES
 
 
 async def test_long_events_count_for_what_they_take(agent):
     with pytest.raises(Unavailable, match="more events"):
         for _ in range(200):
-            await agent._handle(event(detail="\U0001f600" * 1000), peer())
-    assert os.stat(agent._folder.events).st_size < supervisor.MAX_TOLD_BYTES
+            await handle(agent, event(detail="\U0001f600" * 1000), peer())
+    assert os.stat(agent._folder.events).st_size < event_log.MAX_TOLD_BYTES
 
 
 @pytest.mark.parametrize(
@@ -126,16 +165,16 @@ async def test_long_events_count_for_what_they_take(agent):
 )
 async def test_requests_that_make_no_sense_are_refused(agent, request_):
     with pytest.raises((Corrupt, ConfigError, Denied)):
-        await agent._handle(request_, peer())
-    assert agent._events == []
+        await handle(agent, request_, peer())
+    assert agent.events._events == []
     assert not agent._finishing
 
 
 async def test_a_user_cannot_speak_for_root(agent):
     with pytest.raises(Denied):
-        await agent._handle({"op": "finish", "timeout_s": 1}, peer())
-    await agent._handle(event(source="prolog"), peer())
-    assert agent._events[-1].source == "step"
+        await handle(agent, {"op": "finish", "timeout_s": 1}, peer())
+    await handle(agent, event(source="prolog"), peer())
+    assert agent.events._events[-1].source == "step"
 
 
 @pytest.mark.root
@@ -155,10 +194,10 @@ async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp
 
     monkeypatch.setattr(agent._broker, "ask", ask, raising=False)
     monkeypatch.setattr(agent._broker, "do", do)
-    agent._events = [supervisor.Event("x", 1, 2, "agent", detail="x" * 1000) for _ in range(3000)]
+    agent.events._events = [Event("x", 1, 2, "agent", detail="x" * 1000) for _ in range(3000)]
     (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
     began_s = time.monotonic()
-    published, detail = await agent._publish(0.3)
+    published, detail = await publish_with(agent, 0.3)
     assert not published and "within" in detail
     assert time.monotonic() - began_s < 8
     assert len(spool.read_waiting(str(tmp_path / "cache"), USER)) == 1
@@ -171,12 +210,12 @@ async def test_a_run_that_cannot_be_removed_any_more_is_published_all_the_same(a
         def unlink(self, missing_ok):
             raise OSError(errno.EROFS, "read-only file system")
 
-    async def publish(kind, waiting, began_ns):
-        return True, "x", []
+    async def publish(context, recording, waiting, began_ns):
+        return Published(True, "x", [])
 
     monkeypatch.setattr(spool, "read_waiting", lambda *_: [(OnReadOnlyDisk(), {})])
-    monkeypatch.setattr(agent, "_publish_by_worker", publish)
-    assert await agent._publish(1.0) == (True, "x")
+    monkeypatch.setattr(publication, "_publish_by_worker", publish)
+    assert await publish_with(agent) == (True, "x")
 
 
 def test_what_waits_is_removed_where_it_is_damaged_and_not_where_the_disk_is(
@@ -185,14 +224,14 @@ def test_what_waits_is_removed_where_it_is_damaged_and_not_where_the_disk_is(
     cache_dir = str(tmp_path / "cache")
     (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
     for number in (1, 2):
-        spool.put(cache_dir, USER, agent._run_document("cold") | {"run": f"c.{number}"})
+        spool.put(cache_dir, USER, run_of(agent, number))
     first, second = sorted((tmp_path / "cache/unpublished" / str(USER)).iterdir())
     first.write_text("[" * 100_000)
 
     def fails(self):
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr(Path, "read_text", fails)
+    monkeypatch.setattr(Path, "read_bytes", fails)
     assert spool.read_waiting(cache_dir, USER) == []
     assert first.exists() and second.exists()
     monkeypatch.undo()
@@ -204,21 +243,21 @@ async def test_a_run_that_has_to_wait_on_stays(agent, tmp_path, monkeypatch):
     cache_dir = str(tmp_path / "cache")
     (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
     for number in (1, 2, 3):
-        spool.put(cache_dir, USER, agent._run_document("cold") | {"run": f"c.{number}"})
+        spool.put(cache_dir, USER, run_of(agent, number))
 
-    async def publish(kind, waiting, began_ns):
+    async def publish(context, recording, waiting, began_ns):
         assert [run["run"] for _, run in waiting] == ["c.1", "c.2", "c.3"]
-        return True, "x", [1]
+        return Published(True, "x", [1])
 
-    monkeypatch.setattr(agent, "_publish_by_worker", publish)
-    await agent._publish(1.0)
+    monkeypatch.setattr(publication, "_publish_by_worker", publish)
+    await publish_with(agent)
     assert [run["run"] for _, run in spool.read_waiting(cache_dir, USER)] == ["c.2"]
 
 
 async def test_what_the_epilog_gives_is_for_all_of_it(agent, autojump_clock, monkeypatch):
     given = []
 
-    async def publish(timeout_s, began_ns):
+    async def publish(context, images, checkpoint, timeout_s, began_ns):
         given.append(timeout_s)
         return False, ""
 
@@ -226,27 +265,26 @@ async def test_what_the_epilog_gives_is_for_all_of_it(agent, autojump_clock, mon
         await trio.sleep(takes_s)
         agent._window.recorded.set()
 
-    monkeypatch.setattr(agent, "_publish", publish)
+    monkeypatch.setattr(supervisor, "publish", publish)
     for takes_s in (3, 30):
         agent._finishing, agent._window.recorded = False, trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(record, takes_s)
-            await agent._handle({"op": "finish", "timeout_s": 13}, peer(0))
+            await handle(agent, {"op": "finish", "timeout_s": 13}, peer(0))
     assert given == [pytest.approx(13 - 3 - supervisor._KILL_S), 0]
 
 
 async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypatch):
-    async def publish(timeout_s, began_ns):
+    async def publish(context, images, checkpoint, timeout_s, began_ns):
         return True, "x"
 
-    monkeypatch.setattr(agent, "_publish", publish)
+    monkeypatch.setattr(supervisor, "publish", publish)
     agent._window.recorded.set()
-    finish = {"op": "finish", "timeout_s": 1}
-    answer = await agent._handle(finish, peer(0))
+    answer = await agent._handle(Finish(1.0), peer(0))
     with pytest.raises(Unavailable):
-        await agent._handle(finish, peer(0))
-    agent._answered(dict(answer))
-    agent._answered({"error": "the agent is finishing already"})
+        await agent._handle(Finish(1.0), peer(0))
+    agent._answered(Finished(*answer))
+    agent._answered(Refusal("the agent is finishing already"))
     assert not agent._scope.cancel_called
     agent._answered(answer)
     assert agent._scope.cancel_called
@@ -256,7 +294,7 @@ async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypat
 @pytest.mark.parametrize("timeout_s", [-3.0, 0.0, 9.0])
 async def test_no_environment_is_lost_where_there_was_none(agent, timeout_s):
     await agent._environments.end(timeout_s)
-    assert agent._events == []
+    assert agent.events._events == []
 
 
 async def test_mounts_that_do_not_go_hold_up_no_epilog(agent, autojump_clock, monkeypatch):
@@ -275,11 +313,11 @@ async def test_mounts_that_do_not_go_hold_up_no_epilog(agent, autojump_clock, mo
 )
 def test_one_bad_line_spoils_no_other(agent, rubbish):
     for stage in ("a", "b"):
-        agent.note(supervisor.Event(stage, 1, 2, "agent"))
+        agent.events.note(Event(stage, 1, 2, "agent"))
         with open(agent._folder.events, "ab") as file:
             file.write(b"\n" + rubbish)
-    assert agent._left_events() == agent._events
-    assert len(agent._events) == 2
+    assert left_events(agent) == agent.events._events
+    assert len(agent.events._events) == 2
 
 
 def test_a_line_that_a_full_disk_has_cut_short_spoils_no_other(agent, monkeypatch):
@@ -288,17 +326,17 @@ def test_a_line_that_a_full_disk_has_cut_short_spoils_no_other(agent, monkeypatc
         monkeypatch.setattr(
             os, "write", lambda fd, data, s=share: write(fd, data[: int(len(data) * s)])
         )
-        agent.note(supervisor.Event(stage, 1, 2, "agent"))
-    assert [event.stage for event in agent._left_events()] == ["a", "c"]
+        agent.events.note(Event(stage, 1, 2, "agent"))
+    assert [event.stage for event in left_events(agent)] == ["a", "c"]
 
 
 async def test_a_full_run_directory_ends_no_agent(agent, autojump_clock):
     shutil.rmtree(agent._folder.path)
     with trio.move_on_after(5):
         await agent._keep_state()
-    await agent._handle(event(), peer())
-    agent._hear({"op": "environment-settled"})
-    assert agent._events
+    await handle(agent, event(), peer())
+    agent._on_message(EnvironmentSettled())
+    assert agent.events._events
 
 
 def test_an_error_that_cannot_be_logged_is_counted_all_the_same(monkeypatch):
@@ -352,7 +390,7 @@ def watch(tmp_path):
         with path.open("wb") as file:
             file.truncate(size_bytes)
         pages = KernelResidency(os.open(path, os.O_RDONLY))
-        image = WatchedImage({"path": str(path), "digest": "d", "leading": []}, pages)
+        image = WatchedImage(ImageFound(str(path), "d", []), pages)
         watched.append(image)
         return image
 
@@ -453,38 +491,35 @@ def test_a_descriptor_that_cannot_be_looked_at_is_an_error_of_ours(tmp_path, fla
     "leading",
     [None, {}, [[1]], [[2, 1]], [[0, 0]], [["0", "1"]], [[-1, 1]], [[0, 2**63]], [[0, True]]],
 )
-def test_a_workers_message_is_checked(tmp_path, leading):
-    (tmp_path / "image").write_bytes(b"x" * 8192)
-    fd = os.open(tmp_path / "image", os.O_RDONLY)
-    with pytest.raises(BootseerError):
-        WatchedImage({"path": "/x", "digest": "d", "leading": leading}, KernelResidency(fd))
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
+def test_a_workers_message_is_checked(leading):
+    message = {"op": "ImageFound", "path": "/x", "digest": "d", "leading": leading}
+    with pytest.raises(Corrupt):
+        FROM_WORKER.decode(json.dumps(message).encode())
 
 
-async def test_what_a_worker_tells_is_one_line_that_the_agent_accepts(agent):
+async def test_what_a_worker_tells_is_one_line_that_the_agent_accepts():
     sent = []
 
     class Channel:
         async def send(self, message):
             sent.append(message)
 
-    task = Task(Channel(), {"job": JOB._asdict(), "config": {}})
+    task = Task(Channel(), StartTask(JOB, {}))
     with pytest.raises(Unavailable):
         async with task.stage("image.identify"):
             raise Unavailable("image /" + "a" * 4000 + "\n\0 cannot be read")
-    agent._hear(sent[0])
-    assert len(agent._events[-1].detail) == MAX_DETAIL_CHARS
+    told = FROM_WORKER.decode(FROM_WORKER.encode(sent[0]))
+    assert told == sent[0]
+    assert len(told.event.detail) == MAX_DETAIL_CHARS
 
 
 async def test_what_the_agent_tells_itself_is_one_line_that_a_worker_accepts(agent):
     """Of an error of a store's, whose text may have any."""
     error = "cannot list 'runs': called `unwrap()`:\n  at x\0" + "a" * 1000
-    agent._hear({"op": "ready", "detail": error})
-    agent.note_fallback("publish", error)
-    agent._window._tell_fallback("image.record", error)
-    documents = agent._run_document("cold")["events"]
-    assert len(documents) == 3
+    agent._on_message(Ready(error))
+    agent.events.fall_back("publish", error)
+    documents = run_of(agent, 1)["events"]
+    assert len(documents) == 2
     for document in documents:
         from_json(document, "event")
 
@@ -495,8 +530,8 @@ async def test_what_the_agent_tells_itself_is_one_line_that_a_worker_accepts(age
 )
 async def test_images_that_make_no_sense_are_not_mounted(agent, nursery, op, image):
     agent._nursery = nursery
-    with pytest.raises(Corrupt, match="printable"):
-        await agent._handle({"op": op, "image": image, "path": "/x"}, peer())
+    with pytest.raises(Corrupt, match="image"):
+        await handle(agent, {"op": op, "image": image, "path": "/x"}, peer())
     assert os.listdir(agent._folder.path) == ["state"]
     assert agent._broker.asked == []
 
@@ -505,7 +540,7 @@ async def test_images_that_make_no_sense_are_not_mounted(agent, nursery, op, ima
 async def test_only_uris_are_served(agent, nursery, image):
     agent._nursery = nursery
     with pytest.raises(ConfigError, match="not the URI"):
-        await agent._handle({"op": "serve", "image": image}, peer())
+        await handle(agent, {"op": "serve", "image": image}, peer())
     assert os.listdir(agent._folder.path) == ["state"]
     assert agent._broker.asked == []
 
@@ -523,7 +558,7 @@ async def test_images_that_cannot_be_served_use_up_no_numbers(agent, nursery, mo
     agent._nursery = nursery
     for number in range(3 * MAX_MOUNTS):
         with pytest.raises(Unavailable, match="has ended"):
-            await agent._handle({"op": "serve", "image": f"bootseer://x{number}"}, peer())
+            await handle(agent, {"op": "serve", "image": f"bootseer://x{number}"}, peer())
         await trio.testing.wait_all_tasks_blocked()
     numbers = [request.number for request in asked if isinstance(request, ServeImage)]
     assert len(numbers) == 3 * MAX_MOUNTS
@@ -536,9 +571,9 @@ async def test_an_image_of_the_last_start_that_is_refused_is_told_of(agent, nurs
 
     monkeypatch.setattr(agent._broker, "ask", ask, raising=False)
     agent._nursery = nursery
-    agent._hear({"op": "serve", "image": "bootseer://train"})
+    agent._on_message(MountImage("bootseer://train"))
     await trio.testing.wait_all_tasks_blocked()
-    (event,) = agent._events
+    (event,) = agent.events._events
     assert (event.stage, event.status) == ("image.mount", "fallback")
     assert "'bootseer://train'" in event.detail and "too many processes" in event.detail
 
@@ -546,20 +581,20 @@ async def test_an_image_of_the_last_start_that_is_refused_is_told_of(agent, nurs
 async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nursery):
     agent._nursery = nursery
     with pytest.raises(ConfigError, match="registry"):
-        await agent._handle({"op": "keep", "image": "bootseer://x", "path": "/x"}, peer())
+        await handle(agent, {"op": "keep", "image": "bootseer://x", "path": "/x"}, peer())
     request = {"op": "keep", "image": "docker://x", "path": "/x"}
     for job in (JOB._replace(nodes=2, node_index=1), JOB._replace(nodes=0)):
         agent._keeping._context = replace(agent._context, job=job)
-        assert await agent._handle(request, peer()) == {"kept": False}
+        assert await handle(agent, request, peer()) == Kept(False)
     config = Config({"image.keep_imports": False})
     agent._keeping._context = replace(agent._context, config=config)
-    assert await agent._handle(request, peer()) == {"kept": False}
+    assert await handle(agent, request, peer()) == Kept(False)
 
 
 async def test_an_agent_that_ends_serves_nothing_more(agent, nursery):
     agent._nursery, agent._finishing = nursery, True
     with pytest.raises(Unavailable, match="ending"):
-        await agent._handle({"op": "serve", "image": "bootseer://x"}, peer())
+        await handle(agent, {"op": "serve", "image": "bootseer://x"}, peer())
 
 
 async def test_a_lender_that_ends_costs_the_block_cache_and_no_more(agent):
@@ -568,6 +603,6 @@ async def test_a_lender_that_ends_costs_the_block_cache_and_no_more(agent):
 
     agent._lender.run = run
     await agent._follow_lender()
-    (event,) = agent._events
+    (event,) = agent.events._events
     assert (event.stage, event.status) == ("image.cache", "fallback")
     assert event.detail == "blocks are not kept on this node any more: the lender has ended"

@@ -8,11 +8,13 @@ import pytest
 import trio
 import trio.testing
 
+from bootseer.agent.messages.worker import CloseWindow
 from bootseer.agent.node import process
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import worker_output
 from bootseer.agent.supervisor.worker_output import MAX_BYTES, copy_output
 from bootseer.agent.supervisor.worker_process import Worker
+from bootseer.config import Config
 from bootseer.errors import Closed
 
 JOB = Job(7, "c", "n1", 65534, 65534, "nobody", "/", "k", False, "", 1.0, 1)
@@ -62,11 +64,11 @@ async def test_a_worker_prints_there_and_nowhere_else(tmp_path, capfd, monkeypat
     monkeypatch.setattr(worker_output, "MAX_BYTES", room)
     pid, end = process.spawn_worker(JobFolder(str(tmp_path)), JOB, "publish")
     worker = Worker(None, 0, end)
-    none = SimpleNamespace(values={})  # without settings it ends by an error that is not ours
-    await worker.send_task(JOB, none)
+    await worker.send_task(JOB, Config({}))
+    await worker.channel.send(CloseWindow())  # nothing that it takes: it ends by an error
     with pytest.raises(Closed):
         await worker.channel.receive()
     worker.channel.close()
     os.waitpid(pid, 0)
     await trio.testing.wait_all_tasks_blocked()
-    assert ("KeyError" in capfd.readouterr().err) == bool(room)
+    assert ("was not expected" in capfd.readouterr().err) == bool(room)

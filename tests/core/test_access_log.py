@@ -7,6 +7,7 @@ import pytest
 from bootseer.core.access_log import (
     MARK_BYTES,
     MAX_RANGES,
+    AccessedFile,
     FileReads,
     NodeReads,
     Recording,
@@ -16,7 +17,6 @@ from bootseer.core.access_log import (
     newest_components,
     numbered,
     object_name,
-    to_json,
 )
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt, UnknownVersion
@@ -111,7 +111,7 @@ def test_sequential_and_scattered_reads_become_few_ranges():
     assert recording.ranges == [ByteRange(0, 100 << 20)]
     for number in range(10_000):
         recording.add((1 << 40) + number * (64 << 20), 4096)
-    ranges = to_json(recording, ())["ranges"]
+    ranges = recording.read()
     assert len(ranges) <= MAX_RANGES
     assert ranges[0].start == 0
     assert ranges[-1].stop == (1 << 40) + 9_999 * (64 << 20) + 4096
@@ -119,12 +119,17 @@ def test_sequential_and_scattered_reads_become_few_ranges():
 
 def test_what_was_read_ahead_counts_if_the_job_opened_it_too():
     def seen(path, opens, *ranges):
-        return {"path": path, "newest": [], "ranges": [list(r) for r in ranges], "opens": opens}
+        return AccessedFile(path, (), list(ranges), opens)
 
-    recorded = [seen("used", 2), seen("unused", 1), seen("new", 1, (0, 7)), seen("both", 3, (0, 7))]
+    recorded = [
+        seen("used", 2),
+        seen("unused", 1),
+        seen("new", 1, ByteRange(0, 7)),
+        seen("both", 3, ByteRange(0, 7)),
+    ]
     whole = [ByteRange(0, 1 << 30)]
     ahead = dict.fromkeys(("used", "unused", "both"), (1, whole))
-    found = {file.path: file.ranges for file in combine(recorded, ahead, "x")}
+    found = {file.path: file.ranges for file in combine(recorded, ahead)}
     assert found == {"used": tuple(whole), "new": (ByteRange(0, 7),), "both": tuple(whole)}
 
 
@@ -187,10 +192,10 @@ def test_the_folders_of_what_has_numbers_are_listed():
 
 def test_what_was_not_opened_by_the_job_is_not_read():
     def seen(path, opens):
-        return {"path": path, "newest": [], "ranges": [[0, 7]], "opens": opens}
+        return AccessedFile(path, (), [ByteRange(0, 7)], opens)
 
     whole = [ByteRange(0, 9)]
-    assert combine([seen("a", 0), seen("b", 1), seen("c", 2)], {"c": (2, whole)}, "x") == (
+    assert combine([seen("a", 0), seen("b", 1), seen("c", 2)], {"c": (2, whole)}) == (
         FileReads("b", (), (ByteRange(0, 7),)),
     )
 

@@ -6,7 +6,7 @@ import socket
 import stat
 import subprocess
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from bootseer import config
 from bootseer.cli.env.env import env
+from bootseer.core.event import StageReport
 from bootseer.env.capture import capture
 from bootseer.env.capture.upload import Provenance, publish_snapshot
 from bootseer.env.client.inputs.digest import file_digest
@@ -322,13 +323,15 @@ class Lab:
 
     @asynccontextmanager
     async def stage(self, name):
-        said = {}
+        report, said = StageReport(0), {}
         self.stages.append((name, said))
         try:
-            yield said
+            yield report
         except BootseerError as error:
             said["error"] = error
             raise
+        finally:
+            said |= {k: v for k, v in asdict(report).items() if v != getattr(StageReport(0), k)}
 
     def errors(self):
         return {name: str(said["error"]) for name, said in self.stages if "error" in said}

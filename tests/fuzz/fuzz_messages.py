@@ -10,14 +10,19 @@ import trio
 from fuzz_base import Decoder
 from fuzz_tables import image_manifest
 
-from bootseer.agent.messages import broker, lender
-from bootseer.agent.messages.client import decode_reply, encode_request
-from bootseer.agent.messages.message import Reply
-from bootseer.agent.node.channel import Channel
-from bootseer.agent.supervisor import control_server
+from bootseer.agent.messages import broker, control, lender, worker
+from bootseer.agent.node.job import Job
 from bootseer.cache.link import serve_keeper
+from bootseer.core.access_log import AccessedFile
+from bootseer.core.event import Event
+from bootseer.core.ranges import ByteRange
+from bootseer.core.speed import Speed
 from bootseer.env.server.connection import Connection
 from bootseer.errors import Closed, Corrupt, NotFound
+from bootseer.image.hot.holdout import HeldOutPiece
+from bootseer.image.hot.trace import Touch
+from bootseer.ipc.request import Reply
+from bootseer.ipc.request_client import decode_reply, encode_request
 
 # What processes tell each other.
 
@@ -39,37 +44,91 @@ async def _talk(data):
     ours, theirs = _sent(data)
     with ours:
         talk = Connection(theirs)
+        count = 0
         try:
             while True:
                 message, fds = await talk.receive()
+                count += 1
                 assert isinstance(message, dict) and not fds
+        except Closed:
+            if not count:
+                raise
         finally:
             talk.close()
 
 
-async def _channel(data):
+async def _channel(take, data):
     ours, theirs = _sent(data)
     theirs.setblocking(False)
     with ours:
-        channel = Channel(theirs)
+        channel = take(theirs)
+        count = 0
         try:
             while True:
-                message, fd = await channel.receive()
-                assert isinstance(message, dict) and fd is None
+                message, fds = await channel.receive()
+                count += 1
+                assert isinstance(message, tuple) and not fds
+        except Closed:
+            if not count:
+                raise
         finally:
             channel.close()
 
 
-async def _control(data):
-    ours, theirs = _sent(data)
-    theirs.setblocking(False)
-    with ours, trio.socket.from_stdlib_socket(theirs) as connection:
-        request = await control_server._request(connection)
-        assert request is None or isinstance(request, dict)
+RANGES = [ByteRange(0, 5), ByteRange(7, 1 << 62)]
+TOUCHES = [Touch(0, 5, 1), Touch(7, 9, 1 << 40)]
+FILES = [AccessedFile("step_1/shard", (0,), RANGES, 2)]
+AHEAD = worker.CheckpointFileAhead("step_1/shard", RANGES)
+JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "/i", 1.0, 1)
+RECORDED = worker.RecordedImage("/i", "d", 9, "complete", TOUCHES, RANGES, "c", Speed(), None)
+FROM_WORKER = (
+    *(worker.StageEnded(Event("image.x", 1, 2, "worker")), worker.Ready("it is")),
+    *(worker.MountImage("bootseer://x"), worker.MountEnvironment("k" * 64, ["/a", "/b"])),
+    *(worker.EnvironmentSettled(), worker.ImageFound("/i", "d", RANGES)),
+    worker.PrefetchBegun(RANGES, [HeldOutPiece(0, 5, 9)], 3),
+    *(worker.PrefetchProgress(1, 2), worker.ServedImageOpened(), AHEAD),
+    *(
+        worker.BorrowBlocks("d" * 64, "0f" * 32),
+        worker.ImageServed("d", "c", 9, RANGES, True, False),
+    ),
+    *(worker.ImageMissing(), worker.ImageCopied(), worker.ImageRecorded(TOUCHES)),
+    *(worker.ImageReported(Speed(1, 2, 3), Speed()), worker.CheckpointServed()),
+    *(worker.CheckpointReads(FILES), worker.CheckpointEnded(), worker.MountSnapshot("k", True)),
+    *(worker.ImportOpened(), worker.EventsWanted(), worker.Published(True, "there", [1])),
+)
+TO_WORKER = (
+    *(
+        worker.StartTask(JOB, {"image.streams": 4}),
+        worker.ImageReadable("/i", "", "d", 9, RANGES, False),
+    ),
+    *(worker.ImageUnreadable(), worker.CheckpointReadable(True), worker.EnvironmentMounted("no")),
+    *(worker.HoldPrefetch(True), worker.YieldToJob(), worker.CloseWindow(), worker.ReportImage()),
+    *(worker.StopCheckpoint(1.5), worker.BlocksLent(), worker.BlocksRefused(True)),
+    *(
+        worker.ServeConnection("d"),
+        worker.SnapshotMounted(""),
+        worker.UploadImport("docker://x", "/x"),
+    ),
+    worker.PublishRecording("cold", [RECORDED], FILES, [AHEAD]),
+    worker.PublishEvents({"run": "c.7"}, [{}, {"events": []}]),
+)
+REQUESTED = (
+    *(control.GetStatus(), control.TellEvent("mark.x", 1, 2), control.WaitReady(1.5)),
+    *(control.Finish(2.0), control.RunEnvironment(), control.ServeImage("bootseer://x")),
+    control.KeepImport("docker://x", "/x"),
+)
 
 
-def _said(*messages):
-    return [b"".join(struct.pack("<I", len(m)) + m for m in messages)]
+def _framed(messages, sent):
+    """Return each message as it is sent, and all of them after each other."""
+    encoded = [messages.encode(message) for message in sent]
+    framed = [struct.pack("<I", len(data)) + data for data in encoded]
+    return [*framed, b"".join(framed)]
+
+
+def _run_control(data):
+    request = control.REQUESTS.decode(data)
+    assert control.REQUESTS.decode(control.REQUESTS.encode(request)) == request
 
 
 class Keeper:
@@ -140,8 +199,19 @@ def _replies():
 GONE = (Corrupt, Closed)
 MESSAGES = [
     Decoder("talk", lambda: [b'{"a":[1]}\n{"b":{}}\n'], partial(trio.run, _talk), GONE),
-    Decoder("channel", lambda: _said(b'{"a":1}', b"{}"), partial(trio.run, _channel), GONE),
-    Decoder("control", lambda: [b'{"command":"status"}\n'], partial(trio.run, _control), ()),
+    Decoder(
+        "from-worker",
+        lambda: _framed(worker.FROM_WORKER, FROM_WORKER),
+        partial(trio.run, _channel, worker.supervisor_end),
+        GONE,
+    ),
+    Decoder(
+        "to-worker",
+        lambda: _framed(worker.TO_WORKER, TO_WORKER),
+        partial(trio.run, _channel, worker.worker_end),
+        GONE,
+    ),
+    Decoder("control", lambda: [control.REQUESTS.encode(r) for r in REQUESTED], _run_control),
     Decoder("link", _link_seeds, run_link, ()),
     _requests("request", broker.VERBS, REQUESTS),
     _requests("loan", lender.VERBS, LOANS),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import config as settings
+from bootseer.agent.messages.control import AgentStatus, GetStatus
 from bootseer.agent.node import agent_process, control_client, registry
 from bootseer.agent.node.broker_settings import BrokerSettings, NodeAccount
 from bootseer.agent.node.job import Job, JobFolder
@@ -70,11 +71,11 @@ def test_environment_and_hot_set_are_waited_for_once(tmp_path, monkeypatch):
     clock = Clock()
     config = settings.Config({"node.run_dir": str(tmp_path / "run"), **accounts})
 
-    def answer(socket, request, timeout_s):
+    def answer(socket, request, kind, timeout_s):
         """As an agent whose store hangs."""
-        assert request["op"] == "wait" and request["timeout_s"] <= timeout_s
-        clock.sleep(request["timeout_s"])
-        return {"ready": False}
+        assert request.timeout_s <= timeout_s
+        clock.sleep(request.timeout_s)
+        return kind(ready=False)
 
     asked = options.JobOptions("k", environment="train", wait_s=8)
     job = JOB._replace(wait_s=8.0, environment="train")
@@ -138,9 +139,8 @@ def test_requests_are_answered_once_the_socket_is_there(folder, run_agent):
     run_agent()
     prolog._start_agent(folder, JOB, time.monotonic() + 30)
     try:
-        assert (
-            control_client.ask(folder.socket, {"op": "status"}, 30)["job"]["job_id"] == JOB.job_id
-        )
+        status = control_client.ask(folder.socket, GetStatus(), AgentStatus, 30)
+        assert status.job["job_id"] == JOB.job_id
     finally:
         pid = registry.agent_pid(folder)
         os.kill(pid, signal.SIGKILL)

@@ -22,12 +22,12 @@ from bootseer.agent.broker.mounts import Mounts, look_at
 from bootseer.agent.broker.processes import LOOK_S, Processes
 from bootseer.agent.messages import broker as messages
 from bootseer.agent.messages.broker import MountKind, Role
-from bootseer.agent.messages.message import exactly
-from bootseer.agent.messages.server import RequestServer
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import NotFound, Unavailable
 from bootseer.image.hot.residency import KernelResidency
+from bootseer.ipc.descriptors import exactly
+from bootseer.ipc.request_server import RequestServer
 
 Known = TypeVar("Known", Role, MountKind)
 _RETRY_S = 0.1

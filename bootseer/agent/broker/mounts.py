@@ -21,15 +21,8 @@ from bootseer.agent.messages.broker import MountKind
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
-from bootseer.fuse.attach import (
-    MountOptions,
-    attach,
-    detach,
-    overlay,
-    set_read_ahead,
-    show,
-    uncover,
-)
+from bootseer.fuse import attach
+from bootseer.fuse.attach import MountOptions
 from bootseer.ownership import check_alone
 
 MAX_IMAGES = 32
@@ -117,7 +110,7 @@ class Mounts:
     def set_read_ahead(self, mount: MountKind, number: int, kib: int) -> None:
         """See `attach.set_read_ahead`."""
         if mount in (MountKind.CHECKPOINT, MountKind.IMAGE) and 0 <= kib <= 1 << 16:
-            set_read_ahead(Path(self.path(mount, number)), kib)
+            attach.set_read_ahead(Path(self.path(mount, number)), kib)
 
     def unmount(self, mount: MountKind, number: int) -> None:
         """Take a mount away, whoever uses it.
@@ -127,9 +120,9 @@ class Mounts:
         """
         path = self.path(mount, number)
         if mount in (MountKind.CHECKPOINT, MountKind.IMAGE):
-            detach(Path(path))
+            attach.detach(Path(path))
         else:
-            uncover(Path(path))
+            attach.uncover(Path(path))
         if mount == MountKind.IMAGE and number:
             with suppress(OSError):
                 os.rmdir(path)
@@ -153,7 +146,7 @@ class Mounts:
                 mount = Path(self.path(MountKind.ENVIRONMENT, number))
                 mount.mkdir(0o755)
                 lower, scratch = tree / str(number - first), self._make_scratch(number)
-                overlay(mount, lower, scratch, *user, read_only=read_only)
+                attach.overlay(mount, lower, scratch, *user, read_only=read_only)
         return first
 
     def show(self, number: int, target: int, namespace: int) -> None:
@@ -174,26 +167,26 @@ class Mounts:
             raise Denied("a target is no folder of the user's own")
         if is_the_nodes(namespace):
             raise Denied("nothing is shown in the mount namespace of the node")
-        show(Path(path), namespace, target)
+        attach.show(Path(path), namespace, target)
 
     def clear(self) -> None:
         """Take the overlays away; what was written over them is the epilog's."""
         with self._lock:
             for number in range(1, self._overlays + 1):
                 with suppress(OSError):
-                    uncover(Path(self.path(MountKind.ENVIRONMENT, number)))
+                    attach.uncover(Path(self.path(MountKind.ENVIRONMENT, number)))
 
     def _make(self, path: str, role: str, options: MountOptions) -> ServerProcess:
         job = self._job
         try:
             os.mkdir(path, 0o755)
-            connection = attach(Path(path), job.uid, job.gid, options, self._groups)
+            connection = attach.attach(Path(path), job.uid, job.gid, options, self._groups)
             try:
                 # Whatever becomes of that process: without it the kernel answers with errors.
                 return ServerProcess(*self._processes.start(role, connection))
             except BaseException:
                 with suppress(OSError):
-                    detach(Path(path))
+                    attach.detach(Path(path))
                 raise
             finally:
                 os.close(connection)

@@ -22,13 +22,13 @@ from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.registration import note_ended, register
 from bootseer.agent.broker.start import SupervisorStart
 from bootseer.agent.broker.user_slots import UserSlots
-from bootseer.agent.messages.message import Reply
 from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import adopt_orphans, limit_to_brokers
 from bootseer.agent.node.process import fork, reset_priority
 from bootseer.errors import BootseerError
+from bootseer.ipc.request import Reply
 
 
 def run(mode: str, folder: JobFolder, fd: int) -> int:

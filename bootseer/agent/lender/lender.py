@@ -14,8 +14,6 @@ from pathlib import Path
 from threading import BoundedSemaphore, Thread
 
 from bootseer.agent.messages.lender import VERBS, CreateEntry, OpenEntry
-from bootseer.agent.messages.message import close_all, exactly
-from bootseer.agent.messages.server import RequestServer
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.process import leave
 from bootseer.cache.folder import BlockCache, CacheEntry
@@ -23,6 +21,8 @@ from bootseer.cache.reservation import REQUEST, answer_reservation
 from bootseer.cache.size import EntrySize
 from bootseer.cache.token import sealed_token
 from bootseer.errors import BootseerError, Corrupt, Unavailable
+from bootseer.ipc.descriptors import close_all, exactly
+from bootseer.ipc.request_server import RequestServer
 
 MAX_LENT = 64
 """Entries in use by a job at once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from bootseer.agent.messages.message import Verbs
+from bootseer.ipc.request import Verbs
 
 
 class Role(IntEnum):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bootseer.agent.messages.message import Verbs
+from bootseer.ipc.request import Verbs
 
 
 @dataclass(frozen=True, slots=True)

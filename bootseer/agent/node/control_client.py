@@ -5,22 +5,19 @@ Imported by the hook path: the standard library only.
 
 from __future__ import annotations
 
-import json
 import socket
 import time
-from typing import Any
+from typing import TypeVar
 
-from bootseer.errors import BootseerError, ConfigError, Corrupt, Denied, NotFound, Unavailable
+from bootseer.agent.messages.control import MAX_LINE_BYTES, REQUESTS, Answer, Refusal, Request
+from bootseer.errors import Corrupt, NotFound, Unavailable
+from bootseer.ipc.typed_json import from_object, read_object
 
-MAX_LINE_BYTES = 256 * 1024
+A = TypeVar("A", bound=Answer)
 _RETRY_S = 0.005
-_REFUSALS: dict[str, type[BootseerError]] = {
-    kind.__name__: kind for kind in (ConfigError, Corrupt, Denied)
-}
-"""Classes that stay what they are; all others are Unavailable to who asks."""
 
 
-def tell(path: str, request: dict[str, Any]) -> None:
+def tell(path: str, request: Request) -> None:
     """Send a request whose answer is of no interest, without waiting for the agent to take it.
 
     Raises:
@@ -31,19 +28,20 @@ def tell(path: str, request: dict[str, Any]) -> None:
         connection.settimeout(0)
         try:
             connection.connect(path)
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.sendall(REQUESTS.encode(request) + b"\n")
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise NotFound(f"no agent listens at {path}") from error
         except OSError as error:
             raise Unavailable(f"cannot talk to the agent: {error.strerror}") from error
 
 
-def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:
+def ask(path: str, request: Request, answer: type[A], deadline_s: float) -> A:
     """Send a request and return the answer.
 
     Args:
         path: of the socket.
-        request: with the operation under "op".
+        request: what is asked for.
+        answer: what the agent answers that with.
         deadline_s: for the whole exchange.
 
     Raises:
@@ -51,13 +49,30 @@ def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:
         ConfigError, Corrupt, Denied: the agent refused this request as it is.
         Unavailable: no answer in time, or the agent refused for another reason.
     """
+    line = _exchange(path, REQUESTS.encode(request), deadline_s)
+    try:
+        document = read_object(line, "answer")
+        if "error" not in document:
+            return from_object(document, answer, "answer")
+        refusal = from_object(document, Refusal, "answer")
+    except Corrupt as error:
+        raise Unavailable("the answer is not an agent's") from error
+    raise refusal.exception()
+
+
+def _exchange(path: str, line: bytes, deadline_s: float) -> bytes:
+    """Send a line and return the one that answers it.
+
+    Raises:
+        NotFound, Unavailable: as for `ask`.
+    """
     until = time.monotonic() + deadline_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         answer = b""
         try:
             connection.settimeout(max(0.001, deadline_s))
             _connect(connection, path, until)
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.sendall(line + b"\n")
             while not answer.endswith(b"\n"):
                 connection.settimeout(max(0.001, until - time.monotonic()))
                 part = connection.recv(65536)
@@ -70,16 +85,7 @@ def ask(path: str, request: dict[str, Any], deadline_s: float) -> Any:
             raise Unavailable(f"no answer from the agent within {deadline_s:g} s") from error
         except OSError as error:
             raise Unavailable(f"cannot talk to the agent: {error.strerror}") from error
-    try:
-        document = json.loads(answer)
-    except (ValueError, RecursionError) as error:
-        raise Unavailable("the answer is not an agent's") from error
-    if not isinstance(document, dict):
-        raise Unavailable("the answer is not an agent's")
-    if "error" in document:
-        kind = _REFUSALS.get(str(document.get("kind")), Unavailable)
-        raise kind(f"the agent refused: {document['error']}")
-    return document
+    return answer
 
 
 def _connect(connection: socket.socket, path: str, until: float) -> None:

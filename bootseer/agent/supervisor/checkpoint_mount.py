@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import trio
 
 from bootseer.agent.messages.broker import MountKind, SetReadAhead, Unmount
-from bootseer.agent.messages.client import RequestClient
+from bootseer.agent.messages.worker import (
+    CheckpointEnded,
+    CheckpointFileAhead,
+    CheckpointReads,
+    CheckpointServed,
+    CloseWindow,
+    StageEnded,
+    StopCheckpoint,
+)
 from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.config import Config
-from bootseer.core.access_log import MAX_FILES
+from bootseer.core.access_log import MAX_FILES, AccessedFile
 from bootseer.errors import BootseerError, Closed
+from bootseer.ipc.channel import unexpected
+from bootseer.ipc.request_client import RequestClient
 
 _READ_AHEAD_KIB = 4096
 """How far the kernel reads ahead of a reader: four requests of the largest size."""
@@ -35,8 +43,8 @@ class MountedCheckpoint:
     def __init__(self, broker: RequestClient, worker: Worker) -> None:
         """Take over a worker that has been started."""
         self.served = trio.Event()
-        self.reads: list[Any] = []
-        self.ahead: list[Any] = []
+        self.reads: list[AccessedFile] = []
+        self.ahead: list[CheckpointFileAhead] = []
         self._broker = broker
         self._worker = worker
         self._ended = trio.Event()
@@ -44,50 +52,47 @@ class MountedCheckpoint:
         self._said_window = trio.Event()
         self._in_order = False
 
-    async def follow(
-        self, job: Job, config: Config, hear: Callable[[dict[str, Any]], None]
-    ) -> None:
+    async def follow(self, job: Job, config: Config, events: EventLog) -> None:
         """Have it served until the worker ends; then files give errors.
 
         Args:
             job: whose checkpoint it is.
             config: effective settings.
-            hear: takes the worker's events.
+            events: take the worker's.
 
         Raises:
             BootseerError: the worker ended without having been told to, or makes no sense.
         """
         try:
             await self._worker.send_task(job, config)
-            ended = await self._obey(hear)
+            ended = await self._handle_messages(events)
         finally:
             self._ended.set()
             self._said_window.set()
         if ended is not None:
             raise ended
 
-    async def _obey(self, hear: Callable[[dict[str, Any]], None]) -> BootseerError | None:
+    async def _handle_messages(self, events: EventLog) -> BootseerError | None:
         """Handle messages until the worker ends; returns why, if it was not told to."""
         try:
             while True:
-                message, fd = await self._worker.channel.receive()
-                if fd is not None:
-                    os.close(fd)
-                op = message.get("op")
-                if op == "served":
-                    with suppress(BootseerError):
-                        await self._broker.do(
-                            SetReadAhead(MountKind.CHECKPOINT, 0, _READ_AHEAD_KIB)
-                        )
-                    self.served.set()
-                elif op == "reads" and isinstance(files := message.get("files"), list):
-                    self.reads = files
-                    self._said_window.set()
-                elif op == "ended":
-                    self._in_order = True
-                    return None
-                else:
-                    hear(message)
+                match message := await self._worker.channel.receive_only():
+                    case CheckpointServed():
+                        with suppress(BootseerError):
+                            await self._broker.do(
+                                SetReadAhead(MountKind.CHECKPOINT, 0, _READ_AHEAD_KIB)
+                            )
+                        self.served.set()
+                    case CheckpointReads():
+                        self.reads = message.files
+                        self._said_window.set()
+                    case CheckpointEnded():
+                        self._in_order = True
+                        return None
+                    case StageEnded():
+                        events.note(message.event)
+                    case _:
+                        raise unexpected(message)
         except BootseerError as error:
             return error
 
@@ -103,17 +108,17 @@ class MountedCheckpoint:
             nursery.start_soon(until, self._ended)
         return self.served.is_set()
 
-    def note_ahead(self, message: dict[str, Any]) -> None:
+    def note_ahead(self, file: CheckpointFileAhead) -> None:
         """Remember that a file is being read ahead: that is not the job's doing."""
         if len(self.ahead) < MAX_FILES:
-            self.ahead.append(message.get("file"))
+            self.ahead.append(file)
 
     async def close_window(self) -> None:
         """Have it told what was read so far; what comes later is not the start's."""
         if self._window_is_open and self.served.is_set():
             self._window_is_open = False
             with suppress(Closed):
-                await self._worker.channel.send({"op": "window"})
+                await self._worker.channel.send(CloseWindow())
             await self._said_window.wait()
 
     async def end(self, timeout_s: float) -> bool:
@@ -125,7 +130,7 @@ class MountedCheckpoint:
             await self.close_window()
             left_s = max(0.0, limit.deadline - trio.current_time() - _KILL_S)
             with suppress(Closed):
-                await self._worker.channel.send({"op": "stop", "timeout_s": left_s})
+                await self._worker.channel.send(StopCheckpoint(left_s))
             await self._ended.wait()
         with suppress(BootseerError):
             await self._broker.do(Unmount(MountKind.CHECKPOINT, 0))

@@ -9,23 +9,23 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.messages.client import RequestClient
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor.containment import contained
+from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.config import Config
+from bootseer.ipc.request_client import RequestClient
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """A job, those who have the rights for it, and those who are told what happens.
+    """A job, the processes that have rights for it, and its events.
 
     Attributes:
         folder, job: the job and its folder.
         config: effective settings.
         broker: starts processes, and mounts.
         lender: lends what the node has of images.
-        hear: takes the events of workers.
-        fall_back: takes the stage and the reason of what could not be done.
+        events: of the job on this node.
     """
 
     folder: JobFolder
@@ -33,8 +33,7 @@ class JobContext:
     config: Config
     broker: RequestClient
     lender: RequestClient
-    hear: Callable[[dict[str, Any]], None]
-    fall_back: Callable[[str, str], None]
+    events: EventLog
 
     def start(
         self, stage: str, nursery: trio.Nursery, work: Callable[..., Awaitable[Any]], *args: Any
@@ -46,4 +45,4 @@ class JobContext:
             nursery: where it runs.
             work, args: the task.
         """
-        nursery.start_soon(contained, stage, partial(self.fall_back, stage), work, *args)
+        nursery.start_soon(contained, stage, partial(self.events.fall_back, stage), work, *args)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import trio
 
-from bootseer.agent.node.control_client import MAX_LINE_BYTES
+from bootseer.agent.messages.control import MAX_LINE_BYTES, REQUESTS, Answer, Refusal, Request
 from bootseer.agent.supervisor.containment import contain
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, Closed, Corrupt
+from bootseer.ipc.line_stream import LineStream
+from bootseer.ipc.typed_json import encode
 
 _MAX_CONNECTIONS = 64
 _REQUEST_S = 5.0
@@ -24,11 +25,11 @@ _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Peer(NamedTuple):
-    """Who makes a request.
+    """The process that makes a request.
 
     Attributes:
-        uid, pid: of the process that has connected.
-        connection: returns the connection, for who goes on talking on it.
+        uid, pid: its user and process id, when it connected.
+        connection: returns a copy of the connection, for a conversation that goes on on it.
     """
 
     uid: int
@@ -36,8 +37,8 @@ class Peer(NamedTuple):
     connection: Callable[[], socket.socket]
 
 
-Handler = Callable[[dict[str, Any], Peer], Awaitable[dict[str, Any] | None]]
-Answered = Callable[[dict[str, Any]], None]
+Handler = Callable[[Request, Peer], Awaitable[Answer | None]]
+Answered = Callable[[Answer | Refusal], None]
 
 
 async def serve(listener: socket.socket, uid: int, handle: Handler, answered: Answered) -> None:
@@ -49,8 +50,8 @@ async def serve(listener: socket.socket, uid: int, handle: Handler, answered: An
     Args:
         listener: from `control_socket.listen`.
         uid: the user who may connect besides root.
-        handle: takes a request and who makes it, returns the answer; None if it has given one.
-        answered: takes each answer once it has been sent, or nobody was there to take it.
+        handle: takes a request and its peer, returns the answer; None if it has given one.
+        answered: takes each answer once it has been sent, or the peer has gone.
     """
     server = trio.socket.from_stdlib_socket(listener)
     limiter = trio.CapacityLimiter(_MAX_CONNECTIONS)
@@ -71,8 +72,8 @@ async def _answer(
     answered: Answered,
     limiter: trio.CapacityLimiter,
 ) -> None:
-    # Whoever asked may go at any time, and may be one too many.
-    with connection, suppress(OSError, trio.BrokenResourceError, trio.WouldBlock):
+    # The peer may go at any time, and may be one too many.
+    with connection, suppress(OSError, Closed, Corrupt, trio.WouldBlock):
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, peer_uid, _ = _PEER.unpack(credentials)
         peer = Peer(peer_uid, pid, lambda: _copy(connection))
@@ -89,21 +90,25 @@ async def _answer(
 async def _converse(
     connection: trio.socket.SocketType, peer: Peer, handle: Handler, answered: Answered
 ) -> None:
-    request = await _request(connection)
-    if request is None:
+    lines = LineStream(connection, "the client", MAX_LINE_BYTES)
+    line = None
+    with trio.move_on_after(_REQUEST_S), suppress(Closed):
+        line, _ = await lines.receive()
+    if line is None:
         return
+    answer: Answer | Refusal | None
     try:
-        answer = await handle(request, peer)
+        answer = await handle(REQUESTS.decode(line), peer)
     except BootseerError as error:
-        answer = {"error": str(error), "kind": type(error).__name__}
+        answer = Refusal(str(error), type(error).__name__)
     except Exception:  # noqa: BLE001 (one request never ends the agent)
         contain("a request on the control socket")
-        answer = {"error": "internal error; the node's agent.log says more"}
+        answer = Refusal("internal error; the node's agent.log says more")
     if answer is None:
         return
     try:
         with trio.move_on_after(_ANSWER_S):
-            await trio.SocketStream(connection).send_all(json.dumps(answer).encode() + b"\n")
+            await lines.send(encode(answer))
     finally:
         answered(answer)
 
@@ -111,19 +116,3 @@ async def _converse(
 def _copy(connection: trio.socket.SocketType) -> socket.socket:
     """Return a connection as a socket of its own."""
     return socket.socket(fileno=os.dup(connection.fileno()))
-
-
-async def _request(connection: trio.socket.SocketType) -> dict[str, Any] | None:
-    line = bytearray()
-    with trio.move_on_after(_REQUEST_S):
-        while not line.endswith(b"\n"):
-            part = await connection.recv(65536)
-            if not part or len(line) + len(part) > MAX_LINE_BYTES:
-                return None
-            line += part
-        try:
-            request = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        return request if isinstance(request, dict) else None
-    return None

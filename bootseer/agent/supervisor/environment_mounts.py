@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import trio
 
@@ -24,20 +24,25 @@ from bootseer.agent.messages.broker import (
     Role,
     ShowOverlay,
 )
-from bootseer.agent.messages.message import close_all
+from bootseer.agent.messages.worker import (
+    MountSnapshot,
+    ServeConnection,
+    SnapshotMounted,
+    StageEnded,
+)
 from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.image_mounts import ServedImages
 from bootseer.agent.supervisor.worker_process import Worker, start
-from bootseer.core.fields import Fields
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.snapshot.manifest import MAX_TARGETS
 from bootseer.errors import BootseerError, Closed, ConfigError, Corrupt, NoSpace, Unavailable
+from bootseer.ipc.channel import unexpected
+from bootseer.ipc.descriptors import close_all
 
 MAX_RUNS = 64
 """At once, for a job on a node."""
 MAX_WORKERS = 16
 """Of those, at work: each has a process of the user's, whose memory is no job's. Others wait."""
-_NAME = "message from the worker"
 _IMAGE_S = 10.0
 _POLL_S = 0.05
 _CLEAR_S = 1.0
@@ -72,8 +77,7 @@ class EnvironmentMounts:
         self._job = context.job
         self._config = context.config
         self._broker = context.broker
-        self._hear = context.hear
-        self._fall_back = context.fall_back
+        self._events = context.events
         self._served = served
         self._image = image
         self._mounted: dict[tuple[int, bool], list[int]] = {}
@@ -118,10 +122,10 @@ class EnvironmentMounts:
         worker = await start(self._broker, Role.RUN_ENVIRONMENT)
         try:
             image = await self._known_image() if asker.in_container else ""
-            await worker.send_task(self._job, self._config, image=image)
-            await worker.channel.send({"op": "connection"}, fd=connection.fileno())
+            await worker.send_task(self._job, self._config)
+            await worker.channel.send(ServeConnection(image), [connection.fileno()])
             connection.close()
-            await self._obey(worker, asker, nursery)
+            await self._handle_messages(worker, asker, nursery)
         except Closed:
             pass  # it has ended
         finally:
@@ -155,32 +159,33 @@ class EnvironmentMounts:
             return self._image()
         raise Unavailable("the image that it runs in has not been read, so there is no key")
 
-    async def _obey(self, worker: Worker, asker: _Asker, nursery: trio.Nursery) -> None:
+    async def _handle_messages(self, worker: Worker, asker: _Asker, nursery: trio.Nursery) -> None:
         while True:
-            message, fd = await worker.channel.receive()
-            if fd is not None:
-                os.close(fd)
-            if message.get("op") != "mount":
-                self._hear(message)
-                continue
-            fields = Fields(message, _NAME)
-            key, read_only = fields.text("key", 64), fields.flag("read_only")
+            message, folders = await worker.channel.receive()
             with ExitStack() as opened:
-                folders = []
-                for _ in range(fields.count("folders", MAX_TARGETS)):
-                    _, folder = await worker.channel.receive()
-                    if folder is None:
-                        raise Corrupt(f"{_NAME}: a folder without its descriptor")
-                    opened.callback(os.close, folder)
-                    folders.append(folder)
-                answer: dict[str, Any] = {"ok": True}
-                try:
-                    mounts = await self._mount(key, read_only, len(folders), nursery)
-                    for mount, folder in zip(mounts, folders, strict=True):
-                        await self._show(mount, folder, asker)
-                except (BootseerError, OSError) as error:
-                    answer = {"ok": False, "why": str(error)}
-            await worker.channel.send(answer)
+                opened.callback(close_all, folders)
+                match message:
+                    case StageEnded():
+                        self._events.note(message.event)
+                    case MountSnapshot():
+                        why = await self._mount_for(asker, message, folders, nursery)
+                        await worker.channel.send(SnapshotMounted(why))
+                    case _:
+                        raise unexpected(message)
+
+    async def _mount_for(
+        self, asker: _Asker, wanted: MountSnapshot, folders: list[int], nursery: trio.Nursery
+    ) -> str:
+        """Mount a snapshot and show it at folders; returns why it could not, "" if it has."""
+        try:
+            if len(folders) > MAX_TARGETS:
+                raise Corrupt(f"an environment has at most {MAX_TARGETS} targets")
+            mounts = await self._mount(wanted.key, wanted.read_only, len(folders), nursery)
+            for mount, folder in zip(mounts, folders, strict=True):
+                await self._show(mount, folder, asker)
+        except (BootseerError, OSError) as error:
+            return str(error)
+        return ""
 
     async def _mount(
         self, key: str, read_only: bool, count: int, nursery: trio.Nursery
@@ -201,7 +206,7 @@ class EnvironmentMounts:
                 mounts = list(range(first, first + count))
                 self._mounted[tree, read_only] = mounts
         if len(mounts) != count:
-            raise Corrupt(f"{_NAME}: the snapshot has {len(mounts)} targets, and not {count}")
+            raise Corrupt(f"the snapshot has {len(mounts)} targets, and not {count}")
         self._served.note_used(f"{ENVIRONMENT}{key}")
         return mounts
 
@@ -213,7 +218,7 @@ class EnvironmentMounts:
             Unavailable, OSError: it cannot be done.
         """
         if asker.namespace is None:
-            raise Unavailable("who asks is in no mount namespace of the job's own")
+            raise Unavailable("the requesting process is not in one of the job's mount namespaces")
         path = "" if asker.in_container else os.readlink(f"/proc/self/fd/{folder}")
         if "\n" in path:
             raise ConfigError("a target with a newline in its path cannot be told to later tasks")
@@ -228,7 +233,7 @@ class EnvironmentMounts:
         with trio.move_on_at(deadline):
             await self._idle.wait()
         if not self._idle.is_set():
-            self._fall_back("env.capture", "the job ended before the environment was stored")
+            self._events.fall_back("env.capture", "the job ended before the environment was stored")
         for scope in self._running:
             scope.cancel()
         # What takes longer, the epilog does not wait for.

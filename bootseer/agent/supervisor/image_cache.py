@@ -8,13 +8,13 @@ from functools import partial
 
 import trio
 
-from bootseer.agent.messages.client import RequestClient
 from bootseer.agent.messages.lender import DESCRIPTORS, CreateEntry, OpenEntry
-from bootseer.agent.messages.message import close_all, exactly
 from bootseer.cache.keeper import BlockKeeper, check_entry, take_manifest
 from bootseer.cache.link import serve_keeper
 from bootseer.cache.room import ReservationClient, Room
 from bootseer.core.image_manifest import ImageManifest
+from bootseer.ipc.descriptors import close_all, exactly
+from bootseer.ipc.request_client import RequestClient
 
 
 class CacheEntryHandle:

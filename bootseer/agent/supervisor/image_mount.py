@@ -5,29 +5,43 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
-from typing import Any
 
 import trio
 
 from bootseer.agent.messages.broker import MountKind, SetReadAhead, Unmount
-from bootseer.agent.messages.client import RequestClient
+from bootseer.agent.messages.worker import (
+    BlocksLent,
+    BlocksRefused,
+    BorrowBlocks,
+    CloseWindow,
+    ImageCopied,
+    ImageMissing,
+    ImageReadable,
+    ImageRecorded,
+    ImageReported,
+    ImageServed,
+    RecordedImage,
+    ReportImage,
+    StageEnded,
+)
 from bootseer.agent.node.job import Job
+from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.image_cache import CacheEntryHandle, borrow_new, open_cache_entry
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.kernel_mount import KernelMount
 from bootseer.agent.supervisor.worker_process import Worker
-from bootseer.cache.token import TOKEN_BYTES
 from bootseer.config import Config
-from bootseer.core.event import FALLBACK, OK, Event, one_line
-from bootseer.core.fields import Fields
+from bootseer.core.event import FALLBACK, OK, Event
+from bootseer.core.ranges import ByteRange
 from bootseer.core.reference import ENVIRONMENT
-from bootseer.core.speed import UNKNOWN, Speed
+from bootseer.core.speed import UNKNOWN
 from bootseer.errors import BootseerError, Closed, Corrupt, NotFound
 from bootseer.image.hot.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
 from bootseer.image.library.catalog import FILE_NAME
+from bootseer.ipc.channel import unexpected
+from bootseer.ipc.descriptors import close_all
+from bootseer.ipc.request_client import RequestClient
 
 _READ_AHEAD_KIB = 128
 """How far the kernel reads ahead of readers while blocks come from the store: no further than of a
@@ -82,7 +96,7 @@ class ServedImage(JobImage):
         self._broker = broker
         self._lender = lender
         self.number = number
-        self.leading: list[Any] = []
+        self.leading: list[ByteRange] = []
         self.copies = False
         self.copied = trio.Event()
         self._worker = worker
@@ -93,7 +107,7 @@ class ServedImage(JobImage):
         self._touches: list[Touch] = []
         self.began_ns = time.time_ns()
         self._reported = trio.Event()
-        self._speeds = {"store": UNKNOWN, "file": UNKNOWN}
+        self._speeds = ImageReported(UNKNOWN, UNKNOWN)
         self._kernel = kernel
         self._has_lent = False
         self._is_ending = False
@@ -109,32 +123,23 @@ class ServedImage(JobImage):
         """Path under which it can be read."""
         return self.mount if self.is_tree else f"{self.mount}/{FILE_NAME}"
 
-    async def to_be_read(self) -> dict[str, Any]:
+    async def to_be_read(self) -> ImageReadable:
         """Describe it for the worker that reads ahead, once it is known how."""
-        root = self.mount if self.is_tree else ""
+        tree = self.mount if self.is_tree else ""
         if self._kernel is not None:
             await self._kernel.settled.wait()
-            root = self._kernel.path
-        return {
-            "root": root,
-            "op": "image",
-            "ok": True,
-            "path": self.file,
-            "identity": self.digest,
-            "size_bytes": self.size_bytes,
-            "leading": self.leading,
-            "copies": self.copies,
-        }
+            tree = self._kernel.path
+        return ImageReadable(
+            self.file, tree, self.digest, self.size_bytes, self.leading, self.copies
+        )
 
-    async def follow(
-        self, job: Job, config: Config, hear: Callable[[dict[str, Any]], None]
-    ) -> None:
+    async def follow(self, job: Job, config: Config, events: EventLog) -> None:
         """Have it served until the worker ends; then reading it gives errors.
 
         Args:
             job: whose image it is.
             config: effective settings.
-            hear: takes the worker's events.
+            events: take the worker's.
 
         Raises:
             BootseerError: the worker ended without having been told to, or makes no sense.
@@ -144,7 +149,7 @@ class ServedImage(JobImage):
             await self._worker.send_task(job._replace(image=self.path), config)
             async with trio.open_nursery() as nursery:
                 try:
-                    await self._obey(hear, nursery)
+                    await self._handle_messages(events, nursery)
                 except BootseerError as ended:
                     error = ended
                 # The threads that write to the cache end when the worker has.
@@ -158,48 +163,46 @@ class ServedImage(JobImage):
             self._reported.set()
             raise error
 
-    async def _obey(self, hear: Callable[[dict[str, Any]], None], nursery: trio.Nursery) -> None:
+    async def _handle_messages(self, events: EventLog, nursery: trio.Nursery) -> None:
         while True:
-            message, fd = await self._worker.channel.receive()
-            op = message.get("op")
-            if op == "cache":
-                await self._lend(message, fd, hear, nursery)
-                continue
-            if fd is not None:
-                os.close(fd)
-            if op == "served":
-                await self._take(message)
-            elif op == "missing":
-                return  # an empty folder is all that it shows, until its end
-            elif op == "recorded":
-                self._touches = _touches(message, self.size_bytes)
-                self._closing.set()
-            elif op == "copied":
-                self.copied.set()
-            elif op == "reported":
-                speeds = Fields(message, _MESSAGE).part("speeds")
-                self._speeds = {name: Speed.of(speeds.part(name)) for name in self._speeds}
-                self._reported.set()
-            else:
-                if not self.is_served:
-                    self._note_failure(message)
-                hear(message)
+            message, fds = await self._worker.channel.receive()
+            try:
+                match message:
+                    case BorrowBlocks():
+                        await self._lend(message, fds, events, nursery)
+                    case ImageServed():
+                        await self._note_served(message)
+                    case ImageMissing():
+                        return
+                    case ImageRecorded():
+                        touched = [touch.range for touch in message.touches]
+                        if len(touched) > MAX_TOUCHES:
+                            raise Corrupt(f"{_MESSAGE}: more than {MAX_TOUCHES} touches")
+                        check_disjoint(touched, self.size_bytes, _MESSAGE)
+                        self._touches = message.touches
+                        self._closing.set()
+                    case ImageCopied():
+                        self.copied.set()
+                    case ImageReported():
+                        self._speeds = message
+                        self._reported.set()
+                    case StageEnded():
+                        if not self.is_served and message.event.stage == "image.mount":
+                            self.why = message.event.detail  # for whoever asks for the image
+                        events.note(message.event)
+                    case _:
+                        raise unexpected(message)
+            finally:
+                close_all(fds)
 
-    def _note_failure(self, message: dict[str, Any]) -> None:
-        """Keep for who asks for the image what has been told of its end."""
-        event = message.get("event")
-        if isinstance(event, dict) and event.get("stage") == "image.mount":
-            self.why = one_line(str(event.get("detail")))
-
-    async def _take(self, message: dict[str, Any]) -> None:
-        """Learn that it can be read, and what it is."""
-        fields = Fields(message, _MESSAGE)
-        self.digest = fields.text("identity", 200)
-        self._content = fields.text("content", 64)
-        self.size_bytes = fields.count("size_bytes")
-        self.leading = list(fields.ranges("leading", 8))
-        self._is_cached = fields.flag("is_cached")
-        self.copies = fields.flag("copies")
+    async def _note_served(self, image: ImageServed) -> None:
+        """Remember what the image is: it can be read."""
+        self.digest = image.identity
+        self._content = image.content
+        self.size_bytes = image.size_bytes
+        self.leading = image.leading
+        self._is_cached = image.is_cached
+        self.copies = image.copies
         if self._kernel is not None and not self._has_lent:
             self._kernel.settle()
         await self._set_read_ahead(_REQUEST_KIB)
@@ -219,11 +222,7 @@ class ServedImage(JobImage):
     # The block cache.
 
     async def _lend(
-        self,
-        message: dict[str, Any],
-        fd: int | None,
-        hear: Callable[[dict[str, Any]], None],
-        nursery: trio.Nursery,
+        self, wanted: BorrowBlocks, fds: list[int], events: EventLog, nursery: trio.Nursery
     ) -> None:
         """Give the worker what the node has of an image that its user may read.
 
@@ -231,52 +230,44 @@ class ServedImage(JobImage):
         says counts for nothing.
 
         Args:
-            message: which image, and its token if the worker has it.
-            fd: of the manifest in sealed memory, None if the node ought to have it; closed then.
-            hear: takes events.
+            wanted: which image, and its token if the worker has it.
+            fds: of the manifest in sealed memory; none if the node ought to have it.
+            events: take what goes wrong.
             nursery: for the threads that write to the cache.
         """
         send = self._worker.channel.send
         try:
-            fields = Fields(message, _MESSAGE)
-            digest = fields.text("digest", 64)
-            lent = await self._borrow(digest, _token(fields.text("token", 2 * TOKEN_BYTES)), fd)
+            lent = await self._borrow(wanted, fds)
         except NotFound:
-            await send({"op": "cache", "ok": False, "manifest": True})
+            await send(BlocksRefused(wants_manifest=True))
             return
         except BootseerError as error:
-            hear(_fallback("image.cache", f"blocks are not kept on this node: {error}"))
-            await send({"op": "cache", "ok": False, "manifest": False})
+            events.fall_back("image.cache", f"blocks are not kept on this node: {error}")
+            await send(BlocksRefused(wants_manifest=False))
             return
-        finally:
-            if fd is not None:
-                os.close(fd)
         if lent.strange:
             what = f"{lent.strange} files in the block cache are no part of it; agent.log has them"
-            hear(_fallback("image.cache", what))
+            events.fall_back("image.cache", what)
         self._has_lent = True
         if self._kernel is not None:
             mounted = [os.dup(fd) for fd in lent.readers]
-            nursery.start_soon(self._kernel.make, digest, mounted, hear)
+            nursery.start_soon(self._kernel.make, wanted.digest, mounted, events)
         with ExitStack() as theirs:
-            ends = []
-            fds = list(lent.readers)
+            ends, given = [], list(lent.readers)
             theirs.callback(lent.close_readers)
             for _ in range(2):
                 end, its = socket.socketpair()
                 ends.append(end)
-                fds.append(theirs.enter_context(its).fileno())
+                given.append(theirs.enter_context(its).fileno())
             nursery.start_soon(lent.keep, ends)
-            await send({"op": "cache", "ok": True})
-            for opened in fds:
-                await send({"op": "fd"}, fd=opened)
+            await send(BlocksLent(), given)
 
-    async def _borrow(self, digest: str, token: bytes | None, fd: int | None) -> CacheEntryHandle:
-        if fd is not None:
-            return await borrow_new(self._lender, digest, fd)
-        if token is None:
+    async def _borrow(self, wanted: BorrowBlocks, fds: list[int]) -> CacheEntryHandle:
+        if fds:
+            return await borrow_new(self._lender, wanted.digest, fds[0])
+        if not wanted.token:
             raise NotFound("the worker has no token")
-        return await open_cache_entry(self._lender, digest, token)
+        return await open_cache_entry(self._lender, wanted.digest, bytes.fromhex(wanted.token))
 
     # The record.
 
@@ -290,7 +281,7 @@ class ServedImage(JobImage):
         if self.is_served and not self._closing.is_set():
             with trio.move_on_at(deadline) as scope:
                 with suppress(Closed):
-                    await self._worker.channel.send({"op": "window"})
+                    await self._worker.channel.send(CloseWindow())
                 await self._closing.wait()
             if scope.cancelled_caught:
                 status, detail = FALLBACK, "what serves the image has not said what was read"
@@ -305,19 +296,12 @@ class ServedImage(JobImage):
             detail=detail or self.said(news),
         )
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> RecordedImage:
         """Describe it for the worker that publishes."""
         touches, holdout = self.judged(self.news(self._touches))
-        return {
-            "path": self.path,
-            "digest": self.digest,
-            "content": self._content,
-            "size_bytes": self.size_bytes,
-            "kind": MISSED if self.is_prefetched else COMPLETE,
-            "touches": touches,
-            "holdout": holdout,
-            "speeds": {name: asdict(speed) for name, speed in self._speeds.items()},
-        }
+        kind = MISSED if self.is_prefetched else COMPLETE
+        about = (self.path, self.digest, self.size_bytes, kind, touches, holdout)
+        return RecordedImage(*about, self._content, *self._speeds)
 
     # The end.
 
@@ -328,7 +312,7 @@ class ServedImage(JobImage):
         self._is_ending = True
         if self.is_served:
             with trio.move_on_after(max(0.0, timeout_s)), suppress(Closed):
-                await self._worker.channel.send({"op": "report"})
+                await self._worker.channel.send(ReportImage())
                 await self._reported.wait()
         with suppress(BootseerError):
             await self._broker.do(Unmount(MountKind.IMAGE, self.number))
@@ -337,31 +321,3 @@ class ServedImage(JobImage):
         with trio.move_on_after(_THREADS_S):
             await self._ended.wait()  # without a mount, it has nothing to do
         await self._worker.end()
-
-
-def _token(text: str) -> bytes | None:
-    """Decode a token that a worker presents, None if it has none.
-
-    Raises:
-        Corrupt: it is no token.
-    """
-    try:
-        token = bytes.fromhex(text)
-    except ValueError as error:
-        raise Corrupt(f"{_MESSAGE}: something that is not a token") from error
-    if len(token) not in (0, TOKEN_BYTES):
-        raise Corrupt(f"{_MESSAGE}: a token of {len(token)} bytes")
-    return token or None
-
-
-def _touches(message: dict[str, Any], size_bytes: int) -> list[Touch]:
-    rows = Fields(message, _MESSAGE).rows("touches", MAX_TOUCHES, 3)
-    touches = [Touch(*row) for row in rows]
-    check_disjoint([touch.range for touch in touches], size_bytes, _MESSAGE)
-    return touches
-
-
-def _fallback(stage: str, detail: str) -> dict[str, Any]:
-    now = time.time_ns()
-    event = Event(stage, now, now, "agent", FALLBACK, detail=one_line(detail))
-    return {"op": "event", "event": event.document()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from itertools import cycle
-from typing import Any
 
 import trio
 
@@ -38,8 +37,7 @@ class ServedImages:
         self._folder = context.folder
         self._job = context.job
         self._broker = context.broker
-        self._hear = context.hear
-        self._fall_back = context.fall_back
+        self._events = context.events
         self._mounting = trio.Lock()
         self._numbers = cycle(range(1, MAX_MOUNTS + 1))
         self._mounts: list[ServedImage] = []
@@ -129,10 +127,10 @@ class ServedImages:
     async def _follow(self, image: ServedImage, job: Job) -> None:
         """Have an image served until that ends; then whoever asks for it gets another mount."""
         try:
-            await image.follow(job, self._context.config, self._hear)
+            await image.follow(job, self._context.config, self._events)
         except BootseerError as error:
             if not self._ending and image.is_served:
-                self._fall_back(
+                self._events.fall_back(
                     "image.serve", f"reading it gives errors, what serves it ended: {error}"
                 )
         self._by_name.pop(reference(image.path), None)
@@ -143,12 +141,7 @@ class ServedImages:
 
     async def _warm(self, image: ServedImage, job: Job) -> None:
         """Read an image ahead and record it, as the job's first, in a window of its own."""
-
-        def hear(message: dict[str, Any]) -> None:
-            if message.get("op") == "event":
-                self._hear(message)
-
-        window = RecordingWindow(job, self._context, hear, image)
+        window = RecordingWindow(job, self._context, image)
         worker = await start(self._broker, Role.PREFETCH)
         self.windows.append(window)
         async with trio.open_nursery() as nursery:
@@ -165,5 +158,5 @@ class ServedImages:
         async with trio.open_nursery() as nursery:
             for image in self._mounts:
                 if not image.served.is_set():
-                    self._fall_back("image.mount", "the job ended before it could be read")
+                    self._events.fall_back("image.mount", "the job ended before it could be read")
                 nursery.start_soon(image.end, timeout_s)

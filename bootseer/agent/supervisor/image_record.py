@@ -7,21 +7,11 @@ from collections.abc import Iterable
 from itertools import compress
 from typing import Any
 
+from bootseer.agent.messages.worker import PrefetchBegun, PrefetchProgress, RecordedImage
 from bootseer.core.event import Event
-from bootseer.core.fields import Fields
 from bootseer.core.ranges import ByteRange, subtract, total_bytes
-from bootseer.errors import Corrupt
-from bootseer.image.hot.holdout import (
-    IDLE_BYTES,
-    MOSTLY,
-    PIECES,
-    HeldOutPiece,
-    count_read,
-    touching,
-)
+from bootseer.image.hot.holdout import IDLE_BYTES, MOSTLY, HeldOutPiece, count_read, touching
 from bootseer.image.hot.trace import Touch, touched_beyond
-
-MAX_RANGES = 300_000
 
 
 class JobImage(ABC):
@@ -53,20 +43,16 @@ class JobImage(ABC):
         self.is_used = True
         self.is_cut_short = False
 
-    def note_prefetch(self, message: dict[str, Any]) -> None:
+    def note_prefetch(self, begun: PrefetchBegun) -> None:
         """Remember which ranges the worker reads ahead: they are no news when they arrive."""
-        fields = Fields(message, "message from the worker")
-        hot = fields.ranges("ranges", MAX_RANGES)
-        self.holdout = _pieces(fields)
-        self._doubts = fields.count("doubts")
-        self.prefetched = subtract(hot, (piece.range for piece in self.holdout))
+        self.holdout = begun.holdout
+        self._doubts = begun.doubts
+        self.prefetched = subtract(begun.ranges, (piece.range for piece in self.holdout))
         self.is_prefetched = True
 
-    def note_progress(self, message: dict[str, Any]) -> None:
+    def note_progress(self, progress: PrefetchProgress) -> None:
         """Remember how far the prefetch is."""
-        fields = Fields(message, "message from the worker")
-        self.done_bytes = fields.count("done_bytes")
-        self.want_bytes = fields.count("want_bytes")
+        self.done_bytes, self.want_bytes = progress
 
     def sample(self) -> None:
         """Look at what has been read, where that has to be looked at again and again."""
@@ -85,7 +71,7 @@ class JobImage(ABC):
         """
 
     @abstractmethod
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> RecordedImage:
         """Describe it for the worker that publishes."""
 
     @abstractmethod
@@ -142,10 +128,3 @@ class JobImage(ABC):
             read = count_read(pieces, (touch.range for touch in news))
             said += f"; {read} of {len(self.holdout)} pieces read that were left out of it to see"
         return said
-
-
-def _pieces(fields: Fields) -> list[HeldOutPiece]:
-    pieces = [HeldOutPiece(*row) for row in fields.rows("holdout", PIECES, 3)]
-    if not all(0 <= p.start < p.stop < 2**63 and p.at_bytes >= 0 for p in pieces):
-        raise Corrupt("message from the worker: a piece that is none")
-    return pieces

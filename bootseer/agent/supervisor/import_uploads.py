@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import trio
 
 from bootseer.agent.messages.broker import Role
+from bootseer.agent.messages.worker import ImportOpened, StageEnded, UploadImport
 from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import DOCKER, reference
 from bootseer.errors import BootseerError, ConfigError, Unavailable
+from bootseer.ipc.channel import unexpected
 
 MAX_KEPT = 4
 """At once, for a job; each reads and hashes an image."""
@@ -59,7 +59,9 @@ class ImportUploads:
     def end(self) -> None:
         """Give up what is not there yet."""
         for name, kept in self._under_way.items():
-            self._context.fall_back("image.keep", f"the job ended before {name} was in the store")
+            self._context.events.fall_back(
+                "image.keep", f"the job ended before {name} was in the store"
+            )
             kept.scope.cancel()
 
     async def _keep(self, name: str, path: str) -> None:
@@ -70,19 +72,20 @@ class ImportUploads:
         try:
             with kept.scope:
                 worker = await start(self._context.broker, Role.UPLOAD_IMPORT)
-                await worker.send_task(job, config, image=name, path=path)
+                await worker.send_task(job, config)
+                await worker.channel.send(UploadImport(name, path))
                 while True:
-                    message, fd = await worker.channel.receive()
-                    if fd is not None:
-                        os.close(fd)
-                    if message.get("op") == "opened":
+                    message = await worker.channel.receive_only()
+                    if isinstance(message, ImportOpened):
                         kept.opened.set()
-                    else:
-                        self._context.hear(message)
+                    elif isinstance(message, StageEnded):
+                        self._context.events.note(message.event)
                         why = ""
+                    else:
+                        raise unexpected(message)
         except BootseerError as error:
             if why:
-                self._context.fall_back("image.keep", f"{why}: {error}")
+                self._context.events.fall_back("image.keep", f"{why}: {error}")
         finally:
             kept.opened.set()
             del self._under_way[name]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import trio
 
 from bootseer.agent.messages.broker import MountKind, MountRoot, Unmount
-from bootseer.agent.messages.client import RequestClient
-from bootseer.agent.messages.message import close_all
 from bootseer.agent.node.job import JobFolder
+from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.core.event import FALLBACK, OK, Event, one_line
 from bootseer.errors import BootseerError, NotFound
+from bootseer.ipc.descriptors import close_all
+from bootseer.ipc.request_client import RequestClient
 
 _MOUNT_S = 700.0
 """All of an image is read first, once for each boot."""
@@ -36,24 +35,22 @@ class KernelMount:
         self._broker = broker
         self._listed = listed
 
-    async def make(
-        self, digest: str, fds: list[int], hear: Callable[[dict[str, Any]], None]
-    ) -> None:
+    async def make(self, digest: str, fds: list[int], events: EventLog) -> None:
         """Have the image mounted, if it is listed and whole.
 
         Args:
             digest: of the image.
             fds: of its entry in the block cache: manifest, data and map; closed here.
-            hear: takes the event that says so.
+            events: take what becomes of it.
         """
         try:
             if digest in self._listed:
-                await self._make(fds, hear)
+                await self._make(fds, events)
         finally:
             close_all(fds)
         self.settle()
 
-    async def _make(self, fds: list[int], hear: Callable[[dict[str, Any]], None]) -> None:
+    async def _make(self, fds: list[int], events: EventLog) -> None:
         began_ns, status, detail = time.time_ns(), OK, "mounted by the kernel"
         try:
             await self._broker.ask(MountRoot(), fds, answer_s=_MOUNT_S)
@@ -62,10 +59,11 @@ class KernelMount:
             detail = str(error)
         except BootseerError as error:
             status, detail = FALLBACK, str(error)
-        event = Event(
-            "image.kernel", began_ns, time.time_ns(), "agent", status, detail=one_line(detail)
+        events.note(
+            Event(
+                "image.kernel", began_ns, time.time_ns(), "agent", status, detail=one_line(detail)
+            )
         )
-        hear({"op": "event", "event": event.document()})
 
     def settle(self) -> None:
         """Tell prolog and plugin what there is; the first time counts."""

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import trio
 
 from bootseer.agent.messages.broker import WatchResidency
+from bootseer.agent.messages.worker import (
+    CheckpointFileAhead,
+    CheckpointReadable,
+    FromWorker,
+    HoldPrefetch,
+    ImageCopied,
+    ImageFound,
+    ImageUnreadable,
+    PrefetchBegun,
+    PrefetchProgress,
+    Ready,
+    ServedImageOpened,
+    StageEnded,
+    ToWorker,
+    YieldToJob,
+)
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
@@ -20,8 +34,8 @@ from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.supervisor.worker_process import Worker
-from bootseer.core.event import FALLBACK, Event, one_line
 from bootseer.errors import BootseerError, Closed
+from bootseer.ipc.descriptors import close_all, exactly
 
 MAX_IMAGES = 8
 _SAMPLING_SHARE = 0.1
@@ -40,25 +54,25 @@ class RecordingWindow:
         self,
         job: Job,
         context: JobContext,
-        hear: Callable[[dict[str, Any]], None],
         served: ServedImage | None = None,
         checkpoint: MountedCheckpoint | None = None,
+        on_message: Callable[[FromWorker], None] = lambda message: None,
     ) -> None:
         """Plan it; nothing is started yet.
 
         Args:
             job: what the worker is told.
             context: of the job.
-            hear: takes what is not about the images: events; and that the worker is ready, which
-                is told again when it has ended.
             served: the image, if it is served and not a file.
             checkpoint: that is read ahead as well.
+            on_message: called with the worker's messages that are about more than this window.
         """
         self.images: list[JobImage] = []
         self.recorded = trio.Event()
         self._job = job
         self._config = context.config
-        self._hear_else = hear
+        self._events = context.events
+        self._on_message = on_message
         self._broker = context.broker
         self._served = served
         self._checkpoint = checkpoint
@@ -80,9 +94,9 @@ class RecordingWindow:
 
     async def detach(self) -> None:
         """Let the worker go on behind the job, which starts without having waited for the end."""
-        await self.tell({"op": "linger"})
+        await self.tell(YieldToJob())
 
-    async def tell(self, message: dict[str, Any]) -> None:
+    async def tell(self, message: ToWorker) -> None:
         """Send the worker a message, if it is there."""
         if self._worker is not None:
             with suppress(Closed):
@@ -106,7 +120,7 @@ class RecordingWindow:
             finally:
                 nursery.cancel_scope.cancel()
                 try:
-                    self._hear_else({"op": "ready", "detail": "the worker has ended"})
+                    self._on_message(Ready("the worker has ended"))
                     self._worker = None
                     with trio.CancelScope(shield=True):
                         await worker.end()
@@ -127,52 +141,53 @@ class RecordingWindow:
                 self._give_up(image, error)
             else:
                 if image not in self._failed:
-                    self._tell(event)
+                    self._events.note(event)
 
     async def _follow(self, worker: Worker) -> None:
         try:
             await worker.send_task(self._job, self._config)
             self._has_task.set()
             while True:
-                message, fd = await worker.channel.receive()
+                message, fds = await worker.channel.receive()
                 try:
-                    await self._hear(message, fd)
+                    await self._handle(message, fds)
                 finally:
-                    if fd is not None:
-                        os.close(fd)
+                    close_all(fds)
         except BootseerError as error:
-            self._tell_fallback("agent.worker", f"the worker has ended early: {error}")
-            self._hear_else({"op": "ready", "detail": "the worker has ended"})
+            self._events.fall_back("agent.worker", f"the worker has ended early: {error}")
+            self._on_message(Ready("the worker has ended"))
 
-    async def _hear(self, message: dict[str, Any], fd: int | None) -> None:
-        op = message.get("op")
-        if op == "image" and fd is not None and len(self.images) < MAX_IMAGES:
-            reply, (end,) = await self._broker.ask(WatchResidency(), [fd])
-            pages = BrokersPages(socket.socket(fileno=end), reply.value)
-            self.images.append(WatchedImage(message, pages))
-        elif op == "prefetch" and self.images:
-            self.images[-1].note_prefetch(message)
-        elif op == "progress" and self.images:
-            self.images[-1].note_progress(message)
-        elif op == "opened" and self._served is not None:
-            await self._served.note_opened()
-        elif op == "ahead" and self._checkpoint is not None:
-            self._checkpoint.note_ahead(message)
-        else:
-            self._hear_else(message)
+    async def _handle(self, message: FromWorker, fds: list[int]) -> None:
+        match message:
+            case ImageFound() if len(self.images) < MAX_IMAGES:
+                reply, (end,) = await self._broker.ask(WatchResidency(), exactly(fds, 1))
+                pages = BrokersPages(socket.socket(fileno=end), reply.value)
+                self.images.append(WatchedImage(message, pages))
+            case PrefetchBegun() if self.images:
+                self.images[-1].note_prefetch(message)
+            case PrefetchProgress() if self.images:
+                self.images[-1].note_progress(message)
+            case ServedImageOpened() if self._served is not None:
+                await self._served.note_opened()
+            case CheckpointFileAhead() if self._checkpoint is not None:
+                self._checkpoint.note_ahead(message)
+            case StageEnded():
+                self._events.note(message.event)
+            case _:
+                self._on_message(message)
 
     async def _say_checkpoint(self, worker: Worker) -> None:
         """Tell the worker when the checkpoint can be read, or never will."""
         await self._has_task.wait()
         is_served = self._checkpoint is not None and await self._checkpoint.is_served()
         with suppress(Closed):
-            await worker.channel.send({"op": "served", "ok": is_served})
+            await worker.channel.send(CheckpointReadable(is_served))
 
     async def _say_image(self, worker: Worker) -> None:
         """Tell the worker when the image can be read, or never will be."""
         await self._has_task.wait()
         image = self._served
-        message: dict[str, Any] = {"op": "image", "ok": False}
+        message: ToWorker = ImageUnreadable()
         if image is not None:
             await image.served.wait()
             if image.is_served:
@@ -182,7 +197,7 @@ class RecordingWindow:
             await worker.channel.send(message)
             if image is not None and image.copies:
                 await image.copied.wait()
-                await worker.channel.send({"op": "copied"})
+                await worker.channel.send(ImageCopied())
 
     async def _sample_often(self) -> None:
         took_s = 0.0
@@ -196,7 +211,7 @@ class RecordingWindow:
             seen = [image for image in self.images if image not in self._failed]
             if is_held != any(not image.is_worth() for image in seen):
                 is_held = not is_held
-                await self.tell({"op": "hold", "ok": is_held})
+                await self.tell(HoldPrefetch(is_held))
 
     def _sample(self) -> None:
         for image in self.images:
@@ -211,11 +226,4 @@ class RecordingWindow:
         if image not in self._failed:
             self._failed.add(image)
             image.is_cut_short = True
-            self._tell_fallback("image.record", str(error))
-
-    def _tell(self, event: Event) -> None:
-        self._hear_else({"op": "event", "event": event.document()})
-
-    def _tell_fallback(self, stage: str, detail: str) -> None:
-        now = time.time_ns()
-        self._tell(Event(stage, now, now, "agent", FALLBACK, detail=one_line(detail)))
+            self._events.fall_back("image.record", str(error))

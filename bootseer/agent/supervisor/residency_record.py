@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import trio
 
-from bootseer.agent.supervisor.image_record import MAX_RANGES, JobImage
+from bootseer.agent.messages.worker import ImageFound, PrefetchBegun, RecordedImage
+from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.core.event import FALLBACK, OK, Event
-from bootseer.core.fields import Fields
 from bootseer.core.ranges import coalesce, total_bytes
 from bootseer.errors import BootseerError
 from bootseer.image.hot.holdout import HoldoutJudge
@@ -24,31 +23,23 @@ SETTLE_S = 2.0
 class WatchedImage(JobImage):
     """An image file whose pages are watched, from the worker's word that it is open."""
 
-    def __init__(self, message: dict[str, Any], pages: ResidentPages) -> None:
+    def __init__(self, found: ImageFound, pages: ResidentPages) -> None:
         """Begin to watch; takes over ``pages``.
 
         Raises:
-            Corrupt: the worker's message is not acceptable.
             Unavailable: the file cannot be watched.
         """
-        try:
-            fields = Fields(message, "message from the worker")
-            path, digest = fields.text("path"), fields.text("digest", 200)
-            leading = fields.ranges("leading", MAX_RANGES)
-        except BaseException:
-            pages.close()
-            raise
-        self._recorder = ResidencyRecorder(pages, leading)
-        self._leading_bytes = total_bytes(coalesce(leading))
-        super().__init__(path, digest, self._recorder.size_bytes)
+        self._recorder = ResidencyRecorder(pages, found.leading)
+        self._leading_bytes = total_bytes(coalesce(found.leading))
+        super().__init__(found.path, found.digest, self._recorder.size_bytes)
         self._began_ns = time.monotonic_ns()
         self._began_wall_ns = time.time_ns()
         self._touched_bytes = 0
         self._judge: HoldoutJudge | None = None
 
-    def note_prefetch(self, message: dict[str, Any]) -> None:
+    def note_prefetch(self, begun: PrefetchBegun) -> None:
         """See `JobImage`."""
-        super().note_prefetch(message)
+        super().note_prefetch(begun)
         if self.holdout:
             self._judge = HoldoutJudge(self.holdout, self.prefetched)
 
@@ -116,18 +107,13 @@ class WatchedImage(JobImage):
         """Return what the start touched beyond what was read ahead, in first-touch order."""
         return self.news(self._recorder.touches)
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> RecordedImage:
         """Describe it for the worker that publishes."""
         resident = [Touch(r.start, r.stop, 0) for r in self._recorder.resident_before]
         touches, holdout = self.judged(self.touched(), self._recorder.resident_before)
         unaided = COMPLETE if self._recorder.found_cold else PARTIAL
         kind = MISSED if self.is_prefetched else unaided
-        return {
-            "path": self.path,
-            "digest": self.digest,
-            "size_bytes": self.size_bytes,
-            "kind": kind,
-            "holdout": holdout,
+        if not self.is_prefetched:
             # What was in the page cache beforehand may have been read as well.
-            "touches": touches if self.is_prefetched else [*resident, *touches],
-        }
+            touches = [*resident, *touches]
+        return RecordedImage(self.path, self.digest, self.size_bytes, kind, touches, holdout)

@@ -14,12 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from bootseer.agent.node.broker_settings import UNPUBLISHED
+from bootseer.errors import Corrupt
+from bootseer.ipc.typed_json import read_object
 from bootseer.ownership import check_alone
 
 MAX_FILES = 32
 MAX_BYTES = 4 * 1024 * 1024
 MAX_TAKEN_BYTES = 16 * 1024 * 1024
 """Of one job's epilog: they go to its worker in one message. What is left waits for the next."""
+
+
+Waiting = tuple[Path, dict[str, Any]]
+"""A run whose events wait: its file, and what is in it, which another version may have written."""
 
 
 def append_event(path: str, line: str) -> None:
@@ -70,13 +76,13 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
         old.unlink(missing_ok=True)
 
 
-def read_waiting(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
+def read_waiting(cache_dir: str, uid: int) -> list[Waiting]:
     """Read what waits for a user; the caller deletes each file once it has arrived.
 
     Raises:
         Denied: the folder is not ours alone.
     """
-    waiting: list[tuple[Path, dict[str, Any]]] = []
+    waiting: list[Waiting] = []
     folder = Path(cache_dir, UNPUBLISHED, str(uid))
     if not folder.exists():
         return waiting
@@ -88,10 +94,10 @@ def read_waiting(cache_dir: str, uid: int) -> list[tuple[Path, dict[str, Any]]]:
             if room < 0:
                 break
             if path.stat().st_size <= MAX_BYTES:
-                waiting.append((path, json.loads(path.read_text())))
+                waiting.append((path, read_object(path.read_bytes(), path.name)))
         except OSError:
             continue  # another epilog was first, or it may be read another time
-        except (ValueError, RecursionError):
+        except Corrupt:
             # A file of ours, cut short by a crash: there is nothing in it to save.
             with suppress(OSError):
                 path.unlink(missing_ok=True)

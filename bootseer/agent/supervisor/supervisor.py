@@ -7,7 +7,6 @@ the rights of the service account; what takes more, it asks the broker for.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -20,9 +19,33 @@ import trio
 from bootseer import config as settings
 from bootseer.agent.broker.start import SupervisorStart
 from bootseer.agent.messages import lender as lender_messages
-from bootseer.agent.messages.broker import VERBS, FinishJob, Role
-from bootseer.agent.messages.client import RequestClient, decode_reply
-from bootseer.agent.messages.message import MAX_BYTES
+from bootseer.agent.messages.broker import VERBS, FinishJob
+from bootseer.agent.messages.control import (
+    AgentStatus,
+    Answer,
+    Done,
+    Finish,
+    Finished,
+    GetStatus,
+    ImagePath,
+    KeepImport,
+    Kept,
+    Readiness,
+    Refusal,
+    Request,
+    RunEnvironment,
+    ServeImage,
+    TellEvent,
+    WaitReady,
+)
+from bootseer.agent.messages.worker import (
+    EnvironmentMounted,
+    EnvironmentSettled,
+    FromWorker,
+    MountEnvironment,
+    MountImage,
+    Ready,
+)
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import Confinement, confine, limit_changes
 from bootseer.agent.node.process import leave, reset_priority
@@ -31,33 +54,26 @@ from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.control_server import Peer
 from bootseer.agent.supervisor.environment_mounts import EnvironmentMounts
+from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.image_mount import ServedImage
 from bootseer.agent.supervisor.image_mounts import ServedImages
 from bootseer.agent.supervisor.image_record import JobImage
 from bootseer.agent.supervisor.import_uploads import ImportUploads
 from bootseer.agent.supervisor.kernel_mount import KernelMount
+from bootseer.agent.supervisor.publication import publish
 from bootseer.agent.supervisor.recording_window import RecordingWindow
-from bootseer.agent.supervisor.worker_process import Worker, fork_warming, start
-from bootseer.core.event import FALLBACK, OK, Event, from_json, one_line
-from bootseer.core.fields import Fields
-from bootseer.env.snapshot.manifest import MAX_TARGETS
-from bootseer.errors import BootseerError, Closed, ConfigError, Corrupt, Denied, Unavailable
+from bootseer.agent.supervisor.worker_process import Worker, fork_warming
+from bootseer.core.event import Event, from_json, one_line
+from bootseer.errors import BootseerError, Closed, ConfigError, Denied, Unavailable
+from bootseer.ipc.channel import unexpected
+from bootseer.ipc.request import MAX_BYTES
+from bootseer.ipc.request_client import RequestClient, decode_reply
 
-MAX_EVENTS = 5000
-MAX_TOLD_BYTES = 1024 * 1024
-"""Of the events that the job's own processes tell: they take up memory, here and in /run."""
-_LEAST_TOLD_BYTES = 300
-"""What the shortest counts for, so that they leave room for the agent's own in MAX_EVENTS."""
-MAX_URI_CHARS = 1024
-MAX_PATH_CHARS = 4096
-_WARMING = ("hotset.read", "checkpoint.prefetch")
 _STATE_S = 1.0
 _PUBLISH_S = 3.0
 """Of what the epilog gives, at least, for what was recorded; the rest is the checkpoint's."""
 _KILL_S = 1.0
 """Of what the epilog gives, for the end of a worker that does not publish in time."""
-_TIDY_S = 0.5
-"""What a worker gets to clear old runs away, once it has published."""
 
 
 class Supervisor:
@@ -79,13 +95,12 @@ class Supervisor:
         self._folder = folder
         self._job = job
         self._config = config
-        self._events: list[Event] = []
-        self._told_bytes = 0
+        self.events = EventLog(folder.events)
         self._checkpoint = checkpoint
         self._first = served
-        parts = (folder, job, config, broker, lender)
-        self._context = context = JobContext(*parts, self._hear, self.note_fallback)
-        self._window = RecordingWindow(job, context, self._hear, served, checkpoint)
+        context = JobContext(folder, job, config, broker, lender, self.events)
+        self._context = context
+        self._window = RecordingWindow(job, context, served, checkpoint, self._on_message)
         self._served = ServedImages(context)
         self._keeping = ImportUploads(context)
         self._environments = EnvironmentMounts(context, self._served, self._image_digest)
@@ -93,7 +108,7 @@ class Supervisor:
         self._ready = trio.Event()
         self._ready_detail = ""
         self._finishing = False
-        self._last_answer: dict[str, Any] | None = None
+        self._last_answer: Finished | None = None
         self._scope = trio.CancelScope()
 
     async def run(self, worker: Worker, listener: socket.socket) -> None:
@@ -130,93 +145,73 @@ class Supervisor:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._broker.run)
-            self._events = self._left_events()
+            self.events.recover()
             why = str((self._folder.read("died.json") or {}).get("why") or "it had died")
-            self.note_fallback("agent.died", f"what it had recorded is lost; {why}")
-            await self._publish(self._config.epilog.deadline_s)
+            self.events.fall_back("agent.died", f"what it had recorded is lost; {why}")
+            await publish(self._context, [], None, self._config.epilog.deadline_s)
             await self._broker.do(FinishJob())
             nursery.cancel_scope.cancel()
-
-    def note(self, event: Event) -> None:
-        """Keep an event, in memory and in the job's folder."""
-        if len(self._events) < MAX_EVENTS:
-            self._events.append(event)
-            try:
-                spool.append_event(self._folder.events, json.dumps(event.document()))
-            except OSError:
-                return  # the copy serves only should this process die
-
-    def note_fallback(self, stage: str, detail: str) -> None:
-        """Keep that something could not be done, and why."""
-        now = time.time_ns()
-        self.note(Event(stage, now, now, "agent", FALLBACK, detail=one_line(detail)))
-
-    def _left_events(self) -> list[Event]:
-        events = []
-        with suppress(OSError), open(self._folder.events, "rb") as file:
-            for line in file:
-                with suppress(ValueError, RecursionError, Corrupt):  # cut short by a full disk
-                    events.append(from_json(json.loads(line), "events.jsonl"))
-        return events
 
     async def _follow_lender(self) -> None:
         """Hear what the lender answers, until it ends."""
         try:
             await self._lender.run()
         except Closed as error:
-            self.note_fallback("image.cache", f"blocks are not kept on this node any more: {error}")
+            self.events.fall_back(
+                "image.cache", f"blocks are not kept on this node any more: {error}"
+            )
 
     async def _follow_checkpoint(self, checkpoint: MountedCheckpoint) -> None:
         """Have the checkpoint served until that ends."""
         try:
-            await checkpoint.follow(self._job, self._config, self._hear)
+            await checkpoint.follow(self._job, self._config, self.events)
         except BootseerError as error:
             if not self._finishing:
-                self.note_fallback(
+                self.events.fall_back(
                     "checkpoint.mount", f"its files give errors, what serves them ended: {error}"
                 )
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        op = message.get("op")
-        if op == "event":
-            self.note(from_json(message.get("event"), "event from the worker"))
-        elif op == "ready":
-            self._now_ready(one_line(str(message.get("detail", ""))))
-        elif op == "serve" and self._nursery is not None:
-            self._start("image.mount", self._serve_again, message.get("image"), self._nursery)
-        elif op == "environment" and self._nursery is not None:
-            self._start("env.mount", self._name_environment, message, self._nursery)
-        elif op == "environment-settled":
-            with suppress(OSError):  # /run is full: the prolog has waited for nothing
-                self._folder.write_mounted(self._folder.named, "none")
+    def _on_message(self, message: FromWorker) -> None:
+        """Handle what the worker that warms says beyond its window."""
+        match message:
+            case Ready():
+                self._now_ready(one_line(message.detail))
+            case MountImage() if self._nursery is not None:
+                self._start("image.mount", self._serve_again, message.image, self._nursery)
+            case MountEnvironment() if self._nursery is not None:
+                self._start("env.mount", self._name_environment, message, self._nursery)
+            case EnvironmentSettled():
+                with suppress(OSError):  # /run is full: the prolog has waited for nothing
+                    self._folder.write_mounted(self._folder.named, "none")
+            case _:
+                raise unexpected(message)
 
-    async def _serve_again(self, image: Any, nursery: trio.Nursery) -> None:
+    async def _serve_again(self, image: str, nursery: trio.Nursery) -> None:
         """Serve at once what the last run asked for later."""
         try:
-            if isinstance(image, str):
-                await self._served.mount(image, nursery)
+            await self._served.mount(image, nursery)
         except BootseerError as error:
-            self.note_fallback("image.mount", f"{image[:100]!a}, as in the last run: {error}")
+            self.events.fall_back("image.mount", f"{image[:100]!a}, as in the last run: {error}")
 
-    async def _name_environment(self, message: dict[str, Any], nursery: trio.Nursery) -> None:
+    async def _name_environment(self, wanted: MountEnvironment, nursery: trio.Nursery) -> None:
         """Mount the environment that the job has named, for its tasks to find."""
         why, began_ns = "", time.time_ns()
         try:
-            fields = Fields(message, "message from the worker")
-            targets = fields.texts("targets", MAX_TARGETS)
-            await self._environments.name(fields.text("key", 64), targets, nursery)
-            detail = one_line(", ".join(targets))
-            self.note(Event("env.mount", began_ns, time.time_ns(), "agent", detail=detail))
+            await self._environments.name(wanted.key, wanted.targets, nursery)
+            detail = one_line(", ".join(wanted.targets))
+            self.events.note(Event("env.mount", began_ns, time.time_ns(), "agent", detail=detail))
         except (BootseerError, OSError) as error:
             why = str(error)
-            self.note_fallback("env.mount", why)
-        await self._window.tell({"op": "environment", "why": why})
+            self.events.fall_back("env.mount", why)
+        await self._window.tell(EnvironmentMounted(why))
 
     def _now_ready(self, detail: str) -> None:
         if not self._ready.is_set():
             self._ready_detail = detail
             now = time.time_ns()
-            self.note(Event("agent.ready", self._job.started_ns, now, "agent", detail=detail))
+            self.events.note(
+                Event("agent.ready", self._job.started_ns, now, "agent", detail=detail)
+            )
         self._ready.set()
 
     @property
@@ -234,56 +229,53 @@ class Supervisor:
 
     # The control socket.
 
-    async def _handle(self, request: dict[str, Any], peer: Peer) -> dict[str, Any] | None:
-        op, uid = request.get("op"), peer.uid
-        if op == "status":
-            return self._status()
-        if op == "event":
-            return self._take_event(request, uid)
-        if op == "wait":
-            with trio.move_on_after(_seconds(request, "timeout_s", 3600)):
-                await self._ready.wait()
-            if uid == 0 and not self._ready.is_set():
-                await self._window.detach()
-            return {"ready": self._ready.is_set(), "detail": self._ready_detail}
-        if op == "finish":
-            if uid != 0:
-                raise Denied("only root ends a job's agent")
-            return await self._finish(_seconds(request, "timeout_s", 600))
-        if op in ("env", "serve", "keep"):
-            if self._nursery is None or self._finishing:
-                raise Unavailable("the job is ending")
-            if op == "env":
+    async def _handle(self, request: Request, peer: Peer) -> Answer | None:
+        match request:
+            case GetStatus():
+                return self._status()
+            case TellEvent():
+                return self._take_event(request, peer.uid)
+            case WaitReady():
+                with trio.move_on_after(request.timeout_s):
+                    await self._ready.wait()
+                if peer.uid == 0 and not self._ready.is_set():
+                    await self._window.detach()
+                return Readiness(self._ready.is_set(), self._ready_detail)
+            case Finish():
+                if peer.uid != 0:
+                    raise Denied("only root ends a job's agent")
+                return await self._finish(request.timeout_s)
+        if self._nursery is None or self._finishing:
+            raise Unavailable("the job is ending")
+        match request:
+            case RunEnvironment():
                 await self._environments.converse(peer.connection(), peer.pid, self._nursery)
                 return None
-            uri = _text(request, "image", MAX_URI_CHARS)
-            if op == "serve":
-                return {"path": await self._served.serve(uri, self._nursery)}
-            path = _text(request, "path", MAX_PATH_CHARS)
-            return {"kept": await self._keeping.keep(uri, path, self._nursery)}
-        raise Corrupt(f"unknown operation {op!r}")
+            case ServeImage():
+                return ImagePath(await self._served.serve(request.image, self._nursery))
+            case KeepImport():
+                kept = await self._keeping.keep(request.image, request.path, self._nursery)
+                return Kept(kept)
 
-    def _take_event(self, request: dict[str, Any], uid: int) -> dict[str, Any]:
-        fields = {"status": OK, "bytes": 0, "rank": -1, "detail": "", **request}
-        fields["source"] = fields.get("source", "plugin") if uid == 0 else "step"
-        event = from_json(fields, "event")
+    def _take_event(self, told: TellEvent, uid: int) -> Answer:
+        event = from_json(
+            {**told._asdict(), "source": told.source if uid == 0 else "step"}, "event"
+        )
         if not event.stage.replace(".", "").replace("-", "").replace("_", "").isalnum():
             raise ConfigError("a stage's name is letters, digits, dots, dashes and underscores")
         if event.stage == "mark.first-step":
             self._close_windows()
-        if uid != 0:
-            size_bytes = len(json.dumps(event.document()))
-            self._told_bytes += max(size_bytes, _LEAST_TOLD_BYTES)
-            if self._told_bytes > MAX_TOLD_BYTES:
-                raise Unavailable("this job has told more events than are kept")
-        self.note(event)
-        return {"ok": True}
+        if uid == 0:
+            self.events.note(event)
+        else:
+            self.events.note_told(event)
+        return Done()
 
     def _close_windows(self, *, is_cut_short: bool = False) -> None:
         for window in self._windows:
             window.close(is_cut_short=is_cut_short)
 
-    async def _finish(self, timeout_s: float) -> dict[str, Any]:
+    async def _finish(self, timeout_s: float) -> Answer:
         if self._finishing:
             raise Unavailable("the agent is finishing already")
         self._finishing = True
@@ -297,143 +289,45 @@ class Supervisor:
             if self._checkpoint is not None:
                 left_s = deadline - _PUBLISH_S - trio.current_time()
                 if not await self._checkpoint.end(left_s):
-                    self.note_fallback(
+                    self.events.fall_back(
                         "checkpoint.lost",
                         f"not all that was written could be stored within {left_s:.1f} s",
                     )
             await self._environments.end(deadline - _PUBLISH_S - trio.current_time())
             await self._served.end(min(_KILL_S, deadline - trio.current_time()))
             left_s = max(0.0, deadline - trio.current_time())
-            published, detail = await self._publish(left_s, began_ns)
+            answer = Finished(
+                *await publish(self._context, self._images, self._checkpoint, left_s, began_ns)
+            )
             with suppress(BootseerError):
                 await self._broker.do(FinishJob())
-        self._last_answer = {"published": published, "detail": detail}
-        return self._last_answer
+        self._last_answer = answer
+        return answer
 
-    def _answered(self, answer: dict[str, Any]) -> None:
+    def _answered(self, answer: Answer | Refusal) -> None:
         """End once the epilog has its answer."""
         if answer is self._last_answer:
             self._scope.cancel()
 
-    def _status(self) -> dict[str, Any]:
-        return {
-            "job": self._job._asdict(),
-            "state": "finishing"
+    def _status(self) -> AgentStatus:
+        return AgentStatus(
+            job=self._job._asdict(),
+            state="finishing"
             if self._finishing
             else ("ready" if self._ready.is_set() else "warming"),
-            "detail": self._ready_detail,
-            "window_open": not all(window.recorded.is_set() for window in self._windows),
-            "images": [image.status() for image in self._images],
-            "checkpoint": self._checkpoint is not None and self._checkpoint.served.is_set(),
-            "events": len(self._events),
-            "errors": containment.count(),
-        }
+            detail=self._ready_detail,
+            window_open=not all(window.recorded.is_set() for window in self._windows),
+            images=[image.status() for image in self._images],
+            checkpoint=self._checkpoint is not None and self._checkpoint.served.is_set(),
+            events=len(self.events),
+            errors=containment.count(),
+        )
 
     async def _keep_state(self) -> None:
         while True:
             with suppress(OSError):  # /run is full: no reason to end
-                self._folder.write("state/state.json", self._status())
+                self._folder.write("state/state.json", self._status()._asdict())
             await trio.sleep(_STATE_S)
-
-    # Publishing.
-
-    async def _publish(self, timeout_s: float, began_ns: int = 0) -> tuple[bool, str]:
-        """Have a worker publish the recording; what fails to arrive waits in the spool."""
-        kind = self._kind()
-        cache_dir, uid = self._config.node.cache_dir, self._job.uid
-        waiting: list[Any] = []
-        with suppress(BootseerError, OSError):  # said below, where it matters
-            waiting = spool.read_waiting(cache_dir, uid)
-        published, detail = False, f"not within {timeout_s:.1f} s"
-        left: list[Any] = []
-        with trio.move_on_after(timeout_s):
-            try:
-                published, detail, left = await self._publish_by_worker(kind, waiting, began_ns)
-            except (BootseerError, OSError) as error:
-                detail = str(error)
-        if published:
-            for number, (path, _) in enumerate(waiting):
-                if number not in left:
-                    with suppress(OSError):  # the disk is read-only: it is published once more
-                        path.unlink(missing_ok=True)
-        else:
-            self.note_fallback("publish", detail)
-            try:
-                spool.put(cache_dir, uid, self._run_document(kind))
-            except (BootseerError, OSError) as error:
-                detail += f"; and cannot be kept: {error}"
-        return published, detail
-
-    def _kind(self) -> str:
-        """Say "warm" if something was read ahead; from the events, which outlive us."""
-        known = any(e.stage in _WARMING and e.bytes for e in self._events)
-        return "warm" if known else "cold"
-
-    async def _publish_by_worker(
-        self, kind: str, waiting: list[Any], began_ns: int
-    ) -> tuple[bool, str, list[Any]]:
-        """Have a worker publish this run and those that have waited.
-
-        Returns:
-            Whether this run has arrived; what is to be said of that; and the numbers of those that
-            have to wait on.
-        """
-        worker = await start(self._broker, Role.PUBLISH)
-        try:
-            images = [image.recorded() for image in self._images if image.is_used]
-            checkpoint = self._checkpoint
-            told = {"reads": checkpoint.reads, "ahead": checkpoint.ahead} if checkpoint else {}
-            await worker.send_task(self._job, self._config, images=images, kind=kind, **told)
-            while True:
-                message, fd = await worker.channel.receive()
-                if fd is not None:
-                    os.close(fd)
-                self._hear(message)
-                if message.get("op") == "events?":
-                    now = time.time_ns()
-                    if began_ns:
-                        self.note(Event("epilog", began_ns, now, "epilog"))
-                    runs = [self._run_document(kind), *(run for _, run in waiting)]
-                    await worker.channel.send({"runs": runs})
-                elif message.get("op") == "published":
-                    # Now it clears old runs away, if there is time for that.
-                    with trio.move_on_after(_TIDY_S, shield=True), suppress(Closed):
-                        await worker.channel.receive()
-                    left = message.get("left")
-                    return (
-                        message.get("ok") is True,
-                        str(message.get("detail", "")),
-                        left if isinstance(left, list) else [],
-                    )
-        finally:
-            with trio.CancelScope(shield=True):
-                await worker.end()
-
-    def _run_document(self, kind: str) -> dict[str, Any]:
-        job = self._job
-        return {
-            "run": job.run,
-            "job": job.job_id,
-            "key": job.key,
-            "node": job.node,
-            "kind": kind,
-            "started_ns": job.started_ns,
-            "events": [event.document() for event in self._events],
-        }
-
-
-def _text(request: dict[str, Any], name: str, maximum: int) -> str:
-    value = request.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= maximum or not value.isprintable():
-        raise Corrupt(f"{name} is not a text of up to {maximum} printable characters")
-    return value
-
-
-def _seconds(request: dict[str, Any], name: str, maximum: float) -> float:
-    value = request.get(name)
-    if not isinstance(value, int | float) or not 0 <= value <= maximum:
-        raise Corrupt(f"{name} is not a number from 0 to {maximum:g}")
-    return float(value)
 
 
 def begin(start: SupervisorStart) -> None:
@@ -462,7 +356,7 @@ def begin(start: SupervisorStart) -> None:
     agent = Supervisor(start.folder, start.job, config, broker, lender, checkpoint, image)
     for stage, server in (("checkpoint.mount", start.checkpoint), ("image.mount", start.image)):
         if server is not None and server.error:
-            agent.note_fallback(stage, server.error)
+            agent.events.fall_back(stage, server.error)
     trio.run(agent.run, Worker(broker, warming_handle, warming), control)
     leave(0)
 

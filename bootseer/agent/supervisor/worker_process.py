@@ -6,22 +6,21 @@ import os
 import socket
 import time
 from contextlib import suppress
-from typing import Any
 
 import trio
 
 from bootseer.agent.broker.start import SupervisorStart
 from bootseer.agent.messages.broker import KillWorker, Role, ServeImage
 from bootseer.agent.messages.broker import StartWorker as StartWorker
-from bootseer.agent.messages.client import RequestClient
-from bootseer.agent.messages.message import exactly
+from bootseer.agent.messages.worker import StartTask, SupervisorEnd, supervisor_end
 from bootseer.agent.node import process
-from bootseer.agent.node.channel import MAX_TOLD_BYTES, Channel
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.worker_output import copy_output
 from bootseer.agent.workers import base, prefetch  # noqa: F401 (what is forked here needs it)
 from bootseer.config import Config
 from bootseer.errors import BootseerError
+from bootseer.ipc.descriptors import exactly
+from bootseer.ipc.request_client import RequestClient
 
 _POLL_S = 0.0005
 
@@ -34,17 +33,17 @@ class Worker:
         self._broker = broker
         self._handle = handle
         self._end = end
-        self._channel: Channel | None = None
+        self._channel: SupervisorEnd | None = None
 
     @property
-    def channel(self) -> Channel:
+    def channel(self) -> SupervisorEnd:
         """Our end of the channel; first used once trio runs."""
         if self._channel is None:
-            self._channel = Channel(self._end, MAX_TOLD_BYTES)
+            self._channel = supervisor_end(self._end)
         return self._channel
 
-    async def send_task(self, job: Job, config: Config, **extra: Any) -> None:
-        """Say what is to be done, and from then on copy what the worker prints.
+    async def send_task(self, job: Job, config: Config) -> None:
+        """Say which job it is about, and from then on copy what the worker prints.
 
         Raises:
             Closed: the worker has died already.
@@ -52,9 +51,7 @@ class Worker:
         printed, output = os.pipe()
         trio.lowlevel.spawn_system_task(copy_output, printed)
         try:
-            await self.channel.send(
-                {"job": job._asdict(), "config": config.values, **extra}, fd=output
-            )
+            await self.channel.send(StartTask(job, config.values), [output])
         finally:
             os.close(output)
 

@@ -59,7 +59,7 @@ class AccessSelector:
                 if not self._is_here:
                     await self._look()
                 choice = choose(self._known(), self._allowed())
-                said["detail"] = choice.why
+                said.detail = choice.why
         if self._file is not None and choice.way is AccessMode.FILE:
             self._source.use_file(self._file, patience_s, say_lost)
         elif self._file is not None:

@@ -1,7 +1,7 @@
-"""The agent's hands: a process with the rights of the job's user and nothing more.
+"""A worker: a process of the agent's with the rights of the job's user and nothing more.
 
-The agent starts one per task and talks to it over a channel. A worker lives until its task is done
-or the channel closes, whichever comes first; then everything it held is gone with it.
+The agent starts one for each task and talks to it over a channel. A worker lives until its task is
+done or the channel closes, whichever comes first; then all that it held is gone with it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import trio
 
-from bootseer.agent.node.channel import Channel
+from bootseer.agent.messages.worker import StageEnded, StartTask, WorkerEnd, worker_end
 from bootseer.agent.node.job import Job
 from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls
 from bootseer.agent.node.process import CHANNEL_FD, CONNECTION_FD, leave, reset_priority
@@ -24,9 +23,11 @@ from bootseer.agent.workers import mksquashfs_starter
 from bootseer.agent.workers.identify_image import IdentifiedImage, open_and_identify, receive
 from bootseer.agent.workers.output import direct_output
 from bootseer.config import Config, User
-from bootseer.core.event import FALLBACK, Event, one_line
+from bootseer.core.event import FALLBACK, StageReport
 from bootseer.env.snapshot.group_store import shared_urls
-from bootseer.errors import BootseerError, Closed
+from bootseer.errors import BootseerError, Closed, Corrupt
+from bootseer.ipc.channel import unexpected
+from bootseer.ipc.descriptors import exactly
 from bootseer.squashfs.mksquashfs import Start, start_plainly
 from bootseer.store.api.base import Store
 from bootseer.store.connect import connect
@@ -39,12 +40,12 @@ def owner_of(job: Job) -> User:
 
 
 class Task:
-    """What a worker was asked for, and how it reports."""
+    """The task of a worker, and how it reports."""
 
     def __init__(
         self,
-        channel: Channel,
-        message: dict[str, Any],
+        channel: WorkerEnd,
+        start: StartTask,
         opened: socket.socket | None = None,
         mksquashfs: Start = start_plainly,
     ) -> None:
@@ -52,16 +53,15 @@ class Task:
 
         Args:
             channel: to the agent.
-            message: the first that came.
+            start: the first message.
             opened: where the opener of the job's image answers.
             mksquashfs: starts it.
         """
         self.channel = channel
         self.mksquashfs = mksquashfs
         self._opened = opened
-        self.job = Job(**message["job"])
-        self.config = Config(message["config"], "the agent's task")
-        self.message = message
+        self.job = start.job
+        self.config = Config(start.config, "the agent's task")
 
     def store(self) -> Store:
         """Open the user's store; nothing is read yet.
@@ -84,22 +84,20 @@ class Task:
         return await trio.to_thread.run_sync(receive, self._opened, path, abandon_on_cancel=True)
 
     @asynccontextmanager
-    async def stage(self, name: str) -> AsyncIterator[dict[str, Any]]:
-        """Time a block and tell the agent; the dictionary takes the fields of an event.
+    async def stage(self, name: str) -> AsyncIterator[StageReport]:
+        """Time a block and tell the agent, with what the block puts into the report.
 
         An error of ours is told as a fallback, with its message, and raised on.
         """
-        said: dict[str, Any] = {"start_ns": time.time_ns()}
+        report = StageReport(time.time_ns())
         try:
-            yield said
+            yield report
         except BootseerError as error:
-            said |= {"status": FALLBACK, "detail": str(error)}
+            report.fall_back(str(error))
             raise
         finally:
             with trio.CancelScope(shield=True):
-                said["detail"] = one_line(str(said.get("detail", "")))
-                event = Event(name, source="worker", **{"end_ns": time.time_ns(), **said})
-                await self.channel.send({"op": "event", "event": event.document()})
+                await self.channel.send(StageEnded(report.event(name, time.time_ns())))
 
 
 def store_urls(role: str, job: Job, config: Config) -> Iterator[str]:
@@ -157,11 +155,9 @@ def serve(
     )
 
     async def take_task() -> None:
-        channel = Channel(end)
+        channel = worker_end(end)
         try:
-            message, output = await channel.receive()
-            direct_output(output)
-            task = Task(channel, message, opened, mksquashfs)
+            task = Task(channel, await _receive_start(channel), opened, mksquashfs)
             if not any(map(needs_network, store_urls(role, task.job, task.config))):
                 confine_system_calls(pin)
             await work(task)
@@ -171,6 +167,26 @@ def serve(
     reset_priority()
     trio.run(take_task)
     leave(0)
+
+
+async def _receive_start(channel: WorkerEnd) -> StartTask:
+    """Receive the first message, and from then on print to the pipe that comes with it.
+
+    Raises:
+        Closed: it cannot be understood, which the agent has been told; or the agent has ended.
+    """
+    try:
+        message, fds = await channel.receive()
+    except Corrupt as error:
+        detail = f"{error}: the installation has changed since the job began"
+        report = StageReport(time.time_ns(), status=FALLBACK, detail=detail)
+        await channel.send(StageEnded(report.event("agent.worker", report.start_ns)))
+        raise Closed("the agent's task cannot be understood") from error
+    (output,) = exactly(fds, 1)
+    direct_output(output)
+    if not isinstance(message, StartTask):
+        raise unexpected(message)
+    return message
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from functools import partial
 import trio
 
 from bootseer.agent.workers.base import Task
-from bootseer.core.event import FALLBACK
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, Corrupt, NotFound, Unavailable, UnknownVersion
 from bootseer.image.hot import pack_store
@@ -87,9 +86,9 @@ class JobPack:
         if self._source is None or self._is_lost:
             return
         async with self._task.stage("image.pack") as said:
-            said["start_ns"] = self._began_ns
-            said["bytes"] = self._blocks.stats.packed_bytes
-            said["detail"] = (
+            said.start_ns = self._began_ns
+            said.bytes = self._blocks.stats.packed_bytes
+            said.detail = (
                 f"{self._blocks.stats.packed_reads} reads of a pack of "
                 f"{format_size(self._source.pack.size_bytes)}"
             )
@@ -113,15 +112,15 @@ class JobPack:
             if wanted is None:
                 return
             async with self._task.stage("image.pack.write") as said:
-                said["detail"] = "not finished before the job's end: the next start goes on"
-                said["bytes"] = await pack_store.write_pack(
+                said.detail = "not finished before the job's end: the next start goes on"
+                said.bytes = await pack_store.write_pack(
                     self._store,
                     wanted,
                     partial(self._read, bytes_per_s),
                     anew=self._is_damaged,
                     copies=copies_for(self._task.config.image.pack_copies, self._task.job.nodes),
                 )
-                said["detail"] = f"a pack of {format_size(wanted.size_bytes)}"
+                said.detail = f"a pack of {format_size(wanted.size_bytes)}"
 
     async def _read(self, bytes_per_s: float, blocks: Sequence[int]) -> bytes:
         """Read some blocks from this node, checked, while nobody waits for the store."""
@@ -168,7 +167,7 @@ class JobPack:
         self._is_damaged = isinstance(error, Corrupt | NotFound)
         with suppress(Closed):
             async with self._task.stage("image.pack") as said:
-                said |= {"status": FALLBACK, "detail": f"the hot pack is not used: {error}"}
+                said.fall_back(f"the hot pack is not used: {error}")
 
 
 def copies_for(setting: int, nodes: int) -> int:

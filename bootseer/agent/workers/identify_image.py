@@ -1,4 +1,4 @@
-"""Have the image opened and identified, as the job's user, while the agent is still starting.
+"""Open and identify the job's image, as its user, while the agent is still starting.
 
 The supervisor's imports take longer than all that an image needs to be found out about, so a
 process of the user's does that meanwhile. The broker forks it first thing: this module and what it
@@ -7,15 +7,17 @@ imports are the standard library and our own, which take 10 ms.
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bootseer.agent.workers.output import direct_output
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
+from bootseer.ipc import descriptors
+from bootseer.ipc.typed_json import Messages
 
 _MAX_ANSWER_BYTES = 64 * 1024
 _MAX_ERROR_CHARS = 8000
@@ -29,6 +31,27 @@ class IdentifiedImage:
     image: OpenImage
     identity: Identity
     start_ns: int
+
+
+class _Identified(NamedTuple):
+    """The opener's answer, with the image's descriptor."""
+
+    size_bytes: int
+    mtime_ns: int
+    digest: str
+    leading: list[ByteRange]
+    start_ns: int
+
+
+class _NotIdentified(NamedTuple):
+    """The opener's answer where it failed."""
+
+    error: str
+
+
+_ANSWERS: Messages[_Identified | _NotIdentified] = Messages.by_union(
+    "answer of the image's opener", _Identified | _NotIdentified
+)
 
 
 def open_and_identify(path: str) -> IdentifiedImage:
@@ -52,15 +75,15 @@ def receive(answer: socket.socket, path: str) -> IdentifiedImage:
     Raises:
         BootseerError: what kept the image from being opened or identified.
     """
-    body, fds, _, _ = socket.recv_fds(answer, _MAX_ANSWER_BYTES, 1)
+    body, fds = descriptors.receive(answer, _MAX_ANSWER_BYTES, 1)
     if not body:
         raise Unavailable(f"image {path}: the process that was to open it has died")
-    said = json.loads(body)
-    if "error" in said:
-        raise Unavailable(said["error"])
-    leading = tuple(ByteRange(*r) for r in said["leading"])
-    image = OpenImage(path, fds[0], said["size_bytes"], said["mtime_ns"])
-    return IdentifiedImage(image, Identity(said["digest"], leading), said["start_ns"])
+    found = _ANSWERS.decode(body)
+    if isinstance(found, _NotIdentified):
+        raise Unavailable(found.error)
+    (fd,) = descriptors.exactly(fds, 1)
+    image = OpenImage(path, fd, found.size_bytes, found.mtime_ns)
+    return IdentifiedImage(image, Identity(found.digest, tuple(found.leading)), found.start_ns)
 
 
 def serve(answer: socket.socket, path: str) -> None:
@@ -70,13 +93,10 @@ def serve(answer: socket.socket, path: str) -> None:
         opened = open_and_identify(path)
     except Exception as error:  # noqa: BLE001 (said by who waits: nobody sees what is printed here)
         why = str(error) if isinstance(error, BootseerError) else f"internal error: {error!r}"
-        answer.send(json.dumps({"error": why[:_MAX_ERROR_CHARS]}).encode())
+        answer.send(_ANSWERS.encode(_NotIdentified(why[:_MAX_ERROR_CHARS])))
         return
-    said = {
-        "size_bytes": opened.image.size_bytes,
-        "mtime_ns": opened.image.mtime_ns,
-        "digest": opened.identity.digest,
-        "leading": opened.identity.leading,
-        "start_ns": opened.start_ns,
-    }
-    socket.send_fds(answer, [json.dumps(said).encode()], [opened.image.fd])
+    image, identity = opened.image, opened.identity
+    found = _Identified(
+        image.size_bytes, image.mtime_ns, identity.digest, list(identity.leading), opened.start_ns
+    )
+    socket.send_fds(answer, [_ANSWERS.encode(found)], [image.fd])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 from bootseer.agent.workers.base import Task
-from bootseer.core.event import FALLBACK
 from bootseer.core.reference import SCHEME
 from bootseer.errors import BootseerError, Closed, Denied
 from bootseer.startup.plans import read_plan
@@ -43,4 +42,4 @@ async def check_pin(task: Task, digest: str) -> None:
             )
     with suppress(Closed):
         async with task.stage("image.retagged") as said:
-            said |= {"status": FALLBACK, "detail": f"{text}: the job gets the new one"}
+            said.fall_back(f"{text}: the job gets the new one")

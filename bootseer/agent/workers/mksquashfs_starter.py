@@ -9,7 +9,6 @@ the memory of such programs.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import select
 import signal
@@ -21,6 +20,8 @@ from bootseer.agent.node import process
 from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls, die_with
 from bootseer.agent.workers.output import direct_output
 from bootseer.errors import Unavailable
+from bootseer.ipc.descriptors import receive
+from bootseer.ipc.typed_json import from_object, read_object
 from bootseer.squashfs.mksquashfs import (
     ENVIRONMENT,
     MAX_FDS,
@@ -28,6 +29,7 @@ from bootseer.squashfs.mksquashfs import (
     ConfinedStart,
     Program,
     Start,
+    StartRequest,
     find_program,
 )
 
@@ -125,16 +127,15 @@ def _serve(requests: socket.socket, program: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     while True:
-        body, fds, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, MAX_FDS)
+        body, fds = receive(requests, MAX_REQUEST_BYTES, MAX_FDS)
         if not body:
             return
-        for fd in fds:
-            os.set_inheritable(fd, False)  # as all others are
-        request, parent = json.loads(body), os.getpid()
+        request = from_object(read_object(body, "request"), StartRequest, "request")
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             try:
-                _run(program, request["arguments"], request["numbers"], fds[1:], parent)
+                _run(program, *request, fds[1:], parent)
             finally:
                 os._exit(_NOT_FOUND)
         for fd in fds[1:]:

@@ -7,14 +7,30 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Generic, TypeVar
 
 import trio
 
+from bootseer.agent.messages.worker import (
+    CheckpointReadable,
+    EnvironmentMounted,
+    EnvironmentSettled,
+    HoldPrefetch,
+    ImageCopied,
+    ImageFound,
+    ImageReadable,
+    ImageUnreadable,
+    MountEnvironment,
+    MountImage,
+    PrefetchBegun,
+    PrefetchProgress,
+    Ready,
+    ServedImageOpened,
+    YieldToJob,
+)
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.prefetch_checkpoint import read_checkpoint_ahead
 from bootseer.agent.workers.provide_environment import provide
-from bootseer.core.event import FALLBACK
 from bootseer.core.plan import WarmPlan
 from bootseer.core.ranges import ByteRange, coalesce, subtract, total_bytes
 from bootseer.core.reference import ENVIRONMENT
@@ -31,6 +47,7 @@ from bootseer.image.hot.order import prefetch_order
 from bootseer.image.hot.prefetch import PIECE_BYTES, Prefetch, may_pin, pinnable_bytes
 from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.identity import Identity, OpenImage, open_served
+from bootseer.ipc.channel import unexpected
 from bootseer.rate_limit import RateLimit
 from bootseer.startup.plans import read_plan
 from bootseer.store.api.base import Store
@@ -41,6 +58,28 @@ _GIVE_UP_S = 3.0
 """For a start to read what has been read ahead, once the agent has seen that it does not."""
 
 
+T = TypeVar("T")
+
+
+class _Awaited(Generic[T]):
+    """A message that is waited for."""
+
+    def __init__(self) -> None:
+        self._came = trio.Event()
+        self._message: T | None = None
+
+    def set(self, message: T) -> None:
+        """It has come."""
+        self._message = message
+        self._came.set()
+
+    async def wait(self) -> T:
+        """Return it once it has come."""
+        await self._came.wait()
+        assert self._message is not None
+        return self._message
+
+
 class ImageWarmUp:
     """One job's image on its way into memory."""
 
@@ -48,48 +87,39 @@ class ImageWarmUp:
         """Take the task; nothing is done yet."""
         self._task = task
         self._budget = RateLimit(task.config.prefetch.mib_per_s * MIB)
-        self._served = trio.Event()
-        self._is_served = False
-        self._image_said = trio.Event()
-        self._image_message: dict[str, Any] = {}
+        self._checkpoint = _Awaited[CheckpointReadable]()
+        self._image = _Awaited[ImageReadable | ImageUnreadable]()
         self._copied = trio.Event()
-        self._environment_said = trio.Event()
-        self._environment_message: dict[str, Any] = {}
+        self._environment = _Awaited[EnvironmentMounted]()
         self._prefetch: Prefetch | None = None
-        self._lingers = False
+        self._yields = False
         self._has_stopped = False
         self._plan_lock = trio.Lock()
         self._has_plan = False
         self._known_plan: WarmPlan | None = None
 
     async def listen(self, scope: trio.CancelScope) -> None:
-        """Obey the agent: "linger" makes the prefetch yield to the job; its end is ours.
-
-        "served" tells that the job's checkpoint can be read, or never will be; "image" the same of
-        an image that comes from the store; "copied" that no more of that will come by itself;
-        "environment" that the one that the job has named is mounted, or why not.
-        """
+        """Handle the agent's messages; the agent's end is this worker's, too."""
         try:
             while True:
-                message, _ = await self._task.channel.receive()
-                if message.get("op") == "served":
-                    self._is_served = message["ok"]
-                    self._served.set()
-                elif message.get("op") == "image":
-                    self._image_message = message
-                    self._image_said.set()
-                elif message.get("op") == "environment":
-                    self._environment_message = message
-                    self._environment_said.set()
-                elif message.get("op") == "copied":
-                    self._copied.set()
-                elif message.get("op") == "hold":
-                    if self._prefetch is not None:
-                        self._prefetch.hold(is_held=message["ok"])
-                elif message.get("op") == "linger":
-                    self._lingers = True
-                    if self._prefetch is not None:
-                        self._prefetch.yield_to_others()
+                match message := await self._task.channel.receive_only():
+                    case CheckpointReadable():
+                        self._checkpoint.set(message)
+                    case ImageReadable() | ImageUnreadable():
+                        self._image.set(message)
+                    case EnvironmentMounted():
+                        self._environment.set(message)
+                    case ImageCopied():
+                        self._copied.set()
+                    case HoldPrefetch():
+                        if self._prefetch is not None:
+                            self._prefetch.hold(is_held=message.is_held)
+                    case YieldToJob():
+                        self._yields = True
+                        if self._prefetch is not None:
+                            self._prefetch.yield_to_others()
+                    case _:
+                        raise unexpected(message)
         except Closed:
             scope.cancel()
 
@@ -109,15 +139,15 @@ class ImageWarmUp:
                 details.append(str(error))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell, self._image)
+            nursery.start_soon(tell, self._warm_image)
             if not self._task.job.record_only and not self._is_environments:
                 nursery.start_soon(self._environments)
             if self._task.job.environment:
                 nursery.start_soon(tell, self._named_environment)
             if self._task.job.checkpoint:
-                nursery.start_soon(tell, self._checkpoint)
+                nursery.start_soon(tell, self._warm_checkpoint)
         with suppress(Closed):
-            await self._task.channel.send({"op": "ready", "detail": "; ".join(details)})
+            await self._task.channel.send(Ready("; ".join(details)))
 
     @property
     def _is_environments(self) -> bool:
@@ -130,51 +160,45 @@ class ImageWarmUp:
             plan = await self._plan(self._task.store())
             for image in plan.images if plan is not None else ():
                 if image.path.startswith(ENVIRONMENT):
-                    await self._task.channel.send({"op": "serve", "image": image.path})
+                    await self._task.channel.send(MountImage(image.path))
 
     async def _named_environment(self, store: Store) -> str:
         async def mount(snapshot: Snapshot) -> str:
-            wish = {"key": snapshot.key, "targets": snapshot.targets}
-            await self._task.channel.send({"op": "environment", **wish})
-            await self._environment_said.wait()
-            return str(self._environment_message.get("why", ""))
+            wanted = MountEnvironment(snapshot.key, list(snapshot.targets))
+            await self._task.channel.send(wanted)
+            return (await self._environment.wait()).why
 
         try:
             return await provide(self._task, store, mount)
         finally:
             with trio.CancelScope(shield=True), suppress(Closed):
-                await self._task.channel.send({"op": "environment-settled"})
+                await self._task.channel.send(EnvironmentSettled())
 
-    async def _checkpoint(self, store: Store) -> str:
+    async def _warm_checkpoint(self, store: Store) -> str:
         async def is_served() -> bool:
-            await self._served.wait()
-            return self._is_served
+            return (await self._checkpoint.wait()).ok
 
         return await read_checkpoint_ahead(self._task, store, is_served, self._budget)
 
-    async def _image(self, store: Store) -> str:
+    async def _warm_image(self, store: Store) -> str:
         """Find, identify, hand over and read ahead the image."""
         task, job = self._task, self._task.job
         if job.is_served:
             return await self._served_image(store)
         path = job.image or await self._image_of_last_run(store)
         if "://" in path:
-            await task.channel.send({"op": "serve", "image": path})
+            await task.channel.send(MountImage(path))
             return "the image of the last start is served"
         if not path:
             return "no image is known for this key: give --bootseer-image=PATH once"
         async with task.stage("image.identify") as said:
             opened = await task.opened(path)
             image, identity = opened.image, opened.identity
-            said |= {
-                "start_ns": opened.start_ns,
-                "bytes": total_bytes(identity.leading),
-                "detail": identity.digest[:18],
-            }
-        await task.channel.send(
-            {"op": "image", "path": path, "digest": identity.digest, "leading": identity.leading},
-            fd=image.fd,
-        )
+            said.start_ns = opened.start_ns
+            said.bytes = total_bytes(identity.leading)
+            said.detail = identity.digest[:18]
+        found = ImageFound(path, identity.digest, list(identity.leading))
+        await task.channel.send(found, [image.fd])
         hot_set = None if job.record_only else await self._hot_set(store, identity)
         if hot_set is None:
             # The agent has taken its first sample before it reads what follows.
@@ -183,33 +207,31 @@ class ImageWarmUp:
 
     async def _served_image(self, store: Store) -> str:
         """Read ahead an image that is served, through its mount."""
-        await self._image_said.wait()
-        message = self._image_message
-        if not message["ok"]:
+        served = await self._image.wait()
+        if isinstance(served, ImageUnreadable):
             return "the image is not served"
-        leading = tuple(ByteRange(*r) for r in message["leading"])
-        identity = Identity(message["identity"], leading)
-        path, size_bytes = message["path"], message["size_bytes"]
+        identity = Identity(served.identity, tuple(served.leading))
+        path, size_bytes = served.path, served.size_bytes
         hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
         if self._is_environments:
             if hot_set is None:
                 return "this start is recorded"
             return await self._read_files(path, partial(self._hot_content, store), hot_set, AHEAD)
         image = await trio.to_thread.run_sync(open_served, path, size_bytes)
-        await self._task.channel.send({"op": "opened"})
+        await self._task.channel.send(ServedImageOpened())
         if hot_set is None:
             await self._read_leading(image, identity)
             detail = "this start is recorded"
-        elif message["root"]:
+        elif served.tree:
 
             async def find(hot: list[ByteRange]) -> list[HotFile]:
                 return await trio.to_thread.run_sync(hot_files, Path(path), hot)
 
-            detail = await self._read_files(message["root"], find, hot_set)
+            detail = await self._read_files(served.tree, find, hot_set)
         else:
             # What serves it has others go first.
             detail = await self._read_ahead(image, identity, hot_set, others_wait=False)
-        if message["copies"] and self._task.job.wait_s:
+        if served.copies and self._task.job.wait_s:
             await self._copied.wait()
             detail += "; the image was copied to the node"
         return detail
@@ -219,12 +241,11 @@ class ImageWarmUp:
     ) -> tuple[list[ByteRange], int]:
         """Tell the agent what is read ahead; returns that, and how much memory it may take up."""
         hot = [r.range for r in hot_set.ranges]
-        message = {"ranges": hot, "holdout": holdout, "doubts": hot_set.doubts}
-        await self._task.channel.send({"op": "prefetch", **message})
+        begun = PrefetchBegun(hot, list(holdout), hot_set.doubts)
+        await self._task.channel.send(begun)
         if not self._task.job.wait_s:
             # Nobody asked the prolog to hold the job: its start and the prefetch overlap.
-            message = {"op": "ready", "detail": "the prefetch is under way"}
-            await self._task.channel.send(message)
+            await self._task.channel.send(Ready("the prefetch is under way"))
         return hot, pinnable_bytes(self._task.config.image.memory_share)
 
     async def _hot_content(self, store: Store, hot: Sequence[ByteRange]) -> list[HotFile]:
@@ -247,16 +268,15 @@ class ImageWarmUp:
         async with self._task.stage("image.prefetch") as said:
             prefetch = FilesPrefetch(root, await find(hot), budget, self._budget, flags)
             await prefetch.run()
-            said["bytes"] = prefetch.read_bytes
-            said["detail"] = (
+            said.bytes = prefetch.read_bytes
+            said.detail = (
                 f"{prefetch.files} files, decompressed, {format_size(prefetch.pinned_bytes)} pinned"
             )
             if prefetch.read_bytes > budget:
-                said |= {
-                    "status": FALLBACK,
-                    "detail": f"stopped after {format_size(prefetch.read_bytes)}: "
-                    "image.memory_share of the free memory",
-                }
+                said.fall_back(
+                    f"stopped after {format_size(prefetch.read_bytes)}: "
+                    "image.memory_share of the free memory"
+                )
         return "the hot files are in memory"
 
     async def _read_leading(self, image: OpenImage, identity: Identity) -> None:
@@ -279,19 +299,19 @@ class ImageWarmUp:
                 async with self._task.stage("plan.read") as said:
                     self._known_plan = await read_plan(store, job.user, job.key)
                     runs = len(self._known_plan.runs) if self._known_plan else 0
-                    said["detail"] = f"key {job.key}: {runs} earlier runs"
+                    said.detail = f"key {job.key}: {runs} earlier runs"
             return self._known_plan
 
     async def _hot_set(self, store: Store, identity: Identity) -> HotSet | None:
         try:
             async with self._task.stage("hotset.read") as said:
                 hot_set = await read_hot_set(store, identity.digest)
-                said["detail"] = "none yet"
+                said.detail = "none yet"
                 if hot_set is not None:
-                    said["bytes"] = hot_set.hot_bytes
-                    said["detail"] = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
+                    said.bytes = hot_set.hot_bytes
+                    said.detail = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
                     if not hot_set.ranges:
-                        said["detail"] = "starts read nearly all of it: nothing is read ahead"
+                        said.detail = "starts read nearly all of it: nothing is read ahead"
                         hot_set = None
         except Closed:
             raise
@@ -312,7 +332,7 @@ class ImageWarmUp:
             image.fd, image.size_bytes, streams, self._budget, others_wait=others_wait
         )
         self._prefetch = prefetch
-        if self._lingers:
+        if self._yields:
             prefetch.yield_to_others()
         want_bytes = min(budget, hot_bytes)
         async with self._task.stage("image.prefetch") as said:
@@ -321,21 +341,20 @@ class ImageWarmUp:
                 await prefetch.run(pieces)
                 nursery.cancel_scope.cancel()
             await self._say_progress(prefetch, want_bytes)
-            said["bytes"] = prefetch.read_bytes
-            said["detail"] = f"{format_size(prefetch.pinned_bytes)} pinned"
+            said.bytes = prefetch.read_bytes
+            said.detail = f"{format_size(prefetch.pinned_bytes)} pinned"
             if self._has_stopped:
-                said["detail"] = (
+                said.detail = (
                     f"stopped after {format_size(prefetch.read_bytes)} of "
                     f"{format_size(want_bytes)}: this start reads little of it"
                 )
             elif prefetch.error:
-                said |= {"status": FALLBACK, "detail": f"some reads failed: {prefetch.error}"}
+                said.fall_back(f"some reads failed: {prefetch.error}")
             elif hot_bytes > budget:
-                said |= {
-                    "status": FALLBACK,
-                    "detail": f"stopped after {format_size(prefetch.read_bytes)} of "
-                    f"{format_size(hot_bytes)}: image.memory_share of the free memory",
-                }
+                said.fall_back(
+                    f"stopped after {format_size(prefetch.read_bytes)} of "
+                    f"{format_size(hot_bytes)}: image.memory_share of the free memory"
+                )
         return "the hot set is in memory"
 
     def _holdout(self, hot_set: HotSet, identity: Identity) -> list[HeldOutPiece]:
@@ -364,9 +383,7 @@ class ImageWarmUp:
             await trio.sleep(_PROGRESS_S)
 
     async def _say_progress(self, prefetch: Prefetch, want_bytes: int) -> None:
-        await self._task.channel.send(
-            {"op": "progress", "done_bytes": prefetch.read_bytes, "want_bytes": want_bytes}
-        )
+        await self._task.channel.send(PrefetchProgress(prefetch.read_bytes, want_bytes))
 
 
 async def run(task: Task) -> None:

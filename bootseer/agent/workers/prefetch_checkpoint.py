@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from bootseer.agent.messages.worker import CheckpointFileAhead
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.workers.base import Task
 from bootseer.checkpoint.read.prefetch import CheckpointPrefetch
 from bootseer.checkpoint.read.repository import read_reads
-from bootseer.core.event import FALLBACK
 from bootseer.core.ranges import ByteRange
 from bootseer.image.hot.prefetch import available_bytes
 from bootseer.rate_limit import RateLimit
@@ -37,7 +37,7 @@ async def read_checkpoint_ahead(
         return "the checkpoint's reads are recorded"
     async with task.stage("checkpoint.plan") as said:
         reads = await read_reads(store, job.user, job.key, job.nodes, job.node_index)
-        said["detail"] = f"{len(reads.files)} files" if reads else "none yet"
+        said.detail = f"{len(reads.files)} files" if reads else "none yet"
     if reads is None:
         return "the checkpoint's reads are recorded"
     if not await is_served():
@@ -45,20 +45,19 @@ async def read_checkpoint_ahead(
     limit_bytes = int(task.config.checkpoint.memory_share * available_bytes())
 
     async def tell(path: str, ranges: tuple[ByteRange, ...]) -> None:
-        await task.channel.send({"op": "ahead", "file": [path, ranges]})
+        await task.channel.send(CheckpointFileAhead(path, list(ranges)))
 
     async with task.stage("checkpoint.prefetch") as said:
         mount = JobFolder.of(task.config.node.run_dir, job.job_id).mount
         ahead = CheckpointPrefetch(mount, budget, limit_bytes, tell)
         await ahead.run(reads.files)
-        said["bytes"] = ahead.read_bytes
-        said["detail"] = f"{ahead.files} files"
+        said.bytes = ahead.read_bytes
+        said.detail = f"{ahead.files} files"
         if ahead.error:
-            said |= {"status": FALLBACK, "detail": f"some reads failed: {ahead.error}"}
+            said.fall_back(f"some reads failed: {ahead.error}")
         elif ahead.want_bytes > limit_bytes:
-            said |= {
-                "status": FALLBACK,
-                "detail": f"stopped after {format_size(ahead.read_bytes)} of "
-                f"{format_size(ahead.want_bytes)}: checkpoint.memory_share of the free memory",
-            }
+            said.fall_back(
+                f"stopped after {format_size(ahead.read_bytes)} of "
+                f"{format_size(ahead.want_bytes)}: checkpoint.memory_share of the free memory"
+            )
     return "the checkpoint is in memory"

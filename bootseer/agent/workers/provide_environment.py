@@ -34,8 +34,8 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
         key = await repository.resolve(store, task.job.environment)
         stores = [store, *shared_stores(task.config, owner_of(task.job))]
         store, snapshot = await find_snapshot(stores, key)
-        said["detail"] = f"key {key[:12]}"
-        said["bytes"] = snapshot.content_bytes
+        said.detail = f"key {key[:12]}"
+        said.bytes = snapshot.content_bytes
     why = "its targets held something before"
     if snapshot.is_whole:
         with opened_places(snapshot.targets) as places:
@@ -46,8 +46,8 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
         async with task.stage("env.unpack") as said:
             with opened_places(snapshot.targets) as places:
                 read_bytes = await unpack(store, snapshot, places)
-            said["bytes"] = snapshot.content_bytes
-            said["detail"] = f"{snapshot.files} files, {format_size(read_bytes)} read; {why}"
+            said.bytes = snapshot.content_bytes
+            said.detail = f"{snapshot.files} files, {format_size(read_bytes)} read; {why}"
     await repository.note_use(store, key)
     return f"the environment {key[:12]} is {'unpacked' if why else 'mounted'}"
 

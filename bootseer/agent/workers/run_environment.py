@@ -5,11 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
+from bootseer.agent.messages.worker import MountSnapshot, ServeConnection, SnapshotMounted
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.env.server.connection import HELLO, Connection
 from bootseer.env.server.request import make_context
 from bootseer.env.server.session import serve
-from bootseer.errors import Closed, Unavailable
+from bootseer.errors import Unavailable
+from bootseer.ipc.channel import unexpected
+from bootseer.ipc.descriptors import exactly
 
 
 class AgentPrivileges:
@@ -22,24 +25,23 @@ class AgentPrivileges:
     async def mount(self, key: str, folders: Sequence[int], read_only: bool) -> None:
         """Have a snapshot mounted; see `bootseer.env.server.request.PrivilegedOperations`."""
         channel = self._task.channel
-        await channel.send(
-            {"op": "mount", "key": key, "folders": len(folders), "read_only": read_only}
-        )
-        for folder in folders:
-            await channel.send({"op": "folder"}, fd=folder)
-        answer, _ = await channel.receive()
-        if answer.get("ok") is not True:
-            raise Unavailable(str(answer.get("why")))
+        await channel.send(MountSnapshot(key, read_only), folders)
+        answer = await channel.receive_only()
+        if not isinstance(answer, SnapshotMounted):
+            raise unexpected(answer)
+        if answer.why:
+            raise Unavailable(answer.why)
 
 
 async def run(task: Task) -> None:
     """Serve the one conversation whose socket the agent hands over."""
-    _, fd = await task.channel.receive()
-    if fd is None:
-        raise Closed("the agent hands nothing over")
+    message, fds = await task.channel.receive()
+    if not isinstance(message, ServeConnection):
+        raise unexpected(message)
+    (fd,) = exactly(fds, 1)
     job = task.job
     connection = Connection(socket.socket(fileno=fd))
-    await connection.send({**HELLO, "image": task.message["image"]})
+    await connection.send({**HELLO, "image": message.image})
     hands = AgentPrivileges(task)
     here = (owner_of(job), job.node, job.nodes, task.stage, hands, task.mksquashfs)
     await serve(connection, make_context(task.config, *here))

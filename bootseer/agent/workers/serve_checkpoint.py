@@ -6,6 +6,13 @@ from contextlib import suppress
 
 import trio
 
+from bootseer.agent.messages.worker import (
+    CheckpointEnded,
+    CheckpointReads,
+    CheckpointServed,
+    CloseWindow,
+    StopCheckpoint,
+)
 from bootseer.agent.node.process import CONNECTION_FD
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.checkpoint.mount.owners import OwnerNames
@@ -14,9 +21,9 @@ from bootseer.checkpoint.mount.view import ViewOptions
 from bootseer.checkpoint.read.fetcher import FetchLimits
 from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.config import Config
-from bootseer.core.event import FALLBACK
 from bootseer.core.meter import Meter
 from bootseer.errors import BootseerError, Closed
+from bootseer.ipc.channel import unexpected
 from bootseer.store.connect import connect_to
 from bootseer.units import GIB, MIB, format_size
 
@@ -58,7 +65,7 @@ async def run(task: Task) -> None:
 
         try:
             async with task.stage("checkpoint.mount") as said:
-                said["start_ns"] = task.job.started_ns
+                said.start_ns = task.job.started_ns
                 store = connect_to(
                     task.job.checkpoint,
                     task.config,
@@ -69,28 +76,30 @@ async def run(task: Task) -> None:
                 owners = OwnerNames(task.job.uid, task.job.gid, task.job.user)
                 options = checkpoint_options(task.config, read_only=task.job.read_only)
                 service = await nursery.start(serve)
-                said["detail"] = store.url
+                said.detail = store.url
         except Closed:
             raise
         except BootseerError:
-            await task.channel.send({"op": "ended"})
+            await task.channel.send(CheckpointEnded())
             return  # told as a fallback
-        await task.channel.send({"op": "served"})
-        await _obey(task, service, stop)
+        await task.channel.send(CheckpointServed())
+        await _handle_messages(task, service, stop)
     await _report(task, service)
 
 
-async def _obey(task: Task, service: CheckpointService, stop: trio.CancelScope) -> None:
-    """Do what the agent says: "window" ends the recording, "stop" ends all."""
+async def _handle_messages(task: Task, service: CheckpointService, stop: trio.CancelScope) -> None:
+    """Do what the agent says until it has gone."""
     async with trio.open_nursery() as nursery:
         try:
             while True:
-                message, _ = await task.channel.receive()
-                if message.get("op") == "window":
-                    nursery.start_soon(_tell_reads, task, service)
-                elif message.get("op") == "stop":
-                    service.settle_s = float(message["timeout_s"])
-                    stop.cancel()
+                match message := await task.channel.receive_only():
+                    case CloseWindow():
+                        nursery.start_soon(_tell_reads, task, service)
+                    case StopCheckpoint():
+                        service.settle_s = message.timeout_s
+                        stop.cancel()
+                    case _:
+                        raise unexpected(message)
         except Closed:
             stop.cancel()
 
@@ -98,7 +107,7 @@ async def _obey(task: Task, service: CheckpointService, stop: trio.CancelScope) 
 async def _tell_reads(task: Task, service: CheckpointService) -> None:
     """Tell what was read so far; the store is asked for that, and may take its time."""
     with suppress(Closed):
-        await task.channel.send({"op": "reads", "files": await service.reads.close()})
+        await task.channel.send(CheckpointReads(await service.reads.close()))
 
 
 async def _report(task: Task, service: CheckpointService) -> None:
@@ -119,8 +128,8 @@ async def _report(task: Task, service: CheckpointService) -> None:
             names.setdefault(lost.reason, []).append(lost.name)
         told = [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
         async with task.stage("checkpoint.lost") as said:
-            said |= {"status": FALLBACK, "detail": "; ".join(told)}
-    await task.channel.send({"op": "ended"})
+            said.fall_back("; ".join(told))
+    await task.channel.send(CheckpointEnded())
 
 
 async def _report_transfer(task: Task, name: str, meter: Meter, counts: dict[str, int]) -> None:
@@ -130,5 +139,5 @@ async def _report_transfer(task: Task, name: str, meter: Meter, counts: dict[str
     told = [f"{number} {what}" for what, number in counts.items() if number]
     rate = f"{format_size(meter.bytes_per_s)}/s while at work"
     async with task.stage(name) as said:
-        said |= {"start_ns": meter.began_ns, "end_ns": meter.ended_ns}
-        said |= {"bytes": meter.size_bytes, "detail": ", ".join([rate, *told])}
+        said.start_ns, said.end_ns = meter.began_ns, meter.ended_ns
+        said.bytes, said.detail = meter.size_bytes, ", ".join([rate, *told])

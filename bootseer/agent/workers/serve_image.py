@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import trio
 
+from bootseer.agent.messages.worker import (
+    BlocksLent,
+    BlocksRefused,
+    BorrowBlocks,
+    CloseWindow,
+    ImageCopied,
+    ImageMissing,
+    ImageRecorded,
+    ImageReported,
+    ImageServed,
+    ReportImage,
+)
 from bootseer.agent.node.process import CONNECTION_FD
 from bootseer.agent.workers.access_strategy import AccessSelector
 from bootseer.agent.workers.base import Task, owner_of
@@ -17,7 +29,6 @@ from bootseer.cache.blocks import CachedBlocks, no_blocks
 from bootseer.cache.link import KeeperLink
 from bootseer.cache.token import seal_manifest
 from bootseer.core import image_manifest as image_format
-from bootseer.core.event import FALLBACK
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.mount.content import TreeContent
@@ -35,6 +46,8 @@ from bootseer.image.serve.blocks import ImageBlocks
 from bootseer.image.serve.node_cache import PATIENCE_S, NodeCache
 from bootseer.image.serve.strategy import AccessMode
 from bootseer.image.serve.view import ImageView, MissingImage
+from bootseer.ipc.channel import unexpected
+from bootseer.ipc.descriptors import exactly
 from bootseer.store.api.base import Store
 from bootseer.store.connect import connect as connect_own
 from bootseer.store.connect import connect_images
@@ -69,10 +82,10 @@ async def run(task: Task) -> None:
     async with trio.open_nursery() as nursery:
         try:
             async with task.stage("image.mount") as said:
-                said["start_ns"] = task.job.started_ns
+                said.start_ns = task.job.started_ns
                 served = await _open(task, nursery)
-                said["bytes"] = served.manifest.size_bytes
-                said["detail"] = f"{format_size(_present_bytes(served))} of it are on this node"
+                said.bytes = served.manifest.size_bytes
+                said.detail = f"{format_size(_present_bytes(served))} of it are on this node"
         except BootseerError:
             pass  # told as a fallback, if it was not the agent's end that it is about
 
@@ -85,7 +98,7 @@ async def run(task: Task) -> None:
             nursery.cancel_scope.cancel()
 
         await nursery.start(serve)
-        nursery.start_soon(_obey, task, served, nursery)
+        nursery.start_soon(_handle_messages, task, served, nursery)
 
 
 async def _serve(served: _Served, task_status: trio.TaskStatus[None]) -> None:
@@ -143,7 +156,7 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
     async def note(stage: str, reason: str) -> None:
         with suppress(Closed):
             async with task.stage(stage) as said:
-                said |= {"status": FALLBACK, "detail": reason}
+                said.fall_back(reason)
 
     told: set[str] = set()
 
@@ -186,21 +199,20 @@ async def _borrow(
         BootseerError: the store does not give the manifest.
     """
     token = await catalog.read_token(store, digest)
-    request = {"op": "cache", "digest": digest, "token": token.hex() if token else ""}
+    wanted = BorrowBlocks(digest, token.hex() if token else "")
     with suppress(Closed):  # the agent has died: the job goes on
-        await task.channel.send(request)
-        answer, _ = await task.channel.receive()
-        if answer.get("manifest"):
+        await task.channel.send(wanted)
+        answer, fds = await task.channel.receive()
+        if isinstance(answer, BlocksRefused) and answer.wants_manifest:
             encoded, _ = await catalog.read_manifest(store, digest)
             memory = seal_manifest(encoded)
             try:
-                await task.channel.send(request, fd=memory)
+                await task.channel.send(wanted, [memory])
             finally:
                 os.close(memory)
-            answer, _ = await task.channel.receive()
-        if answer.get("ok"):
-            fds = [fd for _ in range(5) if (fd := (await task.channel.receive())[1]) is not None]
-            manifest_fd, data_fd, map_fd, claims, blocks = fds
+            answer, fds = await task.channel.receive()
+        if isinstance(answer, BlocksLent):
+            manifest_fd, data_fd, map_fd, claims, blocks = exactly(fds, 5)
             with os.fdopen(manifest_fd, "rb") as file:
                 manifest = image_format.decode(file.read(), f"the manifest of {digest}", digest)
             return manifest, CachedBlocks(data_fd, map_fd, manifest), KeeperLink.of(claims, blocks)
@@ -208,41 +220,39 @@ async def _borrow(
     return manifest, None, None
 
 
-async def _obey(task: Task, served: _Served | None, nursery: trio.Nursery) -> None:
-    """Tell the agent that the image can be read, and do what it says; go on without it if it dies.
-
-    "window" ends the recording, "report" is for what was done in all.
-    """
+async def _handle_messages(task: Task, served: _Served | None, nursery: trio.Nursery) -> None:
+    """Tell the agent that the image can be read, and do what it says for as long as it lives."""
     with suppress(Closed):
         if served is None:
-            await task.channel.send({"op": "missing"})
+            await task.channel.send(ImageMissing())
             return
         cached = served.cache.cached
         if not task.job.record_only and served.way is not AccessMode.FILE:
             # Before who reads ahead begins: what it asks for comes from the pack, or does not.
             await served.packing.use()
         await task.channel.send(
-            {
-                "op": "served",
-                "identity": served.manifest.identity,
-                "content": served.source.digest,
-                "size_bytes": served.manifest.size_bytes,
-                "leading": served.manifest.leading,
-                "is_cached": cached is not None and cached.is_complete,
-                "copies": served.way is AccessMode.COPY,
-            }
+            ImageServed(
+                identity=served.manifest.identity,
+                content=served.source.digest,
+                size_bytes=served.manifest.size_bytes,
+                leading=list(served.manifest.leading),
+                is_cached=cached is not None and cached.is_complete,
+                copies=served.way is AccessMode.COPY,
+            )
         )
         if served.way is AccessMode.COPY:
             nursery.start_soon(_copy, task, served)
         while True:
-            message, _ = await task.channel.receive()
-            if message.get("op") == "window":
-                served.view.touched.stop()
-                touches = served.view.touched.touches()
-                await task.channel.send({"op": "recorded", "touches": touches})
-                nursery.start_soon(_work_behind, task, served, touches)
-            elif message.get("op") == "report":
-                await _report(task, served)
+            match message := await task.channel.receive_only():
+                case CloseWindow():
+                    served.view.touched.stop()
+                    touches = served.view.touched.touches()
+                    await task.channel.send(ImageRecorded(touches))
+                    nursery.start_soon(_work_behind, task, served, touches)
+                case ReportImage():
+                    await _report(task, served)
+                case _:
+                    raise unexpected(message)
 
 
 async def _copy(task: Task, served: _Served) -> None:
@@ -250,8 +260,8 @@ async def _copy(task: Task, served: _Served) -> None:
     with suppress(Closed):
         with suppress(BootseerError):  # told as a fallback; what is needed comes all the same
             async with task.stage("image.copy") as said:
-                said["bytes"] = await copy(served.blocks, served.cache)
-        await task.channel.send({"op": "copied"})
+                said.bytes = await copy(served.blocks, served.cache)
+        await task.channel.send(ImageCopied())
 
 
 async def _work_behind(task: Task, served: _Served, touches: list[Touch]) -> None:
@@ -267,7 +277,7 @@ async def _report(task: Task, served: _Served) -> None:
     with trio.move_on_after(_SETTLE_S):
         await served.blocks.settle()
     async with task.stage("image.serve") as said:
-        said["bytes"] = stats.fetched_bytes
+        said.bytes = stats.fetched_bytes
         source = served.source
         told = [f"{stats.fetches} reads of {'the store' if source.file is None else 'its file'}"]
         if stats.filled_bytes:
@@ -275,12 +285,11 @@ async def _report(task: Task, served: _Served) -> None:
         if cached is not None and cached.damaged:
             told.append(f"{cached.damaged} damaged blocks of the node's fetched again")
         told.append(f"{format_size(_present_bytes(served))} are on this node")
-        said["detail"] = ", ".join(told)
+        said.detail = ", ".join(told)
     await served.packing.report()
     nodes = task.job.nodes
-    speeds = {"store": source.speed.speed(nodes), "file": source.file_speed.speed(nodes)}
-    said_speeds = {name: asdict(speed) for name, speed in speeds.items()}
-    await task.channel.send({"op": "reported", "speeds": said_speeds})
+    speeds = (source.speed.speed(nodes), source.file_speed.speed(nodes))
+    await task.channel.send(ImageReported(*speeds))
 
 
 def _present_bytes(served: _Served) -> int:

@@ -9,10 +9,12 @@ from pathlib import Path
 import trio
 
 from bootseer._io import lib
+from bootseer.agent.messages.worker import ImportOpened, UploadImport
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.errors import BootseerError, NotFound
 from bootseer.image.identity import open_image
 from bootseer.image.library import catalog, upload
+from bootseer.ipc.channel import unexpected
 from bootseer.store.connect import connect_images
 
 _NICE = 19
@@ -22,17 +24,20 @@ async def run(task: Task) -> None:
     """Add the file to the store under the name of what it was imported from; then end."""
     os.nice(_NICE)
     lib.bs_io_idle()
-    name, path = task.message["image"], task.message["path"]
+    wanted = await task.channel.receive_only()
+    if not isinstance(wanted, UploadImport):
+        raise unexpected(wanted)
+    name = wanted.image
     with suppress(BootseerError):  # told as a fallback
         async with task.stage("image.keep") as said:
             store = connect_images(task.config, owner_of(task.job))
             with suppress(NotFound):
                 digest = await catalog.resolve(store, name)
-                said["detail"] = f"{name} is in the store by now, as {digest[:12]}"
+                said.detail = f"{name} is in the store by now, as {digest[:12]}"
                 return
-            opened = await trio.to_thread.run_sync(open_image, path, abandon_on_cancel=True)
+            opened = await trio.to_thread.run_sync(open_image, wanted.path, abandon_on_cancel=True)
             # From now on the job may remove it.
-            await task.channel.send({"op": "opened"})
+            await task.channel.send(ImportOpened())
             about = upload.about_now(name, task.job.user)
             added = await upload.add(store, Path(f"/proc/self/fd/{opened.fd}"), name, about)
-            said |= {"bytes": added.sent_bytes, "detail": f"{name} is {added.digest[:12]}"}
+            said.bytes, said.detail = added.sent_bytes, f"{name} is {added.digest[:12]}"

@@ -5,9 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-from bootseer.core.access_log import MAX_FILES, Recording, newest_components, numbered, to_json
+from bootseer.core.access_log import (
+    MAX_FILES,
+    AccessedFile,
+    Recording,
+    newest_components,
+    numbered,
+)
 from bootseer.errors import BootseerError
 from bootseer.store.api.base import ObjectInfo, Store
 
@@ -39,8 +44,8 @@ class ReadRecorder:
         self._files[path].opens += 1
         return self._files[path]
 
-    async def close(self) -> list[dict[str, Any]]:
-        """End the recording; returns all files as `bootseer.core.access_log.combine` takes them."""
+    async def close(self) -> list[AccessedFile]:
+        """End the recording; returns all files."""
         self._is_open = False
         folders: dict[str, Sequence[ObjectInfo]] = {}
         for path in self._files:
@@ -48,7 +53,12 @@ class ReadRecorder:
                 if folder not in folders:
                     folders[folder] = await self._list(folder)
         return [
-            to_json(file, newest_components(file.path, partial(_names, folders, file.opened_ns)))
+            AccessedFile(
+                file.path,
+                newest_components(file.path, partial(_names, folders, file.opened_ns)),
+                file.read(),
+                file.opens,
+            )
             for file in self._files.values()
         ]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bootseer.config import Config, User
+from bootseer.core.event import StageReport
 from bootseer.core.fields import Fields
 from bootseer.env.client import key as env_key
 from bootseer.env.client.key import KeyPart
@@ -26,7 +27,7 @@ from bootseer.units import GIB
 MODES = ("auto", "mount", "unpack")
 NAME = "what env run asks for"
 
-Stage = Callable[[str], AbstractAsyncContextManager[dict[str, Any]]]
+Stage = Callable[[str], AbstractAsyncContextManager[StageReport]]
 """Times a block and tells of it, see `bootseer.agent.workers.base.Task.stage`."""
 
 

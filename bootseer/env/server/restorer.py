@@ -100,12 +100,12 @@ class Restorer:
             return False
         with suppress(Unavailable):  # told by the stage
             async with self._context.stage("env.mount") as said:
-                said["bytes"] = snapshot.content_bytes
+                said.bytes = snapshot.content_bytes
                 if why := self._why_not(figures):
-                    said["detail"] = f"unpacked: {why}"
+                    said.detail = f"unpacked: {why}"
                     return False
                 await hands.mount(snapshot.key, request.folders, request.read_only)
-                said["detail"] = ", ".join(request.targets)
+                said.detail = ", ".join(request.targets)
                 return True
         return False
 
@@ -146,8 +146,8 @@ class Restorer:
                 nursery.cancel_scope.cancel()
             if errors:
                 raise errors[0]
-            said["bytes"] = snapshot.content_bytes
-            said["detail"] = f"{snapshot.files} files, {format_size(read_bytes)} read"
+            said.bytes = snapshot.content_bytes
+            said.detail = f"{snapshot.files} files, {format_size(read_bytes)} read"
 
 
 class _Progress:

@@ -16,7 +16,6 @@ from typing import Any
 
 import trio
 
-from bootseer.core.event import FALLBACK
 from bootseer.core.fields import Fields
 from bootseer.env.admin.diff import numbered
 from bootseer.env.admin.gc import collect
@@ -188,7 +187,7 @@ class _Session:
         """
         request = self._request
         async with self._stage("env.find") as said:
-            said["detail"] = f"key {request.key[:12]}: none yet"
+            said.detail = f"key {request.key[:12]}: none yet"
             for parts in dict.fromkeys((request.parts, request.as_empty)):
                 key = env_key.key_of(parts)
                 try:
@@ -196,8 +195,8 @@ class _Session:
                 except NotFound:
                     continue
                 if parts == request.parts or await self._is_there(snapshot):
-                    said["bytes"] = snapshot.content_bytes
-                    said["detail"] = f"key {key[:12]}"
+                    said.bytes = snapshot.content_bytes
+                    said.detail = f"key {key[:12]}"
                     return snapshot
         return None
 
@@ -245,13 +244,13 @@ class _Session:
         """
         key, who = self._request.key, f"{self._context.user} on {self._context.node}"
         async with self._stage("env.claim") as said:
-            said["detail"] = f"key {key[:12]}: {who} captures"
+            said.detail = f"key {key[:12]}: {who} captures"
             deadline = trio.current_time() + self._request.wait_s
             is_said = False
             while True:
                 snapshot = await self._captured(before)
                 if snapshot is not None:
-                    said["detail"] = f"key {key[:12]}: {snapshot.node} has captured it"
+                    said.detail = f"key {key[:12]}: {snapshot.node} has captured it"
                     return snapshot
                 held = await lease.try_claim(self._store, key, who)
                 if held is not None:
@@ -356,7 +355,7 @@ class _Session:
         """
         context = self._context
         async with self._stage("env.capture") as said:
-            said["start_ns"] = began_ns
+            said.start_ns = began_ns
 
             def read(path: bytes, most_bytes: int) -> bytes:
                 return bytes(next(made.read(path), b""))[:most_bytes]
@@ -377,14 +376,14 @@ class _Session:
                 replace=replace,
                 mksquashfs=context.mksquashfs,
             )
-            said["bytes"] = snapshot.content_bytes
+            said.bytes = snapshot.content_bytes
             stored_bytes = snapshot.image_bytes + snapshot.frames_bytes
-            said["detail"] = f"{snapshot.files} files, {format_size(stored_bytes)} stored"
+            said.detail = f"{snapshot.files} files, {format_size(stored_bytes)} stored"
             return snapshot
 
     async def _tell_nothing_kept(self, why: str) -> None:
         async with self._stage("env.capture") as said:
-            said |= {"status": FALLBACK, "detail": why}
+            said.fall_back(why)
         await self._connection.send({"op": "seen", "why": why})
 
     async def _say(self, text: str) -> None:

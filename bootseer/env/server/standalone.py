@@ -7,14 +7,15 @@ import pwd
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import trio
 
 from bootseer import config as settings
 from bootseer.config import User
+from bootseer.core.event import StageReport
 from bootseer.env.server.connection import HELLO, Connection
 from bootseer.env.server.request import SessionContext, make_context
 from bootseer.env.server.session import serve
@@ -74,6 +75,6 @@ def _context() -> SessionContext:
 
 
 @asynccontextmanager
-async def _stage(name: str) -> AsyncIterator[dict[str, Any]]:
+async def _stage(name: str) -> AsyncIterator[StageReport]:
     """Tell nobody: what goes wrong is said to who waits."""
-    yield {}
+    yield StageReport(time.time_ns())

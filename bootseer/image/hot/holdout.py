@@ -13,6 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from bootseer.core.ranges import ByteRange, coalesce
+from bootseer.errors import Corrupt
 from bootseer.units import KIB, MIB
 
 PIECES = 32
@@ -151,3 +152,15 @@ class HoldoutJudge:
             done_to = min(stop, stop - end + done_bytes)
             own_bytes -= max(0, min(done_to, fresh.stop) - max(start, fresh.start))
         return own_bytes
+
+
+def check_pieces(pieces: Sequence[HeldOutPiece], name: str) -> None:
+    """Check a holdout that another process has named.
+
+    Raises:
+        Corrupt: a piece is none, or there are too many.
+    """
+    if len(pieces) > PIECES:
+        raise Corrupt(f"{name}: more than {PIECES} pieces are held out")
+    if not all(0 <= p.start < p.stop < 2**63 and p.at_bytes >= 0 for p in pieces):
+        raise Corrupt(f"{name}: a piece that is none is held out")

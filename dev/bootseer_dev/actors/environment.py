@@ -19,11 +19,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import trio
 
+from bootseer.core.event import StageReport
 from bootseer.env.server import session
 from bootseer.env.server.connection import HELLO, Connection
 from bootseer.env.server.request import SessionContext
@@ -104,8 +104,8 @@ def _trace_of(folder: Path, seed: int) -> Path:
 
 
 @asynccontextmanager
-async def _stage(name: str) -> AsyncIterator[dict[str, Any]]:
-    yield {}
+async def _stage(name: str) -> AsyncIterator[StageReport]:
+    yield StageReport(time.time_ns())
 
 
 def _is_dead(process: psutil.Process) -> bool:

@@ -109,7 +109,7 @@ async def mounted(nursery, monkeypatch):
 
 async def recorded(mounted):
     (file,) = await mounted.reads.close()
-    return [tuple(found) for found in file["ranges"]]
+    return [tuple(found) for found in file.ranges]
 
 
 # What is given to the page cache

@@ -52,8 +52,8 @@ async def test_a_file_is_noted_once_however_often_it_is_opened(store, clock):
     assert (first.path, first.opened_ns, first.opens) == ("a/file", 7, 2)
     first.add(0, 10)
     files = await reads.close()
-    assert [(file["path"], file["opens"]) for file in files] == [("a/file", 2), ("other", 1)]
-    assert [tuple(found) for found in files[0]["ranges"]] == [(0, 10)]
+    assert [(file.path, file.opens) for file in files] == [("a/file", 2), ("other", 1)]
+    assert [tuple(found) for found in files[0].ranges] == [(0, 10)]
 
 
 async def test_nothing_counts_once_the_window_is_closed(store):
@@ -68,7 +68,7 @@ async def test_no_more_files_are_noted_than_can_be_kept(store, monkeypatch):
     reads = ReadRecorder(store)
     noted = [reads.opened(name) is not None for name in ("a", "b", "c", "a")]
     assert noted == [True, True, False, True]
-    assert [(file["path"], file["opens"]) for file in await reads.close()] == [("a", 2), ("b", 1)]
+    assert [(file.path, file.opens) for file in await reads.close()] == [("a", 2), ("b", 1)]
 
 
 async def test_what_was_made_after_a_file_was_opened_is_no_newer(store, clock):
@@ -80,7 +80,7 @@ async def test_what_was_made_after_a_file_was_opened_is_no_newer(store, clock):
     for number in (3, 7):
         reads.opened(f"run/step_{number}/model")
     files = await reads.close()
-    assert [file["newest"] for file in files] == [(), (1,)]
+    assert [file.newest for file in files] == [(), (1,)]
 
 
 async def test_a_folder_is_listed_once_for_all_that_is_numbered_in_it(store):
@@ -99,4 +99,4 @@ async def test_a_folder_that_is_not_told_has_nothing_newer(store):
     reads.opened("run/step_1/model")
     store.gone = "run"
     (file,) = await reads.close()
-    assert file["newest"] == (1,)
+    assert file.newest == (1,)

@@ -11,8 +11,9 @@ from typing import Any
 
 import trio
 
-from bootseer.agent.messages.message import HEAD, REPLY, Reply, Verbs, close_all, receive
 from bootseer.errors import Closed, Corrupt, Unavailable
+from bootseer.ipc.descriptors import close_all, receive
+from bootseer.ipc.request import HEAD, MAX_BYTES, MAX_DESCRIPTORS, REPLY, Reply, Verbs
 
 _ANSWER_S = 20.0
 """For what is done at once, on a busy node."""
@@ -74,7 +75,7 @@ class RequestClient:
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._end)
-                message, fds = receive(self._end)
+                message, fds = receive(self._end, MAX_BYTES, MAX_DESCRIPTORS)
                 if not message:
                     raise Closed(f"the {self._name} has ended")
                 self._hand_over(decode_reply(message), fds)

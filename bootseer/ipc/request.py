@@ -1,20 +1,17 @@
-"""Fixed-size binary messages between processes of a job's agent that do not trust each other.
+"""Fixed-size binary messages between processes of one node that do not trust each other.
 
 A request is its number, its verb and the fields of that verb; a reply has the number of its
 request. Descriptors come with them as SCM_RIGHTS, and the socket keeps messages apart
 (SOCK_SEQPACKET). All numbers are in the machine's own order, for both ends are on it.
 
-The ends that ask have the rest, see `bootseer.agent.messages.client`.
+The ends that ask have the rest, see `bootseer.ipc.request_client`.
 
 Standard library only.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import struct
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -25,7 +22,8 @@ MAX_DESCRIPTORS = 8
 WHY_BYTES = 512
 HEAD = struct.Struct("=QI")
 REPLY = struct.Struct(f"=QIq{WHY_BYTES}s")
-MAX_BYTES = max(256, REPLY.size)
+MAX_BYTES = 1 + max(256, REPLY.size)
+"""Received at once: what is longer than a message can be is seen to be."""
 
 
 class Verbs:
@@ -89,33 +87,3 @@ class Reply:
             kind = 1 + self.ERRORS.index(type(self.error)) if known else 1
             why = str(self.error).encode(errors="backslashreplace")[:WHY_BYTES]
         return REPLY.pack(self.number, kind, self.value, why)
-
-
-def receive(end: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a message, b"" at the end, and the descriptors that came with it, for no child.
-
-    Raises:
-        OSError: the other end has gone, and has not read all that was sent.
-    """
-    message, fds, _, _ = socket.recv_fds(end, MAX_BYTES + 1, MAX_DESCRIPTORS)
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    return message, fds
-
-
-def exactly(fds: list[int], count: int) -> list[int]:
-    """Return the descriptors that came with a message, so many.
-
-    Raises:
-        Corrupt: there are more, or fewer.
-    """
-    if len(fds) != count:
-        raise errors.Corrupt(f"{len(fds)} descriptors, and not {count}, came with a message")
-    return fds
-
-
-def close_all(fds: list[int]) -> None:
-    """Close descriptors that came with a message, or went with one."""
-    for fd in fds:
-        with suppress(OSError):
-            os.close(fd)

@@ -13,8 +13,9 @@ from contextlib import suppress
 from threading import BoundedSemaphore, Thread
 from typing import Any
 
-from bootseer.agent.messages.message import Reply, Verbs, close_all, receive
 from bootseer.errors import BootseerError, Corrupt, Unavailable
+from bootseer.ipc.descriptors import close_all, receive
+from bootseer.ipc.request import MAX_BYTES, MAX_DESCRIPTORS, Reply, Verbs
 
 MAX_AT_ONCE = 64
 """Requests under way; the next are read when one of them has ended."""
@@ -48,7 +49,7 @@ class RequestServer:
         """Carry requests out until the other process has ended, or talks nonsense."""
         while True:
             try:
-                message, fds = receive(self._end)
+                message, fds = receive(self._end, MAX_BYTES, MAX_DESCRIPTORS)
             except OSError:  # it has ended, and has left a reply unread
                 return
             if not message:

@@ -1,0 +1,193 @@
+"""What may be asked for on the control socket of a job's agent: one line of JSON each way.
+
+The plugin writes some of these lines itself (spank/step.c). Prolog, epilog and importer may be
+newer or older than the agent: an operation keeps its meaning for ever, what is added to one has a
+default, and fields that are not known are ignored.
+
+Standard library only: the hook path imports it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from bootseer.errors import BootseerError, ConfigError, Corrupt, Denied, Unavailable
+from bootseer.ipc.typed_json import Messages
+
+MAX_LINE_BYTES = 256 * 1024
+MAX_URI_CHARS = 1024
+MAX_PATH_CHARS = 4096
+_MAX_WAIT_S = 3600.0
+_MAX_FINISH_S = 600.0
+
+
+class GetStatus(NamedTuple):
+    """Describe the job. Answer: `AgentStatus`."""
+
+
+class TellEvent(NamedTuple):
+    """Keep an event; the fields are those of `bootseer.core.event.Event`. Answer: `Done`.
+
+    Attributes:
+        source: taken from root only; the job's own processes are the source "step".
+    """
+
+    stage: str
+    start_ns: int
+    end_ns: int
+    source: str = "plugin"
+    status: str = "ok"
+    bytes: int = 0
+    rank: int = -1
+    detail: str = ""
+
+
+class WaitReady(NamedTuple):
+    """Wait until the job may start. Answer: `Readiness`."""
+
+    timeout_s: float
+
+    def check(self, name: str) -> None:
+        """Check the time."""
+        _check_seconds(self.timeout_s, _MAX_WAIT_S, name)
+
+
+class Finish(NamedTuple):
+    """End the agent, and publish what was recorded; only root may. Answer: `Finished`."""
+
+    timeout_s: float
+
+    def check(self, name: str) -> None:
+        """Check the time."""
+        _check_seconds(self.timeout_s, _MAX_FINISH_S, name)
+
+
+class RunEnvironment(NamedTuple):
+    """Have a worker carry out one `env run`, which goes on on this connection. No answer."""
+
+
+class ServeImage(NamedTuple):
+    """Serve an image from the store. Answer: `ImagePath`."""
+
+    image: str
+
+    def check(self, name: str) -> None:
+        """Check the text."""
+        _check_text(self.image, MAX_URI_CHARS, f"{name}: image")
+
+
+class KeepImport(NamedTuple):
+    """Put an image that was imported into the store, from its file. Answer: `Kept`."""
+
+    image: str
+    path: str
+
+    def check(self, name: str) -> None:
+        """Check the texts."""
+        _check_text(self.image, MAX_URI_CHARS, f"{name}: image")
+        _check_text(self.path, MAX_PATH_CHARS, f"{name}: path")
+
+
+Request = GetStatus | TellEvent | WaitReady | Finish | RunEnvironment | ServeImage | KeepImport
+REQUESTS: Messages[Request] = Messages(
+    "request",
+    {
+        "status": GetStatus,
+        "event": TellEvent,
+        "wait": WaitReady,
+        "finish": Finish,
+        "env": RunEnvironment,
+        "serve": ServeImage,
+        "keep": KeepImport,
+    },
+)
+
+
+class Done(NamedTuple):
+    """It is done."""
+
+    ok: bool = True
+
+
+class Readiness(NamedTuple):
+    """Whether the job may start, and a line for people."""
+
+    ready: bool
+    detail: str = ""
+
+
+class Finished(NamedTuple):
+    """Whether what was recorded is in the store, and a line for people."""
+
+    published: bool
+    detail: str = ""
+
+
+class ImagePath(NamedTuple):
+    """Path under which an image can be read."""
+
+    path: str
+
+
+class Kept(NamedTuple):
+    """Whether an image is on its way into the store: the file's name is not needed any more."""
+
+    kept: bool
+
+
+class AgentStatus(NamedTuple):
+    """A job on this node, as `bootseer status --json` prints it.
+
+    Attributes:
+        job: the fields of `bootseer.agent.node.job.Job`; an agent that is older has others.
+        state: "warming", "ready" or "finishing".
+        detail: a line for people.
+        window_open: whether the start is being recorded.
+        images: that are read ahead or recorded.
+        checkpoint: whether it can be read.
+        events: how many there are so far.
+        errors: how many were unexpected.
+    """
+
+    job: dict[str, Any]
+    state: str
+    detail: str
+    window_open: bool
+    images: list[dict[str, Any]]
+    checkpoint: bool
+    events: int
+    errors: int
+
+
+Answer = Done | Readiness | Finished | ImagePath | Kept | AgentStatus
+
+
+class Refusal(NamedTuple):
+    """Why a request was not carried out.
+
+    Attributes:
+        error: for people.
+        kind: name of the error's class.
+    """
+
+    error: str
+    kind: str = ""
+
+    def exception(self) -> BootseerError:
+        """Return the error to raise; classes that say nothing to who asks are Unavailable."""
+        return _KINDS.get(self.kind, Unavailable)(f"the agent refused: {self.error}")
+
+
+_KINDS: dict[str, type[BootseerError]] = {
+    kind.__name__: kind for kind in (ConfigError, Corrupt, Denied)
+}
+
+
+def _check_seconds(value: float, maximum: float, name: str) -> None:
+    if not 0 <= value <= maximum:
+        raise Corrupt(f"{name}: timeout_s is not a number from 0 to {maximum:g}")
+
+
+def _check_text(value: str, maximum: int, name: str) -> None:
+    if not 0 < len(value) <= maximum or not value.isprintable():
+        raise Corrupt(f"{name} is not a text of up to {maximum} printable characters")

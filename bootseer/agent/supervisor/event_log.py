@@ -1,0 +1,76 @@
+"""The events of a job on this node: told by the agent, its workers, hooks and the job itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from typing import Any
+
+from bootseer.agent.supervisor import spool
+from bootseer.core.event import FALLBACK, Event, from_json, one_line
+from bootseer.errors import Corrupt, Unavailable
+
+MAX_EVENTS = 5000
+MAX_TOLD_BYTES = 1024 * 1024
+"""Of the events that the job's own processes tell: they take up memory, here and in /run."""
+_LEAST_TOLD_BYTES = 300
+"""What the shortest counts for, so that they leave room for the agent's own in MAX_EVENTS."""
+_WARMING = ("hotset.read", "checkpoint.prefetch")
+
+
+class EventLog:
+    """Events in memory, and in a file of the job's folder, should the agent die."""
+
+    def __init__(self, path: str) -> None:
+        """Begin with none.
+
+        Args:
+            path: of the file.
+        """
+        self._path = path
+        self._events: list[Event] = []
+        self._told_bytes = 0
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._events)
+
+    def recover(self) -> None:
+        """Take over what an agent that has died has left in the file."""
+        with suppress(OSError), open(self._path, "rb") as file:
+            for line in file:
+                with suppress(ValueError, RecursionError, Corrupt):  # cut short by a full disk
+                    self._events.append(from_json(json.loads(line), "events.jsonl"))
+
+    def note(self, event: Event) -> None:
+        """Keep an event."""
+        if len(self._events) < MAX_EVENTS:
+            self._events.append(event)
+            with suppress(OSError):  # /run is full: it is in memory
+                spool.append_event(self._path, json.dumps(event.document()))
+
+    def note_told(self, event: Event) -> None:
+        """Keep an event that a process of the job has told.
+
+        Raises:
+            Unavailable: the job has told as much as is kept.
+        """
+        self._told_bytes += max(len(json.dumps(event.document())), _LEAST_TOLD_BYTES)
+        if self._told_bytes > MAX_TOLD_BYTES:
+            raise Unavailable("this job has told more events than are kept")
+        self.note(event)
+
+    def fall_back(self, stage: str, detail: str) -> None:
+        """Keep that a stage could not be done, and why."""
+        now = time.time_ns()
+        self.note(Event(stage, now, now, "agent", FALLBACK, detail=one_line(detail)))
+
+    def kind(self) -> str:
+        """Say "warm" if something was read ahead, and "cold" otherwise."""
+        known = any(e.stage in _WARMING and e.bytes for e in self._events)
+        return "warm" if known else "cold"
+
+    def documents(self) -> list[dict[str, Any]]:
+        """Return all events as what JSON can carry."""
+        return [event.document() for event in self._events]

@@ -1,0 +1,137 @@
+"""The end of a job on this node: a worker puts what was recorded into the user's store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from bootseer.agent.messages.broker import Role
+from bootseer.agent.messages.worker import (
+    EventsWanted,
+    Published,
+    PublishEvents,
+    PublishRecording,
+    StageEnded,
+)
+from bootseer.agent.supervisor import spool
+from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
+from bootseer.agent.supervisor.context import JobContext
+from bootseer.agent.supervisor.image_record import JobImage
+from bootseer.agent.supervisor.worker_process import Worker, start
+from bootseer.core.event import Event, one_line
+from bootseer.errors import BootseerError, Closed
+from bootseer.ipc.channel import unexpected
+
+_TIDY_S = 0.5
+"""What a worker gets to clear old runs away, once it has published."""
+
+
+async def publish(
+    context: JobContext,
+    images: Sequence[JobImage],
+    checkpoint: MountedCheckpoint | None,
+    timeout_s: float,
+    began_ns: int = 0,
+) -> tuple[bool, str]:
+    """Have a worker publish the recording; events that do not arrive wait in the spool.
+
+    Args:
+        context: of the job.
+        images: that were recorded.
+        checkpoint: that was recorded.
+        timeout_s: for all of it.
+        began_ns: when the epilog began, nanoseconds since the epoch; 0 if there is none.
+
+    Returns:
+        Whether the events of this run have arrived, and a line for people.
+    """
+    events, cache_dir, uid = context.events, context.config.node.cache_dir, context.job.uid
+    kind = events.kind()
+    waiting: list[spool.Waiting] = []
+    with suppress(BootseerError, OSError):  # said below, where it matters
+        waiting = spool.read_waiting(cache_dir, uid)
+    published = Published(False, f"not within {timeout_s:.1f} s", [])
+    recording = PublishRecording(
+        kind,
+        [image.recorded() for image in images if image.is_used],
+        checkpoint.reads if checkpoint is not None else [],
+        checkpoint.ahead if checkpoint is not None else [],
+    )
+    with trio.move_on_after(timeout_s):
+        try:
+            published = await _publish_by_worker(context, recording, waiting, began_ns)
+        except (BootseerError, OSError) as error:
+            published = Published(False, str(error), [])
+    detail = one_line(published.detail)
+    if published.ok:
+        for number, (path, _) in enumerate(waiting):
+            if number not in published.left:
+                with suppress(OSError):  # the disk is read-only: it is published once more
+                    path.unlink(missing_ok=True)
+    else:
+        events.fall_back("publish", detail)
+        try:
+            spool.put(cache_dir, uid, _run_document(context, kind))
+        except (BootseerError, OSError) as error:
+            detail += f"; and cannot be kept: {error}"
+    return published.ok, detail
+
+
+async def _publish_by_worker(
+    context: JobContext,
+    recording: PublishRecording,
+    waiting: Sequence[spool.Waiting],
+    began_ns: int,
+) -> Published:
+    """Have a worker publish this run and those that have waited."""
+    worker = await start(context.broker, Role.PUBLISH)
+    try:
+        await worker.send_task(context.job, context.config)
+        await worker.channel.send(recording)
+        return await _handle_messages(context, worker, recording.kind, waiting, began_ns)
+    finally:
+        with trio.CancelScope(shield=True):
+            await worker.end()
+
+
+async def _handle_messages(
+    context: JobContext,
+    worker: Worker,
+    kind: str,
+    waiting: Sequence[spool.Waiting],
+    began_ns: int,
+) -> Published:
+    while True:
+        match message := await worker.channel.receive_only():
+            case StageEnded():
+                context.events.note(message.event)
+            case EventsWanted():
+                if began_ns:
+                    context.events.note(Event("epilog", began_ns, time.time_ns(), "epilog"))
+                run = _run_document(context, kind)
+                await worker.channel.send(PublishEvents(run, [each for _, each in waiting]))
+            case Published():
+                # Now it clears old runs away, if there is time for that.
+                with trio.move_on_after(_TIDY_S, shield=True), suppress(Closed):
+                    await worker.channel.receive_only()
+                return message
+            case _:
+                raise unexpected(message)
+
+
+def _run_document(context: JobContext, kind: str) -> dict[str, Any]:
+    """Describe this run as `bootseer.startup.collect.NodeRun` reads it."""
+    job = context.job
+    return {
+        "run": job.run,
+        "job": job.job_id,
+        "key": job.key,
+        "node": job.node,
+        "kind": kind,
+        "started_ns": job.started_ns,
+        "events": context.events.documents(),
+    }

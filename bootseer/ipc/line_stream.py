@@ -1,0 +1,102 @@
+"""A stream of lines, and of descriptors that come with them.
+
+Descriptors may arrive with the line before theirs: this is for ends that take turns.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import trio
+
+from bootseer.errors import Closed, Corrupt
+from bootseer.ipc.descriptors import close_all, received
+
+
+class LineStream:
+    """One end of a stream; any number of tasks send, and one at a time receives."""
+
+    def __init__(
+        self, end: trio.socket.SocketType, name: str, max_line_bytes: int, max_fds: int = 0
+    ) -> None:
+        """Take over a socket.
+
+        Args:
+            end: of the kind SOCK_STREAM.
+            name: of the other end, for errors.
+            max_line_bytes, max_fds: of what is received at once.
+        """
+        self._socket = end
+        self._name = name
+        self._max_line_bytes = max_line_bytes
+        self._max_fds = max_fds
+        self._rest = bytearray()
+        self._sending = trio.Lock()  # of a line; that waits only for its reader
+
+    async def send(self, line: bytes) -> None:
+        """Send a line; ``line`` is without its end.
+
+        Raises:
+            Closed: the other end is gone.
+
+        Cancellation: it is sent or not; half of one ends the conversation.
+        """
+        data = memoryview(line + b"\n")
+        async with self._sending:
+            left = data
+            try:
+                while left:
+                    left = left[await self._socket.send(left) :]
+            except (OSError, trio.ClosedResourceError) as error:
+                raise self._closed() from error
+            finally:
+                if 0 < len(left) < len(data):
+                    self.close()
+
+    async def receive(self) -> tuple[bytes, list[int]]:
+        """Receive a line, and the descriptors that came with it; the caller closes them.
+
+        Raises:
+            Closed: the other end is gone.
+            Corrupt: there is more at once than is taken.
+        """
+        fds: list[int] = []
+        try:
+            while b"\n" not in self._rest:
+                data, more = await self._receive_some()
+                fds += more
+                self._rest += data
+                if not data:
+                    raise self._closed()
+                if len(self._rest) > self._max_line_bytes or len(fds) > self._max_fds:
+                    raise Corrupt(f"a message of {self._name} is too long")
+        except BaseException:
+            close_all(fds)
+            raise
+        line, _, self._rest = self._rest.partition(b"\n")
+        return bytes(line), fds
+
+    async def closed(self) -> None:
+        """Wait until the other end is gone, while nothing is expected from it."""
+        try:
+            if await self._socket.recv(1, socket.MSG_PEEK):
+                await trio.sleep_forever()  # the next to receive is told of it
+        except (OSError, trio.ClosedResourceError):
+            return
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _closed(self) -> Closed:
+        return Closed(f"{self._name} has closed the connection")
+
+    async def _receive_some(self) -> tuple[bytes, list[int]]:
+        space = socket.CMSG_SPACE(4 * self._max_fds)
+        try:
+            data, ancillary, _, _ = await self._socket.recvmsg(
+                1 << 20, space, socket.MSG_CMSG_CLOEXEC
+            )
+        except (OSError, trio.ClosedResourceError) as error:
+            raise self._closed() from error
+        return data, received(ancillary)

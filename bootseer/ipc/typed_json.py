@@ -1,0 +1,234 @@
+"""Typed messages as JSON: each is a NamedTuple, and every field is checked on receipt.
+
+A message is an object: its operation under "op", and its fields by name. Fields that a receiver
+does not know are ignored, and those that are missing have their defaults, so a process may be newer
+or older than the other one. NamedTuples inside of a message are lists of their fields, dataclasses
+are objects.
+
+Standard library only, and no module of it that takes long to import: hooks use this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from bootseer.errors import Corrupt
+
+M = TypeVar("M")
+Read = Callable[[Any], Any]
+"""Returns a decoded JSON value as the type that a field has; raises ValueError if it is not."""
+
+_LIMIT = 2**63
+
+
+class Messages(Generic[M]):
+    """The messages that one process sends another, by their operations."""
+
+    def __init__(self, name: str, kinds: Mapping[str, type[Any]]) -> None:
+        """Name them.
+
+        Args:
+            name: what each is, for errors: "message from the worker".
+            kinds: the class of each operation. A class may have a method ``check``, which raises
+                Corrupt for values that are of the right type and still not acceptable.
+        """
+        self.name = name
+        self._kinds = dict(kinds)
+        self._operations = {kind: operation for operation, kind in self._kinds.items()}
+
+    @classmethod
+    def by_union(cls, name: str, union: Any) -> Messages[M]:
+        """Name each class of a union by itself."""
+        return cls(name, {kind.__name__: kind for kind in get_args(union)})
+
+    def encode(self, message: M) -> bytes:
+        """Encode a message; there is no line break in it."""
+        return encode(message, op=self._operations[type(message)])
+
+    def decode(self, data: bytes | bytearray) -> M:
+        """Decode a message and check it.
+
+        Raises:
+            Corrupt: it is none.
+        """
+        document = read_object(data, self.name)
+        operation = document.get("op")
+        kind = self._kinds.get(operation) if isinstance(operation, str) else None
+        if kind is None:
+            raise Corrupt(f"{self.name}: unknown operation {operation!r:.100}")
+        message: M = from_object(document, kind, self.name)
+        return message
+
+
+def encode(message: Any, **more: object) -> bytes:
+    """Encode a NamedTuple as an object, with more fields; there is no line break in it."""
+    document = {**more, **message._asdict()}
+    return json.dumps(document, separators=(",", ":"), default=_fields).encode()
+
+
+def read_object(data: bytes | bytearray, name: str) -> dict[str, Any]:
+    """Decode a JSON object whose fields are not checked yet.
+
+    Raises:
+        Corrupt: it is none.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{name}: not JSON") from error
+    if not isinstance(document, dict):
+        raise Corrupt(f"{name}: not a JSON object")
+    return document
+
+
+def from_object(document: dict[str, Any], kind: type[M], name: str) -> M:
+    """Make a NamedTuple or dataclass of a decoded object, and check it.
+
+    Args:
+        document: the object.
+        kind: the class.
+        name: of the message, for errors.
+
+    Raises:
+        Corrupt: a field is missing or not acceptable.
+    """
+    values = {}
+    for field, read in _readers(kind).items():
+        if field in document:
+            try:
+                values[field] = read(document[field])
+            except (ValueError, TypeError) as error:
+                raise Corrupt(f"{name}: field {field!r} is not acceptable") from error
+    try:
+        return _checked(kind(**values), name)
+    except TypeError as error:
+        raise Corrupt(f"{name}: {error}") from error
+
+
+def _checked(message: M, name: str) -> M:
+    check = getattr(message, "check", None)
+    if check is not None:
+        check(name)
+    return message
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+_known: dict[type[Any], dict[str, Read]] = {}
+
+
+def _readers(kind: type[Any]) -> dict[str, Read]:
+    if kind not in _known:
+        hints = get_type_hints(kind)
+        names = kind._fields if hasattr(kind, "_fields") else tuple(kind.__dataclass_fields__)
+        _known[kind] = {name: _reader(hints[name]) for name in names}
+    return _known[kind]
+
+
+def _reader(hint: Any) -> Read:
+    """Return what reads a value of a type."""
+    if hint is Any:
+        return lambda value: value
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is list:
+        return _list_reader(inner[0])
+    if origin is tuple:
+        return _tuple_reader(inner)
+    if origin is dict:
+        return _dict_reader(inner[1])
+    if origin is not None:
+        return _union_reader(inner)
+    if hasattr(hint, "_fields"):
+        return _row_reader(hint)
+    if hasattr(hint, "__dataclass_fields__"):
+        return lambda value: from_object(_is(dict, value), hint, hint.__name__)
+    return _SCALARS[hint]
+
+
+def _is(kind: type[Any], value: Any) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"not a {kind.__name__}")
+    return value
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int or not -_LIMIT <= value < _LIMIT:
+        raise ValueError("not a whole number of 64 bits")
+    return value
+
+
+def _float(value: Any) -> float:
+    if type(value) is int:
+        return float(_int(value))
+    if type(value) is not float or not abs(value) < float("inf"):
+        raise ValueError("not a number")
+    return value
+
+
+_SCALARS: dict[Any, Read] = {
+    int: _int,
+    float: _float,
+    bool: lambda value: _is(bool, value),
+    str: lambda value: _is(str, value),
+    type(None): lambda value: _is(type(None), value),
+}
+
+
+def _list_reader(inner: Any) -> Read:
+    read = _reader(inner)
+    return lambda value: [read(item) for item in _is(list, value)]
+
+
+def _tuple_reader(inner: tuple[Any, ...]) -> Read:
+    if inner[-1] is Ellipsis:
+        read = _reader(inner[0])
+        return lambda value: tuple([read(item) for item in _is(list, value)])
+    reads = [_reader(each) for each in inner]
+    return lambda value: tuple(_row(value, reads))
+
+
+def _row_reader(kind: Any) -> Read:
+    """Return what reads a NamedTuple inside of a message."""
+    reads = list(_readers(kind).values())
+    if all(read is _int for read in reads) and not hasattr(
+        kind, "check"
+    ):  # there may be a hundred thousand of them
+        return lambda value: kind._make(_integers(value, len(reads)))
+    return lambda value: _checked(kind._make(_row(value, reads)), kind.__name__)
+
+
+def _row(value: Any, reads: list[Read]) -> list[Any]:
+    if len(_is(list, value)) != len(reads):
+        raise ValueError("of another length")
+    return [read(value[at]) for at, read in enumerate(reads)]
+
+
+def _integers(value: Any, count: int) -> list[int]:
+    if len(_is(list, value)) != count:
+        raise ValueError("of another length")
+    for number in value:
+        _int(number)
+    return list(value)
+
+
+def _dict_reader(inner: Any) -> Read:
+    read = _reader(inner)
+    return lambda value: {key: read(item) for key, item in _is(dict, value).items()}
+
+
+def _union_reader(inner: tuple[Any, ...]) -> Read:
+    reads = [_reader(each) for each in inner]
+
+    def read_first(value: Any) -> Any:
+        for read in reads:
+            try:
+                return read(value)
+            except ValueError:
+                continue
+        raise ValueError("of none of the types")
+
+    return read_first

@@ -19,14 +19,17 @@ from bootseer.cli.env.env import env
 from bootseer.core.event import StageReport
 from bootseer.env.capture import capture
 from bootseer.env.capture.upload import Provenance, publish_snapshot
+from bootseer.env.client.command_key import keys_of
 from bootseer.env.client.inputs.digest import file_digest
 from bootseer.env.client.key import KeyFacts
-from bootseer.env.client.run import RunOptions, keys_of, run
+from bootseer.env.client.messages import Hello
+from bootseer.env.client.options import RunOptions
+from bootseer.env.client.run import run
 from bootseer.env.client.scan import scan
 from bootseer.env.client.target_lock import LockedTargets
 from bootseer.env.restore.atomic import RestoreTarget, restore
-from bootseer.env.server.connection import HELLO, Connection
-from bootseer.env.server.request import SessionContext
+from bootseer.env.server.connection import Connection
+from bootseer.env.server.context import SessionContext
 from bootseer.env.server.session import serve
 from bootseer.env.snapshot import frames, index, repository, tar_stream
 from bootseer.env.snapshot.index import BLOCK_BYTES, ContentPlace
@@ -284,14 +287,14 @@ class Lab:
     Attributes:
         store: of all.
         stages: names of stages, with what was said of them.
-        hands: of root.
+        mounter: mounts snapshots, None for nobody.
         counts: a file to which commands add a line each time they run.
     """
 
     def __init__(self, folder):
         self.store = MemoryStore()
         self.stages = []
-        self.hands = None
+        self.mounter = None
         self.counts = folder / "counts"
         self.scratch = folder / "scratch"
         self.scratch.mkdir(exist_ok=True)
@@ -315,7 +318,7 @@ class Lab:
             shared=(),
             scratch=str(self.scratch),
             stage=self.stage,
-            hands=self.hands,
+            mounter=self.mounter,
             keep_days=0,
             quota_bytes=0,
         )
@@ -340,7 +343,7 @@ class Lab:
         """Have the store's side of a conversation."""
         talk = Connection(end)
         try:
-            await talk.send(HELLO)
+            await talk.send(Hello(locks=True))
             await serve(talk, context or self.context())
         finally:
             talk.close()
@@ -364,13 +367,13 @@ class Lab:
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    monkeypatch.setattr("bootseer.env.client.run.gather", facts)
+    monkeypatch.setattr("bootseer.env.client.command_key.gather", facts)
     monkeypatch.setattr("bootseer.env.server.session._POLL_S", 0.01)
     # Only a main thread may set handlers.
     quiet = SimpleNamespace(
         signal=lambda *_: None, getsignal=lambda _: None, SIG_IGN=1, SIGTERM=15, SIGHUP=1, SIGINT=2
     )
-    monkeypatch.setattr("bootseer.env.client.run.signal", quiet)
+    monkeypatch.setattr("bootseer.env.client.command.signal", quiet)
     # As on nodes of their own, that have the same target each.
     monkeypatch.setattr(
         "bootseer.env.client.run.locked", lambda *_, **__: nullcontext(LockedTargets([], ""))

@@ -10,7 +10,8 @@ import trio
 from bootseer.cli.env.env import env
 from bootseer.cli.env.options import complete, complete_name
 from bootseer.env.client import key as env_key
-from bootseer.env.client.run import RunOptions, keys_of
+from bootseer.env.client.command_key import keys_of
+from bootseer.env.client.options import RunOptions
 from bootseer.env.snapshot import repository
 from bootseer.errors import ConfigError, Conflict, Corrupt, NotFound
 from bootseer.image.library import catalog as images

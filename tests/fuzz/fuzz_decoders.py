@@ -9,4 +9,5 @@ from fuzz_images import IMAGES
 from fuzz_messages import MESSAGES
 from fuzz_tables import TABLES
 
-DECODERS = {decoder.name: decoder for decoder in (*TABLES, *DOCUMENTS, *IMAGES, *MESSAGES)}
+ALL = (*TABLES, *DOCUMENTS, *IMAGES, *MESSAGES)
+DECODERS = {decoder.name: decoder for decoder in ALL}

@@ -14,7 +14,7 @@ from bootseer.checkpoint.admin import resumable_file
 from bootseer.core import access_log, event, plan
 from bootseer.core.fields import open_document
 from bootseer.core.ranges import ByteRange
-from bootseer.env.client import key
+from bootseer.env.client import key, messages
 from bootseer.env.server.request import read_request
 from bootseer.env.snapshot import manifest, repository
 from bootseer.errors import ConfigError, Corrupt, NotFound
@@ -124,24 +124,22 @@ def run_snapshot(data):
         assert isinstance(path, bytes)
 
 
-def _wish():
+def _request():
     listed = key.to_document(parts())
-    return {"targets": ["/venv"], "names": ["venv"], "mode": "auto", "environ": {"TMPDIR": "/tmp"},
-            "key": listed, "as_empty": listed, "read_only": False, "refresh": True,
-            "captures": True, "waits": False, "wait_s": 5}  # fmt: skip
+    return {"op": "env", "targets": ["/venv"], "names": ["venv"], "mode": "auto",
+            "environ": {"TMPDIR": "/tmp"}, "key": listed, "as_empty": listed, "read_only": False,
+            "refresh": True, "captures": True, "waits": False, "wait_s": 5}  # fmt: skip
 
 
-@cache
-def _folder():
-    return os.open("/", os.O_RDONLY)
-
-
-def run_wish(data):
-    _, document = sealed_key(data, "key", "as_empty")
-    if isinstance(document, dict):
-        targets = document.get("targets")
-        count = len(targets) if isinstance(targets, list) else 1
-        assert read_request(document, [_folder()] * 2 * count).key
+def run_request(data):
+    sealed, _ = sealed_key(data, "key", "as_empty")
+    message = messages.decode(sealed, messages.FROM_CLIENT)
+    if isinstance(message, messages.Request):
+        folder = os.open("/", os.O_RDONLY)
+        try:
+            assert read_request(message, [folder] * 2 * len(message.targets)).key
+        finally:
+            os.close(folder)
 
 
 def run_document(data):
@@ -223,7 +221,7 @@ DOCUMENTS = [
     documents("event", lambda: [_event()], run_event),
     documents("key", lambda: [key.to_document(parts())], run_key),
     documents("snapshot", lambda: [_snapshot().encode()], run_snapshot),
-    documents("request", lambda: [_wish()], run_wish),
+    documents("env_request", lambda: [_request()], run_request),
     documents("claim", lambda: [{"format": "bootseer env claim", "version": 1, "who": "a",
                                  "token": "b", "until_ns": 3}], run_document),
     documents("catalog", lambda: [key.to_document(parts()), {"mount_s": 3, "unpack_s": 5.5}],

@@ -8,6 +8,7 @@ from functools import partial
 
 import trio
 from fuzz_base import Decoder
+from fuzz_documents import parts
 from fuzz_tables import image_manifest
 
 from bootseer.agent.messages import broker, control, lender, worker
@@ -17,6 +18,7 @@ from bootseer.core.access_log import AccessedFile
 from bootseer.core.event import Event
 from bootseer.core.ranges import ByteRange
 from bootseer.core.speed import Speed
+from bootseer.env.client import messages
 from bootseer.env.server.connection import Connection
 from bootseer.errors import Closed, Corrupt, NotFound
 from bootseer.image.hot.holdout import HeldOutPiece
@@ -49,12 +51,45 @@ async def _talk(data):
             while True:
                 message, fds = await talk.receive()
                 count += 1
-                assert isinstance(message, dict) and not fds
+                assert messages.decode(messages.encode(message), messages.FROM_CLIENT) == message
+                assert not fds
         except Closed:
             if not count:
                 raise
         finally:
             talk.close()
+
+
+def _asked():
+    """The messages of a client, one after the other."""
+    request = messages.Request(
+        key=parts(), as_empty=parts(), targets=("/venv",), names=("venv",), mode="auto",
+        read_only=False, refresh=True, captures=True, waits=False, wait_s=5,
+        environ={"TMPDIR": "/tmp"}, stays=True,
+    )  # fmt: skip
+    ended = messages.CommandEnded(0, 5, ("A",), ("/f",))
+    return [b"".join(map(messages.encode, (messages.Locks(), request, ended)))]
+
+
+def _answers():
+    return [
+        messages.encode(message)
+        for message in (
+            messages.Hello(locks=True, image="sha256:12"),
+            messages.Refused("too many"),
+            messages.Notice("waiting"),
+            messages.KeepWaiting(),
+            messages.Progress(5, 7),
+            messages.Restored("mounted", "ab", 1, 2, 3, 0.5),
+            messages.RunCommand(why="", key="ab"),
+            messages.CaptureDone(key="ab", files=1, bytes=2, findings=3),
+        )
+    ]
+
+
+def _run_answer(data):
+    message = messages.decode(data, messages.FROM_SERVER)
+    assert messages.decode(messages.encode(message), messages.FROM_SERVER) == message
 
 
 async def _channel(take, data):
@@ -198,7 +233,8 @@ def _replies():
 
 GONE = (Corrupt, Closed)
 MESSAGES = [
-    Decoder("talk", lambda: [b'{"a":[1]}\n{"b":{}}\n'], partial(trio.run, _talk), GONE),
+    Decoder("talk", _asked, partial(trio.run, _talk), GONE),
+    Decoder("answer", _answers, _run_answer),
     Decoder(
         "from-worker",
         lambda: _framed(worker.FROM_WORKER, FROM_WORKER),

@@ -22,6 +22,10 @@ def decoder(request):
     return fuzz_decoders.DECODERS[request.param]
 
 
+def test_each_has_a_name_of_its_own():
+    assert len(fuzz_decoders.DECODERS) == len(fuzz_decoders.ALL)
+
+
 def test_what_is_good_is_accepted(decoder):
     seeds = decoder.seeds()
     assert seeds

@@ -1,4 +1,4 @@
-"""Carry one `bootseer env run` through, which talks on a socket of its own."""
+"""Serve one `bootseer env run`, which has a socket of its own."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Sequence
 
 from bootseer.agent.messages.worker import MountSnapshot, ServeConnection, SnapshotMounted
 from bootseer.agent.workers.base import Task, owner_of
-from bootseer.env.server.connection import HELLO, Connection
-from bootseer.env.server.request import make_context
+from bootseer.env.client.messages import Hello
+from bootseer.env.server.connection import Connection
+from bootseer.env.server.context import make_context
 from bootseer.env.server.session import serve
 from bootseer.errors import Unavailable
 from bootseer.ipc.channel import unexpected
 from bootseer.ipc.descriptors import exactly
 
 
-class AgentPrivileges:
-    """Root's side, by way of the agent."""
+class AgentMounter:
+    """Has the agent mount snapshots."""
 
     def __init__(self, task: Task) -> None:
         """Ask through a task's channel."""
         self._task = task
 
     async def mount(self, key: str, folders: Sequence[int], read_only: bool) -> None:
-        """Have a snapshot mounted; see `bootseer.env.server.request.PrivilegedOperations`."""
+        """Have a snapshot mounted; see `bootseer.env.server.context.SnapshotMounter`."""
         channel = self._task.channel
         await channel.send(MountSnapshot(key, read_only), folders)
         answer = await channel.receive_only()
@@ -34,14 +35,21 @@ class AgentPrivileges:
 
 
 async def run(task: Task) -> None:
-    """Serve the one conversation whose socket the agent hands over."""
+    """Serve the one `env run` whose socket the agent hands over."""
     message, fds = await task.channel.receive()
     if not isinstance(message, ServeConnection):
         raise unexpected(message)
     (fd,) = exactly(fds, 1)
     job = task.job
     connection = Connection(socket.socket(fileno=fd))
-    await connection.send({**HELLO, "image": message.image})
-    hands = AgentPrivileges(task)
-    here = (owner_of(job), job.node, job.nodes, task.stage, hands, task.mksquashfs)
-    await serve(connection, make_context(task.config, *here))
+    await connection.send(Hello(locks=True, image=message.image))
+    context = make_context(
+        task.config,
+        owner_of(job),
+        job.node,
+        job.nodes,
+        task.stage,
+        AgentMounter(task),
+        task.mksquashfs,
+    )
+    await serve(connection, context)

@@ -15,20 +15,19 @@ from bootseer.cli.env.options import (
     as_json_option,
     counts,
     document_of,
-    key_options,
+    install_command,
     quiet_option,
     say_deltas,
-    targets_option,
     with_env_store,
-    words,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bootseer.env.admin.drift import DriftResult
+    from bootseer.env.client.command_key import Keys
     from bootseer.env.client.key import KeyPart
-    from bootseer.env.client.run import Keys, RunOptions
+    from bootseer.env.client.options import RunOptions
     from bootseer.store.api.base import Store
 
 _PASS_ON = {"ignore_unknown_options": True}
@@ -42,18 +41,13 @@ Examples:
   bootseer env key --json --target /tmp/env -- pip install --target /tmp/env . > env.json
 """,
 )
-@targets_option
-@key_options
+@install_command(runs=False)
 @click.option("-v", "--verbose", is_flag=True, help="Say why each part is one.")
 @as_json_option
-@words
 def key(
-    targets: tuple[str, ...],
-    extra: tuple[str, ...],
-    files: tuple[str, ...],
+    run_options: RunOptions,
     verbose: bool,
     as_json: bool,
-    command: tuple[str, ...],
 ) -> None:
     """Show the key of an install command and what goes into it.
 
@@ -63,7 +57,7 @@ def key(
     from bootseer.cli import runner
     from bootseer.env.client import key as env_key
 
-    run_options = _asked(targets, extra, files, command)
+    run_options = _with_absolute_targets(run_options)
     parts = _warned(run_options, _keys_now(run_options)).parts
     if as_json:
         document = env_key.to_document(parts) | {"targets": list(run_options.targets)}
@@ -83,16 +77,11 @@ Example:
   bootseer env why --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
 """,
 )
-@targets_option
-@key_options
+@install_command(runs=False)
 @as_json_option
-@words
 def why(
-    targets: tuple[str, ...],
-    extra: tuple[str, ...],
-    files: tuple[str, ...],
+    run_options: RunOptions,
     as_json: bool,
-    command: tuple[str, ...],
 ) -> None:
     """Say what has changed since an install command's last run.
 
@@ -104,7 +93,7 @@ def why(
     from bootseer.env.snapshot import repository
     from bootseer.errors import NotFound
 
-    run_options = _asked(targets, extra, files, command)
+    run_options = _with_absolute_targets(run_options)
     keys = _warned(run_options, _keys_now(run_options))
 
     async def read(store: Store) -> tuple[Sequence[KeyPart] | None, dict[str, bool]]:
@@ -152,20 +141,15 @@ Example:
   bootseer env drift --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
 """,
 )
-@targets_option
-@key_options
+@install_command(runs=False)
 @click.option("-l", "--long", "is_long", is_flag=True, help="Name every file.")
 @quiet_option
 @as_json_option
-@words
 def drift(
-    targets: tuple[str, ...],
-    extra: tuple[str, ...],
-    files: tuple[str, ...],
+    run_options: RunOptions,
     is_long: bool,
     quiet: bool,
     as_json: bool,
-    command: tuple[str, ...],
 ) -> None:
     """Run an install command aside, and compare with what was kept.
 
@@ -173,29 +157,20 @@ def drift(
     That takes root's rights or user namespaces. Times do not count. The exit code is 0 if all is as
     it was, 1 if not. What the command prints goes to standard error.
     """
-    show_drift(targets, extra, files, command, is_long=is_long, quiet=quiet, as_json=as_json)
+    show_drift(run_options, is_long=is_long, quiet=quiet, as_json=as_json)
 
 
 COMMANDS = (key, why, drift)
 
 
-def show_drift(
-    targets: Sequence[str],
-    extra: Sequence[str],
-    files: Sequence[str],
-    command: Sequence[str],
-    *,
-    is_long: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+def show_drift(run_options: RunOptions, *, is_long: bool, quiet: bool, as_json: bool) -> None:
     """Do what ``bootseer env drift`` does; ends the program if something is another now."""
     from bootseer import config as settings
     from bootseer.cli import runner
     from bootseer.env.admin.drift import drift as compare
     from bootseer.env.snapshot.group_store import shared_stores
 
-    run_options = _asked(targets, extra, files, command)
+    run_options = _with_absolute_targets(run_options)
     image = _image_here()
     config = settings.load()
 
@@ -254,29 +229,26 @@ async def _is_there(store: Store, key: str) -> bool:
     return True
 
 
-def _asked(
-    targets: Sequence[str], extra: Sequence[str], files: Sequence[str], command: Sequence[str]
-) -> RunOptions:
-    """Return what is asked for, with absolute targets."""
-    from bootseer.env.client.run import RunOptions
+def _with_absolute_targets(run_options: RunOptions) -> RunOptions:
     from bootseer.errors import ConfigError
 
-    paths = [os.path.abspath(target) for target in targets]
+    paths = [os.path.abspath(target) for target in run_options.targets]
     if "/" in paths:
         raise ConfigError("--target / is no place for an environment")
-    return RunOptions(command=command, targets=paths, extra=extra, key_files=files)
+    return run_options._replace(targets=paths)
 
 
 def _keys_now(run_options: RunOptions) -> Keys:
     """Return the parts of the key that a command has here and now."""
-    from bootseer.env.client.run import keys_of
+    from bootseer.env.client.command_key import keys_of
 
     return keys_of(run_options, run_options.targets, os.environ, os.getcwd(), _image_here())
 
 
 def _warned(run_options: RunOptions, keys: Keys) -> Keys:
     """Say what is wrong with a key."""
-    from bootseer.env.client.run import tell, warnings
+    from bootseer.env.client.command_key import warnings
+    from bootseer.env.client.terminal import tell
 
     for line in warnings(run_options.targets, keys, os.environ):
         tell(line)
@@ -285,7 +257,7 @@ def _warned(run_options: RunOptions, keys: Keys) -> Keys:
 
 def _image_here() -> str:
     """Return the digest of the image that this is in, as the agent of a job knows it."""
-    from bootseer.env.client.run import image_around
+    from bootseer.env.client.connection import ask_agent_for_image
 
     path = os.environ.get("BOOTSEER_SOCKET", "")
-    return image_around(path) if path else ""
+    return ask_agent_for_image(path) if path else ""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timezone
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from bootseer.env.client.options import MAX_WAIT_S, MODES, OPTIONS, Option, RunOptions
 from bootseer.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -22,15 +24,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 KEY_CHARS = 12
 """Of a key, where people read it."""
 
-targets_option = click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    required=True,
-    metavar="DIR",
-    help="Folder that the command installs to; may be given several times.",
-)
-words = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
 group_option = click.option(
@@ -39,12 +32,58 @@ group_option = click.option(
 user_option = click.option("--user", help="Whose; yours by default.")
 
 
-def key_options(command: F) -> F:
-    """Add the options that say what else a result depends on."""
-    add = click.option("--key-file", "files", multiple=True, help="A file that it depends on.")
-    command = add(command)
-    text = "What else the result depends on."
-    return click.option("--key-extra", "extra", multiple=True, help=text)(command)
+def install_command(*, runs: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Have a command of the command line take an install command, with options that say more.
+
+    Args:
+        runs: with the options that say how to run it, too.
+
+    Returns:
+        What decorates a function with a `RunOptions` as its first argument.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        options = [option for option in OPTIONS if runs or not option.is_for_run]
+
+        @wraps(function)
+        def command(command: tuple[str, ...], **others: Any) -> None:
+            values = {option.field: others.pop(option.field) for option in options}
+            function(RunOptions(command=command, **values), **others)
+
+        found = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)(command)
+        for option in reversed(options):
+            found = _click_option(option)(found)
+        return found
+
+    return decorate
+
+
+def _click_option(option: Option) -> Callable[[F], F]:
+    name, field, text, default = option.name, option.field, option.help, option.default
+    if isinstance(default, bool):
+        return click.option(name, field, is_flag=True, help=text)
+    if isinstance(default, int):
+        seconds = click.IntRange(0, MAX_WAIT_S)
+        return click.option(
+            name,
+            field,
+            type=seconds,
+            default=default,
+            show_default=True,
+            metavar=option.metavar,
+            help=text,
+        )
+    if isinstance(default, str):
+        mode = click.Choice(MODES)
+        return click.option(name, field, type=mode, default=default, show_default=True, help=text)
+    return click.option(
+        name,
+        field,
+        multiple=True,
+        required=option.is_required,
+        metavar=option.metavar,
+        help=text,
+    )
 
 
 def complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -111,13 +150,15 @@ def with_env_store(
     return runner.run(main, counted=counted, bar=bar, after=after)
 
 
-def document_of(deltas: Sequence[PathDiff], targets: Sequence[str]) -> dict[str, Any]:
+def document_of(
+    deltas: Sequence[PathDiff], targets: Sequence[str]
+) -> dict[str, list[dict[str, object]]]:
     """Return differences for JSON."""
     from bootseer.env.snapshot.manifest import shown_path
 
-    found: dict[str, list[dict[str, Any]]] = {"added": [], "changed": [], "deleted": []}
+    found: dict[str, list[dict[str, object]]] = {"added": [], "changed": [], "deleted": []}
     for delta in deltas:
-        row: dict[str, Any] = {"path": shown_path(delta.path, targets)}
+        row: dict[str, object] = {"path": shown_path(delta.path, targets)}
         if delta.before is not None and delta.after is not None:
             row["before_bytes"] = delta.before.size_bytes
             row["size_bytes"] = delta.after.size_bytes

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -243,8 +243,12 @@ def verify(
 COMMANDS = (ls, show, diff, verify)
 
 
-def _row(found: ListedSnapshot) -> dict[str, Any]:
-    row: dict[str, Any] = {"key": found.key, "names": list(found.names), "used_ns": found.used_ns}
+def _row(found: ListedSnapshot) -> dict[str, object]:
+    row: dict[str, object] = {
+        "key": found.key,
+        "names": list(found.names),
+        "used_ns": found.used_ns,
+    }
     snapshot = found.snapshot
     if snapshot is None:
         return row | {"problem": found.problem}

@@ -15,7 +15,7 @@ from bootseer.env.admin.diff import PathDiff, VersionDiff, contrast, versions
 from bootseer.env.admin.sandbox import Sandbox
 from bootseer.env.capture.capture import CaptureResult, look_after, look_before
 from bootseer.env.client.key import key_of
-from bootseer.env.client.run import RunOptions
+from bootseer.env.client.options import RunOptions
 from bootseer.env.client.scan import TreeNode
 from bootseer.env.restore.apply import Read
 from bootseer.env.snapshot import repository

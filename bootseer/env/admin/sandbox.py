@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Any
 
 from bootseer.env.client import key as env_key
+from bootseer.env.client.command_key import keys_of
 from bootseer.env.client.key import KeyPart
-from bootseer.env.client.run import RunOptions, keys_of
+from bootseer.env.client.options import RunOptions
 from bootseer.env.client.temporary import remove_temporary_folders, temporary_folder
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 

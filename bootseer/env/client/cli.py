@@ -13,7 +13,12 @@ import sys
 from typing import Sequence
 
 from bootseer.env.client import key as env_key
-from bootseer.env.client.run import RunOptions, connect_agent, execute, keys_of, run, tell, warnings
+from bootseer.env.client.command import execute
+from bootseer.env.client.command_key import keys_of, warnings
+from bootseer.env.client.connection import connect_agent
+from bootseer.env.client.options import MODES, OPTIONS, Option, RunOptions
+from bootseer.env.client.run import run
+from bootseer.env.client.terminal import tell
 from bootseer.errors import BootseerError
 
 _EPILOG = """examples:
@@ -74,26 +79,30 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def _add_options(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the options that `bootseer env` has for it, too."""
-    add = parser.add_argument
-    folder = "Folder that the command installs to; may be given several times."
-    add("--target", dest="targets", action="append", required=True, metavar="DIR", help=folder)
+    for option in OPTIONS:
+        if verb == "run" or not option.is_for_run:
+            _add_option(parser, option)
     if verb == "run":
-        modes = ("auto", "mount", "unpack")
-        add("--mode", choices=modes, default="auto", help="How to restore.")
-        reads = "Nothing is going to be written to the targets."
-        add("--read-only", action="store_true", help=reads)
-        refresh = "Run the command, whatever there is, and keep that."
-        add("--refresh", action="store_true", help=refresh)
-        leave = "Do not keep what the command makes."
-        add("--no-capture", dest="captures", action="store_false", help=leave)
-        waits = "Go on only when all is stored."
-        add("--wait", dest="waits", action="store_true", help=waits)
-        limit = "Longest to wait for others who run it, or are at work in a target."
-        add("--wait-seconds", dest="wait_s", type=int, default=600, help=limit)
-        add("-q", "--quiet", action="store_true", help="Say nothing.")
-    extra = "What else the result depends on."
-    add("--key-extra", dest="extra", action="append", default=[], help=extra)
-    file = "A file that it depends on."
-    add("--key-file", dest="key_files", action="append", default=[], help=file)
-    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+        parser.add_argument("-q", "--quiet", action="store_true", help="Say nothing.")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+
+
+def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
+    name, field, text, default = option.name, option.field, option.help, option.default
+    if isinstance(default, bool):
+        parser.add_argument(name, dest=field, action="store_true", help=text)
+    elif isinstance(default, int):
+        metavar = option.metavar
+        parser.add_argument(name, dest=field, type=int, default=default, metavar=metavar, help=text)
+    elif isinstance(default, str):
+        parser.add_argument(name, dest=field, choices=MODES, default=default, help=text)
+    else:
+        parser.add_argument(
+            name,
+            dest=field,
+            action="append",
+            default=[],
+            required=option.is_required,
+            metavar=option.metavar,
+            help=text,
+        )

@@ -10,7 +10,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bootseer.env.client.inputs.digest import KeyProblem, printable, without_credentials
 from bootseer.env.client.inputs.probe import PythonFacts
@@ -149,7 +149,7 @@ def compare(old: Iterable[KeyPart], new: Iterable[KeyPart]) -> list[KeyChange]:
     ]
 
 
-def to_document(parts: Sequence[KeyPart]) -> dict[str, Any]:
+def to_document(parts: Sequence[KeyPart]) -> dict[str, object]:
     """Return a key and its parts for JSON."""
     listed = [dict(zip(KeyPart._fields, part)) for part in parts]
     return {"format": _FORMAT, "version": VERSION, "key": key_of(parts), "parts": listed}

@@ -1,24 +1,21 @@
-"""The server's side of the socket to `bootseer.env.client.run`: lines of JSON and descriptors."""
+"""The server's end of the conversation with `bootseer.env.client.run`: messages and descriptors."""
 
 from __future__ import annotations
 
 import array
-import json
 import os
 import socket
 from contextlib import suppress
-from typing import Any
 
 import trio
 
+from bootseer.env.client import messages
+from bootseer.env.client.messages import FromClient, FromServer
 from bootseer.errors import Closed, Corrupt
 
 MAX_LINE_BYTES = 32 << 20
 """A key has up to 1,000 parts of 8 KiB."""
 MAX_FDS = 32
-HELLO = {"op": "hello", "locks": True}
-"""Said first. Who says so takes the locks of the targets, too, in a message of their own: {"op":
-"locks"}. Those of other versions are not given them, and need not send them."""
 
 
 class Connection:
@@ -30,31 +27,32 @@ class Connection:
         self._rest = bytearray()
         self._sending = trio.Lock()  # of a line; that waits only for who reads it
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: FromServer) -> None:
         """Send a message.
 
         Raises:
-            Closed: nobody is there any more.
+            Closed: the client has gone.
 
         Cancellation: it is sent or not; half of one ends the conversation.
         """
-        data = memoryview(json.dumps(message).encode() + b"\n")
+        data = memoryview(messages.encode(message))
         async with self._sending:
             left = data
             try:
                 while left:
                     left = left[await self._socket.send(left) :]
             except (OSError, trio.ClosedResourceError) as error:
-                raise Closed("who asked for an environment has gone") from error
+                raise Closed("lost the connection to `env run`") from error
             finally:
                 if 0 < len(left) < len(data):
                     self.close()
 
-    async def receive(self) -> tuple[dict[str, Any], list[int]]:
+    async def receive(self) -> tuple[FromClient, list[int]]:
         """Receive a message, and the descriptors that came with it; the caller closes them.
 
         Raises:
-            Closed: nobody is there any more.
+            Closed: the client has gone.
+            UnknownVersion: its key is of another version.
             Corrupt: it is no message.
         """
         fds: list[int] = []
@@ -64,23 +62,19 @@ class Connection:
                 fds += more
                 self._rest += data
                 if not data:
-                    raise Closed("who asked for an environment has gone")
+                    raise Closed("lost the connection to `env run`")
                 if len(self._rest) > MAX_LINE_BYTES or len(fds) > MAX_FDS:
-                    raise Corrupt("a message to capture an environment is too long")
+                    raise Corrupt("a message of `env run` is too long")
             line, _, self._rest = self._rest.partition(b"\n")
-            message = json.loads(line)
-            if not isinstance(message, dict):
-                raise Corrupt("a message to capture an environment is no object")
-        except BaseException as error:
+            message = messages.decode(bytes(line), messages.FROM_CLIENT)
+        except BaseException:
             for fd in fds:
                 os.close(fd)
-            if isinstance(error, ValueError | RecursionError):
-                raise Corrupt("a message to capture an environment is not JSON") from error
             raise
         return message, fds
 
     async def gone(self) -> None:
-        """Wait until nobody is there any more, while nothing is expected to be said."""
+        """Wait until the client has gone, while no message is expected from it."""
         with suppress(OSError, trio.ClosedResourceError):
             if await self._socket.recv(1, socket.MSG_PEEK):
                 await trio.sleep_forever()  # it is told by who reads that
@@ -96,7 +90,7 @@ class Connection:
                 1 << 20, space, socket.MSG_CMSG_CLOEXEC
             )
         except (OSError, trio.ClosedResourceError) as error:
-            raise Closed("who asked for an environment has gone") from error
+            raise Closed("lost the connection to `env run`") from error
         fds = array.array("i")
         for level, kind, found in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

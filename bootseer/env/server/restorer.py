@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Lock
 
 import trio
 
+from bootseer.env.client.messages import Restored
 from bootseer.env.restore.download import unpack
 from bootseer.env.server.connection import Connection
-from bootseer.env.server.request import RunRequest, SessionContext
+from bootseer.env.server.context import SessionContext
+from bootseer.env.server.lookup import FoundSnapshot
+from bootseer.env.server.progress import UnpackProgress
+from bootseer.env.server.request import RunRequest
 from bootseer.env.server.shared_folder import is_of_this_node
 from bootseer.env.snapshot import repository
-from bootseer.env.snapshot.manifest import Snapshot
 from bootseer.env.snapshot.restore_stats import MOUNT, RestoreStats, choose
-from bootseer.errors import BootseerError, Closed, Unavailable
-from bootseer.store.api.base import Store
+from bootseer.errors import BootseerError, Unavailable
 from bootseer.units import format_size
-
-_SAY_S = 0.5
 
 
 class Restorer:
@@ -30,29 +29,26 @@ class Restorer:
         connection: Connection,
         context: SessionContext,
         request: RunRequest,
-        store: Store,
-        snapshot: Snapshot,
+        found: FoundSnapshot,
     ) -> None:
-        """Take what it is about.
+        """Prepare for it.
 
         Args:
-            connection: to the command's side.
-            context: where this happens.
-            request: what is asked for.
-            store: that has the snapshot.
-            snapshot: to restore.
+            connection: to the client.
+            context: of the session.
+            request: of the client.
+            found: the snapshot to restore.
         """
         self._connection = connection
         self._context = context
         self._request = request
-        self._store = store
-        self._snapshot = snapshot
+        self._store, self._snapshot = found
 
-    async def run(self, let_go: Callable[[], None]) -> None:
-        """Restore it, and tell the command's side that there is no need to run.
+    async def run(self, release_targets: Callable[[], None]) -> None:
+        """Restore it, and tell the client that the command need not run.
 
         Args:
-            let_go: called when it is restored, before that is told.
+            release_targets: called when it is restored, before the client is told.
 
         Raises:
             BootseerError: it cannot be restored.
@@ -63,17 +59,16 @@ class Restorer:
         if snapshot.key == self._request.key:
             figures = await repository.read_figures(self._context.store)
             how, figures = await self._put(figures)
-        let_go()
+        release_targets()
         await self._connection.send(
-            {
-                "op": "restored",
-                "how": how,
-                "key": snapshot.key,
-                "files": snapshot.files,
-                "bytes": snapshot.content_bytes,
-                "captured_ns": snapshot.captured_ns,
-                "took_s": trio.current_time() - began,
-            }
+            Restored(
+                how=how,
+                key=snapshot.key,
+                files=snapshot.files,
+                bytes=snapshot.content_bytes,
+                captured_ns=snapshot.captured_ns,
+                took_s=trio.current_time() - began,
+            )
         )
         await repository.note_use(self._store, snapshot.key)
         if figures is not None:
@@ -95,17 +90,17 @@ class Restorer:
 
     async def _mount(self, figures: RestoreStats) -> bool:
         """Mount it, if that can be and is sooner, or asked for."""
-        hands, request, snapshot = self._context.hands, self._request, self._snapshot
-        if hands is None or request.mode == "unpack":
+        mounter, request, snapshot = self._context.mounter, self._request, self._snapshot
+        if mounter is None or request.message.mode == "unpack":
             return False
-        with suppress(Unavailable):  # told by the stage
-            async with self._context.stage("env.mount") as said:
-                said.bytes = snapshot.content_bytes
+        with suppress(Unavailable):  # the stage reports it
+            async with self._context.stage("env.mount") as report:
+                report.bytes = snapshot.content_bytes
                 if why := self._why_not(figures):
-                    said.detail = f"unpacked: {why}"
+                    report.detail = f"unpacked: {why}"
                     return False
-                await hands.mount(snapshot.key, request.folders, request.read_only)
-                said.detail = ", ".join(request.targets)
+                await mounter.mount(snapshot.key, request.folders, request.message.read_only)
+                report.detail = ", ".join(request.message.targets)
                 return True
         return False
 
@@ -114,9 +109,9 @@ class Restorer:
         request, snapshot = self._request, self._snapshot
         if not snapshot.is_whole:
             return "its targets held something before"
-        if request.stays:
+        if request.message.stays:
             return "it is asked for from within a target, where a mount would not be seen"
-        if request.mode == "mount":
+        if request.message.mode == "mount":
             return ""
         if self._context.nodes != 1 and not all(map(is_of_this_node, request.folders)):
             return "other nodes see the same target, and would not see what is mounted there"
@@ -131,12 +126,12 @@ class Restorer:
             BootseerError: the store does not give it, or it cannot be written.
         """
         snapshot = self._snapshot
-        async with self._context.stage("env.unpack") as said:
-            progress = _Progress(snapshot.content_bytes)
+        async with self._context.stage("env.unpack") as report:
+            progress = UnpackProgress(snapshot.content_bytes)
             read_bytes = 0
             errors: list[BootseerError] = []
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(progress.tell, self._connection)
+                nursery.start_soon(progress.send, self._connection)
                 try:
                     read_bytes = await unpack(
                         self._store, snapshot, self._request.places, progress.count
@@ -146,26 +141,5 @@ class Restorer:
                 nursery.cancel_scope.cancel()
             if errors:
                 raise errors[0]
-            said.bytes = snapshot.content_bytes
-            said.detail = f"{snapshot.files} files, {format_size(read_bytes)} read"
-
-
-class _Progress:
-    """How far something is, told by threads and sent to who waits."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self._total_bytes = total_bytes
-        self._done_bytes = 0
-        self._lock = Lock()
-
-    def count(self, size_bytes: int) -> None:
-        with self._lock:
-            self._done_bytes += size_bytes
-
-    async def tell(self, connection: Connection) -> None:
-        """Send it, until cancelled, or for as long as somebody is there."""
-        with suppress(Closed):
-            while True:
-                await trio.sleep(_SAY_S)
-                done, total = self._done_bytes, self._total_bytes
-                await connection.send({"op": "progress", "done_bytes": done, "total_bytes": total})
+            report.bytes = snapshot.content_bytes
+            report.detail = f"{snapshot.files} files, {format_size(read_bytes)} read"

@@ -1,4 +1,4 @@
-"""Who has the store where no agent is: a process of the caller's, which unpacks and captures."""
+"""The server where there is no agent: a process of the caller's, which unpacks and captures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import trio
 from bootseer import config as settings
 from bootseer.config import User
 from bootseer.core.event import StageReport
-from bootseer.env.server.connection import HELLO, Connection
-from bootseer.env.server.request import SessionContext, make_context
+from bootseer.env.client.messages import Hello, Refused
+from bootseer.env.server.connection import Connection
+from bootseer.env.server.context import SessionContext, make_context
 from bootseer.env.server.session import serve
 from bootseer.errors import BootseerError, Closed, Unavailable
 
@@ -50,9 +51,9 @@ def main() -> None:
             try:
                 here = _context()
             except BootseerError as error:
-                await connection.send({"error": str(error)})
+                await connection.send(Refused(str(error), type(error).__name__))
             else:
-                await connection.send(HELLO)
+                await connection.send(Hello(locks=True))
                 await serve(connection, here)
 
     with socket.socket(fileno=int(sys.argv[1])) as end:
@@ -76,5 +77,5 @@ def _context() -> SessionContext:
 
 @asynccontextmanager
 async def _stage(name: str) -> AsyncIterator[StageReport]:
-    """Tell nobody: what goes wrong is said to who waits."""
+    """Report nothing: what goes wrong is reported to the client."""
     yield StageReport(time.time_ns())

@@ -24,9 +24,10 @@ import psutil
 import trio
 
 from bootseer.core.event import StageReport
+from bootseer.env.client.messages import Hello
 from bootseer.env.server import session
-from bootseer.env.server.connection import HELLO, Connection
-from bootseer.env.server.request import SessionContext
+from bootseer.env.server.connection import Connection
+from bootseer.env.server.context import SessionContext
 from bootseer.env.snapshot import lease
 from bootseer.errors import Closed
 from bootseer.store.local.store import LocalStore
@@ -37,7 +38,8 @@ _FAILS = 0.3
 _COMMAND = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
-from bootseer.env.client.run import RunOptions, run
+from bootseer.env.client.options import RunOptions
+from bootseer.env.client.run import run
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
@@ -84,7 +86,7 @@ def serve(end: socket.socket, folder: Path, node: str, seed: int, claim_s: float
         shared=(),
         scratch=str(folder / "scratch"),
         stage=_stage,
-        hands=None,
+        mounter=None,
         keep_days=0,
         quota_bytes=0,
     )
@@ -92,7 +94,7 @@ def serve(end: socket.socket, folder: Path, node: str, seed: int, claim_s: float
     async def run() -> None:
         talk = Connection(end)
         with suppress(Closed):
-            await talk.send(HELLO)
+            await talk.send(Hello(locks=True))
             await session.serve(talk, context)
         talk.close()
 

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from bootseer.env.admin import drift as drift_module
 from bootseer.env.admin import sandbox
-from bootseer.env.client.run import RunOptions
+from bootseer.env.client.options import RunOptions
 from bootseer.errors import ConfigError, NotFound, Unavailable
 
 pytestmark = pytest.mark.root
@@ -189,7 +189,7 @@ def test_where_it_cannot_be_done_it_is_refused(call, installed, monkeypatch):
 NOBODY = """
 import os, sys
 from bootseer.env.admin.sandbox import Sandbox
-from bootseer.env.client.run import RunOptions
+from bootseer.env.client.options import RunOptions
 target = os.path.join(sys.argv[1], "target")
 script = f"test $(id -u) = 65534 && echo there >{target}/x"
 with Sandbox(RunOptions(command=["sh", "-c", script], targets=[target]), "", sys.argv[1]) as aside:

@@ -10,7 +10,7 @@ from bootseer_dev.cluster.poll import wait_until
 
 from bootseer.env.admin import sandbox as aside_module
 from bootseer.env.admin.sandbox import Sandbox
-from bootseer.env.client.run import RunOptions
+from bootseer.env.client.options import RunOptions
 from bootseer.errors import Unavailable
 
 pytestmark = pytest.mark.root

@@ -12,7 +12,7 @@ import pytest
 from bootseer.cli.env.env import env
 from bootseer.env import zipapp
 from bootseer.env.client.cli import command_line, main
-from bootseer.env.client.run import RunOptions
+from bootseer.env.client.options import RunOptions
 from bootseer.errors import ConfigError
 
 CLI_ALONE = {
@@ -96,8 +96,8 @@ def as_tuples(found):
 def test_what_is_not_asked_for_is_as_usual():
     usual = RunOptions(["make"], ["/env"])
     assert as_tuples(asked("--", "make")) == as_tuples(usual)
-    assert (usual.read_only, usual.refresh, usual.captures, usual.waits) == (
-        *(False, False, True, False),
+    assert (usual.read_only, usual.refresh, usual.no_capture, usual.waits) == (
+        *(False, False, False, False),
     )
 
 
@@ -106,7 +106,7 @@ def test_what_is_not_asked_for_is_as_usual():
     [
         ("--read-only", "read_only", True),
         ("--refresh", "refresh", True),
-        ("--no-capture", "captures", False),
+        ("--no-capture", "no_capture", True),
         ("--wait", "waits", True),
         ("--wait-seconds=5", "wait_s", 5),
         ("--mode=mount", "mode", "mount"),

@@ -11,22 +11,25 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from bootseer.env.client.run import (
-    RunOptions,
-    connect_agent,
-    execute,
-    image_around,
-    keys_of,
-    run,
-    tell,
-)
+from bootseer.env.client import messages
+from bootseer.env.client.command import execute
+from bootseer.env.client.command_key import keys_of
+from bootseer.env.client.connection import ask_agent_for_image, connect_agent
+from bootseer.env.client.options import RunOptions
+from bootseer.env.client.run import run
 from bootseer.env.client.target_lock import locked
 from bootseer.env.client.temporary import temporary_name
+from bootseer.env.client.terminal import tell
 from bootseer.errors import ConfigError, Unavailable
 
 HELLO = b'{"op": "hello"}\n'
 RUN = b'{"op": "run", "why": "", "key": "abcdef"}\n'
 SEEN = b'{"op": "seen", "key": "abcdef"}\n'
+
+
+def restored(how):
+    """The line with which a server says that it has restored the result."""
+    return messages.encode(messages.Restored(how, "ab" * 32, 1, 2, 3, 0.5))
 
 
 @contextmanager
@@ -180,7 +183,7 @@ def test_progress_is_shown_on_a_terminal(lab, tmp_path, monkeypatch):
 def test_without_progress_nothing_is_shown(lab, tmp_path, monkeypatch, is_terminal):
     shown = Terminal() if is_terminal else io.StringIO()
     monkeypatch.setattr("sys.stderr", shown)
-    answer = b'{"op": "dance"}\n' + RUN if is_terminal else PROGRESS + RUN
+    answer = b'{"op": "wait"}\n' + RUN if is_terminal else PROGRESS + RUN
     assert ask(lab, tmp_path / "target", sends(answer))[0] == 7
     assert shown.getvalue() == ""
 
@@ -230,8 +233,8 @@ def test_who_goes_without_hearing_of_the_command_keeps_nothing(lab, tmp_path):
 
 @pytest.mark.parametrize("hello", [b"", HELLO])
 def test_who_is_not_known_to_heed_locks_is_not_waited_for(lab, tmp_path, monkeypatch, hello):
-    monkeypatch.setattr("bootseer.env.client.run._SILENCE_S", 0.1)
-    monkeypatch.setattr("bootseer.env.client.run._LETS_GO_S", 1000.0)
+    monkeypatch.setattr("bootseer.env.client.connection._SILENCE_S", 0.1)
+    monkeypatch.setattr("bootseer.env.client.connection._STOP_S", 1000.0)
 
     def serve(end):
         end.sendall(hello)
@@ -248,8 +251,8 @@ def test_who_is_not_known_to_heed_locks_is_not_waited_for(lab, tmp_path, monkeyp
 
 def test_what_comes_after_silence_is_taken_from_who_heeds_locks(lab, tmp_path, monkeypatch):
     """Else who restores would hang, and have the target."""
-    monkeypatch.setattr("bootseer.env.client.run._SILENCE_S", 0.1)
-    monkeypatch.setattr("bootseer.env.client.run._LETS_GO_S", 1000.0)
+    monkeypatch.setattr("bootseer.env.client.connection._SILENCE_S", 0.1)
+    monkeypatch.setattr("bootseer.env.client.connection._STOP_S", 1000.0)
 
     def serve(end):
         end.sendall(b'{"op": "hello", "locks": true}\n')
@@ -276,7 +279,7 @@ def test_the_folder_above_a_target_need_not_be_readable(lab, place):
     above.chmod(0o711)
     os.seteuid(1234)
     try:
-        status, said = ask(lab, above / "target", sends(b'{"op": "restored"}\n'))
+        status, said = ask(lab, above / "target", sends(restored("there")))
     finally:
         os.seteuid(0)
     assert (status, lab.runs()) == (0, 0), said
@@ -297,7 +300,7 @@ def test_what_others_see_as_well_is_asked_for_once(lab, tmp_path, monkeypatch, h
                 heard.append(line)
                 asked_first.set()
                 assert waits.wait(10)
-                end.sendall(b'{"op": "restored", "how": "%s"}\n' % how.encode())
+                end.sendall(restored(how))
 
     def say(text):
         if text.startswith("waiting"):
@@ -350,7 +353,7 @@ def agent(tmp_path, monkeypatch):
 )
 def test_the_agent_says_which_image_it_is(agent, hello, image):
     asked = agent(hello)
-    assert image_around("agent") == image
+    assert ask_agent_for_image("agent") == image
     assert asked == [b'{"op": "env"}\n']
 
 
@@ -358,17 +361,17 @@ def test_the_agent_says_which_image_it_is(agent, hello, image):
 def test_an_agent_without_an_answer_is_told(agent, answer):
     agent(answer)
     with pytest.raises(Unavailable, match="does not answer at agent"):
-        image_around("agent")
+        ask_agent_for_image("agent")
 
 
 def test_no_agent_is_told(tmp_path):
     with pytest.raises(Unavailable, match=r"does not answer at .*/none"):
-        image_around(str(tmp_path / "none"))
+        ask_agent_for_image(str(tmp_path / "none"))
 
 
 def test_an_agent_that_takes_nobody_holds_nobody_up(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bootseer.env.client.run._SILENCE_S", 0.1)
+    monkeypatch.setattr("bootseer.env.client.connection._SILENCE_S", 0.1)
     with ExitStack() as opened:
         listener = opened.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind("agent")

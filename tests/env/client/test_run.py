@@ -20,9 +20,12 @@ import trio
 
 import bootseer
 from bootseer.env.client import run as env_run
+from bootseer.env.client.command import execute
+from bootseer.env.client.command_key import Keys, result_mark, warnings
+from bootseer.env.client.inputs.recorder import InputRecorder, RecordedInputs
 from bootseer.env.client.key import KeyPart
-from bootseer.env.client.recorder import InputRecorder, RecordedInputs
-from bootseer.env.client.run import Keys, execute, warnings
+from bootseer.env.client.messages import CaptureDone, Hello, Request, RunCommand
+from bootseer.env.client.options import RunOptions
 from bootseer.env.client.target_lock import locked
 from bootseer.env.client.temporary import temporary_name
 from bootseer.env.server.connection import Connection
@@ -36,7 +39,8 @@ VERSIONS = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13"]
 CLIENT = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
-from bootseer.env.client.run import RunOptions, run
+from bootseer.env.client.options import RunOptions
+from bootseer.env.client.run import run
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
@@ -188,7 +192,7 @@ def test_a_key_that_may_be_stale_or_never_come_again_is_told():
 
 async def test_silence_has_another_name_in_older_pythons(clients, python, monkeypatch):
     silent = CLIENT.replace(
-        "\ndef say", "\nimport bootseer.env.client.run as r; r._SILENCE_S = 0.2\ndef say"
+        "\ndef say", "\nimport bootseer.env.client.connection as c; c._SILENCE_S = 0.2\ndef say"
     )
     monkeypatch.setattr(sys.modules[__name__], "CLIENT", silent)
 
@@ -268,7 +272,7 @@ def test_a_signal_before_the_command_has_begun_is_passed_on(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         return popen(*args, **options)
 
-    monkeypatch.setattr(env_run.subprocess, "Popen", late)
+    monkeypatch.setattr(subprocess, "Popen", late)
     before = signal.getsignal(signal.SIGTERM)
     assert execute(["sleep", "20"], os.environ) == 143
     assert signal.getsignal(signal.SIGTERM) == before
@@ -333,9 +337,9 @@ class Hanging(FlakyStore):
             open({reached!r}, "w").close()
             await trio.sleep_forever()
         return await call()
-from bootseer.env.server import request
-connect = request.connect
-request.connect = lambda *args: Hanging(connect(*args), lambda *_: False)
+from bootseer.env.server import context
+connect = context.connect
+context.connect = lambda *args: Hanging(connect(*args), lambda *_: False)
 """
 CLI = """
 import sys
@@ -472,7 +476,7 @@ async def test_an_env_run_in_the_command_of_another_has_the_same_turn(command_li
 def test_targets_in_each_other_are_refused(tmp_path, names):
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to("a")
-    run_options = env_run.RunOptions(["true"], [str(tmp_path / name) for name in names])
+    run_options = RunOptions(["true"], [str(tmp_path / name) for name in names])
     with pytest.raises(ConfigError, match=r"name it once|leave it out"):
         env_run.run(run_options, pytest.fail, {}, pytest.fail)
 
@@ -640,7 +644,7 @@ async def test_what_was_unpacked_goes_with_who_unpacked_it(clients):
 
     async def serve(end):
         talk = Connection(end)
-        await talk.send({"op": "hello"})
+        await talk.send(Hello())
         for fd in (await talk.receive())[1]:
             os.close(fd)
         left.mkdir()
@@ -655,17 +659,17 @@ async def test_older_ones_that_have_the_store_are_not_given_locks(clients):
 
     async def serve(end):
         talk = Connection(end)
-        await talk.send({"op": "hello"})
+        await talk.send(Hello())
         message, fds = await talk.receive()
-        seen.append((message["op"], len(fds)))
+        seen.append((type(message), len(fds)))
         for fd in fds:
             os.close(fd)
-        await talk.send({"op": "run", "why": "no"})
+        await talk.send(RunCommand(why="no"))
         talk.close()
 
     clients.lab.serve = serve
     assert (await clients.run("exit 3"))[0] == 3
-    assert seen == [("env", 2)]
+    assert seen == [(Request, 2)]
 
 
 async def test_while_one_restores_no_other_runs_the_command(clients, look):
@@ -722,7 +726,7 @@ def test_nobody_waits_for_ever_for_who_may_have_been_suspended(tmp_path, names):
     targets = [str(tmp_path / name) for name in names]
     said = []
     script = f"echo $BOOTSEER_ENV_LOCKS >> {tmp_path}/ran; exit 7"
-    run_options = env_run.RunOptions(["sh", "-c", script], targets, wait_s=0)
+    run_options = RunOptions(["sh", "-c", script], targets, wait_s=0)
     with locked(targets[-1:], pytest.fail):
         assert env_run.run(run_options, pytest.fail, dict(os.environ), said.append) == 7
     assert "waiting" in said[0] and "keeping nothing" in said[1] and targets[-1] in said[1]
@@ -762,7 +766,7 @@ def test_pythons_and_files_in_targets_do_not_tell_results_apart(tmp_path):
     ]
 
     def mark(parts, path="/bin"):
-        return env_run._mark(parts, [str(tmp_path / "target")], {"PATH": path}, str(tmp_path))
+        return result_mark(parts, [str(tmp_path / "target")], {"PATH": path}, str(tmp_path))
 
     assert mark(parts) == mark(parts + made)
     others = {mark(parts), mark(parts[1:]), mark(parts[::2]), mark(parts[:2]), mark(parts, "/x")}
@@ -843,6 +847,7 @@ def test_a_lock_that_another_node_has_removed_is_made_again(tmp_path, monkeypatc
 )
 def test_findings_are_counted(count, text):
     said = []
-    env_run._hear_end({"key": "k" * 64, "findings": count, "files": 1, "bytes": 5}, said.append)
+    captured = CaptureDone(key="k" * 64, files=1, bytes=5, findings=count)
+    env_run._say_captured(captured, said.append)
     assert said[0].startswith(f"kept as {'k' * 12}: 5 B in 1 files{text}")
     assert said[0].endswith(f"show {'k' * 12}" if count else "files")

@@ -14,8 +14,11 @@ import pytest
 import trio
 import trio.testing
 
+from bootseer.env.client import messages
 from bootseer.env.client.key import KeyPart, to_document
-from bootseer.env.client.run import RunOptions, run
+from bootseer.env.client.messages import CommandEnded, KeepWaiting, Notice, Restored
+from bootseer.env.client.options import RunOptions
+from bootseer.env.client.run import run
 from bootseer.env.server.connection import MAX_FDS, Connection
 from bootseer.env.server.session import serve
 from bootseer.env.snapshot import repository
@@ -132,40 +135,48 @@ def test_an_odd_answer(lab, tmp_path, odd):
     assert (status, lab.runs()) == (7, 1)
 
 
-RESTORED = {
-    "nothing": {},
-    "texts": {"how": 5, "key": 7, "files": "x", "bytes": "y", "took_s": "z"},
-    "no numbers": {"files": float("nan"), "bytes": float("inf"), "took_s": float("nan")},
-    "too much": {"files": 10**18, "bytes": -(10**18), "took_s": 10**400},
-    "all": {"how": "there", "key": "ab" * 32, "files": 1, "bytes": 2, "took_s": 0.5},
-}
+RESTORED = Restored("there", "ab" * 32, 1, 2, 3, 0.5)
 
 
-@pytest.mark.parametrize("fields", RESTORED)
-def test_what_is_told_of_a_restore_cannot_fail_it(lab, tmp_path, fields):
-    answer = json.dumps({"op": "restored", **RESTORED[fields]}).encode() + b"\n"
-    status, said = ask(lab, tmp_path / "target", sends(answer))
+def test_what_is_restored_is_told(lab, tmp_path):
+    status, said = ask(lab, tmp_path / "target", sends(messages.encode(RESTORED)))
     assert (status, lab.runs()) == (0, 0)
-    assert "without running the command" in said
-    if fields == "all":
-        assert said.endswith(
-            f"there already in 0.5 s, without running the command: {'ab' * 6}, 2 B in 1 files"
-        )
-    else:
-        assert "restored in 0.0 s" in said and said.endswith("0 B in 0 files")
+    assert said.endswith(
+        f"there already in 0.5 s, without running the command: {'ab' * 6}, 2 B in 1 files"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"how": 5},
+        {"files": "x"},
+        {"bytes": -1},
+        {"took_s": float("nan")},
+        {"files": 10**400},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_after_a_restore_that_is_told_wrongly_the_command_runs(lab, tmp_path, change):
+    answer = json.dumps({"op": "restored", **RESTORED._asdict(), **change}).encode() + b"\n"
+    status, said = ask(lab, tmp_path / "target", sends(answer))
+    assert (status, lab.runs()) == (7, 1)
+    assert f"message 'restored': field {next(iter(change))!r} is not " in said
 
 
 @pytest.mark.parametrize("fields", [{}, {"key": [1]}, {"key": "a", "files": [], "findings": "x"}])
 def test_what_is_told_of_a_capture_cannot_fail_it(lab, tmp_path, fields):
     answer = json.dumps({"op": "seen", **fields}).encode() + b"\n"
     run_it = b'{"op": "run", "why": ""}\n'
-    status, _ = ask(lab, tmp_path / "target", sends(run_it, answer), "exit 0")
+    status, said = ask(lab, tmp_path / "target", sends(run_it, answer), "exit 0")
     assert (status, lab.runs()) == (0, 1)
+    assert ("message 'seen': field 'key' is not a text" in said) == (fields.get("key") == [1])
 
 
 @pytest.mark.parametrize("when", ["at first", "then", "after the command"])
 def test_silence(lab, tmp_path, monkeypatch, when):
-    monkeypatch.setattr("bootseer.env.client.run._SILENCE_S", 0.1)
+    monkeypatch.setattr("bootseer.env.client.connection._SILENCE_S", 0.1)
     done = threading.Event()
 
     def peer(end):
@@ -190,7 +201,7 @@ def test_silence(lab, tmp_path, monkeypatch, when):
 
 
 def test_after_silence_nothing_is_done_there_when_the_command_begins(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr("bootseer.env.client.run._SILENCE_S", 0.1)
+    monkeypatch.setattr("bootseer.env.client.connection._SILENCE_S", 0.1)
 
     def peer(end):
         end.sendall(b'{"op": "hello", "locks": true}\n')
@@ -217,7 +228,7 @@ def test_nobody_there(lab, tmp_path):
 
 def test_who_answers_and_goes_at_once_is_heard(lab, tmp_path):
     """The answer may be there before all of the question has been sent."""
-    answer = b'{"op": "restored"}\n'
+    answer = messages.encode(RESTORED)
 
     class Hasty(socket.socket):
         def sendmsg(self, *args):
@@ -259,9 +270,9 @@ def test_a_target_that_cannot_be_opened(lab, tmp_path, monkeypatch):
             raise PermissionError(13, "Permission denied", path)
         return original(path, *args, **options)
 
-    monkeypatch.setattr("bootseer.env.client.run.scan_folder", lambda path: ({},))
-    monkeypatch.setattr("bootseer.env.client.run._base", lambda path: "empty")
-    monkeypatch.setattr("bootseer.env.client.run.os.open", denied)
+    monkeypatch.setattr("bootseer.env.client.command_key.scan_folder", lambda path: ({},))
+    monkeypatch.setattr("bootseer.env.client.command_key._base", lambda path: "empty")
+    monkeypatch.setattr("bootseer.env.client.targets.os.open", denied)
     with nothing_is_left_open():
         status, said = ask(lab, tmp_path / "target", sends(b""))
     assert (status, lab.runs()) == (7, 1)
@@ -506,11 +517,12 @@ WRONG = [
     *({"targets": targets} for targets in ([], ["/t", "/u"], "/t", None, ["/t\n"])),
     *({"mode": mode} for mode in ("", "automatic", None, 5)),
     *({"wait_s": wait_s} for wait_s in (-1, 86_401, "1", None, 0.5)),
-    *({name: "yes"} for name in ("read_only", "refresh", "captures", "waits")),
+    *({name: "yes"} for name in ("read_only", "refresh", "captures", "waits", "stays")),
     *({"key": key} for key in (None, {}, to_document(PARTS) | {"key": "0" * 64}, [1])),
     {"as_empty": None},
     {"environ": {"TMPDIR": 5}},
     {"environ": []},
+    {"more": 1},
 ]
 
 
@@ -518,7 +530,7 @@ WRONG = [
 async def test_a_question_with_something_wrong_in_it(asking, wrong):
     (answer,) = await asking.say(asking.line(**wrong))
     assert answer["op"] == "run"
-    assert "what env run asks for" in answer["why"]
+    assert "message 'env': " in answer["why"]
 
 
 @pytest.mark.parametrize(
@@ -542,9 +554,9 @@ async def test_half_a_message_is_followed_by_nothing():
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     connection = Connection(ours)
     with trio.move_on_after(0.05):
-        await connection.send({"text": "x" * (1 << 20)})
+        await connection.send(Notice("x" * (1 << 20)))
     with pytest.raises(Closed):
-        await connection.send({"op": "run"})
+        await connection.send(KeepWaiting())
     data = b""
     while part := theirs.recv(1 << 16):
         data += part
@@ -558,16 +570,16 @@ async def test_what_was_given_up_before_it_began_is_followed_by_others():
     with suppress(BlockingIOError):
         while True:
             ours.send(b" " * 4096)
-    connection, other = Connection(ours), Connection(theirs)
+    connection, other = Connection(ours), trio.socket.from_stdlib_socket(theirs)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.send, {"op": "lost"})
+        nursery.start_soon(connection.send, Notice("lost"))
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.send, {"op": "said"})
-        assert (await other.receive())[0] == {"op": "said"}
+    with other:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.send, Notice("said"))
+            assert await answer_of(other) == {"op": "say", "text": "said"}
     connection.close()
-    other.close()
 
 
 async def test_a_conversation_that_was_ended_here_is_over():
@@ -575,7 +587,7 @@ async def test_a_conversation_that_was_ended_here_is_over():
     connection = Connection(ours)
     connection.close()
     with pytest.raises(Closed):
-        await connection.send({"op": "said"})
+        await connection.send(KeepWaiting())
     with pytest.raises(Closed):
         await connection.receive()
     await connection.gone()
@@ -585,25 +597,25 @@ async def test_a_conversation_that_was_ended_here_is_over():
 async def test_messages_of_several_do_not_mix():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    connection, other = Connection(ours), Connection(theirs)
+    connection, other = Connection(ours), trio.socket.from_stdlib_socket(theirs)
     found = []
-    async with trio.open_nursery() as nursery:
-        for number in range(5):
-            nursery.start_soon(connection.send, {"text": str(number) * 50_000})
-        for _ in range(5):
-            message, _ = await other.receive()
-            found.append(set(message["text"]))
+    with other:
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(connection.send, Notice(str(number) * 50_000))
+            for _ in range(5):
+                found.append(set((await answer_of(other))["text"]))
     assert sorted(map(len, found)) == [1] * 5
     connection.close()
-    other.close()
 
 
 async def test_a_line_that_is_too_long_is_refused(monkeypatch):
     monkeypatch.setattr("bootseer.env.server.connection.MAX_LINE_BYTES", 1000)
     ours, theirs = socket.socketpair()
     connection = Connection(ours)
-    longest = {"x": "y" * 990}
-    theirs.sendall(json.dumps(longest).encode() + b"\n")
+    longest = CommandEnded(0, 1, ("x" * 925,))
+    assert 990 < len(messages.encode(longest)) <= 1000
+    theirs.sendall(messages.encode(longest))
     assert await connection.receive() == (longest, [])
     theirs.sendall(b"x" * 1001)
     with pytest.raises(Corrupt, match="too long"):

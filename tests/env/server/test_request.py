@@ -6,27 +6,29 @@ import pytest
 
 from bootseer import config
 from bootseer.config import User
-from bootseer.env.client.key import KeyPart, key_of, to_document
+from bootseer.env.client.key import KeyPart, key_of
+from bootseer.env.client.messages import Request
 from bootseer.env.restore.atomic import RestoreTarget
-from bootseer.env.server.request import make_context, read_request
+from bootseer.env.server.context import make_context
+from bootseer.env.server.request import read_request
 from bootseer.errors import Corrupt
 from bootseer.units import GIB
 
 PARTS = (KeyPart("command", "make it"),)
-GOOD = {
-    "key": to_document(PARTS),
-    "as_empty": to_document([KeyPart("command", "make it"), KeyPart("target /a", "empty")]),
-    "targets": ["/a", "/b"],
-    "names": ["a", "b"],
-    "mode": "auto",
-    "read_only": True,
-    "refresh": False,
-    "captures": True,
-    "waits": False,
-    "wait_s": 5,
-    "stays": True,
-    "environ": {"TMPDIR": "/tmp", "OTHER": "x"},
-}
+GOOD = Request(
+    key=PARTS,
+    as_empty=(KeyPart("command", "make it"), KeyPart("target /a", "empty")),
+    targets=("/a", "/b"),
+    names=("a", "b"),
+    mode="auto",
+    read_only=True,
+    refresh=False,
+    captures=True,
+    waits=False,
+    wait_s=5,
+    stays=True,
+    environ={"TMPDIR": "/tmp", "OTHER": "x"},
+)
 
 
 @pytest.fixture
@@ -44,22 +46,14 @@ def fds(tmp_path):
 def test_it_is_read(fds):
     request = read_request(GOOD, fds)
     assert request.key == key_of(PARTS)
-    assert len(request.as_empty) == 2
+    assert request.message._replace(environ=GOOD.environ) == GOOD
     assert request.places == (RestoreTarget(fds[0], "a", True), RestoreTarget(fds[2], "b", True))
     assert request.folders == (fds[1], fds[3])
-    assert (request.read_only, request.refresh, request.captures, request.waits) == (
-        True,
-        False,
-        True,
-        False,
-    )
-    assert dict(request.environ) == {"TMPDIR": "/tmp"}
+    assert request.message.environ == {"TMPDIR": "/tmp"}
 
 
-@pytest.mark.parametrize("stays", [False, None])
-def test_who_does_not_say_so_does_not_stay(fds, stays):
-    request = read_request({**GOOD, "stays": stays}, fds)
-    assert not request.stays and not request.places[0].stays
+def test_who_does_not_say_so_does_not_stay(fds):
+    assert not read_request(GOOD._replace(stays=False), fds).places[0].stays
 
 
 @pytest.mark.parametrize(
@@ -75,12 +69,16 @@ def test_who_does_not_say_so_does_not_stay(fds, stays):
         {"names": ["a", ".."]},
         {"names": ["a", "b/c"]},
         {"wait_s": 86_401},
+        {"targets": ("/a", "/b\n")},
+        {"names": ("a", "b\0")},
+        {"names": ("a", "b" * 256)},
+        {"environ": {"TMPDIR": "x" * 4097}},
     ],
     ids=str,
 )
 def test_what_is_not_acceptable_is_refused(fds, change):
     with pytest.raises(Corrupt):
-        read_request({**GOOD, **change}, fds if change.get("targets") != [] else [])
+        read_request(GOOD._replace(**change), fds if change.get("targets") != [] else [])
 
 
 @pytest.mark.parametrize("count", [3, 2, 0])

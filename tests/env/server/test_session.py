@@ -191,7 +191,7 @@ async def test_a_target_that_the_caller_is_in_is_not_replaced(lab, target, look,
     await emptied(target)
     target.mkdir()
     monkeypatch.chdir(target)
-    lab.hands = Hands()
+    lab.mounter = Mounter()
     assert "unpacked" in (await lab.run(MAKE.format(target), target, mode="mount")).text
     assert restored(look, ".") == made
 
@@ -238,7 +238,7 @@ async def test_refresh_captures_anew(lab, target):
 
 
 async def test_no_capture(lab, target):
-    done = await lab.run(MAKE.format(target), target, captures=False)
+    done = await lab.run(MAKE.format(target), target, no_capture=True)
     assert (done.status, lab.runs()) == (0, 1)
     assert await repository.list_snapshots(lab.store) == []
 
@@ -268,7 +268,7 @@ async def test_variables_of_the_command_reach_the_findings(lab, target, monkeypa
         seen.append(dict(environ))
         return []
 
-    monkeypatch.setattr("bootseer.env.server.session.examine", examine)
+    monkeypatch.setattr("bootseer.env.server.capturer.examine", examine)
     lab.environ |= {"PYTHONNOUSERSITE": "1", "TMPDIR": "/elsewhere"}
     lab.environ.pop("SLURM_TMPDIR", None)
     await lab.run(MAKE.format(target), target)
@@ -286,7 +286,7 @@ async def test_a_target_that_cannot_be_looked_at_keeps_nothing(lab, target, monk
     def look_before(folder):
         raise PermissionError("not yours")
 
-    monkeypatch.setattr("bootseer.env.server.session.capture.look_before", look_before)
+    monkeypatch.setattr("bootseer.env.server.capturer.capture.look_before", look_before)
     done = await lab.run(MAKE.format(target), target)
     assert (done.status, lab.runs()) == (0, 1)
     assert "keeping nothing: a target cannot be looked at: not yours" in done.text
@@ -299,7 +299,8 @@ async def test_a_question_may_be_larger_than_what_a_socket_holds(lab, target):
     assert "there already" in (await lab.run(MAKE.format(target), target, extra=extra)).text
 
 
-HANGING = ["capture.look_before", "capture.look_after", "examine", "scan_folder"]
+HANGING = ["capturer.capture.look_before", "capturer.capture.look_after", "capturer.examine"]
+HANGING += ["lookup.scan_folder"]
 
 
 @pytest.mark.parametrize("name", HANGING)
@@ -317,9 +318,9 @@ async def test_a_folder_that_hangs_does_not_keep_a_session(lab, target, monkeypa
         with scope:
             await lab_serve(end, context)
 
-    if name == "scan_folder":
+    if name == "lookup.scan_folder":
         await lab.run(MAKE.format(target), target)
-    monkeypatch.setattr(f"bootseer.env.server.session.{name}", hang)
+    monkeypatch.setattr(f"bootseer.env.server.{name}", hang)
     lab.serve = serve
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
@@ -330,10 +331,10 @@ async def test_a_folder_that_hangs_does_not_keep_a_session(lab, target, monkeypa
     goes_on.set()
 
 
-# Root's hands.
+# Mounting.
 
 
-class Hands:
+class Mounter:
     def __init__(self, error=None):
         self.asked = []
         self.error = error
@@ -347,23 +348,23 @@ class Hands:
 async def test_a_snapshot_is_mounted_where_that_can_be(lab, target):
     await lab.run(MAKE.format(target), target)
     await emptied(target)
-    lab.hands = Hands()
+    lab.mounter = Mounter()
     done = await lab.run(MAKE.format(target), target, read_only=True, mode="mount")
     assert "mounted" in done.text
-    assert [asked[1:] for asked in lab.hands.asked] == [(1, True)]
-    assert list(target.iterdir()) == []  # these hands do nothing
+    assert [asked[1:] for asked in lab.mounter.asked] == [(1, True)]
+    assert list(target.iterdir()) == []  # this one does nothing
     (listed,) = await repository.list_snapshots(lab.store)
     size_bytes = listed.snapshot.content_bytes
     assert dict(lab.stages)["env.mount"] == {"bytes": size_bytes, "detail": str(target)}
     unpacked = await lab.run(MAKE.format(target), target, mode="unpack")
     assert "unpacked" in unpacked.text
-    assert len(lab.hands.asked) == 1
+    assert len(lab.mounter.asked) == 1
 
 
 async def test_what_cannot_be_mounted_is_unpacked(lab, target):
     await lab.run(MAKE.format(target), target)
     await emptied(target)
-    lab.hands = Hands(Unavailable("no fuse"))
+    lab.mounter = Mounter(Unavailable("no fuse"))
     done = await lab.run(MAKE.format(target), target, mode="mount")
     assert "unpacked" in done.text
     assert lab.errors() == {"env.mount": "no fuse"}
@@ -372,7 +373,7 @@ async def test_what_cannot_be_mounted_is_unpacked(lab, target):
 
 async def test_what_took_less_before_is_chosen(lab, target):
     """This one is small: at first it is unpacked; when mounts have been quick, it is mounted."""
-    lab.hands = Hands()
+    lab.mounter = Mounter()
     await lab.run(MAKE.format(target), target)
     for mount_s, how in ((5.0, "unpacked"), (1e-6, "mounted")):
         await repository.write_figures(lab.store, RestoreStats(mount_s=mount_s))
@@ -397,7 +398,7 @@ async def test_what_unpacking_took_is_remembered(lab, target, monkeypatch):
 async def test_how_far_it_is_unpacked_is_told(lab, target, monkeypatch):
     await lab.run(MAKE.format(target), target)
     await emptied(target)
-    monkeypatch.setattr("bootseer.env.server.restorer._SAY_S", 0.01)
+    monkeypatch.setattr("bootseer.env.server.progress._PROGRESS_S", 0.01)
     shown = io.StringIO()
     shown.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", shown)
@@ -444,7 +445,7 @@ async def test_where_other_nodes_see_the_target_it_is_unpacked(lab, target, monk
     monkeypatch.setattr("bootseer.env.server.restorer.is_of_this_node", lambda folder: False)
     await lab.run(MAKE.format(target), target)
     await repository.write_figures(lab.store, RestoreStats(mount_s=1e-6))
-    lab.hands = Hands()
+    lab.mounter = Mounter()
     for nodes, mode, how in (
         (2, "auto", "unpacked"),
         (0, "auto", "unpacked"),
@@ -473,9 +474,9 @@ async def test_into_a_base_it_is_unpacked(lab, target):
     await lab.run(CHANGE.format(target), target)
     await emptied(target)
     fill(target)
-    lab.hands = Hands()
+    lab.mounter = Mounter()
     assert "unpacked" in (await lab.run(CHANGE.format(target), target)).text
-    assert lab.hands.asked == []
+    assert lab.mounter.asked == []
 
 
 # Several at once.
@@ -535,7 +536,7 @@ async def test_what_was_captured_just_before_the_claim_is_restored(lab, target):
 
 async def hold(lab, target, script):
     """Have a claim on the key of a script, of somebody who does not capture."""
-    await lab.run(script, target, captures=False)
+    await lab.run(script, target, no_capture=True)
     parts = await repository.read_run(lab.store, [str(target)])
     lab.counts.unlink()
     await emptied(target)
@@ -570,8 +571,8 @@ async def key_in(lab):
 
 async def test_who_waits_for_long_is_not_taken_for_gone(lab, target, monkeypatch):
     """Neither for another who captures, nor for what is stored."""
-    monkeypatch.setattr("bootseer.env.client.run._SILENCE_S", 0.5)
-    monkeypatch.setattr("bootseer.env.server.session._WAIT_S", 0.1)
+    monkeypatch.setattr("bootseer.env.client.connection._SILENCE_S", 0.5)
+    monkeypatch.setattr("bootseer.env.server.progress._SILENCE_S", 0.1)
     monkeypatch.setattr("bootseer.env.snapshot.lease.LASTS_S", 1.2)
     await hold(lab, target, MAKE.format(target))
     slow = Late(lab.store, 1.0)
@@ -633,7 +634,7 @@ async def test_a_store_that_takes_nothing(lab, target):
 
 
 async def test_who_has_the_store_does_not_answer(lab, target, monkeypatch):
-    monkeypatch.setattr("bootseer.env.client.run._SILENCE_S", 0.2)
+    monkeypatch.setattr("bootseer.env.client.connection._SILENCE_S", 0.2)
     hanging = lab.context(HangingStore(lab.store))
     ended = trio.Event()
 

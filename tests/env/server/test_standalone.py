@@ -37,7 +37,7 @@ def test_who_asks_is_told_why_it_cannot_be_done(monkeypatch):
         monkeypatch.setattr(standalone, "_context", nowhere)
         monkeypatch.setattr(sys, "argv", ["", str(os.dup(theirs.fileno()))])
         standalone.main()
-        assert json.loads(ours.recv(1000)) == {"error": "no store"}
+        assert json.loads(ours.recv(1000)) == {"error": "no store", "kind": "Unavailable"}
 
 
 def test_it_is_the_callers_store_on_one_node(monkeypatch, tmp_path):

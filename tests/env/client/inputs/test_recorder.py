@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.env.client.inputs.recorder import MOST, InputRecorder, RecordedInputs, without_record
 from bootseer.env.client.key import KeyPart
-from bootseer.env.client.recorder import MOST, InputRecorder, RecordedInputs, without_record
 
 SETUP = """
 import os
@@ -80,7 +80,7 @@ def test_files_that_were_there_before_are_named(place):
 def test_a_file_that_is_as_old_as_the_command_is_made_by_it(place, monkeypatch):
     (place / "a").touch()
     monkeypatch.setattr(
-        "bootseer.env.client.recorder.time.time", lambda: (place / "a").stat().st_ctime
+        "bootseer.env.client.inputs.recorder.time.time", lambda: (place / "a").stat().st_ctime
     )
     assert reads(place, "open('a').close()").files == ()
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import NamedTuple
 
 from bootseer.env.client import key as env_key
 from bootseer.env.client.command_key import keys_of
@@ -43,6 +43,37 @@ _END_S = 5.0
 """How long the command may take to end when it is not wanted any more."""
 
 
+class _Task(NamedTuple):
+    """What the child is to do: the fields of `RunOptions` that it needs, and more.
+
+    Attributes:
+        command, targets, extra, key_files: see `RunOptions`; targets are absolute.
+        folders: that the command sees at its targets.
+        image: digest of the image around, "" for none.
+    """
+
+    command: Sequence[str]
+    targets: Sequence[str]
+    extra: Sequence[str]
+    key_files: Sequence[str]
+    folders: Sequence[str]
+    image: str
+
+
+class _Answer(NamedTuple):
+    """What the child says when its folders are in place, or cannot be.
+
+    Attributes:
+        key: document of the command's key, None if there is none.
+        error: why there is none.
+        is_key: no key can tell what the command depends on.
+    """
+
+    key: object = None
+    error: str = ""
+    is_key: bool = False
+
+
 class Sandbox:
     """A command beside its targets; a context, after which nothing is left of it.
 
@@ -59,7 +90,7 @@ class Sandbox:
             scratch: folder for what the command makes.
         """
         self.folders: list[str] = []
-        self._asked = run_options
+        self._run_options = run_options
         self._image = image
         self._scratch = scratch
         self._opened = ExitStack()
@@ -101,35 +132,35 @@ class Sandbox:
             Unavailable: it cannot be done here.
             BootseerError: no key could tell.
         """
-        run_options = self._asked
-        self._send(
-            {
-                "command": run_options.command,
-                "targets": [os.path.abspath(target) for target in run_options.targets],
-                "folders": self.folders,
-                "extra": run_options.extra,
-                "key_files": run_options.key_files,
-                "image": self._image,
-            }
+        asked = self._run_options
+        task = _Task(
+            command=asked.command,
+            targets=[os.path.abspath(target) for target in asked.targets],
+            extra=asked.extra,
+            key_files=asked.key_files,
+            folders=self.folders,
+            image=self._image,
         )
+        self._send(json.dumps(task._asdict()))
         line = ""
         with suppress(ConnectionResetError):  # it has ended, and has not read that
             line = self._lines.readline()
-        answer = json.loads(line or "{}")
-        if "key" not in answer:
-            kind = ConfigError if answer.get("is_key") else Unavailable
-            raise kind(str(answer.get("error", "who should run the command aside has ended")))
-        return env_key.from_document(answer["key"], "the key of the command")
+        if not line:
+            raise Unavailable("the process that should run the command aside has ended")
+        answer = _Answer(**json.loads(line))
+        if answer.key is None:
+            raise (ConfigError if answer.is_key else Unavailable)(answer.error)
+        return env_key.from_document(answer.key, "the key of the command")
 
     def run(self) -> int:
         """Run the command to its end; its output goes to standard error. Returns its status."""
-        self._send({"go": True})
+        self._send("go")
         status = self._process.wait()
         return status if status >= 0 else 128 - status
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, line: str) -> None:
         with suppress(BrokenPipeError):  # the answer that does not come tells
-            self._lines.write(json.dumps(message) + "\n")
+            self._lines.write(line + "\n")
             self._lines.flush()
 
     def _hang_up(self) -> None:
@@ -140,7 +171,7 @@ class Sandbox:
         """Make an empty folder for each target, and targets that are not there."""
         remove_temporary_folders(self._scratch, _PREFIX)
         scratch = opening.enter_context(temporary_folder(self._scratch, _PREFIX))
-        for number, target in enumerate(map(os.path.abspath, self._asked.targets)):
+        for number, target in enumerate(map(os.path.abspath, self._run_options.targets)):
             place = Path(target)
             missing = [path for path in (place, *place.parents) if not path.exists()]
             place.mkdir(parents=True, exist_ok=True)
@@ -164,35 +195,30 @@ def main() -> None:
     """Be the child: the command line names the socket."""
     with socket.socket(fileno=int(sys.argv[1])) as end:
         lines = end.makefile("rw", encoding="utf-8")
-        run_options = json.loads(lines.readline())
+        task = _Task(**json.loads(lines.readline()))
 
-        def answer(message: dict[str, Any]) -> None:
-            lines.write(json.dumps(message) + "\n")
+        def send(answer: _Answer) -> None:
+            lines.write(json.dumps(answer._asdict()) + "\n")
             lines.flush()
 
         try:
-            _enter(run_options["targets"], run_options["folders"])
+            _enter(task.targets, task.folders)
             os.chdir(os.getcwd())  # which may be below a target
         except OSError as error:
-            answer({"error": _refusal(error)})
+            send(_Answer(error=_refusal(error)))
             return
         try:
-            answer({"key": env_key.to_document(_parts(run_options))})
+            send(_Answer(key=env_key.to_document(_parts(task))))
         except BootseerError as error:
-            answer({"error": str(error), "is_key": True})
+            send(_Answer(error=str(error), is_key=True))
         if not lines.readline():
             return
-    _become(run_options["command"])
+    _become(task.command)
 
 
-def _parts(run_options: dict[str, Any]) -> Sequence[KeyPart]:
-    wanted = RunOptions(
-        command=run_options["command"],
-        targets=run_options["targets"],
-        extra=run_options["extra"],
-        key_files=run_options["key_files"],
-    )
-    return keys_of(wanted, wanted.targets, os.environ, os.getcwd(), run_options["image"]).parts
+def _parts(task: _Task) -> Sequence[KeyPart]:
+    wanted = RunOptions(task.command, task.targets, extra=task.extra, key_files=task.key_files)
+    return keys_of(wanted, wanted.targets, os.environ, os.getcwd(), task.image).parts
 
 
 def _become(command: Sequence[str]) -> None:

@@ -84,7 +84,7 @@ def test_who_cannot_run_it_is_told(tmp_path, monkeypatch, is_early):
     monkeypatch.setattr(aside_module, "_BOOT", "")
     with (
         Sandbox(RunOptions(["true"], [str(tmp_path / "target")]), "", str(tmp_path)) as aside,
-        pytest.raises(Unavailable, match="who should run the command aside has ended"),
+        pytest.raises(Unavailable, match="the process that should run the command aside has ended"),
     ):
         if is_early:
             aside._process.wait()
@@ -130,7 +130,7 @@ def test_a_command_that_does_not_end_is_killed_with_all_that_it_has_begun(tmp_pa
             for process in psutil.Process().children()
             if process.exe() == os.path.realpath(sys.executable)
         ]
-        aside._send({"go": True})
+        aside._send("go")
         wait_until((tmp_path / "ready").exists, "the command to begin")
         begun = [child, *child.children(recursive=True)]
         assert len(begun) > 1

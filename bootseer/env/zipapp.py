@@ -1,4 +1,4 @@
-"""Make bootseer-env, the file with which containers have `env run`: `bootseer.env.client`."""
+"""Make bootseer-env, one file with `bootseer.env.client` for containers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAIN = b"import sys\nfrom bootseer.env.client.cli import main\nsys.exit(main())
 
 
 def build() -> bytes:
-    """Return its content; equal installations give equal bytes."""
+    """Return the content of the file; equal installations give equal bytes."""
     package = Path(bootseer.__file__).parent
     file = io.BytesIO()
     file.write(_SHEBANG)

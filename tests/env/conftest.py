@@ -205,9 +205,9 @@ class Installed:
         targets = [str(self.target)]
         asked = RunOptions(command=words, targets=targets)
         parts = keys_of(asked, targets, os.environ, os.getcwd(), "").parts
-        before = capture.look_before(targets[0])
+        before = capture.scan_before(targets[0])
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-        made = capture.look_after(targets, [before], os.geteuid())
+        made = capture.scan_after(targets, [before], os.geteuid())
         story = Provenance(tuple(parts), (targets[0],), (before.base,), "ada", "n1", 1234)
         found = [Finding("home", "/x\x1b[2J", "a home folder")]
 

@@ -34,14 +34,14 @@ def folder(tmp_path):
 @pytest.fixture
 def made(folder):
     """What a command has made: enough for several parts, if these are small."""
-    before = [capture.look_before(str(folder))]
+    before = [capture.scan_before(str(folder))]
     for number in range(5):
         (folder / f"lib/{number}").write_bytes(os.urandom(30_000))
     os.link(folder / "lib/1", folder / "again")
     (folder / "link").symlink_to("lib")
     (folder / "out").symlink_to("/etc")
     before = [capture.Baseline({b"": before[0].tree[b""]}, {})]
-    return lambda: capture.look_after([str(folder)], before, os.geteuid())
+    return lambda: capture.scan_after([str(folder)], before, os.geteuid())
 
 
 @pytest.fixture(autouse=True)
@@ -205,7 +205,7 @@ async def test_a_file_that_has_become_another(made, folder, tmp_path, later):
     seen = made()
     os.utime(folder / "lib/3", ns=(0, 1))
     LATER[later](folder)
-    with pytest.raises(Conflict, match=r"nothing is kept|another length"):
+    with pytest.raises(Conflict, match=r"the result is not stored|another length"):
         await store_it(store, seen, tmp_path)
     assert await captures(store) == []
     with pytest.raises(NotFound):
@@ -303,7 +303,7 @@ async def check_recaptured(lab, target, is_damage=True):
     before = lab.runs()
     done = await lab.run(SCRIPT.format(target), target)
     assert (done.status, lab.runs()) == (0, before + is_damage)
-    assert "kept as" in done.text
+    assert "stored as" in done.text
     shutil.rmtree(target)
     done = await lab.run(SCRIPT.format(target), target)
     assert (done.status, lab.runs()) == (0, before + is_damage)
@@ -360,7 +360,7 @@ async def test_a_manifest_of_another_version_stays(lab, target, version):
     before = lab.runs()
     done = await lab.run(SCRIPT.format(target), target)
     assert (done.status, lab.runs()) == (0, before + 1)
-    assert "only version 1" in done.text and "kept as" not in done.text
+    assert "only version 1" in done.text and "stored as" not in done.text
     assert await store_base.read_all(lab.store, name, 1 << 20) == content
 
 
@@ -385,18 +385,18 @@ async def test_the_manifest_of_another_key_is_captured_anew(lab, target):
 
 async def test_what_the_session_is_told_is_told_to_people(lab, target, monkeypatch):
     """A file that a job changes while it is stored: nothing is kept, and the status is its own."""
-    original = capture.look_after
+    original = capture.scan_after
 
-    def look_after(*args):
+    def scan_after(*args):
         made = original(*args)
         (target / "file").write_text("2\n")
         os.utime(target / "file", ns=(0, 1))
         return made
 
-    monkeypatch.setattr(capture, "look_after", look_after)
+    monkeypatch.setattr(capture, "scan_after", scan_after)
     done = await lab.run(SCRIPT.format(target), target)
     assert done.status == 0
-    assert "not kept: 'file' was changed" in done.text.replace("b'file'", "'file'")
+    assert "not stored: 'file' was changed" in done.text.replace("b'file'", "'file'")
     assert "was changed" in lab.errors()["env.capture"]
     assert await captures_in(lab.store) == []
     monkeypatch.undo()
@@ -410,7 +410,7 @@ async def captures_in(store):
 async def test_a_target_that_is_gone_after_the_command(lab, target):
     done = await lab.run(f"rm -rf {target}", target)
     assert done.status == 0
-    assert "not kept: a target cannot be looked at" in done.text
+    assert "not stored: a target cannot be read" in done.text
     assert await repository.list_snapshots(lab.store) == []
 
 
@@ -433,7 +433,7 @@ async def test_who_is_killed_while_it_is_stored_leaves_the_next_to_do_it(lab, ta
     assert await captures_in(inner) == []
     shutil.rmtree(target)
     done = await lab.run(SCRIPT.format(target), target)
-    assert "kept as" in done.text
+    assert "stored as" in done.text
 
 
 @pytest.mark.root
@@ -450,7 +450,7 @@ async def test_a_disk_that_is_full(lab, target):
             done = await lab.run(script, target)
             assert done.status == status
             if status:
-                assert "keeping nothing" in done.text
+                assert "without capturing it" in done.text
                 assert "has 1.05 MB left" in done.text
             assert os.listdir(target) == ["large"]
         finally:

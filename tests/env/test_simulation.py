@@ -100,7 +100,7 @@ class World:
         status, said = run.end(PATIENCE_S)
         self.say("ended on", run.node.name, status, said)
         assert "Traceback" not in said, said
-        self.was_away |= "keeping nothing" in said
+        self.was_away |= "without capturing it" in said
         if status == 0:
             self.ended.add(run.node)
             if self.was_away:  # later ones ran the command again, as without BootSeer

@@ -152,8 +152,8 @@ def run_document(data):
 async def _from_store(data):
     store = MemoryStore()
     await publish(store, repository._last_object(["/venv"]), data)
-    await publish(store, repository._FIGURES, data)
-    await repository.read_figures(store)
+    await publish(store, repository._STATS, data)
+    await repository.read_stats(store)
     await repository.read_run(store, ["/venv"])
 
 

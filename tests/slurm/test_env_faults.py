@@ -80,7 +80,7 @@ def test_an_agent_that_dies_takes_no_environment_away(lab, captured):
         os.kill(lab.agent("n1", job.job_id), signal.SIGKILL)
         assert job.run(READ).text.strip() == SIZE
         assert job.run(f"cat {TARGET}/new").text.strip() == "x"
-        assert "keeping nothing" in job.run(env_run()).text  # nobody is there to ask
+        assert "without capturing it" in job.run(env_run()).text  # nobody is there to ask
     lab.assert_clean()
     assert "agent.died" in fallbacks(lab, job)
 
@@ -113,7 +113,7 @@ def test_who_captures_is_killed_while_the_command_runs(lab, victim):
         answer = job.answer()
         lab.cluster.run(["rm", "/shared/go"])
         assert answer.code == 0
-        assert "is not kept" in answer.text
+        assert "is not stored" in answer.text
         assert job.run(READ).text.strip() == SIZE
     assert not list((lab.store() / "env").glob("snapshots/*/manifest.json"))
 
@@ -125,7 +125,7 @@ def test_the_store_is_gone_from_the_beginning(lab, captured):
         lab.store().write_text("no folder")
         with JobShell(lab, "--bootseer=k") as job:
             answer = job.run(env_run())
-            assert answer.code == 0 and "running the command, and keeping nothing" in answer.text
+            assert answer.code == 0 and "running the command without capturing it" in answer.text
             assert job.run(READ).text.strip() == SIZE
     finally:
         lab.store().unlink()

@@ -35,7 +35,7 @@ class AgentMounter:
 
 
 async def run(task: Task) -> None:
-    """Serve the one `env run` whose socket the agent hands over."""
+    """Serve the one `env run` whose socket the agent sends."""
     message, fds = await task.channel.receive()
     if not isinstance(message, ServeConnection):
         raise unexpected(message)

@@ -16,8 +16,8 @@ from bootseer.env.client.options import RunOptions
 def env() -> None:
     """Capture and restore installed environments.
 
-    What an install command makes is kept, and is on every node without running it again. ENV is a
-    name, a key, or how a key begins: eight digits at least.
+    The result of an install command is captured once, and restored on every node without running
+    the command again. ENV is a name, a key, or the beginning of a key: eight digits at least.
 
     \b
     Examples:
@@ -38,15 +38,15 @@ Examples:
 @click.option(
     "--check-drift",
     is_flag=True,
-    help="Run the command aside, and compare with what was kept: `bootseer env drift`.",
+    help="Run the command aside, and compare with the snapshot: `bootseer env drift`.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
 def run(run_options: RunOptions, check_drift: bool, quiet: bool) -> None:
-    """Run an install command, or restore its known result.
+    """Restore the result of an install command, or run it.
 
-    The first time the command runs, and what it has made of its targets is captured. Whenever the
-    same command would give the same result, on any node, that is there without running it. If
-    anything goes wrong with that, the command runs as it would without.
+    The first run captures what the command changes in its targets. Whenever the same command would
+    give the same result, on any node, that is restored instead. If anything goes wrong, the command
+    runs as it would without `bootseer env run`.
     """
     if check_drift:
         key.show_drift(run_options, is_long=False, quiet=quiet, as_json=False)
@@ -57,7 +57,7 @@ def run(run_options: RunOptions, check_drift: bool, quiet: bool) -> None:
 
     path = os.environ.get("BOOTSEER_SOCKET", "")
     if not path:
-        run_options = run_options._replace(waits=True)  # the server would end with the step
+        run_options = run_options._replace(waits=True)  # its server ends with the step
 
     def connect() -> socket.socket:
         if path:

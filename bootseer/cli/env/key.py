@@ -1,4 +1,4 @@
-"""bootseer env: what a command's result depends on, and whether the command still gives that."""
+"""bootseer env: the key of an install command, and whether its result has changed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Examples:
 """,
 )
 @install_command(runs=False)
-@click.option("-v", "--verbose", is_flag=True, help="Say why each part is one.")
+@click.option("-v", "--verbose", is_flag=True, help="Say why each part is in the key.")
 @as_json_option
 def key(
     run_options: RunOptions,
@@ -51,8 +51,8 @@ def key(
 ) -> None:
     """Show the key of an install command and what goes into it.
 
-    That is all that the command's result depends on; nothing is run. With --json it is what
-    `--bootseer-env=FILE` reads.
+    These are all the inputs that the result depends on. The command is not run.
+    `--bootseer-env=FILE` reads the output of --json.
     """
     from bootseer.cli import runner
     from bootseer.env.client import key as env_key
@@ -85,8 +85,8 @@ def why(
 ) -> None:
     """Say what has changed since an install command's last run.
 
-    Only what its result depends on counts. The last run is that with the same targets. Nothing is
-    run.
+    Only inputs that the result depends on are compared. The last run is that with the same targets.
+    The command is not run.
     """
     from bootseer.cli import runner
     from bootseer.env.client import key as env_key
@@ -131,7 +131,9 @@ def why(
     state = "is there" if there[name] else "is not there: `bootseer env run` runs the command"
     runner.print_line(f"the environment {name[:KEY_CHARS]} {state}")
     if name != full:
-        runner.print_line("its targets hold something: if that is another, the command runs")
+        runner.print_line(
+            "its targets are not empty: if they hold something else, the command runs"
+        )
 
 
 @click.command(
@@ -151,11 +153,11 @@ def drift(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Run an install command aside, and compare with what was kept.
+    """Run an install command aside, and compare with its snapshot.
 
-    The command sees other, empty folders at its targets; nobody else does, and nothing is kept.
-    That takes root's rights or user namespaces. Times do not count. The exit code is 0 if all is as
-    it was, 1 if not. What the command prints goes to standard error.
+    The command sees empty folders at its targets. No other process sees them, and they are removed
+    afterwards. That takes root's rights or user namespaces. Times are not compared. The exit code
+    is 0 if the result is the same, 1 if not. The command's output goes to standard error.
     """
     show_drift(run_options, is_long=is_long, quiet=quiet, as_json=as_json)
 
@@ -164,7 +166,7 @@ COMMANDS = (key, why, drift)
 
 
 def show_drift(run_options: RunOptions, *, is_long: bool, quiet: bool, as_json: bool) -> None:
-    """Do what ``bootseer env drift`` does; ends the program if something is another now."""
+    """Do what ``bootseer env drift`` does; ends the program if the result has changed."""
     from bootseer import config as settings
     from bootseer.cli import runner
     from bootseer.env.admin.drift import drift as compare
@@ -178,7 +180,7 @@ def show_drift(run_options: RunOptions, *, is_long: bool, quiet: bool, as_json: 
         stores = [store, *shared_stores(config, runner.caller())]
         return await compare(stores, run_options, image, config.env.scratch_dir)
 
-    found = with_env_store(work, after="the command was ended; nothing was kept")
+    found = with_env_store(work, after="the command was ended; nothing was stored")
     key = found.snapshot.key
     if as_json:
         document = {
@@ -190,7 +192,7 @@ def show_drift(run_options: RunOptions, *, is_long: bool, quiet: bool, as_json: 
     elif found.deltas:
         _say_drift(found, run_options.targets, is_long=is_long, quiet=quiet)
     elif not quiet:
-        runner.print_line(f"no drift: the command gives {key[:KEY_CHARS]}")
+        runner.print_line(f"no drift: the result is still {key[:KEY_CHARS]}")
     if found.deltas:
         sys.exit(1)
 
@@ -215,7 +217,7 @@ def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool, qui
     if quiet:
         return
     runner.print_line(f"drift from {found.snapshot.key[:KEY_CHARS]}: {counts(found.deltas)}")
-    runner.print_line("`bootseer env run --refresh` keeps what the command gives now")
+    runner.print_line("`bootseer env run --refresh` captures the new result")
 
 
 async def _is_there(store: Store, key: str) -> bool:
@@ -239,14 +241,14 @@ def _with_absolute_targets(run_options: RunOptions) -> RunOptions:
 
 
 def _keys_now(run_options: RunOptions) -> Keys:
-    """Return the parts of the key that a command has here and now."""
+    """Return the key that a command has here and now."""
     from bootseer.env.client.command_key import keys_of
 
     return keys_of(run_options, run_options.targets, os.environ, os.getcwd(), _image_here())
 
 
 def _warned(run_options: RunOptions, keys: Keys) -> Keys:
-    """Say what is wrong with a key."""
+    """Print the warnings about a key; returns the key."""
     from bootseer.env.client.command_key import warnings
     from bootseer.env.client.terminal import tell
 
@@ -256,7 +258,7 @@ def _warned(run_options: RunOptions, keys: Keys) -> Keys:
 
 
 def _image_here() -> str:
-    """Return the digest of the image that this is in, as the agent of a job knows it."""
+    """Return the digest of the container image around, as the agent of the job knows it."""
     from bootseer.env.client.connection import ask_agent_for_image
 
     path = os.environ.get("BOOTSEER_SOCKET", "")

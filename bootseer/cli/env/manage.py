@@ -1,4 +1,4 @@
-"""bootseer env: names, removal, sharing, and unpacking by hand."""
+"""bootseer env: name, remove, share and unpack snapshots."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example:  bootseer env rm 3f2ac41b nightly")
 @click.argument("envs", metavar="ENV...", nargs=-1, required=True, shell_complete=complete)
-@click.option("--now", is_flag=True, help="Do not keep its bytes for jobs that have it mounted.")
+@click.option("--now", is_flag=True, help="Remove it even from jobs that have it mounted.")
 @user_option
 @group_option
 @quiet_option
 def rm(envs: tuple[str, ...], now: bool, user: str | None, group: str, quiet: bool) -> None:
     """Remove environments, with their names.
 
-    What jobs have mounted stays readable for a day.
+    Jobs that have one mounted can read it for a day.
     """
     from bootseer.cli import runner
     from bootseer.env.snapshot import repository
@@ -63,7 +63,7 @@ def rm(envs: tuple[str, ...], now: bool, user: str | None, group: str, quiet: bo
 @click.argument("name")
 @user_option
 def tag(env: str, name: str, user: str | None) -> None:
-    """Give ENV one more name; another environment that has it loses it."""
+    """Give ENV one more name; the name moves if another has it."""
     from bootseer.cli import runner
     from bootseer.env.snapshot import repository
 
@@ -80,7 +80,7 @@ def tag(env: str, name: str, user: str | None) -> None:
 @click.argument("name", shell_complete=complete_name)
 @user_option
 def untag(name: str, user: str | None) -> None:
-    """Take the name NAME away; the environment stays."""
+    """Remove the name NAME; the environment stays."""
     from bootseer.env.snapshot import repository
     from bootseer.errors import NotFound
 
@@ -110,14 +110,14 @@ Examples:
     metavar="DIR",
     help="Folder to unpack to, one for each.  [default: where it was captured]",
 )
-@click.option("--over", is_flag=True, help="Also into folders that hold something.")
+@click.option("--over", is_flag=True, help="Unpack into folders that are not empty, too.")
 @group_option
 @quiet_option
 def restore(env: str, targets: tuple[str, ...], over: bool, group: str, quiet: bool) -> None:
     """Unpack ENV, to where it was captured or elsewhere.
 
-    Where something is in the way, files of the environment replace it with --over. Environments
-    name their own place in scripts and settings, and may not work elsewhere.
+    With --over, files of the environment replace files of the same names. Scripts and settings of
+    an environment name its folder, so that it may not work elsewhere.
     """
     from bootseer.cli import runner
     from bootseer.env.snapshot import repository
@@ -148,16 +148,16 @@ def restore(env: str, targets: tuple[str, ...], over: bool, group: str, quiet: b
 
 
 @click.command(epilog="Example:  bootseer env gc --dry-run")
-@click.option("--dry-run", is_flag=True, help="Only list what would go.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @user_option
 @quiet_option
 @as_json_option
 def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
     """Remove old environments and leftovers of captures.
 
-    Environments go that were not used for long, or are too much. How long, and how much, is the
-    administrator's: `env.keep_days` and `env.quota_gib` as `bootseer doctor` shows them. Named
-    environments go only when the others were not enough.
+    Environments without a name are removed if they were not used for `env.keep_days`. If the others
+    take more than `env.quota_gib`, the least recently used are removed, too, those with names last.
+    `bootseer doctor` shows these settings of the administrator.
     """
     from bootseer import config as settings
     from bootseer.cli import runner
@@ -202,8 +202,8 @@ def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
 def publish(env: str, group: str, quiet: bool) -> None:
     """Copy ENV to the store that a Unix group shares.
 
-    Its members' `bootseer env run` finds it there. The administrator lists such stores in
-    `env.shared`. Everything is checked on the way.
+    `bootseer env run` of the group's members finds it there. The administrator lists such stores in
+    `env.shared`. All content is checked on the way.
     """
     from bootseer import config as settings
     from bootseer.cli import runner
@@ -230,11 +230,11 @@ COMMANDS = (rm, tag, untag, restore, gc, publish)
 
 
 def _places(snapshot: Snapshot, targets: Sequence[str], over: bool) -> list[str]:
-    """Say where each folder of a snapshot goes.
+    """Return the path to which each target of a snapshot is unpacked.
 
     Raises:
         ConfigError: there are too few, or too many.
-        Conflict: one holds something.
+        Conflict: one is not empty.
     """
     from bootseer.errors import ConfigError, Conflict
 
@@ -246,7 +246,7 @@ def _places(snapshot: Snapshot, targets: Sequence[str], over: bool) -> list[str]
         raise ConfigError("--target / is no place for an environment")
     for path in paths:
         if snapshot.is_whole and not over and os.path.isdir(path) and os.listdir(path):
-            raise Conflict(f"{path} holds something: remove it, or unpack over it with --over")
+            raise Conflict(f"{path} is not empty: remove it, or unpack over it with --over")
     return paths
 
 

@@ -1,4 +1,4 @@
-"""What the commands of ``bootseer env`` have in common: options, and what they work on."""
+"""Options of several commands of ``bootseer env``, and their access to the store."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ user_option = click.option("--user", help="Whose; yours by default.")
 
 
 def install_command(*, runs: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Have a command of the command line take an install command, with options that say more.
+    """Give a click command an install command as its argument, and options that go with it.
 
     Args:
-        runs: with the options that say how to run it, too.
+        runs: add the options that say how to run the command, too.
 
     Returns:
-        What decorates a function with a `RunOptions` as its first argument.
+        A decorator for a function with a `RunOptions` as its first argument.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -130,9 +130,9 @@ def with_env_store(
     """Run ``work`` on the store that has a user's environments, or a group's.
 
     Args:
-        work: what is to be done.
-        user: whose, see `bootseer.cli.user_store`; the caller's if None.
-        group: that shares a store, instead.
+        work: takes the store.
+        user: owner of the store, see `bootseer.cli.user_store`; the caller if None.
+        group: open the store that this group shares instead.
         counted, bar, after: see `bootseer.cli.runner.run`.
     """
     from bootseer import config as settings
@@ -188,7 +188,7 @@ def say_deltas(deltas: Sequence[PathDiff], targets: Sequence[str]) -> None:
 
 
 def counts(deltas: Sequence[PathDiff]) -> str:
-    """Say how many paths are not the same."""
+    """Format the numbers of paths that differ."""
     added = sum(1 for delta in deltas if delta.before is None)
     deleted = sum(1 for delta in deltas if delta.after is None)
     return f"{added:,} added, {len(deltas) - added - deleted:,} changed, {deleted:,} deleted"

@@ -1,4 +1,4 @@
-"""bootseer env: what there is, and whether it is whole."""
+"""bootseer env: list, show, compare and verify snapshots."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def ls(user: str | None, group: str, as_json: bool) -> None:
 @group_option
 @as_json_option
 def show(env: str, user: str | None, group: str, as_json: bool) -> None:
-    """Show all that is known of ENV.
+    """Show the manifest of ENV, with its inputs and findings.
 
-    That is also what it depends on, and what may go wrong with it.
+    The inputs are what its key is made of. Findings are problems that it may have on other nodes.
     """
     from bootseer.env.snapshot import repository
 
@@ -133,7 +133,7 @@ def diff(
 ) -> None:
     """Compare ENV with another, or with what its targets hold now.
 
-    Times do not count. The exit code is 0 if they are equal, 1 if they are not.
+    Times are not compared. The exit code is 0 if they are equal, 1 if they are not.
     """
     import trio
 
@@ -158,13 +158,13 @@ def diff(
             raise ConfigError(f"{env} has {len(snapshot.targets)} targets: a --folder for each")
         progress.total_bytes = snapshot.content_bytes
 
-        def look() -> Mapping[bytes, TreeNode]:
-            return compare.look_now(folders or snapshot.targets, progress.add)
+        def scan() -> Mapping[bytes, TreeNode]:
+            return compare.scan_now(folders or snapshot.targets, progress.add)
 
         try:
-            now = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+            now = await trio.to_thread.run_sync(scan, abandon_on_cancel=True)
         except OSError as error:
-            raise Unavailable(f"a target cannot be looked at: {error}") from error
+            raise Unavailable(f"a target cannot be read: {error}") from error
         return snapshot, compare.against_folders(snapshot, index.tree, index.deleted, now)
 
     bar = "" if quiet or as_json else "diff"
@@ -190,9 +190,9 @@ def diff(
 def verify(
     env: str | None, is_all: bool, user: str | None, group: str, quiet: bool, as_json: bool
 ) -> None:
-    """Read all that ENV is stored in, and compare it with its digests.
+    """Read all objects of ENV, and check their digests.
 
-    What is damaged is named, one line each, and the exit code is 4.
+    Damage is listed, a line for each object, and the exit code is 4.
     """
     from bootseer.cli import runner
     from bootseer.env.admin.verify import verify as check

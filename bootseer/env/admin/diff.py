@@ -1,4 +1,4 @@
-"""What tells two environments apart: files and their content, not times and owners."""
+"""Compare two environments: files and their content, without times and owners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABOUT = re.compile(rb"(?:.*/)?([^/]+?)-([^/-]+)\.dist-info")
 
 
 class PathDiff(NamedTuple):
-    """A path that is not the same on both sides; None on the side that does not have it."""
+    """A path that differs between two sides; None on a side that does not have it."""
 
     path: bytes
     before: TreeNode | None
@@ -23,7 +23,7 @@ class PathDiff(NamedTuple):
 
 
 class VersionDiff(NamedTuple):
-    """A distribution that is not of the same version on both sides, "" where it is not at all."""
+    """A distribution whose version differs; "" on a side that does not have it."""
 
     name: str
     before: str
@@ -46,13 +46,13 @@ def against_folders(
 ) -> list[PathDiff]:
     """Compare a snapshot with what its targets hold.
 
-    Where a target held something before the command ran, a snapshot has only what has changed: what
-    else is there is no difference, unless the command had deleted it.
+    If a target was not empty before the command ran, the snapshot has changes only. Other paths in
+    the target are no difference, unless the command had deleted them.
 
     Args:
         snapshot: the manifest.
         tree, deleted: of its index.
-        now: what `look_now` has found.
+        now: the result of `scan_now`.
     """
     partial = {b"%d" % n for n, base in enumerate(snapshot.bases) if base != EMPTY}
     gone = set(deleted)
@@ -65,14 +65,14 @@ def against_folders(
     ]
 
 
-def look_now(
+def scan_now(
     folders: Sequence[str], count: Callable[[int], None] = lambda size_bytes: None
 ) -> dict[bytes, TreeNode]:
-    """Return what folders hold as the tree of a snapshot; one that is not there holds nothing.
+    """Scan folders, as the tree of a snapshot; a missing folder counts as empty.
 
     Args:
         folders: in the order of the snapshot's targets.
-        count: told of bytes that have been read.
+        count: called with numbers of bytes that were read.
 
     Raises:
         OSError: something cannot be read, or changes meanwhile.
@@ -88,7 +88,7 @@ def look_now(
 
 
 def numbered(number: int, tree: Mapping[bytes, TreeNode]) -> dict[bytes, TreeNode]:
-    """Return the tree of a target as it is in a snapshot, below its number."""
+    """Return the tree of a target as a snapshot has it, below the target's number."""
     top = b"%d" % number
     return {
         top + b"/" + path if path else top: node._replace(
@@ -111,7 +111,7 @@ def versions(
 
 
 def _essence(tree: Mapping[bytes, TreeNode]) -> dict[bytes, TreeNode]:
-    """Return what counts of a tree; hard links are files of equal content."""
+    """Return a tree without what is not compared; hard links are files of equal content."""
     return {
         path: node._replace(
             uid=0,

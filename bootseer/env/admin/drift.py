@@ -1,4 +1,4 @@
-"""Run an install command once more, aside, and compare what it makes now with its snapshot."""
+"""Run an install command again, aside, and compare its result with its snapshot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 
 from bootseer.env.admin.diff import PathDiff, VersionDiff, contrast, versions
 from bootseer.env.admin.sandbox import Sandbox
-from bootseer.env.capture.capture import CaptureResult, look_after, look_before
+from bootseer.env.capture.capture import CaptureResult, scan_after, scan_before
 from bootseer.env.client.key import key_of
 from bootseer.env.client.options import RunOptions
 from bootseer.env.client.scan import TreeNode
@@ -37,12 +37,12 @@ _RECORD = re.compile(rb"(.*/)?[^/]+\.dist-info/RECORD")
 
 @dataclass(frozen=True, slots=True)
 class DriftResult:
-    """What is another now.
+    """What differs between a snapshot and a new run of its command.
 
     Attributes:
-        snapshot: that it was compared with.
-        versions: distributions of another version.
-        deltas: paths; before is the snapshot, after what the command makes now.
+        snapshot: that the new result was compared with.
+        versions: distributions whose version differs.
+        deltas: paths that differ; before is the snapshot, after the new result.
     """
 
     snapshot: Snapshot
@@ -55,21 +55,21 @@ async def drift(
 ) -> DriftResult:
     """Run a command as if its targets were empty, and compare with its snapshot.
 
-    Times do not count, nor what byte code and notes of installers hold. Nothing is kept. What the
-    command does outside of its targets (caches, for one) it does.
+    Times are not compared, nor the content of byte code and of installers' notes. The result is
+    removed. Changes that the command makes outside of its targets stay, in caches for example.
 
     Args:
         stores: the user's, and those that groups share.
         run_options: command and targets.
         image: digest of the image around, "" for none.
-        scratch: folder for what the command makes.
+        scratch: folder for the new result.
 
     Raises:
         NotFound: there is no snapshot of this command.
         Unavailable: the command cannot be run aside, or fails.
         BootseerError: the snapshot cannot be read.
 
-    Cancellation: the command is ended; nothing is left.
+    Cancellation: the command is ended, and its result removed.
     """
     with Sandbox(run_options, image, scratch) as sandbox:
         parts = await trio.to_thread.run_sync(sandbox.parts, abandon_on_cancel=True)
@@ -83,15 +83,15 @@ async def drift(
                 "cannot be run aside; compare with `bootseer env diff`"
             )
         index = await repository.read_index(store, snapshot)
-        befores = [look_before(folder) for folder in sandbox.folders]
+        befores = [scan_before(folder) for folder in sandbox.folders]
         status = await trio.to_thread.run_sync(sandbox.run, abandon_on_cancel=True)
         if status:
             raise Unavailable(f"the command failed with {status}: there is nothing to compare")
-        look = partial(look_after, sandbox.folders, befores, os.geteuid())
+        scan = partial(scan_after, sandbox.folders, befores, os.geteuid())
         try:
-            made = await trio.to_thread.run_sync(look)
+            made = await trio.to_thread.run_sync(scan)
         except OSError as error:
-            raise Unavailable(f"what the command made cannot be looked at: {error}") from error
+            raise Unavailable(f"the result of the command cannot be read: {error}") from error
         await trio.to_thread.run_sync(_read_all, made)
         deltas = await _without_records(store, snapshot, index, made, _compare(index.tree, made))
         return DriftResult(snapshot, versions(index.tree, made.tree), deltas)
@@ -102,7 +102,7 @@ def _compare(then: Mapping[bytes, TreeNode], made: CaptureResult) -> list[PathDi
 
 
 def _timeless(tree: Mapping[bytes, TreeNode]) -> dict[bytes, TreeNode]:
-    """Return a tree without what is another in each run."""
+    """Return a tree without what differs in every run."""
     return {
         path: node._replace(size_bytes=0, digest=b"") if _OF_A_RUN.fullmatch(path) else node
         for path, node in tree.items()
@@ -110,10 +110,10 @@ def _timeless(tree: Mapping[bytes, TreeNode]) -> dict[bytes, TreeNode]:
 
 
 def _read_all(made: CaptureResult) -> None:
-    """Take the digests of what a command has made.
+    """Hash the files that a command has made.
 
     Raises:
-        BootseerError: it changes, or cannot be read.
+        BootseerError: a file changes, or cannot be read.
     """
 
     def read(path: bytes) -> None:
@@ -130,7 +130,7 @@ def _read_all(made: CaptureResult) -> None:
 async def _without_records(
     store: Store, snapshot: Snapshot, index: Index, made: CaptureResult, deltas: Sequence[PathDiff]
 ) -> list[PathDiff]:
-    """Leave out lists of files that differ only in files whose content does not count."""
+    """Leave out lists of files (RECORD) that differ only in files that are not compared."""
     records = [
         delta
         for delta in deltas
@@ -164,7 +164,7 @@ def _read_file(index: Index, frames: Sequence[Frame], read: Read, path: bytes) -
 
 
 def _lines(record: bytes) -> list[bytes]:
-    """Return the lines of a RECORD that count."""
+    """Return the lines of a RECORD that are compared."""
     return sorted(
         line for line in record.splitlines() if not _OF_A_RUN.fullmatch(line.partition(b",")[0])
     )

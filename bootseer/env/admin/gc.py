@@ -1,4 +1,4 @@
-"""Remove environments that nobody uses any more, and what captures have left behind."""
+"""Collect garbage: environments that are not used any more, and remains of captures."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ IN_USE_NS = 2 * 3600 * NS_PER_S
 """What was used so lately may be being restored now, on many nodes, and stays whatever the quota: a
 use is noted to the hour."""
 _CLAIM_NS = 3600 * NS_PER_S
-"""How long ago a claim has run out that is removed: clocks differ, and who has it keeps it up."""
+"""Time after a lease's end when it is removed: clocks differ, and its holder may still renew it."""
 _CAPTURE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _SOURCE = "environment "
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Something that was removed, or would be.
+    """An object that was removed, or would be.
 
     Attributes:
         kind: "environment", "capture", "claim", "note" or "image".
         name: the key of an environment, the digest of an image, or of an object.
-        reason: for people.
-        size_bytes: that this frees, as far as it is known; of an environment, a day later for most.
+        reason: why, for the user.
+        size_bytes: bytes that this frees, as far as they are known; those of an environment's
+            squashfs a day later.
     """
 
     kind: str
@@ -44,13 +45,13 @@ class Removed:
 
 @dataclass(slots=True)
 class GcResult:
-    """What has come of it.
+    """Result of a collection.
 
     Attributes:
         gone: what was removed, in this order.
-        kept: environments that stay.
-        kept_bytes: that these take up.
-        problems: of what could not be judged, and stays.
+        kept: number of environments that stay.
+        kept_bytes: their size in the store.
+        problems: with objects that could not be read, and stay.
     """
 
     gone: list[Removed] = field(default_factory=list)
@@ -60,32 +61,33 @@ class GcResult:
 
     @property
     def freed_bytes(self) -> int:
-        """Of all that goes."""
+        """Size of all that is removed."""
         return sum(gone.size_bytes for gone in self.gone)
 
 
 async def collect(
     store: Store, keep_days: float, quota_bytes: int, now_ns: int, dry_run: bool
 ) -> GcResult:
-    """Remove from a user's store what is old, too much, or left over.
+    """Remove old, excess and left-over objects from a user's store.
 
-    Environments without a name go that were not used for `keep_days`. If the rest is more than the
-    quota, those go that were not used for longest, the ones with names last. What was used within
-    `IN_USE_NS` stays. An environment goes with its names; its squashfs a day later, for jobs that
-    have it mounted. What cannot be judged stays, such as manifests of another version.
+    Environments without a name are removed if they were not used for `keep_days`. If the others
+    take more than the quota, the least recently used are removed first, and those with names last.
+    An environment that was used within `IN_USE_NS` stays. An environment is removed with its names.
+    Its squashfs follows a day later, for jobs that have it mounted. Objects that cannot be read
+    stay, such as manifests of another version.
 
     Args:
         store: of the user.
-        keep_days: since the last use; 0: for ever.
-        quota_bytes: that all environments may take up in the store, frames and squashfs; 0: all.
+        keep_days: days since the last use; 0 for ever.
+        quota_bytes: most that all environments may take up, frames and squashfs; 0 for any.
         now_ns: nanoseconds since 1970.
-        dry_run: only say what would go.
+        dry_run: only report what would be removed.
 
     Raises:
         BootseerError: the store does not answer.
 
-    Concurrency: captures, restores and other collections may go on. Cancellation: what was removed
-    is; the rest is for the next time.
+    Concurrency: captures, restores and other collections may go on. Cancellation: removed
+    objects stay removed; the next collection removes the rest.
     """
     return await _Collector(store, keep_days, quota_bytes, now_ns, dry_run).run()
 
@@ -124,7 +126,7 @@ class _Collector:
         return self._done
 
     def _choose(self, whole: Sequence[ListedSnapshot]) -> list[tuple[ListedSnapshot, str]]:
-        """Say which environments go, and why."""
+        """Choose the environments to remove, with reasons."""
         going = []
         staying = []
         for found in whole:
@@ -144,7 +146,7 @@ class _Collector:
         return going
 
     async def _judge(self, found: ListedSnapshot) -> None:
-        """Remove what has no manifest, or a damaged one, if it is old."""
+        """Remove a snapshot that has no manifest, or a damaged one, if it is old."""
         try:
             snapshot = await repository.read_snapshot(self._store, found.key)
         except NotFound:
@@ -170,7 +172,7 @@ class _Collector:
         self._done.gone.append(Removed("environment", found.key, reason, _stored_bytes(found)))
 
     async def _leftovers(self, key: str, capture: str) -> None:
-        """Remove attempts at a snapshot that are not the one which its manifest names."""
+        """Remove captures of a snapshot that its manifest does not name."""
         held = await lease.read_claim(self._store, key)
         if held is not None and self._now_ns < held.until_ns:
             return
@@ -218,14 +220,14 @@ class _Collector:
                 await self._delete(gone, is_folder=info.is_folder)
 
     async def _images(self, kept: Sequence[ListedSnapshot]) -> None:
-        """Remove what captures have stored as images, and no environment has."""
+        """Remove images that captures have stored and that belong to no environment."""
         used = {found.snapshot.image for found in kept if found.snapshot is not None}
         named = {image.digest for image in await images.list_names(self._store)}
         for digest in set(await images.list_removed(self._store)) - used - named:
             if self._dry_run or await images.drop(self._store, digest):
                 self._done.gone.append(Removed("image", f"images/{digest}", "removed a day ago"))
         if not self._is_judged:
-            return  # whose image it is cannot be told
+            return  # it is not known which images belong to it
         for folder in await self._store.list("images"):
             digest = folder.name.rpartition("/")[2]
             about = await images.read_about(self._store, digest)

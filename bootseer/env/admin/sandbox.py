@@ -1,8 +1,8 @@
-"""Run a command where its targets are other, empty folders, that nobody else sees there.
+"""Run a command with empty folders mounted over its targets, in a mount namespace of its own.
 
-That takes a mount namespace of its own, and of who is not root a user namespace around it. A child
-is made for it, for a process with threads cannot enter one: it puts the folders in place, says what
-the key of the command is there, and becomes the command when it is told to.
+Users other than root need a user namespace for that. A process with threads cannot enter one, so a
+child is started. It mounts the folders, answers with the key that the command has there, and
+executes the command when it is told to.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _END_S = 5.0
 
 
 class _Task(NamedTuple):
-    """What the child is to do: the fields of `RunOptions` that it needs, and more.
+    """Task of the child: fields of `RunOptions`, and more.
 
     Attributes:
         command, targets, extra, key_files: see `RunOptions`; targets are absolute.
-        folders: that the command sees at its targets.
+        folders: folders that the command sees at its targets.
         image: digest of the image around, "" for none.
     """
 
@@ -61,7 +61,7 @@ class _Task(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What the child says when its folders are in place, or cannot be.
+    """Answer of the child when its folders are mounted, or cannot be.
 
     Attributes:
         key: document of the command's key, None if there is none.
@@ -75,19 +75,19 @@ class _Answer(NamedTuple):
 
 
 class Sandbox:
-    """A command beside its targets; a context, after which nothing is left of it.
+    """A command that runs beside its targets; a context that removes its result at the end.
 
     Attributes:
-        folders: what it sees at its targets.
+        folders: folders that the command sees at its targets.
     """
 
     def __init__(self, run_options: RunOptions, image: str, scratch: str) -> None:
-        """Say what is to run; nothing is done yet.
+        """Prepare for a command; it is not started yet.
 
         Args:
             run_options: command and targets.
             image: digest of the image around, "" for none.
-            scratch: folder for what the command makes.
+            scratch: folder for the result of the command.
         """
         self.folders: list[str] = []
         self._run_options = run_options
@@ -122,11 +122,11 @@ class Sandbox:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End what runs, and remove what it has made."""
+        """End the processes, and remove their result."""
         self._opened.close()
 
     def parts(self) -> tuple[KeyPart, ...]:
-        """Put the folders in place; returns the parts of the key that the command has there.
+        """Mount the folders; returns the parts of the key that the command has there.
 
         Raises:
             Unavailable: it cannot be done here.
@@ -164,7 +164,7 @@ class Sandbox:
             self._lines.flush()
 
     def _hang_up(self) -> None:
-        with suppress(BrokenPipeError):  # what could not be sent is for nobody
+        with suppress(BrokenPipeError):  # the child has ended
             self._lines.close()
 
     def _make_folders(self, opening: ExitStack) -> None:
@@ -234,7 +234,7 @@ def _become(command: Sequence[str]) -> None:
 
 
 def _enter(targets: Sequence[str], folders: Sequence[str]) -> None:
-    """Have folders be seen at targets, by this process and what it starts.
+    """Mount folders over targets, for this process and those that it starts.
 
     Raises:
         OSError: the kernel refuses.

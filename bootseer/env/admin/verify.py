@@ -1,4 +1,4 @@
-"""Read all that a snapshot is stored in, and compare it with what its manifest promises."""
+"""Read all objects of a snapshot, and compare them with its manifest."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _DAMAGE = (Corrupt, NotFound)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProblem:
-    """Something that is not what it should be.
+    """A damaged object.
 
     Attributes:
-        name: of the store's object, or the path of a file as its user sees it.
+        name: of an object of the store, or path of a file as its user sees it.
         reason: one line.
     """
 
@@ -43,18 +43,18 @@ class SnapshotProblem:
 
 
 async def verify(store: Store, key: str, progress: UploadProgress) -> list[SnapshotProblem]:
-    """Compare everything of a snapshot with its digests.
+    """Compare all objects of a snapshot with their digests.
 
     Read are the manifest, the index, all frames with the SHA-256 of each file in them, and every
     block of the squashfs.
 
     Args:
-        store: that has it.
+        store: that has the snapshot.
         key: of the snapshot.
         progress: kept up to date.
 
     Returns:
-        What is damaged or missing.
+        The objects that are damaged or missing.
 
     Raises:
         NotFound: there is no such snapshot.
@@ -119,7 +119,7 @@ def _read_through(
     files: _Files,
     count: Callable[[int], None],
 ) -> list[SnapshotProblem]:
-    """Read all frames in order, in a thread; says which are damaged."""
+    """Read all frames in order, in a thread; returns those that are damaged."""
     problems = []
     for frame, data in _contents(frames, read):
         trio.from_thread.check_cancelled()
@@ -137,7 +137,7 @@ def _read_through(
 def _contents(
     frames: Sequence[Frame], read: Read
 ) -> Iterator[tuple[Frame, memoryview | Corrupt | NotFound]]:
-    """Read and decompress frames ahead; yields what is in each, or what is wrong with it."""
+    """Read and decompress frames ahead; yields the content of each, or its problem."""
 
     def one(frame: Frame) -> memoryview | Corrupt | NotFound:
         try:
@@ -161,10 +161,10 @@ def _contents(
 
 
 class _Files:
-    """Takes the SHA-256 of every file out of a stream of frames."""
+    """Hashes every file in a stream of frames with SHA-256."""
 
     def __init__(self, snapshot: Snapshot, index: Index | None) -> None:
-        """Take what they should be; without an index nothing is compared."""
+        """Expect the digests of an index; without one, nothing is compared."""
         self._snapshot = snapshot
         self._index = index
         places = index.places if index is not None else {}
@@ -175,7 +175,7 @@ class _Files:
         self._lost: list[bytes] = []
 
     def add(self, frame: Frame, data: memoryview | None) -> None:
-        """Take the next frame; None of one that is damaged."""
+        """Take the next frame; None for a damaged one."""
         if self._index is None:
             return
         while self._waiting:
@@ -194,7 +194,7 @@ class _Files:
             self._end(path)
 
     def problems(self) -> list[SnapshotProblem]:
-        """Say which files are damaged, once there are no more frames."""
+        """Return the files that are damaged, when there are no more frames."""
         said = [
             SnapshotProblem(
                 shown_path(path, self._snapshot.targets), "its SHA-256 is not the index's"

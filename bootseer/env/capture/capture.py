@@ -1,7 +1,7 @@
-"""What a command has made of its targets, and its content read out of them while a job goes on.
+"""Find out what a command has changed in its targets, and read it while the job goes on.
 
-What the command made is fixed by one look when it has ended. Content is read later; a file that has
-become another one by then is found out, and nothing of the whole is published.
+One scan when the command has ended fixes which files are captured. Their content is read later. If
+a file has changed by then, nothing is published.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ _OTHER = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a target held before the command ran, digests included; of nothing, only its root."""
+    """Scan of a target before the command ran, with digests; of an empty target, only its root."""
 
     tree: dict[bytes, TreeNode]
     statuses: dict[bytes, os.stat_result]
 
     @property
     def base(self) -> str:
-        """What to call it in a key."""
+        """Value of the target's part in a key."""
         return shape(self.tree) if len(self.tree) > 1 else EMPTY
 
 
 @dataclass(slots=True)
 class CaptureResult:
-    """What a command has made.
+    """The result of a command.
 
     Attributes:
         folders: paths under which the targets can be read.
-        tree: of the snapshot, nobody's, by path with the target's number before it. Without
-            digests, until `read` has read everything.
-        statuses: of all of it, as it was seen when the command had ended.
-        deleted: paths that are gone.
-        outside: of the links, those that lead out of their target.
-        findings: what no snapshot can hold, and what of it was left out.
+        tree: of the snapshot, without owners, by path with the target's number before it. It has
+            no digests until `read` has read all files.
+        statuses: of all paths, as they were when the command had ended.
+        deleted: paths that the command has deleted.
+        outside: links that lead out of their target.
+        findings: about paths that no snapshot can hold, and that were left out.
     """
 
     folders: Sequence[str]
@@ -70,10 +70,10 @@ class CaptureResult:
         return sum(node.size_bytes for node in self.tree.values() if not node.same_as)
 
     def read(self, path: bytes) -> Iterator[memoryview]:
-        """Read a file, and note its digest; what is given changes once the next is asked for.
+        """Read a file piece by piece, and note its digest; the next piece overwrites the last.
 
         Raises:
-            Conflict: it is another one by now.
+            Conflict: it has changed.
             Unavailable: it cannot be read.
         """
         number, _, below = path.partition(b"/")
@@ -97,7 +97,7 @@ class CaptureResult:
         self.tree[path] = self.tree[path]._replace(digest=digest.digest())
 
     def finish(self) -> None:
-        """Give further names of files the digest of the first, once all is read."""
+        """Give hard links the digest of the first, when all files are read."""
         for path, node in self.tree.items():
             if node.same_as:
                 self.tree[path] = node._replace(digest=self.tree[node.same_as].digest)
@@ -105,26 +105,26 @@ class CaptureResult:
                 self.tree[path] = node._replace(digest=hashlib.sha256().digest())
 
 
-def look_before(folder: str) -> Baseline:
-    """Look at a target before the command runs.
+def scan_before(folder: str) -> Baseline:
+    """Scan a target before the command runs.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: it cannot be read.
     """
     tree, statuses = scan_folder(folder)
     return Baseline(digested(folder, tree, statuses), statuses)
 
 
-def look_after(folders: Sequence[str], befores: Sequence[Baseline], uid: int) -> CaptureResult:
-    """Look at what the command has made of its targets.
+def scan_after(folders: Sequence[str], befores: Sequence[Baseline], uid: int) -> CaptureResult:
+    """Scan the targets after the command has run.
 
     Args:
-        folders: paths under which they can be read.
-        befores: what was there.
-        uid: of the user, whose everything ought to be.
+        folders: paths under which the targets can be read.
+        befores: their scans before the command ran.
+        uid: of the user, who should own all of it.
 
     Raises:
-        OSError: something cannot be looked at.
+        OSError: a path cannot be read.
     """
     made = CaptureResult(folders)
     roots = []
@@ -152,7 +152,7 @@ def _with_digests(
     statuses: dict[bytes, os.stat_result],
     before: Baseline,
 ) -> dict[bytes, TreeNode]:
-    """Add the digests of files that are where files were; read are those that may be others."""
+    """Add digests of files that were there before; only those that may have changed are read."""
     known, unknown = {}, {}
     for path, node in tree.items():
         old = before.tree.get(path)
@@ -170,7 +170,7 @@ def _with_digests(
 
 
 def _changed(before: Baseline, tree: dict[bytes, TreeNode]) -> set[bytes]:
-    """Return the paths of what was added or changed, and of all folders that it is in."""
+    """Return the paths that were added or changed, with all folders above them."""
     if before.base == EMPTY:
         return set(tree)
     changed = {b""} | {path for path, node in tree.items() if node != before.tree.get(path)}
@@ -184,7 +184,7 @@ def _changed(before: Baseline, tree: dict[bytes, TreeNode]) -> set[bytes]:
 
 
 def _is_gone(path: bytes, old: TreeNode, tree: dict[bytes, TreeNode]) -> bool:
-    """Whether what was at a path is to be deleted; not if a folder that it was in is."""
+    """Whether a snapshot has to delete a path; not if it deletes a folder above it."""
     node, folder = tree.get(path), tree.get(path.rpartition(b"/")[0])
     if folder is None or folder.kind != "folder":
         return False
@@ -194,7 +194,7 @@ def _is_gone(path: bytes, old: TreeNode, tree: dict[bytes, TreeNode]) -> bool:
 def _take(
     made: CaptureResult, path: bytes, node: TreeNode, status: os.stat_result, name: bytes, uid: int
 ) -> None:
-    """Take something into the snapshot, or say why not."""
+    """Take a path into the snapshot, or add a finding why not."""
     if node.kind not in _KINDS:
         made.findings.append((path, "left out", f"a {node.kind} is nothing that can be restored"))
         return
@@ -229,7 +229,7 @@ def _take(
 def _without_list(mode: int, acl: bytes | None) -> int:
     """Return the mode of a file without its access control list.
 
-    Under one, the bits of the group are what anybody who is named there may have at most.
+    With one, the mode's bits for the group are the mask: the most that any of its entries grants.
     """
     if acl is None:
         return mode
@@ -243,7 +243,7 @@ def _without_list(mode: int, acl: bytes | None) -> int:
 
 
 def _mend(made: CaptureResult) -> None:
-    """Have nothing left whose folder, or whose first name, was left out."""
+    """Leave out paths whose folder, or whose first name, was left out."""
     for path in sorted(made.tree):
         node = made.tree[path]
         folder = path.rpartition(b"/")[0]
@@ -254,7 +254,7 @@ def _mend(made: CaptureResult) -> None:
 
 
 def _is_same(now: os.stat_result, then: os.stat_result) -> bool:
-    """Whether a file is still what it was; a new name for it elsewhere changes only its ctime."""
+    """Whether a file is unchanged; a new hard link to it changes only its ctime."""
     return (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) == (
         then.st_dev,
         then.st_ino,
@@ -275,5 +275,5 @@ def _open(folder: str, path: bytes) -> int:
 def _gone(path: bytes) -> Conflict:
     return Conflict(
         f"{path.partition(b'/')[2]!a} was changed after the command had ended, and before it was "
-        "stored: nothing is kept; `--wait` stores before the job goes on"
+        "stored: the result is not stored; with `--wait` the job goes on only then"
     )

@@ -1,7 +1,7 @@
-"""What in a captured tree may go wrong on another node, or weeks later.
+"""Find what in a captured tree may fail on another node, or weeks later.
 
-It is told by names and a few hundred small files; no module and no library is opened. All is
-restored at the path that it was captured at, so what leads into a target is well.
+Names and a few hundred small files tell that; no module and no library is opened. A snapshot is
+restored at the paths at which it was captured, so paths into a target are fine.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def examine(
     *,
     listing: Callable[[str], Iterable[str]] = os.listdir,
 ) -> list[Finding]:
-    """Look for what may go wrong with a tree elsewhere.
+    """Find what in a tree may fail elsewhere.
 
     Args:
         tree: of the snapshot, by path with the target's number before it.
-        read: returns the beginning of a file: its path, how many bytes at most.
+        read: returns the beginning of a file; takes its path and the most bytes to return.
         targets: absolute paths.
         home: of the user.
         environ: of the command.
         listing: returns the names in a folder of the node.
 
     Returns:
-        By rule and then by path, at most `MOST_PER_KIND` of a kind and one that counts the others.
-        What cannot be read is left out.
+        Findings by rule and then by path: at most `MOST_PER_KIND` of a kind, and one that counts
+        the others. Files that cannot be read are left out.
     """
     install = sort_install(tree, read, targets, PathRules(targets, home, environ))
     editable = _Editables(install)
@@ -84,7 +84,7 @@ def examine(
 
 
 def _links(install: SitePackages) -> Iterator[Finding]:
-    """Find links that need something that the snapshot does not hold."""
+    """Find links to paths that the snapshot does not hold."""
     for path in install.links:
         folder = install.shown(path.rpartition(b"/")[0])
         leads_to = absolute(folder, os.fsdecode(install.tree[path].target))
@@ -95,10 +95,10 @@ def _links(install: SitePackages) -> Iterator[Finding]:
 
 
 class _Editables:
-    """Projects that are imported from where they were written.
+    """Editable installs: projects that are imported from their source folders.
 
     Attributes:
-        locations: folders that they are imported from.
+        locations: their source folders.
     """
 
     def __init__(self, install: SitePackages) -> None:
@@ -165,7 +165,7 @@ def _editable_location(direct_url: str) -> str | None:
 
 
 def _path_files(install: SitePackages, editable: Sequence[str]) -> Iterator[Finding]:
-    """Find folders outside that .pth files have Python import from."""
+    """Find folders outside of the targets that .pth files put on Python's path."""
     others = (path for path in install.path_files if not _is_editable(path))
     for path, text in install.texts(others, SMALL_BYTES):
         paths = [
@@ -183,7 +183,7 @@ def _path_files(install: SitePackages, editable: Sequence[str]) -> Iterator[Find
 def _outside(install: SitePackages, path: bytes, text: str) -> list[str]:
     """Return the folders outside of the targets that a .pth file names.
 
-    Lines that run code are passed over: coverage, setuptools and namespace packages have them.
+    Lines that run code are ignored: coverage, setuptools and namespace packages have them.
     """
     folder = install.shown(path.rpartition(b"/")[0])
     lines = (line.rstrip() for line in text.splitlines())
@@ -196,7 +196,7 @@ def _outside(install: SitePackages, path: bytes, text: str) -> list[str]:
 
 
 def _scripts(install: SitePackages) -> Iterator[Finding]:
-    """Find interpreters outside that scripts begin with; one finding for each of them."""
+    """Find interpreters of scripts outside of the targets; one finding for each."""
     users: defaultdict[str, list[bytes]] = defaultdict(list)
     for path, text in install.texts(install.scripts, _SHEBANG_BYTES):
         interpreter = _interpreter(text)
@@ -217,7 +217,7 @@ def _scripts(install: SitePackages) -> Iterator[Finding]:
 
 
 def _interpreter(script: str) -> str:
-    """Return the absolute path of what a script runs on, "" if it says none."""
+    """Return the absolute path of a script's interpreter, "" if it names none."""
     first, _, rest = script.partition("\n")
     words = first[2:].split()
     if not first.startswith("#!") or not words:
@@ -229,7 +229,7 @@ def _interpreter(script: str) -> str:
 
 
 def _environments(install: SitePackages) -> Iterator[Finding]:
-    """Find virtual environments that need more of a node than a Python of its system."""
+    """Find virtual environments that need more of a node than its system's Python."""
     for path, text in install.texts(install.configs, SMALL_BYTES):
         pairs = (line.partition("=") for line in text.splitlines())
         settings = {key.strip().lower(): value.strip() for key, _, value in pairs}
@@ -269,7 +269,7 @@ def _uncompiled(install: SitePackages) -> Iterator[Finding]:
 
 
 def _stale(install: SitePackages) -> Iterator[Finding]:
-    """Find bytecode that is not of the source beside it, in a sample; see PEP 552."""
+    """Find bytecode that does not belong to the source beside it, in a sample; see PEP 552."""
     both = [
         (source, compiled)
         for source, compiled in install.compiled.items()
@@ -349,7 +349,7 @@ def _names(listing: Callable[[str], Iterable[str]], folder: str) -> set[str]:
 
 
 def _bounded(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Leave out what is too many of a kind, and say so where the kind ends."""
+    """Limit the findings of a kind; the last one counts those that were left out."""
     kinds: defaultdict[str, list[Finding]] = defaultdict(list)
     for finding in findings:
         kinds[finding.kind].append(finding)
@@ -360,13 +360,13 @@ def _bounded(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _finding(kind: str, path: str, before: str, what: str, after: str) -> Finding:
-    """Describe something; of a path in the detail as much is shown as there is room for."""
+    """Make a finding; a long path in its detail is shortened."""
     what = _short(what, _DETAIL_CHARS - len(before) - len(after))
     return Finding(kind, _short(path, _PATH_CHARS), f"{before}{what}{after}")
 
 
 def _short(text: str, most_chars: int) -> str:
-    """Make a text printable, and leave out its middle where it is too long."""
+    """Make a text printable, and leave out its middle if it is too long."""
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     if len(text) <= most_chars:
         return text

@@ -1,4 +1,4 @@
-"""What an installer has left, sorted by what tells something of it, and what of a node it names."""
+"""Sort the files of an install by kind, and judge the paths that they name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DISTRIBUTION = re.compile(r"(.+?)(?:-.*)?\.(?:dist|egg)-info")
 
 
 class PathRules:
-    """Tells which paths will be there on another node, and later."""
+    """Tells which paths exist on other nodes, and later."""
 
     def __init__(self, targets: Sequence[str], home: str, environ: Mapping[str, str]) -> None:
         """See `bootseer.env.capture.lint.examine`."""
@@ -49,7 +49,7 @@ class PathRules:
         )
 
     def kind(self, path: str) -> str:
-        """Return "inside" of a target, or a key of `WHY`."""
+        """Return "inside" for a path in a target, or a key of `WHY`."""
         for kind, folders in self._kinds:
             if any(is_below(path, folder) for folder in folders):
                 return kind
@@ -58,13 +58,13 @@ class PathRules:
 
 @dataclass(slots=True)
 class SitePackages:
-    """A tree, sorted by what the rules look at; all paths in order.
+    """The tree of an install by kinds of files; all paths in order.
 
     Attributes:
-        links: those that may lead out of their target.
-        sites: folders that hold distributions, and the names of those.
-        direct_urls, path_files, egg_links, finders, scripts, configs: files that tell something.
-        sources: Python's, in packages.
+        links: links that may lead out of their target.
+        sites: folders that hold distributions, with the distributions' names.
+        direct_urls, path_files, egg_links, finders, scripts, configs: files that rules read.
+        sources: Python sources in packages.
         compiled: bytecode, by the path of its source.
     """
 
@@ -84,11 +84,11 @@ class SitePackages:
     compiled: dict[bytes, bytes] = field(default_factory=dict)
 
     def shown(self, path: bytes) -> str:
-        """Return the absolute path of something in the tree."""
+        """Return the absolute path of a path in the tree."""
         return shown_path(path, self.targets).rstrip("/")
 
     def texts(self, paths: Iterable[bytes], most_bytes: int) -> Iterator[tuple[bytes, str]]:
-        """Read the beginning of those files that are text."""
+        """Read the beginning of files; those that are no text are left out."""
         for path in islice(paths, _MOST_READS):
             try:
                 data = self.read(path, most_bytes)
@@ -155,7 +155,7 @@ def _sort_small(install: SitePackages, path: bytes, is_site: bool) -> None:
 
 
 def _is_bin(install: SitePackages, folder: bytes) -> bool:
-    """Whether a folder holds an environment's commands; packages have a `bin` of their own."""
+    """Whether a folder holds the commands of an environment; packages may have a `bin`, too."""
     prefix, _, name = folder.rpartition(b"/")
     if not prefix:
         return os.path.basename(install.shown(folder)) == "bin"
@@ -166,16 +166,16 @@ def _is_bin(install: SitePackages, folder: bytes) -> bool:
 
 
 def distribution(name: str) -> str:
-    """Return the name of a distribution, as PEP 503 has it; "" if this folder is not of one."""
+    """Return the normalised name (PEP 503) of a distribution, "" if the folder is of none."""
     found = _DISTRIBUTION.fullmatch(name)
     return re.sub(r"[-_.]+", "-", found[1]).lower() if found else ""
 
 
 def absolute(folder: str, path: str) -> str:
-    """Return where a path leads that is written in a folder, without a look at links on its way."""
+    """Return the absolute path of a path relative to a folder; links are not followed."""
     return "/" + os.path.normpath(os.path.join(folder, path)).lstrip("/")
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether a path is a folder's or of something in it; nothing is in / for this."""
+    """Whether a path is a folder, or below it; no path counts as below /."""
     return path == folder or path.startswith(folder + "/")

@@ -1,4 +1,4 @@
-"""Put what a command has made into a store, in both forms: squashfs and tar frames."""
+"""Store the result of a command in both forms: squashfs and tar frames."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Provenance:
         parts: of its key.
         targets: absolute paths.
         bases: what was in each before.
-        user: name of who ran the command.
-        node: where.
-        command_ms: how long it took.
+        user: name of the user who ran the command.
+        node: name of the node.
+        command_ms: time that the command took.
     """
 
     parts: tuple[KeyPart, ...]
@@ -61,7 +61,7 @@ class Provenance:
 
     @property
     def key(self) -> str:
-        """What it is stored under."""
+        """Key that the snapshot is stored under."""
         return key_of(self.parts)
 
 
@@ -76,24 +76,24 @@ async def publish_snapshot(
     count: Callable[[int], None] = lambda size_bytes: None,
     mksquashfs: Start = start_plainly,
 ) -> Snapshot:
-    """Store what a command has made; the manifest is written last.
+    """Store the result of a command; the manifest is written last.
 
     Args:
         store: of the user.
-        made: what it is; has its digests afterwards.
+        made: the result; has its digests afterwards.
         provenance: how it came to be.
-        findings: what may go wrong with it elsewhere.
-        scratch: folder of this node for the squashfs, which has no name there.
-        replace: a snapshot that is there is damaged.
-        count: told of bytes of content that have been stored.
+        findings: what may fail elsewhere.
+        scratch: folder of this node for the squashfs, a file without a name.
+        replace: replace a snapshot that is stored under the key.
+        count: called with numbers of bytes of content that were stored.
         mksquashfs: starts it.
 
     Raises:
-        Conflict: a file was changed meanwhile, or somebody has published the same key.
-        BootseerError: it cannot be read, or stored; nothing is published.
+        Conflict: a file has changed meanwhile, or another process has published the same key.
+        BootseerError: the result cannot be read or stored; nothing is published.
 
-    Cancellation: as where a store fails, what was sent is removed, unless the manifest was on its
-    way: it may be there, and then all is.
+    Cancellation: as after an error, what was sent is removed, unless the manifest was being
+    written: the snapshot may be there, and then it is complete.
     """
     if len(made.outside) > MAX_OUTSIDE:
         raise Unavailable(
@@ -166,11 +166,11 @@ def _pack(
     count: Callable[[int], None],
     mksquashfs: Start,
 ) -> tuple[list[Frame], Path]:
-    """Read everything once, and make both forms of it.
+    """Read all files once, and make both forms.
 
     Returns:
-        The frames, and where the squashfs is until `opened` is closed: it has no name, so that
-        nothing of it is left, however this process ends.
+        The frames, and the path of the squashfs until `opened` is closed. It has no name in its
+        folder, so that it is gone however this process ends.
 
     Raises:
         Conflict: something has changed.
@@ -198,14 +198,15 @@ def _pack(
                 sink.write(stored)
                 done.append(frame)
         made.finish()
-        # Given away only now: whoever gave up on this thread must not close what it writes to.
+        # Moved only now: after a cancellation, the caller must not close the file while this thread
+        # writes to it.
         trio.from_thread.check_cancelled()
         opened.push(opening.pop_all())
     return done, image
 
 
 class _Parts:
-    """Stores in parts what comes out of a thread: some are sent while others are made."""
+    """Stores in parts what a thread writes: parts are sent while others are written."""
 
     def __init__(self, store: Store, name: Callable[[int], str]) -> None:
         self._store = store
@@ -217,10 +218,10 @@ class _Parts:
         self._errors: list[BootseerError] = []
 
     async def take(self, work: Callable[[], T]) -> T:
-        """Run in a thread what writes to this; returns when all of it has been sent.
+        """Run a function that writes to this in a thread; returns when all is sent.
 
         Raises:
-            BootseerError: the work's, or because something cannot be stored.
+            BootseerError: the function's, or a part cannot be stored.
         """
         results: list[T] = []
         async with trio.open_nursery() as nursery:
@@ -236,7 +237,7 @@ class _Parts:
         return results[0]
 
     def write(self, data: Data) -> None:
-        """Add to the stream, in that thread."""
+        """Add to the stream, in the thread."""
         trio.from_thread.check_cancelled()
         self._waiting += data
         while len(self._waiting) >= repository.PART_BYTES:
@@ -245,7 +246,7 @@ class _Parts:
                 raise self._errors[0].again()
 
     async def _send(self, size_bytes: int) -> None:
-        """Begin to send a part, once there is room for one more."""
+        """Begin to send a part, when there is room for one more."""
         assert self._nursery is not None
         part = bytes(self._waiting[:size_bytes])
         del self._waiting[:size_bytes]

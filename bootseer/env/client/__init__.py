@@ -1,1 +1,1 @@
-"""The command side of `env run`. Standard library only, Python 3.8: it runs in containers."""
+"""The client of `env run`. Standard library only, Python 3.8 or later: it runs in containers."""

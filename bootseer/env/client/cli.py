@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         path = os.environ.get("BOOTSEER_SOCKET", "")
         if not path:
-            say("running the command, and keeping nothing: this job has no --bootseer")
+            say("running the command without capturing it: this job has no --bootseer")
             return execute(run_options.command, os.environ)
         return run(run_options, lambda: connect_agent(path), os.environ, say)
     except BootseerError as error:
@@ -62,17 +62,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="bootseer-env",
-        description="Keep what an install command makes, and have it without running it again.",
+        description="Capture the result of an install command once, and restore it everywhere.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|key")
     for verb, text in (
-        ("run", "run an install command, unless its result is known: then restore that"),
-        ("key", "print what the result of an install command depends on"),
+        ("run", "restore the result of an install command, or run it and capture that"),
+        ("key", "print the key of an install command: all that its result depends on"),
     ):
         _add_options(verbs.add_parser(verb, help=text, description=text), verb)
     return parser

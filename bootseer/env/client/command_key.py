@@ -68,15 +68,15 @@ def warnings(targets: Sequence[str], keys: Keys, environ: Mapping[str, str]) -> 
     said = []
     if keys.unbounded:
         said.append(
-            f"what {' and '.join(keys.unbounded)} reads is not in the key, and what is restored "
-            "may be older than that: name the files with --key-file, or run with --refresh"
+            f"what {' and '.join(keys.unbounded)} reads is not in the key, so that a restored "
+            "result may be out of date: name the files with --key-file, or run with --refresh"
         )
     numbers = {environ.get(name) for name in _JOB_NUMBERS}
     for target in targets:
         if numbers.intersection(re.findall("[0-9]+", target)):
             said.append(
                 f"--target {target} has the number of this job in it and is a part of the key: "
-                "no other job finds what is kept; name a folder that is the same in all of them"
+                "no other job finds the result; choose a folder that is the same in all jobs"
             )
     return said
 
@@ -145,5 +145,5 @@ def _base(target: str) -> str:
     except FileNotFoundError:
         return env_key.EMPTY
     except OSError as error:
-        raise Unavailable(f"{target} cannot be looked at: {error}") from error
+        raise Unavailable(f"{target} cannot be read: {error}") from error
     return shape(tree) if len(tree) > 1 else env_key.EMPTY

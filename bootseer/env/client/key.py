@@ -1,7 +1,6 @@
-"""The key of an environment's snapshot: a digest over all that an install's result depends on.
+"""The key of a snapshot: a digest of all that the result of an install command depends on.
 
-Nothing is read here: `bootseer.env.client.inputs.facts` finds the facts.
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
+This module reads no files: `bootseer.env.client.inputs.facts` finds the facts.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ class KeyPart(NamedTuple):
     """One part of a key.
 
     Attributes:
-        name: what it is about, "file requirements.txt"; no other part's of the key.
-        value: printable ASCII; for contents a digest.
-        why: it is a part, for people; no part of the key itself.
+        name: "file requirements.txt"; no other part of the key has it.
+        value: printable ASCII; a digest for contents.
+        why: why it is a part, for the user; not in the digest.
     """
 
     name: str
@@ -58,7 +57,7 @@ class KeyPart(NamedTuple):
 
 
 class KeyChange(NamedTuple):
-    """A part that two keys do not share; "" on the side that has none of its name."""
+    """A part that differs between two keys; "" on a side that does not have it."""
 
     name: str
     before: str
@@ -66,20 +65,20 @@ class KeyChange(NamedTuple):
 
 
 class KeyFacts(NamedTuple):
-    """All that is known of a command and the place where it runs.
+    """Facts about a command and the place where it runs.
 
     Attributes:
         command: its words.
-        targets: absolute paths of the folders it installs to, and what is in each before.
-        pythons: that it uses.
+        targets: absolute paths of the folders it installs to, and what each holds before.
+        pythons: Pythons that it uses.
         installers: with their versions.
         platform: machine and C library.
         accelerator: kinds and driver.
-        files: names and digests of what it reads.
-        settings: names and values of what decides what installers choose.
-        extra: what the user adds, in order.
+        files: names and digests of files that it reads.
+        settings: names and values of installers' settings.
+        extra: texts that the user adds, in order.
         image_digest: of the image it runs in, "" without one.
-        unbounded: programs that read what nothing here tells; no part of a key.
+        unbounded: programs whose inputs are not known; not in the key.
     """
 
     command: tuple[str, ...]
@@ -139,7 +138,7 @@ def key_of(parts: Iterable[KeyPart]) -> str:
 
 
 def compare(old: Iterable[KeyPart], new: Iterable[KeyPart]) -> list[KeyChange]:
-    """Say what makes one key another, in order of the parts' names."""
+    """Return the parts in which two keys differ, in order of their names."""
     before = {part.name: part.value for part in old}
     after = {part.name: part.value for part in new}
     return [
@@ -156,7 +155,7 @@ def to_document(parts: Sequence[KeyPart]) -> dict[str, object]:
 
 
 def from_document(document: object, name: str) -> tuple[KeyPart, ...]:
-    """Read the parts of a key that nobody has checked yet.
+    """Check a document, and return the parts of its key.
 
     Args:
         document: decoded JSON.
@@ -196,12 +195,12 @@ def _part(item: object, name: str) -> KeyPart:
 
 
 def numbered(name: str, values: Iterable[str]) -> dict[str, str]:
-    """Name several values of a kind, the first as if it were the only one: `python 2`."""
+    """Name values of a kind: `python`, `python 2`, and so on."""
     return {f"{name} {at}" if at > 1 else name: value for at, value in enumerate(values, 1)}
 
 
 def _shortened(text: str, limit: int) -> str:
-    """Keep the beginning of a text that is too long, and a digest of all of it."""
+    """Shorten a text that is too long to its beginning and a digest of all of it."""
     if len(text) <= limit:
         return text
     digest = f"... sha256:{hashlib.sha256(text.encode()).hexdigest()}"

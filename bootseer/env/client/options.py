@@ -78,16 +78,24 @@ OPTIONS = (
         is_for_run=False,
     ),
     Option("--mode", "mode", "How to restore."),
-    Option("--read-only", "read_only", "Nothing is going to be written to the targets."),
-    Option("--refresh", "refresh", "Run the command, whatever there is, and keep that."),
-    Option("--no-capture", "no_capture", "Do not keep what the command makes."),
-    Option("--wait", "waits", "Go on only when all is stored."),
+    Option("--read-only", "read_only", "The targets will only be read afterwards."),
+    Option(
+        "--refresh",
+        "refresh",
+        "Ignore an existing snapshot: run the command, and capture its result.",
+    ),
+    Option("--no-capture", "no_capture", "Do not capture the result."),
+    Option("--wait", "waits", "Return only when the result is stored."),
     Option(
         "--wait-seconds",
         "wait_s",
-        "Longest to wait for others who run it, or are at work in a target.",
+        "Longest wait for another process that runs the command, or installs to a target.",
         "SECONDS",
     ),
-    Option("--key-extra", "extra", "What else the result depends on.", "TEXT", is_for_run=False),
-    Option("--key-file", "key_files", "A file that it depends on.", "FILE", is_for_run=False),
+    Option(
+        "--key-extra", "extra", "Text that the result depends on, too.", "TEXT", is_for_run=False
+    ),
+    Option(
+        "--key-file", "key_files", "File that the result depends on, too.", "FILE", is_for_run=False
+    ),
 )

@@ -1,8 +1,7 @@
 """`bootseer env run`: restore the known result of an install command, or run it and capture that.
 
 The server is asked over a socket (`bootseer.env.client.connection`). If there is none, or anything
-goes wrong, the command runs as it would without. Standard library only, for any Python from 3.8
-on: all of this folder runs inside containers too.
+goes wrong, the command runs as it would without.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _KEY_CHARS = 12
 
 
 def run(run_options: RunOptions, connect: Connect, environ: Mapping[str, str], say: Say) -> int:
-    """Have the result of a command: restored, or by running it. Returns its exit status.
+    """Restore the result of a command, or run it; returns its exit status.
 
     Args:
         run_options: what to do.
@@ -59,7 +58,7 @@ def run(run_options: RunOptions, connect: Connect, environ: Mapping[str, str], s
     targets = make_targets(run_options.targets)
 
     def on_wait(target: str) -> None:
-        say(f"waiting for another process that is at work in {target}")
+        say(f"waiting for another process that installs to {target}")
 
     until = time.monotonic() + run_options.wait_s
     while True:
@@ -69,7 +68,7 @@ def run(run_options: RunOptions, connect: Connect, environ: Mapping[str, str], s
         ) as turn:
             if turn.late:
                 say(
-                    f"running the command, and keeping nothing: another process has {turn.late} "
+                    f"running the command without capturing it: another process has {turn.late} "
                     f"for longer than {run_options.wait_s} s"
                 )
                 return execute(run_options.command, {**environ, HELD: turn.held})
@@ -82,7 +81,7 @@ def run(run_options: RunOptions, connect: Connect, environ: Mapping[str, str], s
                 return status
         image = _ask_for_image(connect)
         if turn.found == find_result_mark(run_options, targets, environ, image):
-            say(f"{', '.join(targets)}: made meanwhile, without running the command here")
+            say(f"{', '.join(targets)}: made by another process, without running the command here")
             return 0
 
 
@@ -102,7 +101,7 @@ def _restore_or_run(
     environ: Mapping[str, str],
     say: Say,
 ) -> tuple[int, str]:
-    """Have the result of a command.
+    """Restore the result of a command, or run it.
 
     Returns:
         Its exit status, and the `result_mark` of what others see, too, "" if they see nothing.
@@ -111,7 +110,7 @@ def _restore_or_run(
     try:
         connection = Connection(connect())
     except (BootseerError, OSError) as error:
-        say(f"running the command, and keeping nothing: {error}")
+        say(f"running the command without capturing it: {error}")
         mark = find_result_mark(run_options, targets, environ, "")
         return _with_mark(execute(command, environ), mark)
     mark = ""
@@ -128,14 +127,14 @@ def _restore_or_run(
             if isinstance(error, ServerLost):
                 connection.give_up()
             clean_targets(targets)  # of a server that was killed meanwhile
-            say(f"running the command, and keeping nothing: {error}")
+            say(f"running the command without capturing it: {error}")
             mark = mark or find_result_mark(run_options, targets, environ, connection.image)
             return _with_mark(execute(command, environ), mark)
         if isinstance(answer, Restored):
             say(_restore_summary(answer, targets))
             # Others have mounts of their own.
             return 0, "" if answer.how == "mounted" else mark
-        say(f"running the command; what it makes is kept under {answer.key[:_KEY_CHARS]}")
+        say(f"running the command, and capturing its result: {answer.key[:_KEY_CHARS]}")
         with InputRecorder(environ, targets) as record:
             return _with_mark(_run_captured(command, keys, cwd, record, connection, say), mark)
 
@@ -202,7 +201,7 @@ def _run_captured(
     try:
         captured = connection.report(ended, say)
     except ServerLost as lost:
-        say(f"what the command made is not kept: {lost}")
+        say(f"the result is not stored: {lost}")
         return status
     if captured is not None:
         _say_captured(captured, say)
@@ -218,19 +217,19 @@ def _key_advice(reads: RecordedInputs) -> str:
     shown, others = options[:_SHOWN], len(options) - _SHOWN
     more = f" and {others} more (bootseer env show has them)" if others > 0 else ""
     return (
-        "the command has read what is not in its key; if that may change, add "
+        "the command has read inputs that are not in its key; if they can change, add "
         f"{' '.join(shown)}{more}"
     )
 
 
 def _say_captured(captured: CaptureDone, say: Say) -> None:
     if captured.why:
-        say(f"what the command made is not kept: {captured.why}")
+        say(f"the result is not stored: {captured.why}")
     elif captured.key:
         key = captured.key[:_KEY_CHARS]
         found = "1 finding" if captured.findings == 1 else f"{captured.findings} findings"
         see = f"; {found}: bootseer env show {key}" if captured.findings else ""
-        say(f"kept as {key}: {_size(captured.bytes, captured.files)}{see}")
+        say(f"stored as {key}: {_size(captured.bytes, captured.files)}{see}")
 
 
 def _restore_summary(restored: Restored, targets: Sequence[str]) -> str:

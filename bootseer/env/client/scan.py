@@ -1,7 +1,4 @@
-"""What a folder holds, and what has become of it since.
-
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
-"""
+"""Scan a folder, and compare two scans of it."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 _THREADS = 2
-"""That read."""
+"""Threads that read files."""
 _READ_BYTES = 1 << 20
 _BATCH_FILES = 64
 _BATCH_BYTES = 16 << 20
-"""What one thread hashes in one go: many small files, or one that is large."""
+"""Most that a thread hashes at once: many small files, or one large file."""
 
 _KINDS = {
     stat.S_IFREG: "file",
@@ -32,12 +29,12 @@ _KINDS = {
 
 
 class TreeNode(NamedTuple):
-    """One name in a folder, and all that is kept of it.
+    """One path in a folder, and its metadata.
 
     Attributes:
         kind: "file", "folder", "link", or a kind that no snapshot takes.
         mode: permission bits.
-        uid, gid: owner, as whoever looked saw them.
+        uid, gid: owner, as the scanning process sees them.
         size_bytes: of a file.
         mtime_ns: last change; of folders and links too.
         target: of a link.
@@ -59,7 +56,7 @@ class TreeNode(NamedTuple):
 
 
 class ScanDiff(NamedTuple):
-    """What became of a tree, each in order.
+    """Paths of a tree that have changed, each list in order.
 
     Attributes:
         added: paths that were not there.
@@ -73,14 +70,14 @@ class ScanDiff(NamedTuple):
 
 
 class ScannedFile(NamedTuple):
-    """A file whose content is to be looked at."""
+    """A file to read and hash."""
 
     path: bytes
     status: os.stat_result
 
 
 class Scan(NamedTuple):
-    """What a folder holds, without what is in its files.
+    """What a folder holds, but for the content of files.
 
     Attributes:
         tree: all of it by path, without digests.
@@ -92,7 +89,7 @@ class Scan(NamedTuple):
 
 
 def scan_folder(folder: str) -> Scan:
-    """Look at all that a folder holds, but for what is in its files; no link is followed.
+    """Scan a folder without reading files; links are not followed.
 
     Args:
         folder: to look at; folders below it that others are mounted on are left out.
@@ -124,11 +121,11 @@ def scan_folder(folder: str) -> Scan:
 def scan(
     folder: str, *, count: Callable[[int], None] = lambda size_bytes: None
 ) -> dict[bytes, TreeNode]:
-    """Look at all that a folder holds, content and all.
+    """Scan a folder, and hash its files.
 
     Args:
         folder: as for `scan_folder`.
-        count: told of bytes that have been read.
+        count: called with numbers of bytes that were read.
 
     Raises:
         OSError: something cannot be read, or was changed meanwhile (EBUSY, with its path).
@@ -144,7 +141,7 @@ def digested(
     *,
     count: Callable[[int], None] = lambda size_bytes: None,
 ) -> dict[bytes, TreeNode]:
-    """Add the digests of its files to what was seen of a folder; see `scan`."""
+    """Add digests of files to the scan of a folder; see `scan`."""
     whole = dict(tree)
     files = [
         ScannedFile(path, statuses[path])
@@ -166,7 +163,7 @@ def digested(
 
 
 def shape(tree: Mapping[bytes, TreeNode]) -> str:
-    """Return a digest of what a folder holds by its names, kinds, modes, lengths and targets.
+    """Return a digest of the names, kinds, modes, lengths and link targets in a folder.
 
     Not of times and owners, which differ wherever the same thing is made again, and not of what is
     in files: there may be very much of it.
@@ -180,7 +177,7 @@ def shape(tree: Mapping[bytes, TreeNode]) -> str:
 
 
 def difference(before: Mapping[bytes, TreeNode], after: Mapping[bytes, TreeNode]) -> ScanDiff:
-    """Compare two looks at a folder; of folders, the time alone is no change."""
+    """Compare two scans of a folder; a new time alone is no change of a folder."""
     return ScanDiff(
         added=tuple(path for path in sorted(after) if path not in before),
         changed=tuple(
@@ -193,7 +190,7 @@ def difference(before: Mapping[bytes, TreeNode], after: Mapping[bytes, TreeNode]
 
 
 def tree_digest(tree: Mapping[bytes, TreeNode]) -> str:
-    """Return a digest of all that is known of a tree, in hexadecimal.
+    """Return a digest of a tree with all its metadata, in hexadecimal.
 
     Of every path in order, each of these with its length in bytes, eight of them, little-endian,
     before it: path, kind, then mode, uid, gid, size and mtime in decimal digits, target, same_as,
@@ -238,7 +235,7 @@ def _walk(root: int) -> Iterator[tuple[bytes, os.stat_result]]:
 
 
 def _node(root: int, path: bytes, status: os.stat_result) -> TreeNode:
-    """Describe what a path is, but for a file's content."""
+    """Describe a path, but for a file's content."""
     kind = _KINDS[stat.S_IFMT(status.st_mode)]
     return TreeNode(
         kind=kind,
@@ -253,7 +250,7 @@ def _node(root: int, path: bytes, status: os.stat_result) -> TreeNode:
 
 
 def _xattrs(root: int, path: bytes) -> tuple[tuple[bytes, bytes], ...]:
-    """Read extended attributes, of a name that may become a link at any time."""
+    """Read extended attributes of a path that may become a link at any time."""
     where = b"/proc/self/fd/%d/%s" % (root, path or b".")
     try:
         names = sorted(map(os.fsencode, os.listxattr(where, follow_symlinks=False)))
@@ -265,7 +262,7 @@ def _xattrs(root: int, path: bytes) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def _batches(files: list[ScannedFile]) -> Iterator[list[ScannedFile]]:
-    """Cut files into what one thread does at once."""
+    """Group files into batches, one for a thread at a time."""
     batch: list[ScannedFile] = []
     size_bytes = 0
     for file in files:
@@ -281,7 +278,7 @@ def _batches(files: list[ScannedFile]) -> Iterator[list[ScannedFile]]:
 def _digests(
     root: int, files: list[ScannedFile], count: Callable[[int], None]
 ) -> list[tuple[bytes, bytes]]:
-    """Read files and return path and digest of each.
+    """Read files; returns path and digest of each.
 
     Raises:
         OSError: one cannot be read, or is another by now.
@@ -310,7 +307,7 @@ def _digests(
 
 
 def version(status: os.stat_result) -> tuple[int, ...]:
-    """Tell a file from what it was before, without reading it."""
+    """Return what differs between two versions of a file; it is not read."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 

@@ -1,12 +1,13 @@
-"""One `env run` at a time for each target, of all that see it: tasks of a node, nodes of a share.
+"""Lock a target, so that one `env run` at a time works there: tasks of a node, nodes of a share.
 
-The lock is a file beside the target, locked with flock(2) and removed by who has it when he ends.
-Who waits for it has it open, gets it all the same, and reads in it what the one before has made:
-if that is what he wants, too, he is done; else he locks the targets anew, as any newcomer. Others
-who work there for him share the lock: nobody else has it before they have closed it, too. Where no
-file can be made beside the target it is in the folder for temporary files, and keeps only this
-node's processes apart; where files cannot be locked, nobody waits. Nobody waits for ever: who has a
-target may have been suspended.
+The lock is a file beside the target. The process that locks it (flock(2)) removes it at its end,
+and writes into it which result it has made. A process that waits has the file open. When it gets
+the lock, it reads the result: if it wants the same, it is done, else it locks the target anew. The
+server shares the lock of its client: others get it only when both have closed it.
+
+If no file can be made beside the target, it is in the folder for temporary files, and keeps only
+this node's processes apart. If files cannot be locked, no process waits. No process waits for ever,
+for the holder of a lock may be suspended.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from bootseer.env.client.temporary import prefix
 
 HELD = "BOOTSEER_ENV_LOCKS"
-"""Variable of a command with the locks that it runs under: `env run` in it does not take these."""
+"""Variable of a command that names the locks held around it; `env run` in it does not take them."""
 _MOST_BYTES = 4096
 _POLL_S = (0.01, 0.25)
-"""Between two looks at a lock, at first and at last."""
+"""First and longest pause between two attempts to lock."""
 
 
 class TargetLock:
-    """A target that is this process's alone.
+    """The lock of a target, held by this process.
 
     Attributes:
-        fd: has the lock.
+        fd: descriptor of the locked file.
     """
 
     def __init__(self, fd: int, path: str) -> None:
@@ -44,30 +45,30 @@ class TargetLock:
         self._path = path
 
     def remove(self, leaves: str) -> None:
-        """Remove it, and tell those who wait now what has been made, "" for nothing."""
+        """Remove the lock, and tell processes that wait now which result was made, "" for none."""
         with suppress(OSError):
             if _has_name(self.fd, self._path):
                 os.unlink(self._path)
-                # Without a name: nobody believes what a killed process has left.
+                # Written when it has no name: what a killed process has left counts for nothing.
                 os.pwrite(self.fd, leaves.encode(), 0)
 
 
 class LockedTargets:
-    """What one process does while it has its targets.
+    """The targets that a process has tried to lock, and its result.
 
     Attributes:
-        fds: that have the locks.
-        held: for `HELD`.
-        late: a target that another has still, "" for none.
-        found: what one who had a target before has made, while this process waited for that; the
-            targets are nobody's then. "" if they are this process's.
-        leaves: what this process has made, for those who wait meanwhile.
+        fds: descriptors of the locked files.
+        held: value for `HELD`.
+        late: a target that another process did not release in time, "" for none.
+        found: the result that the last holder of a lock has made while this process waited; no
+            target is locked then. "" if this process has the locks.
+        leaves: the result of this process, for those that wait.
     """
 
     def __init__(
         self, locks: Sequence[TargetLock], found: str, held: str = "", late: str = ""
     ) -> None:
-        """Begin with what the locks say, and with those that are held around this process."""
+        """Take locks, and names of those that are held around this process."""
         self.late = late
         self.fds = [lock.fd for lock in locks]
         self.held = " ".join([*held.split(), *map(_identity, self.fds)])
@@ -84,13 +85,13 @@ def locked(
     heeds: bool = True,
     held: str = "",
 ) -> Iterator[LockedTargets]:
-    """Have targets for the length of a block, or find out what has been made in one of them.
+    """Lock targets for the length of a block, or find the result that another process has made.
 
     Args:
         targets: absolute paths of folders.
-        on_wait: told of each target that others have.
-        until: when to wait no longer, of `time.monotonic`.
-        heeds: what others have made counts; else all are waited for.
+        on_wait: called with each target that another process has locked.
+        until: when to stop waiting, of `time.monotonic`.
+        heeds: take the results of other processes; without, wait for all of them.
         held: value of `HELD` here; these locks are not waited for.
     """
     real = sorted({os.path.realpath(target) for target in targets})  # in one order, for all
@@ -110,7 +111,7 @@ def locked(
                 break
         turn = LockedTargets(locks, found, held, late)
         yield turn
-        # Not after an error: who shares a lock may be at work, and others look for it by its name.
+        # Not after an error: the server may still be at work, and others find the lock by its name.
         for lock in locks:
             lock.remove(turn.leaves)
 
@@ -123,10 +124,10 @@ def _lock(
     until: float,
     on_wait: Callable[[str], None],
 ) -> tuple[TargetLock | None, str]:
-    """Lock a target, or return what has been made there; neither where it cannot be locked.
+    """Lock a target, or return the result that was made there; neither if it cannot be locked.
 
     Raises:
-        _Late: another has it still.
+        _LockTimeout: another process still has it.
     """
     for find_path in (_path_beside, _path_elsewhere):
         with suppress(OSError):
@@ -156,35 +157,35 @@ def _path_elsewhere(target: str, targets: Sequence[str]) -> str:
 
 
 def _check_outside(folder: str, targets: Sequence[str]) -> None:
-    """Refuse a folder that is in a target, of which all is captured.
+    """Refuse a folder in a target, where the lock would be captured.
 
     Raises:
-        OSError: it is.
+        OSError: it is in one.
     """
     if any(os.path.join(folder, "").startswith(os.path.join(target, "")) for target in targets):
         raise PermissionError(folder)
 
 
 class _LockHeldByAncestor(Exception):
-    """A lock is that of an `env run` whose command this process belongs to."""
+    """The lock is held by the `env run` whose command has started this process."""
 
 
 class _LockTimeout(Exception):
-    """Another has a lock for longer than is waited."""
+    """Another process has held the lock for too long."""
 
 
 def _locked_file(
     path: str, heeds: bool, held: Sequence[str], until: float, on_wait: Callable[[], None]
 ) -> tuple[int, str]:
-    """Open a file of this user's, alone, and make it where there is none.
+    """Open and lock a file of this user, and make it if there is none.
 
     Returns:
-        Its descriptor, and what was written into it when it was removed, if that is heeded.
+        Its descriptor, and the result that was written into it when it was removed, if `heeds`.
 
     Raises:
         OSError: it cannot be made or locked, or it is another user's.
-        _HeldAround: it would never be this process's.
-        _Late: another has it still.
+        _LockHeldByAncestor: this process would never get it.
+        _LockTimeout: another process still has it.
     """
     is_told = False
     while True:
@@ -193,7 +194,7 @@ def _locked_file(
         try:
             status = os.fstat(fd)
             is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-            # Another link may be to a file of the user's that somebody wants to be written to.
+            # Another user may have linked a file of this user here, to have it overwritten.
             if not is_own or status.st_nlink > 1:
                 raise PermissionError(path)
             try:
@@ -235,7 +236,7 @@ def _wait_for_lock(fd: int, until: float) -> None:
 
 
 def _identity(fd: int) -> str:
-    """Tell a lock from all others, in any container: numbers of files are used again."""
+    """Identify a lock in any container, by inode and time: numbers of inodes are used again."""
     status = os.fstat(fd)
     return f"{status.st_ino}-{status.st_mtime_ns}"
 

@@ -1,9 +1,8 @@
-"""Temporary folders, and what of these the killed leave behind.
+"""Temporary folders, and the removal of those that killed processes have left.
 
-Who makes one has a lock on it (flock(2)) for as long as it is in use. One that has none, and can be
-locked, is nobody's any more: the next `env run` removes it. Those of a target are beside it or in
-it, and are removed before the key is made of what the target holds. Standard library only: see
-`bootseer.env.client.run`.
+A process locks its temporary folder (flock(2)) while it uses it. A folder that is not locked
+belongs to no process any more, and the next `env run` removes it. Temporary folders of a target are
+beside it or in it. They are removed before the key is made of what the target holds.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from contextlib import contextmanager, suppress
 _NAME_CHARS = 60
 _CUT_CHARS = 40
 _FRESH_S = 60.0
-"""A folder of `temporary_folder` that is younger may be one that is not locked yet."""
+"""A younger folder of `temporary_folder` may not be locked yet."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -35,14 +34,14 @@ def temporary_name(name: str) -> str:
 
 
 def note_use(folder: int) -> None:
-    """Have an open temporary folder count as in use, until it is closed or its process has died."""
+    """Mark an open temporary folder as in use, until it is closed or its process has died."""
     with suppress(OSError):  # files of this file system cannot be locked: it is never removed
         fcntl.flock(folder, fcntl.LOCK_SH)
 
 
 @contextmanager
 def temporary_folder(above: str, begins: str) -> Iterator[str]:
-    """Have an empty folder for the length of a block; yields its path.
+    """Make an empty folder for the length of a block; yields its path.
 
     Args:
         above: path of the one that it is made in.
@@ -64,12 +63,12 @@ def temporary_folder(above: str, begins: str) -> Iterator[str]:
 
 
 def remove_temporary_folders(above: str, begins: str) -> None:
-    """Remove those of `temporary_folder` that killed processes have left."""
+    """Remove folders of `temporary_folder` that killed processes have left."""
     remove_unused(above, re.compile(re.escape(begins) + r"\w{8}", re.ASCII), _FRESH_S)
 
 
 def remove_leftovers(target: str) -> None:
-    """Remove temporary folders of a target that nobody uses, as far as that can be told.
+    """Remove temporary folders of a target that no process uses, as far as can be told.
 
     Args:
         target: absolute path, without links.
@@ -81,14 +80,14 @@ def remove_leftovers(target: str) -> None:
 
 
 def remove_unused(folder: str, pattern: re.Pattern[str], older_s: float = 0) -> None:
-    """Remove temporary folders that nobody uses, as far as that can be told.
+    """Remove temporary folders that no process uses, as far as can be told.
 
     None where others may rename what is the user's: it could be anything.
 
     Args:
         folder: path of the one that they are in.
         pattern: of their whole names.
-        older_s: remove only those that nothing was put into for this long, because who makes one
+        older_s: remove only those without a change for this long, because a process that makes one
             in this folder cannot lock it at once.
     """
     with suppress(OSError):
@@ -100,7 +99,7 @@ def remove_unused(folder: str, pattern: re.Pattern[str], older_s: float = 0) -> 
 
 
 def prefix(name: str) -> str:
-    """Return what names of our own begin with that belong to the target with this name."""
+    """Return the beginning of all names of temporary files for the target with this name."""
     if len(name) > _NAME_CHARS:  # others may begin as this one does
         digest = hashlib.sha256(os.fsencode(name)).hexdigest()
         name = f"{name[:_CUT_CHARS]}-{digest[:16]}"
@@ -108,7 +107,7 @@ def prefix(name: str) -> str:
 
 
 def _is_safe(folder: str) -> bool:
-    """Whether nobody else can give a folder of the user's the name of a temporary one there."""
+    """Whether no other user can rename a folder to the name of a temporary one there."""
     status = os.stat(folder)
     is_open = status.st_mode & stat.S_IWOTH or (
         status.st_mode & stat.S_IWGRP and not _is_only_mine(folder, status.st_gid)
@@ -118,7 +117,7 @@ def _is_safe(folder: str) -> bool:
 
 
 def _is_only_mine(folder: str, gid: int) -> bool:
-    """Whether a folder's group has nobody but the user, as many have one of their own name."""
+    """Whether a folder's group has no member but the user: a user private group."""
     with suppress(OSError):  # there is no such attribute
         os.getxattr(folder, "system.posix_acl_access")
         return False

@@ -1,4 +1,4 @@
-"""The content of a mounted snapshot, for reads that its fast path cannot answer."""
+"""Read files of a mounted snapshot, if the fast path in C cannot."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from bootseer.squashfs.codec import LZ4, decompressor
 from bootseer.squashfs.superblock import BLOCK_RAW
 
 AHEAD = os.O_DSYNC
-"""Who opens a file so only reads ahead: others go first, and it is not recorded. Not O_NOATIME, as
-of an image: overlayfs opens every file with that."""
+"""Flag of a file that is opened to read ahead: other reads go first, and these are not recorded. It
+is not O_NOATIME, as for images: overlayfs opens every file with that."""
 
 _GROUP = 64
-"""Of blocks, whose lengths together are less than `BLOCK_RAW`."""
+"""Blocks whose lengths add up to less than `BLOCK_RAW`."""
 
 
 class TreeContent:
-    """The files of a snapshot, read out of its squashfs.
+    """Reads files of a snapshot from its squashfs.
 
     Attributes:
-        touched: what was read of the squashfs by others than who reads ahead.
+        touched: ranges of the squashfs that were read, but not by readers ahead.
     """
 
     def __init__(
         self, rows: TreeRows, blocks: ImageBlocks, on_error: Callable[[str], None]
     ) -> None:
-        """Take what it is made of.
+        """Read from these blocks.
 
         Args:
-            rows: of a checked index.
-            blocks: of the squashfs.
-            on_error: told why something could not be read.
+            rows: rows of a checked index.
+            blocks: blocks of the squashfs.
+            on_error: called with the reason if a read fails.
         """
         self.touched = TouchLog()
         self._rows = rows
@@ -50,14 +50,14 @@ class TreeContent:
         self._decompress = decompressor(LZ4)
 
     def attach(self, fast: FastPath) -> None:
-        """Learn who answers all other reads."""
+        """Set the fast path, which answers all other reads."""
         self.touched.attach(fast.touches)
 
     async def read(self, asked: ReadRequest) -> bytes:
         """Return content of a file.
 
         Raises:
-            OSError: EIO, whatever the reason: to a program, the file is there and may be read.
+            OSError: EIO, whatever the reason: a program sees a file that it may read.
         """
         try:
             return await self._read(asked)
@@ -93,15 +93,15 @@ class TreeContent:
         return await self._blocks.read(start, size_bytes, is_urgent=not is_ahead)
 
     def _start(self, node: int, start: int, blocks: range, index: int) -> int:
-        """Return where a block of a file is in the squashfs.
+        """Return the offset of a block of a file in the squashfs.
 
-        Of every 64th block of a file it is worked out once, when the file is first asked for.
+        Those of every 64th block are computed once, at the first read of the file.
 
         Args:
-            node: of the file.
-            start: where its first block is.
-            blocks: its own among those of all files.
-            index: of the block in the file.
+            node: number of the file.
+            start: offset of its first block.
+            blocks: range of its blocks among those of all files.
+            index: number of the block in the file.
         """
         starts = self._starts.get(node)
         if starts is None:
@@ -114,7 +114,7 @@ class TreeContent:
         return starts[index // _GROUP] + self._stored_bytes(before)
 
     def _stored_bytes(self, blocks: range) -> int:
-        """Add up the lengths of up to 64 blocks: so few that they cannot reach the marks' bit."""
+        """Add up the stored lengths of up to 64 blocks; so few cannot carry into the flag bit."""
         return sum(self._lengths[blocks.start : blocks.stop]) % BLOCK_RAW
 
     def _block(self, stored: bytes, length: int, size_bytes: int) -> bytes:

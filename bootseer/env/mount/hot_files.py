@@ -1,4 +1,4 @@
-"""Which files of a snapshot the hot set of its squashfs is made of."""
+"""Find the files in the hot set of a snapshot's squashfs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def hot_content(index: Index, hot: Sequence[ByteRange]) -> list[HotFile]:
 
     Args:
         index: of the snapshot.
-        hot: ranges of its squashfs that do not overlap, in the order of first touch.
+        hot: ranges of its squashfs without overlaps, in the order of first touch.
     """
     ranges = HotRanges(hot)
     found: list[tuple[int, HotFile]] = []

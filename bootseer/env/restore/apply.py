@@ -1,4 +1,4 @@
-"""Make the tree of a snapshot from its index and its frames, in several threads.
+"""Make the tree of a snapshot from its index and frames, in several threads.
 
 The content is covered by the frames' BLAKE3, which is checked before a frame is decompressed, and
 where it belongs by the index's checksum. The files' own SHA-256 is not taken again: it was when the
@@ -60,23 +60,23 @@ def unpack_content(
 ) -> None:
     """Make the tree of a snapshot in empty folders, as the calling user, but for `finish`.
 
-    What there is after an error is for the caller to remove. Folders have mode 0700.
+    After an error the caller removes what was made. Folders have mode 0700.
 
     Args:
         steps: that make the tree.
         frames: of its tar stream.
         read: the stored bytes of a frame, checked here; called in several threads, and must come
             back in time after a cancellation.
-        folders: descriptors of empty folders that nobody else can write to, one for each target.
-        threads: that read and unpack, each with one frame in memory.
-        count: told of bytes of the stream that have been unpacked, in the calling thread.
-        check_cancelled: asked several times a second, in the calling thread; raises to cancel.
+        folders: descriptors of empty folders that no other user can write to, one for each target.
+        threads: number of threads that read and unpack, each with one frame in memory.
+        count: called with numbers of bytes of the stream that were unpacked, in the calling thread.
+        check_cancelled: called several times a second in the calling thread; raises to cancel.
 
     Raises:
-        Corrupt: the snapshot is not what it should be.
+        Corrupt: the snapshot is damaged.
         BootseerError: there is no space, or no right to write.
 
-    Cancellation: no thread is left. Durability: none; it can be made again.
+    Cancellation: all threads have ended. Durability: none; the tree can be made again.
     """
     with _ground(steps, folders) as ground:
         carry_out(ground, steps.before)
@@ -109,7 +109,7 @@ def carry_out(ground: Any, batch: ExtractBatch, data: Stored | None = None) -> N
 
 
 def meaning(error: OSError, path: bytes) -> BootseerError:
-    """Return the error of ours that says what went wrong with a path of a snapshot."""
+    """Return the `BootseerError` for an OSError with a path of a snapshot."""
     number = error.errno or 0
     kind, reason = _MEANINGS.get(number, (Unavailable, os.strerror(number)))
     return kind(f"cannot restore {os.fsdecode(path[:200])!a}: {reason}")
@@ -117,7 +117,7 @@ def meaning(error: OSError, path: bytes) -> BootseerError:
 
 @contextmanager
 def explained(path: bytes) -> Iterator[None]:
-    """Turn an OSError of the block into the error of ours, see `meaning`."""
+    """Raise the `BootseerError` for an OSError of the block, see `meaning`."""
     try:
         yield
     except OSError as error:
@@ -126,7 +126,7 @@ def explained(path: bytes) -> Iterator[None]:
 
 @contextmanager
 def _ground(steps: ExtractPlan, folders: Sequence[int]) -> Iterator[Any]:
-    """Lend what steps are carried out with."""
+    """Make the C structure with which steps are carried out."""
     if len(folders) != steps.folders:
         raise Conflict(f"the snapshot has {steps.folders} folders, and not {len(folders)}")
     fds = ffi.new("int[]", list(folders))
@@ -144,7 +144,7 @@ def _unpack_frames(
     count: Count,
     check_cancelled: Check,
 ) -> None:
-    """Unpack all frames that something is wanted of."""
+    """Unpack all frames that have wanted content."""
     pairs = list(zip(frames, steps.frames, strict=True))
     # Threads far from each other: two that write the same file wait for each other.
     run = max(1, -(-len(pairs) // threads))

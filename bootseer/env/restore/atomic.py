@@ -1,7 +1,7 @@
-"""Put a snapshot where it is to be: all of it or nothing, where nothing was before.
+"""Restore a snapshot to its targets: a target that was empty gets all of it or nothing.
 
-What is made is made beside its place, in a folder that is the calling user's alone, and moved there
-when it is whole. Nothing is written with fsync: what a crash destroys can be made again.
+The tree is made beside its place, in a folder that only the calling user can enter, and renamed
+when it is complete. Nothing is written with fsync: what a crash destroys can be restored again.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RestoreTarget:
     """Where a folder of a snapshot goes.
 
     Attributes:
-        parent: descriptor of the folder that it is in, or will be.
-        name: of it there.
-        stays: somebody is in the folder that is there: it is filled, and not replaced.
+        parent: descriptor of the folder above it.
+        name: its name there.
+        stays: it is some process's working folder: it is filled, and not replaced.
     """
 
     parent: int
@@ -46,14 +46,14 @@ class RestoreTarget:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a target is made.
+    """A temporary folder in which a target is made.
 
     Attributes:
-        target: what it becomes.
-        above: descriptor of the folder that it is made in: the target's parent, or the target.
-        name: of the temporary folder there.
-        made: descriptor of that.
-        old: descriptor of the target, if that cannot be replaced.
+        target: the target that it becomes.
+        above: descriptor of the folder above: the target's parent, or the target.
+        name: its name there.
+        made: its descriptor.
+        old: descriptor of the target, if that is not replaced.
     """
 
     target: RestoreTarget
@@ -73,13 +73,13 @@ def restore(
     count: Count = lambda size_bytes: None,
     check_cancelled: Check = lambda: None,
 ) -> None:
-    """Put a snapshot into its targets, as the calling user.
+    """Restore a snapshot to its targets, as the calling user.
 
-    A target that is not there, or empty, is there whole or not at all. In one that holds something,
-    or stays, and where the file system gives folders no other names, files and links of the
-    snapshot replace what has their names, and what the snapshot's command deleted is deleted. That
-    is done when all is unpacked, each at once, but one after the other: what fails or is cancelled
-    then leaves some of it as it was.
+    A target that is missing or empty is restored completely or not at all. If a target is not
+    empty, or stays, or its file system cannot rename folders, files and links of the snapshot
+    replace those of the same names, and paths that the command had deleted are deleted. That is
+    done when all is unpacked, each path atomically, one after the other. An error or a cancellation
+    then leaves some paths as they were.
 
     Args:
         index, frames: of the snapshot.
@@ -87,13 +87,13 @@ def restore(
         targets: for the folders 0, 1 and so on of the snapshot; nothing else is written to.
 
     Raises:
-        Corrupt: the snapshot is not what it should be; nothing has been written.
-        NoSpace: there is too little, or too few names are left.
+        Corrupt: the snapshot is damaged; nothing has been written.
+        NoSpace: there is too little space, or there are too few inodes.
         Denied: there is no right to write there.
-        Conflict: something is in the way.
+        Conflict: another file is in the way.
 
-    Cancellation: nothing is left but as above. Durability: none; a crash can leave a folder
-    ``.NAME.bootseer-…`` as well, see `bootseer.env.client.temporary`.
+    Cancellation: what was made is removed, but for the case above. Durability: none; a crash can
+    leave a folder ``.NAME.bootseer-…``, see `bootseer.env.client.temporary`.
     """
     steps = plan(index, frames)
     if len(targets) != steps.folders:
@@ -116,11 +116,11 @@ def restore(
 
 
 def remove(folder: int, name: str) -> None:
-    """Remove what has a name in an open folder, with all that is in it; no link is followed.
+    """Remove a path in an open folder, with all below it; links are not followed.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        OSError: something cannot be removed.
+        FileNotFoundError: there is no such path.
+        OSError: it cannot be removed.
     """
     status = lib.bs_remove(folder, os.fsencode(name))
     if status < 0:
@@ -129,7 +129,7 @@ def remove(folder: int, name: str) -> None:
 
 @contextmanager
 def _made_place(target: RestoreTarget) -> Iterator[_Place]:
-    """Have a place for the length of a block; what is left of it then is removed."""
+    """Make a temporary folder for the length of a block; what is left then is removed."""
     with ExitStack() as stack:
         with explained(os.fsencode(target.name)):
             old = _open_target(target)
@@ -147,7 +147,7 @@ def _made_place(target: RestoreTarget) -> Iterator[_Place]:
 
 @contextmanager
 def _made_empty(target: RestoreTarget) -> Iterator[None]:
-    """Make a target, and if the block fails before there is something in it, remove it."""
+    """Make a target; if the block fails while it is empty, remove it."""
     os.mkdir(target.name, 0o700, dir_fd=target.parent)
     try:
         yield
@@ -176,7 +176,7 @@ def _open_target(target: RestoreTarget) -> int | None:
 
 
 def _make_place(target: RestoreTarget, old: int | None, moves: bool) -> _Place:
-    """Make a temporary folder beside a target, or in it where it cannot be replaced."""
+    """Make a temporary folder beside a target, or in it if it is not replaced."""
     is_bound = old is not None and _mount(old) != _mount(target.parent)
     if old is not None and (target.stays or not moves or os.listdir(old) or is_bound):
         return _folder_in(target, old, old)
@@ -189,7 +189,7 @@ def _make_place(target: RestoreTarget, old: int | None, moves: bool) -> _Place:
 
 
 def _moves_folders(target: RestoreTarget) -> bool:
-    """Whether folders can be given another name beside a target, as far as that can be found out.
+    """Whether folders beside a target can be renamed, as far as that can be found out.
 
     They cannot on overlays that a user's container runtime has mounted: that takes root's xattrs.
     """
@@ -222,13 +222,13 @@ def _folder_in(target: RestoreTarget, above: int, old: int | None) -> _Place:
 
 
 def _mount(fd: int) -> str:
-    """Say which mount something is on: device numbers do not tell bind mounts."""
+    """Return the identity of a path's mount; device numbers do not tell bind mounts."""
     with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
         return next(line for line in lines if line.startswith("mnt_id:"))
 
 
 def _check_space(index: Index, places: Sequence[_Place]) -> None:
-    """Refuse early what cannot fit.
+    """Check that there is room for a snapshot.
 
     Raises:
         NoSpace: there is too little.
@@ -260,7 +260,7 @@ def _check_space(index: Index, places: Sequence[_Place]) -> None:
 
 
 def _put(place: _Place) -> None:
-    """Give a whole target its name."""
+    """Rename a complete target to its name."""
     target = place.target
     with explained(os.fsencode(target.name)):
         if not os.path.samestat(status_at(place.name, place.above), os.fstat(place.made)):
@@ -269,7 +269,7 @@ def _put(place: _Place) -> None:
 
 
 def _merge(index: Index, root: bytes, made: int, old: int, check_cancelled: Check) -> None:
-    """Move all of a target into a folder that holds something, and delete what is to go."""
+    """Move a tree into a folder that is not empty, and delete what the command had deleted."""
     inside = children(index.tree)
     for path in index.deleted:
         if path.startswith(root + b"/"):
@@ -293,7 +293,7 @@ def _merge(index: Index, root: bytes, made: int, old: int, check_cancelled: Chec
 
 
 def _moved(path: bytes, node: TreeNode, source: int, target: int) -> bool:
-    """Move something over what has its name; False if it is a folder that is to be gone through."""
+    """Move a path over that of the same name; False for a folder that is to be merged."""
     name = os.fsdecode(path.rpartition(b"/")[2])
     with suppress(FileNotFoundError):
         is_folder = stat.S_ISDIR(status_at(name, target).st_mode)
@@ -312,7 +312,7 @@ def _moved(path: bytes, node: TreeNode, source: int, target: int) -> bool:
 
 
 def _delete(root: int, path: bytes) -> None:
-    """Delete what is at a path, if it is there and no link is on the way."""
+    """Delete a path, if it exists and no link is on the way."""
     folder, _, name = path.rpartition(b"/")
     try:
         with _opened(root, folder) as fd, _writable(fd):
@@ -335,7 +335,7 @@ def _opened(root: int, path: bytes) -> Iterator[int]:
 
 @contextmanager
 def _writable(fd: int | None) -> Iterator[None]:
-    """Have a folder of ours, if any, be one that we may write to, for the length of a block."""
+    """Make a folder of the user writable for the length of a block."""
     mode = stat.S_IRWXU if fd is None else stat.S_IMODE(os.fstat(fd).st_mode)
     if fd is None or mode & stat.S_IRWXU == stat.S_IRWXU:
         yield
@@ -348,6 +348,6 @@ def _writable(fd: int | None) -> Iterator[None]:
 
 
 def _remove_quietly(place: _Place) -> None:
-    """Remove a temporary folder, which may be gone, or stay: its name says what it is."""
+    """Remove a temporary folder; if that fails, it stays, and the next `env run` removes it."""
     with suppress(OSError), _writable(place.old):
         remove(place.above, place.name)

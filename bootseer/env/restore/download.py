@@ -1,4 +1,4 @@
-"""Unpack a snapshot out of a store."""
+"""Download a snapshot from a store, and unpack it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ async def unpack(
     """Unpack a snapshot, as the calling user; see `bootseer.env.restore.atomic.restore`.
 
     Args:
-        store: that has it.
+        store: that has the snapshot.
         snapshot: to unpack.
         places: of its targets.
-        count: told of bytes that have been unpacked, by a thread.
+        count: called with numbers of bytes that were unpacked, in a thread.
 
     Returns:
-        How many bytes the store has given.
+        Bytes that were read from the store.
 
     Raises:
-        Corrupt: it is damaged.
-        BootseerError: the store does not give it, or it cannot be written.
+        Corrupt: the snapshot is damaged.
+        BootseerError: it cannot be read or written.
     """
     index = await repository.read_index(store, snapshot)
     frames = await repository.read_frames(store, snapshot)
@@ -64,10 +64,10 @@ async def unpack(
 
 @contextmanager
 def opened_places(targets: Sequence[str]) -> Iterator[list[RestoreTarget]]:
-    """Open the folders that targets are in, for the length of a block; missing ones are made.
+    """Open the folders above targets for the length of a block; missing ones are made.
 
     Raises:
-        Unavailable: it cannot be done.
+        Unavailable: one cannot be opened.
     """
     places = []
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""What is to be done to make a snapshot's tree, in steps that c_ext/unpack.c carries out.
+"""Plan the steps that make a snapshot's tree; c_ext/unpack.c carries them out.
 
-Nothing is checked here that `bootseer.env.snapshot.index` has checked, and nothing is done.
+`bootseer.env.snapshot.index` has checked the tree; this module does no I/O.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ STEP_BYTES = _STEP.size
 
 @dataclass(frozen=True, slots=True)
 class ExtractBatch:
-    """Steps to be carried out in their order.
+    """Steps in the order in which they are carried out.
 
     Attributes:
         steps: packed, as C has them.
-        content: that they write from.
+        content: bytes that they write from.
     """
 
     steps: bytes
     content: bytes = b""
 
     def path_at(self, number: int) -> int:
-        """Return where in the texts the path of a step is."""
+        """Return the offset of a step's path in the texts."""
         return int(_STEP.unpack_from(self.steps, number * STEP_BYTES)[0])
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractPlan:
-    """All that makes a tree. The next may begin when the last has been done.
+    """All steps that make a tree, in phases; each begins when the one before is done.
 
     Attributes:
-        texts: what the steps refer to.
-        folders: how many targets there are.
-        before: folders, and files that not one frame alone makes.
-        frames: what each frame is for, in any order.
-        after: what is left to do for files; other names, and links.
+        texts: paths and other texts that steps refer to.
+        folders: number of targets.
+        before: folders, and files whose content is in several frames.
+        frames: steps of each frame, in any order.
+        after: attributes of files, hard links and links.
         last: for each target, attributes, modes and times of its folders, the deepest first.
     """
 
@@ -60,7 +60,7 @@ class ExtractPlan:
 
 
 def plan(index: Index, frames: Sequence[Frame]) -> ExtractPlan:
-    """Say what makes the tree of an index.
+    """Plan how to make the tree of an index.
 
     Raises:
         Corrupt: a file is not in the frames.
@@ -113,7 +113,7 @@ class _Planner:
         )
 
     def _contents(self, before: list[bytes], after: list[bytes]) -> Iterator[bytes]:
-        """Say frame by frame what is written of it; what else files take goes to the lists."""
+        """Yield the steps of each frame; steps for whole files are added to the lists."""
         tree, places = self._index.tree, self._index.places
         size_bytes = self._frames[-1].start + self._frames[-1].size_bytes if self._frames else 0
         dressed: list[bytes] = []
@@ -156,7 +156,7 @@ class _Planner:
         after[:0] = dressed
 
     def _dressed(self, path: bytes, node: TreeNode) -> list[bytes]:
-        """Give a file or folder all that it has apart from content."""
+        """Plan the attributes, mode and time of a file or folder."""
         steps = []
         for name, value in node.xattrs:
             text, start = self._text(name), len(self._values)
@@ -193,7 +193,7 @@ class _Planner:
         )
 
     def _place(self, path: bytes) -> None:
-        """Keep a path, as it is from its target's folder."""
+        """Add a path, relative to its target, to the texts."""
         target, _, below = path.partition(b"/")
         self._at[path] = (self._text(below) if below else 1, int(target))
 
@@ -205,7 +205,7 @@ class _Planner:
 
 
 def children(tree: Mapping[bytes, TreeNode]) -> dict[bytes, list[bytes]]:
-    """Return the paths that are directly in each folder that has any."""
+    """Return the paths directly in each folder that is not empty."""
     found: defaultdict[bytes, list[bytes]] = defaultdict(list)
     for path in tree:
         if path:

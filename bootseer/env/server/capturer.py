@@ -64,7 +64,7 @@ class Capturer:
             BootseerError: the targets cannot be read; the command has not run yet.
         """
         with keep_client_waiting(self._connection, self._nursery):
-            befores = await self._look_before()
+            befores = await self._scan_before()
         release_targets()
         await self._connection.send(RunCommand(why="", key=self._request.key))
         ended = await self._wait_for_command()
@@ -74,9 +74,9 @@ class Capturer:
         began_ns = time.time_ns()
         with keep_client_waiting(self._connection, self._nursery), ExitStack() as opened:
             try:
-                made = await self._look_after(befores, opened)
+                made = await self._scan_after(befores, opened)
             except OSError as error:
-                await self._report_failure(f"a target cannot be looked at: {error}")
+                await self._report_failure(f"a target cannot be read: {error}")
                 return
             waits = self._request.message.waits
             if not waits:
@@ -113,29 +113,29 @@ class Capturer:
         check_lines("message 'ran': field 'files'", ended.files, MOST)
         return ended
 
-    async def _look_before(self) -> list[Baseline]:
+    async def _scan_before(self) -> list[Baseline]:
         paths = [f"/proc/self/fd/{folder}" for folder in self._request.folders]
         try:
             return [
-                await trio.to_thread.run_sync(capture.look_before, path, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(capture.scan_before, path, abandon_on_cancel=True)
                 for path in paths
             ]
         except OSError as error:
-            raise Unavailable(f"a target cannot be looked at: {error}") from error
+            raise Unavailable(f"a target cannot be read: {error}") from error
 
-    async def _look_after(self, befores: Sequence[Baseline], opened: ExitStack) -> CaptureResult:
-        """Look at the targets, which the command may have made anew, and have them open.
+    async def _scan_after(self, befores: Sequence[Baseline], opened: ExitStack) -> CaptureResult:
+        """Scan the targets, which the command may have made anew, and keep them open.
 
         Raises:
-            OSError: that cannot be done.
+            OSError: one cannot be read.
         """
         paths = []
         for place in self._request.places:
             fd = os.open(place.name, _FOLDER, dir_fd=place.parent)
             opened.callback(os.close, fd)
             paths.append(f"/proc/self/fd/{fd}")
-        look = partial(capture.look_after, paths, befores, os.geteuid())
-        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+        scan = partial(capture.scan_after, paths, befores, os.geteuid())
+        return await trio.to_thread.run_sync(scan, abandon_on_cancel=True)
 
     async def _publish(
         self,

@@ -22,7 +22,7 @@ from bootseer.units import format_size
 
 
 class Restorer:
-    """One snapshot on its way to its targets."""
+    """Restores one snapshot to the targets of a client."""
 
     def __init__(
         self,
@@ -45,20 +45,20 @@ class Restorer:
         self._store, self._snapshot = found
 
     async def run(self, release_targets: Callable[[], None]) -> None:
-        """Restore it, and tell the client that the command need not run.
+        """Restore the snapshot, and tell the client that the command need not run.
 
         Args:
-            release_targets: called when it is restored, before the client is told.
+            release_targets: called when it is restored, before the answer is sent.
 
         Raises:
             BootseerError: it cannot be restored.
         """
         began = trio.current_time()
         snapshot = self._snapshot
-        how, figures = "there", None
+        how, stats = "there", None
         if snapshot.key == self._request.key:
-            figures = await repository.read_figures(self._context.store)
-            how, figures = await self._put(figures)
+            stats = await repository.read_stats(self._context.store)
+            how, stats = await self._put(stats)
         release_targets()
         await self._connection.send(
             Restored(
@@ -71,32 +71,32 @@ class Restorer:
             )
         )
         await repository.note_use(self._store, snapshot.key)
-        if figures is not None:
-            await repository.write_figures(self._context.store, figures)
+        if stats is not None:
+            await repository.write_stats(self._context.store, stats)
 
-    async def _put(self, figures: RestoreStats) -> tuple[str, RestoreStats]:
-        """Mount or unpack it; returns which, and what is known of how long they take now.
+    async def _put(self, stats: RestoreStats) -> tuple[str, RestoreStats]:
+        """Mount or unpack the snapshot; returns which, and the restore times with this one.
 
         Raises:
             BootseerError: neither can be done.
         """
         began = trio.current_time()
-        if await self._mount(figures):
-            return "mounted", figures.with_mount(trio.current_time() - began)
+        if await self._mount(stats):
+            return "mounted", stats.with_mount(trio.current_time() - began)
         began = trio.current_time()
         await self._unpack()
         content_bytes, files = self._snapshot.content_bytes, self._snapshot.files
-        return "unpacked", figures.with_unpack(content_bytes, files, trio.current_time() - began)
+        return "unpacked", stats.with_unpack(content_bytes, files, trio.current_time() - began)
 
-    async def _mount(self, figures: RestoreStats) -> bool:
-        """Mount it, if that can be and is sooner, or asked for."""
+    async def _mount(self, stats: RestoreStats) -> bool:
+        """Mount the snapshot, if that is possible, and faster or asked for; returns whether."""
         mounter, request, snapshot = self._context.mounter, self._request, self._snapshot
         if mounter is None or request.message.mode == "unpack":
             return False
         with suppress(Unavailable):  # the stage reports it
             async with self._context.stage("env.mount") as report:
                 report.bytes = snapshot.content_bytes
-                if why := self._why_not(figures):
+                if why := self._why_not(stats):
                     report.detail = f"unpacked: {why}"
                     return False
                 await mounter.mount(snapshot.key, request.folders, request.message.read_only)
@@ -104,26 +104,26 @@ class Restorer:
                 return True
         return False
 
-    def _why_not(self, figures: RestoreStats) -> str:
-        """Say why it is not to be mounted, "" if it is."""
+    def _why_not(self, stats: RestoreStats) -> str:
+        """Return why the snapshot is not to be mounted, "" if it is."""
         request, snapshot = self._request, self._snapshot
         if not snapshot.is_whole:
-            return "its targets held something before"
+            return "its targets were not empty before the command ran"
         if request.message.stays:
-            return "it is asked for from within a target, where a mount would not be seen"
+            return "the client's working folder is a target, where it would not see a mount"
         if request.message.mode == "mount":
             return ""
         if self._context.nodes != 1 and not all(map(is_of_this_node, request.folders)):
-            return "other nodes see the same target, and would not see what is mounted there"
-        how, why = choose(figures, snapshot.content_bytes, snapshot.files)
+            return "other nodes share the target's file system, and would not see a mount"
+        how, why = choose(stats, snapshot.content_bytes, snapshot.files)
         return "" if how == MOUNT else why
 
     async def _unpack(self) -> None:
-        """Unpack it.
+        """Unpack the snapshot.
 
         Raises:
             Corrupt: it is damaged.
-            BootseerError: the store does not give it, or it cannot be written.
+            BootseerError: it cannot be read or written.
         """
         snapshot = self._snapshot
         async with self._context.stage("env.unpack") as report:

@@ -127,7 +127,7 @@ class _Session:
         except (Corrupt, NotFound):
             is_damaged = True  # the stage reports it
         if not self._request.message.captures:
-            raise Unavailable("what the command makes is not kept")
+            raise Unavailable("--no-capture is given")
         before = found.snapshot.capture if found is not None else ""
         with keep_client_waiting(self._connection, self._nursery):
             held = await self._claim(before)

@@ -1,4 +1,4 @@
-"""Whether a folder is this node's alone, or one that other nodes see too."""
+"""Tell folders of this node from those that other nodes see, too."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _OF_A_NODE = {
 
 
 def is_of_this_node(folder: int) -> bool:
-    """Whether what is mounted on an open folder here is all that there is to see of it.
+    """Whether an open folder is on a file system of this node alone.
 
-    Other nodes see what is written to file systems of the network, and not what is mounted there.
-    What is not known is taken for one of those.
+    Other nodes see the files of a network file system, but not what this node mounts there. File
+    systems that are not known count as network file systems.
     """
     return int(lib.bs_file_system(folder)) in _OF_A_NODE

@@ -29,7 +29,7 @@ _BOOT = (
 
 
 def start() -> socket.socket:
-    """Start it; returns the socket on which it says hello."""
+    """Start a server; returns a socket to it."""
     ours, theirs = socket.socketpair()
     with theirs:
         subprocess.Popen(
@@ -43,7 +43,7 @@ def start() -> socket.socket:
 
 
 def main() -> None:
-    """Serve one conversation on the descriptor that the command line names."""
+    """Serve one client on the descriptor that the command line names."""
 
     async def run(end: socket.socket) -> None:
         connection = Connection(end)
@@ -61,10 +61,10 @@ def main() -> None:
 
 
 def _context() -> SessionContext:
-    """Find out where this happens.
+    """Make the context of this process's user and node.
 
     Raises:
-        BootseerError: it cannot happen here.
+        BootseerError: the settings are wrong, or the user has no name.
     """
     try:
         entry = pwd.getpwuid(os.getuid())

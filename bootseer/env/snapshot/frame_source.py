@@ -1,4 +1,4 @@
-"""The tar frames of a snapshot in a store, read by the threads that unpack them."""
+"""Read the tar frames of a snapshot from a store, in the threads that unpack them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CLOSE_S = 1.0
 
 
 class FrameSource:
-    """Frames, open for reading for the length of a block.
+    """The frames of a snapshot, open for the length of a block.
 
     Attributes:
-        read_bytes: of the store.
+        read_bytes: bytes that were read from the store.
     """
 
     def __init__(self, store: Store, snapshot: Snapshot) -> None:
@@ -33,15 +33,15 @@ class FrameSource:
         self._is_stopped = False
 
     def read(self, frame: Frame) -> bytes:
-        """Read what is stored of a frame, in a thread.
+        """Read the stored bytes of a frame, in a thread.
 
         Raises:
-            BootseerError: the store does not give it.
+            BootseerError: they cannot be read.
         """
         return trio.from_thread.run(self._read_until_stopped, frame, trio_token=self._token)
 
     def stop(self) -> None:
-        """Have all reads end, in a thread: cancelling whoever waits for them does not end them."""
+        """End all reads in threads: a cancellation of their callers does not end them."""
         self._token.run_sync_soon(self._stop)
 
     async def __aenter__(self) -> FrameSource:
@@ -49,7 +49,7 @@ class FrameSource:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Close what is open; a store that hangs is not waited for."""
+        """Close all objects, without waiting for a store that hangs."""
         with trio.move_on_after(_CLOSE_S, shield=True):
             await self._parts.close()
 
@@ -67,7 +67,7 @@ class FrameSource:
                 return await self._read(frame)
             finally:
                 self._reading.discard(scope)
-        raise Unavailable("it is not wanted any more")
+        raise Unavailable("the read was given up")
 
     async def _read(self, frame: Frame) -> bytes:
         data = bytearray()

@@ -1,7 +1,7 @@
 """The tar stream of a snapshot in frames, each compressed by itself.
 
-So several are made, fetched and unpacked at once, and one can be read without the others. One
-behind the other they are an ordinary .tar.lz4.
+Several frames can be compressed, fetched and unpacked at once, and one can be read without the
+others. Concatenated, they are an ordinary .tar.lz4.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Frame:
     """A piece of the stream.
 
     Attributes:
-        start: in the stream.
-        size_bytes: of the stream.
-        stored_start: where it is stored, compressed.
-        stored_bytes: of it there.
-        digest: BLAKE3 of what is stored.
+        start: offset in the stream.
+        size_bytes: length in the stream.
+        stored_start: offset in the stored frames.
+        stored_bytes: compressed length.
+        digest: BLAKE3 of the compressed bytes.
     """
 
     start: int
@@ -59,13 +59,13 @@ class Frame:
 def cut(starts: Sequence[int], size_bytes: int, frame_bytes: int = FRAME_BYTES) -> Iterator[int]:
     """Divide a stream into frames.
 
-    A frame ends where a member does, if it is half full by then: what belongs to a file is in two
-    frames only if it has to be.
+    A frame ends at the end of a member, if it is half full by then, so that few files are in two
+    frames.
 
     Args:
-        starts: of its members, in order.
+        starts: offsets of its members, in order.
         size_bytes: of the stream.
-        frame_bytes: that a frame has at most.
+        frame_bytes: most that a frame may have.
 
     Yields:
         The length of each frame.
@@ -87,12 +87,12 @@ def compress(
     """Compress a stream.
 
     Args:
-        chunks: of it, of any length; each is used up before the next is taken.
-        lengths: of its frames, as `cut` gives them; together that of the stream.
-        threads: that compress; each has one frame in memory, and another waits for it.
+        chunks: pieces of it of any length; each is used up before the next is taken.
+        lengths: lengths of its frames, from `cut`.
+        threads: number of threads that compress; each has up to two frames in memory.
 
     Yields:
-        Frames in their order, with what is to be stored.
+        Frames in order, with their compressed bytes.
     """
     start = stored_start = 0
     waiting: deque[Future[tuple[int, bytes, bytes]]] = deque()
@@ -129,7 +129,7 @@ def encode(frames: Iterable[Frame]) -> bytes:
 
 
 def decode(data: bytes, name: str) -> tuple[Frame, ...]:
-    """Decode a table of frames, which may be made to harm.
+    """Decode a table of frames, which may be hostile.
 
     Args:
         data: the encoded table.
@@ -137,7 +137,7 @@ def decode(data: bytes, name: str) -> tuple[Frame, ...]:
 
     Raises:
         UnknownVersion: it is of another version.
-        Corrupt: it is damaged, or its frames are not one behind the other.
+        Corrupt: it is damaged, or its frames do not follow each other.
     """
     header, rows = table.open_table(MAGIC, VERSION, _ROW.size, data, name)
     fields = Fields(header, name)
@@ -159,17 +159,17 @@ def decode(data: bytes, name: str) -> tuple[Frame, ...]:
 
 
 def content(frame: Frame, stored: Stored, buffer: bytearray | None = None) -> memoryview:
-    """Return what is in a frame.
+    """Return the content of a frame.
 
     Args:
-        frame: as the table has it.
-        stored: what was read; it may be anything.
-        buffer: of `frame.size_bytes` or more, to be used instead of new memory.
+        frame: from the table.
+        stored: the compressed bytes; not checked yet.
+        buffer: memory to use, of `frame.size_bytes` or more.
 
     Raises:
-        Corrupt: it is not what was stored, or not one LZ4 frame with just that content.
+        Corrupt: it does not have the digest, or is not one LZ4 frame of that length.
 
-    Memory: no more than the content takes, whatever the LZ4 frame says of itself.
+    Memory: no more than the content takes, whatever the LZ4 frame says.
     """
     where = f"the snapshot's frame at byte {frame.stored_start}"
     if len(stored) != frame.stored_bytes or blake3(stored).digest() != frame.digest:
@@ -186,13 +186,13 @@ def content(frame: Frame, stored: Stored, buffer: bytearray | None = None) -> me
 
 
 def _is_possible(frame: Frame) -> bool:
-    """Whether LZ4 can have made that much of that much."""
+    """Whether LZ4 can compress so many bytes to so few."""
     most = frame.size_bytes + frame.size_bytes // _MAX_RATIO + _MAX_OVERHEAD_BYTES
     return frame.stored_bytes <= most and frame.size_bytes <= frame.stored_bytes * _MAX_RATIO
 
 
 def _filled(chunks: Iterable[bytes | memoryview], lengths: Iterable[int]) -> Iterator[bytearray]:
-    """Put chunks together to pieces of given lengths."""
+    """Join and cut chunks to pieces of given lengths."""
     source = iter(chunks)
     rest = memoryview(b"")
     for length in lengths:
@@ -212,7 +212,7 @@ def _filled(chunks: Iterable[bytes | memoryview], lengths: Iterable[int]) -> Ite
 
 
 def _compressed(data: bytearray) -> tuple[int, bytes, bytes]:
-    """Return length, what is to be stored, and its digest."""
+    """Return length, compressed bytes, and their digest."""
     stored = lz4.frame.compress(
         data, block_size=lz4.frame.BLOCKSIZE_MAX256KB, block_linked=False, store_size=True
     )

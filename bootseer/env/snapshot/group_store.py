@@ -1,8 +1,8 @@
 """Stores of environments that the members of a Unix group share.
 
-The administrator lists them in `env.shared`; who may read and write there is decided by the store's
-own permissions. What is in one is run by all of the group, so nothing is taken from where others
-than the group may write.
+The administrator lists them in `env.shared`. The permissions of the store decide who may read and
+write there. All of the group run the code in a shared snapshot, so none is taken from a store where
+users outside of the group may write.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def group_store(config: Config, user: User, group: str) -> Store:
 
     Args:
         config: with `env.shared`.
-        user: who calls.
-        group: its name.
+        user: the caller.
+        group: name of the group.
 
     Raises:
         ConfigError: the administrator has listed none, or one place for all users in an object
             store, see `check_bucket`.
-        Denied: this process is not of the group.
+        Denied: this process is not a member of the group.
     """
     urls = shared_urls(config)
     if group not in urls:
@@ -80,7 +80,7 @@ def group_store(config: Config, user: User, group: str) -> Store:
 
 
 def shared_stores(config: Config, user: User) -> list[Store]:
-    """Open the stores of all groups that this process is of, in the administrator's order."""
+    """Open the stores of all groups of this process, in the administrator's order."""
     return [group_store(config, user, name) for name in shared_urls(config) if is_member(name)]
 
 
@@ -95,9 +95,9 @@ async def find_snapshot(stores: Sequence[Store], key: str) -> tuple[Store, Snaps
         The store that has it, and its manifest.
 
     Raises:
-        NotFound: none of them has it. Shared stores that do not answer, that others than the group
-            may write to, or that hold a damaged manifest of it, do not count.
-        BootseerError: the user's own does not say.
+        NotFound: none of them has it. Shared stores are ignored if they do not answer, if users
+            outside of the group may write to them, or if their manifest is damaged.
+        BootseerError: the user's own store does not answer.
     """
     own, *others = stores
     with suppress(NotFound):
@@ -117,23 +117,23 @@ async def copy_snapshot(
 ) -> bool:
     """Copy a snapshot to another store, with its squashfs; the manifest is written last.
 
-    All is compared with its digests on the way. Objects get `OBJECT_MODE` where the store has
-    modes, and the group of the folder that they are in where that is set-group-ID.
+    All content is compared with its digests on the way. Objects get `OBJECT_MODE` if the store has
+    modes, and the group of their folder if that is set-group-ID.
 
     Args:
-        from_store: that has it.
-        to_store: that is to have it.
+        from_store: source.
+        to_store: destination.
         snapshot: its manifest.
-        count: told of bytes that have been copied.
+        count: called with numbers of bytes that were copied.
 
     Returns:
-        Whether it was copied; it is not if a whole one is there already.
+        Whether it was copied; it is not if a complete one is there already.
 
     Raises:
         Corrupt: it is damaged; nothing is published.
         BootseerError: it cannot be read or written; nothing is published.
 
-    Concurrency: the umask of the process is another for moments, while folders are made.
+    Concurrency: the umask of the process is changed for moments, while folders are made.
     """
     is_damaged = False
     try:
@@ -161,7 +161,7 @@ async def copy_snapshot(
         data = snapshot.encode()
         await publish(to_store, manifest, data, overwrite=is_damaged, mode=OBJECT_MODE)
     except Conflict:
-        await repository.read_snapshot(to_store, key)  # somebody was first
+        await repository.read_snapshot(to_store, key)  # another process was first
         return False
     except BaseException:
         with trio.move_on_after(5, shield=True), suppress(BootseerError):
@@ -182,7 +182,7 @@ async def _copy_frames(
 
 
 async def _copy_image(source: Store, target: Store, digest: str, count: Count) -> None:
-    """Copy an image, and compare every block with its digest; parts that are there stay."""
+    """Copy an image, and compare every block with its digest; existing parts are left."""
     encoded, manifest = await images.read_manifest(source, digest)
 
     def check(start: int, data: bytes) -> bool:
@@ -212,13 +212,13 @@ async def _copy_part(
     """Copy an object.
 
     Args:
-        source, target, name: where it is and where it goes.
-        part: what of a larger whole it holds.
-        check: whether this is what begins at a byte of that whole.
-        count: told of bytes that have been copied.
+        source, target, name: stores, and the object's name in both.
+        part: range of the whole that it holds.
+        check: whether bytes at an offset of the whole are correct.
+        count: called with numbers of bytes that were copied.
 
     Raises:
-        Corrupt: it is not what it should be.
+        Corrupt: it is damaged.
     """
     async with source.open(name) as reader, target.create(name, mode=OBJECT_MODE) as writer:
         for chunk in split(part, _CHUNK_BYTES):
@@ -231,14 +231,14 @@ async def _copy_part(
 
 
 async def _copy_object(source: Store, target: Store, name: str) -> None:
-    """Copy what is small, and was checked or needs no check."""
+    """Copy a small object that was checked, or needs no check."""
     with suppress(NotFound):
         data = await read_all(source, name, MAX_BYTES * 128)
         await publish(target, name, data, mode=OBJECT_MODE)
 
 
 async def _make_folder(store: Store, name: str, mode: int) -> None:
-    """Make a folder, if it is not there; one that is set-group-ID passes that and its group on."""
+    """Make a folder if there is none; it inherits set-group-ID and group from the one above."""
     with suppress(NotFound):
         await store.stat(name)
         return
@@ -251,14 +251,14 @@ async def _make_folder(store: Store, name: str, mode: int) -> None:
 
 
 class _Frames:
-    """Compares frames with their digests, out of a stream that is cut anywhere."""
+    """Compares frames with their digests, in a stream of pieces of any length."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self._frames = iter(frames)
         self._next()
 
     def check(self, start: int, data: bytes) -> bool:
-        """Take what comes next; whether the frames that end in it are what they should be."""
+        """Take the next piece; returns whether the frames that end in it are correct."""
         rest = memoryview(data)
         while rest and self._frame is not None:
             taken = rest[: self._left_bytes]
@@ -287,7 +287,7 @@ def _umask(mask: int) -> Iterator[None]:
 
 
 def is_member(group: str) -> bool:
-    """Whether this process is of a group."""
+    """Whether this process is a member of a group."""
     try:
         gid = grp.getgrnam(group).gr_gid
     except KeyError:

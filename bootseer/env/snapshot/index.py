@@ -1,8 +1,7 @@
-"""The index of a snapshot: its tree, and where the content of every file is.
+"""The index of a snapshot: its tree, and the place of every file's content.
 
-It is what a mount of the snapshot shows, and what is made of it where it is unpacked: squashfs and
-tar frames hold no more than the bytes. c_ext/tree.c reads the same rows; see
-docs/formats/env-index.md.
+Mounts and unpacked trees are made from the index; from squashfs and tar frames only the content of
+files is read. c_ext/tree.c reads the same rows; see docs/formats/env-index.md.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ _RIGHTS = 0o1777
 
 
 class ContentPlace(NamedTuple):
-    """Where the content of a file is.
+    """Place of a file's content.
 
     Attributes:
-        start: of its blocks in the squashfs.
-        blocks: their stored lengths there, as squashfs has them; a block holds `BLOCK_BYTES`, the
-            last one what is left.
-        tar: where it begins in the tar stream.
+        start: offset of its blocks in the squashfs.
+        blocks: stored lengths of the blocks, as squashfs has them; each holds `BLOCK_BYTES`, the
+            last one the rest.
+        tar: offset in the tar stream.
     """
 
     start: int
@@ -58,11 +57,11 @@ class Index:
     """A checked index.
 
     Attributes:
-        tree: what the snapshot holds, by path: the empty path is a folder with the targets, which
-            are folders called 0, 1 and so on. Nobody owns it (uid and gid are 0): it belongs to
-            whoever restores it.
-        places: where the content of files is; of a file with several names only the first is here.
-        deleted: paths that are to go where it is restored.
+        tree: of the snapshot, by path. The empty path is a folder with the targets, which are
+            folders called 0, 1 and so on. There are no owners (uid and gid are 0): the user who
+            restores it owns it.
+        places: of files' content; a file with several names has one under the first.
+        deleted: paths to delete where it is restored.
         rows: the same tree, for `bootseer.fuse.fastpath.TreeTable`.
     """
 
@@ -80,10 +79,10 @@ def encode(
     """Encode the index of a tree.
 
     Args:
-        tree: of files, folders and links, with every folder that something is in, and the empty
-            path; owners are left out.
-        places: of every file but those that are the same as another.
-        deleted: paths that are to go where it is restored.
+        tree: files, folders and links, with all folders above them and the empty path; owners are
+            left out.
+        places: of every file, without further names of one.
+        deleted: paths to delete where it is restored.
     """
     paths = sorted(tree)
     numbers: dict[bytes, int] = {}
@@ -142,16 +141,16 @@ def encode(
 
 
 def decode(data: bytes, name: str, outside: Collection[bytes] = ()) -> Index:
-    """Decode an index, which may be made to harm.
+    """Decode an index, which may be hostile.
 
     Args:
         data: the encoded index.
         name: for messages.
-        outside: paths of links that may lead out of the target that they are in.
+        outside: paths of links that may lead out of their target.
 
     Raises:
         UnknownVersion: it is of another version.
-        Corrupt: it is damaged, or describes what no snapshot may hold.
+        Corrupt: it is damaged, or has paths that no snapshot may have.
     """
     rows, gone = _sections(data, name)
     reader = _Reader(rows, name, frozenset(outside))
@@ -168,9 +167,9 @@ def decode(data: bytes, name: str, outside: Collection[bytes] = ()) -> Index:
 def open_rows(data: bytes, name: str) -> TreeRows:
     """Open the rows of an index to mount it.
 
-    `bootseer.fuse.fastpath.TreeTable` checks them, much faster than `decode`, and refuses the same.
-    Two rules are for unpacking alone: a mount shows links that lead anywhere, for the kernel
-    follows them with the rights of the process that opens them; and it deletes nothing.
+    `bootseer.fuse.fastpath.TreeTable` checks them, much faster than `decode`, and refuses the same
+    rows but for two: a mount may have links that lead anywhere, for the kernel follows them with
+    the rights of the process that opens them; and it deletes nothing.
 
     Raises:
         UnknownVersion: it is of another version.
@@ -198,7 +197,7 @@ def _sections(data: bytes, name: str) -> tuple[TreeRows, bytes]:
 
 
 def leads_out(path: bytes, target: bytes) -> bool:
-    """Whether a link at a path of a snapshot may lead out of the target that it is in."""
+    """Whether a link at a path of a snapshot may lead out of its target."""
     if target.startswith(b"/"):
         return True
     below = path.partition(b"/")[2]
@@ -207,7 +206,7 @@ def leads_out(path: bytes, target: bytes) -> bool:
 
 
 class _Reader:
-    """Builds a tree of rows, and refuses what is no tree."""
+    """Builds a tree from rows, and refuses rows that make none."""
 
     def __init__(self, rows: TreeRows, name: str, outside: frozenset[bytes]) -> None:
         self.rows = rows
@@ -262,8 +261,8 @@ class _Reader:
     def _walk(self) -> dict[bytes, int]:
         """Return the number of the inode at every path.
 
-        Folders come before the folders in them, and their entries in the same order, which leaves
-        no way to make a loop, or many paths of few entries.
+        Folders come before the folders in them, and their entries in the same order. So there are
+        no loops, and few entries cannot make many paths.
         """
         if not self._inodes or not stat.S_ISDIR(self._inodes[0][6]):
             raise Corrupt(f"{self._name}: it has no root")
@@ -294,7 +293,7 @@ class _Reader:
         return numbers
 
     def _listed(self, folder: bytes, number: int, first: int) -> Iterator[tuple[bytes, int]]:
-        """List a folder whose entries have to begin with this one."""
+        """List a folder; its entries have to begin with this one."""
         found, count = self._inodes[number][4:6]
         if found != first or count > len(self._entries) - first:
             raise self.refuse(folder, "has entries that are not there, or another folder's")
@@ -350,7 +349,7 @@ class _Reader:
             packed = packed[stop:]
 
     def _place(self, path: bytes, number: int, block: int) -> ContentPlace:
-        """Return where a file's content is, whose blocks have to begin with this one."""
+        """Return the place of a file's content; its blocks have to begin with this one."""
         size_bytes, _, start, tar, first, count, *_ = self._inodes[number]
         if size_bytes > MAX_FILE_BYTES or max(start, tar) > MAX_FILE_BYTES:
             raise self.refuse(path, "is unreasonably large")

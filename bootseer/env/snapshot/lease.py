@@ -1,9 +1,9 @@
-"""The claim on a key: of all who miss a snapshot, one makes it.
+"""The lease of a key: of all nodes that lack a snapshot, one captures it.
 
-env/claims/KEY/NNNN.json holds who has it and until when. It is created where none is, and then
-kept up to date by who has it. One that has run out is followed by the next number; of several who
-write that, one succeeds. Should two get it all the same, in a store that cannot tell, both capture
-and the first to publish is believed: a claim saves work, and nothing depends on it.
+env/claims/KEY/NNNN.json names the holder and the time at which the lease ends. A node that finds
+none creates it, and then renews it. After a lease that has run out, a node creates the next number;
+of several nodes, one succeeds. In a store that cannot tell, two may hold it: then both capture, and
+the first manifest counts. A lease saves work, and nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _MAX_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class KeyLease:
-    """A claim as it is found.
+    """A lease as it is stored.
 
     Attributes:
-        number: of the claims on this key.
-        who: has it, for people.
-        token: that nobody else's claim has.
-        until_ns: it runs out, nanoseconds since 1970.
+        number: its number among the leases of this key.
+        who: name of the holder, for the user.
+        token: unique to this lease.
+        until_ns: its end, nanoseconds since 1970.
     """
 
     number: int
@@ -49,12 +49,12 @@ class KeyLease:
 
     @property
     def is_live(self) -> bool:
-        """Whether it holds."""
+        """Whether it has not run out."""
         return time.time_ns() < self.until_ns
 
 
 async def read_claim(store: Store, key: str) -> KeyLease | None:
-    """Return the latest claim on a key, None without one."""
+    """Return the latest lease of a key, None without one."""
     numbers = []
     for info in await store.list(f"env/claims/{key}"):
         number = info.name.rpartition("/")[2].removesuffix(".json")
@@ -76,12 +76,12 @@ async def read_claim(store: Store, key: str) -> KeyLease | None:
 
 
 async def try_claim(store: Store, key: str, who: str) -> KeyLease | None:
-    """Claim a key; None if somebody else has it.
+    """Get the lease of a key; None if another holds it.
 
     Args:
-        store: that is to have the snapshot.
-        key: of it.
-        who: claims it, for people.
+        store: for the snapshot.
+        key: of the snapshot.
+        who: name of the holder, for the user.
     """
     before = await read_claim(store, key)
     if before is not None and before.is_live:
@@ -99,11 +99,11 @@ async def try_claim(store: Store, key: str, who: str) -> KeyLease | None:
 async def kept(
     store: Store, key: str, claim: KeyLease, nursery: trio.Nursery
 ) -> AsyncIterator[None]:
-    """Keep a claim up for the length of a block; then it is let go.
+    """Renew a lease for the length of a block; then it is given up.
 
     Args:
-        store, key, claim: what `try_claim` returned, and for what.
-        nursery: for who keeps it up.
+        store, key, claim: result of `try_claim`, and its arguments.
+        nursery: for the task that renews it.
     """
     scope, ended = trio.CancelScope(), trio.Event()
 
@@ -112,7 +112,7 @@ async def kept(
             with scope:
                 while True:
                     await trio.sleep(_KEEP_S)
-                    # Given up on its way, it could arrive after the claim was let go.
+                    # After a cancellation it could arrive when the lease is given up already.
                     with trio.move_on_after(_LET_GO_S, shield=True), suppress(BootseerError):
                         await publish(store, _object(key, claim.number), _encoded(claim))
         finally:

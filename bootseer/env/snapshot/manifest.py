@@ -1,4 +1,4 @@
-"""The manifest of a snapshot: what it is, and what it is stored in. Written last, trusted first."""
+"""The manifest of a snapshot: its key, targets and digests. Written last, trusted first."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CAPTURE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a captured tree that may go wrong elsewhere.
+    """A problem that a captured tree may have elsewhere.
 
     Attributes:
         kind: in a word or two, "editable install".
-        path: of it, as the command's user sees it.
-        detail: what it is, and what to do.
+        path: as the command's user sees it.
+        detail: the problem, and what to do.
     """
 
     kind: str
@@ -41,28 +41,28 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known of a snapshot.
+    """The manifest of a snapshot.
 
     Attributes:
-        key: what it is stored under.
-        parts: that the key is made of.
+        key: that it is stored under.
+        parts: of the key.
         targets: absolute paths of its folders 0, 1 and so on.
-        bases: what was in each before, `EMPTY` or a digest of it.
-        capture: names this attempt at it: no other writes the same objects.
+        bases: what each held before, `EMPTY` or a digest.
+        capture: name of this capture: no other writes the same objects.
         digest: of its tree, see `bootseer.env.client.scan.tree_digest`.
         image: digest of its squashfs, which is stored as an image.
-        image_bytes: length of that.
+        image_bytes: length of the squashfs.
         index: SHA-256 of its index.
         frames: SHA-256 of the table of its tar frames.
         frames_bytes: length of all frames.
-        files: how many files, folders and links it has.
+        files: number of files, folders and links.
         content_bytes: of its files.
-        outside: paths in it of links that lead out of their target, as bytes of hexadecimal digits.
-        findings: what may go wrong elsewhere; the first of them, if there are very many.
-        captured_ns: when, nanoseconds since 1970.
+        outside: paths of links that lead out of their target, in hexadecimal digits.
+        findings: problems that it may have elsewhere; the first of very many.
+        captured_ns: time of the capture, nanoseconds since 1970.
         captured_by: name of the user.
-        node: where.
-        command_ms: how long the command took.
+        node: name of the node.
+        command_ms: time that the command took.
     """
 
     key: str
@@ -92,11 +92,11 @@ class Snapshot:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of its targets held nothing before: then it can be mounted."""
+        """Whether all of its targets were empty before: then it can be mounted."""
         return all(base == EMPTY for base in self.bases)
 
     def encode(self) -> bytes:
-        """Encode as a file."""
+        """Encode it as a file."""
         document = asdict(self)
         document["parts"] = env_key.to_document(self.parts)
         return json.dumps({"format": _FORMAT, "version": VERSION, **document}).encode() + b"\n"
@@ -108,7 +108,7 @@ def decode(data: bytes, name: str, key: str) -> Snapshot:
     Args:
         data: the manifest.
         name: for messages.
-        key: it is to have.
+        key: that it should have.
 
     Raises:
         UnknownVersion: it is of another version.
@@ -152,7 +152,7 @@ def decode(data: bytes, name: str, key: str) -> Snapshot:
 
 
 def check(data: bytes, name: str, key: str) -> None:
-    """Refuse to store the manifest of a snapshot that nobody would take for one.
+    """Check a manifest before it is stored.
 
     Raises:
         Unavailable: it is too long.
@@ -164,14 +164,14 @@ def check(data: bytes, name: str, key: str) -> None:
 
 
 def shown_path(path: bytes, targets: Sequence[str]) -> str:
-    """Return the path of something in a snapshot as its user sees it, printable and bounded."""
+    """Return a path in a snapshot as its user sees it, printable and of bounded length."""
     number, _, below = path.partition(b"/")
     whole = os.path.join(targets[int(number)], os.fsdecode(below))
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole)[:_SHOWN_CHARS]
 
 
 def is_key(text: str) -> bool:
-    """Whether this can be a key."""
+    """Whether a text can be a key."""
     return _DIGEST.fullmatch(text) is not None
 
 

@@ -1,14 +1,14 @@
-"""Snapshots in a store: what they are called, where their parts are, and who is making one.
+"""Snapshots in a store: their objects, names, and notes about their use.
 
-env/snapshots/KEY/manifest.json           what a snapshot is, see `manifest`; the last
-env/snapshots/KEY/CAPTURE/index           its tree
+env/snapshots/KEY/manifest.json           see `manifest`; written last
+env/snapshots/KEY/CAPTURE/index           its tree, see `index`
 env/snapshots/KEY/CAPTURE/frames          the table of its tar frames
-env/snapshots/KEY/CAPTURE/frames-NNNN     the frames, one behind the other
-env/used/KEY                              empty; when it was used last
-env/figures.json                          what restoring took
+env/snapshots/KEY/CAPTURE/frames-NNNN     the frames, concatenated
+env/used/KEY                              empty; its time is that of the last use
+env/figures.json                          see `restore_stats`
 env/names/NAME                            a name of a snapshot: its key
 env/last/TARGETS.json                     the key of the last run with these targets
-env/claims/KEY/NNNN.json                  who captures, see `bootseer.env.snapshot.lease`
+env/claims/KEY/NNNN.json                  see `lease`
 images/IMAGE/…                            its squashfs, an image without a name
 """
 
@@ -46,8 +46,8 @@ from bootseer.units import MIB, NS_PER_S
 PART_BYTES = 64 * MIB
 """Of the objects that frames are stored in."""
 _MAX_TABLE_BYTES = 64 * MIB
-_FIGURES = "env/figures.json"
-_MAX_FIGURES_BYTES = 4096
+_STATS = "env/figures.json"
+_MAX_STATS_BYTES = 4096
 _MAX_FIGURE_S = 1e6
 _MAX_FILE_BYTES = 16 * MIB
 _USED_S = 3600.0
@@ -62,11 +62,11 @@ class ListedSnapshot:
     """A snapshot in a store.
 
     Attributes:
-        key: of it.
-        snapshot: what it is; None if its manifest is damaged, or there is none (yet).
-        problem: why, for people.
-        used_ns: when it was used last, nanoseconds since 1970.
-        names: that it has.
+        key: of the snapshot.
+        snapshot: its manifest; None if that is damaged, or there is none (yet).
+        problem: why there is no manifest, for the user.
+        used_ns: time of its last use, nanoseconds since 1970.
+        names: its names.
     """
 
     key: str
@@ -77,17 +77,17 @@ class ListedSnapshot:
 
 
 def manifest_object(key: str) -> str:
-    """Name the store's object for the manifest of a snapshot."""
+    """Return the name of the object with the manifest of a snapshot."""
     return f"{FOLDER}/{key}/manifest.json"
 
 
 def folder_of(key: str, capture: str = "") -> str:
-    """Name the folder of a snapshot, or of one attempt at it."""
+    """Return the name of the folder of a snapshot, or of one capture of it."""
     return f"{FOLDER}/{key}/{capture}" if capture else f"{FOLDER}/{key}"
 
 
 def frames_object(key: str, capture: str, index: int) -> str:
-    """Name the store's object for a part of a snapshot's frames."""
+    """Return the name of the object with a part of a snapshot's frames."""
     return f"{folder_of(key, capture)}/frames-{index:04}"
 
 
@@ -107,8 +107,8 @@ async def read_index(store: Store, snapshot: Snapshot) -> Index:
     """Read the tree of a snapshot.
 
     Raises:
-        NotFound: it has gone.
-        Corrupt: it is damaged, or is to harm.
+        NotFound: it was removed.
+        Corrupt: it is damaged or hostile.
     """
     name, data = await _index(store, snapshot)
     index = tree_index.decode(data, name, snapshot.outside_paths)
@@ -121,7 +121,7 @@ async def read_rows(store: Store, snapshot: Snapshot) -> TreeRows:
     """Read the tree of a snapshot to mount it.
 
     Raises:
-        NotFound: it has gone.
+        NotFound: it was removed.
         Corrupt: it is damaged.
     """
     name, data = await _index(store, snapshot)
@@ -132,7 +132,7 @@ async def read_frames(store: Store, snapshot: Snapshot) -> tuple[Frame, ...]:
     """Read the table of a snapshot's tar frames.
 
     Raises:
-        NotFound: it has gone.
+        NotFound: it was removed.
         Corrupt: it is damaged.
     """
     name = f"{folder_of(snapshot.key, snapshot.capture)}/frames"
@@ -142,7 +142,7 @@ async def read_frames(store: Store, snapshot: Snapshot) -> tuple[Frame, ...]:
 
 
 async def note_use(store: Store, key: str) -> None:
-    """Note that a snapshot is used now; what cannot be noted is not."""
+    """Note that a snapshot is used now; errors are ignored."""
     name = f"env/used/{key}"
     with suppress(BootseerError):
         with suppress(NotFound):
@@ -152,7 +152,7 @@ async def note_use(store: Store, key: str) -> None:
 
 
 async def list_snapshots(store: Store) -> list[ListedSnapshot]:
-    """List what there is, those that were used last first."""
+    """List all snapshots, those that were used last first."""
     names: dict[str, list[str]] = {}
     for name, key in (await list_names(store)).items():
         names.setdefault(key, []).append(name)
@@ -181,7 +181,7 @@ async def list_snapshots(store: Store) -> list[ListedSnapshot]:
 
 
 async def note_run(store: Store, targets: Sequence[str], parts: Sequence[KeyPart]) -> None:
-    """Note the key of a run, for who wants to know why the next one has another."""
+    """Note the key of a run, so that `env why` can compare the next one."""
     document = json.dumps(env_key.to_document(parts)).encode() + b"\n"
     await publish(store, _last_object(targets), document)
 
@@ -210,27 +210,27 @@ def _last_object(targets: Sequence[str]) -> str:
 # What restoring took.
 
 
-async def read_figures(store: Store) -> RestoreStats:
-    """Read what restoring has taken lately; what is not known is what is usual."""
+async def read_stats(store: Store) -> RestoreStats:
+    """Read how long restores took lately; defaults if that is not known."""
     with suppress(BootseerError, ValueError, TypeError, OverflowError, RecursionError):
-        found = json.loads(await read_all(store, _FIGURES, _MAX_FIGURES_BYTES))
+        found = json.loads(await read_all(store, _STATS, _MAX_STATS_BYTES))
         values = {name: float(found[name]) for name in RestoreStats.__slots__ if name in found}
         if all(0 < value < _MAX_FIGURE_S for value in values.values()):
             return RestoreStats(**values)
     return RestoreStats()
 
 
-async def write_figures(store: Store, figures: RestoreStats) -> None:
-    """Write what restoring has taken; what cannot be written is not."""
+async def write_stats(store: Store, stats: RestoreStats) -> None:
+    """Write how long restores took; errors are ignored."""
     with suppress(BootseerError):
-        await publish(store, _FIGURES, json.dumps(asdict(figures)).encode() + b"\n")
+        await publish(store, _STATS, json.dumps(asdict(stats)).encode() + b"\n")
 
 
 # Names.
 
 
 def check_name(name: str) -> str:
-    """Return what can be the name of a snapshot: what --bootseer-env takes for one.
+    """Check that a text can be the name of a snapshot, as --bootseer-env takes it.
 
     Raises:
         ConfigError: it cannot.
@@ -254,12 +254,12 @@ async def list_names(store: Store) -> dict[str, str]:
 
 
 async def give_name(store: Store, name: str, key: str) -> None:
-    """Give a snapshot a name, which another may have had until now."""
+    """Give a snapshot a name; the name moves if another has it."""
     await publish(store, _name_object(check_name(name)), key.encode() + b"\n")
 
 
 async def take_name(store: Store, name: str) -> None:
-    """Take a name away; raises NotFound if there is none."""
+    """Remove a name; raises NotFound if there is none."""
     await store.delete(_name_object(check_name(name)))
 
 
@@ -268,12 +268,12 @@ async def resolve(store: Store, reference: str) -> str:
 
     Args:
         store: that has it.
-        reference: its name, its key, or how that begins: eight digits at least; or the absolute
-            path of a file with the key, as `bootseer env key --json` prints it.
+        reference: its name, its key, or the beginning of its key, eight digits at least; or the
+            absolute path of a file with the key, as `bootseer env key --json` prints it.
 
     Raises:
         NotFound: there is no such snapshot.
-        Conflict: several begin so.
+        Conflict: the keys of several begin so.
         ConfigError: it cannot be a name.
     """
     if is_key(reference):
@@ -334,12 +334,12 @@ def _name_object(name: str) -> str:
 
 
 async def remove(store: Store, key: str, *, now: bool = False) -> None:
-    """Remove a snapshot with its names; its squashfs goes a day later, for jobs that read it.
+    """Remove a snapshot with its names; its squashfs is removed a day later, for running jobs.
 
     Args:
         store: that has it.
         key: of the snapshot.
-        now: do not wait; jobs that have it mounted fail.
+        now: remove the squashfs now; jobs that have it mounted fail.
 
     Raises:
         NotFound: there is none.

@@ -1,4 +1,4 @@
-"""The squashfs of a snapshot: where in it the content of every file is."""
+"""Find the content of every file in the squashfs of a snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def find_content(image: Path) -> dict[bytes, tuple[int, tuple[int, ...]]]:
         image: an lz4 squashfs without fragments, with blocks of `BLOCK_BYTES`.
 
     Returns:
-        By path where the first block begins, and the stored lengths of all.
+        By path, the offset of the first block, and the stored lengths of all.
 
     Raises:
         Corrupt: it is another kind of squashfs, or damaged.

@@ -1,9 +1,9 @@
-"""The tar stream of a tree: where in it everything is, and its bytes.
+"""The tar stream of a tree: its layout and its bytes.
 
-One form of headers for all who read it (GNU tar, bsdtar, Python, mksquashfs): ustar; a pax record
-for times, sizes and attributes where the header has no room; and GNU's own members for names of
-over 100 bytes. Those take any bytes, unlike pax, and mksquashfs (4.5.1) strips ``../`` from what
-links point to in a pax record. Times have all nine digits: GNU tar restores them exactly.
+The headers suit all readers (GNU tar, bsdtar, Python, mksquashfs): ustar; a pax record for times,
+sizes and attributes that the header has no room for; and GNU's own members for names of over 100
+bytes. Those take any bytes, unlike pax, and mksquashfs (4.5.1) strips ``../`` from link targets in
+a pax record. Times have all nine digits: GNU tar restores them exactly.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _KINDS = {"file": b"0", "link": b"2", "folder": b"5"}
 
 
 class TarPlace(NamedTuple):
-    """Where in the stream something of the tree is.
+    """Place of a path in the stream.
 
     Attributes:
-        start: of its headers.
-        content: of its content, behind them.
+        start: offset of its headers.
+        content: offset of its content, behind them.
     """
 
     start: int
@@ -45,11 +45,11 @@ class TarPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TarLayout:
-    """The stream of a tree.
+    """Layout of the stream of a tree.
 
     Attributes:
         places: by path, in the order of the stream.
-        size_bytes: of it all.
+        size_bytes: length of the stream.
     """
 
     places: Mapping[bytes, TarPlace]
@@ -57,7 +57,7 @@ class TarLayout:
 
 
 def plan(tree: Mapping[bytes, TreeNode]) -> TarLayout:
-    """Say where everything goes: in the order of paths, without the empty one."""
+    """Lay out the stream: in the order of paths, without the empty one."""
     places: dict[bytes, TarPlace] = {}
     at = 0
     for path in sorted(tree):
@@ -73,11 +73,11 @@ def stream(tree: Mapping[bytes, TreeNode], read: Read) -> Iterator[bytes | memor
     """Make the stream.
 
     Args:
-        tree: of files, folders and links; owners are left out.
-        read: a file of it; what it gives may change once the next is asked for.
+        tree: files, folders and links; owners are left out.
+        read: reads a file; the next piece may overwrite the last.
 
     Yields:
-        Pieces of it; what a file is read in is handed on as it is.
+        Pieces of it; pieces of a file are those of `read`.
 
     Raises:
         Conflict: a file has another length than the tree says.
@@ -95,7 +95,7 @@ def stream(tree: Mapping[bytes, TreeNode], read: Read) -> Iterator[bytes | memor
 
 
 def headers(path: bytes, node: TreeNode) -> bytes:
-    """Return all that is before a member's content."""
+    """Return the headers before a member's content."""
     kind = b"1" if node.same_as else _KINDS[node.kind]
     name = path + b"/" if node.kind == "folder" else path
     link = node.same_as or node.target
@@ -136,7 +136,7 @@ def _content_bytes(node: TreeNode) -> int:
 
 
 def _header(name: bytes, kind: bytes, mode: int, size: int, mtime_s: int, link: bytes) -> bytes:
-    """Make a header; texts that are too long are cut."""
+    """Make a ustar header; texts that are too long are cut."""
     head = _HEADER % (
         name[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"),
         *(mode, size, mtime_s, _SPACES, kind),
@@ -152,7 +152,7 @@ def _extended_header(name: bytes, kind: bytes, size_bytes: int) -> bytes:
 
 
 def _extended(name: bytes, kind: bytes, data: bytes) -> bytes:
-    """Make a member that says more about the next."""
+    """Make a member with more metadata of the next one."""
     if len(data) % _BLOCK_BYTES == 0 and kind == b"x":
         data += _record(b"comment", b"ends with a NUL")  # mksquashfs scans it as a C string
     return _extended_header(name, kind, len(data)) + data.ljust(_padded(len(data)), b"\0")

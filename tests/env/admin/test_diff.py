@@ -10,7 +10,7 @@ from bootseer.env.admin.diff import (
     VersionDiff,
     against_folders,
     contrast,
-    look_now,
+    scan_now,
     versions,
 )
 from bootseer.env.client.key import EMPTY
@@ -69,7 +69,7 @@ def test_folders_are_looked_at_below_their_numbers(tmp_path):
     (tmp_path / "b/x").write_bytes(b"hello")
     os.link(tmp_path / "b/x", tmp_path / "b/y")
     counted = []
-    found = look_now([str(tmp_path / "a"), str(tmp_path / "b")], counted.append)
+    found = scan_now([str(tmp_path / "a"), str(tmp_path / "b")], counted.append)
     assert list(found) == [b"1", b"1/x", b"1/y"]
     assert [node.same_as for node in found.values()] == [b"", b"", b"1/x"]
     assert sum(counted) == 5

@@ -106,9 +106,9 @@ def sh(folder, script):
 def made_by(script, *folders):
     """See what a script makes of folders; it runs in the first."""
     paths = [str(folder) for folder in folders]
-    befores = [capture.look_before(path) for path in paths]
+    befores = [capture.scan_before(path) for path in paths]
     sh(folders[0], script)
-    return capture.look_after(paths, befores, os.geteuid())
+    return capture.scan_after(paths, befores, os.geteuid())
 
 
 def below(paths):
@@ -138,9 +138,9 @@ def seen(made):
 
 
 def test_one_file_is_a_base(target):
-    assert capture.look_before(str(target)).base == EMPTY
+    assert capture.scan_before(str(target)).base == EMPTY
     (target / "file").touch()
-    assert capture.look_before(str(target)).base != EMPTY
+    assert capture.scan_before(str(target)).base != EMPTY
 
 
 def test_of_a_base_the_same_is_nothing(target):
@@ -151,10 +151,10 @@ def test_of_a_base_the_same_is_nothing(target):
 
 
 def test_of_nothing_all_is_taken(target):
-    before = capture.look_before(str(target))
+    before = capture.scan_before(str(target))
     assert before.base == EMPTY
     sh(target, BASE)
-    made = capture.look_after([str(target)], [before], os.geteuid())
+    made = capture.scan_after([str(target)], [before], os.geteuid())
     assert below(made.tree) == {
         *("", "0", "d", "d/e", "d/e/deep", "d/first", "d/one", "d/second", "empty", "file"),
         *("link", "other", "other/kept", "other/third"),
@@ -170,7 +170,7 @@ def test_nobody_owns_it_and_it_has_the_modes_that_can_be_restored(target):
     sh(target, "mkdir d; chmod 2755 d; : > f; chmod 4711 f; mkdir t; chmod 1777 t")
     made = made_by(": > new; chmod 000 new", target)
     assert {(node.uid, node.gid) for node in made.tree.values()} == {(0, 0)}
-    made = capture.look_after([str(target)], [capture.Baseline({}, {})], os.geteuid())
+    made = capture.scan_after([str(target)], [capture.Baseline({}, {})], os.geteuid())
     modes = {os.fsdecode(path): node.mode for path, node in made.tree.items()}
     assert [modes[name] for name in ("0/d", "0/f", "0/t", "0/new")] == [0o755, 0o711, 0o1777, 0]
     assert [(path, kind) for path, kind, _ in seen(made)] == [("d", "rights"), ("f", "rights")]
@@ -185,12 +185,12 @@ def test_what_is_another_users_is_found(target):
 
 
 def test_times_are_kept_to_the_nanosecond(target):
-    before = capture.look_before(str(target))
+    before = capture.scan_before(str(target))
     (target / "file").touch()
     (target / "link").symlink_to("file")
     for number, name in enumerate(("file", "link", "")):
         os.utime(target / name, ns=(0, WHEN_NS + number), follow_symlinks=False)
-    made = capture.look_after([str(target)], [before], os.geteuid())
+    made = capture.scan_after([str(target)], [before], os.geteuid())
     times = [made.tree[path].mtime_ns for path in (b"0/file", b"0/link", b"0")]
     assert times == [WHEN_NS, WHEN_NS + 1, WHEN_NS + 2]
 
@@ -237,10 +237,10 @@ def test_other_file_systems_are_left_out(target):
 @pytest.mark.root
 def test_devices_and_sockets_are_left_out_and_found(target):
     with socket.socket(socket.AF_UNIX) as end:
-        before = capture.look_before(str(target))
+        before = capture.scan_before(str(target))
         sh(target, "mknod char c 1 3; mknod block b 7 0; : > file")
         end.bind(f"{target}/socket")
-    made = capture.look_after([str(target)], [before], os.geteuid())
+    made = capture.scan_after([str(target)], [before], os.geteuid())
     assert below(made.tree) == {"", "0", "file"}
     assert [(path, detail.split(" is")[0]) for path, _, detail in seen(made)] == [
         ("block", "a block device"),
@@ -261,14 +261,14 @@ def open_below_long_names(target):
 
 def test_paths_that_are_too_long_are_left_out_with_all_below(target):
     """Those that the target's number before them makes so; others cannot be looked at."""
-    before = capture.look_before(str(target))
+    before = capture.scan_before(str(target))
     fd = open_below_long_names(target)
     os.mkdir("f" * (MAX_PATH_BYTES - 16 * 251 - 1), dir_fd=fd)
     os.close(os.open("file", os.O_CREAT, dir_fd=fd))
     os.symlink("/etc", "l" * (MAX_PATH_BYTES - 16 * 251), dir_fd=fd)
     os.symlink("x", "k" * (MAX_PATH_BYTES - 16 * 251 - 2), dir_fd=fd)  # as long as may be
     os.close(fd)
-    made = capture.look_after([str(target)], [before], os.geteuid())
+    made = capture.scan_after([str(target)], [before], os.geteuid())
     assert max(map(len, made.tree)) == MAX_PATH_BYTES
     made.tree = {path: node for path, node in made.tree.items() if b"/k" not in path}
     assert [len(path) for path, _, _ in made.findings] == [MAX_PATH_BYTES + 1, MAX_PATH_BYTES + 2]
@@ -278,14 +278,14 @@ def test_paths_that_are_too_long_are_left_out_with_all_below(target):
 
 
 def test_a_file_whose_first_name_is_left_out_has_its_others(target):
-    before = capture.look_before(str(target))
+    before = capture.scan_before(str(target))
     fd = open_below_long_names(target)
     name = "f" * (MAX_PATH_BYTES - 16 * 251 - 1)
     os.close(os.open(name, os.O_CREAT, dir_fd=fd))
     for other in ("x" * 255, "z"):  # names are as long as may be
         os.link(name, target / other, src_dir_fd=fd)
     os.close(fd)
-    made = capture.look_after([str(target)], [before], os.geteuid())
+    made = capture.scan_after([str(target)], [before], os.geteuid())
     assert [path.rpartition(b"/")[2][:1] for path, _, _ in made.findings] == [b"f"]
     names = [b"0/" + b"x" * 255, b"0/z"]
     assert [made.tree[path].same_as for path in names] == [b"", b""]
@@ -296,16 +296,16 @@ def test_a_file_whose_first_name_is_left_out_has_its_others(target):
 )
 def test_times_that_no_index_can_say_are_left_out(when_ns, is_taken):
     with TemporaryDirectory(dir="/dev/shm") as target:  # in memory any time can be
-        before = capture.look_before(target)
+        before = capture.scan_before(target)
         Path(target, "file").touch()
         os.utime(Path(target, "file"), ns=(0, when_ns))
-        made = capture.look_after([target], [before], os.geteuid())
+        made = capture.scan_after([target], [before], os.geteuid())
     assert (b"0/file" in made.tree) == is_taken
     assert [kind for _, kind, _ in made.findings] == ([] if is_taken else ["left out"])
 
 
 def test_extended_attributes_of_users(target):
-    before = capture.look_before(str(target))
+    before = capture.scan_before(str(target))
     sh(target, ": > file; : > other; mkdir d")
     try:
         os.setxattr(target / "file", "user.note", b"\0x")
@@ -315,7 +315,7 @@ def test_extended_attributes_of_users(target):
     if os.geteuid() == 0:
         os.setxattr(target / "other", "trusted.note", b"1")
         os.setxattr(target / "other", "security.capability", b"\1\0\0\2" + bytes(16))
-    made = capture.look_after([str(target)], [before], os.geteuid())
+    made = capture.scan_after([str(target)], [before], os.geteuid())
     assert made.tree[b"0/file"].xattrs == ((b"user.note", b"\0x"),)
     assert made.tree[b"0/d"].xattrs == ((b"user.d", b""),)
     assert made.tree[b"0/other"].xattrs == ()
@@ -328,7 +328,7 @@ def test_extended_attributes_of_users(target):
 )
 def test_access_control_lists_are_told_and_their_masks_are_no_rights(target, group, mask, mode):
     """Restored without its list, a file is not the group's because somebody may write it."""
-    before = capture.look_before(str(target))
+    before = capture.scan_before(str(target))
     sh(target, ": > file; mkdir d")
     entries = [(0x01, 6), (0x02, 7), (0x04, group), (0x10, mask), (0x20, 4)]
     if mask is None:
@@ -341,7 +341,7 @@ def test_access_control_lists_are_told_and_their_masks_are_no_rights(target, gro
         os.setxattr(target / "d", "system.posix_acl_default", acl)
     except OSError as error:
         pytest.skip(f"no access control lists in {target}: {error.strerror}")
-    made = capture.look_after([str(target)], [before], os.geteuid())
+    made = capture.scan_after([str(target)], [before], os.geteuid())
     assert made.tree[b"0/file"].mode == mode
     assert made.tree[b"0/d"].mode == stat.S_IMODE((target / "d").stat().st_mode)
     told = [(path, kind) for path, kind, _ in seen(made)]
@@ -366,7 +366,7 @@ def test_what_is_read_is_what_was_there(target):
     assert b"".join(map(bytes, made.read(b"0/large"))) == bytes(3_000_000)
     assert b"".join(map(bytes, made.read(b"0/a"))) == b"1\n"
     made.finish()
-    tree = capture.look_before(str(target)).tree
+    tree = capture.scan_before(str(target)).tree
     assert {path[2:]: node.digest for path, node in made.tree.items() if path[2:]} == {
         path: node.digest for path, node in tree.items() if path
     }

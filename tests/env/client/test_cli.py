@@ -80,7 +80,7 @@ def test_without_an_agent_the_command_runs(file, tmp_path):
         [sys.executable, "-ISB", file, *words], env=environ, capture_output=True, text=True
     )
     assert (ran.returncode, ran.stdout) == (7, "out\n")
-    assert "keeping nothing: this job has no --bootseer" in ran.stderr
+    assert "without capturing it: this job has no --bootseer" in ran.stderr
 
 
 def asked(*words):
@@ -147,7 +147,7 @@ def test_an_agent_that_does_not_answer_keeps_nobody(no_agent, capfd, tmp_path):
     assert main([*RUN, str(tmp_path / "env"), "--", "sh", "-c", "echo out; exit 7"]) == 7
     said = capfd.readouterr()
     assert said.out == "out\n"
-    assert said.err.startswith("bootseer: running the command, and keeping nothing: [Errno 2]")
+    assert said.err.startswith("bootseer: running the command without capturing it: [Errno 2]")
 
 
 @pytest.mark.parametrize("has_agent", [False, True])

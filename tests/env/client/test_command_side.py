@@ -101,7 +101,7 @@ def test_a_target_is_empty_until_there_is_something_in_it(tmp_path):
 
 def test_a_target_that_cannot_be_looked_at_has_no_key(tmp_path):
     (tmp_path / "target").touch()
-    with pytest.raises(Unavailable, match="target cannot be looked at"):
+    with pytest.raises(Unavailable, match="target cannot be read"):
         keys(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_the_command_runs_where_no_key_can_tell(tmp_path, connect, why):
     asked = RunOptions(["sh", "-c", "exit 3"], [str(tmp_path / "target")], key_files=["/none"])
     with peers(sends(b"")) as connect_peer:
         assert run(asked, connect or connect_peer, dict(os.environ), said.append) == 3
-    assert f"keeping nothing: {why}" in said[0]
+    assert f"without capturing it: {why}" in said[0]
 
 
 # What is said.
@@ -228,7 +228,7 @@ def test_who_goes_without_hearing_of_the_command_keeps_nothing(lab, tmp_path):
 
     status, said = ask(lab, tmp_path / "target", serve, "exit 0")
     assert (status, lab.runs()) == (0, 1)
-    assert "what the command made is not kept: no answer: " in said
+    assert "the result is not stored: no answer: " in said
 
 
 @pytest.mark.parametrize("hello", [b"", HELLO])

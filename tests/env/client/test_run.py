@@ -143,7 +143,7 @@ async def test_every_python_captures_and_restores(clients, python, look):
     script = f"echo 1 > {clients.target}/file; ln {clients.target}/file {clients.target}/again"
     status, _, said = await clients.run(script, python=python)
     assert (status, clients.lab.runs()) == (0, 1)
-    assert "kept as" in said
+    assert "stored as" in said
     made = look(clients.target)
     subprocess.run(["rm", "-r", clients.target], check=True)
     status, _, said = await clients.run(script, python=python)
@@ -213,7 +213,7 @@ async def test_what_goes_in_and_out_is_the_commands(clients):
         f"cat; echo told >&2; : > {clients.target}/x", given=given
     )
     assert (status, out) == (0, given)
-    assert [line.split(" ")[0] for line in said.splitlines()] == ["running", "told", "kept"]
+    assert [line.split(" ")[0] for line in said.splitlines()] == ["running", "told", "stored"]
 
 
 async def test_what_is_restored_reads_and_writes_nothing(clients):
@@ -295,7 +295,7 @@ async def test_a_session_that_dies_in_mid_command(clients, tmp_path):
         async for part in process.stderr:
             said += part
         assert await process.wait() == 0
-    assert b"what the command made is not kept: " in said
+    assert b"the result is not stored: " in said
     assert await clients.lab.store.list("env/claims") == []
 
 
@@ -309,7 +309,7 @@ async def test_who_is_killed_in_mid_command_holds_nobody_up(clients, tmp_path):
     subprocess.run(["rm", "-r", clients.target], check=True)
     status, _, said = await clients.run(script)
     assert (status, clients.lab.runs()) == (0, 2)
-    assert "kept as" in said
+    assert "stored as" in said
 
 
 # The command line, with a process of its own for the store.
@@ -412,7 +412,7 @@ async def test_the_command_line_without_an_agent(command_line):
     script = f"echo out; echo 1 > {command_line.target}/file"
     status, out, said = await command_line.run(script)
     assert (status, out) == (0, "out\n")
-    assert "bootseer: kept as" in said
+    assert "bootseer: stored as" in said
     subprocess.run(["rm", "-r", command_line.target], check=True)
     status, out, said = await command_line.run(script)
     assert (status, out, command_line.runs()) == (0, "", 1)
@@ -485,7 +485,7 @@ async def test_a_configuration_that_is_wrong_is_told(command_line):
     command_line.config.write_text("[nonsense]\nx = 1\n")
     status, _, said = await command_line.run("exit 6")
     assert status == 6
-    assert "keeping nothing: " in said and "unknown setting nonsense.x" in said
+    assert "without capturing it: " in said and "unknown setting nonsense.x" in said
     assert "Traceback" not in said
 
 
@@ -493,7 +493,7 @@ async def test_a_store_that_cannot_be_is_told(command_line):
     command_line.folder.joinpath("store").write_text("no folder")
     status, _, said = await command_line.run("exit 6")
     assert status == 6
-    assert "keeping nothing: " in said
+    assert "without capturing it: " in said
     assert "Traceback" not in said
 
 
@@ -510,14 +510,14 @@ async def test_the_process_that_has_the_store_is_killed(command_line, when):
         keeper.kill()
         status, _, said = await command_line.end(process)
         assert status == 0
-        assert "what the command made is not kept" in said
+        assert "the result is not stored" in said
         assert not any(command_line.scratch.iterdir())
         listed = await repository.list_snapshots(command_line.store)
         assert [found.snapshot for found in listed] == ([None] if hangs else [])
         subprocess.run(["rm", "-r", command_line.target], check=True)
         status, _, said = await command_line.run(script)
         assert (status, command_line.runs()) == (0, 2)
-        assert "kept as" in said
+        assert "stored as" in said
 
 
 async def test_no_process_is_left_when_env_run_is_killed(command_line):
@@ -555,7 +555,7 @@ async def test_the_command_line_with_an_agent(command_line, lab, nursery, tmp_pa
     script = f"echo 1 > {command_line.target}/file"
     environ = {"BOOTSEER_SOCKET": path}
     status, _, said = await command_line.run(script, environ=environ)
-    assert (status, "kept as" in said) == (0, False)  # by the agent, when the job goes on
+    assert (status, "stored as" in said) == (0, False)  # by the agent, when the job goes on
     with trio.fail_after(10):
         while not any(f.snapshot for f in await repository.list_snapshots(lab.store)):
             await trio.sleep(0.02)
@@ -564,7 +564,7 @@ async def test_the_command_line_with_an_agent(command_line, lab, nursery, tmp_pa
     assert "without running the command" in said
     assert command_line.runs() == 1
     _, _, said = await command_line.run("exit 0", environ={"BOOTSEER_SOCKET": f"{path}.none"})
-    assert "keeping nothing: [Errno 2]" in said
+    assert "without capturing it: [Errno 2]" in said
     nursery.cancel_scope.cancel()
     listener.close()
 
@@ -729,7 +729,7 @@ def test_nobody_waits_for_ever_for_who_may_have_been_suspended(tmp_path, names):
     run_options = RunOptions(["sh", "-c", script], targets, wait_s=0)
     with locked(targets[-1:], pytest.fail):
         assert env_run.run(run_options, pytest.fail, dict(os.environ), said.append) == 7
-    assert "waiting" in said[0] and "keeping nothing" in said[1] and targets[-1] in said[1]
+    assert "waiting" in said[0] and "without capturing it" in said[1] and targets[-1] in said[1]
     # What it could lock, it had.
     assert len((tmp_path / "ran").read_text().split()) == len(names) - 1
     assert all(locks_of(target) == [] for target in map(Path, targets))
@@ -849,5 +849,5 @@ def test_findings_are_counted(count, text):
     said = []
     captured = CaptureDone(key="k" * 64, files=1, bytes=5, findings=count)
     env_run._say_captured(captured, said.append)
-    assert said[0].startswith(f"kept as {'k' * 12}: 5 B in 1 files{text}")
+    assert said[0].startswith(f"stored as {'k' * 12}: 5 B in 1 files{text}")
     assert said[0].endswith(f"show {'k' * 12}" if count else "files")

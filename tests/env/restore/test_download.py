@@ -66,14 +66,14 @@ async def test_after_a_stop_nothing_more_is_read(installed, snapshot):
     [frame] = await repository.read_frames(installed.store, snapshot)
     async with FrameSource(installed.store, snapshot) as source:
         await to_thread.run_sync(source.stop)
-        with pytest.raises(Unavailable, match="not wanted"):
+        with pytest.raises(Unavailable, match="given up"):
             await to_thread.run_sync(source.read, frame)
         assert source.read_bytes == 0
 
 
 async def test_a_stop_ends_reads_that_hang(installed, snapshot):
     async def read():
-        with pytest.raises(Unavailable, match="not wanted"):
+        with pytest.raises(Unavailable, match="given up"):
             await to_thread.run_sync(source.read, frame)
 
     [frame] = await repository.read_frames(installed.store, snapshot)

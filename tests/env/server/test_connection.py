@@ -94,7 +94,7 @@ def test_garbage_instead_of_hello(lab, tmp_path, garbage):
     with nothing_is_left_open():
         status, said = ask(lab, tmp_path / "target", peer)
     assert (status, lab.runs()) == (7, 1)
-    assert "running the command, and keeping nothing: " in said
+    assert "running the command without capturing it: " in said
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
@@ -102,7 +102,7 @@ def test_garbage_instead_of_an_answer(lab, tmp_path, garbage):
     with nothing_is_left_open():
         status, said = ask(lab, tmp_path / "target", sends(GARBAGE[garbage]))
     assert (status, lab.runs()) == (7, 1)
-    assert "running the command, and keeping nothing: " in said
+    assert "running the command without capturing it: " in said
     if garbage == "an error":
         assert "too many at once" in said
 
@@ -113,7 +113,7 @@ def test_garbage_after_the_command(lab, tmp_path, garbage):
     with nothing_is_left_open():
         status, said = ask(lab, tmp_path / "target", sends(run_it, GARBAGE[garbage]), "exit 0")
     assert (status, lab.runs()) == (0, 1)
-    assert "what the command made is not kept: " in said
+    assert "the result is not stored: " in said
 
 
 ODD = {
@@ -448,7 +448,7 @@ async def test_a_session_ends_with_its_answer_where_nothing_is_kept(asking):
     end, theirs = await question(asking, captures=False)
     with trio.fail_after(10), end:
         await asking.serve(theirs)
-        assert (await answer_of(end))["why"] == "what the command makes is not kept"
+        assert (await answer_of(end))["why"] == "--no-capture is given"
 
 
 async def test_what_is_said_early_is_heard_in_its_turn(asking, monkeypatch):

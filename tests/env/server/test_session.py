@@ -64,7 +64,7 @@ async def test_the_command_runs_once_and_its_result_is_there_ever_after(lab, tar
     before_ns = time.time_ns()
     first = await lab.run(MAKE.format(target), target)
     assert (first.status, lab.runs()) == (0, 1)
-    assert "kept as" in first.text
+    assert "stored as" in first.text
     [snapshot] = [found.snapshot for found in await repository.list_snapshots(lab.store)]
     assert 0 < snapshot.command_ms < 60_000
     stages, key = dict(lab.stages), f"key {snapshot.key[:12]}"
@@ -212,7 +212,7 @@ async def test_a_target_made_anew_by_the_command(lab, target, look):
 async def test_names_that_are_no_text(lab, tmp_path, look):
     target = tmp_path / os.fsdecode(b"\xff target")
     script = f"echo 1 > \"$(printf '{tmp_path}/\\377 target')/file\""
-    assert "kept as" in (await lab.run(script, target)).text
+    assert "stored as" in (await lab.run(script, target)).text
     await emptied(target)
     assert "unpacked" in (await lab.run(script, target)).text
     assert (target / "file").read_text() == "1\n"
@@ -256,7 +256,9 @@ async def test_what_a_failing_command_made_is_not_kept(lab, target, status):
 
 async def test_without_wait_it_is_kept_after_the_command_side_has_gone(lab, target):
     done = await lab.run(MAKE.format(target), target, waits=False)
-    assert "kept" not in done.text.partition(" is kept under ")[2]  # nobody waited to hear it
+    assert (
+        "stored" not in done.text.partition(" capturing its result: ")[2]
+    )  # nobody waited to hear it
     assert (await repository.list_snapshots(lab.store))[0].snapshot is not None
     assert await lab.store.list("env/claims") == []
 
@@ -283,13 +285,13 @@ async def test_what_no_snapshot_holds_is_among_its_findings(lab, target):
 
 
 async def test_a_target_that_cannot_be_looked_at_keeps_nothing(lab, target, monkeypatch):
-    def look_before(folder):
+    def scan_before(folder):
         raise PermissionError("not yours")
 
-    monkeypatch.setattr("bootseer.env.server.capturer.capture.look_before", look_before)
+    monkeypatch.setattr("bootseer.env.server.capturer.capture.scan_before", scan_before)
     done = await lab.run(MAKE.format(target), target)
     assert (done.status, lab.runs()) == (0, 1)
-    assert "keeping nothing: a target cannot be looked at: not yours" in done.text
+    assert "without capturing it: a target cannot be read: not yours" in done.text
     assert await lab.store.list("env/claims") == []
 
 
@@ -299,7 +301,7 @@ async def test_a_question_may_be_larger_than_what_a_socket_holds(lab, target):
     assert "there already" in (await lab.run(MAKE.format(target), target, extra=extra)).text
 
 
-HANGING = ["capturer.capture.look_before", "capturer.capture.look_after", "capturer.examine"]
+HANGING = ["capturer.capture.scan_before", "capturer.capture.scan_after", "capturer.examine"]
 HANGING += ["lookup.scan_folder"]
 
 
@@ -376,21 +378,21 @@ async def test_what_took_less_before_is_chosen(lab, target):
     lab.mounter = Mounter()
     await lab.run(MAKE.format(target), target)
     for mount_s, how in ((5.0, "unpacked"), (1e-6, "mounted")):
-        await repository.write_figures(lab.store, RestoreStats(mount_s=mount_s))
+        await repository.write_stats(lab.store, RestoreStats(mount_s=mount_s))
         await emptied(target)
         assert how in (await lab.run(MAKE.format(target), target)).text
         if how == "unpacked":
             assert dict(lab.stages)["env.mount"]["detail"].startswith("unpacked: mount 5")
-    assert 1e-6 != (await repository.read_figures(lab.store)).mount_s < 5
+    assert 1e-6 != (await repository.read_stats(lab.store)).mount_s < 5
 
 
 async def test_what_unpacking_took_is_remembered(lab, target, monkeypatch):
     monkeypatch.setattr("bootseer.env.snapshot.restore_stats._LEAST_BYTES", 1)
     await lab.run(MAKE.format(target), target)
-    await repository.write_figures(lab.store, RestoreStats(unpack_s_per_1000_files=10_000.0))
+    await repository.write_stats(lab.store, RestoreStats(unpack_s_per_1000_files=10_000.0))
     await emptied(target)
     await lab.run(MAKE.format(target), target)
-    found = await repository.read_figures(lab.store)
+    found = await repository.read_stats(lab.store)
     assert found.mount_s == RestoreStats().mount_s
     assert 5_000 < found.unpack_s_per_1000_files < 8_000  # it took next to nothing
 
@@ -431,7 +433,7 @@ async def test_damaged_figures_are_none(lab):
         deep,
     ):
         await publish(lab.store, "env/figures.json", data)
-        assert await repository.read_figures(lab.store) == RestoreStats()
+        assert await repository.read_stats(lab.store) == RestoreStats()
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"[" * 100_000])
@@ -444,7 +446,7 @@ async def test_a_damaged_last_run_is_told(lab, data):
 async def test_where_other_nodes_see_the_target_it_is_unpacked(lab, target, monkeypatch):
     monkeypatch.setattr("bootseer.env.server.restorer.is_of_this_node", lambda folder: False)
     await lab.run(MAKE.format(target), target)
-    await repository.write_figures(lab.store, RestoreStats(mount_s=1e-6))
+    await repository.write_stats(lab.store, RestoreStats(mount_s=1e-6))
     lab.mounter = Mounter()
     for nodes, mode, how in (
         (2, "auto", "unpacked"),
@@ -501,7 +503,7 @@ async def test_of_several_one_runs_the_command(lab, target):
     done = await several(lab, script, [target] * 4)
     assert lab.runs() == 1
     assert [ran.status for ran in done] == [0] * 4
-    assert sum("kept as" in ran.text for ran in done) == 1
+    assert sum("stored as" in ran.text for ran in done) == 1
     assert sum("without running" in ran.text for ran in done) == 3
     assert await lab.store.list("env/claims") == []
 
@@ -557,7 +559,7 @@ async def test_a_claim_whose_holder_is_gone_runs_out(lab, target, monkeypatch):
     watched = FlakyStore(lab.store, lambda *_: False)
     done = await lab.run(MAKE.format(target), target, context=lab.context(watched))
     assert done.text.count("waiting for other on elsewhere") == 1
-    assert "kept as" in done.text
+    assert "stored as" in done.text
     assert lab.runs() == 1
     manifest = repository.manifest_object(await key_in(lab))
     # Each look is 10 ms after the one before.
@@ -577,7 +579,7 @@ async def test_who_waits_for_long_is_not_taken_for_gone(lab, target, monkeypatch
     await hold(lab, target, MAKE.format(target))
     slow = Late(lab.store, 1.0)
     done = await lab.run(MAKE.format(target), target, context=lab.context(slow))
-    assert "kept as" in done.text
+    assert "stored as" in done.text
     assert lab.runs() == 1
 
 
@@ -605,7 +607,7 @@ async def test_of_two_who_capture_the_first_to_publish_wins(lab, target, monkeyp
     done = await several(lab, script, [target] * 2)
     assert [ran.status for ran in done] == [0, 0]
     assert lab.runs() == 2
-    assert sum("kept as" in ran.text for ran in done) == 1
+    assert sum("stored as" in ran.text for ran in done) == 1
     assert sum("exists already" in ran.text for ran in done) == 1
     (listed,) = await repository.list_snapshots(lab.store)
     folder = repository.folder_of(listed.key)
@@ -623,7 +625,7 @@ async def test_a_store_that_is_away_keeps_nobody(lab, target):
     with trio.fail_after(5):
         done = await lab.run(MAKE.format(target), target, context=lab.context(gone))
     assert (done.status, lab.runs()) == (0, 1)
-    assert "keeping nothing: cannot open" in done.text
+    assert "without capturing it: cannot open" in done.text
 
 
 async def test_a_store_that_takes_nothing(lab, target):
@@ -693,7 +695,7 @@ async def test_what_has_lost_a_part_is_captured_anew(lab, target, lost):
     missing = MissingStore(lab.store, lambda found: found == name)
     done = await lab.run(MAKE.format(target), target, context=lab.context(missing))
     assert (done.status, lab.runs()) == (0, 2)
-    assert "kept as" in done.text
+    assert "stored as" in done.text
     await emptied(target)
     assert "unpacked" in (await lab.run(MAKE.format(target), target)).text
 

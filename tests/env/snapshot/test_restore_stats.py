@@ -27,11 +27,11 @@ def test_what_was_measured_decides():
 
 @given(st.floats(1e-3, 1e3), st.integers(8 << 20, 1 << 40), st.integers(1, 10**6))
 def test_figures_come_to_what_is_measured_all_the_time(took_s, content_bytes, files):
-    figures = RestoreStats()
+    stats = RestoreStats()
     for _ in range(60):
-        figures = figures.with_mount(took_s).with_unpack(content_bytes, files, took_s)
-    assert figures.mount_s == pytest.approx(took_s)
-    assert figures.unpack_s(content_bytes, files) == pytest.approx(took_s)
+        stats = stats.with_mount(took_s).with_unpack(content_bytes, files, took_s)
+    assert stats.mount_s == pytest.approx(took_s)
+    assert stats.unpack_s(content_bytes, files) == pytest.approx(took_s)
 
 
 def test_very_little_says_nothing_of_the_rate():
@@ -39,13 +39,13 @@ def test_very_little_says_nothing_of_the_rate():
 
 
 def test_what_takes_as_long_is_mounted():
-    figures = RestoreStats(mount_s=1.0, unpack_s_per_gb=1.0, unpack_s_per_1000_files=0.0)
-    assert choose(figures, 10**9, 0)[0] == MOUNT
-    assert choose(figures, 10**9 - 1, 0)[0] == UNPACK
+    stats = RestoreStats(mount_s=1.0, unpack_s_per_gb=1.0, unpack_s_per_1000_files=0.0)
+    assert choose(stats, 10**9, 0)[0] == MOUNT
+    assert choose(stats, 10**9 - 1, 0)[0] == UNPACK
 
 
 def test_half_of_what_is_known_stays():
-    figures = RestoreStats(mount_s=4.0, unpack_s_per_gb=2.0, unpack_s_per_1000_files=1.0)
-    assert figures.with_mount(2.0).mount_s == 3.0
+    stats = RestoreStats(mount_s=4.0, unpack_s_per_gb=2.0, unpack_s_per_1000_files=1.0)
+    assert stats.with_mount(2.0).mount_s == 3.0
     # Expected were 3 s.
-    assert figures.with_unpack(10**9, 1000, 6.0) == RestoreStats(4.0, 3.0, 1.5)
+    assert stats.with_unpack(10**9, 1000, 6.0) == RestoreStats(4.0, 3.0, 1.5)

@@ -1,7 +1,4 @@
-"""Digests of what files and folders hold, for keys: bounded, and without waiting for anything.
-
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
-"""
+"""Digests of files and folders, for keys: of bounded size, and without blocking."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ _SETUPTOOLS = re.compile(rb"build/(lib|bdist|temp)([.-].*)?", re.DOTALL)
 
 
 class KeyProblem(ConfigError):
-    """No key can be given to a command, for none would tell all that its result depends on."""
+    """A command has no key, for none would tell all that its result depends on."""
 
 
 class FileDigest(NamedTuple):
-    """What is kept of a file's content."""
+    """Digest of a file's content."""
 
     sha256: str
     size_bytes: int
@@ -53,22 +50,22 @@ def printable(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Take users and passwords out of the URLs of a text, and conda's tokens."""
+    """Remove users and passwords from the URLs in a text, and conda's tokens."""
     return _clean(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
 def text_digest(data: bytes) -> FileDigest:
-    """Digest a text without the credentials in it; a new password is no other text."""
+    """Digest a text without its credentials: a new password does not change the digest."""
     data = _clean(data)
     return FileDigest(hashlib.sha256(data).hexdigest(), len(data))
 
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turn errors of the system into ones that say what to do.
+    """Turn an OSError of the block into one that says what to do.
 
     Raises:
-        KeyProblem: the system has refused something.
+        KeyProblem: there was an OSError.
     """
     try:
         yield
@@ -80,7 +77,7 @@ def reading(path: str) -> Iterator[None]:
 
 
 def read_text(path: str) -> bytes | None:
-    """Read a file of up to 16 MiB; None where there is none.
+    """Read a file of up to 16 MiB; None if there is none.
 
     Raises:
         KeyProblem: it is no regular file, or too large, or cannot be read.
@@ -100,7 +97,7 @@ def read_text(path: str) -> bytes | None:
 
 
 def file_digest(path: str) -> FileDigest | None:
-    """Digest a file of any size; None where there is none.
+    """Digest a file of any size; None if there is none.
 
     Raises:
         KeyProblem: it is no regular file, or cannot be read.
@@ -117,17 +114,17 @@ def file_digest(path: str) -> FileDigest | None:
 
 
 def tree_digest(folder: str, left_out: Collection[str] = ()) -> str:
-    """Digest a project's folder: names, contents, what is executable, where links point.
+    """Digest a project's folder: names, contents, executable bits and link targets.
 
-    Version control's own files, byte code, virtual environments and what setuptools leaves in a
-    project that it has built are no part of it: the first install would change the second's key.
+    Files of version control, byte code, virtual environments and files that setuptools builds in a
+    project are left out: the first install would change the key of the second.
 
     Args:
         folder: the project.
-        left_out: absolute paths of other folders below it that are no part of it.
+        left_out: absolute paths of more folders to leave out.
 
     Raises:
-        KeyProblem: it is too large, or something in it cannot be read.
+        KeyProblem: it is too large, or a file in it cannot be read.
     """
     whole = hashlib.sha256()
     size_bytes = files = 0
@@ -162,7 +159,7 @@ def _check_size(folder: str, size_bytes: int, files: int) -> None:
 
 
 def _walk(root: bytes, left_out: set[bytes]) -> Iterator[tuple[bytes, os.stat_result]]:
-    """List what counts of a project, in no order; of folders, what they hold."""
+    """List the files of a project that are part of its digest, in no order."""
     waiting = [b""]
     while waiting:
         folder = waiting.pop()
@@ -176,7 +173,7 @@ def _walk(root: bytes, left_out: set[bytes]) -> Iterator[tuple[bytes, os.stat_re
 
 
 def _is_part(entry: os.DirEntry[bytes], path: bytes) -> bool:
-    """Whether a name in a project is of its sources."""
+    """Whether a name in a project is part of its sources."""
     if entry.is_dir(follow_symlinks=False):
         made = entry.name in _CACHES or entry.name.endswith(b".egg-info")
         is_venv = os.path.lexists(os.path.join(entry.path, b"pyvenv.cfg"))
@@ -185,7 +182,7 @@ def _is_part(entry: os.DirEntry[bytes], path: bytes) -> bool:
 
 
 def _open(path: str) -> int | None:
-    """Open a file for `_chunks`; None where there is none."""
+    """Open a file for `_chunks`; None if there is none."""
     with reading(path):
         try:
             return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

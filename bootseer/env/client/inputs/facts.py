@@ -1,7 +1,4 @@
-"""Find out all that the result of an install command depends on.
-
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
-"""
+"""Find out all that the result of an install command depends on."""
 
 from __future__ import annotations
 
@@ -47,13 +44,13 @@ def gather(
         targets: folders that it installs to, and a text for what is in each: `EMPTY`, or a digest.
         environ: the command's environment.
         cwd: where it runs.
-        extra: texts to tell environments apart that nothing else does.
-        key_files: more files whose content decides.
-        image_digest: of the container image around.
-        root: where proc, sys and etc are.
+        extra: more texts that the result depends on.
+        key_files: more files that the result depends on.
+        image_digest: digest of the container image around.
+        root: folder with proc, sys and etc.
 
     Raises:
-        KeyProblem: the result depends on what no key can tell; says on what, and what to do.
+        KeyProblem: the result depends on something that no key can tell.
     """
     cwd = os.path.abspath(cwd)
     folders = {os.path.normpath(os.path.join(cwd, path)): base for path, base in targets.items()}
@@ -101,7 +98,7 @@ def _calls(commands: Iterable[SimpleCommand]) -> list[tuple[InstallerCall, Simpl
 
 
 def _pythons(commands: Sequence[SimpleCommand]) -> tuple[PythonFacts, ...]:
-    """Ask every Python that the commands use; the first on PATH where they say nothing of it."""
+    """Probe every Python that the commands use; the first on PATH if they name none."""
     asked: dict[str, PythonFacts] = {}
     telling = [s for s in commands if recognise(s.words) or is_python(s.words[0])]
     for simple in telling or [s for s in commands if s.words[0] != INPUT][:1]:
@@ -120,7 +117,7 @@ def _pythons(commands: Sequence[SimpleCommand]) -> tuple[PythonFacts, ...]:
 def _installers(
     commands: Sequence[SimpleCommand], pythons: Sequence[PythonFacts]
 ) -> tuple[str, ...]:
-    """Return the versions of installers, each once."""
+    """Return the installers with their versions, each once."""
     found: dict[str, None] = {}
     for call, simple in _calls(commands):
         if call.tool in ("uv", "conda"):
@@ -136,7 +133,7 @@ def _installers(
 def _settings(
     commands: Sequence[SimpleCommand], prefixes: Sequence[str], root: str
 ) -> InstallerConfig:
-    """Gather settings for all installers that the commands use, or might use."""
+    """Gather the settings of all installers that the commands use or may use."""
     also = {"pip-sync": ("pip",), "venv": ("pip",), "conda-lock": ("conda",)}
     found = [
         settings(
@@ -174,7 +171,7 @@ def _settings(
 
 
 def _prefix(call: InstallerCall, simple: SimpleCommand) -> tuple[str, ...]:
-    """Return where conda is installed, which has settings too."""
+    """Return the folder where conda is installed, which has settings, too."""
     program = which(call.program, simple.environ, simple.cwd) if call.tool == "conda" else ""
     return (os.path.dirname(os.path.dirname(os.path.realpath(program))),) if program else ()
 

@@ -1,7 +1,6 @@
-"""Settings of installers that decide what they choose: variables and configuration files.
+"""Settings of installers that decide what they install: variables and configuration files.
 
-Options on the command line are not here: they are in the command. Credentials are nowhere.
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
+Options on the command line are part of the command. Credentials are left out.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _BUILD_RULE = re.compile(
     # Of build tools.
     |(?:CARGO_BUILD|CARGO_TARGET|CMAKE|CYTHON|DISTUTILS|HATCH|MATURIN|MESON|NVCC|PBR|PDM_BUILD
       |PYBIND11|PYO3|SCIKIT_BUILD|SETUPTOOLS|SKBUILD)_\w+
-    # As whoever writes a setup.py calls them.
+    # Names that authors of a setup.py use.
     |(?:BUILD|DISABLE|ENABLE|FORCE|NO|SKIP|USE|WITH|WITHOUT)_[A-Z]\w*
     |\w+_(?:ARCHS?|ARCH_LIST|BUILD|BUILD_FLAGS|BUILD_OPTIONS|BUILD_TYPE|BUILD_VERSION|CXX11_ABI
       |FORCE_BUILD|LOCAL_VERSION|TARGET_DEVICE|USE_PRECOMPILED|VERSION_OVERRIDE|WHEEL_URL)
@@ -84,13 +83,13 @@ _BUILD = frozenset(_BUILD_WORDS.split())
 
 
 class InstallerConfig(NamedTuple):
-    """What is set, and the files that it names.
+    """Settings, and the files that they name.
 
     Attributes:
         parts: names and values for the key, without credentials.
         requirements: requirement and constraint files that settings name.
         links: folders and pages of distributions.
-        editables: what is to be installed as editable.
+        editables: projects to be installed as editable.
     """
 
     parts: dict[str, str]
@@ -108,15 +107,15 @@ def settings(
     verb: str = "install",
     root: str = "/",
 ) -> InstallerConfig:
-    """Gather what is set for some installers.
+    """Gather the settings of some installers.
 
     Args:
         tools: "pip", "uv", "conda", "poetry".
         environ: their environment.
-        prefixes: of the Pythons that they use.
-        config_files: that the command line names.
-        verb: what pip is asked for; its configuration has sections by that name.
-        root: where the machine's own files are.
+        prefixes: prefixes of the Pythons that they use.
+        config_files: files that the command line names.
+        verb: pip's command; its configuration has sections of that name.
+        root: folder with the machine's own files.
 
     Raises:
         KeyProblem: a configuration file cannot be read.
@@ -162,7 +161,7 @@ def _is_build(name: str) -> bool:
 def _pip(
     environ: Mapping[str, str], prefixes: Sequence[str], verb: str, root: str
 ) -> dict[str, str]:
-    """Return what is in force for pip where the command line says nothing."""
+    """Return pip's settings, without those of the command line."""
     found: dict[str, dict[str, str]] = {"global": {}, verb: {}, "variables": {}}
     for path in _pip_files(environ, prefixes, root):
         data = read_text(path)
@@ -188,7 +187,7 @@ def _pip(
 
 
 def _pip_files(environ: Mapping[str, str], prefixes: Sequence[str], root: str) -> Iterator[str]:
-    """List the files that pip reads, the first to be overridden first."""
+    """List the files that pip reads, those with the lowest precedence first."""
     named = environ.get("PIP_CONFIG_FILE", "")
     if named == os.devnull:
         return
@@ -231,7 +230,7 @@ def _conda_files(environ: Mapping[str, str], prefixes: Sequence[str], root: str)
 
 
 def _top_level(path: str) -> dict[str, str]:
-    """Return the settings of a condarc that matter, each with all that is below it."""
+    """Return those settings of a condarc that matter, each with all lines below it."""
     found: dict[str, list[str]] = {}
     name = ""
     for line in (read_text(path) or b"").decode("utf-8", "surrogateescape").splitlines():
@@ -246,7 +245,7 @@ def _top_level(path: str) -> dict[str, str]:
 
 
 def _digests(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Digest files that decide, and that no module of every Python can read."""
+    """Digest files in formats that not every Python can parse."""
     for path in dict.fromkeys(paths):
         data = read_text(path)
         if data is not None:

@@ -1,7 +1,4 @@
-"""What each installer reads, asked and unasked, as parts of a key.
-
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
-"""
+"""Add the files that each installer reads, named or not, to a key."""
 
 from __future__ import annotations
 
@@ -39,10 +36,10 @@ _SOURCE = re.compile(r'^source = \{ (editable|directory|path) = "([^"]*)"', re.M
 
 
 def add_reads(files: RequirementFiles, command: SimpleCommand) -> None:
-    """Add what one command reads.
+    """Add the files that a command reads.
 
     Raises:
-        KeyProblem: it reads what no key can tell.
+        KeyProblem: it reads something that no key can tell.
     """
     files.environ = command.environ
     call = recognise(command.words)
@@ -71,13 +68,13 @@ def add_reads(files: RequirementFiles, command: SimpleCommand) -> None:
 
 
 def unbounded(command: SimpleCommand) -> str:
-    """Return the program that a command is, if nothing tells what it reads; "" otherwise."""
+    """Return the program of a command whose inputs are not known, "" for other commands."""
     name = os.path.basename(command.words[0])
     return name if name in _BUILDERS else ""
 
 
 def _add_words(files: RequirementFiles, command: SimpleCommand) -> None:
-    """Add every file that a command names of which no more is known."""
+    """Add every file that the words of an unknown command name."""
     _add_project(files, command)
     words = command.words[1:] if "/" in command.words[0] else command.words
     for word in words:
@@ -88,10 +85,10 @@ def _add_words(files: RequirementFiles, command: SimpleCommand) -> None:
 
 
 def _add_project(files: RequirementFiles, command: SimpleCommand) -> None:
-    """Add what a build reads of the folder that it is run in, or is told of.
+    """Add the project that a build reads, in its working folder or one that it names.
 
     Raises:
-        KeyProblem: `setup.py develop` installs no more than a pointer to it.
+        KeyProblem: `setup.py develop` installs only a pointer to it.
     """
     program, cwd = os.path.basename(command.words[0]), command.cwd
     for option, value in zip(command.words, command.words[1:]):
@@ -108,7 +105,7 @@ def _add_project(files: RequirementFiles, command: SimpleCommand) -> None:
 
 
 def _add_pip(files: RequirementFiles, call: InstallerCall, cwd: str) -> None:
-    """Add what pip, `uv pip` and pip-sync read."""
+    """Add the files that pip, `uv pip` and pip-sync read."""
     if call.tool == "uv":
         _uv_settings(files, cwd)
     for name in call.values(*REQUIREMENTS, *CONSTRAINTS, "--requirements-from-script"):
@@ -129,7 +126,7 @@ def _add_pip(files: RequirementFiles, call: InstallerCall, cwd: str) -> None:
 
 
 def _add_uv(files: RequirementFiles, call: InstallerCall, cwd: str) -> None:
-    """Add what `uv sync`, `uv venv`, `uv run` and the like read of the project around."""
+    """Add the files of the project that `uv sync`, `uv venv`, `uv run` and others read."""
     _uv_settings(files, cwd)
     for name in (*call.values("--script"), *call.values(*CONSTRAINTS)):
         files.requirements(name, cwd)
@@ -164,7 +161,7 @@ def _add_uv(files: RequirementFiles, call: InstallerCall, cwd: str) -> None:
 
 
 def _uv_settings(files: RequirementFiles, cwd: str) -> None:
-    """Add what uv reads in or above the working folder, whatever it is asked for."""
+    """Add the files that every uv command reads in or above the working folder."""
     for name in (".python-version", "uv.toml", "pyproject.toml"):
         path = _upwards(cwd, name)
         if path:
@@ -172,7 +169,7 @@ def _uv_settings(files: RequirementFiles, cwd: str) -> None:
 
 
 def _add_poetry(files: RequirementFiles, call: InstallerCall, cwd: str) -> None:
-    """Add what poetry reads of the project around."""
+    """Add the files of the project that poetry reads."""
     for path in call.values("-P", "--project"):
         cwd = os.path.join(cwd, path)
     project = _upwards(cwd, "pyproject.toml")
@@ -198,7 +195,7 @@ def _add_poetry(files: RequirementFiles, call: InstallerCall, cwd: str) -> None:
 
 
 def _add_conda(files: RequirementFiles, call: InstallerCall, cwd: str) -> None:
-    """Add what conda, mamba and micromamba read."""
+    """Add the files that conda, mamba and micromamba read."""
     names = call.values("-f", "--file")
     if call.verb.startswith("env "):
         # `conda env create` reads a file even where none is named.
@@ -212,7 +209,7 @@ def _add_conda(files: RequirementFiles, call: InstallerCall, cwd: str) -> None:
 
 
 def _locked(files: RequirementFiles, names: Collection[str], cwd: str) -> None:
-    """Add environments as conda and its relatives state them, with what pip is to install."""
+    """Add files of conda environments, with their requirements for pip."""
     for name in names:
         path = os.path.normpath(os.path.join(cwd, name))
         if is_remote(name):
@@ -238,7 +235,7 @@ def _upwards(folder: str, name: str) -> str:
 
 
 def _is_package(pyproject: str) -> bool:
-    """Whether uv would install a project itself, beside what it depends on."""
+    """Whether uv would install a project itself, besides its dependencies."""
     says = re.search(r"^package\s*=\s*(true|false)", pyproject, re.MULTILINE)
     if says:
         return says[1] == "true"

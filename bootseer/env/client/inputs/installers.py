@@ -1,7 +1,4 @@
-"""What an installer is asked for on its command line.
-
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
-"""
+"""Parse the command lines of installers."""
 
 from __future__ import annotations
 
@@ -39,12 +36,12 @@ _PIP_FLAGS = frozenset(("--pre", "--upgrade"))
 
 
 class InstallerCall(NamedTuple):
-    """What an installer is asked for.
+    """The command line of an installer.
 
     Attributes:
         tool: "pip", "pip-sync", "uv", "conda", "conda-lock", "poetry", or "venv".
-        program: as it was named, of `python -m pip` the Python.
-        verb: "install"; of two words where there are groups: "pip install", "env create".
+        program: as it was named; for `python -m pip` the Python.
+        verb: command, "install"; with its group, if there are groups: "pip install", "env create".
         options: with their values, "" for those without.
         arguments: the words that are neither.
     """
@@ -65,12 +62,12 @@ class InstallerCall(NamedTuple):
 
 
 def is_python(program: str) -> bool:
-    """Whether a program is called what Pythons are called."""
+    """Whether a program has the name of a Python."""
     return _PYTHON.fullmatch(os.path.basename(program)) is not None
 
 
 def recognise(words: Sequence[str]) -> InstallerCall | None:
-    """Read what an installer is asked for; None for other commands."""
+    """Parse the command line of an installer; None for other commands."""
     program, arguments = words[0], list(words[1:])
     name = os.path.basename(program)
     if is_python(name):
@@ -99,7 +96,7 @@ def recognise(words: Sequence[str]) -> InstallerCall | None:
 def split_options(
     words: Sequence[str], tool: str = "pip"
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Tell options with their values from other words: `-r FILE`, `-rFILE`, `-qr FILE`, `--x=y`.
+    """Split words into options with values, and others: `-r FILE`, `-rFILE`, `-qr FILE`, `--x=y`.
 
     Args:
         words: without the program.
@@ -134,7 +131,7 @@ def split_options(
 
 
 def _module(arguments: list[str]) -> tuple[str, list[str]] | None:
-    """Return the module that a Python is to run with -m, and that module's arguments."""
+    """Return the module that a Python runs with -m, and the module's arguments."""
     for at, word in enumerate(arguments):
         if word.startswith("-m"):
             named = [word[2:], *arguments[at + 1 :]] if word[2:] else arguments[at + 1 :]
@@ -146,7 +143,7 @@ def _module(arguments: list[str]) -> tuple[str, list[str]] | None:
 
 
 def _whole_name(name: str) -> str:
-    """Return the option that a name is the beginning of, if it is of one."""
+    """Return the option that a name abbreviates, or the name."""
     if name in _VALUED or name in _PIP_FLAGS:
         return name
     begun = sorted(option for option in _VALUED if option.startswith(name))

@@ -1,7 +1,4 @@
-"""Which Python a command is going to use, as its tool would find it.
-
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
-"""
+"""Find the Python that a command is going to use, as its tool finds it."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ def which(program: str, environ: Mapping[str, str], cwd: str) -> str:
 def python_of(command: SimpleCommand) -> str:
     """Return the path of the Python that a command uses, "" if there is none.
 
-    Of uv, uv itself is asked, which knows its virtual environments, variables and files. Of a
-    command that is none of the installers it is what `python3` starts.
+    uv itself is asked for its Python: it knows its virtual environments, variables and files. For a
+    command that is no installer, it is the Python that `python3` starts.
     """
     environ, cwd = command.environ, command.cwd
     call = recognise(command.words)
@@ -61,7 +58,7 @@ def python_of(command: SimpleCommand) -> str:
 
 
 def _of_program(program: str, environ: Mapping[str, str], cwd: str) -> str:
-    """Return the Python that a program is or runs on: its first line says so."""
+    """Return the Python that a program is, or that its first line names."""
     path = which(program, environ, cwd)
     if not path or is_python(path):
         return path

@@ -1,7 +1,4 @@
-"""Facts about the place where a command runs: Python, installer, platform, accelerator.
-
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
-"""
+"""Facts about the place where a command runs: Python, installer, platform, accelerator."""
 
 from __future__ import annotations
 
@@ -59,15 +56,15 @@ print(json.dumps({
 
 
 class PythonFacts(NamedTuple):
-    """What a Python says of itself.
+    """What a Python reports about itself.
 
     Attributes:
         implementation: "CPython".
         version: "3.11.2".
         abi: tag of extension modules: "cpython-311-x86_64-linux-gnu".
-        platform: as wheels' tags have it: "linux-x86_64".
-        prefix: where it installs to; another than `base_prefix` in a virtual environment.
-        base_prefix: where it is installed itself.
+        platform: as in the tags of wheels: "linux-x86_64".
+        prefix: folder to which it installs; not `base_prefix` in a virtual environment.
+        base_prefix: folder in which it is installed.
         machine: "x86_64".
         libc: "glibc 2.36", "musl 1.2.4".
         installer: version of the installer that runs on it, "none" without one.
@@ -94,11 +91,11 @@ class PythonFacts(NamedTuple):
 def run(
     arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float, cwd: str | None = None
 ) -> str | None:
-    """Run a program that answers in a moment, and return what it printed.
+    """Run a program that ends soon, and return its output.
 
     Returns:
-        None if it cannot be run, fails, prints too much, or is not done in time; it and what it
-        has started in its session are killed then.
+        None if it cannot be run, fails, prints too much, or does not end in time; it and all
+        processes of its session are killed then.
     """
     try:
         process = subprocess.Popen(
@@ -127,15 +124,15 @@ def run(
 
 
 def ask_python(path: str, environ: Mapping[str, str], distribution: str = "pip") -> PythonFacts:
-    """Have a Python say what it is.
+    """Ask a Python for its facts.
 
     Args:
         path: of the program.
         environ: that it runs with.
-        distribution: whose version is asked for.
+        distribution: installer whose version is wanted.
 
     Raises:
-        KeyProblem: it does not say so.
+        KeyProblem: it does not answer.
     """
     said = run([path, "-I", "-c", _SCRIPT, distribution], environ, PROBE_TIMEOUT_S)
     try:
@@ -154,8 +151,8 @@ def installer_version(
 ) -> str:
     """Return the version of an installer that does not run on the Python it installs for.
 
-    uv and micromamba are asked, which takes them milliseconds. conda would take a second: its
-    installation's records have it.
+    uv and micromamba are asked, which takes milliseconds. conda would take a second, so the records
+    of its installation are read.
     """
     if tool == "conda" and os.path.basename(program) != "micromamba":
         folder = os.path.dirname(os.path.dirname(os.path.realpath(program)))
@@ -167,14 +164,14 @@ def installer_version(
 
 
 def accelerator(environ: Mapping[str, str], program: str | None, root: str = "/") -> str:
-    """Say which accelerators there are, and for which driver: "none" where there are none.
+    """Return the kinds of accelerators and the version of the driver, "none" without any.
 
-    How many there are of a kind is left out: what is installed does not depend on it.
+    The number of a kind is left out: the result does not depend on it.
 
     Args:
         environ: that `program` runs with.
         program: nvidia-smi, if there is one.
-        root: where proc and sys are.
+        root: folder with proc and sys.
     """
     found = _nvidia(environ, program, root) + _amd(root)
     return "; ".join(found) or "none"
@@ -216,7 +213,7 @@ def _amd(root: str) -> list[str]:
 
 
 def _small(path: str) -> str:
-    """Read the beginning of one of the kernel's files, "" where there is none."""
+    """Read the beginning of a file of the kernel, "" if there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -230,7 +227,7 @@ def _small(path: str) -> str:
 
 
 def _output(process: subprocess.Popen[bytes], until_s: float) -> bytes | None:
-    """Read all that a process prints; None if it is too much, or not done in time."""
+    """Read the output of a process; None if it is too much, or does not end in time."""
     assert process.stdout is not None
     fd = process.stdout.fileno()
     output = b""

@@ -1,9 +1,8 @@
-"""Note what a command reads, as far as Pythons tell: files that they open, variables they ask for.
+"""Record the files that a command's Pythons open, and the variables that they read.
 
-Every Python that the command starts finds a `sitecustomize` that writes names into one file, and
-then goes on to the one that it would have found. A key is made before the command runs and from
-what can be told by then; this shows what it could not tell. Standard library only, for any Python
-from 3.8 on: it runs inside containers too.
+Every Python that the command starts imports a `sitecustomize` that writes names into one file, and
+then imports the one that it would have found. The key is made before the command runs, from what is
+known by then. The record shows inputs that are not in the key.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from bootseer.env.client.key import KeyPart
 from bootseer.env.client.temporary import remove_temporary_folders, temporary_folder
 
 MOST = 50
-"""Of files, and of variables, that are named."""
+"""Most files, and most variables, that are reported."""
 _MOST_BYTES = 16 << 20
 _FOLDER = "BOOTSEER_ENV_RECORD"
 _PREFIX = "bootseer-reads-"
@@ -57,7 +56,7 @@ def _record():
         return frame and (id(frame), frame.f_lasti)
 
     def __getitem__(self, name):
-        # Who copies all of them has asked for none: it has listed them from the same place.
+        # A caller that copies all of them needs none: it has listed them from the same place.
         if type(name) is str and len(name) < 256 and "v" + name not in seen:
             if listed[0] is None or caller() != listed[0]:
                 note("v" + name)
@@ -112,22 +111,22 @@ _NO_RESULT = re.compile(
     """,
     re.ASCII | re.VERBOSE,
 )
-"""Variables that are in a key where they decide, or that say nothing of the result."""
+"""Variables that are in the key if they matter, or that do not affect the result."""
 _SYSTEM = ("/usr/", "/lib", "/bin/", "/sbin/", "/etc/", "/proc/", "/sys/", "/dev/", "/run/")
 _SETTINGS_WORDS = """
 .netrc .pypirc .gitconfig .condarc .mambarc condarc pip.conf uv.toml config.toml pyvenv.cfg
 pydistutils.cfg .pydistutils.cfg distutils.cfg
 """
-"""Files that are in a key where they decide, by what they say and not by their content."""
+"""Files whose settings, not their content, are in the key if they matter."""
 _SETTINGS = frozenset(_SETTINGS_WORDS.split())
 
 
 class RecordedInputs(NamedTuple):
-    """What a command has read and its key does not tell, the first of each.
+    """Inputs that a command has read and that are not in its key; the first `MOST` of each kind.
 
     Attributes:
-        variables: names of those that were set.
-        files: their paths.
+        variables: names of variables that were set.
+        files: paths of files.
     """
 
     variables: tuple[str, ...] = ()
@@ -135,7 +134,7 @@ class RecordedInputs(NamedTuple):
 
 
 def without_record(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables as they are without a `InputRecorder` around."""
+    """Return the environment as it is without an `InputRecorder` around."""
     plain = dict(environ)
     folder = plain.pop(_FOLDER, "")
     if folder:
@@ -147,14 +146,14 @@ def without_record(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class InputRecorder:
-    """What the Pythons of one command read; a block, in which the command runs."""
+    """Records the inputs of one command, which runs in the block of this context."""
 
     def __init__(self, environ: Mapping[str, str], targets: Sequence[str]) -> None:
         """Prepare for a command.
 
         Args:
-            environ: of it.
-            targets: absolute paths that it installs to.
+            environ: environment of the command.
+            targets: absolute paths.
         """
         self.environ = dict(environ)
         self._given = environ
@@ -164,7 +163,7 @@ class InputRecorder:
         self._began_s = 0.0
 
     def __enter__(self) -> InputRecorder:
-        """Have Pythons note what they read; where that cannot be, nothing is noted."""
+        """Make Pythons record their inputs; if that is impossible, nothing is recorded."""
         try:
             above = os.path.join(os.path.realpath(tempfile.gettempdir()), "")
             remove_temporary_folders(above, _PREFIX)
@@ -182,11 +181,11 @@ class InputRecorder:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Remove it."""
+        """Remove the record."""
         self._opened.close()
 
     def not_in(self, parts: Iterable[KeyPart], cwd: str) -> RecordedInputs:
-        """Return what was read so far and is in no part of a key.
+        """Return the inputs that were read so far and are in no part of a key.
 
         Args:
             parts: of the key.
@@ -226,16 +225,16 @@ def _real(name: str) -> str:
 
 
 class _Known:
-    """Tells which files a key could have told."""
+    """Tells which files a key has, or need not have."""
 
     def __init__(self, paths: Sequence[str], began_s: float) -> None:
         self._paths = frozenset(paths)
         self._began_s = began_s
 
     def is_news(self, path: str) -> bool:
-        """Whether a file, by its real path, decides, perhaps, and no key tells it.
+        """Whether a file may affect the result and is not in the key; takes its real path.
 
-        What the command made does not.
+        Files that the command has made do not affect it.
         """
         if not path.isprintable() or os.path.basename(path) in _SETTINGS:
             return False

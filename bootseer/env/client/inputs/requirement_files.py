@@ -1,7 +1,4 @@
-"""Files that decide what a command installs, and those that they name, as parts of a key.
-
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
-"""
+"""Add requirement files, and the files that they name, to a key."""
 
 from __future__ import annotations
 
@@ -53,9 +50,9 @@ class RequirementFiles:
         """Begin with none.
 
         Args:
-            cwd: what lies below it is named from there, so that a copy elsewhere has the same key.
-            environ: for variables in requirement files; of the command that is looked at.
-            left_out: absolute paths below projects that are no part of them: what is installed to.
+            cwd: paths below it are relative to it, so that a copy elsewhere has the same key.
+            environ: of the command, for variables in requirement files.
+            left_out: absolute paths of folders in projects that are no part of them: targets.
         """
         self.parts: dict[str, str] = {}
         self.environ = environ
@@ -74,7 +71,7 @@ class RequirementFiles:
         return self.text(path)
 
     def text(self, path: str) -> str | None:
-        """Add a text file, and return its text; None where there is none."""
+        """Add a text file, and return its text; None if there is none."""
         data = read_text(path)
         self._put("file", path, ABSENT if data is None else str(text_digest(data)))
         return None if data is None else data.decode("utf-8-sig", "surrogateescape")
@@ -84,12 +81,12 @@ class RequirementFiles:
         self._put("file", path, str(file_digest(path) or ABSENT))
 
     def requirements(self, name: str, cwd: str, base: str = "") -> None:
-        """Add a requirement or constraint file, and what it names.
+        """Add a requirement or constraint file, and the files that it names.
 
         Args:
-            name: as it is named.
-            cwd: what local paths in it start from.
-            base: what its own path starts from, if not from there.
+            name: its path, as it was given.
+            cwd: folder that local paths in it are relative to.
+            base: folder that its own path is relative to, if not `cwd`.
         """
         if _REMOTE.match(name) or name == "-":
             raise KeyProblem(
@@ -122,7 +119,7 @@ class RequirementFiles:
                 self.archive(path)
 
     def editable(self, name: str, where: str) -> None:
-        """Refuse what stays where it is and is only pointed at."""
+        """Refuse a project that would be installed as a pointer to its folder."""
         raise KeyProblem(
             f"{where}: {without_credentials(name)!r} would be installed as editable, a pointer to "
             "a folder that can change while the key stays the same; install it without -e, or "
@@ -155,12 +152,12 @@ class RequirementFiles:
             )
 
     def requirement_lines(self, text: str, cwd: str, folder: str, path: str) -> None:
-        """Add what lines of requirements name.
+        """Add the files that lines of requirements name.
 
         Args:
             text: the lines.
-            cwd: what local paths start from.
-            folder: of the file they are in; what other files that they name start from.
+            cwd: folder that local paths are relative to.
+            folder: of the file with the lines; other requirement files are relative to it.
             path: of that file, for messages.
         """
         for line in re.sub(r"\\\n", "", text).splitlines():
@@ -182,7 +179,7 @@ class RequirementFiles:
                     self.links(value, folder, cwd)
 
     def _variable(self, found: re.Match[str]) -> str:
-        """Return a variable's value, of which the key has a digest: it may be secret."""
+        """Return a variable's value, and add its digest to the key: the value may be secret."""
         value = self.environ.get(found[1])
         if value is None:
             return found[0]
@@ -205,7 +202,7 @@ class RequirementFiles:
                 self.local(os.path.join(folder, name), path, folder)
 
     def _distributions(self, folder: str) -> str:
-        """Digest the distributions in a folder that pip is to look for them in."""
+        """Digest the distributions in a folder where pip looks for them."""
         whole = hashlib.sha256()
         with reading(folder):
             names = sorted(name for name in os.listdir(folder) if name.endswith(_ARCHIVES))
@@ -223,7 +220,7 @@ def is_remote(name: str) -> bool:
 
 
 def local_path(spec: str, bases: Collection[str]) -> str:
-    """Return the path that a requirement names, "" if it names none: `./a[x]`, `a @ file:///b`."""
+    """Return the path that a requirement names, "" for none: `./a[x]`, `a @ file:///b`."""
     named = _NAMED.fullmatch(spec)
     spec = (named[1] if named else spec).split(";")[0].strip()
     if not spec or _REMOTE.match(spec):
@@ -251,9 +248,9 @@ def _path_of_url(name: str) -> str:
 
 
 def _candidates(name: str, bases: Collection[str]) -> list[str]:
-    """Return where a relative path can be; the first place, if it is nowhere.
+    """Return the places where a relative path exists; the first place if it exists nowhere.
 
-    Tools differ, and versions of them, in what a path in a file starts from.
+    Tools and their versions differ in the folder that a path in a file is relative to.
     """
     paths = [os.path.normpath(os.path.join(base, name)) for base in dict.fromkeys(bases)]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)] or paths[:1]

@@ -1,8 +1,7 @@
-"""What a command line runs: its simple commands one by one, those of shells that it starts too.
+"""Split a command line into its simple commands, with those of shells that it starts.
 
-Of shell text this is an approximation: words, quotes, operators, variables, `cd`, `export`,
-`source` and activated environments are understood, and both branches of an `if` count.
-Standard library only, for any Python from 3.8 on: it runs inside containers too.
+This approximates a shell: words, quotes, operators, variables, `cd`, `export`, `source` and
+activated environments are understood, and both branches of an `if` count.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from bootseer.env.client.inputs.digest import without_credentials
 from bootseer.env.client.inputs.installers import is_python, recognise
 
 MAX_DEPTH = 8
-"""Of shells started by shells."""
+"""Most shells that start each other."""
 
 _SHELLS = frozenset(("sh", "bash", "dash", "ksh", "zsh", "ash"))
 _PREFIXES = frozenset(("env", "exec", "command", "nohup", "time", "nice", "timeout", "sudo"))
@@ -26,7 +25,7 @@ _XARGS_VALUES = frozenset(
     ("-n", "-P", "-I", "-L", "-d", "-a", "-E", "-s", "--arg-file", "--max-args", "--max-procs")
 )
 INPUT = "<"
-"""The program of a "command" that stands for the file from which one has its input."""
+"""Program of a pseudo command whose argument is the file from which a command has its input."""
 _RESERVED = frozenset(("if", "then", "else", "elif", "do", "while", "until", "!", "{"))
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _VARIABLE = re.compile(
@@ -47,7 +46,7 @@ _TOKEN = re.compile(
 
 
 class SimpleCommand(NamedTuple):
-    """One program to run, as far as that can be told beforehand.
+    """A program to run, as far as can be told beforehand.
 
     Attributes:
         words: the program and its arguments.
@@ -67,7 +66,7 @@ def simple_commands(
     read: Callable[[str], str | None],
     used: Callable[[str, str], None] = lambda name, value: None,
 ) -> Iterator[SimpleCommand]:
-    """Take a command line apart, with the shells that it starts.
+    """Split a command line, and the text of shells that it starts.
 
     Args:
         words: the command line.
@@ -75,7 +74,7 @@ def simple_commands(
         cwd: where it runs.
         read: returns the text of a script; None if there is none by that path. A script is
             followed once for each folder that it is run in: it may run itself.
-        used: told of names and values of variables of the environment that shell text uses.
+        used: called with names and values of environment variables that shell text uses.
     """
     walked: set[tuple[str, str]] = set()
 
@@ -93,10 +92,10 @@ def split_text(text: str, value: Callable[[str], str]) -> Iterator[list[str]]:
 
     Args:
         text: of a script.
-        value: returns a variable's; asked as late as can be, what came before may have set it.
+        value: returns the value of a variable; called late, for commands before may set it.
 
     Returns:
-        Words of each; before those of one that has its input from a file, `INPUT` and that file.
+        Words of each command; before one that has its input from a file, `INPUT` and the file.
     """
     words: list[str] = []
     word: str | None = None
@@ -145,7 +144,7 @@ def split_text(text: str, value: Callable[[str], str]) -> Iterator[list[str]]:
 
 
 class _Shell:
-    """A shell's state, as far as it decides which files its commands read."""
+    """State of a shell that decides which files its commands read."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class _Shell:
         self._depth = depth
 
     def run(self, words: list[str]) -> Iterator[SimpleCommand]:
-        """List what one command runs; of a shell, the commands in it."""
+        """Yield the simple commands of a command; those of its text for a shell."""
         words, environ, inputs = _without_prefixes(words, self._environ)
         for path in inputs:
             yield SimpleCommand((INPUT, path), environ, self._cwd)
@@ -177,7 +176,7 @@ class _Shell:
         yield from inner.run_text(text)
 
     def run_text(self, text: str) -> Iterator[SimpleCommand]:
-        """List what the commands of a text run."""
+        """Yield the simple commands of a text."""
         for words in split_text(without_credentials(text), self._value):
             while words and words[0] in _RESERVED:
                 words.pop(0)
@@ -194,7 +193,7 @@ class _Shell:
                 yield from self.run(words)
 
     def _matches(self, word: str) -> list[str]:
-        """Return the names that match a word, or the word: with quotes or without."""
+        """Return the names that match a word, or the word if none does; quotes do not matter."""
         if not glob.has_magic(word):
             return [word]
         below = os.path.join(self._cwd, "")
@@ -214,7 +213,7 @@ class _Shell:
             self._depth -= 1
 
     def _script(self, words: list[str]) -> str | None:
-        """Return the text that a command has a shell run; None if it starts none."""
+        """Return the text that a shell runs; None if the command is no shell."""
         if os.path.basename(words[0]) not in _SHELLS:
             if "/" not in words[0] or is_python(words[0]) or recognise(words):
                 return None
@@ -242,7 +241,7 @@ class _Shell:
 
 
 def _expanded(text: str, value: Callable[[str], str]) -> str:
-    """Put in the values of variables; of a text in double quotes, escapes too."""
+    """Expand variables and, as in double quotes, escapes."""
     text = _VARIABLE.sub(
         lambda m: value(m["name"] or m["bare"]) or m["default"] or "", text.replace("\\$", "\0")
     )
@@ -250,7 +249,7 @@ def _expanded(text: str, value: Callable[[str], str]) -> str:
 
 
 def _behind_document(text: str, at: int, mark: str) -> int:
-    """Return where a here-document ends that begins at ``at``."""
+    """Return the end of a here-document that begins at ``at``."""
     end = re.compile(rf"^\t*{re.escape(mark)}$\n?", re.MULTILINE).search(text, at)
     return end.end() if end else len(text)
 
@@ -263,10 +262,10 @@ def _pair(word: str) -> tuple[str, str]:
 def _without_prefixes(
     words: list[str], environ: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str], list[str]]:
-    """Take off assignments, and programs that run another: `env A=b nice pip install …`.
+    """Remove assignments and programs that run another: `env A=b nice pip install …`.
 
     Returns:
-        What is left, its environment, and the files that `xargs` takes arguments from.
+        The other words, their environment, and files that `xargs` takes arguments from.
     """
     environ = dict(environ)
     words = list(words)

@@ -34,14 +34,14 @@ class LineStream:
         self._sending = trio.Lock()  # of a line; that waits only for its reader
 
     async def send(self, line: bytes) -> None:
-        """Send a line; ``line`` is without its end.
+        """Send a line, which ends with a line break.
 
         Raises:
             Closed: the other end is gone.
 
         Cancellation: it is sent or not; half of one ends the conversation.
         """
-        data = memoryview(line + b"\n")
+        data = memoryview(line)
         async with self._sending:
             left = data
             try:
@@ -89,7 +89,7 @@ class LineStream:
         self._socket.close()
 
     def _closed(self) -> Closed:
-        return Closed(f"{self._name} has closed the connection")
+        return Closed(f"lost the connection to {self._name}")
 
     async def _receive_some(self) -> tuple[bytes, list[int]]:
         space = socket.CMSG_SPACE(4 * self._max_fds)

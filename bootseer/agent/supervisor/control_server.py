@@ -108,7 +108,7 @@ async def _converse(
         return
     try:
         with trio.move_on_after(_ANSWER_S):
-            await lines.send(encode(answer))
+            await lines.send(encode(answer) + b"\n")
     finally:
         answered(answer)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import array
-import os
 import socket
-from contextlib import suppress
 
 import trio
 
 from bootseer.env.client import messages
 from bootseer.env.client.messages import FromClient, FromServer
-from bootseer.errors import Closed, Corrupt
+from bootseer.ipc.descriptors import close_all
+from bootseer.ipc.line_stream import LineStream
 
 MAX_LINE_BYTES = 32 << 20
 """A key has up to 1,000 parts of 8 KiB."""
@@ -23,9 +21,8 @@ class Connection:
 
     def __init__(self, end: socket.socket) -> None:
         """Take over a socket of the kind SOCK_STREAM."""
-        self._socket = trio.socket.from_stdlib_socket(end)
-        self._rest = bytearray()
-        self._sending = trio.Lock()  # of a line; that waits only for who reads it
+        stream = trio.socket.from_stdlib_socket(end)
+        self._lines = LineStream(stream, "`env run`", MAX_LINE_BYTES, MAX_FDS)
 
     async def send(self, message: FromServer) -> None:
         """Send a message.
@@ -35,17 +32,7 @@ class Connection:
 
         Cancellation: it is sent or not; half of one ends the conversation.
         """
-        data = memoryview(messages.encode(message))
-        async with self._sending:
-            left = data
-            try:
-                while left:
-                    left = left[await self._socket.send(left) :]
-            except (OSError, trio.ClosedResourceError) as error:
-                raise Closed("lost the connection to `env run`") from error
-            finally:
-                if 0 < len(left) < len(data):
-                    self.close()
+        await self._lines.send(messages.encode(message))
 
     async def receive(self) -> tuple[FromClient, list[int]]:
         """Receive a message, and the descriptors that came with it; the caller closes them.
@@ -55,45 +42,17 @@ class Connection:
             UnknownVersion: its key is of another version.
             Corrupt: it is no message.
         """
-        fds: list[int] = []
+        line, fds = await self._lines.receive()
         try:
-            while b"\n" not in self._rest:
-                data, more = await self._receive_some()
-                fds += more
-                self._rest += data
-                if not data:
-                    raise Closed("lost the connection to `env run`")
-                if len(self._rest) > MAX_LINE_BYTES or len(fds) > MAX_FDS:
-                    raise Corrupt("a message of `env run` is too long")
-            line, _, self._rest = self._rest.partition(b"\n")
-            message = messages.decode(bytes(line), messages.FROM_CLIENT)
+            return messages.decode(line, messages.FROM_CLIENT), fds
         except BaseException:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             raise
-        return message, fds
 
     async def gone(self) -> None:
         """Wait until the client has gone, while no message is expected from it."""
-        with suppress(OSError, trio.ClosedResourceError):
-            if await self._socket.recv(1, socket.MSG_PEEK):
-                await trio.sleep_forever()  # it is told by who reads that
+        await self._lines.closed()
 
     def close(self) -> None:
         """End the conversation."""
-        self._socket.close()
-
-    async def _receive_some(self) -> tuple[bytes, list[int]]:
-        space = socket.CMSG_SPACE(4 * MAX_FDS)
-        try:
-            data, ancillary, _, _ = await self._socket.recvmsg(
-                1 << 20, space, socket.MSG_CMSG_CLOEXEC
-            )
-        except (OSError, trio.ClosedResourceError) as error:
-            raise Closed("lost the connection to `env run`") from error
-        fds = array.array("i")
-        for level, kind, found in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                with suppress(ValueError):
-                    fds.frombytes(found[: len(found) - len(found) % fds.itemsize])
-        return data, list(fds)
+        self._lines.close()

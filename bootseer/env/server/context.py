@@ -15,7 +15,6 @@ from bootseer.store.api.base import Store
 from bootseer.store.connect import connect
 from bootseer.units import GIB
 
-
 Stage = Callable[[str], AbstractAsyncContextManager[StageReport]]
 """Times a block and reports it, see `bootseer.agent.workers.base.Task.stage`."""
 

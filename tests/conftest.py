@@ -16,8 +16,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 from bootseer_dev.cluster import ClusterSpec
-from bootseer_dev.cluster.daemons import require_programs
-from bootseer_dev.cluster.enter import PATH
+from bootseer_dev.cluster.namespaces.enter import PATH
+from bootseer_dev.cluster.slurm.daemons import require_programs
 
 from bootseer.errors import Unavailable
 

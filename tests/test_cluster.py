@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from bootseer_dev.cli.dev import dev
 from bootseer_dev.cluster import Cluster, ClusterSpec, CommandFailed, wait_until
-from bootseer_dev.cluster.slurm_conf import example, fill_in, slurm_conf
+from bootseer_dev.cluster.slurm.configuration import example, fill_in, slurm_conf
 from click.testing import CliRunner
 
 from bootseer.errors import ConfigError, Conflict, NotFound, Unavailable
@@ -244,7 +244,7 @@ def _keepers(name: str) -> list[str]:
             text = path.read_text()
         except OSError:
             continue
-        if "cluster.keeper" in text and f'"{name}"' in text:
+        if "cluster.namespaces.keeper" in text and f'"{name}"' in text:
             found.append(text)
     return found
 

@@ -8,7 +8,7 @@ folder, the state directory. Ending the cluster's keeper process ends all of it.
 """
 
 from bootseer_dev.cluster.cluster import Cluster
-from bootseer_dev.cluster.enter import CommandFailed
+from bootseer_dev.cluster.namespaces.enter import CommandFailed
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.spec import ClusterSpec
 

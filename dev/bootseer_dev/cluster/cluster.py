@@ -9,9 +9,11 @@ from pathlib import Path
 from types import TracebackType
 
 from bootseer.errors import Denied, NotFound
-from bootseer_dev.cluster import daemons, launch, layout, share
+from bootseer_dev.cluster import share, state_folder
 from bootseer_dev.cluster.machines import Machines
+from bootseer_dev.cluster.namespaces import launch
 from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.cluster.slurm import daemons
 from bootseer_dev.cluster.spec import ClusterSpec
 from bootseer_dev.files.slow_share import Throttle
 
@@ -53,11 +55,11 @@ class Cluster(Machines):
                 "root there is HDFS alone, `bootseer dev hdfs up`"
             )
         daemons.require_programs(spec)
-        lock = layout.lock(spec.state_dir)
+        lock = state_folder.lock(spec.state_dir)
         try:
             try:
-                layout.clear(spec.state_dir)
-                layout.populate(spec)
+                state_folder.clear(spec.state_dir)
+                state_folder.populate(spec)
                 launched = launch.launch(spec, lock)
             finally:
                 os.close(lock)
@@ -79,7 +81,7 @@ class Cluster(Machines):
             NotFound: there is none.
         """
         state_dir = ClusterSpec(name).state_dir
-        if not layout.is_locked(state_dir) or not (state_dir / _DESCRIPTION).exists():
+        if not state_folder.is_locked(state_dir) or not (state_dir / _DESCRIPTION).exists():
             raise NotFound(
                 f"no cluster {name!r} is up; start one with `bootseer dev cluster up`, or with "
                 "`bootseer dev hdfs up`"

@@ -13,7 +13,7 @@ from typing import IO
 
 from bootseer.errors import Denied, NotFound
 from bootseer.fuse.mountinfo import MountInfo, read_mounts
-from bootseer_dev.cluster import enter, observe
+from bootseer_dev.cluster.namespaces import enter, observe
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec
 

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 from bootseer.errors import Conflict, Denied
-from bootseer_dev.cluster.slurm_conf import example, slurm_conf
+from bootseer_dev.cluster.slurm.configuration import example, slurm_conf
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec
 
 

@@ -1,10 +1,10 @@
 """The cluster's keeper: PID 1 of its PID namespace, and the machines it holds.
 
-Started as ``python -m bootseer_dev.cluster.keeper`` with a spec on its command line; standard
-input is the lifeline of the one who starts it. Until the line ``keep`` arrives there, the end of
-the input ends the keeper, so that an interrupted start leaves nothing. From then on it only waits:
-when it dies, however it dies, the kernel ends every process of the cluster, and with the last
-process go all mounts, links and namespaces.
+Started as ``python -m bootseer_dev.cluster.namespaces.keeper`` with a spec on its command line.
+Standard input is the lifeline of the process that starts it. Until the line ``keep`` arrives there,
+the end of the input ends the keeper, so that an interrupted start leaves nothing. From then on it
+only waits: when it dies, however it dies, the kernel ends every process of the cluster, and with
+the last process go all mounts, links and namespaces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from bootseer_dev.cluster import root, syscalls, userns
+from bootseer_dev.cluster.namespaces import file_system, syscalls, user_namespace
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec, address
 
 KEEP = "keep"
@@ -35,7 +35,7 @@ def main() -> None:
     os.umask(0o022)
     with _explained(spec):
         if spec.is_rootless:
-            userns.enter()
+            user_namespace.enter()
         syscalls.unshare(
             syscalls.CLONE_NEWPID
             | syscalls.CLONE_NEWNS
@@ -52,7 +52,7 @@ def main() -> None:
 
 def _keep(spec: ClusterSpec) -> None:
     with _explained(spec):
-        root.enter_base(spec)
+        file_system.enter_base(spec)
     pids = _start_machines(spec)
     # Orphans of the cluster come to PID 1; ignoring the signal lets the kernel reap them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -71,7 +71,7 @@ def _explained(spec: ClusterSpec) -> Iterator[None]:
     except OSError as error:
         # ENOSPC: there are as many namespaces as there may be, which can be none.
         if spec.is_rootless and error.errno in (errno.EPERM, errno.EACCES, errno.ENOSPC):
-            sys.exit(f"{error}; {userns.advice()}")
+            sys.exit(f"{error}; {user_namespace.advice()}")
         raise
 
 
@@ -103,7 +103,7 @@ def _hold(spec: ClusterSpec, name: str, talk: socket.socket) -> NoReturn:
         own_net = syscalls.CLONE_NEWNET if is_node else 0
         syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | own_net)
         socket.sethostname(name)
-        root.enter_machine(spec, name)
+        file_system.enter_machine(spec, name)
         talk.send(b".")
         _expect({name: talk})
         if is_node:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bootseer.errors import BootseerError
-from bootseer_dev.cluster import syscalls
+from bootseer_dev.cluster.namespaces import syscalls
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

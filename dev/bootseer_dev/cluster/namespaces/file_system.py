@@ -25,7 +25,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from bootseer_dev.cluster import syscalls
+from bootseer_dev.cluster.namespaces import syscalls
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec, address
 
 # Kept out of users' sight at the root of the cluster's tmpfs.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bootseer.errors import Unavailable
-from bootseer_dev.cluster.enter import PATH
+from bootseer_dev.cluster.namespaces.enter import PATH
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec
 

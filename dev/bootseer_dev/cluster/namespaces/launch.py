@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bootseer.errors import Unavailable
-from bootseer_dev.cluster import enter, keeper, layout, observe
+from bootseer_dev.cluster import state_folder
+from bootseer_dev.cluster.namespaces import enter, keeper, observe
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.spec import ClusterSpec
 
@@ -51,7 +52,7 @@ def launch(spec: ClusterSpec, lock: int) -> Launched:
         Unavailable: the keeper did not come up; the text has the end of its log.
     """
     log = spec.state_dir / _KEEPER_LOG
-    package_root = Path(__file__).parents[2]
+    package_root = Path(__file__).parents[3]
     with log.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", keeper.__name__, json.dumps(asdict(spec))],
@@ -94,11 +95,13 @@ def end(state_dir: Path) -> None:
     Raises:
         Unavailable: the cluster does not end.
     """
-    if layout.is_locked(state_dir):
+    if state_folder.is_locked(state_dir):
         pid = wait_until(lambda: _keeper_pid(state_dir), f"the keeper's pid is in {state_dir}")
         _kill(pid)
-        wait_until(lambda: not layout.is_locked(state_dir), f"the cluster in {state_dir} ended")
-    layout.remove(state_dir)
+        wait_until(
+            lambda: not state_folder.is_locked(state_dir), f"the cluster in {state_dir} ended"
+        )
+    state_folder.remove(state_dir)
 
 
 def _kill(pid: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bootseer_dev.cluster import syscalls
+from bootseer_dev.cluster.namespaces import syscalls
 
 # Settings that forbid user namespaces, each with what it may not be and what to set instead.
 _SETTINGS = (

@@ -1,0 +1,1 @@
+"""The machines of a cluster as the kernel has them: namespaces, the keeper that holds them."""

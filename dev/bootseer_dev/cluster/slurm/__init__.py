@@ -1,0 +1,1 @@
+"""Slurm and munge on the machines of a cluster: configuration files, daemons."""

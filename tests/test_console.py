@@ -14,10 +14,10 @@ import bootseer
 from bootseer import config
 from bootseer.cli import doctor
 from bootseer.cli.console import console
+from bootseer.cli.report import timeline
 from bootseer.core.event import FALLBACK, Event
-from bootseer.startup import render
-from bootseer.startup.collect import NodeRun
 from bootseer.startup.report import build
+from bootseer.startup.run_events import NodeRun
 
 SENTENCE = "one sentence that goes on and on, as those with a path do; " * 10
 
@@ -80,7 +80,7 @@ def test_a_report_is_neither_cut_nor_filled_up_in_a_pipe(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out)
     event = Event("image.identify", 0, 10**9, "agent", FALLBACK, detail=SENTENCE.strip())
     run = NodeRun("c.7", 7, "k", "n1", "cold", 0, (event,))
-    render.show(console(), [build([run])])
+    timeline.show(console(), [build([run])])
     lines = out.getvalue().splitlines()
     assert sum(SENTENCE.strip() in line for line in lines) == 2  # the stage, and the fallback
     assert max(map(len, lines)) < 2 * len(SENTENCE)

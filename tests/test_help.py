@@ -1,5 +1,6 @@
 """What `--help` says of the commands."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -46,3 +47,15 @@ def test_where_developers_code_is_not_installed_there_is_all_else(monkeypatch):
     assert [line.split()[0] for line in listed if line] == [n for n in COMMANDS if n != "dev"]
     done = CliRunner().invoke(cli, ["dev", "--help"])
     assert (done.exit_code, "No such command 'dev'" in done.output) == (2, True)
+
+
+def test_the_list_of_commands_imports_nothing_that_they_work_with():
+    """With trio, pyarrow and rich it took half a second, and so did the completion of a name."""
+    code = (
+        "import sys\n"
+        "from bootseer.cli.main import cli\n"
+        "cli(['--help'], standalone_mode=False)\n"
+        "print({'trio', 'pyarrow', 'rich'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-Ic", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 UNLIMITED = 1 << 16
 """Columns: no line of ours is as long."""
@@ -17,6 +20,15 @@ def console(*, err: bool = False) -> Console:
     Args:
         err: for standard error instead of standard output.
     """
+    from rich.console import Console
+
     if (sys.stderr if err else sys.stdout).isatty():
         return Console(stderr=err)
     return Console(stderr=err, width=UNLIMITED, height=_LINES)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Show text that anybody may have written: no markup, and nothing that a terminal obeys."""
+    from rich.text import Text
+
+    return Text("".join(c if c.isprintable() else "\ufffd" for c in text), style)

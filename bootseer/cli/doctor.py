@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import trio
-from rich.table import Table
 
 from bootseer import config as settings
 from bootseer.cli.console import console
@@ -35,6 +33,8 @@ def doctor(as_json: bool) -> None:
 
     Every setting is printed with its effective value and where that comes from.
     """
+    from rich.table import Table
+
     config = settings.load()
     checks = {name: check() for name, check in CHECKS.items()} | _stores(config)
     if as_json:
@@ -116,6 +116,8 @@ def _stores(config: settings.Config) -> dict[str, tuple[bool, str]]:
 
 
 def _store(opened: Callable[[], Store]) -> tuple[bool, str]:
+    import trio
+
     async def look() -> str:
         store = opened()
         if store.url.startswith(_LISTED):

@@ -12,7 +12,7 @@ from bootseer.agent.node.process import leave
 from bootseer.errors import BootseerError
 
 COMMANDS = {
-    "report": "bootseer.cli.report:report",
+    "report": "bootseer.cli.report.report:report",
     "status": "bootseer.cli.status:status",
     "mark": "bootseer.cli.mark:mark",
     "image": "bootseer.cli.image.image:image",

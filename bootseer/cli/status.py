@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from bootseer import config as settings
 from bootseer.agent.messages.control import AgentStatus, GetStatus
 from bootseer.agent.node import control_client
+from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.registry import job_folders
-from bootseer.cli.console import console
-from bootseer.errors import BootseerError
-from bootseer.startup.render import plain
+from bootseer.cli.console import console, plain
+from bootseer.errors import BootseerError, Corrupt
+from bootseer.ipc.typed_json import from_object
 from bootseer.units import format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.command(epilog="Example:  srun --overlap --jobid=1234 bootseer status")
@@ -28,37 +30,43 @@ def status(as_json: bool) -> None:
     """
     jobs = [state for state in map(_state, job_folders(settings.load().node.run_dir)) if state]
     if as_json:
-        click.echo(json.dumps(jobs, indent=1))
+        click.echo(json.dumps([job._asdict() for job in jobs], indent=1))
     elif not jobs:
         click.echo("no job of yours with --bootseer is on this node")
     else:
         console().print(_table(jobs))
 
 
-def _state(folder: Any) -> dict[str, Any] | None:
+def _state(folder: JobFolder) -> AgentStatus | None:
     try:
-        answer = control_client.ask(folder.socket, GetStatus(), AgentStatus, deadline_s=2)
+        return control_client.ask(folder.socket, GetStatus(), AgentStatus, deadline_s=2)
     except BootseerError:
         kept = folder.read("state/state.json")  # root's to read
-        return {**kept, "state": "agent died"} if kept else None
-    return answer._asdict()
+    try:
+        state = from_object(kept or {}, AgentStatus, "state.json")
+    except Corrupt:
+        return None
+    return state._replace(state="agent died")
 
 
-def _table(jobs: list[dict[str, Any]]) -> Table:
+def _table(jobs: list[AgentStatus]) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("job", "user", "key", "state", "image", "progress", ""):
         table.add_column(name)
     for job in jobs:
-        about = job["job"]
-        for image in job["images"] or [{}]:
+        about = job.job
+        for image in job.images or [{}]:
             want, done = image.get("want_bytes", 0), image.get("done_bytes", 0)
             table.add_row(
                 str(about["job_id"]),
                 plain(about["user"]),
                 plain(about["key"]),
-                job["state"],
+                job.state,
                 plain(image.get("path", "")),
                 ProgressBar(total=want, completed=done, width=20) if want else "recording",
-                f"{format_size(done)} of {format_size(want)}" if want else plain(job["detail"]),
+                f"{format_size(done)} of {format_size(want)}" if want else plain(job.detail),
             )
     return table

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
-
-import trio
+from typing import TYPE_CHECKING, TypeVar
 
 from bootseer import config as settings
 from bootseer.agent.node.privileges import drop_privileges
 from bootseer.errors import ConfigError
-from bootseer.store.api.base import Store
-from bootseer.store.connect import connect
+
+if TYPE_CHECKING:
+    from bootseer.store.api.base import Store
 
 T = TypeVar("T")
 
@@ -27,6 +26,10 @@ def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> 
     Raises:
         ConfigError: there is no such user.
     """
+    import trio
+
+    from bootseer.store.connect import connect
+
     owner = take_on(user)
     config = settings.load()
 

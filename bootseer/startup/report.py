@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from bootseer.core.event import FALLBACK
-from bootseer.startup.collect import NodeRun
+from bootseer.startup.run_events import NodeRun
 from bootseer.units import NS_PER_S
 
 READY_STAGE = "mark.first-step"

@@ -18,7 +18,7 @@ from bootseer.env.client import key, messages
 from bootseer.env.server.request import read_request
 from bootseer.env.snapshot import manifest, repository
 from bootseer.errors import ConfigError, Corrupt, NotFound
-from bootseer.startup import collect
+from bootseer.startup import run_events as stored_events
 from bootseer.store.api.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.units import MIB
@@ -71,7 +71,7 @@ def run_event(data):
         return
     found = event.from_json(value, "event")
     assert event.from_json(found.document(), "event") == found
-    collect._row(found)
+    stored_events._row(found)
 
 
 def parts():
@@ -202,8 +202,8 @@ def events_seeds():
     async def write():
         store = MemoryStore()
         happened = (event.from_json(_event(), ""),)
-        name = await collect.publish_events(
-            store, collect.NodeRun("run", 5, "key", "node", "cold", 7, happened)
+        name = await stored_events.publish_events(
+            store, stored_events.NodeRun("run", 5, "key", "node", "cold", 7, happened)
         )
         return bytes(await read_all(store, name, MIB))
 
@@ -211,7 +211,7 @@ def events_seeds():
 
 
 def run_events(data):
-    for one in collect._decode(data, "events").events:
+    for one in stored_events._decode(data, "events").events:
         assert event.from_json(one.document(), "") == one
 
 

@@ -6,6 +6,7 @@ import os
 import pytest
 from rich.console import Console
 
+from bootseer.agent.messages.control import AgentStatus
 from bootseer.cli.status import _table
 from bootseer.slurm.hook import log_line
 
@@ -26,12 +27,8 @@ def test_a_hook_that_nobody_listens_to_goes_on(monkeypatch):
 
 @pytest.mark.parametrize("images", [[], [{"path": EVIL, "want_bytes": 5, "done_bytes": 2}]])
 def test_status_shows_names_as_they_are(images):
-    state = {
-        "job": {"job_id": 1, "user": EVIL, "key": EVIL},
-        "state": "ready",
-        "detail": EVIL,
-        "images": images,
-    }
+    job = {"job_id": 1, "user": EVIL, "key": EVIL}
+    state = AgentStatus(job, "ready", EVIL, True, images, False, 0, 0)
     out = io.StringIO()
     Console(file=out, width=300).print(_table([state]))
     assert "[red]x[/nonsense]" in out.getvalue()

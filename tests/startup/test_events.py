@@ -9,11 +9,18 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from bootseer.cli.report import timeline
 from bootseer.core.event import FALLBACK, Event
 from bootseer.errors import Corrupt, NotFound
-from bootseer.startup import collect, render
-from bootseer.startup.collect import NodeRun, drop_old_runs, publish_events, read_run, runs_of_job
+from bootseer.startup import run_events
 from bootseer.startup.report import READY_STAGE, build
+from bootseer.startup.run_events import (
+    NodeRun,
+    drop_old_runs,
+    publish_events,
+    read_run,
+    runs_of_job,
+)
 from bootseer.store.api.base import FolderListing, publish
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrappers.base import WrappedStore
@@ -61,8 +68,8 @@ async def test_an_unknown_run_and_a_damaged_file_are_told_apart():
 
 
 async def test_old_runs_are_dropped(monkeypatch):
-    monkeypatch.setattr(collect, "RUNS_KEPT", 2)
-    monkeypatch.setattr(collect, "SPARE_RUNS", 2)
+    monkeypatch.setattr(run_events, "RUNS_KEPT", 2)
+    monkeypatch.setattr(run_events, "SPARE_RUNS", 2)
     store = MemoryStore()
     await store.mkdir("runs/c.1/other")  # not ours: neither dropped nor in the way
     await publish(store, "runs/c.1/other/object", b"")
@@ -86,8 +93,8 @@ class Timeless(WrappedStore):
 
 
 async def test_old_runs_are_dropped_where_folders_have_no_time(monkeypatch):
-    monkeypatch.setattr(collect, "RUNS_KEPT", 4)
-    monkeypatch.setattr(collect, "SPARE_RUNS", 1)
+    monkeypatch.setattr(run_events, "RUNS_KEPT", 4)
+    monkeypatch.setattr(run_events, "SPARE_RUNS", 1)
     store = Timeless(MemoryStore())
     for number in range(9995, 10_003):  # the names get one digit more
         await publish_events(store, node_run("n1", run=f"c.{number}", started_s=number))
@@ -97,16 +104,17 @@ async def test_old_runs_are_dropped_where_folders_have_no_time(monkeypatch):
 
 
 async def test_of_many_runs_without_a_time_few_are_looked_into(monkeypatch):
-    monkeypatch.setattr(collect, "RUNS_KEPT", 90)
-    monkeypatch.setattr(collect, "SPARE_RUNS", 9)
+    monkeypatch.setattr(run_events, "RUNS_KEPT", 90)
+    monkeypatch.setattr(run_events, "SPARE_RUNS", 9)
     store = FlakyStore(Timeless(MemoryStore()), lambda *_: False)
     for number in range(100):
         await publish_events(store, node_run("n1", run=f"c.{number}", started_s=number))
     store.calls.clear()
     await drop_old_runs(store)
-    assert [c[0] for c in store.calls].count("list") == 1 + collect.LOOKED_AT + collect.DROPPED
+    lists = [c[0] for c in store.calls].count("list")
+    assert lists == 1 + run_events.LOOKED_AT + run_events.DROPPED
     left = {int(info.name.rpartition(".")[2]) for info in await store.list("runs")}
-    assert len(left) == 100 - collect.DROPPED
+    assert len(left) == 100 - run_events.DROPPED
     assert left >= set(range(80, 100))
 
 
@@ -129,7 +137,7 @@ def test_reports_show_cold_beside_warm_at_any_width(width):
     cold = build([node_run("n1", 8, more=(long,))])
     warm = build([node_run("n1", 2, kind="warm")])
     out = io.StringIO()
-    render.show(Console(file=out, width=width), [cold, warm])
+    timeline.show(Console(file=out, width=width), [cold, warm])
     text = out.getvalue()
     assert "plan.read" in text
     assert "n1" in text
@@ -141,7 +149,7 @@ def test_what_comes_after_the_start_is_no_part_of_its_timeline():
     ahead = Event("checkpoint.prefetch", 101 * S, 104 * S, "worker")
     after = Event("epilog", 105 * S, 107 * S, "agent")
     out = io.StringIO()
-    render.show(Console(file=out, width=100), [build([node_run("n1", 4, more=(ahead, after))])])
+    timeline.show(Console(file=out, width=100), [build([node_run("n1", 4, more=(ahead, after))])])
     bars = {line.split()[1] for line in out.getvalue().splitlines() if "█" in line}
     assert bars == {"prolog", "checkpoint.prefetch"}
 
@@ -157,7 +165,7 @@ async def test_whatever_an_event_says_is_published_and_shown_harmlessly():
     report = build(await read_run(store, "c.7"))
     named = NodeRun(EVIL, 1, EVIL, EVIL, EVIL, 0, (evil, back))
     out = io.StringIO()
-    render.show(Console(file=out, width=300, force_terminal=False), [report, build([named])])
+    timeline.show(Console(file=out, width=300, force_terminal=False), [report, build([named])])
     assert "[red]x[/nonsense]" in out.getvalue()
     assert all(c.isprintable() or c == "\n" for c in out.getvalue())
 
@@ -171,7 +179,7 @@ def _parquet(table):
 def _events(rows, metadata, detail="x" * 1000):
     row = {"stage": "x" * 64, "start_ns": 0, "end_ns": 0, "source": "a", "status": "ok"}
     row |= {"bytes": 0, "rank": -1, "detail": detail}
-    table = pa.Table.from_pylist([row], collect._SCHEMA)
+    table = pa.Table.from_pylist([row], run_events._SCHEMA)
     table = pa.concat_tables([table] * rows) if rows > 1 else table
     return _parquet(table.replace_schema_metadata({b"bootseer": metadata}))
 
@@ -184,7 +192,7 @@ def _events(rows, metadata, detail="x" * 1000):
         b"PAR1" * 100,
         _parquet(pa.table({"x": [1]})),
         _parquet(pa.table({"stage": [[["nested"]]]})),
-        _events(collect.MAX_ROWS + 1, b"{}"),
+        _events(run_events.MAX_ROWS + 1, b"{}"),
         _events(1, b"{}"),
         _events(1, b"[" * 100_000),
         _events(1, b"\xff"),
@@ -200,7 +208,7 @@ async def test_what_is_no_events_file_is_refused(data):
 
 async def test_a_text_that_many_rows_have_is_counted_for_each():
     about = {"run": "c.7", "job": 7, "key": "k", "node": "n1", "kind": "cold", "started_ns": 1}
-    metadata = json.dumps(about | {"version": collect.VERSION}).encode()
+    metadata = json.dumps(about | {"version": run_events.VERSION}).encode()
     store = MemoryStore()
     await publish(store, "runs/c.7/n1-1.parquet", _events(300, metadata))
     assert len((await read_run(store, "c.7"))[0].events) == 300

@@ -37,8 +37,8 @@ from bootseer.image.hot.trace import (
     usage_of,
 )
 from bootseer.ipc.channel import unexpected
-from bootseer.startup.collect import MAX_ROWS, NodeRun, drop_old_runs, publish_events
 from bootseer.startup.plans import add_run
+from bootseer.startup.run_events import MAX_ROWS, NodeRun, drop_old_runs, publish_events
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 

@@ -201,8 +201,7 @@ def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool, qui
     from rich.table import Table
 
     from bootseer.cli import runner
-    from bootseer.cli.console import console
-    from bootseer.startup.render import plain
+    from bootseer.cli.console import console, plain
 
     if found.versions:
         table = Table(box=None, pad_edge=False, header_style="dim")

@@ -46,9 +46,8 @@ def ls(user: str | None, group: str, as_json: bool) -> None:
     """List the environments, those that were used last first."""
     from rich.table import Table
 
-    from bootseer.cli.console import console
+    from bootseer.cli.console import console, plain
     from bootseer.env.snapshot.repository import list_snapshots
-    from bootseer.startup.render import plain
 
     listed = with_env_store(list_snapshots, user=user, group=group)
     if as_json:

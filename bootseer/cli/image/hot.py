@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
-from bootseer import config as settings
-from bootseer.cli.console import console
+from bootseer.cli.console import console, plain
 from bootseer.cli.user_store import with_store
 from bootseer.errors import BootseerError, Corrupt, NotFound
-from bootseer.image.hot import pack_store
-from bootseer.image.hot.hotset import DOUBTS, HotSet
-from bootseer.image.hot.pack import HotPack
-from bootseer.image.hot.repository import hot_set_name, read_hot_set, rebuild
-from bootseer.image.identity import identify, open_image
-from bootseer.startup.render import plain
-from bootseer.store.api.base import Store
 from bootseer.units import format_size
+
+if TYPE_CHECKING:
+    from bootseer.image.hot.hotset import HotSet
+    from bootseer.image.hot.pack import HotPack
+    from bootseer.store.api.base import Store
 
 _USER = click.option("--user", help="Whose; yours by default.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -38,6 +35,9 @@ def hot() -> None:
 @_JSON
 def ls(user: str | None, as_json: bool) -> None:
     """List the images with a hot set."""
+    from rich.table import Table
+
+    from bootseer.image.hot.repository import read_hot_set
 
     async def read(store: Store, _: str) -> list[tuple[str, HotSet | None, str]]:
         rows: list[tuple[str, HotSet | None, str]] = []
@@ -79,6 +79,8 @@ def show(image: str, user: str | None, as_json: bool) -> None:
 
     It also says whether there is a hot pack; with --json it shows range by range.
     """
+    from bootseer.image.hot.hotset import DOUBTS
+    from bootseer.image.hot.repository import read_hot_set
 
     async def read(store: Store, _: str) -> tuple[str, HotSet | None, HotPack | None, str]:
         digest = _digest(image)
@@ -115,6 +117,9 @@ def show(image: str, user: str | None, as_json: bool) -> None:
 @_USER
 def rebuild_command(image: str, user: str | None) -> None:
     """Merge IMAGE's traces again, for a hot set that is damaged."""
+    from bootseer import config as settings
+    from bootseer.image.hot.repository import rebuild
+
     runs_kept = settings.load().image.runs_kept
 
     async def work(store: Store, _: str) -> str:
@@ -132,6 +137,8 @@ def rm(image: str, user: str | None) -> None:
 
     Its next start is recorded like the first.
     """
+    from bootseer.image.hot import pack_store
+    from bootseer.image.hot.repository import hot_set_name
 
     async def work(store: Store, _: str) -> str:
         digest = _digest(image)
@@ -150,11 +157,15 @@ def rm(image: str, user: str | None) -> None:
 
 def _digest(image: str) -> str:
     """Name what lies at a path; opened only with the rights of the user whom it is about."""
+    from bootseer.image.identity import identify, open_image
+
     return identify(open_image(image)).digest if image.startswith("/") else image
 
 
 async def _pack(store: Store, digest: str) -> tuple[HotPack | None, str]:
     """Read what is in the hot pack of an image, or what is wrong with it."""
+    from bootseer.image.hot import pack_store
+
     try:
         stored = await pack_store.read_index(store, digest)
     except Corrupt as error:

@@ -141,9 +141,8 @@ def ls(as_json: bool) -> None:
     """List the images by name."""
     from rich.table import Table
 
-    from bootseer.cli.console import console
+    from bootseer.cli.console import console, plain
     from bootseer.image.library.catalog import list_names
-    from bootseer.startup.render import plain
 
     names = _run(list_names)
     if as_json:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import console
-from bootseer.cli.user_store import with_store
 from bootseer.errors import BootseerError, NotFound
-from bootseer.startup import render
-from bootseer.startup.collect import read_run, runs_of_job
-from bootseer.startup.plans import read_plan
-from bootseer.startup.report import Report, build
-from bootseer.store.api.base import Store
+
+if TYPE_CHECKING:
+    from bootseer.startup.report import Report
+    from bootseer.store.api.base import Store
 
 
 @click.command(epilog="Examples:  bootseer report 1234   ·   bootseer report 1234 --json")
@@ -26,6 +24,9 @@ def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
 
     A cold start is shown beside a warm one. A job's events are there once its epilog has run.
     """
+    from bootseer.cli.console import console
+    from bootseer.cli.report import timeline
+    from bootseer.cli.user_store import with_store
 
     async def read(store: Store, owner: str) -> list[Report]:
         return await _reports(store, owner, job, alone)
@@ -34,10 +35,13 @@ def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([r.document() for r in reports], indent=1))
     else:
-        render.show(console(), reports)
+        timeline.show(console(), reports)
 
 
 async def _reports(store: Store, owner: str, job: int, alone: bool) -> list[Report]:
+    from bootseer.startup.report import build
+    from bootseer.startup.run_events import read_run, runs_of_job
+
     runs = await runs_of_job(store, job)
     if not runs:
         raise NotFound(
@@ -53,6 +57,10 @@ async def _reports(store: Store, owner: str, job: int, alone: bool) -> list[Repo
 
 async def _latest_cold(store: Store, owner: str, warm: Report) -> Report | None:
     """Find the newest cold start under the same key before a warm one."""
+    from bootseer.startup.plans import read_plan
+    from bootseer.startup.report import build
+    from bootseer.startup.run_events import read_run
+
     try:
         plan = await read_plan(store, owner, warm.key)
     except BootseerError:

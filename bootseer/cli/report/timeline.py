@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bootseer.cli.console import plain
 from bootseer.core.event import FALLBACK
 from bootseer.startup.report import Report, Stage
 from bootseer.units import format_duration, format_size
@@ -42,11 +43,6 @@ def show(console: Console, reports: Iterable[Report]) -> None:
             f"time to ready: cold {format_duration(cold)}, warm {format_duration(warm)}: "
             f"[bold]{cold / warm:.2f}x[/]"
         )
-
-
-def plain(text: str, style: str = "") -> Text:
-    """Show text that anybody may have written: no markup, and nothing that a terminal obeys."""
-    return Text("".join(c if c.isprintable() else "\ufffd" for c in text), style)
 
 
 def _title(report: Report) -> Text:

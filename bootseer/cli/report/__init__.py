@@ -1,0 +1,1 @@
+"""bootseer report: the command, and how a terminal shows what it found."""

@@ -1,9 +1,12 @@
-"""Where commands print tables, and text with styles."""
+"""Where commands print tables and text with styles, and how they write what others named."""
 
 from __future__ import annotations
 
 import sys
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
+
+from bootseer.units import NS_PER_S
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,3 +35,9 @@ def plain(text: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text("".join(c if c.isprintable() else "\ufffd" for c in text), style)
+
+
+def local_time(time_ns: int) -> str:
+    """Format nanoseconds since 1970 as this machine's date and time, to the minute."""
+    when = datetime.fromtimestamp(time_ns / NS_PER_S, timezone.utc).astimezone()
+    return f"{when:%Y-%m-%d %H:%M}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timezone
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +10,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from bootseer.env.client.options import MAX_WAIT_S, MODES, OPTIONS, Option, RunOptions
-from bootseer.units import NS_PER_S
 
 if TYPE_CHECKING:
     from bootseer.cli.runner import CountedWork
@@ -192,8 +190,3 @@ def counts(deltas: Sequence[PathDiff]) -> str:
     added = sum(1 for delta in deltas if delta.before is None)
     deleted = sum(1 for delta in deltas if delta.after is None)
     return f"{added:,} added, {len(deltas) - added - deleted:,} changed, {deleted:,} deleted"
-
-
-def when(time_ns: int) -> str:
-    """Format a time."""
-    return f"{datetime.fromtimestamp(time_ns / NS_PER_S, timezone.utc).astimezone():%Y-%m-%d %H:%M}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bootseer.cli.console import local_time
 from bootseer.cli.env.options import (
     KEY_CHARS,
     as_json_option,
@@ -22,7 +23,6 @@ from bootseer.cli.env.options import (
     quiet_option,
     say_deltas,
     user_option,
-    when,
     with_env_store,
 )
 from bootseer.units import NS_PER_MS, NS_PER_S, format_age, format_duration, format_size
@@ -268,7 +268,7 @@ def _say_snapshot(snapshot: Snapshot, names: Sequence[str], url: str) -> None:
     from bootseer.cli.runner import print_line
 
     took = format_duration(snapshot.command_ms * NS_PER_MS / NS_PER_S)
-    captured = f"{when(snapshot.captured_ns)} by {snapshot.captured_by} on {snapshot.node}"
+    captured = f"{local_time(snapshot.captured_ns)} by {snapshot.captured_by} on {snapshot.node}"
     rows = {
         "key": snapshot.key,
         "names": ", ".join(names) or "none",

@@ -586,7 +586,7 @@ class TestCommand:
     @pytest.fixture(autouse=True)
     def _settings(self, tmp_path, monkeypatch):
         self.images = lambda: LocalStore(tmp_path / "images")
-        monkeypatch.setattr("bootseer.cli.image.image._store", self.images)
+        monkeypatch.setattr("bootseer.store.connect.connect_images", lambda *_: self.images())
 
     def call(self, *words):
         result = CliRunner().invoke(command, [str(w) for w in words], catch_exceptions=False)

@@ -1,0 +1,166 @@
+"""bootseer image ls, show, tag, rm: which images there are, and their names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from bootseer.cli.console import local_time
+from bootseer.cli.image.options import (
+    SHORT_CHARS,
+    image_argument,
+    json_option,
+    on_images,
+    quiet_option,
+)
+from bootseer.units import format_size
+
+if TYPE_CHECKING:
+    from bootseer.store.api.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """What `show` prints, under the names that --json has."""
+
+    digest: str
+    names: list[str]
+    size_bytes: int
+    block_bytes: int
+    blocks: int
+    parts: int
+    sha256: str
+    identity: str
+    source: str
+    added_by: str
+    added_ns: int
+    optimized_from: str
+    store: str
+
+
+@click.command(epilog="Example:  bootseer image ls")
+@json_option
+def ls(as_json: bool) -> None:
+    """List the images by name."""
+    from rich.table import Table
+
+    from bootseer.cli.console import console, plain
+    from bootseer.image.library.catalog import list_names
+
+    names = on_images(list_names)
+    if as_json:
+        rows = [
+            {
+                "name": n.name,
+                "digest": n.digest,
+                "size_bytes": n.size_bytes,
+                "named_ns": n.named_ns,
+            }
+            for n in names
+        ]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("image", "size", "named", "digest"):
+        table.add_column(column, overflow="fold")
+    for n in names:
+        table.add_row(
+            plain(n.name), format_size(n.size_bytes), local_time(n.named_ns), n.digest[:SHORT_CHARS]
+        )
+    empty = "no image yet: bootseer image add PATH --name NAME"
+    console().print(table if names else empty)
+
+
+@click.command(epilog="Example:  bootseer image show train:v2")
+@image_argument
+@json_option
+def show(image: str, as_json: bool) -> None:
+    """Show what is known of IMAGE."""
+    from bootseer.cli import runner
+    from bootseer.image.library import catalog
+
+    async def read(store: Store) -> _Description:
+        digest = await catalog.resolve(store, image)
+        _, manifest = await catalog.read_manifest(store, digest)
+        about = await catalog.read_about(store, digest)
+        return _Description(
+            digest=digest,
+            names=[n.name for n in await catalog.list_names(store) if n.digest == digest],
+            size_bytes=manifest.size_bytes,
+            block_bytes=manifest.block_bytes,
+            blocks=manifest.blocks,
+            parts=manifest.parts,
+            sha256=manifest.sha256,
+            identity=manifest.identity,
+            source=about.source if about else "",
+            added_by=about.added_by if about else "",
+            added_ns=about.added_ns if about else 0,
+            optimized_from=about.optimized_from if about else "",
+            store=store.url,
+        )
+
+    found = on_images(read)
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=1))
+        return
+    lines = {
+        "names": ", ".join(found.names) or "none",
+        "digest": found.digest,
+        "size": f"{format_size(found.size_bytes)}, {found.blocks} blocks of "
+        f"{format_size(found.block_bytes)} in {found.parts} parts",
+        "sha256": found.sha256,
+        "identity": found.identity,
+        "from": f"{found.source or 'unknown'}, added by {found.added_by or 'unknown'}"
+        + (f" {local_time(found.added_ns)}" if found.added_ns else ""),
+        "store": found.store,
+    }
+    if found.optimized_from:
+        lines["optimized from"] = found.optimized_from
+    for title, text in lines.items():
+        runner.print_line(f"{title:16}{text}")
+
+
+@click.command(epilog="Example:  bootseer image tag train:v2 train:latest")
+@image_argument
+@click.argument("name")
+def tag(image: str, name: str) -> None:
+    """Give IMAGE one more name; another image that has it loses it."""
+    from bootseer.cli import runner
+    from bootseer.image.library import catalog
+
+    async def give(store: Store) -> str:
+        digest = await catalog.resolve(store, image)
+        _, manifest = await catalog.read_manifest(store, digest)
+        await catalog.give_name(store, name, digest, manifest.size_bytes)
+        return digest
+
+    runner.print_line(f"{name}: {on_images(give)}")
+
+
+@click.command(epilog="Example:  bootseer image rm train:v1")
+@image_argument
+@click.option("--now", is_flag=True, help="Do not keep its bytes for jobs that are reading them.")
+@quiet_option
+def rm(image: str, now: bool, quiet: bool) -> None:
+    """Take the name IMAGE away, and with its last name the image.
+
+    Its bytes stay for a day, for jobs that are reading them.
+    """
+    from bootseer.cli import runner
+    from bootseer.image.library import catalog
+
+    async def remove(store: Store) -> tuple[str, bool]:
+        removed = await catalog.remove(store, image, now=now)
+        await catalog.sweep(store)
+        return removed
+
+    digest, gone = on_images(remove)
+    if not quiet:
+        has = "removed" if gone else "has another name and stays"
+        runner.print_line(f"{image}: the image {digest[:SHORT_CHARS]} {has}")
+
+
+COMMANDS = (ls, show, tag, rm)

@@ -1,0 +1,236 @@
+"""bootseer image add, get, optimize, verify: what reads or writes all of an image."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bootseer.cli.image.options import (
+    complete_image,
+    image_argument,
+    image_store,
+    json_option,
+    on_images,
+    quiet_option,
+    scratch_option,
+)
+from bootseer.errors import Corrupt
+from bootseer.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from bootseer.store.api.base import Store
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  bootseer image add train.sqsh --name train:v2
+  docker save -o train.tar train:v2; bootseer image add train.tar --name train:v2
+"""
+)
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.option("--name", required=True, help="For the image; another that has it loses it.")
+@click.option("--tag", default="", help="Which image, of an archive with several.")
+@click.option(
+    "--platform", default="", help="Which one, as linux/arm64.  [default: this machine's]"
+)
+@scratch_option
+@click.option("--again", is_flag=True, help="Send all of it, also what is in the store already.")
+@quiet_option
+@json_option
+def add(
+    path: Path,
+    name: str,
+    tag: str,
+    platform: str,
+    scratch: Path,
+    again: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Put an image into the store, and give it a name.
+
+    PATH is a squashfs file, an archive of `docker save` or `podman save`, or an OCI layout: a
+    folder, or a tar of one. If it is interrupted, the same command goes on where it was.
+    """
+    from bootseer.cli import runner
+    from bootseer.image.library import catalog, upload
+    from bootseer.image.oci.convert import ConvertedImage
+
+    progress = upload.UploadProgress()
+    began = time.monotonic()
+    about = upload.about_now(str(path), runner.caller().name)
+
+    async def work(store: Store) -> tuple[upload.UploadResult, ConvertedImage | None]:
+        catalog.check_name(name)
+        made = upload.as_squashfs(path, scratch, tag, platform, progress)
+        async with made as (squashfs, converted):
+            added = await upload.add(store, squashfs, name, about, progress, again=again)
+            return added, converted
+
+    added, converted = on_images(
+        work,
+        counted=progress,
+        bar="" if quiet else "add",
+        after="run the same command again to go on",
+    )
+    if as_json:
+        document = {"name": name, "digest": added.digest, "sent_bytes": added.sent_bytes}
+        document |= {"size_bytes": added.manifest.size_bytes}
+        document |= {"source_digest": converted.digest if converted else ""}
+        click.echo(json.dumps(document, indent=1))
+    elif not quiet:
+        took = format_duration(time.monotonic() - began)
+        runner.print_line(
+            f"{name}: {format_size(added.manifest.size_bytes)}, of which "
+            f"{format_size(added.sent_bytes)} sent, in {took}; digest {added.digest}"
+        )
+        if converted is not None and converted.devices:
+            runner.print_line(
+                f"{name}: {converted.devices} device nodes of the archive were left out"
+            )
+
+
+@click.command(epilog="Example:  bootseer image get train:v2 ./train.sqsh")
+@image_argument
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@quiet_option
+def get(image: str, path: Path, quiet: bool) -> None:
+    """Write IMAGE to the file PATH."""
+    from bootseer.cli import runner
+    from bootseer.image.library import catalog, download, upload
+
+    progress = upload.UploadProgress()
+
+    async def work(store: Store) -> int:
+        digest = await catalog.resolve(store, image)
+        _, manifest = await catalog.read_manifest(store, digest)
+        progress.total_bytes = manifest.size_bytes
+        await download.retrieve(store, digest, manifest, path, progress.add)
+        return manifest.size_bytes
+
+    size_bytes = on_images(work, counted=progress, bar="" if quiet else "get")
+    if not quiet:
+        runner.print_line(f"{path}: {format_size(size_bytes)}")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  bootseer image optimize train:v2 --name train:v2-fast
+  bootseer image optimize /share/train.sqsh --output /share/train-fast.sqsh
+"""
+)
+@click.argument("image", shell_complete=complete_image)
+@click.option("--name", default="", help="Put the new image into the store, under this name.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the new image to this file.",
+)
+@click.option(
+    "--storing",
+    type=click.Choice(["lz4", "as-they-are", "hot-uncompressed"]),
+    default="lz4",
+    show_default=True,
+    help="How blocks are stored in it.",
+)
+@scratch_option
+@quiet_option
+@json_option
+def optimize(
+    image: str,
+    name: str,
+    output: Path | None,
+    storing: str,
+    scratch: Path,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write IMAGE anew, with what starts read of it at the front.
+
+    IMAGE is a name in the store, or the path of a squashfs file; starts of it must have been
+    recorded. The new image has the same tree, which is checked, and a digest of its own; what is
+    hot of it is known at once. lz4 makes it larger, and faster to read wherever it is read ahead.
+    """
+    from bootseer import config as settings
+    from bootseer.cli import runner
+    from bootseer.image.library import upload
+    from bootseer.image.optimize import reorder
+    from bootseer.store.connect import connect
+
+    if bool(name) == (output is not None):
+        raise click.UsageError("say where the new image is to go: --name NAME or --output PATH")
+    progress = upload.UploadProgress()
+    config, caller = settings.load(), runner.caller()
+    job = reorder.Reordering(connect(config, caller), image_store(), caller.name, progress)
+
+    async def work(store: Store) -> reorder.ReorderedImage:
+        return await job.run(image, name, output, scratch, storing)
+
+    made = on_images(work, counted=progress, bar="" if quiet else "optimize")
+    if as_json:
+        click.echo(json.dumps(made.document(), indent=1))
+    elif not quiet:
+        where = name or str(output)
+        runner.print_line(
+            f"{where}: {format_size(made.size_bytes)}, {format_size(made.hot_bytes)} of it hot"
+            + (f"; digest {made.digest}" if made.digest else "")
+        )
+        if made.storing != storing:
+            runner.print_line(
+                f"{where}: stored {made.storing}, for {storing} would not have fitted"
+            )
+
+
+@click.command(epilog="Example:  bootseer image verify train:v2")
+@image_argument
+@quiet_option
+@json_option
+def verify(image: str, quiet: bool, as_json: bool) -> None:
+    """Read all of IMAGE and compare every block with its digest."""
+    from bootseer.cli import runner
+    from bootseer.image.library import catalog
+    from bootseer.image.library.upload import UploadProgress
+    from bootseer.image.library.verify import DamagedRange
+    from bootseer.image.library.verify import verify as compare
+
+    progress = UploadProgress()
+
+    async def check(store: Store) -> list[DamagedRange]:
+        digest = await catalog.resolve(store, image)
+        _, manifest = await catalog.read_manifest(store, digest)
+        progress.total_bytes = manifest.size_bytes
+        return await compare(store, digest, manifest, progress.add)
+
+    bar = "" if quiet else "verify"
+    found = on_images(check, counted=progress, bar=bar, after="not everything was read")
+    if as_json:
+        rows = [
+            {"name": d.name, "offset": d.offset, "size_bytes": d.size_bytes, "reason": d.reason}
+            for d in found
+        ]
+        click.echo(json.dumps({"damaged": rows, "size_bytes": progress.total_bytes}, indent=1))
+    else:
+        for d in found:
+            runner.print_line(
+                f"{d.name}: damaged at byte {d.offset}, {d.size_bytes} bytes: {d.reason}"
+            )
+        if found:
+            runner.print_line(
+                f"bootseer: {len(found)} ranges are damaged; send the image once more with "
+                f"`bootseer image add PATH --name {image} --again`",
+                err=True,
+            )
+        elif not quiet:
+            runner.print_line(f"{image}: {format_size(progress.total_bytes)} are as they should be")
+    if found:
+        sys.exit(Corrupt.exit_code)
+
+
+COMMANDS = (add, get, optimize, verify)

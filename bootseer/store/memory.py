@@ -71,13 +71,11 @@ class MemoryStore:
         self._entries: dict[str, _Entry] = {}
 
     async def stat(self, name: str) -> ObjectInfo:
-        """See `Store.stat`."""
         check_name(name)
         await trio.lowlevel.checkpoint()
         return self._entry(name).info(name)
 
     async def list(self, folder: str = "") -> FolderListing:
-        """See `Store.list`."""
         depth = len(check_folder(folder))
         await trio.lowlevel.checkpoint()
         return FolderListing(
@@ -90,7 +88,6 @@ class MemoryStore:
     async def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AsyncIterator[Reader]:
-        """See `Store.open`."""
         check_name(name)
         await trio.lowlevel.checkpoint()
         entry = self._entry(name)
@@ -114,7 +111,6 @@ class MemoryStore:
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Writer]:
-        """See `Store.create`."""
         check_name(name)
         mode = _OBJECT_MODE if mode is None else check_mode(mode)
         await trio.lowlevel.checkpoint()
@@ -134,7 +130,6 @@ class MemoryStore:
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Appender]:
-        """See `Store.append`."""
         check_name(name)
         mode = _OBJECT_MODE if mode is None else check_mode(mode)
         await trio.lowlevel.checkpoint()
@@ -146,7 +141,6 @@ class MemoryStore:
             appender.gate.shut()
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """See `Store.rename`."""
         check_rename(source, target)
         await trio.lowlevel.checkpoint()
         entry = self._entry(source)
@@ -160,7 +154,6 @@ class MemoryStore:
             self._entries[target + name.removeprefix(source)] = self._entries.pop(name)
 
     async def delete(self, name: str) -> None:
-        """See `Store.delete`."""
         check_name(name)
         await trio.lowlevel.checkpoint()
         self._entry(name)
@@ -170,7 +163,6 @@ class MemoryStore:
         self._note_change(name)
 
     async def delete_tree(self, name: str) -> None:
-        """See `Store.delete_tree`."""
         check_name(name)
         await trio.lowlevel.checkpoint()
         self._entry(name)
@@ -179,7 +171,6 @@ class MemoryStore:
         self._note_change(name)
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
-        """See `Store.mkdir`."""
         check_name(name)
         mode = _FOLDER_MODE if mode is None else check_mode(mode)
         await trio.lowlevel.checkpoint()
@@ -187,31 +178,27 @@ class MemoryStore:
         self._make_folders([name], mode)
 
     async def set_mode(self, name: str, mode: int) -> None:
-        """See `Store.set_mode`."""
         check_name(name)
         check_mode(mode)
         await trio.lowlevel.checkpoint()
         self._entries[name] = replace(self._entry(name), mode=mode)
 
     async def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """See `Store.set_mtime`."""
         check_name(name)
         await trio.lowlevel.checkpoint()
         self._entries[name] = replace(self._entry(name), mtime_ns=mtime_ns)
 
     async def set_replication(self, name: str, copies: int) -> None:
-        """See `Store.set_replication`: not here."""
         check_name(name)
         await trio.lowlevel.checkpoint()
         raise Unavailable(f"cannot replicate {name!r}: {self.url} keeps one copy")
 
     async def space(self) -> StoreSpace:
-        """See `Store.space`: nobody has counted."""
         await trio.lowlevel.checkpoint()
         return StoreSpace()
 
     async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
-        """See `Store.reap_temporaries`: writers that end leave nothing here."""
+        """Return 0: writers that end leave nothing here."""
         check_folder(folder)
         await trio.lowlevel.checkpoint()
         return 0
@@ -220,7 +207,7 @@ class MemoryStore:
         """Make an object visible, without a checkpoint.
 
         Raises:
-            Conflict: as for `ImageWriter.commit`.
+            Conflict: as for `Writer.commit`.
         """
         self._check_free(name, overwrite=overwrite)
         self._make_folders(_above(name))

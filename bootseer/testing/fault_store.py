@@ -266,14 +266,12 @@ class OpenCountingStore(WrappedStore):
         self.open_now = self.opened = 0
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """See `WrappedStore.around`."""
         return await call()
 
     @asynccontextmanager
     async def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AsyncIterator[Reader]:
-        """See `Store.open`."""
         async with super().open(name, known=known, version=version) as reader:
             self.open_now += 1
             self.opened += 1

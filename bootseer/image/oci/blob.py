@@ -63,7 +63,7 @@ class Blob:
 
 
 class ByteStream:
-    """See `tar.Stream`: pieces joined and cut as they are asked for."""
+    """A `tar.Stream` of pieces, which are joined and cut to the lengths asked for."""
 
     def __init__(self, name: str, pieces: Iterator[bytes], seekable: Blob | None = None) -> None:
         """Read the pieces; where they are those of a blob, it can be skipped in."""

@@ -190,7 +190,7 @@ class Writer(Protocol):
 class Appender(Protocol):
     """An object that has its name from the start, and grows.
 
-    The steps are those of a `ImageWriter`: one at a time, and none after one that failed.
+    The steps are those of a `Writer`: one at a time, and none after one that failed.
     """
 
     async def write(self, data: Data) -> None:
@@ -450,7 +450,7 @@ async def read_all(store: Store, name: str, limit_bytes: int) -> bytes:
 async def publish(
     store: Store, name: str, data: Data, *, overwrite: bool = True, mode: int | None = None
 ) -> None:
-    """Write a whole object; see `Store.create` and `ImageWriter.commit`."""
+    """Write a whole object; see `Store.create` and `Writer.commit`."""
     async with store.create(name, overwrite=overwrite, mode=mode) as writer:
         await writer.write(data)
         await writer.commit()

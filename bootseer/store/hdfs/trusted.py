@@ -34,7 +34,7 @@ class TrustedStore(WrappedStore):
         self._checked: set[str] = set()
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """See `WrappedStore.around`.
+        """Do an operation where only trusted users can write.
 
         Raises:
             Denied: others can write there.
@@ -48,7 +48,7 @@ class TrustedStore(WrappedStore):
     async def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AsyncIterator[Reader]:
-        """See `Store.open`.
+        """Open an object that only trusted users can write.
 
         Raises:
             Denied: others can write it.
@@ -86,7 +86,7 @@ class PrivateStore(TrustedStore):
     """
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """See `WrappedStore.around`.
+        """Do an operation where only trusted users can write.
 
         Raises:
             Denied: others can write there.

@@ -183,12 +183,10 @@ class HdfsWriter:
         self._overwrite = overwrite
 
     async def write(self, data: Data) -> None:
-        """See `ImageWriter.write`."""
         with self._gate.step():
             await self._file.write(data)
 
     async def commit(self) -> None:
-        """See `ImageWriter.commit`."""
         with self._gate.step(last=True):
             await self._file.step("commit", self._publish)
 
@@ -214,17 +212,14 @@ class HdfsAppender:
         self._gate = gate
 
     async def write(self, data: Data) -> None:
-        """See `Appender.write`."""
         with self._gate.step():
             await self._file.write(data)
 
     async def sync(self) -> None:
-        """See `Appender.sync`."""
         with self._gate.step():
             await self._file.step("sync", self._file.sync)
 
     async def finish(self) -> None:
-        """See `Appender.finish`."""
         with self._gate.step(last=True):
             await self._file.step("finish", self._file.close)
             self.is_finished = True

@@ -42,7 +42,6 @@ class PrivateOwner:
     names: tuple[str, ...]
 
     def problem(self, path: str, found: Ownership, top: Ownership) -> str:
-        """See `OwnerRule.problem`."""
         if found.mode & (stat.S_IWGRP | stat.S_IWOTH):
             return (
                 f"others can write in {path}: check what it contains, then run `chmod go-w {path}`,"
@@ -78,7 +77,6 @@ class TrustedOwners:
     setting: str = "image.store_group"
 
     def problem(self, path: str, found: Ownership, top: Ownership) -> str:
-        """See `OwnerRule.problem`."""
         is_groups = bool(self.group) and found.group in (self.group, str(self.gid))
         if found.mode & stat.S_IWOTH:
             return (

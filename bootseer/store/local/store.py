@@ -92,12 +92,11 @@ class LocalStore:
         self._threads = threads or trio.CapacityLimiter(THREADS)
 
     async def stat(self, name: str) -> ObjectInfo:
-        """See `Store.stat`."""
         parts = check_name(name)
         return _info(name, await self._run("stat", name, partial(self._tree.stat, parts)))
 
     async def list(self, folder: str = "") -> FolderListing:
-        """See `Store.list`; links and special files cannot be used."""
+        """Describe objects and folders; links and special files are unlisted."""
         parts = check_folder(folder)
 
         def work() -> FolderListing:
@@ -117,7 +116,6 @@ class LocalStore:
     async def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AsyncIterator[Reader]:
-        """See `Store.open`."""
         parts = check_name(name)
         lease = Lease(self._threads)
 
@@ -145,7 +143,6 @@ class LocalStore:
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Writer]:
-        """See `Store.create`."""
         parts = check_name(name)
         mode = None if mode is None else check_mode(mode)
         lease = Lease(self._threads)
@@ -179,7 +176,6 @@ class LocalStore:
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Appender]:
-        """See `Store.append`."""
         parts = check_name(name)
         mode = None if mode is None else check_mode(mode)
         lease = Lease(self._threads)
@@ -203,7 +199,7 @@ class LocalStore:
             await lease.end()
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """See `Store.rename`.
+        """Rename, or link and unlink where nothing may be overwritten.
 
         Durability: without `overwrite`, a crash may leave an object under both names.
         """
@@ -212,31 +208,27 @@ class LocalStore:
         await self._run(f"rename to {target!r}", source, work)
 
     async def delete(self, name: str) -> None:
-        """See `Store.delete`; a link or a special file can be deleted, though not opened."""
+        """Remove an object or an empty folder, and also a link or a special file."""
         await self._run("delete", name, partial(self._tree.delete, check_name(name)))
 
     async def delete_tree(self, name: str) -> None:
-        """See `Store.delete_tree`; of a link, the link alone."""
+        """Remove a tree; of a link, the link alone."""
         await self._run("delete all of", name, partial(self._tree.delete_tree, check_name(name)))
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
-        """See `Store.mkdir`."""
         parts = check_name(name)
         mode = None if mode is None else check_mode(mode)
         await self._run("make folder", name, partial(self._tree.make_folder, parts, mode))
 
     async def set_mode(self, name: str, mode: int) -> None:
-        """See `Store.set_mode`."""
         work = partial(self._tree.set_mode, check_name(name), check_mode(mode))
         await self._run("change the mode of", name, work)
 
     async def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """See `Store.set_mtime`."""
         work = partial(self._tree.set_mtime, check_name(name), mtime_ns)
         await self._run("change the time of", name, work)
 
     async def set_replication(self, name: str, copies: int) -> None:
-        """See `Store.set_replication`: not here."""
         check_name(name)
         await trio.lowlevel.checkpoint()
         raise Unavailable(
@@ -244,7 +236,7 @@ class LocalStore:
         )
 
     async def space(self) -> StoreSpace:
-        """See `Store.space`: that of the file system, for whoever is not root."""
+        """Return the space of the file system that users other than root can use."""
 
         def work() -> StoreSpace:
             with suppress(FileNotFoundError):
@@ -256,7 +248,7 @@ class LocalStore:
         return await self._run("ask for the space of", "", work)
 
     async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
-        """See `Store.reap_temporaries`; ages compare this node's clock with the file system's."""
+        """Remove them by age: this node's clock less the file system's time."""
         work = partial(self._tree.reap, check_folder(folder), older_than_s)
         return await self._run("reap", folder, work)
 

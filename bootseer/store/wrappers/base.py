@@ -49,27 +49,22 @@ class WrappedStore(ABC):
 
     @property
     def url(self) -> str:
-        """See `Store.url`."""
         return self._inner.url
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Store.capabilities`."""
         return self._inner.capabilities
 
     async def stat(self, name: str) -> ObjectInfo:
-        """See `Store.stat`."""
         return await self.around("stat", name, lambda: self._inner.stat(name))
 
     async def list(self, folder: str = "") -> FolderListing:
-        """See `Store.list`."""
         return await self.around("list", folder, lambda: self._inner.list(folder))
 
     @asynccontextmanager
     async def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AsyncIterator[Reader]:
-        """See `Store.open`."""
         async with AsyncExitStack() as block:
             opened = partial(self._inner.open, name, known=known, version=version)
             reader = await self.around("open", name, lambda: block.enter_async_context(opened()))
@@ -85,8 +80,6 @@ class WrappedStore(ABC):
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Writer]:
-        """See `Store.create`."""
-
         def create() -> AbstractAsyncContextManager[Writer]:
             return self._inner.create(
                 name,
@@ -109,8 +102,6 @@ class WrappedStore(ABC):
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Appender]:
-        """See `Store.append`."""
-
         def append() -> AbstractAsyncContextManager[Appender]:
             return self._inner.append(
                 name, mode=mode, replication=replication, block_bytes=block_bytes
@@ -123,43 +114,39 @@ class WrappedStore(ABC):
             yield _WrappedAppender(self, name, appender)
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """See `Store.rename`."""
         await self.around(
             "rename", source, lambda: self._inner.rename(source, target, overwrite=overwrite)
         )
 
     async def delete(self, name: str) -> None:
-        """See `Store.delete`."""
         await self.around("delete", name, lambda: self._inner.delete(name))
 
     async def delete_tree(self, name: str) -> None:
-        """See `Store.delete_tree`."""
         await self.around("delete_tree", name, lambda: self._inner.delete_tree(name))
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
-        """See `Store.mkdir`."""
         await self.around("mkdir", name, lambda: self._inner.mkdir(name, mode=mode))
 
     async def set_mode(self, name: str, mode: int) -> None:
-        """See `Store.set_mode`."""
         await self.around("set_mode", name, lambda: self._inner.set_mode(name, mode))
 
     async def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """See `Store.set_mtime`."""
         await self.around("set_mtime", name, lambda: self._inner.set_mtime(name, mtime_ns))
 
     async def set_replication(self, name: str, copies: int) -> None:
-        """See `Store.set_replication`."""
         await self.around(
             "set_replication", name, lambda: self._inner.set_replication(name, copies)
         )
 
     async def space(self) -> StoreSpace:
-        """See `Store.space`."""
         return await self.around("space", "", self._inner.space)
 
     async def block_locations(self, name: str) -> Sequence[BlockLocation]:
-        """See `Placement.block_locations`; Unavailable where the inner store has no such role."""
+        """Ask the inner store.
+
+        Raises:
+            Unavailable: it does not have this role.
+        """
         inner = self._inner
         if not isinstance(inner, Placement):
             raise Unavailable(f"{self.url} does not tell where {name!r} is kept")
@@ -167,7 +154,6 @@ class WrappedStore(ABC):
         return await self.around("block_locations", name, lambda: placement.block_locations(name))
 
     async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
-        """See `Store.reap_temporaries`."""
         return await self.around(
             "reap_temporaries",
             folder,

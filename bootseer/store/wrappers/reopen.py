@@ -54,7 +54,6 @@ class ReopeningReader(Reader):
             self._version = self.info
 
     async def pread(self, offset: int, size: int) -> bytes:
-        """See `Reader.pread`."""
         return await self._backoff.run(partial(self._attempt, offset, size))
 
     async def end(self) -> None:

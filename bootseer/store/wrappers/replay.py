@@ -53,7 +53,6 @@ class ReplayingWriter:
         await self._advance(commit=False)
 
     async def write(self, data: Data) -> None:
-        """See `ImageWriter.write`."""
         with self._gate.step():
             self._size_bytes += memoryview(data).nbytes
             if self._size_bytes > self._limit_bytes:
@@ -64,7 +63,6 @@ class ReplayingWriter:
             await self._advance(commit=False)
 
     async def commit(self) -> None:
-        """See `ImageWriter.commit`."""
         with self._gate.step(last=True):
             await self._advance(commit=True)
 

@@ -64,7 +64,6 @@ class RetryStore(WrappedStore):
     async def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AsyncIterator[Reader]:
-        """See `Store.open`."""
         reader = ReopeningReader(self._inner, name, self._backoff, known, version)
         try:
             await reader.start()
@@ -82,7 +81,6 @@ class RetryStore(WrappedStore):
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Writer]:
-        """See `Store.create`."""
         writer = ReplayingWriter(
             self._inner,
             name,
@@ -112,14 +110,13 @@ class RetryStore(WrappedStore):
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Appender]:
-        """See `Store.append`: tried once, for a second attempt would find the name taken."""
+        """Try once: a second attempt would find the name taken."""
         async with self._inner.append(
             name, mode=mode, replication=replication, block_bytes=block_bytes
         ) as appender:
             yield appender
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """See `Store.rename`."""
         check_rename(source, target)
         before = await self.stat(source)
 
@@ -133,12 +130,10 @@ class RetryStore(WrappedStore):
         await self._change(lambda: self._inner.rename(source, target, overwrite=overwrite), is_done)
 
     async def delete(self, name: str) -> None:
-        """See `Store.delete`."""
         await self.stat(name)
         await self._change(lambda: self._inner.delete(name), _is_done)
 
     async def delete_tree(self, name: str) -> None:
-        """See `Store.delete_tree`."""
         await self.stat(name)
         await self._change(lambda: self._inner.delete_tree(name), _is_done)
 

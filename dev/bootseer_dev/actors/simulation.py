@@ -80,7 +80,6 @@ class Way(WrappedStore):
             self.failing = {self._random.choice(self._operations): (0.0, 0.7)}
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """See `WrappedStore.around`."""
         early, late = self.failing.get(operation, (0.0, 0.0))
         await self._pause()
         kind = self._random.choice([Transient, Unavailable])

@@ -73,12 +73,11 @@ class HdfsDemo(Demo):
             self._console.print(f"  bootseer ckpt import {' '.join(options)}: {said.strip()}")
 
     def ways(self) -> dict[str, tuple[str, Callable[[], float]]]:
-        """See `Demo.ways`; "without" is from where the cold start is from."""
+        """Name the ways; "without" reads from where the cold start does."""
         what = "without BootSeer, from the share and by one stream of HDFS for each node"
         return {"without": (what, self._without), **super().ways()}
 
     def bound(self, in_memory_s: float) -> str:
-        """See `Demo.bound`."""
         bytes_ = self._spec.nodes * SHARD_BYTES
         links_s = bytes_ / (DATANODES * RATE_BYTES_PER_S)
         return (
@@ -87,7 +86,6 @@ class HdfsDemo(Demo):
         )
 
     def forget(self) -> None:
-        """See `Demo.forget`."""
         self._hdfs.fs("-rm", "-r", "-f", "-skipTrash", f"/user/{USER}/.bootseer")
 
     def _without(self) -> float:

@@ -7,21 +7,18 @@ or at the end of the process: what is not committed yet is uploaded under a temp
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 import trio
 
-from bootseer.errors import Conflict, NotFound, Unavailable
+from bootseer.errors import Conflict, Unavailable
 from bootseer.store.api.base import (
     Appender,
     Capabilities,
-    Data,
     FolderListing,
     ObjectInfo,
     Reader,
@@ -29,7 +26,6 @@ from bootseer.store.api.base import (
     Writer,
     check_mode,
     check_version,
-    readable_bytes,
 )
 from bootseer.store.api.gate import WriteSequence
 from bootseer.store.api.lease import Lease
@@ -42,12 +38,11 @@ from bootseer.store.api.name import (
 )
 from bootseer.store.arrow import filesystem as arrowfs
 from bootseer.store.arrow.aws_profile import AwsOptions
+from bootseer.store.arrow.bucket import Bucket, describe, mtime_ns
 from bootseer.store.arrow.errors import translated
+from bootseer.store.arrow.reader import ArrowReader
+from bootseer.store.arrow.writer import ArrowWriter, TemporaryObject
 from bootseer.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from pyarrow import NativeFile
-    from pyarrow.fs import FileInfo, FileSystem
 
 T = TypeVar("T")
 
@@ -91,28 +86,23 @@ class ArrowStore:
             aws: whose credentials for S3, if the URL has none; this process' user's if None.
             threads: how many calls may be under way at once; `THREADS` of this store's own if None.
         """
-        self.url = arrowfs.redacted(url)
-        self._whole_url = url
-        self._aws = aws
+        self._bucket = Bucket(url, aws)
+        self.url = self._bucket.url
         self._threads = threads or trio.CapacityLimiter(THREADS)
-        self._lock = threading.Lock()
-        self._made: tuple[FileSystem, str] | None = None
 
     async def stat(self, name: str) -> ObjectInfo:
-        """See `Store.stat`."""
         parts = check_name(name)
-        return await self._run("stat", name, lambda: _described(name, self._need(name, parts)))
+        return await self._run("stat", name, lambda: describe(name, self._bucket.find(parts)))
 
     async def list(self, folder: str = "") -> FolderListing:
-        """See `Store.list`."""
         parts = check_folder(folder)
 
         def work() -> FolderListing:
             listing = FolderListing()
-            for info in sorted(self._below(parts), key=lambda info: info.base_name):
+            for info in sorted(self._bucket.list(parts), key=lambda info: info.base_name):
                 whole = "/".join((*parts, info.base_name))
                 if listing.admits(whole):
-                    listing.append(_described(whole, info))
+                    listing.append(describe(whole, info))
             return listing
 
         return await self._run("list", folder, work)
@@ -121,24 +111,23 @@ class ArrowStore:
     async def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AsyncIterator[Reader]:
-        """See `Store.open`."""
         parts = check_name(name)
         lease = Lease(self._threads)
 
-        def work() -> _ArrowReader:
+        def work() -> ArrowReader:
             with translated("open", name, self.url):
-                info = self._need(name, parts)
+                info = self._bucket.find(parts)
                 if not info.is_file:
                     raise Conflict(f"cannot open {name!r} in {self.url}: it is a folder")
-                file = self._opened(parts)
+                file = self._bucket.open(parts)
                 lease.resources.callback(file.close)
                 tag = arrowfs.version(file)
                 if version is not None:
                     # Asked for before, it could be of one that was replaced until then.
-                    info = self._need(name, parts)
-                described = ObjectInfo(name, file.size(), _mtime_ns(info), version=tag)
+                    info = self._bucket.find(parts)
+                described = ObjectInfo(name, file.size(), mtime_ns(info), version=tag)
                 check_version(described, version, self.url)
-                return _ArrowReader(self, described, parts, file, lease)
+                return ArrowReader(self._bucket, described, parts, file, lease)
 
         try:
             yield await lease.run(work)
@@ -155,26 +144,24 @@ class ArrowStore:
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Writer]:
-        """See `Store.create`."""
         parts = check_name(name)
         if mode is not None:
             check_mode(mode)
         lease = Lease(self._threads)
 
-        def work() -> _Upload:
+        def work() -> TemporaryObject:
             with translated("create", name, self.url):
-                self._make_folder(parts[:-1])
+                self._bucket.make_folder(parts[:-1])
                 # In the root: to delete it elsewhere would bring back a folder deleted meanwhile.
-                path = self._path((temporary_name(),))
-                upload = _Upload(
-                    self._filesystem(), path, self._filesystem().open_output_stream(path)
-                )
+                path = self._bucket.path((temporary_name(),))
+                filesystem = self._bucket.filesystem()
+                upload = TemporaryObject(filesystem, path, filesystem.open_output_stream(path))
                 lease.resources.callback(upload.discard)
                 return upload
 
         gate = WriteSequence(name)
         try:
-            yield _ArrowWriter(self, name, overwrite, await lease.run(work), lease, gate)
+            yield ArrowWriter(self._bucket, name, overwrite, await lease.run(work), lease, gate)
         finally:
             gate.shut()
             await lease.end()
@@ -188,87 +175,67 @@ class ArrowStore:
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Appender]:
-        """See `Store.append`: not here."""
         check_name(name)
         await trio.lowlevel.checkpoint()
         raise Unavailable(f"cannot append to {name!r}: objects of {self.url} are written whole")
         yield
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """See `Store.rename`.
+        """Copy and delete.
 
-        Cancellation: what it was about may be under both names, and a folder in parts.
+        Cancellation: an object may be under both names, and a folder under both in parts.
         """
         old, new = check_rename(source, target)
-
-        def work() -> None:
-            info = self._need(source, old)
-            if old == new and overwrite:
-                return
-            self._check_free(target, new, overwrite=overwrite and info.is_file)
-            self._make_folder(new[:-1])
-            if info.is_file:
-                self._filesystem().copy_file(self._path(old), self._path(new))
-                self._filesystem().delete_file(self._path(old))
-            else:
-                self._copy_folder(old, new)
-                self._filesystem().delete_dir(self._path(old))
-
+        work = partial(self._bucket.move, old, new, overwrite=overwrite)
         await self._run(f"rename to {target!r}", source, work)
 
     async def delete(self, name: str) -> None:
-        """See `Store.delete`."""
         parts = check_name(name)
 
         def work() -> None:
-            if self._need(name, parts).is_file:
-                self._filesystem().delete_file(self._path(parts))
+            if self._bucket.find(parts).is_file:
+                self._bucket.filesystem().delete_file(self._bucket.path(parts))
                 return
-            if self._below(parts):
+            if self._bucket.list(parts):
                 raise Conflict(f"cannot delete {name!r} in {self.url}: the folder is not empty")
-            self._filesystem().delete_dir(self._path(parts))
+            self._bucket.filesystem().delete_dir(self._bucket.path(parts))
 
         await self._run("delete", name, work)
 
     async def delete_tree(self, name: str) -> None:
-        """See `Store.delete_tree`."""
         parts = check_name(name)
 
         def work() -> None:
-            if self._need(name, parts).is_file:
-                self._filesystem().delete_file(self._path(parts))
+            if self._bucket.find(parts).is_file:
+                self._bucket.filesystem().delete_file(self._bucket.path(parts))
             else:
-                self._filesystem().delete_dir(self._path(parts))
+                self._bucket.filesystem().delete_dir(self._bucket.path(parts))
 
         await self._run("delete all of", name, work)
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
-        """See `Store.mkdir`."""
         parts = check_name(name)
         if mode is not None:
             check_mode(mode)
-        await self._run("make folder", name, partial(self._make_folder, parts))
+        await self._run("make folder", name, partial(self._bucket.make_folder, parts))
 
     async def set_mode(self, name: str, mode: int) -> None:
-        """See `Store.set_mode`: not here."""
         check_mode(mode)
         await self._refuse("change the mode of", name)
 
     async def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """See `Store.set_mtime`: not here."""
         await self._refuse("change the time of", name)
 
     async def set_replication(self, name: str, copies: int) -> None:
-        """See `Store.set_replication`: not here."""
         await self._refuse("replicate", name)
 
     async def space(self) -> StoreSpace:
-        """See `Store.space`: there is no end of it."""
+        """Return that neither is known: a bucket has no limit."""
         await trio.lowlevel.checkpoint()
         return StoreSpace()
 
     async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
-        """See `Store.reap_temporaries`: of all objects, for all are uploaded to the root.
+        """Remove those of all folders: every object is uploaded to the root.
 
         Uploads that never ended are left to the bucket's rules.
         """
@@ -278,72 +245,15 @@ class ArrowStore:
             before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
             stale = [
                 info.path
-                for info in self._below(())
+                for info in self._bucket.list(())
                 if info.base_name.startswith(TEMPORARY_PREFIX) and (info.mtime_ns or 0) <= before_ns
             ]
             for path in stale:
                 with suppress(FileNotFoundError):
-                    self._filesystem().delete_file(path)
+                    self._bucket.filesystem().delete_file(path)
             return len(stale)
 
         return await self._run("reap", "", work)
-
-    # In threads
-
-    def _connected(self) -> tuple[FileSystem, str]:
-        with self._lock:
-            if self._made is None:
-                self._made = arrowfs.connect(self._whole_url, self._aws)
-            return self._made
-
-    def _filesystem(self) -> FileSystem:
-        return self._connected()[0]
-
-    def _path(self, parts: Sequence[str]) -> str:
-        return "/".join((self._connected()[1].strip("/"), *parts))
-
-    def _need(self, name: str, parts: Sequence[str]) -> FileInfo:
-        info = self._filesystem().get_file_info(self._path(parts))
-        if not info.is_file and not _is_folder(info):
-            raise NotFound(f"there is no {name!r} in {self.url}")
-        return info
-
-    def _below(self, parts: Sequence[str], *, recursive: bool = False) -> Sequence[FileInfo]:
-        from pyarrow.fs import FileSelector
-
-        selector = FileSelector(self._path(parts), allow_not_found=True, recursive=recursive)
-        found: Sequence[FileInfo] = self._filesystem().get_file_info(selector)
-        return found
-
-    def _opened(self, parts: Sequence[str]) -> NativeFile:
-        return self._filesystem().open_input_file(self._path(parts))
-
-    def _check_free(self, name: str, parts: Sequence[str], *, overwrite: bool) -> None:
-        info = self._filesystem().get_file_info(self._path(parts))
-        if _is_folder(info) or (info.is_file and not overwrite):
-            raise Conflict(f"{name!r} in {self.url} exists already")
-
-    def _make_folder(self, parts: Sequence[str]) -> None:
-        """Mark a folder and those above it, unless an object is in the way."""
-        if not parts:
-            return
-        names = [parts[:depth] for depth in range(1, len(parts) + 1)]
-        found = self._filesystem().get_file_info([self._path(name) for name in names])
-        for name, info in zip(names, found, strict=True):
-            if info.is_file:
-                raise Conflict(f"{'/'.join(name)!r} in {self.url} is an object, not a folder")
-        if not _is_folder(found[-1]):
-            self._filesystem().create_dir(self._path(parts))
-
-    def _copy_folder(self, old: Sequence[str], new: Sequence[str]) -> None:
-        filesystem = self._filesystem()
-        filesystem.create_dir(self._path(new))
-        for info in self._below(old, recursive=True):
-            target = self._path(new) + info.path.removeprefix(self._path(old))
-            if info.is_file:
-                filesystem.copy_file(info.path, target)
-            else:
-                filesystem.create_dir(target)
 
     async def _refuse(self, operation: str, name: str) -> None:
         check_name(name)
@@ -355,121 +265,3 @@ class ArrowStore:
             return await trio.to_thread.run_sync(
                 work, abandon_on_cancel=True, limiter=self._threads
             )
-
-
-class _ArrowReader(Reader):
-    """Reads one version, and sees afterwards whether it still was that one."""
-
-    def __init__(
-        self,
-        store: ArrowStore,
-        info: ObjectInfo,
-        parts: Sequence[str],
-        file: NativeFile,
-        lease: Lease,
-    ) -> None:
-        self.info = info
-        self._store = store
-        self._parts = parts
-        self._file = file
-        self._lease = lease
-
-    async def pread(self, offset: int, size: int) -> bytes:
-        size = readable_bytes(offset, size, self.size_bytes)
-        with translated("read", self.info.name, self._store.url):
-            return await self._lease.run(partial(self._read, offset, size))
-
-    def _read(self, offset: int, size: int) -> bytes:
-        data = b""
-        problem: OSError | None = None
-        try:
-            data = self._file.read_at(size, offset) if size else b""
-        except OSError as error:  # of an object that is gone, it may be any
-            problem = error
-        # A range is asked for by name: of an object replaced meanwhile it is the new one's.
-        if not self._is_same():
-            name = self.info.name
-            raise Conflict(
-                f"{name!r} in {self._store.url} was replaced or deleted; open it again"
-            ) from problem
-        if problem is not None:
-            raise problem
-        if len(data) != size:
-            raise OSError(f"{len(data)} bytes came where {size} were asked for")
-        return data
-
-    def _is_same(self) -> bool:
-        try:
-            with self._store._opened(self._parts) as now:
-                return arrowfs.version(now) == self.info.version
-        except FileNotFoundError:
-            return False
-
-
-@dataclass(slots=True)
-class _Upload:
-    """An upload under a temporary name."""
-
-    filesystem: FileSystem
-    path: str
-    stream: NativeFile
-
-    def discard(self) -> None:
-        """End it, which completes it, and delete what came of it."""
-        with suppress(OSError, ValueError):
-            self.stream.close()
-        self.filesystem.delete_file(self.path)
-
-
-class _ArrowWriter:
-    """Writes one temporary object and copies it to its name."""
-
-    def __init__(
-        self,
-        store: ArrowStore,
-        name: str,
-        overwrite: bool,
-        upload: _Upload,
-        lease: Lease,
-        gate: WriteSequence,
-    ) -> None:
-        self._store = store
-        self._name = name
-        self._overwrite = overwrite
-        self._upload = upload
-        self._lease = lease
-        self._gate = gate
-
-    async def write(self, data: Data) -> None:
-        # pyarrow uploads in the background, from memory of its own or from this.
-        copy = bytes(data)
-        with self._gate.step(), translated("write", self._name, self._store.url):
-            await self._lease.run(partial(self._upload.stream.write, copy))
-
-    async def commit(self) -> None:
-        with self._gate.step(last=True), translated("commit", self._name, self._store.url):
-            await self._lease.run(self._publish)
-
-    def _publish(self) -> None:
-        self._upload.stream.close()
-        if self._lease.ended:  # Abandoned meanwhile: don't replace what others wrote since.
-            return
-        parts = check_name(self._name)
-        self._store._check_free(self._name, parts, overwrite=self._overwrite)
-        self._upload.filesystem.copy_file(self._upload.path, self._store._path(parts))
-
-
-def _is_folder(info: FileInfo) -> bool:
-    from pyarrow.fs import FileType
-
-    return bool(info.type == FileType.Directory)
-
-
-def _described(name: str, info: FileInfo) -> ObjectInfo:
-    return ObjectInfo(name, info.size or 0, _mtime_ns(info), _is_folder(info))
-
-
-def _mtime_ns(info: FileInfo) -> int:
-    """Return a time to the second: some servers list more of it than they tell of an object."""
-    mtime_ns: Any = info.mtime_ns
-    return (mtime_ns or 0) // NS_PER_S * NS_PER_S

@@ -15,9 +15,9 @@ from pathlib import PurePath
 from urllib.parse import quote
 
 import trio
-from hdfs_native import FileReader, FileStatus, FileWriter, WriteOptions
+from hdfs_native import FileStatus, FileWriter, WriteOptions
 
-from bootseer.errors import BootseerError, Closed, Conflict, NotFound, Transient
+from bootseer.errors import BootseerError, Conflict, NotFound, Transient
 from bootseer.store.api.base import (
     Appender,
     BlockLocation,
@@ -29,7 +29,6 @@ from bootseer.store.api.base import (
     Writer,
     check_mode,
     check_version,
-    readable_bytes,
 )
 from bootseer.store.api.gate import WriteSequence
 from bootseer.store.api.name import (
@@ -43,6 +42,7 @@ from bootseer.store.hdfs import webhdfs
 from bootseer.store.hdfs.client import HdfsCalls
 from bootseer.store.hdfs.errors import translated
 from bootseer.store.hdfs.options import HdfsOptions
+from bootseer.store.hdfs.reader import HdfsReader
 from bootseer.store.hdfs.writer import HdfsAppender, HdfsFile, HdfsWriter
 from bootseer.units import NS_PER_MS, NS_PER_S
 
@@ -104,7 +104,6 @@ class HdfsStore:
         self._run = self._calls.run
 
     async def stat(self, name: str) -> ObjectInfo:
-        """See `Store.stat`."""
         path = self._path(check_name(name))
 
         def work() -> ObjectInfo:
@@ -122,7 +121,6 @@ class HdfsStore:
         return await self._run("stat", "", lambda: _info("", self._client().get_file_info(path)))
 
     async def list(self, folder: str = "") -> FolderListing:
-        """See `Store.list`."""
         path = self._path(check_folder(folder))
 
         def work() -> FolderListing:
@@ -146,20 +144,18 @@ class HdfsStore:
     async def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AsyncIterator[Reader]:
-        """See `Store.open`; the NameNode is mostly asked three times.
-
-        With `known` it is once, with `version` twice.
-        """
+        """Ask the NameNode three times, mostly; once with `known`, twice with `version`."""
         path = self._path(check_name(name))
+        find = partial(self.stat, name)
 
-        def work() -> _HdfsReader:
+        def work() -> HdfsReader:
             if path in self._unended:
                 self._end(path)
             if version is None and known is not None:
                 reader = self._client().read(path)
                 if len(reader) >= known.size_bytes:
                     info = replace(known, size_bytes=len(reader))
-                    return _HdfsReader(self, info, reader, knows_version=False)
+                    return HdfsReader(self._calls, info, reader, find, knows_version=False)
             until = time.monotonic() + _SETTLE_S
             while time.monotonic() < until:
                 before = version or _info(name, self._client().get_file_info(path))
@@ -172,7 +168,7 @@ class HdfsStore:
                 check_version(after, version, self.url)
                 if after.is_version(before):
                     if len(reader) == before.size_bytes:
-                        return _HdfsReader(self, after, reader, knows_version=True)
+                        return HdfsReader(self._calls, after, reader, find, knows_version=True)
                     time.sleep(_PAUSE_S)
             raise Transient(f"cannot open {name!r} in {self.url}: it changes all the time")
 
@@ -192,7 +188,6 @@ class HdfsStore:
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Writer]:
-        """See `Store.create`."""
         parts = check_name(name)
         options = self._write_options(mode, replication, block_bytes)
         gate = WriteSequence(name)
@@ -217,10 +212,10 @@ class HdfsStore:
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncIterator[Appender]:
-        """See `Store.append`.
+        """Write under the object's name; without `finish`, have the NameNode end the file.
 
         A pipeline that has lost a DataNode is not mended by the library, and it takes a quarter of
-        a minute to close the file. So the NameNode is asked to end it, with what was synced.
+        a minute to close the file. The NameNode ends it at once, with what was synced.
         """
         path = self._path(check_name(name))
         gate = WriteSequence(name)
@@ -244,7 +239,6 @@ class HdfsStore:
                         await trio.sleep(_PAUSE_S)
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """See `Store.rename`."""
         old, new = (self._path(parts) for parts in check_rename(source, target))
 
         def work() -> None:
@@ -265,7 +259,6 @@ class HdfsStore:
         await self._run(f"rename to {target!r}", source, work)
 
     async def delete(self, name: str) -> None:
-        """See `Store.delete`."""
         path = self._path(check_name(name))
 
         def work() -> None:
@@ -277,7 +270,7 @@ class HdfsStore:
         await self._run("delete", name, work)
 
     async def delete_tree(self, name: str) -> None:
-        """See `Store.delete_tree`; the NameNode frees the blocks in its own time."""
+        """Remove the tree in one step; the NameNode frees the blocks later."""
         path = self._path(check_name(name))
 
         def work() -> None:
@@ -288,7 +281,6 @@ class HdfsStore:
         await self._run("delete all of", name, work)
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
-        """See `Store.mkdir`."""
         path = self._path(check_name(name))
         mode = None if mode is None else check_mode(mode)
 
@@ -303,7 +295,6 @@ class HdfsStore:
         await self._run("make folder", name, work)
 
     async def set_mode(self, name: str, mode: int) -> None:
-        """See `Store.set_mode`."""
         path = self._path(check_name(name))
         check_mode(mode)
 
@@ -314,7 +305,7 @@ class HdfsStore:
         await self._run("change the mode of", name, work)
 
     async def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """See `Store.set_mtime`; HDFS keeps milliseconds, and none before 1970."""
+        """Set a time in milliseconds, 1970 for anything earlier: HDFS keeps no others."""
         path = self._path(check_name(name))
 
         def work() -> None:
@@ -324,7 +315,7 @@ class HdfsStore:
         await self._run("change the time of", name, work)
 
     async def set_replication(self, name: str, copies: int) -> None:
-        """See `Store.set_replication`; the NameNode sees to it in its own time."""
+        """Set the number of copies, which the NameNode makes or removes later."""
         path = self._path(check_name(name))
 
         def work() -> None:
@@ -335,7 +326,7 @@ class HdfsStore:
         await self._run("replicate", name, work)
 
     async def space(self) -> StoreSpace:
-        """See `Store.space`: that of the whole file system, whatever quotas there are.
+        """Return the space of the whole file system, whatever quotas there are.
 
         To ask for a quota where none is set makes the NameNode count the whole tree.
         """
@@ -348,7 +339,6 @@ class HdfsStore:
         return await self._run("ask for the space of", "", work)
 
     async def block_locations(self, name: str) -> Sequence[BlockLocation]:
-        """See `Placement.block_locations`."""
         path = self._path(check_name(name))
 
         def work() -> Sequence[BlockLocation]:
@@ -357,7 +347,7 @@ class HdfsStore:
         return await self._run("locate", name, work)
 
     async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
-        """See `Store.reap_temporaries`; a file's age counts from when its writing began."""
+        """Remove them by age, which counts from when a file was made."""
         path = self._path(check_folder(folder))
 
         def work() -> int:
@@ -419,46 +409,6 @@ class HdfsStore:
     def _make_folder(self, path: str) -> None:
         mode = 0o700 if self._private else 0o755
         self._client().mkdirs(path or "/", mode, create_parent=True)
-
-
-class _HdfsReader(Reader):
-    """Reads one version, for as long as its blocks are there."""
-
-    def __init__(
-        self, store: HdfsStore, info: ObjectInfo, file: FileReader, *, knows_version: bool
-    ) -> None:
-        self.info = info
-        self.closed = False
-        self._knows_version = knows_version
-        self._store = store
-        self._file = file
-
-    async def pread(self, offset: int, size: int) -> bytes:
-        if self.closed:
-            raise Closed(f"{self.info.name!r} was closed, and cannot be read any more")
-        # Past the end the library panics.
-        size = readable_bytes(offset, size, self.size_bytes)
-        if not size:
-            await trio.lowlevel.checkpoint()
-            return b""
-        name = self.info.name
-        try:
-            return await self._store._run(
-                "read", name, partial(self._file.read_range, offset, size)
-            )
-        except BootseerError as error:
-            if await self._is_replaced():
-                raise Conflict(f"{name!r} in {self._store.url} was replaced or deleted") from error
-            raise
-
-    async def _is_replaced(self) -> bool:
-        try:
-            found = await self._store.stat(self.info.name)
-        except NotFound:
-            return True
-        except BootseerError:
-            return False
-        return self._knows_version and not self.info.is_version(found)
 
 
 def _info(name: str, status: FileStatus) -> ObjectInfo:

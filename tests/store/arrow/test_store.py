@@ -14,8 +14,10 @@ from bootseer.store.api.base import Capabilities, ObjectInfo, publish, read_all
 from bootseer.store.api.name import TEMPORARY_PREFIX
 from bootseer.store.arrow import filesystem as arrowfs
 from bootseer.store.arrow import store as arrow
+from bootseer.store.arrow.bucket import describe
 from bootseer.store.arrow.errors import translate
-from bootseer.store.arrow.store import ArrowStore, _described, _Upload
+from bootseer.store.arrow.store import ArrowStore
+from bootseer.store.arrow.writer import TemporaryObject
 from bootseer.store.locate import open_store
 from bootseer.store.wrappers.limit import LimitStore
 from bootseer.testing.store_suite import StoreSuite
@@ -54,7 +56,7 @@ class TestArrowStore(StoreSuite):
 
 def everything(store):
     """All names in the bucket, whoever may see them."""
-    filesystem, path = arrowfs.connect(store._whole_url)
+    filesystem, path = arrowfs.connect(store._bucket._whole_url)
     found = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
     return [info.path for info in found if info.is_file]
 
@@ -63,7 +65,7 @@ def test_times_that_are_listed_are_those_of_an_object():
     """Some servers list milliseconds, and what they tell of an object has seconds, as HTTP has."""
     times = (1_672_628_645_123_000_000, 1_672_628_645_000_000_000)
     listed, told = (fs.FileInfo("name", fs.FileType.File, size=3, mtime_ns=ns) for ns in times)
-    assert _described("name", listed) == _described("name", told)
+    assert describe("name", listed) == describe("name", told)
 
 
 async def test_a_prefix_is_a_root_of_its_own(server):
@@ -92,13 +94,13 @@ async def test_a_process_that_ends_leaves_nothing_visible(server, end, size):
 async def test_what_is_left_of_an_upload_is_reaped(server, monkeypatch):
     store = open_store(server.url())
     name = f"{TEMPORARY_PREFIX}left"
-    with store._filesystem().open_output_stream(store._path((name,))) as left:
+    with store._bucket.filesystem().open_output_stream(store._bucket.path((name,))) as left:
         left.write(b"1")
     listing = await store.list()
     assert (listing, listing.unlisted) == ([], [])
     assert await store.reap_temporaries(3600) == 0
     [path] = everything(store)
-    uploaded_ns = store._filesystem().get_file_info(path).mtime_ns
+    uploaded_ns = store._bucket.filesystem().get_file_info(path).mtime_ns
     clock = SimpleNamespace(time_ns=lambda: uploaded_ns + 5 * 10**9)
     monkeypatch.setattr(arrow, "time", clock)
     assert await store.reap_temporaries(5.001) == 0
@@ -110,7 +112,9 @@ async def test_what_is_left_of_an_upload_is_reaped(server, monkeypatch):
 async def test_names_that_cannot_be_used_are_told(server):
     store = open_store(server.url())
     await publish(store, "folder/object", b"1")
-    with store._filesystem().open_output_stream(store._path(("folder", "a\tb"))) as other:
+    with store._bucket.filesystem().open_output_stream(
+        store._bucket.path(("folder", "a\tb"))
+    ) as other:
         other.write(b"1")
     listing = await store.list("folder")
     assert [info.name for info in listing] == ["folder/object"]
@@ -131,7 +135,9 @@ async def test_nothing_is_left_of_a_commit_or_of_none(server):
 def test_an_upload_that_is_discarded_is_completed_before_it_is_deleted(tmp_path):
     """Or it would be when its stream goes."""
     path = str(tmp_path / "upload")
-    upload = _Upload(fs.LocalFileSystem(), path, fs.LocalFileSystem().open_output_stream(path))
+    upload = TemporaryObject(
+        fs.LocalFileSystem(), path, fs.LocalFileSystem().open_output_stream(path)
+    )
     upload.discard()
     assert upload.stream.closed
     assert not os.path.exists(path)
@@ -152,7 +158,7 @@ async def test_what_is_replaced_while_it_is_opened_is_another_version(server, mo
     await publish(store, "object", b"1")
     times_ns = [5 * 10**9, 6 * 10**9]
     told = [fs.FileInfo("object", fs.FileType.File, size=1, mtime_ns=ns) for ns in times_ns]
-    monkeypatch.setattr(store, "_need", lambda name, parts: told.pop(0))
+    monkeypatch.setattr(store._bucket, "find", lambda parts: told.pop(0))
     with pytest.raises(Conflict, match="replaced"):
         async with store.open("object", version=ObjectInfo("object", 1, times_ns[0])):
             pass

@@ -1,0 +1,67 @@
+"""Reading an object of an object store: what was opened, or a Conflict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bootseer.errors import Conflict
+from bootseer.store.api.base import ObjectInfo, Reader, readable_bytes
+from bootseer.store.api.lease import Lease
+from bootseer.store.arrow import filesystem as arrowfs
+from bootseer.store.arrow.bucket import Bucket
+from bootseer.store.arrow.errors import translated
+
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
+
+
+class ArrowReader(Reader):
+    """Reads one version, and sees afterwards whether it still was that one."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        info: ObjectInfo,
+        parts: Sequence[str],
+        file: NativeFile,
+        lease: Lease,
+    ) -> None:
+        """Read a file that `lease` closes, from the object with these parts of its name."""
+        self.info = info
+        self._bucket = bucket
+        self._parts = parts
+        self._file = file
+        self._lease = lease
+
+    async def pread(self, offset: int, size: int) -> bytes:
+        size = readable_bytes(offset, size, self.size_bytes)
+        with translated("read", self.info.name, self._bucket.url):
+            return await self._lease.run(partial(self._read, offset, size))
+
+    def _read(self, offset: int, size: int) -> bytes:
+        data = b""
+        problem: OSError | None = None
+        try:
+            data = self._file.read_at(size, offset) if size else b""
+        except OSError as error:  # of an object that is gone, it may be any
+            problem = error
+        # A range is asked for by name: of an object replaced meanwhile it is the new one's.
+        if not self._is_same():
+            name = self.info.name
+            raise Conflict(
+                f"{name!r} in {self._bucket.url} was replaced or deleted; open it again"
+            ) from problem
+        if problem is not None:
+            raise problem
+        if len(data) != size:
+            raise OSError(f"{len(data)} bytes came where {size} were asked for")
+        return data
+
+    def _is_same(self) -> bool:
+        try:
+            with self._bucket.open(self._parts) as now:
+                return arrowfs.version(now) == self.info.version
+        except FileNotFoundError:
+            return False

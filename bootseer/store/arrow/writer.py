@@ -1,0 +1,73 @@
+"""Writing an object of an object store: an upload under a temporary name, then a copy."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bootseer.store.api.base import Data
+from bootseer.store.api.gate import WriteSequence
+from bootseer.store.api.lease import Lease
+from bootseer.store.api.name import check_name
+from bootseer.store.arrow.bucket import Bucket
+from bootseer.store.arrow.errors import translated
+
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
+    from pyarrow.fs import FileSystem
+
+
+@dataclass(slots=True)
+class TemporaryObject:
+    """An object that is uploaded under a temporary name."""
+
+    filesystem: FileSystem
+    path: str
+    stream: NativeFile
+
+    def discard(self) -> None:
+        """End it, which completes it, and delete what came of it."""
+        with suppress(OSError, ValueError):
+            self.stream.close()
+        self.filesystem.delete_file(self.path)
+
+
+class ArrowWriter:
+    """Writes one temporary object and copies it to its name."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        name: str,
+        overwrite: bool,
+        upload: TemporaryObject,
+        lease: Lease,
+        gate: WriteSequence,
+    ) -> None:
+        """Write to `upload`, which `lease` discards, and commit it as the object `name`."""
+        self._bucket = bucket
+        self._name = name
+        self._overwrite = overwrite
+        self._upload = upload
+        self._lease = lease
+        self._gate = gate
+
+    async def write(self, data: Data) -> None:
+        # pyarrow uploads in the background, from memory of its own or from this.
+        copy = bytes(data)
+        with self._gate.step(), translated("write", self._name, self._bucket.url):
+            await self._lease.run(partial(self._upload.stream.write, copy))
+
+    async def commit(self) -> None:
+        with self._gate.step(last=True), translated("commit", self._name, self._bucket.url):
+            await self._lease.run(self._publish)
+
+    def _publish(self) -> None:
+        self._upload.stream.close()
+        if self._lease.ended:  # Abandoned meanwhile: don't replace what others wrote since.
+            return
+        parts = check_name(self._name)
+        self._bucket.check_free(parts, overwrite=self._overwrite)
+        self._upload.filesystem.copy_file(self._upload.path, self._bucket.path(parts))

@@ -135,7 +135,7 @@ class _Folder:
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
         self._stack = stack
-        self._tree = DirfdTree(path.absolute(), None)
+        self._tree = DirfdTree(path.absolute())
         try:
             self._tree.stat(("oci-layout",))
             self._tree.stat(("index.json",))

@@ -35,7 +35,7 @@ def new_file(target: Path, mode: int | None = None) -> Iterator[tuple[int, Path]
         raise Conflict(f"{target} is a folder; give the name of a file")
     if not target.parent.is_dir():
         raise NotFound(f"there is no folder {target.parent}; make it first")
-    tree = DirfdTree(target.parent.absolute(), None)
+    tree = DirfdTree(target.parent.absolute())
     with ExitStack() as stack:
         with writing(target):
             folder = stack.enter_context(tree.folder(()))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from bootseer._io import ffi, lib
 from bootseer.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
 from bootseer.store.api.name import MAX_COMPONENTS, TEMPORARY_PREFIX, temporary_name
-from bootseer.store.local.owners import Ownership, TrustedOwners
+from bootseer.store.local.access import ANYBODY, TreeAccess
 from bootseer.store.local.reap import reap, remove_tree
 from bootseer.units import NS_PER_S
 
@@ -75,15 +75,11 @@ class DirfdTree:
 
     Attributes:
         root: an absolute path; links that lead to it are followed, as whoever set it meant.
-        owner_uid: the only user who may own its folders and write in them; what is made is then
-            private. None: any owner, and the umask decides.
-        trusted: of a tree that many users run things from, who may own its folders and files and
-            write in them. None: anybody.
+        access: who may own and write it.
     """
 
     root: Path
-    owner_uid: int | None
-    trusted: TrustedOwners | None = None
+    access: TreeAccess = ANYBODY
 
     @contextmanager
     def folder(self, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
@@ -111,7 +107,7 @@ class DirfdTree:
             check_kind(status)
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            self._check_trusted(status, self.root.joinpath(*parts), top)
+            self.access.check_file(status, self.root.joinpath(*parts), top)
         except BaseException:
             os.close(fd)
             raise
@@ -130,7 +126,8 @@ class DirfdTree:
         Raises:
             FileExistsError: the name is taken.
         """
-        return os.open(name, _OPEN_NEW, self._file_mode if mode is None else mode, dir_fd=folder)
+        mode = self.access.file_mode if mode is None else mode
+        return os.open(name, _OPEN_NEW, mode, dir_fd=folder)
 
     def rename(self, source: Sequence[str], target: Sequence[str], *, overwrite: bool) -> None:
         """Give a file or a folder another name.
@@ -246,13 +243,13 @@ class DirfdTree:
         fd = self._open_root(make)
         try:
             path, top = self.root, os.fstat(fd)
-            self._check_above(fd)
-            self._check_owner(top, path, top)
+            self.access.check_above(fd, self.root)
+            self.access.check_folder(top, path, top)
             for part in parts:
                 fd, above = self._enter(fd, part, make), fd
                 os.close(above)
                 path /= part
-                self._check_owner(os.fstat(fd), path, top)
+                self.access.check_folder(os.fstat(fd), path, top)
             yield fd, top
         finally:
             os.close(fd)
@@ -284,58 +281,12 @@ class DirfdTree:
         self._make_root()
         return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
 
-    def _check_above(self, root: int) -> None:
-        """Refuse a tree that many use and that everybody can exchange for another."""
-        if self.trusted is None:
-            return
-        mode = os.stat("..", dir_fd=root).st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            above = os.path.dirname(os.path.realpath(self.root))
-            raise PermissionError(
-                errno.EPERM,
-                f"everybody can exchange {self.root} for another folder; run `chmod o-w {above}`",
-            )
-
-    def _check_trusted(self, status: os.stat_result, path: Path, top: os.stat_result) -> None:
-        if self.trusted is None:
-            return
-        problem = self.trusted.problem(str(path), _ownership(status), _ownership(top))
-        if problem:
-            raise PermissionError(errno.EPERM, problem)
-
-    def _check_owner(self, status: os.stat_result, path: Path, top: os.stat_result) -> None:
-        self._check_trusted(status, path, top)
-        if self.owner_uid is None:
-            return
-        if status.st_uid != self.owner_uid:
-            raise PermissionError(
-                errno.EPERM,
-                f"{path} is owned by uid {status.st_uid} and must be owned by uid "
-                f"{self.owner_uid}; choose another place for the store",
-            )
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(
-                errno.EPERM,
-                f"others than its owner can write in {path}; run `chmod go-w {path}`",
-            )
-
     def _make_root(self) -> None:
-        if self.owner_uid is not None and self.owner_uid != os.geteuid():
-            raise PermissionError(
-                errno.EPERM,
-                f"{self.root} does not exist and only uid {self.owner_uid} may make it; "
-                "make it as that user",
-            )
-        if self.trusted is not None and os.geteuid() != 0:
-            raise PermissionError(
-                errno.EPERM,
-                f"{self.root} does not exist, and many users would run what is in it; the "
-                f"administrator makes it, with `install -d {self.root}`",
-            )
+        self.access.check_may_make(self.root)
         missing = [path for path in [self.root, *self.root.parents] if not path.exists()]
         for path in reversed(missing):
             with suppress(FileExistsError):
-                path.mkdir(self._folder_mode)
+                path.mkdir(self.access.folder_mode)
             # A folder that may be written in and not read cannot be synced.
             with suppress(PermissionError):
                 parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -358,38 +309,18 @@ class DirfdTree:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
         is_mine = False
         with suppress(FileExistsError):
-            os.mkdir(part, self._folder_mode, dir_fd=fd)
+            os.mkdir(part, self.access.folder_mode, dir_fd=fd)
             is_mine = True
         # Who made it meanwhile, on another node perhaps, may not have come that far.
         sync_folder(fd)
         made = os.open(part, OPEN_FOLDER, dir_fd=fd)
-        if is_mine and self.trusted is not None and self.trusted.widens:
-            above = os.fstat(fd)
+        if is_mine:
             try:
-                os.fchown(made, -1, above.st_gid)
-                os.fchmod(made, stat.S_IMODE(above.st_mode))
+                self.access.widen(made, fd)
             except BaseException:
                 os.close(made)
                 raise
         return made
-
-    @property
-    def _folder_mode(self) -> int:
-        if self.owner_uid is not None:
-            return 0o700
-        if self.trusted is None:
-            return 0o777
-        return 0o755 if self.trusted.gid is None else 0o775
-
-    @property
-    def _file_mode(self) -> int:
-        if self.owner_uid is not None:
-            return 0o600
-        return 0o666 if self.trusted is None else 0o644
-
-
-def _ownership(status: os.stat_result) -> Ownership:
-    return Ownership(stat.S_IMODE(status.st_mode), str(status.st_uid), str(status.st_gid))
 
 
 def file_version(folder: int, name: str = "") -> str:

@@ -36,6 +36,7 @@ from bootseer.store.api.base import (
 from bootseer.store.api.gate import WriteSequence
 from bootseer.store.api.lease import Lease
 from bootseer.store.api.name import check_folder, check_name, check_rename
+from bootseer.store.local.access import TreeAccess
 from bootseer.store.local.dirfd_tree import DirfdTree, TemporaryFile, TreeFile
 from bootseer.store.local.errors import translated
 from bootseer.store.local.owners import TrustedOwners
@@ -88,7 +89,7 @@ class LocalStore:
             ValueError: `root` is relative.
         """
         self.url = root.as_uri()
-        self._tree = DirfdTree(root, owner_uid, trusted)
+        self._tree = DirfdTree(root, TreeAccess(owner_uid, trusted))
         self._threads = threads or trio.CapacityLimiter(THREADS)
 
     async def stat(self, name: str) -> ObjectInfo:

@@ -114,7 +114,7 @@ class Setting(Generic[_T]):
         return value
 
 
-SETTINGS: dict[str, Setting[Any]] = {}
+SETTINGS: dict[str, Setting[Any]] = {}  # of every type
 """All of them, by name."""
 
 

@@ -267,9 +267,11 @@ def _kind(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _file(fields: Fields, name: str) -> FileReads:
-    path, rows = fields.text("path"), fields.items("newest")
-    if not all(type(index) is int for index in rows):
-        raise Corrupt(f"{name}: field 'newest' of {path!r} names no part of it")
-    file = FileReads(path, tuple(rows), tuple(fields.ranges("ranges", MAX_RANGES)))
+    path, newest = fields.text("path"), []
+    for index in fields.items("newest"):
+        if type(index) is not int:
+            raise Corrupt(f"{name}: field 'newest' of {path!r} names no part of it")
+        newest.append(index)
+    file = FileReads(path, tuple(newest), tuple(fields.ranges("ranges", MAX_RANGES)))
     file.check(name)
     return file

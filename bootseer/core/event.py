@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from bootseer.core.fields import Fields
 
@@ -40,7 +39,7 @@ class Event:
     rank: int = -1
     detail: str = ""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the fields as what JSON can carry."""
         return asdict(self)
 
@@ -85,7 +84,7 @@ def one_line(text: str) -> str:
     return " ".join(text.replace("\0", " ").split())[:MAX_DETAIL_CHARS]
 
 
-def from_json(value: Any, name: str) -> Event:
+def from_json(value: object, name: str) -> Event:
     """Check and take over a decoded JSON object.
 
     Raises:

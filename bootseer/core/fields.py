@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt, UnknownVersion
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Fields:
     """The fields of one JSON object, each read once and checked for its type and limits."""
 
-    def __init__(self, value: Any, name: str) -> None:
+    def __init__(self, value: object, name: str) -> None:
         """Wrap ``value``; ``name`` is the document's, for messages.
 
         Raises:
@@ -22,7 +22,7 @@ class Fields:
         """
         if not isinstance(value, dict):
             raise Corrupt(f"{name}: not a JSON object")
-        self._value: dict[str, Any] = value
+        self._value: dict[str, object] = value
         self._name = name
 
     def has(self, key: str) -> bool:
@@ -31,22 +31,17 @@ class Fields:
 
     def text(self, key: str, max_chars: int = 4096) -> str:
         """Read a string without NUL or line breaks."""
-        value = self._get(key, str)
-        self._check_text(key, value, max_chars)
-        return value
+        return self._text(key, self._get(key, str), max_chars)
 
     def texts(self, key: str, max_items: int = 1000, max_chars: int = 4096) -> list[str]:
         """Read a list of strings without NUL or line breaks."""
-        values = self.items(key, max_items)
-        for value in values:
-            self._check_text(key, value, max_chars)
-        return values
+        return [self._text(key, value, max_chars) for value in self.items(key, max_items)]
 
     def part(self, key: str) -> Fields:
         """Read an object."""
         return Fields(self._get(key, dict), f"{self._name}: {key}")
 
-    def unread(self, key: str) -> dict[str, Any]:
+    def unread(self, key: str) -> dict[str, object]:
         """Return an object for others to read."""
         return self._get(key, dict)
 
@@ -68,7 +63,7 @@ class Fields:
         """Read true or false."""
         return self._get(key, bool)
 
-    def items(self, key: str, max_items: int = 1000) -> list[Any]:
+    def items(self, key: str, max_items: int = 1000) -> list[object]:
         """Read a list of at most ``max_items``."""
         value = self._get(key, list)
         if len(value) > max_items:
@@ -84,11 +79,15 @@ class Fields:
 
     def rows(self, key: str, max_rows: int, width: int) -> list[list[int]]:
         """Read a list of lists of so many whole numbers each."""
-        rows = self.items(key, max_rows)
-        for row in rows:
-            is_row = isinstance(row, list) and len(row) == width
-            if not (is_row and all(type(n) is int for n in row)):
+        rows: list[list[int]] = []
+        for row in self.items(key, max_rows):
+            if (
+                not isinstance(row, list)
+                or len(row) != width
+                or not all(type(n) is int for n in row)
+            ):
                 raise Corrupt(f"{self._name}: field {key!r} holds something that is not a row")
+            rows.append(row)
         return rows
 
     def objects(self, key: str, max_items: int = 1000) -> list[Fields]:
@@ -96,10 +95,14 @@ class Fields:
         name = f"{self._name}: {key}"
         return [Fields(item, name) for item in self.items(key, max_items)]
 
-    def _check_text(self, key: str, value: Any, max_chars: int) -> None:
-        acceptable = isinstance(value, str) and len(value) <= max_chars
-        if not acceptable or any(c in value for c in "\0\n\r"):
+    def _text(self, key: str, value: object, max_chars: int) -> str:
+        if (
+            not isinstance(value, str)
+            or len(value) > max_chars
+            or any(c in value for c in "\0\n\r")
+        ):
             raise Corrupt(f"{self._name}: field {key!r} is not acceptable")
+        return value
 
     def _get(self, key: str, kind: type[T]) -> T:
         value = self._value.get(key)

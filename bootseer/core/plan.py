@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from bootseer.core.fields import Fields, open_document
 from bootseer.core.speed import UNKNOWN, Speed
@@ -110,7 +109,7 @@ class WarmPlan:
 
     def encode(self) -> bytes:
         """Encode as a file."""
-        document: dict[str, Any] = {"format": _FORMAT, "version": VERSION}
+        document: dict[str, object] = {"format": _FORMAT, "version": VERSION}
         document.update(asdict(self))
         return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.errors import Corrupt, UnknownVersion
 
@@ -22,9 +21,9 @@ MAX_HEADER_BYTES = 64 * 1024
 def encode(
     magic: bytes,
     version: int,
-    header: dict[str, Any],
+    header: Mapping[str, object],
     row: struct.Struct,
-    rows: Iterable[Sequence[Any]],
+    rows: Iterable[Sequence[object]],
 ) -> bytes:
     """Encode a table.
 
@@ -39,7 +38,7 @@ def encode(
 
 
 def close_table(
-    magic: bytes, version: int, header: dict[str, Any], row_size: int, rows: bytes
+    magic: bytes, version: int, header: Mapping[str, object], row_size: int, rows: bytes
 ) -> bytes:
     """Encode a table whose rows have been packed already; see `open_table`."""
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
@@ -54,7 +53,7 @@ def digest_of(data: bytes) -> bytes:
 
 def decode(
     magic: bytes, version: int, row: struct.Struct, data: bytes, name: str
-) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
+) -> tuple[dict[str, object], list[tuple[int, ...]]]:
     """Decode a table into its header and rows; see `open_table`."""
     header, rows = open_table(magic, version, row.size, data, name)
     return header, list(row.iter_unpack(rows))
@@ -62,7 +61,7 @@ def decode(
 
 def open_table(
     magic: bytes, version: int, row_size: int, data: bytes, name: str
-) -> tuple[dict[str, Any], memoryview]:
+) -> tuple[dict[str, object], memoryview]:
     """Check a table; returns its header, and its rows as they are in ``data``.
 
     Args:

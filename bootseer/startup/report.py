@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
 from bootseer.core.event import FALLBACK
 from bootseer.startup.run_events import NodeRun
@@ -63,7 +62,7 @@ class Report:
     straggler: float | None
     nodes: tuple[NodeStages, ...]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the report as what JSON can carry."""
         return asdict(self)
 

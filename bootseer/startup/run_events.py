@@ -78,7 +78,7 @@ class NodeRun:
     events: tuple[Event, ...]
 
     @classmethod
-    def from_fields(cls, about: Fields, events: Iterable[Any], name: str) -> NodeRun:
+    def from_fields(cls, about: Fields, events: Iterable[object], name: str) -> NodeRun:
         """Check and take over what was decoded.
 
         Args:
@@ -185,7 +185,7 @@ async def runs_of_job(store: Store, job: int) -> list[str]:
     ]
 
 
-def _row(event: Event) -> dict[str, Any]:
+def _row(event: Event) -> dict[str, object]:
     """Return a row, as UTF-8 whatever bytes a path or halved characters a JSON string had."""
     return {
         name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

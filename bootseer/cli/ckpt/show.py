@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import click
 from rich.table import Table
@@ -148,7 +147,7 @@ def _form(entry: FileEntry) -> str:
     return f"striped {shown} x {entry.layout.parts}"
 
 
-def _document(entry: FileEntry, name: str) -> dict[str, Any]:
+def _document(entry: FileEntry, name: str) -> dict[str, object]:
     layout = entry.layout
     return {
         "name": name,

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
 from urllib.parse import quote, unquote
 
 from bootseer.cache.token import TOKEN_BYTES, manifest_token
@@ -315,5 +315,5 @@ def _quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def _encoded(kind: str, document: dict[str, Any]) -> bytes:
+def _encoded(kind: str, document: Mapping[str, object]) -> bytes:
     return json.dumps({"format": kind, "version": VERSION, **document}).encode() + b"\n"

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -48,7 +47,7 @@ class ReorderedImage:
     hot_bytes: int
     storing: str
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return what JSON can carry."""
         return asdict(self)
 

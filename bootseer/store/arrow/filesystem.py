@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from bootseer.errors import ConfigError
@@ -150,7 +150,7 @@ def _check_azure(url: str, parsed: SplitResult) -> None:
 def _s3(parsed: SplitResult, aws: AwsOptions) -> tuple[FileSystem, str]:
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem, resolve_s3_region
 
-    options: dict[str, Any] = {}
+    options: dict[str, str | bool] = {}
     for name, value in parse_qsl(parsed.query, keep_blank_values=True):
         if name in _S3_SWITCHES and value in ("true", "false"):
             options[name] = value == "true"
@@ -177,7 +177,9 @@ def _s3(parsed: SplitResult, aws: AwsOptions) -> tuple[FileSystem, str]:
     return filesystem, bucket + unquote(parsed.path)
 
 
-def _add_account(options: dict[str, Any], account: AwsAccount, url: str, aws: AwsOptions) -> None:
+def _add_account(
+    options: dict[str, str | bool], account: AwsAccount, url: str, aws: AwsOptions
+) -> None:
     """Add the user's account to what the URL says.
 
     Raises:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,8 @@ MAX_HEADER_BYTES = MIB
 MAX_HOLES = 100_000
 """Pieces of data that one sparse file may have."""
 MAX_BYTES = 1 << 62
+XATTR = b"SCHILY.xattr."
+"""Before the name of an extended attribute, in the key of a pax record."""
 
 FILE, HARD_LINK, SYMLINK, CHARACTER, BLOCK, FOLDER, FIFO = "0123456"
 
@@ -33,7 +35,6 @@ _NUMBERS = {"uid": (108, 116), "gid": (116, 124), "size": (124, 136), "mtime": (
 _ZEROS = bytes(64 * KIB)
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*\Z")
 _DECIMAL = re.compile(rb"(-?\d{1,20})(?:\.\d*)?\Z")
-_XATTR = b"SCHILY.xattr."
 
 
 class Stream(Protocol):
@@ -180,7 +181,7 @@ class TarReader:
             key, equals, value = data[at + len(digits) + 1 : stop - 1].partition(b"=")
             if not equals or stop > len(data) or data[stop - 1 : stop] != b"\n":
                 raise self._corrupt("an extended header is damaged")
-            if value or key.startswith(_XATTR):  # an empty value takes back a default
+            if value or key.startswith(XATTR):  # an empty value takes back a default
                 yield key, value
             at = stop
 
@@ -226,9 +227,9 @@ class TarReader:
             size_bytes=size,
             link=link,
             xattrs={
-                _text(key[len(_XATTR) :]): value
+                _text(key[len(XATTR) :]): value
                 for key, value in records.items()
-                if key.startswith(_XATTR)
+                if key.startswith(XATTR)
             },
             stored_bytes=size,
             offset=self._stream.position,
@@ -341,24 +342,31 @@ def padding(size_bytes: int) -> bytes:
     return bytes(-size_bytes % BLOCK_BYTES)
 
 
+def pax_data(records: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return what a pax header holds, to be padded: keys and values of any bytes."""
+    data = b"".join(_pax_record(key, value) for key, value in records)
+    if len(data) % BLOCK_BYTES == 0:
+        data += _pax_record(b"comment", b"ends with a NUL")  # mksquashfs scans it as a C string
+    return data
+
+
 def _encode_xattrs(xattrs: dict[str, bytes]) -> bytes:
-    data = b"".join(
-        _record(_XATTR + name.encode("utf-8", "surrogateescape"), value)
+    data = pax_data(
+        (XATTR + name.encode("utf-8", "surrogateescape"), value)
         for name, value in sorted(xattrs.items())
     )
-    if len(data) % BLOCK_BYTES == 0:
-        data += _record(b"comment", b"ends with a NUL")  # mksquashfs scans it as a C string
     info = tarfile.TarInfo("pax")
     info.type, info.size = tarfile.XHDTYPE, len(data)
     return info.tobuf(tarfile.GNU_FORMAT) + data + padding(len(data))
 
 
-def _record(key: bytes, value: bytes) -> bytes:
-    rest = b" %s=%s\n" % (key, value)
-    length = len(rest) + 1
-    while length != len(rest) + len(str(length)):
-        length = len(rest) + len(str(length))
-    return b"%d%s" % (length, rest)
+def _pax_record(key: bytes, value: bytes) -> bytes:
+    """Return a record, which begins with its own length in digits."""
+    length = len(key) + len(value) + 3
+    digits = len(str(length))
+    if len(str(length + digits)) > digits:
+        digits += 1
+    return b"%d %s=%s\n" % (length + digits, key, value)
 
 
 def _text(raw: bytes) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from bootseer.env.client.scan import TreeNode
 from bootseer.errors import Conflict
+from bootseer.tar import XATTR, pax_data
 from bootseer.units import NS_PER_S
 
 Read: TypeAlias = Callable[[bytes], Iterable[bytes | memoryview]]
@@ -105,12 +106,12 @@ def headers(path: bytes, node: TreeNode) -> bytes:
     if not node.same_as:  # nothing but its first name says what a file is
         records = []
         if nanoseconds or not 0 <= seconds < _LIMIT:
-            records.append(_record(b"mtime", _decimal(node.mtime_ns)))
+            records.append((b"mtime", _decimal(node.mtime_ns)))
         if size_bytes >= _LIMIT:
-            records.append(_record(b"size", b"%d" % size_bytes))
-        records += [_record(b"SCHILY.xattr." + key, value) for key, value in node.xattrs]
+            records.append((b"size", b"%d" % size_bytes))
+        records += [(XATTR + key, value) for key, value in node.xattrs]
         if records:
-            before = _extended(b"pax", b"x", b"".join(records))
+            before = _extended(b"pax", b"x", pax_data(records))
     if len(name) > _NAME_BYTES:
         before += _extended(b"././@LongLink", b"L", name + b"\0")
     if len(link) > _NAME_BYTES:
@@ -153,18 +154,7 @@ def _extended_header(name: bytes, kind: bytes, size_bytes: int) -> bytes:
 
 def _extended(name: bytes, kind: bytes, data: bytes) -> bytes:
     """Make a member with more metadata of the next one."""
-    if len(data) % _BLOCK_BYTES == 0 and kind == b"x":
-        data += _record(b"comment", b"ends with a NUL")  # mksquashfs scans it as a C string
     return _extended_header(name, kind, len(data)) + data.ljust(_padded(len(data)), b"\0")
-
-
-def _record(key: bytes, value: bytes) -> bytes:
-    """Make a record of a pax header, which begins with its own length in digits."""
-    length = len(key) + len(value) + 3
-    digits = len(str(length))
-    if len(str(length + digits)) > digits:
-        digits += 1
-    return b"%d %s=%s\n" % (length + digits, key, value)
 
 
 def _decimal(mtime_ns: int) -> bytes:

@@ -25,6 +25,8 @@ from pathlib import Path
 import bootseer
 from bootseer.env import zipapp
 from bootseer.errors import ConfigError, Denied, NotFound, Unavailable
+from bootseer.posix import write_fully
+from bootseer.store.local.atomic_file import new_file
 
 PREFIX = Path("/usr/local/libexec/bootseer")
 PLUGSTACK_DIR = Path("/etc/slurm/plugstack.conf.d")
@@ -305,17 +307,11 @@ def _fill_in(script: str) -> str:
 
 def _put(path: Path, content: bytes, *, mode: int) -> Path:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            os.fchmod(file.fileno(), mode)
-            if os.geteuid() == 0:
-                os.fchown(file.fileno(), 0, 0)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_file(path, 0o600) as (fd, _):
+        write_fully(fd, memoryview(content))
+        os.fchmod(fd, mode)
+        if os.geteuid() == 0:
+            os.fchown(fd, 0, 0)
     return path
 
 

@@ -13,6 +13,11 @@ OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 
 
+def os_error(number: int) -> OSError:
+    """Return what a system call raises that fails with this errno: FileNotFoundError for ENOENT."""
+    return OSError(number, os.strerror(number))
+
+
 def status_at(name: str, folder: int) -> os.stat_result:
     """Describe what is directly in the folder open as `folder`, without following a link."""
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -26,7 +31,7 @@ def check_free(name: str, folder: int) -> None:
     """
     with suppress(FileNotFoundError):
         status_at(name, folder)
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        raise os_error(errno.EEXIST)
 
 
 def check_kind(status: os.stat_result) -> None:
@@ -36,9 +41,9 @@ def check_kind(status: os.stat_result) -> None:
         OSError: ELOOP a symbolic link, ENXIO a FIFO, a socket or a device.
     """
     if stat.S_ISLNK(status.st_mode):
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        raise os_error(errno.ELOOP)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        raise os_error(errno.ENXIO)
 
 
 def write_fully(fd: int, data: memoryview) -> None:

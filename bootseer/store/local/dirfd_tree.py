@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer._io import ffi, lib
-from bootseer.posix import OPEN_FOLDER, check_free, check_kind, move, status_at, sync_folder
+from bootseer.posix import (
+    OPEN_FOLDER,
+    check_free,
+    check_kind,
+    move,
+    os_error,
+    status_at,
+    sync_folder,
+)
 from bootseer.store.api.name import MAX_COMPONENTS, TEMPORARY_PREFIX, temporary_name
 from bootseer.store.local.access import ANYBODY, TreeAccess
 from bootseer.store.local.reap import reap, remove_tree
@@ -106,7 +114,7 @@ class DirfdTree:
             status = os.fstat(fd)
             check_kind(status)
             if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                raise os_error(errno.EISDIR)
             self.access.check_file(status, self.root.joinpath(*parts), top)
         except BaseException:
             os.close(fd)
@@ -303,10 +311,10 @@ class DirfdTree:
                 raise
         except NotADirectoryError:
             if stat.S_ISLNK(status_at(part, fd).st_mode):
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+                raise os_error(errno.ELOOP) from None
             if make:
                 raise
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
+            raise os_error(errno.ENOENT) from None
         is_mine = False
         with suppress(FileExistsError):
             os.mkdir(part, self.access.folder_mode, dir_fd=fd)

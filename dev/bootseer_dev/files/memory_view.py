@@ -30,6 +30,7 @@ from bootseer.fuse.view import (
     Kernel,
     OpenedFile,
 )
+from bootseer.posix import os_error
 from bootseer.units import GIB
 
 MODULE = "bootseer_dev.files.memory_view"
@@ -115,7 +116,7 @@ class MemoryView:
 
     async def link_target(self, inode: int) -> bytes:
         """There are no links."""
-        raise _error(errno.EINVAL)
+        raise os_error(errno.EINVAL)
 
     async def open(self, inode: int, flags: int, thread: int = 0) -> OpenedFile:
         """Open a file, and empty it if O_TRUNC says so."""
@@ -125,7 +126,7 @@ class MemoryView:
         """Return bytes of an open file."""
         file = self._handles[handle]
         if file.flags & os.O_ACCMODE == os.O_WRONLY:
-            raise _error(errno.EBADF)
+            raise os_error(errno.EBADF)
         return bytes(memoryview(file.node.content)[offset : offset + size_bytes])
 
     async def close(self, handle: int) -> None:
@@ -149,7 +150,7 @@ class MemoryView:
         if node is None:
             node = self._add(folder, name, stat.S_IFREG | mode)
         elif flags & os.O_EXCL:
-            raise _error(errno.EEXIST)
+            raise os_error(errno.EEXIST)
         opened = self._open(node, flags)
         return self._attributes(node), opened
 
@@ -157,7 +158,7 @@ class MemoryView:
         """Write."""
         file = self._handles[handle]
         if file.flags & os.O_ACCMODE == os.O_RDONLY:
-            raise _error(errno.EBADF)
+            raise os_error(errno.EBADF)
         content = file.node.content
         self._resize(file.node, max(len(content), offset + len(data)))
         content[offset : offset + len(data)] = data
@@ -173,7 +174,7 @@ class MemoryView:
         """Cut a file or grow it by zeros."""
         node = self._nodes[inode]
         if node.is_folder:
-            raise _error(errno.EISDIR)
+            raise os_error(errno.EISDIR)
         self._resize(node, size_bytes)
         return self._attributes(node)
 
@@ -188,7 +189,7 @@ class MemoryView:
         """Change attributes; the owner stays who it is."""
         node = self._nodes[inode]
         if uid not in (None, node.uid) or gid not in (None, node.gid):
-            raise _error(errno.EPERM)
+            raise os_error(errno.EPERM)
         if mode is not None:
             node.mode = stat.S_IFMT(node.mode) | mode
         if mtime_ns is not None:
@@ -200,14 +201,14 @@ class MemoryView:
         """Make a directory."""
         folder = self._folder(parent)
         if name in folder.entries:
-            raise _error(errno.EEXIST)
+            raise os_error(errno.EEXIST)
         return self._attributes(self._add(folder, name, stat.S_IFDIR | mode))
 
     async def remove(self, parent: int, name: bytes) -> None:
         """Remove a file's name."""
         folder = self._folder(parent)
         if self._entry(folder, name).is_folder:
-            raise _error(errno.EISDIR)
+            raise os_error(errno.EISDIR)
         self._take(folder, name)
 
     async def remove_folder(self, parent: int, name: bytes) -> None:
@@ -224,16 +225,16 @@ class MemoryView:
         node = self._entry(old, name)
         there = new.entries.get(new_name)
         if there is not None and flags & RENAME_NOREPLACE:
-            raise _error(errno.EEXIST)
+            raise os_error(errno.EEXIST)
         if node.is_folder and _holds(node, new):
-            raise _error(errno.EINVAL)
+            raise os_error(errno.EINVAL)
         if there is node:
             return
         if there is not None:
             if node.is_folder:
                 _check_empty_folder(there)
             elif there.is_folder:
-                raise _error(errno.EISDIR)
+                raise os_error(errno.EISDIR)
             self._take(new, new_name)
         self._take(old, name)
         self._put(new, new_name, node)
@@ -244,7 +245,7 @@ class MemoryView:
 
     async def extended(self, inode: int, name: bytes) -> bytes:
         """There are no extended attributes."""
-        raise _error(errno.ENODATA)
+        raise os_error(errno.ENODATA)
 
     async def extended_names(self, inode: int) -> Sequence[bytes]:
         """There are no extended attributes."""
@@ -257,7 +258,7 @@ class MemoryView:
 
     def _add(self, folder: _Node, name: bytes, mode: int) -> _Node:
         if not folder.is_named:
-            raise _error(errno.ENOENT)
+            raise os_error(errno.ENOENT)
         node = self._new(mode)
         self._put(folder, name, node)
         return node
@@ -274,7 +275,7 @@ class MemoryView:
 
     def _open(self, node: _Node, flags: int) -> OpenedFile:
         if node.is_folder:
-            raise _error(errno.EISDIR)
+            raise os_error(errno.EISDIR)
         if flags & os.O_TRUNC:
             self._resize(node, 0)
         handle = next(self._next_handle)
@@ -295,12 +296,12 @@ class MemoryView:
     def _folder(self, inode: int) -> _Node:
         node = self._nodes[inode]
         if not node.is_folder:
-            raise _error(errno.ENOTDIR)
+            raise os_error(errno.ENOTDIR)
         return node
 
     def _entry(self, folder: _Node, name: bytes) -> _Node:
         if name not in folder.entries:
-            raise _error(errno.ENOENT)
+            raise os_error(errno.ENOENT)
         return folder.entries[name]
 
     def _attributes(self, node: _Node) -> Attributes:
@@ -318,17 +319,13 @@ class MemoryView:
 
 def _check_empty_folder(node: _Node) -> None:
     if not node.is_folder:
-        raise _error(errno.ENOTDIR)
+        raise os_error(errno.ENOTDIR)
     if node.entries:
-        raise _error(errno.ENOTEMPTY)
+        raise os_error(errno.ENOTEMPTY)
 
 
 def _holds(folder: _Node, other: _Node) -> bool:
     return folder is other or any(_holds(node, other) for node in folder.entries.values())
-
-
-def _error(number: int) -> OSError:
-    return OSError(number, os.strerror(number))
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import trio
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.fuse.fastpath import FastPath
 from bootseer.fuse.view import View
+from bootseer.posix import os_error
 from bootseer.units import MIB
 
 _READ = 15
@@ -54,7 +55,7 @@ class RawKernel:
         await answered.wait()
         error, data = self._replies.pop(number)
         if error:
-            raise OSError(-error, os.strerror(-error))
+            raise os_error(-error)
         return data
 
     async def listen(self) -> None:

@@ -321,7 +321,7 @@ def write_image(recipe: Recipe, path: Path, say: Say = lambda line: None) -> Non
         root.mkdir()
         recipe.fill(root, say)
         with _step(say, f"{recipe.name} image: packing"):
-            _run("mksquashfs", str(root), str(image), *_SQUASHFS)
+            squash(root, image, *_SQUASHFS)
             image.chmod(0o644)
             with image.open("rb") as written:
                 os.fsync(written.fileno())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from bootseer.core.tree_rows import BLOCK_BYTES
 from bootseer.env.client.scan import TreeNode, scan
 from bootseer.env.snapshot.index import ContentPlace, encode
 from bootseer.env.snapshot.squashfs import find_content
+from bootseer_dev.material import images
 
 _TIMES = (1_700_000_000_123_456_789, -1, 0, 4_000_000_000_000_000_001, 1)
 
@@ -58,8 +58,7 @@ def disown(tree: Mapping[bytes, TreeNode]) -> dict[bytes, TreeNode]:
 
 def squash(folder: Path, image: Path) -> tuple[dict[bytes, TreeNode], bytes]:
     """Write a squashfs of a folder; returns its tree, and its encoded index."""
-    options = ["-comp", "lz4", "-no-fragments", "-b", str(BLOCK_BYTES), "-noappend", "-quiet"]
-    subprocess.run(["mksquashfs", folder, image, *options, "-no-progress"], check=True)
+    images.squash(folder, image, "-comp", "lz4", "-no-fragments", "-b", str(BLOCK_BYTES))
     tree = disown(scan(str(folder)))
     content = find_content(image)
     places, tar = {}, 0

@@ -105,7 +105,7 @@ def ckpt() -> None:
 def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
     """List a folder, or show a file; damaged files are marked."""
     from bootseer.checkpoint.admin.progress import walk
-    from bootseer.cli.ckpt import run, show
+    from bootseer.cli.ckpt import output, run
 
     unlisted: list[Unlisted] = []
 
@@ -118,8 +118,8 @@ def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
         return name, await tree.list(name, unlisted)
 
     above, entries = run.run(url, read)
-    show.listing(entries, above, long=long, as_json=as_json)
-    show.unlisted(unlisted)
+    output.listing(entries, above, long=long, as_json=as_json)
+    output.unlisted(unlisted)
 
 
 @ckpt.command(epilog="Example:  bootseer ckpt stat hdfs://nn/user/alice/run42/model.bin")
@@ -132,9 +132,9 @@ def stat(url: str, as_json: bool) -> None:
     what `bootseer ckpt verify` does.
     """
     from bootseer.checkpoint.admin.describe import describe
-    from bootseer.cli.ckpt import run, show
+    from bootseer.cli.ckpt import output, run
 
-    show.description(run.run(url, describe), as_json=as_json)
+    output.description(run.run(url, describe), as_json=as_json)
 
 
 @ckpt.command(epilog="Example:  bootseer ckpt verify -R hdfs://nn/user/alice/run42")
@@ -156,7 +156,7 @@ def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) 
     from bootseer.checkpoint.admin.verify import VerifyResult
     from bootseer.checkpoint.admin.verify import verify as work
     from bootseer.cli import runner
-    from bootseer.cli.ckpt import run, show
+    from bootseer.cli.ckpt import output, run
     from bootseer.errors import Corrupt
 
     findings = VerifyResult()
@@ -169,7 +169,7 @@ def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) 
     try:
         run.run(url, check, progress=findings.progress, bar=bar, after="not everything was read")
     finally:
-        show.findings(findings, as_json=as_json)
+        output.findings(findings, as_json=as_json)
     if not quiet and not as_json:
         runner.print_line(run.summary("verified", findings.progress, began))
     if findings.problems:
@@ -351,7 +351,7 @@ def bench(
     """
     from bootseer.checkpoint.admin import bench as measure
     from bootseer.checkpoint.admin.progress import Progress
-    from bootseer.cli.ckpt import run, show
+    from bootseer.cli.ckpt import output, run
 
     progress = Progress()
     write = _options(unit, width, replication)
@@ -361,7 +361,7 @@ def bench(
 
     bar = "" if quiet or as_json else "bench"
     rows = run.run(url, work, progress=progress, bar=bar, after="what was made for it is removed")
-    show.rates(rows, size, as_json=as_json)
+    output.rates(rows, size, as_json=as_json)
 
 
 def _options(unit_bytes: int, width: int, replication: int | None) -> WriteOptions:

@@ -316,7 +316,7 @@ class TarReader:
     def _decimal(self, raw: bytes) -> int:
         match = _DECIMAL.match(raw)
         if match is None:
-            raise self._corrupt("an extended header is damaged: a number in it is none")
+            raise self._corrupt("an extended header is damaged: a field is not a number")
         return int(match[1])
 
     def _corrupt(self, what: str) -> Corrupt:

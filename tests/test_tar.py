@@ -226,7 +226,7 @@ HOSTILE = {
     "record without an end": (pax(b"11 path=abc") + header(), "is damaged"),
     "record of digits": (pax(b"1" * 1_000_000) + header(), "is damaged"),
     "record without a key": (pax(b"5 ab\n") + header(), "is damaged"),
-    "size is no number": (pax(b"12 size=1e9\n") + header(), "is none"),
+    "size is no number": (pax(b"12 size=1e9\n") + header(), "not a number"),
     "map goes back": (sparse([(512, 5), (0, 5)], 10, 1000), "sparse file 'file' is damaged"),
     "map of a negative length": (
         sparse([(0, 10), (10, -1)], 9, 1000),

@@ -11,7 +11,7 @@ from bootseer.cli import program
     epilog="Example, as the last line of start-up:  bootseer mark first-step",
 )
 @click.argument("name")
-@click.option("--quiet", is_flag=True, help="Say nothing when there is no agent to tell.")
+@click.option("--quiet", is_flag=True, help="Print nothing if no agent runs.")
 def mark(name: str, quiet: bool) -> None:
     """Mark a point of the job's start-up, such as first-step.
 

@@ -26,11 +26,11 @@ def node() -> None:
 @node.command("reap", epilog="Example, for HealthCheckProgram or cron:  bootseer node reap")
 @click.option("--json", "as_json", is_flag=True, help="Print what was reaped as JSON.")
 def reap_command(as_json: bool) -> None:
-    """Clear away what jobs that have ended left here.
+    """Remove what ended jobs left on this node.
 
-    That is processes, mounts and folders. Every prolog does this for agents that have died; this
-    command also ends agents whose job Slurm no longer knows, and what still serves an image of such
-    a job after its agent has died.
+    That is processes, mounts and folders. Every prolog does this for agents that have died. This
+    command also ends agents whose job Slurm no longer knows, and processes that still serve an
+    image of such a job after its agent has died.
     """
     if os.geteuid() != 0:
         raise Denied("agents are root's: run this as root")

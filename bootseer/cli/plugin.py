@@ -132,7 +132,7 @@ def install(
     as_json: bool,
     arguments: tuple[str, ...],
 ) -> None:
-    """Put plugin, entry scripts and plugstack line in place.
+    """Install the plugin, entry scripts and plugstack line.
 
     Run it as root, on every node. It also makes the accounts that node.service_user and
     node.cache_user name, unless they are there. Files are replaced as a whole, so this can be
@@ -169,7 +169,7 @@ def install(
 @_PLUGSTACK_DIR
 @_AS_JSON
 def uninstall(prefix: Path, plugstack_dir: Path, as_json: bool) -> None:
-    """Remove what `install` has put in place, and nothing else."""
+    """Remove what `install` installed, and nothing else."""
     removed = spank.uninstall(prefix.absolute(), plugstack_dir.absolute())
     if as_json:
         click.echo(json.dumps({"removed": [str(path) for path in removed]}, indent=1))

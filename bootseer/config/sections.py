@@ -15,7 +15,7 @@ class StoreSettings(Section):
     )
     shared_bucket = Setting(
         False,
-        "store.url may be one place for all users in an object store: its policy says who writes",
+        "store.url may be one bucket path for all users; the bucket's policy says who can write",
     )
     deadline_s = Setting(10.0, "longest one operation on the store may take", 0.1, 600)
 
@@ -48,23 +48,19 @@ class NodeSettings(Section):
     """Folders and accounts of a node."""
 
     run_dir = Setting("/run/bootseer", "state of the jobs on this node")
-    service_user = Setting(
-        "bootseer", "account without rights of its own, as which jobs are looked after"
-    )
-    cache_user = Setting(
-        "bootseer-cache", "account without rights of its own, whose the block cache is"
-    )
-    cache_dir = Setting("/var/cache/bootseer", "what outlives a job on this node")
+    service_user = Setting("bootseer", "unprivileged account that runs the supervisor of each job")
+    cache_user = Setting("bootseer-cache", "unprivileged account that owns the block cache")
+    cache_dir = Setting("/var/cache/bootseer", "folder for data that outlives a job")
 
 
 class CacheSettings(Section):
     """The block cache of a node."""
 
     quota_gib = Setting(
-        100.0, "what blocks of images may take up in node.cache_dir, of all jobs together", 0, 1e6
+        100.0, "most that image blocks of all jobs may take up in node.cache_dir", 0, 1e6
     )
     free_share = Setting(
-        0.1, "share of the file system of node.cache_dir that they leave free", 0, 0.9
+        0.1, "share of the file system of node.cache_dir that is kept free", 0, 0.9
     )
     user_share = Setting(
         0.5, "share of cache.quota_gib that the entries of one user may take up", 0.01, 1
@@ -91,7 +87,7 @@ class PrefetchSettings(Section):
 
     mib_per_s = Setting(
         0.0,
-        "how fast a node reads ahead for a job, image and checkpoint together; 0: freely",
+        "how fast a node reads ahead for a job, image and checkpoint together; 0: no limit",
         0,
         1e6,
     )
@@ -100,20 +96,17 @@ class PrefetchSettings(Section):
 class CheckpointSettings(Section):
     """Checkpoints: their mounts, and how they are read and written."""
 
-    mountpoints = Setting(
-        [], "folders of the nodes where any job may have its checkpoint mounted, for itself"
-    )
+    mountpoints = Setting([], "folders where a job may mount its checkpoint, seen by that job only")
     unit_mib = Setting(
         4, "length of a stripe unit of files that jobs write", 1, 64, is_power_of_two=True
     )
-    width = Setting(16, "parts that a file is written to at once", 1, 128)
-    streams = Setting(24, "reads of the store at once, of all files of a mount", 1, 256)
-    read_memory_mib = Setting(256, "what a mount may hold of files that are being read", 64, 65536)
-    write_memory_mib = Setting(
-        192, "what a mount may hold of files that are being written", 64, 65536
-    )
+    width = Setting(16, "parts of a file written in parallel", 1, 128)
+    streams = Setting(24, "parallel reads of the store, for all files of a mount", 1, 256)
+    read_memory_mib = Setting(256, "memory of a mount for files that are being read", 64, 65536)
+    write_memory_mib = Setting(192, "memory of a mount for files that are being written", 64, 65536)
     spill_dir = Setting(
-        "/var/tmp", "folder of the node for what jobs write out of order; theirs to write in"
+        "/var/tmp",
+        "folder for data that jobs write out of order; users must be able to write there",
     )
     spill_gib = Setting(8.0, "how much of one file may be written out of order", 0, 1e6)
     memory_share = Setting(
@@ -126,55 +119,55 @@ class ImageSettings(Section):
 
     store_url = Setting(
         "",
-        "where images are that bootseer:// names; empty: in each user's store.url",
+        "store of images named bootseer://…; empty: each user's store.url",
         is_template=True,
     )
     store_group = Setting(
-        "", "group whose members may write in image.store_url; empty: its owner alone"
+        "", "group whose members may write in image.store_url; empty: only its owner may"
     )
-    shared_bucket = Setting(
-        False, "image.store_url may be one place for all users in an object store"
-    )
+    shared_bucket = Setting(False, "image.store_url may be one bucket path for all users")
     io_deadline_s = Setting(
         45.0,
-        "longest that a read of a served image waits for the store; then an error. Less than "
-        "Slurm's UnkillableStepTimeout, for some who wait cannot be killed",
+        "longest that a read of a served image waits for the store before it fails; must be less "
+        "than Slurm's UnkillableStepTimeout, because some readers cannot be killed",
         1,
         3600,
     )
     fill_mib_per_s = Setting(
         50.0,
-        "how fast the rest of a served image is brought to the nodes of a job, all together, while "
-        "nobody reads it; 0: not at all",
+        "how fast the nodes of a job together fetch the rest of a served image in the background; "
+        "0: never",
         0,
         1e6,
     )
     importer = Setting(
         False,
-        "Pyxis has bootseer-importer as its importer: the prolog begins to serve what it will ask",
+        "Pyxis uses bootseer-importer: the prolog starts to serve the image that it will request",
     )
-    keep_imports = Setting(True, "what bootseer-importer had to import is put where images are")
+    keep_imports = Setting(True, "store the images that bootseer-importer had to import")
     pin = Setting(
-        False, "a name that leads to another image than in the job's last run is not served"
+        False, "refuse a name that leads to another image than in the last run of the job"
     )
     pack_copies = Setting(
         0,
-        "machines that keep a hot pack, where the store has such a thing; 0: from the job's nodes",
+        "copies of a hot pack in a store that replicates; 0: by the number of nodes of the job",
         0,
         512,
     )
     kernel_mount = Setting(
         [],
-        "digests of images that the kernel may mount, as a tree for their jobs",
+        "digests of images that the kernel may mount for jobs",
         items="digests of images",
     )
     ways = Setting(
         ["copy", "file"],
-        "ways that may be chosen for an image beside reading from the store what is needed: all of "
-        "it (copy), or from the file that it was added from (file)",
+        "access modes that may be used besides fetching blocks from the store: copy the whole "
+        "image (copy), read the file that it was added from (file)",
         items="ways: copy, file",
     )
-    window_s = Setting(300.0, "start-up window: recording and pinning end with it", 1, 86400)
+    window_s = Setting(
+        300.0, "length of the start-up window; recording and pinning end with it", 1, 86400
+    )
     sample_interval_s = Setting(0.25, "how often residency is sampled", 0.05, 10)
     memory_share = Setting(0.25, "share of the free memory that all hot sets may pin", 0, 0.9)
     streams = Setting(16, "parallel reads of the prefetch", 1, 256)
@@ -186,15 +179,15 @@ class EnvSettings(Section):
     """Environments: where they are, and for how long."""
 
     scratch_dir = Setting(
-        "/var/tmp", "folder of the node for the squashfs of an environment that is captured"
+        "/var/tmp", "folder for the squashfs of an environment while it is captured"
     )
     keep_days = Setting(
-        30.0, "days since its last use after which an environment goes; 0: never", 0, 36500
+        30.0, "days without use after which an environment is removed; 0: never", 0, 36500
     )
     quota_gib = Setting(
-        100.0, "what a user's environments may take up in the store; 0: no limit", 0, 1e6
+        100.0, "most that a user's environments may take up in the store; 0: no limit", 0, 1e6
     )
     shared = Setting(
         [], "stores of environments that Unix groups share: GROUP=URL", items="GROUP=URL"
     )
-    shared_bucket = Setting(False, "env.shared may have one place for all users in an object store")
+    shared_bucket = Setting(False, "env.shared may have one bucket path for all users")

@@ -150,14 +150,14 @@ class Squashfs:
         """
         inode = self.inodes.get(at)
         if inode is None:
-            raise Corrupt("the image's tables refer to an inode that is none")
+            raise Corrupt("the image's tables refer to an inode that does not exist")
         return inode
 
     def walk(self) -> Iterator[tuple[bytes, Inode]]:
         """Yield every path and its inode, in the order of the paths' parts; the root's is b"/".
 
         Raises:
-            Corrupt: the tree is none, or has unreasonably many names.
+            Corrupt: it is not a tree, or has unreasonably many names.
         """
         seen = {self.root.at}
         yield b"/", self.root
@@ -207,38 +207,38 @@ class Squashfs:
         yield from self.tail(inode)
 
     def tail(self, inode: Inode) -> Iterator[bytes]:
-        """Yield what of a file lies in a fragment; raises Corrupt."""
+        """Yield the end of a file that lies in a fragment; raises Corrupt."""
         if inode.fragment == NO_FRAGMENT:
             return
         size_bytes = inode.size - len(inode.blocks) * self.superblock.block_size
         if inode.fragment >= len(self.fragments):
-            raise Corrupt("a file of the image has its end in a fragment that is none")
+            raise Corrupt("a file of the image ends in a fragment that does not exist")
         data = self._fragment(inode.fragment)[inode.offset : inode.offset + size_bytes]
         if len(data) != size_bytes:
-            raise Corrupt("a file of the image has its end outside of the fragment")
+            raise Corrupt("a file of the image ends outside its fragment")
         if data:
             yield data
 
     def block(self, start: int, length: int, size_bytes: int) -> bytes:
-        """Return what a data block holds.
+        """Return the content of a data block.
 
         Args:
             start: of the block in the image.
             length: as stored, with BLOCK_RAW; 0 for a hole.
-            size_bytes: how much comes out.
+            size_bytes: length of its content.
 
         Raises:
-            Corrupt: another amount comes out, or none.
+            Corrupt: it has another length, or cannot be decompressed.
         """
         if not length:
             return bytes(size_bytes)
         data = self._most(start, length, size_bytes)
         if len(data) != size_bytes:
-            raise Corrupt("a block of the image holds another amount than its inode says")
+            raise Corrupt("a block of the image has another length than its inode says")
         return data
 
     def whole_fragment(self, fragment: Fragment) -> bytes:
-        """Return what a fragment block holds; raises Corrupt."""
+        """Return the content of a fragment block; raises Corrupt."""
         return self._most(fragment.start, fragment.length, self.superblock.block_size)
 
     def xattrs(self, inode: Inode) -> dict[bytes, bytes]:
@@ -249,7 +249,7 @@ class Squashfs:
             reference, count, _ = SET.unpack_from(self.xattr_sets, inode.xattrs * SET.size)
         except struct.error as error:
             raise Corrupt(
-                "a file of the image has extended attributes that are not there"
+                "a file of the image has extended attributes that do not exist"
             ) from error
         return {x.name: x.value for x in read_xattrs(self.xattr_values, reference, count)}
 

@@ -198,16 +198,16 @@ def test_a_name_has_an_inode(plain: Path, tmp_path: Path) -> None:
     with Squashfs(plain) as opened:
         at = find(opened, "/large").at + 1
     image = edited(plain, tmp_path / "image", (entry_place(plain, "folder-two"), 2, at))
-    with Squashfs(image) as opened, pytest.raises(Corrupt, match="an inode that is none"):
+    with Squashfs(image) as opened, pytest.raises(Corrupt, match="an inode that does not exist"):
         list(opened.walk())
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        (FRAGMENT, 2, "its end in a fragment that is none"),
-        (OFFSET, 1, "its end outside of the fragment"),
-        (BLOCKS, BLOCK_RAW | BLOCK_BYTES - 1, "holds another amount"),
+        (FRAGMENT, 2, "ends in a fragment that does not exist"),
+        (OFFSET, 1, "ends outside its fragment"),
+        (BLOCKS, BLOCK_RAW | BLOCK_BYTES - 1, "another length than its inode says"),
     ],
 )
 def test_a_file_whose_data_is_elsewhere_is_refused(
@@ -224,7 +224,7 @@ def test_attributes_that_are_not_there_are_refused(plain: Path, tmp_path: Path) 
     with Squashfs(plain) as opened:
         assert opened.xattrs(find(opened, "/noted")) == {b"user.note": b"value"}
         assert opened.xattrs(find(opened, "/large")) == {}
-    with Squashfs(image) as opened, pytest.raises(Corrupt, match="attributes that are not there"):
+    with Squashfs(image) as opened, pytest.raises(Corrupt, match="attributes that do not exist"):
         opened.xattrs(find(opened, "/noted"))
 
 

@@ -49,7 +49,7 @@ _url = click.argument("url", shell_complete=_complete)
 _json = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
 _checksum = click.option(
-    "--checksum", is_flag=True, help="Compare contents of what is there, not times alone."
+    "--checksum", is_flag=True, help="Compare contents of existing files, not only times."
 )
 
 
@@ -70,7 +70,7 @@ def _write_options(command: F) -> F:
                 type=click.IntRange(1, 256),
                 default=16,
                 show_default=True,
-                help="Parts that a file is written to at once.",
+                help="Parts of a file written in parallel.",
             ),
             click.option(
                 "--replication",
@@ -99,8 +99,8 @@ def ckpt() -> None:
 
 @ckpt.command(epilog="Example:  bootseer ckpt ls -lR hdfs://nn/user/alice/run42")
 @_url
-@click.option("-l", "long", is_flag=True, help="With mode, size, time and form.")
-@click.option("-R", "recursive", is_flag=True, help="With all that is below.")
+@click.option("-l", "long", is_flag=True, help="Show mode, size, time and form.")
+@click.option("-R", "recursive", is_flag=True, help="Include all folders below.")
 @_json
 def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
     """List a folder, or show a file; damaged files are marked."""
@@ -126,10 +126,9 @@ def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
 @_url
 @_json
 def stat(url: str, as_json: bool) -> None:
-    """Show all that is known of a file.
+    """Show details of a file: form, parts and their places, digest.
 
-    That is its form, its parts and where they are, and its digest. Its content is not read: that is
-    what `bootseer ckpt verify` does.
+    The content is not read; `bootseer ckpt verify` does that.
     """
     from bootseer.checkpoint.admin.describe import describe
     from bootseer.cli.ckpt import output, run
@@ -139,19 +138,19 @@ def stat(url: str, as_json: bool) -> None:
 
 @ckpt.command(epilog="Example:  bootseer ckpt verify -R hdfs://nn/user/alice/run42")
 @_url
-@click.option("-R", "recursive", is_flag=True, help="With all that is below.")
+@click.option("-R", "recursive", is_flag=True, help="Include all folders below.")
 @click.option(
     "--repair",
     is_flag=True,
-    help="Complete interrupted moves and remove parts of writes that were given up.",
+    help="Complete interrupted moves and remove parts of abandoned writes.",
 )
 @_json
 @_quiet
 def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) -> None:
     """Check every byte of a file or a folder against its checksums.
 
-    What is wrong is named, one line each, and the exit code is 4. What one copy has wrong is read
-    from another. Bytes that no copy has as they were written cannot be repaired.
+    Each problem is printed on a line, and the exit code is 4. If one copy is damaged, another is
+    read. Bytes that are damaged in all copies cannot be repaired.
     """
     from bootseer.checkpoint.admin.verify import VerifyResult
     from bootseer.checkpoint.admin.verify import verify as work
@@ -183,7 +182,7 @@ def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) 
 @click.argument("source", metavar="FILE|DIR", type=click.Path(exists=True))
 @_url
 @_write_options
-@click.option("--plain", is_flag=True, help="Every file as one ordinary object, not in stripes.")
+@click.option("--plain", is_flag=True, help="Write each file as one object, not striped.")
 @_checksum
 @_quiet
 def import_command(
@@ -247,7 +246,7 @@ def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
 
 @ckpt.command(epilog="Example:  bootseer ckpt rm -r hdfs://nn/user/alice/run41")
 @_url
-@click.option("-r", "recursive", is_flag=True, help="A folder, with all that is below.")
+@click.option("-r", "recursive", is_flag=True, help="Remove a folder and all below it.")
 @_quiet
 def rm(url: str, recursive: bool, quiet: bool) -> None:
     """Remove a file with its parts, or with -r a folder."""
@@ -277,9 +276,9 @@ def rm(url: str, recursive: bool, quiet: bool) -> None:
     callback=_parsed(parse_age),
     default="2d",
     show_default=True,
-    help="What was put into it last must be so old: 12h, 2d.",
+    help="Minimum age of the newest part: 12h, 2d.",
 )
-@click.option("--dry-run", is_flag=True, help="Only list what would go.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed.")
 @click.option(
     "--despite",
     metavar="NAME",
@@ -328,7 +327,7 @@ def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: b
     callback=_parsed(parse_size),
     default="1GiB",
     show_default=True,
-    help="Of the file.",
+    help="Size of the file.",
 )
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
 @_write_options

@@ -78,7 +78,7 @@ def ls(as_json: bool) -> None:
 @image_argument
 @json_option
 def show(image: str, as_json: bool) -> None:
-    """Show what is known of IMAGE."""
+    """Show details of IMAGE."""
     from bootseer.cli import runner
     from bootseer.image.library import catalog
 
@@ -127,7 +127,7 @@ def show(image: str, as_json: bool) -> None:
 @image_argument
 @click.argument("name")
 def tag(image: str, name: str) -> None:
-    """Give IMAGE one more name; another image that has it loses it."""
+    """Give IMAGE another name, which is moved if it is in use."""
     from bootseer.cli import runner
     from bootseer.image.library import catalog
 
@@ -142,12 +142,12 @@ def tag(image: str, name: str) -> None:
 
 @click.command(epilog="Example:  bootseer image rm train:v1")
 @image_argument
-@click.option("--now", is_flag=True, help="Do not keep its bytes for jobs that are reading them.")
+@click.option("--now", is_flag=True, help="Delete its bytes now, even if jobs read them.")
 @quiet_option
 def rm(image: str, now: bool, quiet: bool) -> None:
-    """Take the name IMAGE away, and with its last name the image.
+    """Remove the name IMAGE; the last name removes the image.
 
-    Its bytes stay for a day, for jobs that are reading them.
+    The image's bytes stay for a day, for jobs that are reading them.
     """
     from bootseer.cli import runner
     from bootseer.image.library import catalog

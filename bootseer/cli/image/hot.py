@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bootseer.image.hot.pack import HotPack
     from bootseer.store.api.base import Store
 
-_USER = click.option("--user", help="Whose; yours by default.")
+_USER = click.option("--user", help="Owner of the hot sets; yours by default.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 
 
@@ -25,8 +25,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def hot() -> None:
     """Inspect and rebuild hot sets.
 
-    A hot set is what starts read of an image. IMAGE is a path, or a digest as `bootseer hot ls`
-    prints it.
+    A hot set lists the parts of an image that starts read. IMAGE is a path, or a digest as
+    `bootseer hot ls` prints it.
     """
 
 
@@ -116,7 +116,7 @@ def show(image: str, user: str | None, as_json: bool) -> None:
 @click.argument("image")
 @_USER
 def rebuild_command(image: str, user: str | None) -> None:
-    """Merge IMAGE's traces again, for a hot set that is damaged."""
+    """Merge IMAGE's traces again to replace a damaged hot set."""
     from bootseer import config as settings
     from bootseer.image.hot.repository import rebuild
 
@@ -133,9 +133,9 @@ def rebuild_command(image: str, user: str | None) -> None:
 @click.argument("image")
 @_USER
 def rm(image: str, user: str | None) -> None:
-    """Forget IMAGE's hot set, traces and hot pack.
+    """Delete the hot set, traces and hot pack of IMAGE.
 
-    Its next start is recorded like the first.
+    The next start is recorded like the first.
     """
     from bootseer.image.hot import pack_store
     from bootseer.image.hot.repository import hot_set_name

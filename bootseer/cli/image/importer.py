@@ -14,7 +14,7 @@ from bootseer.slurm import importer as pyxis
 def importer() -> None:
     """Get the image of a container for Pyxis.
 
-    Pyxis itself runs `bootseer-importer`, which `bootseer plugin install` puts in place.
+    Pyxis itself runs `bootseer-importer`, which `bootseer plugin install` installs.
     """
 
 
@@ -26,8 +26,8 @@ def importer() -> None:
 def get(uri: str, as_json: bool) -> None:
     """Print the path of a squashfs with the image URI.
 
-    The job's agent serves it from the store; what is not there is imported by Enroot, and put into
-    the store for the next job. The path is good until `release`, or the end of the job.
+    The job's agent serves the image from the store. Enroot imports one that is not there, and it is
+    stored for the next job. The path is valid until `release` or the end of the job.
     """
     path = pyxis.get(uri, os.environ)
     click.echo(json.dumps({"path": path}, indent=1) if as_json else path)

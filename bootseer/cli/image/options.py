@@ -41,7 +41,7 @@ scratch_option = click.option(
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     default="/var/tmp",
     show_default=True,
-    help="Folder for images on the way.",
+    help="Folder for temporary images.",
 )
 
 

@@ -34,13 +34,13 @@ Examples:
 """
 )
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
-@click.option("--name", required=True, help="For the image; another that has it loses it.")
-@click.option("--tag", default="", help="Which image, of an archive with several.")
+@click.option("--name", required=True, help="Name of the image; moved if it is in use.")
+@click.option("--tag", default="", help="Tag of the image in an archive that has several.")
 @click.option(
-    "--platform", default="", help="Which one, as linux/arm64.  [default: this machine's]"
+    "--platform", default="", help="Platform, such as linux/arm64.  [default: this machine's]"
 )
 @scratch_option
-@click.option("--again", is_flag=True, help="Send all of it, also what is in the store already.")
+@click.option("--again", is_flag=True, help="Upload all blocks, even those in the store.")
 @quiet_option
 @json_option
 def add(
@@ -53,10 +53,10 @@ def add(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Put an image into the store, and give it a name.
+    """Upload an image and name it.
 
     PATH is a squashfs file, an archive of `docker save` or `podman save`, or an OCI layout: a
-    folder, or a tar of one. If it is interrupted, the same command goes on where it was.
+    folder, or a tar of one. After an interruption, run the same command to resume.
     """
     from bootseer.cli import runner
     from bootseer.image.library import catalog, upload
@@ -127,7 +127,7 @@ Examples:
 """
 )
 @click.argument("image", shell_complete=complete_image)
-@click.option("--name", default="", help="Put the new image into the store, under this name.")
+@click.option("--name", default="", help="Upload the new image under this name.")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -138,7 +138,7 @@ Examples:
     type=click.Choice(["lz4", "as-they-are", "hot-uncompressed"]),
     default="lz4",
     show_default=True,
-    help="How blocks are stored in it.",
+    help="Compression of its blocks.",
 )
 @scratch_option
 @quiet_option
@@ -152,7 +152,7 @@ def optimize(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write IMAGE anew, with what starts read of it at the front.
+    """Rewrite IMAGE with the blocks that starts read at its front.
 
     IMAGE is a name in the store, or the path of a squashfs file; starts of it must have been
     recorded. The new image has the same tree, which is checked, and a digest of its own; what is

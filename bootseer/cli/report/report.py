@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Examples:  bootseer report 1234   ·   bootseer report 1234 --json")
 @click.argument("job", type=click.IntRange(min=1))
-@click.option("--user", help="Whose job it was; yours by default.")
-@click.option("--alone", is_flag=True, help="Do not put the latest cold start beside a warm one.")
+@click.option("--user", help="Owner of the job; yours by default.")
+@click.option("--alone", is_flag=True, help="Do not compare a warm start with the latest cold one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
     """Show the stages of JOB's start-up on each node.

@@ -76,7 +76,7 @@ async def add(
     Args:
         store: for images.
         path: of the image.
-        name: for it; another image that has it loses it.
+        name: of the image; moved if it is in use.
         about: where it came from.
         progress: kept up to date.
         again: send what is there as well, for it is damaged.

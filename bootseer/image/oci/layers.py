@@ -197,7 +197,7 @@ class LayerMerge:
             if node.children is None:
                 if not make:
                     return None
-                raise Corrupt(f"{_join(parts)} is to be a folder, and {name!a} in it is none")
+                raise Corrupt(f"{_join(parts)} is used as a folder, but {name!a} in it is not one")
             way.append(node)
         if make:
             for node in way:

@@ -35,7 +35,7 @@ def encode_table(data: bytes) -> Iterator[bytes]:
 
 
 def relocate_reference(table: MetadataTable, reference: int) -> int:
-    """Return the new reference to a place in a table; raises Corrupt where that is none."""
+    """Return the new reference to a place in a table; raises Corrupt if there is none."""
     return _place(table, reference >> 16) << 16 | reference & 0xFFFF
 
 
@@ -88,7 +88,7 @@ def relocate_inodes(
 def relocate_directories(
     inodes: MetadataTable, directories: MetadataTable, found: Iterable[Inode]
 ) -> bytes:
-    """Return the new table of directories; raises Corrupt where one has a place that is none."""
+    """Return the new table of directories; raises Corrupt if an entry has no inode."""
     data = bytearray(directories.data)
     for inode in found:
         if inode.is_directory:
@@ -102,7 +102,7 @@ def relocate_xattrs(values: MetadataTable, sets: bytes) -> tuple[bytes, bytes]:
     """Return the new tables of extended attributes: of their values, and of the sets of them.
 
     Raises:
-        Corrupt: one refers to a place that is none.
+        Corrupt: one refers to a place that does not exist.
     """
     data, rows = bytearray(values.data), bytearray(sets)
     for at in range(0, len(sets), SET.size):

@@ -246,7 +246,7 @@ def test_the_last_root_counts_and_what_aufs_left_does_not():
         ([("a" * 256, FILE)], "name is too long"),
         ([("ä" * 128, FILE)], "name is too long"),
         ([("a/" * 2048, FOLDER)], "name is too long"),
-        ([("a", FILE), ("a/b", FILE)], "'a' in it is none"),
+        ([("a", FILE), ("a/b", FILE)], "'a' in it is not one"),
         ([Member("a", SYMLINK)], "points nowhere"),
         ([Member("a", SYMLINK, link="b" * 4096)], "points nowhere"),
         ([Member("a", SYMLINK, link="a"), ("a/b", FILE)], "without an end"),

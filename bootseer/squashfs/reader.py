@@ -1,13 +1,11 @@
 """A squashfs image read without mounting it: its tree, its files' contents, where their data is.
 
 The image is somebody's file and may be damaged, or made to harm. All tables are held in memory,
-and so are bounded, by the MAX_… below.
+and so are bounded: by the MAX_… below, and each by `MAX_TABLE_BYTES`.
 """
 
 from __future__ import annotations
 
-import os
-import stat
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
@@ -16,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 from bootseer.core.ranges import ByteRange
-from bootseer.errors import Corrupt, NotFound, Unavailable
-from bootseer.squashfs.codec import decompressor
+from bootseer.errors import Corrupt
+from bootseer.squashfs.image_file import ImageFile
 from bootseer.squashfs.inodes import (
     DirectoryEntry,
     Fragment,
@@ -28,18 +26,11 @@ from bootseer.squashfs.inodes import (
 )
 from bootseer.squashfs.superblock import (
     BLOCK_RAW,
-    METADATA_BYTES,
-    METADATA_RAW,
     NO_FRAGMENT,
     NO_TABLE,
     NO_XATTRS,
-    SUPERBLOCK_BYTES,
-    decode_superblock,
 )
 from bootseer.squashfs.xattrs import SET, read_xattrs
-
-MAX_TABLE_BYTES = 48 << 20
-"""Of one table's contents: 30 times the inodes of 40,000 files."""
 
 MAX_INODES = 600_000
 MAX_NAMES = 1_000_000
@@ -49,7 +40,6 @@ MAX_BLOCKS = 1_000_000
 MAX_SHARED = 4
 """How many times over directories may share what their table holds; no known writer lets them."""
 
-_LENGTH = struct.Struct("<H")
 _FRAGMENT = struct.Struct("<QII")
 _XATTRS = struct.Struct("<QII")  # where the values begin, number of sets, unused
 _SIZE = struct.Struct("<I")
@@ -58,14 +48,10 @@ _FRAGMENTS_KEPT = 16
 """Decompressed, in memory: a directory's files mostly have their ends in few of them."""
 
 
-class Squashfs:
+class Squashfs(ImageFile):
     """An open image. Not safe from several threads at once.
 
     Attributes:
-        path: of the image.
-        size_bytes: of the file.
-        mode: permissions of the file.
-        superblock: of the image.
         inode_table: all inodes.
         directory_table: all directories' lists.
         fragments: the blocks with files' ends.
@@ -84,29 +70,9 @@ class Squashfs:
             Unavailable: it cannot be read, or is compressed in a way that is not known here.
             Corrupt: it is no squashfs, or a damaged or unreasonably large one.
         """
-        self.path = path
-        try:
-            # A pipe at that path must not make this wait.
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError as error:
-            raise NotFound(f"there is no image {path}") from error
-        except OSError as error:
-            raise Unavailable(f"cannot open the image {path}: {error.strerror}") from error
-        try:
-            info = os.fstat(self._fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise Unavailable(f"{path} is not a regular file")
-            self.size_bytes, self.mode = info.st_size, info.st_mode & 0o777
-            data = self.pread(0, min(SUPERBLOCK_BYTES, self.size_bytes))
-            self.superblock = decode_superblock(data, self.size_bytes)
-            self.decompress = decompressor(self.superblock.compressor)
+        super().__init__(path)
+        with self._closed_on_error():
             self._read_tables()
-        except Corrupt as error:
-            self.close()
-            raise Corrupt(f"{path}: {error}") from error
-        except BaseException:
-            self.close()
-            raise
         self._fragment = lru_cache(_FRAGMENTS_KEPT)(self._read_fragment)
 
     def __enter__(self) -> Squashfs:
@@ -121,20 +87,6 @@ class Squashfs:
     ) -> None:
         """Close the image."""
         self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    @property
-    def data_start(self) -> int:
-        """Where files' data may begin: behind the superblock and the compressor's options."""
-        if not self.superblock.has_options:
-            return SUPERBLOCK_BYTES
-        (length,) = _LENGTH.unpack(self.pread(SUPERBLOCK_BYTES, _LENGTH.size))
-        return SUPERBLOCK_BYTES + _LENGTH.size + int(length & ~METADATA_RAW)
 
     @property
     def root(self) -> Inode:
@@ -260,44 +212,6 @@ class Squashfs:
         except struct.error as error:
             raise Corrupt("a file of the image has an unknown owner") from error
 
-    def index(self, start: int, count: int, row_bytes: int) -> list[int]:
-        """Return where the blocks of a table begin that has ``count`` rows, and an index.
-
-        Args:
-            start: of the index.
-            count: of rows.
-            row_bytes: of a row, a power of two.
-
-        Raises:
-            Corrupt: the index goes past the end.
-        """
-        blocks = -(-count * row_bytes // METADATA_BYTES)
-        if blocks * METADATA_BYTES > MAX_TABLE_BYTES:
-            raise Corrupt("a table of the image is unreasonably large")
-        data = self.pread(start, blocks * _PLACE.size)
-        return [place for (place,) in _PLACE.iter_unpack(data)]
-
-    def pread(self, start: int, size_bytes: int) -> bytes:
-        """Return bytes of the file.
-
-        Raises:
-            Corrupt: it ends before.
-            Unavailable: they cannot be read.
-        """
-        if start + size_bytes > self.size_bytes:
-            raise Corrupt("the image is cut short")
-        try:
-            data = os.pread(self._fd, size_bytes, start)
-            while 0 < len(data) < size_bytes and (
-                more := os.pread(self._fd, size_bytes - len(data), start + len(data))
-            ):
-                data += more
-        except OSError as error:
-            raise Unavailable(f"cannot read the image {self.path}: {error.strerror}") from error
-        if len(data) < size_bytes:
-            raise Corrupt("the image is cut short")
-        return data
-
     def _read_tables(self) -> None:
         block = self.superblock
         fragments = self._indexed(block.fragment_table, block.fragments, _FRAGMENT.size)
@@ -309,18 +223,18 @@ class Squashfs:
         stop = min(start for start in behind)
         if stop < block.directory_table:
             raise Corrupt("the image's tables are out of order")
-        self.inode_table = self._table(ByteRange(block.inode_table, block.directory_table))
-        self.directory_table = self._table(ByteRange(block.directory_table, stop))
-        self.ids = self._gather(ids, block.ids * _SIZE.size)
+        self.inode_table = self.table(ByteRange(block.inode_table, block.directory_table))
+        self.directory_table = self.table(ByteRange(block.directory_table, stop))
+        self.ids = self.gather(ids, block.ids * _SIZE.size)
         count = block.fragments if fragments else 0
-        rows = _FRAGMENT.iter_unpack(self._gather(fragments, count * _FRAGMENT.size))
+        rows = _FRAGMENT.iter_unpack(self.gather(fragments, count * _FRAGMENT.size))
         self.fragments = [Fragment(start, length) for start, length, _ in rows]
         if count != block.fragments or any(
             length & ~BLOCK_RAW > block.block_size for _, length in self.fragments
         ):
             raise Corrupt("the image's table of fragments is damaged")
         count = block.inodes if export else 0
-        rows = _PLACE.iter_unpack(self._gather(export, count * _PLACE.size))
+        rows = _PLACE.iter_unpack(self.gather(export, count * _PLACE.size))
         self.export = [reference for (reference,) in rows]
         self.inodes = self._read_inodes()
         self._read_xattrs()
@@ -350,47 +264,12 @@ class Squashfs:
             return
         start, count, _ = _XATTRS.unpack(self.pread(at, _XATTRS.size))
         index = self.index(at + _XATTRS.size, count, SET.size)
-        self.xattr_sets = self._gather(index, count * SET.size)
+        self.xattr_sets = self.gather(index, count * SET.size)
         if index:
-            self.xattr_values = self._table(ByteRange(start, index[0]))
+            self.xattr_values = self.table(ByteRange(start, index[0]))
 
     def _indexed(self, start: int, count: int, row_bytes: int) -> list[int]:
         return [] if start == NO_TABLE else self.index(start, count, row_bytes)
-
-    def _gather(self, places: list[int], size_bytes: int) -> bytes:
-        """Read the blocks of a table that has an index; it must hold that much."""
-        data = b"".join(self._table_block(place)[0] for place in places)
-        if len(data) < size_bytes:
-            raise Corrupt("a table of the image holds less than it should")
-        return data[:size_bytes]
-
-    def _table(self, extent: ByteRange) -> MetadataTable:
-        """Read a table whose blocks lie side by side."""
-        found: list[bytes] = []
-        places: dict[int, int] = {}
-        at = extent.start
-        while at < extent.stop:
-            if len(found) * METADATA_BYTES >= MAX_TABLE_BYTES:
-                raise Corrupt("a table of the image is unreasonably large")
-            if found and len(found[-1]) != METADATA_BYTES:
-                raise Corrupt("a table of the image has a hole")
-            places[at - extent.start] = len(found)
-            data, at = self._table_block(at)
-            found.append(data)
-        if at != extent.stop:
-            raise Corrupt("a table of the image has no end")
-        return MetadataTable(b"".join(found), places)
-
-    def _table_block(self, at: int) -> tuple[bytes, int]:
-        """Return what a table's block holds, and where the next one begins."""
-        (length,) = _LENGTH.unpack(self.pread(at, _LENGTH.size))
-        size_bytes = length & ~METADATA_RAW
-        if size_bytes > METADATA_BYTES or not size_bytes:
-            raise Corrupt("a table of the image has a block of impossible length")
-        data = self.pread(at + _LENGTH.size, size_bytes)
-        if not length & METADATA_RAW:
-            data = self.decompress(data, METADATA_BYTES)
-        return data, at + _LENGTH.size + size_bytes
 
     def _most(self, start: int, length: int, size_bytes: int) -> bytes:
         data = self.pread(start, length & ~BLOCK_RAW)

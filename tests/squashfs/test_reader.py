@@ -12,6 +12,7 @@ import pytest
 from bootseer_dev.material.images import squash
 
 from bootseer.errors import Corrupt, Unavailable
+from bootseer.squashfs import image_file
 from bootseer.squashfs import reader as squashfs_module
 from bootseer.squashfs.inodes import Inode
 from bootseer.squashfs.reader import Squashfs
@@ -263,12 +264,12 @@ def test_tables_are_as_large_as_allowed_and_no_larger(
         blocks = len(opened.inode_table.places)
     assert blocks > 3
     for image, most in ((many, blocks), (plain, 1)):
-        monkeypatch.setattr(squashfs_module, "MAX_TABLE_BYTES", most * METADATA_BYTES)
+        monkeypatch.setattr(image_file, "MAX_TABLE_BYTES", most * METADATA_BYTES)
         Squashfs(image).close()
     refuse(many, "unreasonably large")
-    monkeypatch.setattr(squashfs_module, "MAX_TABLE_BYTES", (blocks - 1) * METADATA_BYTES)
+    monkeypatch.setattr(image_file, "MAX_TABLE_BYTES", (blocks - 1) * METADATA_BYTES)
     refuse(many, "unreasonably large")
-    monkeypatch.setattr(squashfs_module, "MAX_TABLE_BYTES", METADATA_BYTES - 1)
+    monkeypatch.setattr(image_file, "MAX_TABLE_BYTES", METADATA_BYTES - 1)
     refuse(plain, "unreasonably large")
 
 

@@ -1,0 +1,166 @@
+"""The file of a squashfs image: its superblock, any of its bytes, the blocks of its tables.
+
+The image is somebody's file and may be damaged, or made to harm.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bootseer.core.ranges import ByteRange
+from bootseer.errors import Corrupt, NotFound, Unavailable
+from bootseer.squashfs.codec import decompressor
+from bootseer.squashfs.inodes import MetadataTable
+from bootseer.squashfs.superblock import (
+    METADATA_BYTES,
+    METADATA_RAW,
+    SUPERBLOCK_BYTES,
+    decode_superblock,
+)
+
+MAX_TABLE_BYTES = 48 << 20
+"""Of one table's contents: 30 times the inodes of 40,000 files."""
+
+_LENGTH = struct.Struct("<H")
+_PLACE = struct.Struct("<Q")
+
+
+class ImageFile:
+    """An open file with a squashfs.
+
+    Attributes:
+        path: of the image.
+        size_bytes: of the file.
+        mode: permissions of the file.
+        superblock: of the image.
+        decompress: returns the content of a compressed block, of at most so many bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open an image and read its superblock.
+
+        Raises:
+            NotFound: there is no such file.
+            Unavailable: it cannot be read, or is compressed in a way that is not known here.
+            Corrupt: it is no squashfs.
+        """
+        self.path = path
+        try:
+            # A pipe at that path must not make this wait.
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no image {path}") from error
+        except OSError as error:
+            raise Unavailable(f"cannot open the image {path}: {error.strerror}") from error
+        with self._closed_on_error():
+            info = os.fstat(self._fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise Unavailable(f"{path} is not a regular file")
+            self.size_bytes, self.mode = info.st_size, info.st_mode & 0o777
+            data = self.pread(0, min(SUPERBLOCK_BYTES, self.size_bytes))
+            self.superblock = decode_superblock(data, self.size_bytes)
+            self.decompress = decompressor(self.superblock.compressor)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def data_start(self) -> int:
+        """Where files' data may begin: behind the superblock and the compressor's options."""
+        if not self.superblock.has_options:
+            return SUPERBLOCK_BYTES
+        (length,) = _LENGTH.unpack(self.pread(SUPERBLOCK_BYTES, _LENGTH.size))
+        return SUPERBLOCK_BYTES + _LENGTH.size + int(length & ~METADATA_RAW)
+
+    def pread(self, start: int, size_bytes: int) -> bytes:
+        """Return bytes of the file.
+
+        Raises:
+            Corrupt: it ends before.
+            Unavailable: they cannot be read.
+        """
+        if start + size_bytes > self.size_bytes:
+            raise Corrupt("the image is cut short")
+        try:
+            data = os.pread(self._fd, size_bytes, start)
+            while 0 < len(data) < size_bytes and (
+                more := os.pread(self._fd, size_bytes - len(data), start + len(data))
+            ):
+                data += more
+        except OSError as error:
+            raise Unavailable(f"cannot read the image {self.path}: {error.strerror}") from error
+        if len(data) < size_bytes:
+            raise Corrupt("the image is cut short")
+        return data
+
+    def index(self, start: int, count: int, row_bytes: int) -> list[int]:
+        """Return where the blocks of a table begin that has ``count`` rows, and an index.
+
+        Args:
+            start: of the index.
+            count: of rows.
+            row_bytes: of a row, a power of two.
+
+        Raises:
+            Corrupt: the index goes past the end.
+        """
+        blocks = -(-count * row_bytes // METADATA_BYTES)
+        if blocks * METADATA_BYTES > MAX_TABLE_BYTES:
+            raise Corrupt("a table of the image is unreasonably large")
+        data = self.pread(start, blocks * _PLACE.size)
+        return [place for (place,) in _PLACE.iter_unpack(data)]
+
+    def gather(self, places: list[int], size_bytes: int) -> bytes:
+        """Read the blocks of a table that has an index; it must hold that much."""
+        data = b"".join(self._table_block(place)[0] for place in places)
+        if len(data) < size_bytes:
+            raise Corrupt("a table of the image holds less than it should")
+        return data[:size_bytes]
+
+    def table(self, extent: ByteRange) -> MetadataTable:
+        """Read a table whose blocks lie side by side."""
+        found: list[bytes] = []
+        places: dict[int, int] = {}
+        at = extent.start
+        while at < extent.stop:
+            if len(found) * METADATA_BYTES >= MAX_TABLE_BYTES:
+                raise Corrupt("a table of the image is unreasonably large")
+            if found and len(found[-1]) != METADATA_BYTES:
+                raise Corrupt("a table of the image has a hole")
+            places[at - extent.start] = len(found)
+            data, at = self._table_block(at)
+            found.append(data)
+        if at != extent.stop:
+            raise Corrupt("a table of the image has no end")
+        return MetadataTable(b"".join(found), places)
+
+    def _table_block(self, at: int) -> tuple[bytes, int]:
+        """Return what a table's block holds, and where the next one begins."""
+        (length,) = _LENGTH.unpack(self.pread(at, _LENGTH.size))
+        size_bytes = length & ~METADATA_RAW
+        if size_bytes > METADATA_BYTES or not size_bytes:
+            raise Corrupt("a table of the image has a block of impossible length")
+        data = self.pread(at + _LENGTH.size, size_bytes)
+        if not length & METADATA_RAW:
+            data = self.decompress(data, METADATA_BYTES)
+        return data, at + _LENGTH.size + size_bytes
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """Close the file if the block fails, and name it in what it has of damage."""
+        try:
+            yield
+        except Corrupt as error:
+            self.close()
+            raise Corrupt(f"{self.path}: {error}") from error
+        except BaseException:
+            self.close()
+            raise

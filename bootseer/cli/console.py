@@ -18,7 +18,7 @@ _LINES = 25
 
 
 def console(*, err: bool = False) -> Console:
-    """Return one that is as wide as the terminal; in a pipe or a file no line is wrapped or cut.
+    """Return a console as wide as the terminal; in pipes and files no line is wrapped or cut.
 
     Args:
         err: for standard error instead of standard output.
@@ -31,7 +31,7 @@ def console(*, err: bool = False) -> Console:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Show text that anybody may have written: no markup, and nothing that a terminal obeys."""
+    """Return text of any origin without markup and control characters."""
     from rich.text import Text
 
     return Text("".join(c if c.isprintable() else "\ufffd" for c in text), style)

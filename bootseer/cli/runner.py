@@ -31,7 +31,7 @@ _QUIET_S = 1.0
 
 
 class CountedWork(Protocol):
-    """How far a piece of work has come; zero in all means that it is not known yet."""
+    """Progress of some work; a total of zero is not known yet."""
 
     total_bytes: int
     done_bytes: int
@@ -44,13 +44,13 @@ def run(
     bar: str = "",
     after: str = "nothing was changed",
 ) -> T:
-    """Run ``work`` to its end, its error or a signal; the program ends with the latter.
+    """Run ``work`` until it returns, fails or a signal arrives, which ends the program.
 
     Args:
-        work: what is to be done.
-        counted: how far it is.
-        bar: the verb for a bar on a terminal; none if empty.
-        after: what to say when it is interrupted.
+        work: to be run.
+        counted: its progress.
+        bar: verb of the progress bar on a terminal; no bar if empty.
+        after: printed after an interruption.
     """
     results: list[T] = []
     errors: list[BootseerError] = []
@@ -84,12 +84,12 @@ def run(
 
 
 def print_line(text: str, *, err: bool = False) -> None:
-    """Print a line; names in it are anybody's choice, and nothing of them commands a terminal."""
+    """Print a line without control characters, which names of others may contain."""
     click.echo("".join(c if c.isprintable() else "?" for c in text), err=err)
 
 
 def caller() -> User:
-    """Return who runs the command."""
+    """Return the user who runs the command."""
     uid = os.geteuid()
     try:
         entry = pwd.getpwuid(uid)

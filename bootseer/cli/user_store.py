@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> T:
-    """Run ``work`` on a user's store and name; the caller's own when no user is named.
+    """Run ``work`` on a user's store and name; by default the caller's.
 
-    Root takes on the named user's rights for good: what lies in a store may be made to harm whoever
-    reads it, and what is written there must be the user's own.
+    Root takes on the named user's rights for good: content of a store may be made to harm its
+    reader, and what is written there must belong to the user.
 
     Raises:
         ConfigError: there is no such user.
@@ -40,7 +40,7 @@ def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> 
 
 
 def take_on(user: str | None) -> settings.User:
-    """Take on a named user's rights for good, if root asks; returns whose store it is.
+    """Return the owner of the store; root takes on a named user's rights for good.
 
     Raises:
         ConfigError: there is no such user.

@@ -1,4 +1,4 @@
-"""The effective settings: what the file says, and the defaults of all else."""
+"""The effective settings: those of the file, and defaults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Config:
     """
 
     def __init__(self, given: Mapping[str, object], path: str = DEFAULT_PATH) -> None:
-        """Check what is given by dotted name; what is not has its default.
+        """Check settings given by dotted name; all others have their defaults.
 
         Raises:
             ConfigError: a name or value is not acceptable. The message names it.

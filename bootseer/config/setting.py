@@ -20,14 +20,14 @@ _USER_NAMES = (None, "home", "user", "uid")  # None: text after the last brace
 
 
 class User(NamedTuple):
-    """The user whom settings with braces are about."""
+    """The user for whom templates are filled."""
 
     name: str
     uid: int
     home: str
 
     def fill(self, template: str) -> str:
-        """Put the user into a setting."""
+        """Fill a template with this user's name, uid and home."""
         return template.format(home=self.home, user=self.name, uid=self.uid)
 
 
@@ -39,13 +39,13 @@ class Setting(Generic[_T]):
     """One setting, declared as an attribute of its section and read as that.
 
     Attributes:
-        name: with its section's, as doctor and messages have it.
-        default, kind: what it is where the file does not set it, and the type of that.
-        purpose: what it is for.
-        minimum, maximum: of a number.
-        is_template: it is to be filled by `User.fill`.
-        is_power_of_two: it has to be one.
-        items: what a list is of.
+        name: dotted, with the section's.
+        default, kind: value where the file does not set it, and its type.
+        purpose: one line for people.
+        minimum, maximum: limits of a number.
+        is_template: `User.fill` puts the user into the value.
+        is_power_of_two: the value must be one.
+        items: what a list may contain, a key of `_ITEMS`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Setting(Generic[_T]):
         is_power_of_two: bool = False,
         items: str = "absolute paths",
     ) -> None:
-        """Declare it."""
+        """Declare a setting."""
         self.default: _T = default
         self.kind: type[Value] = type(default)
         self.purpose = purpose
@@ -83,7 +83,7 @@ class Setting(Generic[_T]):
         raise AttributeError(f"{self.name} is only read")
 
     def check(self, path: str, value: object) -> Value:
-        """Return a value that a file or another process gives, as its type is here.
+        """Check a value from a file or another process, and return it with the setting's type.
 
         Raises:
             ConfigError: it is not acceptable.
@@ -132,7 +132,7 @@ class Section:
 
 
 def is_per_user(value: str) -> bool:
-    """Tell whether each user has a value of this setting of their own."""
+    """Tell whether a template has a different value for each user."""
     return any(name for _, name, _, _ in _fields(value))
 
 

@@ -1,4 +1,4 @@
-"""Take typed fields out of decoded JSON that nobody has checked yet."""
+"""Take typed fields out of decoded JSON, and check them."""
 
 from __future__ import annotations
 

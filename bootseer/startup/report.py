@@ -34,7 +34,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class NodeStages:
-    """One node's stages by start, and when it was ready (None where nobody said so)."""
+    """One node's stages by start, and when it was ready (None if no mark says so)."""
 
     node: str
     ready_s: float | None
@@ -48,7 +48,7 @@ class Report:
     Attributes:
         run, job, key, kind: as in `NodeRun`; "warm" when any node was prefetched for.
         started_ns: when the first node's prolog began.
-        ready_s: time to ready of the slowest node, seconds; None where nobody said so.
+        ready_s: time to ready of the slowest node, seconds; None if no mark says so.
         straggler: time to ready of the slowest node over the median node's.
         nodes: sorted by name.
     """

@@ -24,7 +24,7 @@ from bootseer.units import MIB, NS_PER_S, format_size
 
 
 def listing(entries: Sequence[FileEntry], above: str, *, long: bool, as_json: bool) -> None:
-    """Print what is in a folder, by names below it."""
+    """Print the entries of a folder by their names below it."""
     cut = len(above) + 1 if above else 0
     if as_json:
         click.echo(json.dumps([_document(e, e.name[cut:]) for e in entries], indent=1))
@@ -46,14 +46,14 @@ def listing(entries: Sequence[FileEntry], above: str, *, long: bool, as_json: bo
 
 
 def unlisted(found: Sequence[Unlisted]) -> None:
-    """Say on stderr what a listing has left out."""
+    """Print on stderr which entries a listing left out."""
     for one in found:
         what = f"{one.problem}; it is left out" if one.problem else f"left out, {LINK}: {one.name}"
         print_line(f"bootseer: {what}", err=True)
 
 
 def description(found: FileDescription, *, as_json: bool) -> None:
-    """Print all that is known of a file."""
+    """Print details of a file."""
     entry, layout = found.entry, found.entry.layout
     document = _document(entry, entry.name)
     document |= {"owner": entry.info.owner, "group": entry.info.group, "whole": found.is_whole}
@@ -97,7 +97,7 @@ def description(found: FileDescription, *, as_json: bool) -> None:
 
 
 def findings(found: VerifyResult, *, as_json: bool) -> None:
-    """Print what a verification came to, but for the summary."""
+    """Print the problems that a verification found."""
     if as_json:
         document = {
             "files": found.progress.total_files,

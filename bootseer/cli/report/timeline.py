@@ -25,7 +25,7 @@ _STYLES = {
 
 
 def show(console: Console, reports: Iterable[Report]) -> None:
-    """Print reports one below the other, timelines on one scale, and what separates them."""
+    """Print reports with timelines on one scale, and how cold and warm starts compare."""
     shown = list(reports)
     scale_s = max((_last_s(report) for report in shown), default=0.0)
     for report in shown:
@@ -113,7 +113,7 @@ def _bar(node: str, stage: Stage, width: int, scale_s: float) -> Text:
 
 
 def _last_s(report: Report) -> float:
-    """When the last thing of a start-up happened: what comes after the first step is no part."""
+    """Return when a start-up ended; stages after the first step do not count."""
     ready = [node.ready_s for node in report.nodes if node.ready_s is not None]
     if ready:
         return max(ready) * 1.05

@@ -25,16 +25,16 @@ class ObjectInfo:
     Attributes:
         name: the whole name, relative to the store's root.
         size_bytes: the length; 0 for a folder.
-        mtime_ns: last change, nanoseconds since 1970, by the clock of whoever keeps the bytes.
+        mtime_ns: last change, nanoseconds since 1970, by the clock of the server.
         is_folder: whether this is a folder.
         mode: permission bits, up to 0o7777; None where the store has none.
         owner: the user, as the store has it: a name, or a number in decimal; None if it has none.
         group: the same for the group.
-        version: what no other object of the store has or had; "" where the store has no such thing
-            beside length and time.
+        version: unique among all objects that the store has or had; "" where the store tells
+            versions apart by length and time only.
 
-    Two that are equal are of one name, length and time: whose it is and who may use it is no part
-    of that. Whether they are of one version, `is_version` says.
+    Equality compares name, length and time, but neither owner nor mode; `is_version` compares
+    versions.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ObjectInfo:
     version: str = field(default="", compare=False)
 
     def is_version(self, other: ObjectInfo) -> bool:
-        """Tell whether two are of the same version of an object, under whatever names."""
+        """Tell whether both describe the same version of an object; names may differ."""
         same_version = self.version == other.version or not (self.version and other.version)
         numbers = (self.size_bytes, self.mtime_ns, self.is_folder)
         return same_version and numbers == (other.size_bytes, other.mtime_ns, other.is_folder)
@@ -55,11 +55,11 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Unlisted:
-    """What lies in a folder and is nothing that callers could use.
+    """An entry of a folder that callers cannot use.
 
     Attributes:
         name: its whole name as the store has it, with whatever is in it.
-        problem: what is wrong with the name; "" of a link or a special file.
+        problem: what is wrong with the name; "" for a link or a special file.
     """
 
     name: str
@@ -70,7 +70,7 @@ class FolderListing(list[ObjectInfo]):
     """What is in a folder, sorted by name.
 
     Attributes:
-        unlisted: what is there beside it and cannot be used, but for objects in the making.
+        unlisted: other entries, which cannot be used; objects in the making are left out.
     """
 
     def __init__(self, infos: Iterable[ObjectInfo] = ()) -> None:
@@ -79,7 +79,7 @@ class FolderListing(list[ObjectInfo]):
         self.unlisted: list[Unlisted] = []
 
     def admits(self, name: str) -> bool:
-        """Tell whether callers can use a whole name that was found; notes one that they cannot."""
+        """Tell whether callers can use a name, and note it in `unlisted` if not."""
         problem = problem_of(name)
         if problem and not name.rpartition("/")[2].startswith(TEMPORARY_PREFIX):
             self.unlisted.append(Unlisted(name, problem))
@@ -88,7 +88,7 @@ class FolderListing(list[ObjectInfo]):
 
 @dataclass(frozen=True, slots=True)
 class StoreSpace:
-    """How much room a store has, counting every copy that it keeps; None where it does not say."""
+    """Space of a store in bytes, where every copy counts; None if the store does not say."""
 
     total_bytes: int | None = None
     free_bytes: int | None = None
@@ -96,9 +96,9 @@ class StoreSpace:
 
 @dataclass(frozen=True, slots=True)
 class BlockLocation:
-    """A part of an object and the machines that keep copies of it, by name or address.
+    """A part of an object and the machines that have copies of it, by name or address.
 
-    Of an erasure-coded object, a part is kept by all of its machines together.
+    For an erasure-coded object these are the machines that have the part together.
     """
 
     offset: int
@@ -111,14 +111,15 @@ class Capabilities:
     """What a store can do beyond what every store does.
 
     Attributes:
-        atomic_rename: a rename shows its target complete or not at all, folders included.
+        atomic_rename: a rename makes its target visible completely or not at all, folders too.
         replication: `Store.set_replication` has an effect.
         append: `Store.append` can be used.
         attributes: modes and times can be set; elsewhere a mode given to `create` or `mkdir` is
             ignored, and `set_mode` and `set_mtime` are Unavailable.
-        exclusive: of several that create one name without `overwrite`, only one succeeds; elsewhere
-            several may that do it at the same moment.
-        snapshots: a reader can read on what was replaced or deleted; elsewhere that is a Conflict.
+        exclusive: of several writers that create one name without `overwrite`, only one succeeds;
+            in other stores several may succeed at the same moment.
+        snapshots: a reader can go on reading an object that was replaced or deleted; in other
+            stores that is a Conflict.
     """
 
     atomic_rename: bool
@@ -203,11 +204,10 @@ class Appender(Protocol):
         ...
 
     async def sync(self) -> None:
-        """Return when all that was written will stay; at the latest when the object has ended, it
-        can be read.
+        """Make all that was written durable; it can be read when the object has ended, or before.
 
-        Durability: it survives a crash of this process and, where the object has several copies,
-        the loss of a machine.
+        Durability: the data survives a crash of this process and, where the object has several
+        copies, the loss of a machine.
 
         Raises:
             Closed: as for `write`.
@@ -312,9 +312,9 @@ class Store(Protocol):
     ) -> AbstractAsyncContextManager[Appender]:
         """Make an object that is visible from the start, and add to it within a block.
 
-        Left without `finish`, it stays with what was synced, and perhaps with more; whoever made it
-        deletes it or knows how much of it counts. Until a store with a dead machine has ended it,
-        it may be shorter for a while. Missing folders of the name are made.
+        Left without `finish`, the object keeps what was synced, and perhaps more; its maker deletes
+        it or knows how much of it counts. It may be shorter for a while, until a store with a dead
+        machine has ended it. Missing folders of the name are made.
 
         Args:
             name: of an object that does not exist.
@@ -360,7 +360,7 @@ class Store(Protocol):
         ...
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
-        """Make a folder and those above it; existing ones are as good, and stay as they are.
+        """Make a folder and those above it; existing folders are left unchanged.
 
         Args:
             name: of the folder.
@@ -384,7 +384,7 @@ class Store(Protocol):
     async def set_mtime(self, name: str, mtime_ns: int) -> None:
         """Change when an object or a folder was last changed, to a millisecond at least.
 
-        To a reader that has to open the object again this is another version.
+        For a reader that has to open the object again, this is another version.
 
         Args:
             name: of the object or folder.
@@ -404,27 +404,28 @@ class Store(Protocol):
         ...
 
     async def space(self) -> StoreSpace:
-        """Say how much room there is."""
+        """Return total and free space."""
         ...
 
     async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
-        """Remove what dead writers left behind, and return how many there were.
+        """Remove objects that dead writers left in the making; returns how many.
 
         Args:
-            older_than_s: seconds since the last write to it; a day is safe for every live writer.
-            folder: only of objects below it, where the store knows what each was to be.
+            older_than_s: minimum age in seconds since the last write; a day is safe for every live
+                writer.
+            folder: only objects below it, where the store knows their names.
         """
         ...
 
 
 @runtime_checkable
 class Placement(Protocol):
-    """What a store can do that knows which machines keep an object."""
+    """The role of a store that knows which machines have an object."""
 
     async def block_locations(self, name: str) -> Sequence[BlockLocation]:
-        """Say where the parts of an object are: all of it, in order, without gaps.
+        """Return where the parts of an object are: all of it, in order, without gaps.
 
-        What is true now may not be for long; it is good for choosing whom to ask first.
+        Parts can move at any time; the answer helps to choose which machine to ask first.
 
         Raises:
             Unavailable: the store cannot tell, or not now.

@@ -126,6 +126,26 @@ class Channel(Generic[Sent, Received]):
         return data
 
 
+class Awaited(Generic[Received]):
+    """One message that others wait for, until the task that receives has it."""
+
+    def __init__(self) -> None:
+        """Begin without it."""
+        self._has_come = trio.Event()
+        self._message: Received | None = None
+
+    def set(self, message: Received) -> None:
+        """Give it to all that wait."""
+        self._message = message
+        self._has_come.set()
+
+    async def wait(self) -> Received:
+        """Return it once it is there."""
+        await self._has_come.wait()
+        assert self._message is not None
+        return self._message
+
+
 def unexpected(message: Any) -> Corrupt:
     """Return the error of a message that is not to come now."""
     return Corrupt(f"a {type(message).__name__} was not expected from the other end")

@@ -38,7 +38,7 @@ from bootseer.agent.messages.broker import (
     WatchResidency,
 )
 from bootseer.agent.node import process
-from bootseer.agent.supervisor.brokers_pages import BrokersPages
+from bootseer.agent.supervisor.images.brokers_pages import BrokersPages
 from bootseer.errors import Closed, Corrupt, Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image.hot.residency import PAGE_BYTES, KernelResidency

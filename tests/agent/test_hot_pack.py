@@ -10,7 +10,7 @@ import trio
 from bootseer_dev.material.stored_image import manifest_of, readable, store_image
 
 from bootseer.agent.node.job import Job
-from bootseer.agent.workers.hot_pack import JobPack, copies_for
+from bootseer.agent.workers.images.hot_pack import JobPack, copies_for
 from bootseer.config import Config
 from bootseer.core import image_manifest
 from bootseer.core.event import StageReport
@@ -102,7 +102,7 @@ async def test_a_settled_hot_set_is_packed_once_at_its_rate(store, autojump_cloc
 
 
 async def test_of_many_tasks_of_a_job_array_few_write(store, autojump_clock, monkeypatch):
-    monkeypatch.setattr("bootseer.agent.workers.hot_pack.random", random.Random(1))
+    monkeypatch.setattr("bootseer.agent.workers.images.hot_pack.random", random.Random(1))
     starts = [Start(store) for _ in range(20)]
     async with trio.open_nursery() as nursery:
         for start in starts:

@@ -15,12 +15,13 @@ from bootseer.agent.broker.processes import Processes
 from bootseer.agent.messages.worker import StartTask
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import base
-from bootseer.agent.workers.identify_image import open_and_identify, receive
+from bootseer.agent.workers.images.identify_image import open_and_identify, receive
 from bootseer.errors import BootseerError, NotFound, Unavailable
 
 pytestmark = [pytest.mark.root]
 
 NOBODY = 65534
+IDENTIFY = "bootseer.agent.workers.images.identify_image.identify"
 IMAGE_BYTES = b"not a squashfs, and an image all the same" * 1000
 
 
@@ -78,7 +79,7 @@ def test_what_cannot_be_opened_is_told(ask, tmp_path, name):
 
 
 def test_its_death_is_told(ask, image, monkeypatch):
-    monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", lambda _: signal.pause())
+    monkeypatch.setattr(IDENTIFY, lambda _: signal.pause())
     pid, answer = ask(image)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(Unavailable, match="has died"):
@@ -86,7 +87,7 @@ def test_its_death_is_told(ask, image, monkeypatch):
 
 
 def test_it_has_nothing_open_but_the_image_and_its_answer(ask, image, tmp_path, monkeypatch):
-    monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", lambda _: signal.pause())
+    monkeypatch.setattr(IDENTIFY, lambda _: signal.pause())
     with open(tmp_path / "not its", "w"):
         pid, _ = ask(image)
         expected = [*["/dev/null"] * 2, str(image), "socket"]
@@ -124,7 +125,7 @@ def test_what_goes_wrong_in_it_is_told(ask, image, monkeypatch):
     def fails(_):
         raise RuntimeError("something unforeseen" + "\0" * 100_000)
 
-    monkeypatch.setattr("bootseer.agent.workers.identify_image.identify", fails)
+    monkeypatch.setattr(IDENTIFY, fails)
     with pytest.raises(Unavailable, match=r"internal error: RuntimeError\('something unforeseen"):
         receive(ask(image)[1], str(image))
 

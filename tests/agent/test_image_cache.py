@@ -24,7 +24,7 @@ from bootseer.agent.messages.worker import (
     worker_end,
 )
 from bootseer.agent.supervisor.event_log import EventLog
-from bootseer.agent.supervisor.image_mount import ServedImage
+from bootseer.agent.supervisor.images.block_lending import BlockLending
 from bootseer.cache.room import ReservationClient
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image_manifest
@@ -64,7 +64,7 @@ async def mallory(bobs):
     agent, worker = supervisor_end(ours), worker_end(theirs)
     lender = RequestClient(bobs.end, VERBS, "lender")
     worker_of_it = SimpleNamespace(channel=agent)
-    served = ServedImage(None, lender, 0, "/nowhere", worker_of_it, f"bootseer://{DIGEST}")
+    lending = BlockLending(lender, worker_of_it, None)
     events = EventLog("/nowhere/events.jsonl")
 
     async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
@@ -74,7 +74,7 @@ async def mallory(bobs):
             """Ask for the cache; returns the answer, and what can be read of what came with it."""
             wanted = BorrowBlocks(digest, token)
             with trio.fail_after(10):
-                await served._lend(wanted, [] if fd is None else [fd], events, nursery)
+                await lending.answer(wanted, [] if fd is None else [fd], events, nursery)
                 answer, fds = await worker.receive()
                 got = [os.pread(fd, 100, 0) for fd in fds[:3]]
                 for fd in fds:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bootseer.agent.messages.worker import PrefetchBegun
-from bootseer.agent.supervisor.image_record import JobImage
+from bootseer.agent.supervisor.images.image_record import JobImage
 from bootseer.core.ranges import ByteRange
 from bootseer.image.hot.holdout import draw
 from bootseer.image.hot.trace import Touch

@@ -194,7 +194,7 @@ def test_a_note_that_makes_no_sense_is_none(filled, tmp_path, noted):
 
 TELL = """
 import os
-from bootseer.agent.workers import check_image
+from bootseer.agent.workers.images import check_image
 def check(*fds):
     return f"{os.getresuid()} {os.getresgid()} {len(os.listdir('/proc/self/fd'))}"
 check_image.check = check

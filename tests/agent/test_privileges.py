@@ -204,7 +204,7 @@ OTHERS = """
 import json, os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from bootseer.agent.supervisor.supervisor import give_up_rights
+from bootseer.agent.supervisor.start import give_up_rights
 own, other, node = map(Path, sys.argv[1:])
 start = SimpleNamespace(account=("nobody", 65534, 65534), broker_pid=os.getppid(),
     folder=SimpleNamespace(state=str(own)), job=SimpleNamespace(uid=1000))

@@ -8,10 +8,10 @@ import trio
 
 from bootseer.agent.messages.worker import ImageFound
 from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.event_log import EventLog
-from bootseer.agent.supervisor.recording_window import RecordingWindow
-from bootseer.agent.supervisor.residency_record import WatchedImage
+from bootseer.agent.supervisor.images.brokers_pages import BrokersPages
+from bootseer.agent.supervisor.images.recording_window import RecordingWindow
+from bootseer.agent.supervisor.images.residency_record import WatchedImage
 from bootseer.config import Config
 from bootseer.image.hot.trace import Touch
 

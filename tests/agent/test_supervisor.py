@@ -47,10 +47,10 @@ from bootseer.agent.supervisor import (
 )
 from bootseer.agent.supervisor.control_server import Peer
 from bootseer.agent.supervisor.event_log import EventLog
-from bootseer.agent.supervisor.image_mount import ServedImage
-from bootseer.agent.supervisor.image_mounts import MAX_MOUNTS
-from bootseer.agent.supervisor.kernel_mount import KernelMount
-from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
+from bootseer.agent.supervisor.images.image_mount import ServedImage
+from bootseer.agent.supervisor.images.image_mounts import MAX_MOUNTS
+from bootseer.agent.supervisor.images.kernel_mount import KernelMount
+from bootseer.agent.supervisor.images.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.workers.base import Task
 from bootseer.config import Config
 from bootseer.core.event import MAX_DETAIL_CHARS, Event, from_json

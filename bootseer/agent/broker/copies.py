@@ -27,7 +27,7 @@ def fork_opener(job: Job) -> tuple[int, socket.socket]:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     user = (job.user, job.uid, job.gid)
-    return _fork("workers.identify_image", user, theirs, True, job.image), ours
+    return _fork("workers.images.identify_image", user, theirs, True, job.image), ours
 
 
 def fork_lender(job: Job, settings: BrokerSettings, end: socket.socket) -> int:

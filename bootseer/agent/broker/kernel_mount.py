@@ -100,7 +100,7 @@ def _checked_digest(fds: Sequence[int], checked: Path, account: NodeAccount) -> 
 def _check(fds: Sequence[int], account: NodeAccount) -> str:
     """Have an image checked by a process with the cache's rights; returns its digest."""
     argv = process.command(
-        "workers.check_image", *map(str, (account.name, account.uid, account.gid))
+        "workers.images.check_image", *map(str, (account.name, account.uid, account.gid))
     )
     try:
         done = subprocess.run(

@@ -92,7 +92,7 @@ def _look_after(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings
             end.close()
         os.close(born)
         # Imported only now: it takes longer than all of the above.
-        importlib.import_module("bootseer.agent.supervisor.supervisor").begin(start)
+        importlib.import_module("bootseer.agent.supervisor.start").begin(start)
 
     adopt_orphans(True)  # the worker that warms is to be a child of ours
     supervisor = fork(supervise)

@@ -31,7 +31,7 @@ from bootseer.agent.messages.worker import (
     StageEnded,
 )
 from bootseer.agent.supervisor.context import JobContext
-from bootseer.agent.supervisor.image_mounts import ServedImages
+from bootseer.agent.supervisor.images.image_mounts import ServedImages
 from bootseer.agent.supervisor.worker_process import Worker, start
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.snapshot.manifest import MAX_TARGETS

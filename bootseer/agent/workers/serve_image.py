@@ -21,10 +21,10 @@ from bootseer.agent.messages.worker import (
     ReportImage,
 )
 from bootseer.agent.node.process import CONNECTION_FD
-from bootseer.agent.workers.access_strategy import AccessSelector
 from bootseer.agent.workers.base import Task, owner_of
-from bootseer.agent.workers.hot_pack import JobPack
-from bootseer.agent.workers.image_pin import check_pin
+from bootseer.agent.workers.images.access_strategy import AccessSelector
+from bootseer.agent.workers.images.hot_pack import JobPack
+from bootseer.agent.workers.images.image_pin import check_pin
 from bootseer.cache.blocks import CachedBlocks, no_blocks
 from bootseer.cache.link import KeeperLink
 from bootseer.cache.token import seal_manifest

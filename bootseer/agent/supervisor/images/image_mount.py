@@ -1,18 +1,14 @@
-"""The agent's side of an image that a worker with the user's rights serves: cache and record."""
+"""The agent's side of an image that a worker with the user's rights serves: mount and record."""
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import trio
 
 from bootseer.agent.messages.broker import MountKind, SetReadAhead, Unmount
 from bootseer.agent.messages.worker import (
-    BlocksLent,
-    BlocksRefused,
     BorrowBlocks,
     CloseWindow,
     ImageCopied,
@@ -27,16 +23,16 @@ from bootseer.agent.messages.worker import (
 )
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.event_log import EventLog
-from bootseer.agent.supervisor.image_cache import CacheEntryHandle, borrow_new, open_cache_entry
-from bootseer.agent.supervisor.image_record import JobImage
-from bootseer.agent.supervisor.kernel_mount import KernelMount
+from bootseer.agent.supervisor.images.block_lending import BlockLending
+from bootseer.agent.supervisor.images.image_record import JobImage
+from bootseer.agent.supervisor.images.kernel_mount import KernelMount
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.config import Config
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.ranges import ByteRange
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.speed import UNKNOWN
-from bootseer.errors import BootseerError, Closed, Corrupt, NotFound
+from bootseer.errors import BootseerError, Closed, Corrupt
 from bootseer.image.hot.trace import COMPLETE, MAX_TOUCHES, MISSED, Touch, check_disjoint
 from bootseer.image.library.catalog import FILE_NAME
 from bootseer.ipc.channel import unexpected
@@ -94,7 +90,7 @@ class ServedImage(JobImage):
         self.why = "what was to serve it has ended"
         self.mount = mount
         self._broker = broker
-        self._lender = lender
+        self._lending = BlockLending(lender, worker, kernel)
         self.number = number
         self.leading: list[ByteRange] = []
         self.copies = False
@@ -109,7 +105,6 @@ class ServedImage(JobImage):
         self._reported = trio.Event()
         self._speeds = ImageReported(UNKNOWN, UNKNOWN)
         self._kernel = kernel
-        self._has_lent = False
         self._is_ending = False
         self.is_used = not self.is_tree
 
@@ -169,7 +164,7 @@ class ServedImage(JobImage):
             try:
                 match message:
                     case BorrowBlocks():
-                        await self._lend(message, fds, events, nursery)
+                        await self._lending.answer(message, fds, events, nursery)
                     case ImageServed():
                         await self._note_served(message)
                     case ImageMissing():
@@ -203,7 +198,7 @@ class ServedImage(JobImage):
         self.leading = image.leading
         self._is_cached = image.is_cached
         self.copies = image.copies
-        if self._kernel is not None and not self._has_lent:
+        if self._kernel is not None and not self._lending.has_lent:
             self._kernel.settle()
         await self._set_read_ahead(_REQUEST_KIB)
         self.is_served = True
@@ -218,56 +213,6 @@ class ServedImage(JobImage):
             return  # many small files, and large ones that are read here and there
         with suppress(BootseerError):
             await self._broker.do(SetReadAhead(MountKind.IMAGE, self.number, kib))
-
-    # The block cache.
-
-    async def _lend(
-        self, wanted: BorrowBlocks, fds: list[int], events: EventLog, nursery: trio.Nursery
-    ) -> None:
-        """Give the worker what the node has of an image that its user may read.
-
-        The worker shows that with the image's token, or with the manifest itself: what it merely
-        says counts for nothing.
-
-        Args:
-            wanted: which image, and its token if the worker has it.
-            fds: of the manifest in sealed memory; none if the node ought to have it.
-            events: take what goes wrong.
-            nursery: for the threads that write to the cache.
-        """
-        send = self._worker.channel.send
-        try:
-            lent = await self._borrow(wanted, fds)
-        except NotFound:
-            await send(BlocksRefused(wants_manifest=True))
-            return
-        except BootseerError as error:
-            events.fall_back("image.cache", f"blocks are not kept on this node: {error}")
-            await send(BlocksRefused(wants_manifest=False))
-            return
-        if lent.strange:
-            what = f"{lent.strange} files in the block cache are no part of it; agent.log has them"
-            events.fall_back("image.cache", what)
-        self._has_lent = True
-        if self._kernel is not None:
-            mounted = [os.dup(fd) for fd in lent.readers]
-            nursery.start_soon(self._kernel.make, wanted.digest, mounted, events)
-        with ExitStack() as theirs:
-            ends, given = [], list(lent.readers)
-            theirs.callback(lent.close_readers)
-            for _ in range(2):
-                end, its = socket.socketpair()
-                ends.append(end)
-                given.append(theirs.enter_context(its).fileno())
-            nursery.start_soon(lent.keep, ends)
-            await send(BlocksLent(), given)
-
-    async def _borrow(self, wanted: BorrowBlocks, fds: list[int]) -> CacheEntryHandle:
-        if fds:
-            return await borrow_new(self._lender, wanted.digest, fds[0])
-        if not wanted.token:
-            raise NotFound("the worker has no token")
-        return await open_cache_entry(self._lender, wanted.digest, bytes.fromhex(wanted.token))
 
     # The record.
 

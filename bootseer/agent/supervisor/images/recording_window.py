@@ -27,12 +27,12 @@ from bootseer.agent.messages.worker import (
     YieldToJob,
 )
 from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.context import JobContext
-from bootseer.agent.supervisor.image_mount import ServedImage
-from bootseer.agent.supervisor.image_record import JobImage
-from bootseer.agent.supervisor.residency_record import SETTLE_S, WatchedImage
+from bootseer.agent.supervisor.images.brokers_pages import BrokersPages
+from bootseer.agent.supervisor.images.image_mount import ServedImage
+from bootseer.agent.supervisor.images.image_record import JobImage
+from bootseer.agent.supervisor.images.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.errors import BootseerError, Closed
 from bootseer.ipc.descriptors import close_all, exactly

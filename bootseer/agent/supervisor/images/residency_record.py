@@ -7,7 +7,7 @@ import time
 import trio
 
 from bootseer.agent.messages.worker import ImageFound, PrefetchBegun, RecordedImage
-from bootseer.agent.supervisor.image_record import JobImage
+from bootseer.agent.supervisor.images.image_record import JobImage
 from bootseer.core.event import FALLBACK, OK, Event
 from bootseer.core.ranges import coalesce, total_bytes
 from bootseer.errors import BootseerError

@@ -1,0 +1,94 @@
+"""Become a job's supervisor: give up root's rights and take over what the broker has started."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import trio
+
+from bootseer import config as settings
+from bootseer.agent.broker.start import SupervisorStart
+from bootseer.agent.messages import lender as lender_messages
+from bootseer.agent.messages.broker import VERBS
+from bootseer.agent.node.privileges import Confinement, confine, limit_changes
+from bootseer.agent.node.process import leave, reset_priority
+from bootseer.agent.supervisor import spool
+from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
+from bootseer.agent.supervisor.images.image_mount import ServedImage
+from bootseer.agent.supervisor.images.kernel_mount import KernelMount
+from bootseer.agent.supervisor.supervisor import Supervisor
+from bootseer.agent.supervisor.worker_process import Worker, fork_warming
+from bootseer.errors import Denied
+from bootseer.ipc.request import MAX_BYTES
+from bootseer.ipc.request_client import RequestClient, decode_reply
+
+
+def begin(start: SupervisorStart) -> None:
+    """Give up root's rights and look after a job until its epilog has been answered.
+
+    Called in a copy of the broker's process that has one thread.
+
+    Args:
+        start: what there is of the job.
+    """
+    config, control = settings.load(), start.control
+    warming = fork_warming(start) if control is not None else None
+    os.close(start.warming)
+    if start.opener is not None:
+        start.opener.close()  # the worker that warms has it
+    ends = [*start.sockets, *([warming] if warming is not None else [])]
+    give_up_rights(start, config.node.cache_dir, [end.fileno() for end in ends])
+    warming_handle = decode_reply(start.broker.recv(MAX_BYTES)).value
+    broker = RequestClient(start.broker, VERBS, "broker")
+    lender = RequestClient(start.lender, lender_messages.VERBS, "lender")
+    reset_priority()
+    if control is None or warming is None:
+        trio.run(Supervisor(start.folder, start.job, config, broker, lender).publish_orphan)
+        leave(0)
+    checkpoint, image = _checkpoint(start, broker), _image(start, broker, lender, config)
+    agent = Supervisor(start.folder, start.job, config, broker, lender, checkpoint, image)
+    for stage, server in (("checkpoint.mount", start.checkpoint), ("image.mount", start.image)):
+        if server is not None and server.error:
+            agent.events.fall_back(stage, server.error)
+    trio.run(agent.run, Worker(broker, warming_handle, warming), control)
+    leave(0)
+
+
+def give_up_rights(start: SupervisorStart, cache_dir: str, keep: list[int]) -> None:
+    """Take on the service account's rights, and of these no more than this job's supervisor needs.
+
+    The account has the folders of all jobs; where the kernel can, changes to others' are refused.
+
+    Args:
+        start: what there is of the job.
+        cache_dir: the node's.
+        keep: descriptors that stay open.
+
+    Raises:
+        OSError: it could not be done; the process must end.
+    """
+    profile = Confinement.SERVE
+    confine(*start.account, start.broker_pid, keep=keep, profile=profile, expendable=False)
+    folders = [start.folder.state]
+    with suppress(OSError, Denied):  # said once something is to be kept there
+        folders.append(spool.make_folder(cache_dir, start.job.uid))
+    limit_changes(*filter(os.path.isdir, folders))
+
+
+def _checkpoint(start: SupervisorStart, broker: RequestClient) -> MountedCheckpoint | None:
+    server = start.checkpoint
+    if server is None or server.channel is None:
+        return None
+    return MountedCheckpoint(broker, Worker(broker, server.handle, server.channel))
+
+
+def _image(
+    start: SupervisorStart, broker: RequestClient, lender: RequestClient, config: settings.Config
+) -> ServedImage | None:
+    server = start.image
+    if server is None or server.channel is None:
+        return None
+    kernel = KernelMount(start.folder, broker, config.image.kernel_mount)
+    worker = Worker(broker, server.handle, server.channel)
+    return ServedImage(broker, lender, 0, start.folder.image, worker, start.job.image, kernel)

@@ -1,0 +1,1 @@
+"""What workers do about images: identify, check, choose how to read, prefetch and pack them."""

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pytest
 
 from bootseer import config
-from bootseer.checkpoint.files import stripe_manifest, tree
+from bootseer.checkpoint.files import parts, stripe_manifest
 from bootseer.cli.main import COMMANDS
 from bootseer.core import access_log, event, image_manifest, plan, table
 from bootseer.env.client import key
@@ -156,7 +156,7 @@ def test_stripe_page_has_the_fields_limits_and_names_of_the_code():
     ):
         assert f"{limit:,}" in page_text
     assert f"Magic: `{stripe_manifest.MAGIC.decode()}`" in page_text
-    assert f"`{stripe_manifest.PARTS_FOLDER}/{tree.MAKING}PARTS_ID/`" in page_text
+    assert f"`{stripe_manifest.PARTS_FOLDER}/{parts.MAKING}PARTS_ID/`" in page_text
     assert f"`{stripe_manifest.part_name(0)}`, `{stripe_manifest.part_name(1)}`" in page_text
 
 

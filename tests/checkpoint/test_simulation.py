@@ -47,6 +47,7 @@ from bootseer.checkpoint.admin.gc import find_litter, sweep
 from bootseer.checkpoint.admin.progress import walk
 from bootseer.checkpoint.admin.verify import VerifyResult, verify
 from bootseer.checkpoint.files import source as source_module
+from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.parts import MAKING
 from bootseer.checkpoint.files.stripe_manifest import MAGIC, PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
@@ -583,9 +584,9 @@ class World:
         """Look at the store when nobody is at it any more."""
         tree = CheckpointTree(self.store)
         # What a crash has left beside them makes these suspicious.
-        stumps = [entry.name for entry in await walk(tree, "") if _is_stump(entry)]
-        await sweep(tree, "", await find_litter(tree, "", -1, stumps), stumps)
-        assert list(await tree.unused_parts("")) == []
+        truncated = [entry.name for entry in await walk(tree, "") if _is_truncated(entry)]
+        await sweep(tree, "", await find_litter(tree, "", -1, truncated), truncated)
+        assert list(await Leftovers(tree).unused("")) == []
         left = [n for n in self.store._entries if f"/{PARTS_FOLDER}/{MAKING}" in f"/{n}"]
         assert left == []
         if self.is_cut:
@@ -697,7 +698,7 @@ async def simulate(plan, world):
     await world.check()
 
 
-def _is_stump(entry):
+def _is_truncated(entry):
     return entry.info.size_bytes < len(MAGIC) and bool(entry.problem)
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 import trio
 
 from bootseer.checkpoint.admin.progress import Progress, background
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.namespace import Namespace
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
 from bootseer.checkpoint.write.draft import Drafts
 from bootseer.checkpoint.write.options import WriteOptions
@@ -73,7 +75,7 @@ async def _own_folder(tree: CheckpointTree, folder: str) -> AsyncIterator[str]:
     """Lend a folder for the length of a block."""
     own = f"{folder}/{PREFIX}{secrets.token_hex(4)}".lstrip("/")
     try:
-        await tree.mkdir(own)
+        await Namespace(tree).mkdir(own)
         yield own
     finally:
         with trio.move_on_after(_REMOVE_S, shield=True), suppress(NotFound):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import trio
 import xxhash
 
+from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.core.ranges import ByteRange
 from bootseer.posix import read_fully

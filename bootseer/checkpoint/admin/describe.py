@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import trio
 
+from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.parts import parts_beside
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest, part_name
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.errors import BootseerError, NotFound
 from bootseer.store.api.base import Placement
 from bootseer.units import format_numbers

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from bootseer.checkpoint.admin.progress import Progress, each, walk
 from bootseer.checkpoint.files import stripe_manifest
-from bootseer.checkpoint.files.tree import ABANDONED_S, CheckpointTree, FileEntry
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.leftovers import ABANDONED_S, Leftovers
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.errors import Corrupt, NotFound
 from bootseer.store.api.base import ObjectInfo
 from bootseer.units import NS_PER_S
@@ -41,16 +43,17 @@ async def find_litter(
         tree: where it is.
         name: of the folder: all manifests that may name parts below it are below it, too.
         older_than_s: seconds since something was put into it; what is younger may be in use.
-        despite: see `CheckpointTree.unused_parts`.
+        despite: see `Leftovers.unused`.
     """
+    leftovers = Leftovers(tree)
     before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
     abandoned: list[ObjectInfo] = []
     entries = await walk(tree, name)
     for entry in entries:
         if entry.is_folder:
-            abandoned += await tree.left_over(entry.name, older_than_s)
+            abandoned += await leftovers.abandoned(entry.name, older_than_s)
     try:
-        unused = await tree.unused_parts(name, despite)
+        unused = await leftovers.unused(name, despite)
         if unused:
             await _check_heads(tree, entries, despite)
     except Corrupt as error:
@@ -104,8 +107,9 @@ async def sweep(
     Raises:
         Corrupt: a manifest cannot be read; nothing that may be in use has gone.
     """
+    leftovers = Leftovers(tree)
     again: set[str] = set()
     if litter.unused:
-        again = {info.name for info in await tree.unused_parts(name, despite)}
+        again = {info.name for info in await leftovers.unused(name, despite)}
     unused = [info for info in litter.unused if info.name in again]
-    return await tree.remove_left_over([*litter.abandoned, *unused])
+    return await leftovers.remove([*litter.abandoned, *unused])

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import trio
 
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import FetchLimits
 from bootseer.errors import BootseerError, NoSpace, Transient, Unavailable
 from bootseer.store.api.base import Unlisted

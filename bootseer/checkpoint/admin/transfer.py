@@ -31,9 +31,12 @@ from bootseer.checkpoint.admin.progress import (
 )
 from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX, ResumableFile, leftovers
 from bootseer.checkpoint.files import stripe_manifest
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.namespace import Namespace
+from bootseer.checkpoint.files.retired_parts import RetiredParts
 from bootseer.checkpoint.files.source import PLAIN_PIECE_BYTES
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER, StripeManifest
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.checkpoint.write.draft import Drafts
 from bootseer.checkpoint.write.options import WriteOptions
@@ -123,6 +126,7 @@ class _Import:
         progress: Progress,
     ) -> None:
         self._tree = tree
+        self._retired = RetiredParts(tree)
         self._options = options
         self._progress = progress
         self._drafts = Drafts(tree, nursery, write)
@@ -196,7 +200,7 @@ class _Import:
             _check_unchanged(fd, file)
             await writer.commit()
         if over is not None and over.layout is not None:
-            await self._tree.drop_parts(over)
+            await self._retired.remove(over)
 
     async def _bring_striped(self, fd: int, file: _Local) -> None:
         draft = self._drafts.begin(file.name, _file_mode(file.status))
@@ -413,7 +417,7 @@ async def _make_folder(tree: CheckpointTree, folder: _Local, target: str) -> boo
     """Make a folder; returns whether it is to be like the local one, as all but the top one are."""
     if not folder.name or (folder.name == target and await tree.find(target) is not None):
         return False
-    await tree.mkdir(folder.name, stat.S_IMODE(folder.status.st_mode) & 0o1777 | 0o700)
+    await Namespace(tree).mkdir(folder.name, stat.S_IMODE(folder.status.st_mode) & 0o1777 | 0o700)
     return True
 
 
@@ -451,7 +455,7 @@ async def _describe(tree: CheckpointTree, entry: FileEntry, status: os.stat_resu
         return
     mode = status.st_mode & (0o1777 if entry.is_folder else 0o777)
     if entry.info.mode != mode:
-        await tree.set_mode(entry, mode)
+        await Namespace(tree).set_mode(entry, mode)
     if not is_same_time(entry.info.mtime_ns, status.st_mtime_ns):
         with suppress(Unavailable):
             await tree.store.set_mtime(entry.name, status.st_mtime_ns)

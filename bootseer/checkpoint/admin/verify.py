@@ -12,10 +12,12 @@ import trio
 
 from bootseer.checkpoint.admin.describe import FileProblem, find_parts, problems_of_parts
 from bootseer.checkpoint.admin.progress import LINK, Progress, background, each, limits_for, walk
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.parts import above, has_parts, parts_beside, parts_of
 from bootseer.checkpoint.files.source import FileSource
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.checkpoint.read.lanes import Lanes
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient, Unavailable
@@ -77,8 +79,9 @@ async def verify(
         await each(files, work.one, lambda entry: entry.name, progress)
     findings.problems += [FileProblem(f.name, str(f.error)) for f in progress.failures]
     if repair:
+        leftovers = Leftovers(tree)
         for folder in sorted(folders):
-            if count := await tree.reap(folder):
+            if count := await leftovers.remove_abandoned(folder):
                 findings.repaired.append(
                     f"{folder or '/'}: the parts of {count} writes that were given up are removed"
                 )
@@ -153,7 +156,7 @@ class _Verify:
             self._findings.notes.append(f"{said}; --repair completes it")
         elif await self._is_replaced(entry):
             raise _replaced(entry)
-        elif await self._tree.parts.bring(entry.name, layout, there):
+        elif await self._tree.parts.move_beside(entry.name, layout, there):
             self._findings.repaired.append(f"{entry.name}: its parts are beside it again")
 
     async def _read(self, entry: FileEntry, lost: set[int]) -> None:

@@ -58,7 +58,7 @@ IF_MISSING = (
 """What to do about missing parts."""
 
 
-async def let_others_step() -> None:
+async def let_changes_settle() -> None:
     """Wait so long that what is in no order then is not just between two steps of a change."""
     await trio.sleep(_STEP_S)
 
@@ -86,6 +86,12 @@ def parts_beside(name: str, layout: StripeManifest) -> str:
 def making_folder(name: str, parts_id: str) -> str:
     """Return the name of the folder to make the parts of a file in."""
     return parts_folder(above(name), MAKING + parts_id)
+
+
+def new_parts(name: str) -> tuple[str, str]:
+    """Return an id for the parts of a file and the folder to make them in."""
+    parts_id = secrets.token_hex(16)
+    return parts_id, making_folder(name, parts_id)
 
 
 class Parts:
@@ -118,7 +124,7 @@ class Parts:
                     return folder, found
         raise NotFound(f"{name!r}: its parts are missing")
 
-    async def own(self, name: str, layout: StripeManifest) -> str | None:
+    async def find_own(self, name: str, layout: StripeManifest) -> str | None:
         """Return the folder of the parts of a file that has lost its name, unless it has another.
 
         Whether the name was given to the same file once more is for the caller to see.
@@ -132,19 +138,21 @@ class Parts:
                 return folder
         return None
 
-    async def take(self, name: str, layout: StripeManifest, target: str) -> None:
+    async def move_away(self, name: str, layout: StripeManifest, target: str) -> None:
         """Move the parts of a file that has lost its name to `target`.
 
         Raises:
             NotFound: they are gone, or the file has another name.
         """
-        folder = await self.own(name, layout)
+        folder = await self.find_own(name, layout)
         if folder is None:
             raise NotFound(f"{name!r}: its parts are gone")
         await self._store.rename(folder, target)
 
-    async def bring(self, name: str, layout: StripeManifest, folder: str | None = None) -> bool:
-        """Bring the parts of a file beside it; returns whether they were not there.
+    async def move_beside(
+        self, name: str, layout: StripeManifest, folder: str | None = None
+    ) -> bool:
+        """Move the parts of a file beside it; returns whether they were not there.
 
         Args:
             name: of the file.
@@ -160,14 +168,26 @@ class Parts:
         if folder == beside:
             return False
         with suppress(Conflict):
-            return await self._bring(folder, beside)
+            return await self._rename_to(folder, beside)
         # Somebody else has brought them, or marks that came late have made the folder again.
         if not has_parts(await self._store.list(beside)):
             await self._take_marks(beside, folder)
-            await self._bring(folder, beside)
+            await self._rename_to(folder, beside)
         return True
 
-    async def _bring(self, folder: str, beside: str) -> bool:
+    async def complete_move(self, name: str, layout: StripeManifest | None) -> None:
+        """Move the parts of a file beside it, if it is striped and its move was interrupted.
+
+        Raises:
+            Corrupt: they are nowhere.
+        """
+        if layout is not None:
+            try:
+                await self.move_beside(name, layout)
+            except NotFound as error:
+                raise Corrupt(f"{error}; {IF_MISSING}") from error
+
+    async def _rename_to(self, folder: str, beside: str) -> bool:
         try:
             await self._store.rename(folder, beside)
         except NotFound:  # somebody else has done it

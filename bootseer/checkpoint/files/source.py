@@ -16,7 +16,7 @@ import trio
 import xxhash
 
 from bootseer.checkpoint.files import stripe_manifest
-from bootseer.checkpoint.files.parts import IF_MISSING, Parts, let_others_step
+from bootseer.checkpoint.files.parts import IF_MISSING, Parts, let_changes_settle
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest, part_name
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Closed, Conflict, Corrupt, NotFound
@@ -264,7 +264,7 @@ class StripedSource(FileSource):
         need_bytes = self._part_bytes[part]
         for is_second in (False, True):
             if is_second:
-                await let_others_step()
+                await let_changes_settle()
             async with aclosing(self._parts.folders(self._info.name, self._layout)) as folders:
                 async for folder in folders:
                     known = ObjectInfo(f"{folder}/{part_name(part)}", need_bytes, 0)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.open_writers import OpenWriters
 from bootseer.checkpoint.mount.page_cache import CachedPieces
 from bootseer.checkpoint.mount.renames import FolderRenames

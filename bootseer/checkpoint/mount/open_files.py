@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import trio
 
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.retired_parts import RetiredParts
 from bootseer.checkpoint.files.source import PlainSource
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.inodes import Inode, InodeTable
 from bootseer.checkpoint.mount.page_cache import CachedPieces, ReadKind
 from bootseer.checkpoint.read.fetcher import Fetcher, FileFetch, Sink
@@ -41,6 +43,7 @@ class OpenFiles:
         self.kernel: Kernel | None = None
         self._nodes = nodes
         self._tree = tree
+        self._retired = RetiredParts(tree)
         self._fetcher = fetcher
         self._window_bytes = window_bytes
 
@@ -140,7 +143,7 @@ class OpenFiles:
         if node.aside is not None and not node.has_name:
             aside, node.aside = node.aside, None
             with suppress(BootseerError):
-                await self._tree.drop_aside(aside)
+                await self._retired.remove_kept(aside)
 
     async def _close(self, node: Inode) -> None:
         if node.fetch is not None:

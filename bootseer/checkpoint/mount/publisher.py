@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import trio
 
-from bootseer.checkpoint.files.tree import ABANDONED_S, CheckpointTree
+from bootseer.checkpoint.files.leftovers import ABANDONED_S
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.inodes import Inode, InodeTable
 from bootseer.checkpoint.mount.open_files import OpenFiles
 from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters

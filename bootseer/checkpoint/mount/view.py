@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.namespace import Namespace
+from bootseer.checkpoint.files.retired_parts import RetiredParts
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.inodes import Inode, InodeTable
 from bootseer.checkpoint.mount.open_files import OpenFiles
 from bootseer.checkpoint.mount.open_writers import LOOKS, OpenWriters
@@ -87,6 +90,8 @@ class CheckpointView:
     ) -> None:
         """Show `tree`, and note in `reads` what is read of it; see `Publisher` for `on_lost`."""
         self._tree = tree
+        self._names = Namespace(tree)
+        self._retired = RetiredParts(tree)
         self._owners = owners
         self._options = options or ViewOptions()
         self._reads = reads or ReadRecorder(tree.store)
@@ -160,7 +165,7 @@ class CheckpointView:
             path = self._nodes.path_in(parent, text)
             if await self._nodes.named(parent, text) is not None:
                 raise _os_error(errno.EEXIST)
-            await self._tree.mkdir(path, mode & 0o1777)
+            await self._names.mkdir(path, mode & 0o1777)
             entry = await self._tree.stat(path)
         self._nodes.touch(parent)
         return self._attributes(self._nodes.node(parent, text, entry))
@@ -234,7 +239,7 @@ class CheckpointView:
             if over.handles and replaced.layout is not None:
                 kept, replaced = replaced, FileEntry(replaced.info)
         entry = replace(node.entry, info=self._nodes.info(node))
-        node.entry = await self._tree.rename(
+        node.entry = await self._names.rename(
             entry, self._nodes.path_in(parent, name), over=replaced
         )
         if over is not None:
@@ -242,7 +247,7 @@ class CheckpointView:
                 # Without it, who has it open may lose it; but the name is another file's by now.
                 aside = None
                 with suppress(BootseerError):
-                    aside = await self._tree.keep_parts(kept)
+                    aside = await self._retired.keep(kept)
                 self._reading.put_aside(over, aside)
             if not over.handles:
                 await self.publisher.abandon(over)
@@ -426,7 +431,7 @@ class CheckpointView:
             elif node.entry is not None and node.has_name and inode != ROOT_INODE:
                 entry = replace(node.entry, info=self._nodes.info(node))
                 if mode is not None:
-                    await self._tree.set_mode(entry, mode & 0o1777)
+                    await self._names.set_mode(entry, mode & 0o1777)
                 if mtime_ns is not None:
                     await self._tree.store.set_mtime(entry.name, mtime_ns)
                     node.mtime_ns = 0
@@ -495,7 +500,7 @@ class CheckpointView:
             raise _os_error(errno.ENOTEMPTY)
         await self.publisher.empty_folder(node)
         try:
-            await self._tree.remove_folder(self._nodes.path(node))
+            await self._names.remove_folder(self._nodes.path(node))
         except Conflict as error:
             raise _os_error(errno.ENOTEMPTY) from error
 
@@ -504,9 +509,9 @@ class CheckpointView:
         assert node.entry is not None
         entry = replace(node.entry, info=self._nodes.info(node))
         if not node.handles:
-            await self._tree.remove(entry)
+            await self._names.remove(entry)
             return
-        self._reading.put_aside(node, await self._tree.set_aside(entry))
+        self._reading.put_aside(node, await self._retired.set_aside(entry))
 
     # Answers
 

@@ -14,10 +14,13 @@ from contextlib import contextmanager, suppress
 import trio
 
 from bootseer.checkpoint.files import stripe_manifest
-from bootseer.checkpoint.files.parts import above, making_folder, parts_folder
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.namespace import Namespace
+from bootseer.checkpoint.files.parts import above, making_folder, new_parts, parts_folder
+from bootseer.checkpoint.files.publication import PlainContent, Publication
 from bootseer.checkpoint.files.source import FileSource
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest, part_name, units_between
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry, PlainContent, PublishAttempts
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.write.options import WriteContext, WriteOptions
 from bootseer.checkpoint.write.spill import FileTooLarge, Spill
 from bootseer.checkpoint.write.stripe_writer import StripeWriter
@@ -45,6 +48,7 @@ class Drafts:
     ) -> None:
         """Write to `tree`, in tasks of `nursery`."""
         self.tree = tree
+        self.names = Namespace(tree)
         self.pipelines = WriteContext(tree.store, nursery, options or WriteOptions())
 
     def begin(self, name: str, mode: int | None, base: FileSource | None = None) -> Draft:
@@ -76,14 +80,15 @@ class Draft:
         self.size_bytes = base.size_bytes if base else 0
         self.changed = True
         self._was_given_up = self._has_left = False
-        self._attempts = PublishAttempts()
+        self._publication = Publication(shared.tree)
         self._tree = shared.tree
+        self._names = shared.names
         self._pipelines = shared.pipelines
         self._options = shared.pipelines.options
         self._unit_bytes = self._options.unit_bytes
         self._base = base
         self._base_bytes = self.size_bytes
-        self._parts_id, self._folder = shared.tree.new_parts(name)
+        self._parts_id, self._folder = new_parts(name)
         self._stripe_writer = StripeWriter(shared.pipelines, self._folder, mode)
         self._tail: bytearray | None = None
         self._tail_unit = 0
@@ -211,25 +216,27 @@ class Draft:
         await self.flush()
         await self._let_go()
         if not self.size_bytes:
-            entry = await self._tree.publish_plain(self.name, None, self.mode, self._folder)
+            entry = await self._publication.publish_plain(self.name, None, self.mode, self._folder)
         elif (content := self._plain_content()) is not None:
             with suppress(NotFound):  # an attempt before this one has given it its name
                 await self._set_attributes(
                     FileEntry(ObjectInfo(content.name, content.size_bytes, 0))
                 )
-            return await self._tree.publish_plain(self.name, content, self.mode, self._folder)
+            return await self._publication.publish_plain(
+                self.name, content, self.mode, self._folder
+            )
         else:
             parts, placed = self._stripe_writer.parts, self._stripe_writer.placed
             units = tuple(placed[unit] for unit in range(len(placed)))
             layout = StripeManifest(
                 self.size_bytes, self._unit_bytes, self._parts_id, len(parts), units
             )
-            entry = await self._tree.publish(
-                self.name, layout, self.mode, self._folder, self._attempts
+            entry = await self._publication.publish_striped(
+                self.name, layout, self.mode, self._folder
             )
         with suppress(NotFound):  # others have moved it, or removed it, since
             if await self._set_attributes(entry):
-                return await self._tree.now(entry)
+                return await self._publication.current(entry)
         return entry
 
     def _plain_content(self) -> PlainContent | None:
@@ -245,7 +252,7 @@ class Draft:
         """Give a file its mode and time, where it was made with others; returns whether it was."""
         has_set = False
         if self.mode is not None and self.mode != self._parts_mode:
-            await self._tree.set_mode(entry, self.mode)
+            await self._names.set_mode(entry, self.mode)
             has_set = True
         if self.mtime_ns is not None:
             await self._tree.store.set_mtime(entry.name, self.mtime_ns)
@@ -392,7 +399,7 @@ class Draft:
     async def _deal_anew(self) -> None:
         """Write what was dealt once more, to few parts; if that fails, it is where it was."""
         await self._stripe_writer.drain()
-        parts_id, folder = self._tree.new_parts(self.name)
+        parts_id, folder = new_parts(self.name)
         stripe_writer = StripeWriter(self._pipelines, folder, self._parts_mode)
         try:
             for unit in sorted(self._stripe_writer.placed):

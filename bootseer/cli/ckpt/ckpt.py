@@ -15,7 +15,8 @@ from bootseer.units import parse_age, parse_size
 
 if TYPE_CHECKING:
     from bootseer.checkpoint.admin.progress import Progress
-    from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+    from bootseer.checkpoint.files.entries import FileEntry
+    from bootseer.checkpoint.files.tree import CheckpointTree
     from bootseer.checkpoint.write.options import WriteOptions
     from bootseer.store.api.base import Unlisted
 
@@ -250,6 +251,7 @@ def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
 @_quiet
 def rm(url: str, recursive: bool, quiet: bool) -> None:
     """Remove a file with its parts, or with -r a folder."""
+    from bootseer.checkpoint.files.namespace import Namespace
     from bootseer.cli import runner
     from bootseer.cli.ckpt import run
     from bootseer.errors import ConfigError, Conflict
@@ -259,7 +261,7 @@ def rm(url: str, recursive: bool, quiet: bool) -> None:
             raise ConfigError(f"{url} is all of a store; name a folder in it")
         if (await tree.stat(name)).is_folder and not recursive:
             raise Conflict(f"{url} is a folder: remove it with -r")
-        await tree.remove_tree(name)
+        await Namespace(tree).remove_tree(name)
         return name
 
     removed = run.run(url, work, after="run the same command again to remove the rest")

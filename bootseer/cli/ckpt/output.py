@@ -16,7 +16,7 @@ from bootseer.checkpoint.admin.bench import Row
 from bootseer.checkpoint.admin.describe import FileDescription
 from bootseer.checkpoint.admin.progress import LINK
 from bootseer.checkpoint.admin.verify import VerifyResult
-from bootseer.checkpoint.files.tree import FileEntry
+from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.cli.console import console
 from bootseer.cli.runner import print_line
 from bootseer.store.api.base import Unlisted

@@ -5,8 +5,9 @@ import trio
 import trio.testing
 
 from bootseer.checkpoint.admin.progress import Progress, background, each, limits_for, walk
+from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import FetchLimits
 from bootseer.errors import Conflict, Denied, NoSpace, NotFound, Unavailable
 from bootseer.store.api.base import ObjectInfo, Unlisted, publish

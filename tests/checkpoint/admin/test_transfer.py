@@ -14,6 +14,7 @@ from bootseer_dev.material.damage import flip
 from bootseer.checkpoint.admin import resumable_file
 from bootseer.checkpoint.admin.progress import LINK, LeftOut, Progress, each, walk
 from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX
+from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.stripe_manifest import MAGIC, PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.errors import (
@@ -133,7 +134,7 @@ async def test_what_has_changed_is_imported_again(store, source, tmp_path):
     await export_folder(store, tmp_path / "target")
     assert (tmp_path / "target" / "large").read_bytes() == content
     assert (tmp_path / "target" / "folder" / "small").read_bytes() == b"SMALL"
-    assert list(await CheckpointTree(store).unused_parts("run")) == []
+    assert list(await Leftovers(CheckpointTree(store)).unused("run")) == []
 
 
 async def test_only_mode_and_time_of_what_has_the_content_are_brought(store, source):
@@ -186,7 +187,7 @@ async def test_plain_replaces_what_is_striped(store, source, tmp_path):
     await import_folder(store, source, plain=True)
     assert shape(tmp_path / "store" / "run").keys() - {"large"} > shape(source).keys() - {"large"}
     assert (tmp_path / "store" / "run" / "large").read_bytes() == (source / "large").read_bytes()
-    assert list(await CheckpointTree(store).unused_parts("run")) == []
+    assert list(await Leftovers(CheckpointTree(store)).unused("run")) == []
     assert os.listdir(tmp_path / "store" / "run" / ".bootseer-parts") == []
 
 

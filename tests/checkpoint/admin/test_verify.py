@@ -154,7 +154,7 @@ async def test_a_file_without_any_parts_has_lost_them_all(store, layout):
         (lambda data: data[:8] + b"\xff" + data[9:], "version"),
         (lambda data: data[:5], "damaged manifest"),
     ],
-    ids=["half", "flipped", "version", "stump"],
+    ids=["half", "flipped", "version", "truncated"],
 )
 async def test_a_manifest_that_cannot_be_used_is_named(store, tmp_path, damage, says):
     path = tmp_path / "store" / "run" / "file"

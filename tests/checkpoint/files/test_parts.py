@@ -178,22 +178,22 @@ async def test_a_link_leads_there_from_where_it_is_and_from_the_root(store, part
 
 async def test_parts_without_a_mark_are_those_of_who_finds_them(store, parts):
     await put(store, BESIDE)
-    assert await parts.own("a/f", LAYOUT) == BESIDE
-    await parts.take("a/f", LAYOUT, "kept")
+    assert await parts.find_own("a/f", LAYOUT) == BESIDE
+    await parts.move_away("a/f", LAYOUT, "kept")
     assert await content(store, "kept") == ["0000"]
-    assert await parts.own("a/f", LAYOUT) is None
+    assert await parts.find_own("a/f", LAYOUT) is None
     with pytest.raises(NotFound, match="'a/f'"):
-        await parts.take("a/f", LAYOUT, "kept")
+        await parts.move_away("a/f", LAYOUT, "kept")
 
 
 async def test_parts_are_of_the_name_that_they_are_marked_with(store, parts):
     await put(store, BESIDE)
     await parts.mark("a/f", LAYOUT, "a/g")
     assert was_named(await store.list(BESIDE))
-    assert await parts.own("a/f", LAYOUT) is None
-    assert await parts.own("a/g", LAYOUT) == BESIDE
+    assert await parts.find_own("a/f", LAYOUT) is None
+    assert await parts.find_own("a/g", LAYOUT) == BESIDE
     await parts.mark("a/f", LAYOUT, "a/f")
-    assert await parts.own("a/g", LAYOUT) is None
+    assert await parts.find_own("a/g", LAYOUT) is None
 
 
 async def test_what_is_nowhere_is_not_marked(store, parts):
@@ -206,8 +206,8 @@ async def test_parts_that_somebody_holds_are_nobody_s_own(store, parts):
     async with parts.held(BESIDE):
         assert await marks_in(store, BESIDE) == ["held"]
         assert not was_named(await store.list(BESIDE))
-        assert await parts.own("a/f", LAYOUT) is None
-    assert await parts.own("a/f", LAYOUT) == BESIDE
+        assert await parts.find_own("a/f", LAYOUT) is None
+    assert await parts.find_own("a/f", LAYOUT) == BESIDE
 
 
 async def test_parts_are_let_go_where_they_have_moved_to(store, parts):
@@ -236,12 +236,12 @@ async def test_the_first_parts_that_are_there_look_as_if_just_put_to(store, part
 async def test_parts_of_a_name_that_leaves_are_nobody_s_own(store, parts):
     await put(store, BESIDE)
     async with parts.leaving("a/f"):
-        assert await parts.own("a/f", LAYOUT) is None
-        assert await parts.own("a/g", LAYOUT) == BESIDE
+        assert await parts.find_own("a/f", LAYOUT) is None
+        assert await parts.find_own("a/g", LAYOUT) == BESIDE
         async with parts.leaving("a/f"):
             pass
-        assert await parts.own("a/f", LAYOUT) is None, "there are two"
-    assert await parts.own("a/f", LAYOUT) == BESIDE
+        assert await parts.find_own("a/f", LAYOUT) is None, "there are two"
+    assert await parts.find_own("a/f", LAYOUT) == BESIDE
     assert await content(store, parts_of("a")) == [ID]
 
 
@@ -253,7 +253,7 @@ async def test_a_name_leaves_as_long_as_it_is_not_known_that_it_stays(store, par
     with pytest.raises(type(error)):
         async with parts.leaving("a/f"):
             raise error
-    assert await parts.own("a/f", LAYOUT) == (None if stays else BESIDE)
+    assert await parts.find_own("a/f", LAYOUT) == (None if stays else BESIDE)
     assert len(await content(store, parts_of("a"))) == (2 if stays else 1)
 
 
@@ -295,12 +295,12 @@ async def test_parts_have_the_mark_of_where_a_file_moves(store, parts, target, m
     await parts.mark("a/f", LAYOUT, "a/f")
     folder = parts_beside(target, LAYOUT)
     async with parts.renamed("a/f", target, LAYOUT):
-        assert await parts.own("a/f", LAYOUT) is None
+        assert await parts.find_own("a/f", LAYOUT) is None
         assert await marks_in(store, BESIDE) == marks
         if folder != BESIDE:
             await store.rename(BESIDE, folder)
     assert await marks_in(store, folder) == ["named"]
-    assert await parts.own(target, LAYOUT) == folder
+    assert await parts.find_own(target, LAYOUT) == folder
 
 
 @pytest.mark.parametrize("target", ["a/g", "b/g", "b/f"])
@@ -318,7 +318,7 @@ async def test_a_file_that_did_not_move_has_its_mark_alone(store, parts, target,
             raise error
     is_back = is_back or target == "b/f"  # whose mark is the same
     assert await marks_in(store, BESIDE) == ["named"] * (1 if is_back else 2)
-    assert await parts.own("a/f", LAYOUT) == (BESIDE if is_back else None)
+    assert await parts.find_own("a/f", LAYOUT) == (BESIDE if is_back else None)
 
 
 # Bringing them
@@ -326,22 +326,22 @@ async def test_a_file_that_did_not_move_has_its_mark_alone(store, parts, target,
 
 async def test_parts_that_are_beside_a_file_are_not_brought(store, parts):
     await put(store, BESIDE)
-    assert not await parts.bring("a/f", LAYOUT)
+    assert not await parts.move_beside("a/f", LAYOUT)
     assert store.names("rename") == []
 
 
 async def test_parts_are_brought_beside_a_file(store, parts):
     await put(store, ELSEWHERE, "named-1")
     await link(store, "a", "../b")
-    assert await parts.bring("a/f", LAYOUT)
+    assert await parts.move_beside("a/f", LAYOUT)
     assert await content(store, BESIDE) == ["0000", "named-1"]
     assert await content(store, parts_of("b")) == []
-    assert not await parts.bring("a/f", LAYOUT)
+    assert not await parts.move_beside("a/f", LAYOUT)
 
 
 async def test_parts_that_are_nowhere_cannot_be_brought(parts):
     with pytest.raises(NotFound):
-        await parts.bring("a/f", LAYOUT)
+        await parts.move_beside("a/f", LAYOUT)
 
 
 async def test_marks_that_are_in_the_way_of_parts_go_with_them(store, parts):
@@ -349,7 +349,7 @@ async def test_marks_that_are_in_the_way_of_parts_go_with_them(store, parts):
     for mark in ("held-1", "named-2"):
         await store.mkdir(f"{BESIDE}/{mark}")
     await link(store, "a", "../b")
-    assert await parts.bring("a/f", LAYOUT)
+    assert await parts.move_beside("a/f", LAYOUT)
     assert await content(store, BESIDE) == ["0000", "held-1", "named-2"]
     assert await content(store, parts_of("b")) == []
 
@@ -368,7 +368,7 @@ async def test_parts_that_somebody_else_brings_meanwhile_are_there(late):
                     await put(inner, ELSEWHERE)  # and another has the same ones once more
             return await call()
 
-    assert await Parts(Busy(inner)).bring("a/f", LAYOUT)
+    assert await Parts(Busy(inner)).move_beside("a/f", LAYOUT)
     assert await content(inner, BESIDE) == ["0000"]
 
 
@@ -383,4 +383,4 @@ async def test_parts_that_are_taken_away_meanwhile_are_missing():
         return False
 
     with pytest.raises(NotFound):
-        await Parts(FlakyStore(inner, taken)).bring("a/f", LAYOUT)
+        await Parts(FlakyStore(inner, taken)).move_beside("a/f", LAYOUT)

@@ -5,7 +5,6 @@ import os
 import time
 from contextlib import aclosing, asynccontextmanager, suppress
 from copy import deepcopy
-from functools import partial
 from itertools import count
 
 import pytest
@@ -14,7 +13,10 @@ import trio.testing
 
 from bootseer.checkpoint.admin.gc import find_litter, sweep
 from bootseer.checkpoint.files import parts as parts_module
+from bootseer.checkpoint.files.leftovers import Leftovers
+from bootseer.checkpoint.files.namespace import Namespace
 from bootseer.checkpoint.files.parts import FROM, parts_of
+from bootseer.checkpoint.files.retired_parts import RetiredParts
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher
@@ -100,13 +102,13 @@ def parts_in(store):
 
 
 async def clean(store):
-    """Remove what nobody needs, as `reap` and `unused_parts` say."""
+    """Remove what nobody needs, as `Leftovers` says."""
     tree = CheckpointTree(store)
-    for info in await tree.unused_parts(""):
+    for info in await Leftovers(tree).unused(""):
         await store.delete_tree(info.name)
     folders = {""} | {name for name in store._entries if not name.endswith(PARTS_FOLDER)}
     for folder in folders:
-        await tree.reap(folder, older_than_s=-60)
+        await Leftovers(tree).remove_abandoned(folder, older_than_s=-60)
 
 
 async def needed(store):
@@ -200,7 +202,9 @@ async def test_a_file_that_is_renamed_is_here_or_there(source, target, over):
 
     async def change(store):
         tree = CheckpointTree(store)
-        entry = await tree.rename(await tree.stat(source), target, over=await tree.find(target))
+        entry = await Namespace(tree).rename(
+            await tree.stat(source), target, over=await tree.find(target)
+        )
         assert entry.name == target
 
     async def check(store, failed):
@@ -217,7 +221,7 @@ async def test_a_file_that_is_removed_is_there_or_gone(content):
 
     async def change(store):
         tree = CheckpointTree(store)
-        await tree.remove(await tree.stat("a/f"))
+        await Namespace(tree).remove(await tree.stat("a/f"))
 
     async def check(store, failed):
         found = await read(store, "a/f")
@@ -233,13 +237,13 @@ async def test_a_file_set_aside_can_be_read_until_it_is_dropped(content):
 
     async def change(store):
         tree = CheckpointTree(store)
-        entry = await tree.set_aside(await tree.stat("a/f"))
+        entry = await RetiredParts(tree).set_aside(await tree.stat("a/f"))
         source = tree.source(entry)
         try:
             assert b"".join([await source.fetch(n) for n in range(source.pieces)]) == content
         finally:
             await source.close()
-        await tree.drop_aside(entry)
+        await RetiredParts(tree).remove_kept(entry)
 
     async def check(store, failed):
         found = await read(store, "a/f")
@@ -264,7 +268,7 @@ async def test_a_move_that_was_cut_off_can_be_made_again_or_elsewhere(source, ta
                 flaky = FlakyStore(store, lambda count, *_, nth=nth: count == nth, late=late)
                 tree = CheckpointTree(flaky)
                 try:
-                    await tree.rename(await tree.stat(source), target)
+                    await Namespace(tree).rename(await tree.stat(source), target)
                     break
                 except Transient:
                     pass
@@ -272,13 +276,13 @@ async def test_a_move_that_was_cut_off_can_be_made_again_or_elsewhere(source, ta
                 now = source if await tree.find(source) is not None else target
                 assert await read(store, now) == OLD
                 if now != onwards:
-                    await tree.rename(await tree.stat(now), onwards)
+                    await Namespace(tree).rename(await tree.stat(now), onwards)
                 assert await read(store, onwards) == OLD
                 assert await tree.find(source) is None
                 for folder in {source.rpartition("/")[0], target.rpartition("/")[0]}:
-                    await tree.reap(folder, -1)
+                    await Leftovers(tree).remove_abandoned(folder, -1)
                 assert await read(store, onwards) == OLD
-                await tree.remove(await tree.stat(onwards))
+                await Namespace(tree).remove(await tree.stat(onwards))
                 await sweep(tree, "", await find_litter(tree, "", -1))
                 assert not parts_in(store)
 
@@ -289,10 +293,10 @@ async def test_a_file_moves_on_and_on():
     tree = CheckpointTree(store)
     entry = await tree.stat("f")
     for name in ["a/f", "a/b/f", "f", "c/d/e/f", "a/f", "a/g", "c/f"]:
-        entry = await tree.rename(entry, name)
+        entry = await Namespace(tree).rename(entry, name)
         assert await read(store, name) == OLD
-        await tree.set_mode(entry, 0o600)
-    await tree.remove(await tree.stat("c/f"))
+        await Namespace(tree).set_mode(entry, 0o600)
+    await Namespace(tree).remove(await tree.stat("c/f"))
     assert not parts_in(store)
 
 
@@ -303,7 +307,7 @@ async def test_who_reads_goes_on_while_the_file_is_moved():
     entry = await tree.stat("a/b/f")
     source = tree.source(entry)
     first = await source.fetch(0)
-    moved = await tree.rename(entry, "f")
+    moved = await Namespace(tree).rename(entry, "f")
     # Parts that it has not opened yet are to be found at the new place only.
     source.move(moved.name)
     assert first + b"".join([await source.fetch(n) for n in range(1, source.pieces)]) == OLD
@@ -319,9 +323,9 @@ async def test_folders_move_with_what_is_in_them():
     store = MemoryStore()
     await write(store, "a/b/f", OLD)
     tree = CheckpointTree(store)
-    await tree.rename(await tree.stat("a"), "new")
+    await Namespace(tree).rename(await tree.stat("a"), "new")
     assert await read(store, "new/b/f") == OLD
-    await tree.remove_tree("new")
+    await Namespace(tree).remove_tree("new")
     assert not parts_in(store)
 
 
@@ -338,7 +342,7 @@ async def test_what_is_published_is_no_error_because_of_what_it_replaces(late):
         assert await read(store, "f") == content
     await write(store, "f", OLD)
     tree = CheckpointTree(flaky)
-    await tree.remove(await tree.stat("f"))
+    await Namespace(tree).remove(await tree.stat("f"))
     assert await tree.find("f") is None
     await clean(store)
     assert not parts_in(store)
@@ -369,7 +373,7 @@ async def test_a_copy_of_a_manifest_is_replaced_without_its_parts():
     await write(store, "f", OLD)
     await publish(store, "copy", await read_all(store, "f", 1 << 20))
     tree = CheckpointTree(store)
-    await tree.rename(await tree.stat("f"), "copy", over=await tree.stat("copy"))
+    await Namespace(tree).rename(await tree.stat("f"), "copy", over=await tree.stat("copy"))
     assert await read(store, "copy") == OLD
 
 
@@ -382,7 +386,7 @@ async def test_who_may_read_a_file_may_read_its_parts(content):
     await write(store, "f", content, mode=0o600)
     tree = CheckpointTree(store)
     for mode in (0o644, 0o640, 0o600):
-        await tree.set_mode(await tree.stat("f"), mode)
+        await Namespace(tree).set_mode(await tree.stat("f"), mode)
         for name, entry in store._entries.items():
             if entry.content is not None:
                 assert entry.mode == mode, name
@@ -453,7 +457,7 @@ async def test_a_manifest_with_a_byte_changed_is_no_content():
         with pytest.raises(Corrupt, match="f"):
             await read(store, "f")
         with pytest.raises(Corrupt, match="cannot be told"):
-            await CheckpointTree(store).unused_parts("")
+            await Leftovers(CheckpointTree(store)).unused("")
 
 
 @pytest.mark.parametrize("content", [b"1000", b"step_9\n", b"B", b"BS", b""])
@@ -497,9 +501,9 @@ async def test_a_link_that_leads_out_of_the_tree_reaches_nothing(step, autojump_
     with pytest.raises((Corrupt, Conflict)):
         await read(store, "g")
     tree = CheckpointTree(store)
-    await tree.remove(await tree.stat("g"))
+    await Namespace(tree).remove(await tree.stat("g"))
     assert await read(store, "a/f") == OLD
-    await tree.remove(await tree.stat("a/f"))
+    await Namespace(tree).remove(await tree.stat("a/f"))
     await sweep(tree, "", await find_litter(tree, "", -1))
     assert not parts_in(store)
 
@@ -515,17 +519,17 @@ async def test_parts_are_not_shown_and_folders_with_parts_in_the_making_stay():
     with pytest.raises(NotFound):
         await tree.stat(f"a/{PARTS_FOLDER}")
     with pytest.raises(NotFound):
-        await tree.rename(await tree.stat("a/f"), f"{PARTS_FOLDER}/x")
+        await Namespace(tree).rename(await tree.stat("a/f"), f"{PARTS_FOLDER}/x")
     with pytest.raises(Conflict, match="not empty"):
-        await tree.remove_folder("a")
-    await tree.remove(await tree.stat("a/f"))
+        await Namespace(tree).remove_folder("a")
+    await Namespace(tree).remove(await tree.stat("a/f"))
     await publish(store, f"a/{PARTS_FOLDER}/making-{'0' * 32}/0000", b"another's")
     assert await tree.list("a") == []
     with pytest.raises(Conflict):
-        await tree.remove_folder("a")
-    assert await tree.reap("a") == 0
-    assert await tree.reap("a", older_than_s=-60) == 1
-    await tree.remove_folder("a")
+        await Namespace(tree).remove_folder("a")
+    assert await Leftovers(tree).remove_abandoned("a") == 0
+    assert await Leftovers(tree).remove_abandoned("a", older_than_s=-60) == 1
+    await Namespace(tree).remove_folder("a")
     assert await tree.find("a") is None
 
 
@@ -544,7 +548,7 @@ async def test_parts_of_a_file_that_is_published_meanwhile_are_in_use():
                 await publish(store, "a/f", data)
             return found
 
-    assert await CheckpointTree(Busy(store, lambda *_: False)).unused_parts("a") == []
+    assert await Leftovers(CheckpointTree(Busy(store, lambda *_: False))).unused("a") == []
 
 
 def test_these_tests_know_all_changes():
@@ -555,9 +559,13 @@ CHANGES_OF_A_FOLDER = {
     "publish": lambda store: write(store, "a/f", NEW),
     "replace": lambda store: write(store, "a/g", NEW),
     "empty": lambda store: write(store, "a/g", b""),
-    "remove": lambda store: on(store, "a/g", lambda tree, entry: tree.remove(entry)),
-    "put aside": lambda store: on(store, "a/g", lambda tree, entry: tree.set_aside(entry)),
-    "rename": lambda store: on(store, "a/g", lambda tree, entry: tree.rename(entry, "b/g")),
+    "remove": lambda store: on(store, "a/g", lambda tree, entry: Namespace(tree).remove(entry)),
+    "put aside": lambda store: on(
+        store, "a/g", lambda tree, entry: RetiredParts(tree).set_aside(entry)
+    ),
+    "rename": lambda store: on(
+        store, "a/g", lambda tree, entry: Namespace(tree).rename(entry, "b/g")
+    ),
 }
 
 
@@ -610,7 +618,7 @@ async def test_who_makes_a_change_does_not_wait_for_it(autojump_clock, monkeypat
     trees.append(CheckpointTree(Watched(inner)))
     tree = trees[0]
     began = trio.current_time()
-    await tree.remove(await tree.stat("a/g"))
+    await Namespace(tree).remove(await tree.stat("a/g"))
     assert trio.current_time() == began
 
 
@@ -695,9 +703,9 @@ async def test_who_replaces_a_file_leaves_it_alone_under_its_new_name(new, back)
 
     async def rename():
         tree = CheckpointTree(store)
-        entry = await tree.rename(await tree.stat("a/f"), new)
+        entry = await Namespace(tree).rename(await tree.stat("a/f"), new)
         if back:
-            await tree.rename(entry, "a/h")
+            await Namespace(tree).rename(entry, "a/h")
 
     await write(Before(store, "create", "a/f", rename), "a/f", NEW)
     assert await read(store, "a/f") == NEW
@@ -711,11 +719,11 @@ async def test_who_removes_a_file_leaves_it_alone_under_its_new_name(new):
 
     async def rename():
         tree = CheckpointTree(store)
-        await tree.rename(await tree.stat("a/f"), new)
+        await Namespace(tree).rename(await tree.stat("a/f"), new)
         await write(store, "a/f", NEW)
 
     tree = CheckpointTree(Before(store, "delete", "a/f", rename))
-    await tree.remove(await tree.stat("a/f"))
+    await Namespace(tree).remove(await tree.stat("a/f"))
     assert await read(store, "a/f") is None
     assert await read(store, new) == OLD
     await sweep(tree, "", await find_litter(tree, "", -1))
@@ -731,7 +739,7 @@ async def test_what_is_published_while_its_name_is_moved_is_not_lost(new, step):
     entry = await tree.stat("a/f")
     mover = CheckpointTree(Before(store, *step, lambda: write(store, "a/f", NEW)))
     with suppress(Conflict):
-        await mover.rename(entry, new)
+        await Namespace(mover).rename(entry, new)
     found = [await read(store, name) for name in ("a/f", new)]
     assert found in ([NEW, None], [None, NEW], [NEW, OLD])
 
@@ -758,7 +766,7 @@ async def test_what_was_moved_before_it_is_written_once_more_is_one_file(at_once
 
     async def rename():
         other = CheckpointTree(store)
-        await other.rename(await other.stat("f"), "g")
+        await Namespace(other).rename(await other.stat("f"), "g")
 
     doubtful = Before(store, "commit", "f", rename, late=True)
     tree = CheckpointTree(RetryStore(doubtful) if at_once else doubtful)
@@ -787,7 +795,7 @@ async def test_a_file_whose_parts_cannot_be_marked_is_renamed(error, new):
     store = MemoryStore()
     await write(store, "a/f", OLD)
     tree = CheckpointTree(Unmarkable(store))
-    await tree.rename(await tree.stat("a/f"), new)
+    await Namespace(tree).rename(await tree.stat("a/f"), new)
     assert (await read(store, "a/f"), await read(store, new)) == (None, OLD)
 
 
@@ -821,9 +829,9 @@ async def test_a_file_moves_to_where_a_late_mark_was_made(mark):
     await write(store, "a/f", OLD)
     (parts,) = parts_in(store)
     tree = CheckpointTree(store)
-    entry = await tree.rename(await tree.stat("a/f"), "b/f")
+    entry = await Namespace(tree).rename(await tree.stat("a/f"), "b/f")
     await store.mkdir(parts + mark)
-    await tree.rename(entry, "a/f")
+    await Namespace(tree).rename(entry, "a/f")
     assert await read(store, "a/f") == OLD
     await store.delete_tree("b")
     assert await read(store, "a/f") == OLD
@@ -835,7 +843,7 @@ async def test_what_is_in_the_way_of_one_file_is_in_the_way_of_its_link_alone():
     await write(store, "a/f", OLD)
     half = CheckpointTree(Flaky(store, "rename", late=False))
     with pytest.raises(Transient):
-        await half.rename(await half.stat("a/f"), "b/f")
+        await Namespace(half).rename(await half.stat("a/f"), "b/f")
     await publish(store, f"{parts_of('c')}/{FROM}1", b"../a")
 
     class Busy(WrappedStore):
@@ -857,15 +865,15 @@ async def test_a_folder_is_not_removed_with_the_parts_of_a_file_that_has_moved()
     await write(store, "a/g", OLD)
     half = CheckpointTree(Flaky(store, "rename", late=False))
     with pytest.raises(Transient):
-        await half.rename(await half.stat("a/f"), "b/f")
+        await Namespace(half).rename(await half.stat("a/f"), "b/f")
     tree = CheckpointTree(store)
     with pytest.raises(Conflict, match="ckpt gc"):
-        await tree.remove_tree("a")
+        await Namespace(tree).remove_tree("a")
     assert (await read(store, "b/f"), await read(store, "a/g")) == (OLD, OLD)
     await sweep(tree, "", await find_litter(tree, "", -1))
     damaged = (await read_all(store, "a/g", 1 << 20))[:-1] + b"x"  # which goes, too
     await publish(store, "a/g", damaged)
-    await tree.remove_tree("a")
+    await Namespace(tree).remove_tree("a")
     assert (await read(store, "b/f"), await tree.find("a")) == (OLD, None)
 
 
@@ -876,10 +884,10 @@ async def test_a_folder_stays_while_a_file_is_moved_into_it():
 
     async def remove():
         with pytest.raises(Conflict):
-            await CheckpointTree(store).remove_folder("b")
+            await Namespace(CheckpointTree(store)).remove_folder("b")
 
     mover = CheckpointTree(Before(store, "rename", "a/f", remove))
-    await mover.rename(await mover.stat("a/f"), "b/f")
+    await Namespace(mover).rename(await mover.stat("a/f"), "b/f")
     assert await read(store, "b/f") == OLD
 
 
@@ -887,7 +895,7 @@ async def test_a_folder_goes_into_which_a_file_has_not_been_moved():
     store = MemoryStore()
     await publish(store, link := f"{parts_of('b')}/{FROM}1", b"../a")
     await store.set_mtime(link, time.time_ns() - 2 * 3600 * 10**9)
-    await CheckpointTree(store).remove_folder("b")
+    await Namespace(CheckpointTree(store)).remove_folder("b")
     assert not store._entries
 
 
@@ -898,10 +906,11 @@ async def test_what_was_moved_out_of_a_folder_is_read_when_that_moves_too(operat
     inner = MemoryStore()
     await write(inner, "a/f", OLD)
     tree = CheckpointTree(Flaky(inner, operation, late=late))
+    names = Namespace(tree)
     with suppress(Transient):
-        await tree.rename(await tree.stat("a/f"), "b/f")
+        await names.rename(await tree.stat("a/f"), "b/f")
     name = "b/f" if await tree.find("b/f") else "c/f"
-    await tree.rename(await tree.stat("a"), "c")
+    await names.rename(await tree.stat("a"), "c")
     assert await read(inner, name) == OLD
 
 
@@ -988,8 +997,13 @@ async def test_two_who_move_files_onto_a_name_and_away_from_it(over, target, ord
     await write(before, "d/f", NEW)
     await write(before, "d/e/g", over)
     new, old = [await CheckpointTree(before).stat(name) for name in ("d/f", "d/e/g")]
-    onto = partial(CheckpointTree.rename, entry=new, target="d/e/g", over=old)
-    away = partial(CheckpointTree.rename, entry=old, target=target)
+
+    async def onto(tree):
+        await Namespace(tree).rename(new, "d/e/g", over=old)
+
+    async def away(tree):
+        await Namespace(tree).rename(old, target)
+
     async with aclosing(in_every_order(before, [onto, away][::order])) as outcomes:
         async for store, steps in outcomes:
             found = [await read(store, name) for name in ("d/f", "d/e/g", target)]
@@ -1005,7 +1019,9 @@ async def test_who_moves_a_file_and_who_replaces_it_twice(old, target, order):
     before = MemoryStore()
     await write(before, "d/f", old)
     entry = await CheckpointTree(before).stat("d/f")
-    away = partial(CheckpointTree.rename, entry=entry, target=target)
+
+    async def away(tree):
+        await Namespace(tree).rename(entry, target)
 
     async def twice(tree):
         async with tasks() as nursery:
@@ -1027,10 +1043,11 @@ async def test_what_was_moved_into_a_folder_is_read_when_that_moves_too(other):
     inner = MemoryStore()
     await write(inner, "a/f", OLD)
     tree = CheckpointTree(Flaky(inner, "rename", late=False))
+    names = Namespace(tree)
     with pytest.raises(Transient):
-        await tree.rename(await tree.stat("a/f"), "b/f")
-    mover = CheckpointTree(inner) if other else tree
-    await mover.rename(await mover.stat("b"), "x/y/b")
+        await names.rename(await tree.stat("a/f"), "b/f")
+    mover = Namespace(CheckpointTree(inner)) if other else names
+    await mover.rename(await CheckpointTree(inner).stat("b"), "x/y/b")
     if not other:  # It knows of the move, and has completed it before.
         await inner.delete_tree("a")
     assert await read(inner, "x/y/b/f") == OLD
@@ -1041,6 +1058,6 @@ async def test_a_link_is_followed_in_a_part_of_the_tree_and_when_that_has_moved(
     await write(inner, "top/a/f", OLD)
     tree = CheckpointTree(Flaky(inner, "rename", late=False))
     with pytest.raises(Transient):
-        await tree.rename(await tree.stat("top/a/f"), "top/b/f")
+        await Namespace(tree).rename(await tree.stat("top/a/f"), "top/b/f")
     await inner.rename("top", "x/y/top")
     assert await read(inner, "x/y/top/b/f") == OLD

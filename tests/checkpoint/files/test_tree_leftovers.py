@@ -8,9 +8,13 @@ import pytest
 import trio
 from bootseer_dev.material.checkpoints import read_file
 
+from bootseer.checkpoint.files import entries as entries_module
 from bootseer.checkpoint.files import parts as parts_module
 from bootseer.checkpoint.files import tree as tree_module
+from bootseer.checkpoint.files.leftovers import Leftovers
+from bootseer.checkpoint.files.namespace import Namespace
 from bootseer.checkpoint.files.parts import FROM, MAKING, parts_folder, parts_of
+from bootseer.checkpoint.files.retired_parts import RetiredParts
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.write.draft import Drafts
@@ -105,7 +109,7 @@ async def test_a_folder_is_no_file(store):
 async def test_where_parts_are_nothing_is_made(store):
     tree = CheckpointTree(store)
     with pytest.raises(NotFound):
-        await tree.mkdir(f"a/{PARTS_FOLDER}/b")
+        await Namespace(tree).mkdir(f"a/{PARTS_FOLDER}/b")
     assert store._entries == {}
 
 
@@ -117,7 +121,7 @@ async def test_a_file_that_goes_while_its_folder_is_listed_is_not_in_it(store, p
 
 
 async def test_no_more_is_looked_at_once_a_listing_has_failed(store, put, monkeypatch):
-    monkeypatch.setattr(tree_module, "_LOOKS", 1)
+    monkeypatch.setattr(tree_module, "_READS_AT_ONCE", 1)
     for name in ("a/f", "a/g", "a/h"):
         await put(name, OLD)
     away = FlakyStore(store, lambda _, operation, __: operation == "pread")
@@ -139,7 +143,7 @@ async def test_a_manifest_is_read_once_and_ordinary_files_are_not(store, put):
 
 
 async def test_so_many_manifests_are_remembered_and_no_more(store, put, monkeypatch):
-    monkeypatch.setattr(tree_module, "_KNOWN", 2)
+    monkeypatch.setattr(entries_module, "_CACHED_MANIFESTS", 2)
     for name in ("f", "g", "h"):
         await put(name, OLD)
     counted = FlakyStore(store, lambda *_: False)
@@ -173,9 +177,10 @@ async def test_what_has_lost_its_name_is_not_remembered_under_it(store, put, cha
     entry = await tree.stat("f")
     if change == "replace":
         await publish(store, "g", SMALL)
-        await tree.rename(await tree.stat("g"), "f", over=entry)
+        await Namespace(tree).rename(await tree.stat("g"), "f", over=entry)
     else:
-        await getattr(tree, change)(entry, *["g"] * (change == "rename"))
+        owner = RetiredParts(tree) if change == "set_aside" else Namespace(tree)
+        await getattr(owner, change)(entry, *["g"] * (change == "rename"))
     second = await put("f", OLD[::-1])
     assert second.info.size_bytes == first.info.size_bytes
     assert (await tree.stat("f")).layout.parts_id == second.layout.parts_id
@@ -213,7 +218,7 @@ async def test_parts_that_could_not_be_removed_are_nobody_s(store, put, caplog):
     await put("a/f", OLD)
     await publish(store, "a/empty", b"")
     tree = CheckpointTree(FlakyStore(store, lambda _, operation, __: operation == "delete_tree"))
-    await tree.remove(await tree.stat("a/f"))
+    await Namespace(tree).remove(await tree.stat("a/f"))
     assert "are of no use any more and stay for now" in caplog.text
     assert (await tree.stat("a/empty")).problem is not None
 
@@ -226,7 +231,7 @@ async def test_a_file_that_another_node_moves_is_not_kept(store, put):
     tree = CheckpointTree(store)
     entry = await tree.stat("a/f")
     async with tree.parts.leaving("a/f"):
-        assert await tree.set_aside(entry) is None
+        assert await RetiredParts(tree).set_aside(entry) is None
     assert any(entry.layout.parts_id in name for name in parts_in(store))
 
 
@@ -235,7 +240,7 @@ async def test_only_what_was_set_aside_is_dropped(store, put):
     tree = CheckpointTree(store)
     entry = await tree.stat("f")
     with pytest.raises(ValueError, match="not set aside"):
-        await tree.drop_aside(entry)
+        await RetiredParts(tree).remove_kept(entry)
     assert await read_file(CheckpointTree(store), "f") == SMALL
 
 
@@ -244,7 +249,7 @@ async def test_a_file_that_gets_its_name_back_keeps_its_parts(store, put):
     manifest = await read_all(store, "a/f", 1 << 20)
     back = At(store, "delete", "a/f", lambda: publish(store, "a/f", manifest), after=True)
     tree = CheckpointTree(back)
-    await tree.remove(await tree.stat("a/f"))
+    await Namespace(tree).remove(await tree.stat("a/f"))
     assert await read_file(CheckpointTree(store), "a/f") == OLD
 
 
@@ -252,7 +257,7 @@ async def test_a_folder_goes_with_what_was_given_up_in_it(store):
     folder = f"{parts_of('a')}/{MAKING}{'0' * 32}"
     await publish(store, f"{folder}/0000", b"part")
     await store.set_mtime(folder, time.time_ns() - 3 * DAY_NS)
-    await CheckpointTree(store).remove_folder("a")
+    await Namespace(CheckpointTree(store)).remove_folder("a")
     assert store._entries == {}
 
 
@@ -260,11 +265,12 @@ async def test_a_folder_goes_when_what_was_moved_out_of_it_has_been_completed(st
     await put("a/f", OLD)
     (parts,) = parts_in(store)
     tree = CheckpointTree(At(store, "rename", parts, fail))
+    names = Namespace(tree)
     with pytest.raises(Transient):
-        await tree.rename(await tree.stat("a/f"), "b/f")
+        await names.rename(await tree.stat("a/f"), "b/f")
     for name in parts_in(store):  # marks, too, which are believed for an hour
         await store.set_mtime(name, time.time_ns() - DAY_NS)
-    await tree.remove_folder("a")
+    await names.remove_folder("a")
     assert await read_file(CheckpointTree(store), "b/f") == OLD
     assert await tree.find("a") is None
 
@@ -272,7 +278,7 @@ async def test_a_folder_goes_when_what_was_moved_out_of_it_has_been_completed(st
 async def test_a_folder_goes_with_parts_that_were_nobody_s(store):
     await lose(store)
     tree = CheckpointTree(store)
-    await tree.remove_tree("a")
+    await Namespace(tree).remove_tree("a")
     assert store._entries == {}
 
 
@@ -285,7 +291,7 @@ async def test_a_file_whose_parts_are_gone_is_not_moved(store, put, target):
     await store.delete_tree(PARTS_FOLDER)
     tree = CheckpointTree(store)
     with pytest.raises(Corrupt, match="restore the file"):
-        await tree.rename(await tree.stat("f"), target)
+        await Namespace(tree).rename(await tree.stat("f"), target)
     assert await tree.find("f") and not await tree.find(target)
 
 
@@ -301,7 +307,7 @@ async def test_what_was_published_while_it_is_moved_is_read_though_nobody_has_lo
     tree = CheckpointTree(At(late, "stat", target, fail, nth=looks))
     entry = await tree.stat("a/f")
     with pytest.raises(Transient):
-        await tree.rename(entry, target)
+        await Namespace(tree).rename(entry, target)
     assert await read_file(CheckpointTree(store), target) == NEW
     assert any(FROM in name for name in parts_in(store)) == (target == "b/f")
 
@@ -314,7 +320,7 @@ async def test_what_was_published_while_it_is_moved_has_its_parts_beside_it(
     """They are marked, so that who has seen it under its old name does not remove them."""
     await put("a/f", old)
     tree = CheckpointTree(At(store, "rename", "a/f", lambda: put("a/f", NEW)))
-    await tree.rename(await tree.stat("a/f"), f"{folder}/g")
+    await Namespace(tree).rename(await tree.stat("a/f"), f"{folder}/g")
     assert await read_file(CheckpointTree(store), f"{folder}/g") == NEW
     layout = (await CheckpointTree(store).stat(f"{folder}/g")).layout
     beside = await store.list(parts_folder(folder, layout.parts_id))
@@ -326,13 +332,14 @@ async def test_a_move_that_was_completed_is_not_looked_at_again(store, put, is_c
     await put("a/f", OLD)
     (parts,) = parts_in(store)
     tree = CheckpointTree(At(store, "rename", parts, fail, nth=1 if is_cut_off else 2))
+    names = Namespace(tree)
     with suppress(Transient):
-        await tree.rename(await tree.stat("a/f"), "b/f")
+        await names.rename(await tree.stat("a/f"), "b/f")
     if is_cut_off:
-        await tree.rename(await tree.stat("a"), "c")
+        await names.rename(await tree.stat("a"), "c")
     assert await read_file(CheckpointTree(store), "b/f") == OLD
     await store.delete_tree(parts_of("b"))
-    await tree.rename(await tree.stat("b" if is_cut_off else "a"), "d")
+    await names.rename(await tree.stat("b" if is_cut_off else "a"), "d")
     assert await tree.find("d")
 
 
@@ -397,7 +404,7 @@ async def test_what_is_left_over_is_given_up_after_a_time(store, monkeypatch):
     for age_ns, found in ((100 * 10**9 - 1, []), (100 * 10**9, names[:2])):
         for name in names:
             await store.set_mtime(name, now_ns - age_ns)
-        listed = await tree.left_over("a", 100)
+        listed = await Leftovers(tree).abandoned("a", 100)
         assert sorted(info.name for info in listed) == sorted(found)
 
 
@@ -409,7 +416,7 @@ async def test_what_cannot_be_brought_is_no_reason_to_leave_the_rest(store, put)
     await store.delete_tree(parts_folder("a", lost))
     await store.rename(parts_folder("a", kept), parts_folder("b", kept))
     await publish(store, f"{parts_of('a')}/{FROM}1", b"../b")
-    assert await tree.reap("a", -1) == 1
+    assert await Leftovers(tree).remove_abandoned("a", -1) == 1
     assert (await store.stat(parts_folder("a", kept))).is_folder
     assert await read_file(CheckpointTree(store), "a/g") == OLD
 
@@ -418,5 +425,5 @@ async def test_only_folders_with_an_id_may_be_parts_that_nobody_names(store):
     for name in ("0" * 32, "1" * 31, "g" * 32, f"{MAKING}{'2' * 32}"):
         await publish(store, f"{parts_folder('a', name)}/0000", b"part")
     await publish(store, parts_folder("a", "3" * 32), b"an object")
-    unused = await CheckpointTree(store).unused_parts("")
+    unused = await Leftovers(CheckpointTree(store)).unused("")
     assert [info.name for info in unused] == [parts_folder("a", "0" * 32)]

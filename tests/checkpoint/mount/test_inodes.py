@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest, UnitPlace
-from bootseer.checkpoint.files.tree import CheckpointTree, FileEntry
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.inodes import InodeTable
 from bootseer.errors import Corrupt
 from bootseer.fuse.view import ROOT_INODE

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from bootseer.checkpoint.admin.gc import find_litter, sweep
+from bootseer.checkpoint.files.publication import Publication
 from bootseer.checkpoint.files.source import StripedSource
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters
@@ -139,7 +140,7 @@ async def test_who_reads_a_file_that_is_published_meanwhile_gets_what_it_is_then
     node = await served.view.lookup(ROOT_INODE, b"file")
     opened = await served.view.open(node.inode, os.O_RDONLY)
     begun, published = trio.Event(), trio.Event()
-    fetch, publish = StripedSource.fetch, served.view._tree.publish
+    fetch, publish = StripedSource.fetch, Publication.publish_striped
     found = []
 
     async def fetch_late(source, piece, attempt=0):
@@ -160,7 +161,7 @@ async def test_who_reads_a_file_that_is_published_meanwhile_gets_what_it_is_then
         found.append(await served.view.read(opened.handle, 0, 100))
 
     monkeypatch.setattr(StripedSource, "fetch", fetch_late)
-    monkeypatch.setattr(served.view._tree, "publish", publish_and_wait)
+    monkeypatch.setattr(Publication, "publish_striped", publish_and_wait)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
         await begun.wait()
@@ -455,10 +456,10 @@ async def test_a_rename_over_what_is_being_written_is_not_done_by_halves(served,
     opened = await served.view.open(node.inode, os.O_RDWR, os.getpid())
     await served.view.write(opened.handle, 0, b"x" * len(CONTENT))
 
-    async def take(name, layout, target):
+    async def move_away(name, layout, target):
         raise Unavailable("no NameNode")
 
-    monkeypatch.setattr(served.view._tree.parts, "take", take)
+    monkeypatch.setattr(served.view._tree.parts, "move_away", move_away)
     await served.view.rename(ROOT_INODE, b"new", ROOT_INODE, b"file", 0)
     await served.view.flush(opened.handle)
     await served.view.close(opened.handle)

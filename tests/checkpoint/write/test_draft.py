@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.checkpoint.files import stripe_manifest
+from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.parts import making_folder
+from bootseer.checkpoint.files.retired_parts import RetiredParts
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER, part_name
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
@@ -123,7 +125,7 @@ def test_a_draft_is_like_a_file(steps, seed):
                 assert draft.size_bytes == len(model)
             await draft.publish()
             assert await content_of(tree, "file", nursery) == model
-        assert list(await tree.unused_parts("")) == []
+        assert list(await Leftovers(tree).unused("")) == []
 
     trio.run(run)
 
@@ -250,7 +252,7 @@ async def test_a_removed_file_is_read_on_by_who_changes_it():
         entry = await draft.publish()
         draft = drafts.begin("file", None, tree.source(entry))
         await draft.write(0, b"changed")
-        draft.move_base((await tree.set_aside(entry)).name)
+        draft.move_base((await RetiredParts(tree).set_aside(entry)).name)
         assert await draft.read(0, 5 * UNIT) == b"changed" + content[7:]
         await draft.discard()
 
@@ -313,7 +315,7 @@ async def test_parts_that_are_gone_are_not_published(size):
         await tree.store.rename("folder", "moved")  # by another node
         await tree.store.rename("moved/file", "folder/file")
         if size > UNIT:
-            (parts,) = await tree.unused_parts("moved")
+            (parts,) = await Leftovers(tree).unused("moved")
             await tree.store.rename(parts.name, parts.name.replace("moved", "folder"))
             # Somebody has written on.
             await draft.write(size, b"x")

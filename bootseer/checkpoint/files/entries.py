@@ -1,0 +1,97 @@
+"""Entries of a checkpoint tree: what the store and manifests say of files and folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bootseer.checkpoint.files import stripe_manifest
+from bootseer.checkpoint.files.stripe_manifest import StripeManifest
+from bootseer.errors import Corrupt
+from bootseer.store.api.base import ObjectInfo, Store
+
+_CACHED_MANIFESTS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file or a folder.
+
+    Attributes:
+        info: what the store says of it, or of its manifest.
+        layout: of a striped file.
+        problem: why its manifest cannot be used; it is neither read nor written then.
+    """
+
+    info: ObjectInfo
+    layout: StripeManifest | None = None
+    problem: Corrupt | None = None
+
+    @property
+    def name(self) -> str:
+        """Its whole name in the store."""
+        return self.info.name
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return self.info.is_folder
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of what can be read; 0 for a folder."""
+        return self.layout.size_bytes if self.layout else self.info.size_bytes
+
+    def has_parts_of(self, layout: StripeManifest | None) -> bool:
+        """Tell whether the file has the parts that a manifest names; copies of a manifest do."""
+        return (
+            self.layout is not None
+            and layout is not None
+            and self.layout.parts_id == layout.parts_id
+        )
+
+
+class ManifestCache:
+    """Reads the manifests of a store, and keeps each for as long as its object is that version."""
+
+    def __init__(self, store: Store) -> None:
+        """Read manifests of `store` when they are asked for."""
+        self._store = store
+        self._entries: dict[str, FileEntry] = {}
+
+    async def entry(self, info: ObjectInfo) -> FileEntry:
+        """Return the entry of an object: a striped file if the object is a manifest.
+
+        Raises:
+            NotFound: the object is gone.
+        """
+        if info.is_folder or not stripe_manifest.may_be_manifest(info.size_bytes):
+            return FileEntry(info)
+        known = self._entries.get(info.name)
+        if known is None or not known.info.is_version(info):
+            known = await self._read(info)
+            while len(self._entries) >= _CACHED_MANIFESTS:
+                del self._entries[next(iter(self._entries))]
+            self._entries[info.name] = known
+            return known
+        return replace(known, info=info)
+
+    def forget(self, name: str) -> None:
+        """Drop what is cached under a name."""
+        self._entries.pop(name, None)
+
+    async def _read(self, info: ObjectInfo) -> FileEntry:
+        async with self._store.open(info.name, known=info) as reader:
+            head = await reader.pread(0, len(stripe_manifest.MAGIC))
+            data = (
+                await reader.pread(0, stripe_manifest.MAX_BYTES)
+                if stripe_manifest.is_manifest(head)
+                else None
+            )
+            if reader.size_bytes != info.size_bytes:
+                return await self.entry(await self._store.stat(info.name))
+        if data is None:
+            return FileEntry(info)
+        try:
+            return FileEntry(info, stripe_manifest.decode(data, info.name))
+        except Corrupt as error:
+            return FileEntry(info, problem=error)

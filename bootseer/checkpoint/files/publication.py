@@ -1,0 +1,215 @@
+"""Show a new version of a file under its name, when all of it is in the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import xxhash
+
+from bootseer.checkpoint.files import stripe_manifest
+from bootseer.checkpoint.files.entries import FileEntry
+from bootseer.checkpoint.files.parts import above, parts_beside, was_named
+from bootseer.checkpoint.files.retired_parts import RetiredParts
+from bootseer.checkpoint.files.stripe_manifest import StripeManifest
+from bootseer.checkpoint.files.tree import CheckpointTree
+from bootseer.errors import Conflict, NotFound
+from bootseer.store.api.base import ObjectInfo, publish
+
+
+class PlainContent(NamedTuple):
+    """An object that is to be a file: its name, its length, and XXH3-128 of all of it."""
+
+    name: str
+    size_bytes: int
+    checksum: int
+
+
+class Publication:
+    """Publishes one version of a file; an attempt that has failed may be repeated.
+
+    Changes are atomic to readers of the file, wherever they are. Between attempts it remembers what
+    had the name at the first, and whether the version has had it: a version that others have
+    replaced is not written again.
+    """
+
+    def __init__(self, tree: CheckpointTree) -> None:
+        """Publish in `tree`."""
+        self._tree = tree
+        self._store = tree.store
+        self._retired = RetiredParts(tree)
+        self._has_begun = False
+        self._replaces: FileEntry | None = None
+        self._is_done = False
+
+    async def publish_striped(
+        self, name: str, layout: StripeManifest, mode: int | None, making: str
+    ) -> FileEntry:
+        """Publish a striped file whose parts are complete.
+
+        Args:
+            name: of the file.
+            layout: what the manifest is to say.
+            mode: permission bits; the store's default if None.
+            making: the folder in which the parts were made.
+
+        Raises:
+            Conflict: parts are missing, for somebody has moved or removed their folder; or
+                somebody has replaced what was, or was going to be, replaced by this.
+        """
+        over = await self._tree.find(name)
+        if not self._has_begun:
+            self._has_begun, self._replaces = True, over
+        first = self._replaces
+        with self._tree.probe.ignoring(layout, over.layout if over else None):
+            if over is not None and over.has_parts_of(layout) and not self._is_done:
+                # An attempt before this one may have failed just when its parts had gone.
+                await self._check_published(name, layout, await self._folder_of(over, layout))
+                self._is_done = True
+            if not self._is_done:
+                is_replaced = not _are_same(first, over)
+                await self._write_manifest(name, layout, mode, making, is_replaced=is_replaced)
+                self._is_done = True
+            if first is not None and not first.has_parts_of(layout):
+                await self._retired.remove(first)
+        info = ObjectInfo(name, len(layout.encode()), time.time_ns(), mode=mode)
+        return await self.current(FileEntry(info, layout))
+
+    async def publish_plain(
+        self, name: str, content: PlainContent | None, mode: int | None, making: str
+    ) -> FileEntry:
+        """Publish an ordinary file: `content`, made in the folder `making`, or an empty one.
+
+        Args:
+            name: of the file.
+            content: of it, which has its mode and time.
+            mode: of an empty one; the store's default if None.
+            making: the folder in which parts were made.
+
+        Raises:
+            NotFound: there is no such content; somebody has moved or removed its folder.
+        """
+        over = await self._tree.find(name)
+        made = ObjectInfo(name, 0, time.time_ns(), mode=mode)
+        with self._tree.probe.ignoring(over.layout if over else None):
+            if content is None:
+                await publish(self._store, name, b"", mode=mode)
+            else:
+                try:
+                    made = replace(await self._store.stat(content.name), name=name)
+                    await self._store.rename(content.name, name, overwrite=True)
+                except NotFound:
+                    if not await self._has_content(name, content):  # from an attempt before
+                        raise
+                    made = replace(made, size_bytes=content.size_bytes)
+            await self._retired.remove_folder(making)
+            if over is not None:
+                await self._retired.remove(over)
+        return await self.current(FileEntry(made), content)
+
+    async def current(self, made: FileEntry, content: PlainContent | None = None) -> FileEntry:
+        """Return what the store now has of a file that was just published.
+
+        Returns:
+            `made` if somebody has replaced it, or given it another name, since.
+        """
+        found = await self._tree.find(made.name)
+        if found is None or found.is_folder:
+            return made
+        if made.layout is not None:
+            return found if found.has_parts_of(made.layout) else made
+        if found.layout is not None or found.size_bytes != made.size_bytes:
+            return made
+        if content is None or found.info.is_version(made.info):
+            return found
+        # Some stores make a copy, which is another version.
+        return found if await self._has_content(made.name, content) else made
+
+    async def _write_manifest(
+        self, name: str, layout: StripeManifest, mode: int | None, making: str, *, is_replaced: bool
+    ) -> None:
+        """Move the parts beside the manifest and write that.
+
+        Args:
+            name: see `publish_striped`.
+            layout: see there.
+            mode: see there.
+            making: see there.
+            is_replaced: what has the name is not what had it at the first attempt.
+        """
+        target = parts_beside(name, layout)
+        try:
+            await self._store.rename(making, target)
+        except (NotFound, Conflict):
+            # An attempt before this one has come so far, or farther. A mark that came late may have
+            # made the folder again from which the parts had gone.
+            await self._store.stat(target)
+            if is_replaced:
+                # Perhaps it was seen and replaced, and its parts are being removed.
+                raise Conflict(f"{name!r} was replaced meanwhile") from None
+        # Whether the manifest has been seen, and replaced, by others is not known before an answer
+        # comes; until then it may be written once more.
+        async with self._tree.parts.held(target):
+            if was_named(await self._check_parts(name, layout, target)):
+                return  # An attempt before this one has worked, and others have moved the file.
+            await publish(self._store, name, layout.encode(), mode=mode)
+            await self._check_published(name, layout, target)
+
+    async def _folder_of(self, entry: FileEntry, layout: StripeManifest) -> str:
+        """Return where the parts of a file are, or would be."""
+        try:
+            return (await self._tree.parts.find(entry.name, layout))[0]
+        except NotFound:
+            return parts_beside(entry.name, layout)
+
+    async def _check_published(self, name: str, layout: StripeManifest, folder: str) -> None:
+        """Take the name from a file whose parts are gone, or are another's.
+
+        Another node has renamed their folder; or the file, before it was written once more.
+        """
+        try:
+            found = await self._check_parts(name, layout, folder)
+        except Conflict:
+            if await self._tree.has_version(name, layout):
+                await self._store.delete(name)
+            raise
+        if was_named(found) and await self._has_twin(name, layout):
+            await self._store.delete(name)
+
+    async def _check_parts(
+        self, name: str, layout: StripeManifest, folder: str
+    ) -> Sequence[ObjectInfo]:
+        """Return what is in the folder of a file's parts, which are all there."""
+        found = await self._store.list(folder)
+        names = {info.name.rpartition("/")[2] for info in found}
+        missing = {stripe_manifest.part_name(unit.part) for unit in layout.units} - names
+        if missing:
+            raise Conflict(
+                f"{name!r}: {min(missing)!r} is missing in {folder!r}; its folder was moved or "
+                "removed while it was being written"
+            )
+        return found
+
+    async def _has_twin(self, name: str, layout: StripeManifest) -> bool:
+        """Tell whether another file in the folder has the same parts as a file."""
+        entries = await self._tree.list(above(name))
+        if not any(e.name != name and e.has_parts_of(layout) for e in entries):
+            return False
+        return await self._tree.has_version(name, layout)  # else it is one that was moved just now
+
+    async def _has_content(self, name: str, content: PlainContent) -> bool:
+        """Tell whether a file has some content already."""
+        try:
+            async with self._store.open(name) as reader:
+                if reader.size_bytes != content.size_bytes:
+                    return False
+                data = await reader.pread(0, content.size_bytes)
+        except NotFound:
+            return False
+        return xxhash.xxh3_128_intdigest(data) == content.checksum
+
+
+def _are_same(one: FileEntry | None, other: FileEntry | None) -> bool:
+    return one is other or bool(one and other and one.info.is_version(other.info))

@@ -51,7 +51,7 @@ from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.parts import MAKING
 from bootseer.checkpoint.files.stripe_manifest import MAGIC, PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.inodes import InodeTable
+from bootseer.checkpoint.mount.inodes import Inode, InodeTable
 from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters, ProcessScan
 from bootseer.checkpoint.mount.owners import OwnerNames
 from bootseer.checkpoint.mount.view import CheckpointView
@@ -740,8 +740,8 @@ MENDS = {
         "if False:",
     ),
     "what is written moves with its folder": (
-        (CheckpointView, "_learn_path"),
-        "node.draft.move(path)",
+        (Inode, "move_versions"),
+        "self.pending.draft.move(path)",
         "pass",
     ),
     "a part in doubt is not a whole file": (

@@ -13,14 +13,9 @@ import trio
 
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.open_writers import OpenWriters
-from bootseer.checkpoint.mount.page_cache import CachedPieces
+from bootseer.checkpoint.mount.open_file import OpenFile
+from bootseer.checkpoint.mount.pending_version import PendingVersion
 from bootseer.checkpoint.mount.renames import FolderRenames
-from bootseer.checkpoint.read.fetcher import FileFetch
-from bootseer.checkpoint.read.readahead_window import ReadaheadWindow
-from bootseer.checkpoint.write.draft import Draft
-from bootseer.core.access_log import Recording
-from bootseer.errors import BootseerError
 from bootseer.fuse.view import ROOT_INODE
 from bootseer.store.api.base import ObjectInfo
 from bootseer.store.api.name import is_component
@@ -39,25 +34,13 @@ class Inode:
         inode: its number.
         parent, name: where it is, or was when it still had a name.
         entry: what others see under its name; None for a file that was not published yet.
-        draft: the version that is being written, or waits to be published.
-        failed: why that could not be published.
-        is_lost: it never will be, and that has been told.
-        is_own: it was written here, so that reading it is not what a start does.
-        vouched: one who opened it has closed it and was not killed, and nothing was written since.
-        fetch, window: how it is being read.
-        recording: takes what is read of it, if that counts.
-        cached: what the page cache should have of it.
-        marks: pages kept back from the page cache, by offset.
-        handles: how often it is open.
-        writing: who has it open to write, for each time that it is.
+        pending: the version that is being written, or waits to be published.
+        opened: who has the file open, and how it is read.
         has_name: whether its name is still its own.
-        children: how many numbered files and folders are, or last were, in this folder.
         is_forgotten: the kernel has no use for the number any more.
-        aside: where it is kept, removed or replaced while open.
-        mtime_ns: of the last write, or of the last change in a folder.
+        children: how many numbered files and folders are, or last were, in this folder.
         changes: counts changes in a folder.
-        pushes, pushed: of its content into the page cache, under way.
-        cuts: truncations under way, during which nothing is pushed.
+        changed_ns: when a folder was last changed here.
         lock: held while its version changes.
     """
 
@@ -65,27 +48,13 @@ class Inode:
     parent: int
     name: str
     entry: FileEntry | None
-    draft: Draft | None = None
-    failed: BootseerError | None = None
-    is_lost: bool = False
-    vouched: bool = False
-    is_own: bool = False
-    fetch: FileFetch | None = None
-    window: ReadaheadWindow | None = None
-    recording: Recording | None = None
-    cached: CachedPieces | None = None
-    marks: dict[int, bytes] = field(default_factory=dict)
-    handles: int = 0
-    writing: set[OpenWriters] = field(default_factory=set)
+    pending: PendingVersion | None = None
+    opened: OpenFile = field(default_factory=OpenFile)
     has_name: bool = True
-    children: int = 0
     is_forgotten: bool = False
-    aside: FileEntry | None = None
-    mtime_ns: int = 0
+    children: int = 0
     changes: int = 0
-    pushes: int = 0
-    pushed: trio.Event = field(default_factory=trio.Event)
-    cuts: int = 0
+    changed_ns: int = 0
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
@@ -93,13 +62,20 @@ class Inode:
         """Whether it is a folder."""
         return self.entry is not None and self.entry.is_folder
 
-    async def settle_pushes(self) -> None:
-        """Wait until no pages are on their way, in whose place others are to be.
+    def move_versions(self, path: str) -> None:
+        """Have its versions use the path that it now has, or would have."""
+        if self.has_name:
+            self.opened.move(path)
+        if self.pending is not None:
+            self.pending.draft.move(path)
+            if self.has_name:
+                self.pending.draft.move_base(path)
 
-        Not with the file's lock: they may wait for a read in progress, and that for the lock.
-        """
-        while self.pushes:
-            await self.pushed.wait()
+    def put_aside(self, aside: FileEntry | None) -> None:
+        """Learn where its published version is kept for those who have it open, if it is."""
+        self.opened.put_aside(aside)
+        if aside is not None and self.pending is not None:
+            self.pending.draft.move_base(aside.name)
 
     def extended(self) -> dict[bytes, bytes]:
         """Return the extended attributes: how it is stored.
@@ -109,11 +85,8 @@ class Inode:
         """
         if self.is_folder:
             return {}
-        if self.draft is not None:
-            state = "being written"
-            if self.failed is not None:
-                state = f"{'lost' if self.is_lost else 'waiting'}: {self.failed}"
-            return {b"user.bootseer.state": state.encode()}
+        if self.pending is not None:
+            return {b"user.bootseer.state": self.pending.state.encode()}
         if self.entry is None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         found = {b"user.bootseer.state": b"complete", b"user.bootseer.layout": b"plain"}
@@ -166,6 +139,10 @@ class InodeTable:
         self.by_name[parent, name] = node
         return node
 
+    def remember(self, node: Inode) -> None:
+        """Learn that the kernel is told of a number."""
+        node.is_forgotten = False
+
     def forget(self, inode: int) -> None:
         """Learn that the kernel has dropped a number, until it is told of it again."""
         node = self.by_inode.get(inode)
@@ -179,7 +156,7 @@ class InodeTable:
         A folder is needed for the paths of what is in it.
         """
         while (node := self.by_inode.get(inode)) is not None and node.is_forgotten:
-            is_open = node.handles or node.draft is not None
+            is_open = node.opened.handles or node.pending is not None
             if is_open or node.children or self.moves.uses(inode) or inode == ROOT_INODE:
                 return
             del self.by_inode[inode]
@@ -222,7 +199,7 @@ class InodeTable:
     def node(self, parent: int, name: str, entry: FileEntry) -> Inode:
         """Return the file of a name: the one that is known, if it is still that version."""
         node = self.by_name.get((parent, name))
-        if node is not None and node.draft is not None:
+        if node is not None and node.pending is not None:
             return node
         if node is not None and node.entry is not None:
             same_kind = node.is_folder == entry.is_folder
@@ -231,6 +208,10 @@ class InodeTable:
                 return node
             self.unname(parent, name)
         return self.new(parent, name, entry)
+
+    def update(self, node: Inode, entry: FileEntry) -> None:
+        """Learn what others see of a file or folder that was changed here."""
+        node.entry = entry
 
     def unname(self, parent: int, name: str) -> None:
         """Learn that a name is nobody's any more."""
@@ -287,16 +268,16 @@ class InodeTable:
         self.distrust(inode)
         folder = self.by_inode[inode]
         folder.changes += 1
-        folder.mtime_ns = time.time_ns()
+        folder.changed_ns = time.time_ns()
 
     async def named(self, parent: int, name: str) -> Inode | None:
         """Return the file of a name as it is now, if there is one."""
         node = self.by_name.get((parent, name))
-        if node is not None and node.draft is not None:
+        if node is not None and node.pending is not None:
             return node
         entry = await self._find(self.by_inode[parent], name)
         node = self.by_name.get((parent, name))
-        if node is not None and node.draft is not None:
+        if node is not None and node.pending is not None:
             return node
         if entry is None:
             self.unname(parent, name)
@@ -312,7 +293,7 @@ class InodeTable:
         return [
             node
             for (parent, _), node in self.by_name.items()
-            if parent == folder and node.draft is not None
+            if parent == folder and node.pending is not None
         ]
 
     def is_below(self, inode: int, folder: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ import trio
 
 from bootseer.checkpoint.files.leftovers import ABANDONED_S
 from bootseer.checkpoint.files.tree import CheckpointTree
+from bootseer.checkpoint.mount.file_reader import FileReader
 from bootseer.checkpoint.mount.inodes import Inode, InodeTable
-from bootseer.checkpoint.mount.open_files import OpenFiles
 from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters
-from bootseer.checkpoint.write.draft import Draft, Drafts, may_pass
+from bootseer.checkpoint.mount.pending_version import PendingVersion
+from bootseer.checkpoint.write.draft import Drafts, may_pass
 from bootseer.errors import BootseerError, Closed
 from bootseer.store.wrappers.backoff import Backoff
 
@@ -58,7 +58,7 @@ class Publisher:
         nodes: InodeTable,
         tree: CheckpointTree,
         drafts: Drafts,
-        reading: OpenFiles,
+        reader: FileReader,
         nursery: trio.Nursery,
         on_lost: Callable[[LostFile], None],
     ) -> None:
@@ -68,14 +68,14 @@ class Publisher:
             nodes: its numbered files.
             tree: where they are published.
             drafts: makes new versions.
-            reading: is told when a version is read no longer.
+            reader: reads the versions that were published before.
             nursery: for the tasks that try again.
             on_lost: told of each version that is lost, once that is certain.
         """
         self._nodes = nodes
         self._tree = tree
         self._drafts = drafts
-        self._reading = reading
+        self._reader = reader
         self._nursery = nursery
         self._on_lost = on_lost
         self._settling = trio.Event()
@@ -86,12 +86,12 @@ class Publisher:
     def create(self, parent: int, name: str, mode: int) -> Inode:
         """Begin a file that is not there."""
         node = self._nodes.new(parent, name, None)
-        node.draft = self._drafts.begin(self._nodes.path_in(parent, name), mode)
-        node.mtime_ns = time.time_ns()
+        draft = self._drafts.begin(self._nodes.path_in(parent, name), mode)
+        node.pending = PendingVersion(draft)
         self._nodes.touch(parent)
         return node
 
-    async def begin(self, node: Inode, *, is_empty: bool = False) -> Draft:
+    async def begin(self, node: Inode, *, is_empty: bool = False) -> PendingVersion:
         """Return the version that is being written, and begin one if there is none.
 
         Args:
@@ -103,27 +103,27 @@ class Publisher:
                 or never will be, for it has no name any more.
             OSError: ESTALE, there is nothing to begin with.
         """
-        if node.failed is not None and not is_empty:
+        if not is_empty and (pending := node.pending) is not None and pending.failed is not None:
             # How far the attempts before have come is not known: it is not written any more. And
             # the name of one that has lost it may be another file's.
-            if node.is_lost or not node.has_name:
-                raise node.failed.again()
+            if pending.is_lost or not node.has_name:
+                raise pending.failed.again()
             await self.publish(node)
-        node.vouched = False
-        if node.draft is not None:
-            if not is_empty:
-                return node.draft
-            # Never without one: what is not published has its name by that alone.
-            before = node.draft
-            node.draft = self._drafts.begin(self._nodes.path(node), before.mode)
-            node.failed, node.is_lost = None, False
-            await before.discard()
-        else:
-            entry = self._reading.version(node)
+        before = node.pending
+        if before is None:
+            entry = self._reader.version(node)
             base = None if is_empty else self._tree.source(entry)
-            node.draft = self._drafts.begin(entry.name, entry.info.mode, base)
-        node.mtime_ns = time.time_ns()
-        return node.draft
+            draft = self._drafts.begin(entry.name, entry.info.mode, base)
+            node.pending = pending = PendingVersion(draft)
+        elif is_empty:
+            # Never without one: what is not published has its name by that alone.
+            draft = self._drafts.begin(self._nodes.path(node), before.draft.mode)
+            node.pending = pending = PendingVersion(draft)
+            await before.draft.discard()
+        else:
+            pending = before
+            pending.is_vouched = False
+        return pending
 
     async def publish(self, node: Inode) -> None:
         """Show a version to others.
@@ -132,17 +132,12 @@ class Publisher:
             BootseerError: it cannot be published; while `Draft.is_lost` is not true, a later
                 attempt may succeed.
         """
-        draft = node.draft
-        assert draft is not None
-        try:
-            node.entry = await draft.publish()
-        except BootseerError as error:
-            node.failed = error
-            raise
-        node.draft = node.failed = None
-        node.is_own, node.recording = True, None
+        assert node.pending is not None
+        self._nodes.update(node, await node.pending.publish())
+        node.pending = None
+        node.opened.stop_recording()
         self._nodes.touch(node.parent)
-        await self._reading.end(node)
+        await node.opened.end_version()
 
     async def flush(self, node: Inode, open_writers: OpenWriters) -> None:
         """Do what a close(2) of a writer asks for; see the module's beginning.
@@ -156,20 +151,19 @@ class Publisher:
                 await self._flush(node, open_writers)
         self._notify()
         if scope.cancelled_caught:
-            raise node.failed or Closed(_NO_TIME)
+            failed = node.pending.failed if node.pending is not None else None
+            raise failed or Closed(_NO_TIME)
 
     async def release(self, node: Inode, open_writers: OpenWriters | None) -> None:
         """Count one who had the file open off; what its last writer leaves is published."""
         with self._closing(node):
             async with self._nodes.moves.using(node.inode), node.lock:
-                node.handles -= 1
-                if open_writers is not None:
-                    node.writing.remove(open_writers)
-                is_used = node.writing if node.has_name else node.handles
-                if node.draft is not None and not is_used:
-                    await self._end_draft(node)
-                if not node.handles:
-                    await self._reading.close_unused(node)
+                node.opened.remove_handle(open_writers)
+                is_used = node.opened.writers if node.has_name else node.opened.handles
+                if node.pending is not None and not is_used:
+                    await self._end_pending(node)
+                if not node.opened.handles:
+                    await self._reader.close_unused(node)
         self._notify()
 
     async def drain_below(self, folder: Inode) -> None:
@@ -181,8 +175,8 @@ class Publisher:
         for node in list(self._nodes.by_inode.values()):
             if self._nodes.is_below(node.inode, folder.inode):
                 async with node.lock:
-                    if node.draft is not None and not node.draft.is_lost:
-                        await node.draft.drain()
+                    if node.pending is not None and not node.pending.draft.is_lost:
+                        await node.pending.draft.drain()
 
     async def empty_folder(self, folder: Inode) -> None:
         """Take out of a folder what is made of files that are removed and still open.
@@ -193,20 +187,20 @@ class Publisher:
         for node in list(self._nodes.by_inode.values()):
             if node.parent == folder.inode and not node.has_name:
                 async with node.lock:
-                    if node.draft is not None and node.draft.is_lost:
-                        await node.draft.discard()
-                    elif node.draft is not None:
-                        await node.draft.leave_folder()
+                    if node.pending is not None and node.pending.draft.is_lost:
+                        await node.pending.draft.discard()
+                    elif node.pending is not None:
+                        await node.pending.draft.leave_folder()
 
     async def abandon(self, node: Inode) -> None:
         """Give up a version that nobody has open to write, and leave the file as it was."""
-        if node.draft is not None:
+        if node.pending is not None:
             await self._discard(node)
             self._notify()
 
     async def settled(self) -> None:
         """Wait until every file that its writers have closed is published or lost."""
-        while any(_is_pending(node) for node in self._nodes.by_inode.values()):
+        while any(_is_closed(node) for node in self._nodes.by_inode.values()):
             await self._settling.wait()
 
     def interrupt(self) -> None:
@@ -218,15 +212,15 @@ class Publisher:
     async def end(self, within_s: float) -> None:
         """Publish what was closed, as far as time allows, and give up the rest."""
         nodes = self._nodes.by_inode.values()
-        left = [n for n in nodes if n.draft is not None and n.has_name and not n.is_lost]
-        left.sort(key=lambda node: not _is_pending(node))
+        left = [n for n in nodes if n.has_name and _may_be_published(n)]
+        left.sort(key=lambda node: not _is_closed(node))
         with trio.move_on_after(within_s):
             for node in left:
                 async with self._nodes.moves.using(node.inode), node.lock:
                     await self._end(node)
         for node in left:
-            if node.draft is not None and not node.is_lost:
-                why = f": {node.failed}" if node.failed else ""
+            if (pending := node.pending) is not None and not pending.is_lost:
+                why = f": {pending.failed}" if pending.failed else ""
                 self._lose(node, Closed(f"{_NO_TIME}{why}"))
 
     @contextmanager
@@ -240,13 +234,14 @@ class Publisher:
                 yield scope
             finally:
                 self._scopes.remove(scope)
-        if scope.cancelled_caught and node.draft and node.has_name and not node.is_lost:
+        if scope.cancelled_caught and node.has_name and _may_be_published(node):
             self._lose(node, Closed(_NO_TIME))
 
     async def _end(self, node: Inode) -> None:
-        if node.draft is None:
+        pending = node.pending
+        if pending is None:
             return
-        if _is_pending(node):
+        if _is_closed(node):
             try:
                 await self.publish(node)
                 return
@@ -254,20 +249,21 @@ class Publisher:
                 self._lose(node, error)
         else:
             self._lose(node, Closed("it was still being written when the mount ended"))
-        await node.draft.discard()
+        await pending.draft.discard()
 
     async def _flush(self, node: Inode, open_writers: OpenWriters) -> None:
         open_writers.closing, by_opener = await open_writers.look(node.inode)
-        if node.draft is None:
+        pending = node.pending
+        if pending is None:
             return
-        is_last = node.has_name and all(other.closing in _CLOSED for other in node.writing)
-        if is_last and open_writers.closing is CloseKind.KILLED and not node.vouched:
+        is_last = node.has_name and all(w.closing in _CLOSED for w in node.opened.writers)
+        if is_last and open_writers.closing is CloseKind.KILLED and not pending.is_vouched:
             self._hide(node)
         elif is_last:
             await self.publish(node)
         else:
-            node.vouched |= by_opener or open_writers.closing is CloseKind.LAST
-            await node.draft.flush()
+            pending.is_vouched |= by_opener or open_writers.closing is CloseKind.LAST
+            await pending.draft.flush()
 
     def _hide(self, node: Inode) -> None:
         """Lose a version whose writer was killed, and show what was there before."""
@@ -275,41 +271,41 @@ class Publisher:
         self._lose(node, Closed(why))
         self._nodes.unname(node.parent, node.name)
         self._nodes.touch(node.parent)
-        if self._reading.kernel is not None:
-            self._reading.kernel.forget_entry(node.parent, node.name.encode())
+        if self._reader.kernel is not None:
+            self._reader.kernel.forget_entry(node.parent, node.name.encode())
 
-    async def _end_draft(self, node: Inode) -> None:
+    async def _end_pending(self, node: Inode) -> None:
         """Publish, or give up, what its last writer has closed."""
-        draft = node.draft
-        assert draft is not None
+        pending = node.pending
+        assert pending is not None
         if not node.has_name:
             await self._discard(node)
             return
         await self._try(node)
-        if node.draft is not None and not node.is_lost:
-            self._nursery.start_soon(self._try_again, node, draft)
+        if _may_be_published(node):
+            self._nursery.start_soon(self._try_again, node, pending)
 
     async def _try(self, node: Inode) -> None:
         """Publish a file that nobody has open to write; nobody waits for the answer."""
         try:
             await self.publish(node)
         except BootseerError as error:
-            assert node.draft is not None
-            if may_pass(error) and not node.draft.is_lost:
+            assert node.pending is not None
+            if may_pass(error) and not node.pending.draft.is_lost:
                 _log.warning("%s is not published yet: %s", self._nodes.path(node), error)
             else:
                 # Who opens the file next learns of it, too.
                 self._lose(node, error)
 
-    async def _try_again(self, node: Inode, draft: Draft) -> None:
+    async def _try_again(self, node: Inode, pending: PendingVersion) -> None:
         """Try until it is published, or somebody else sees to that, or the mount ends."""
         for attempt in itertools.count(1):
             await trio.sleep(_PAUSES.pause_s(attempt))
             async with self._nodes.moves.using(node.inode), node.lock:
-                if node.draft is not draft or node.writing or not node.has_name:
+                if node.pending is not pending or node.opened.writers or not node.has_name:
                     break
                 await self._try(node)
-                if node.draft is not draft or node.is_lost:
+                if node.pending is not pending or pending.is_lost:
                     break
         self._notify()
 
@@ -319,21 +315,19 @@ class Publisher:
             await trio.sleep(_KEEP_S)
             for node in list(self._nodes.by_inode.values()):
                 async with self._nodes.moves.using(node.inode), node.lock:
-                    if node.draft is not None and not node.is_lost:
+                    if (pending := node.pending) is not None and not pending.is_lost:
                         with suppress(BootseerError):  # there is the next time
-                            await node.draft.keep()
+                            await pending.draft.keep()
 
     async def _discard(self, node: Inode) -> None:
-        assert node.draft is not None
-        draft, node.draft = node.draft, None
-        node.failed, node.is_lost = None, False
-        await draft.discard()
+        assert node.pending is not None
+        pending, node.pending = node.pending, None
+        await pending.draft.discard()
 
     def _lose(self, node: Inode, error: BootseerError) -> None:
         """Tell that a version will never be published."""
-        assert node.draft is not None
-        node.draft.lose(error)
-        node.failed, node.is_lost = error, True
+        assert node.pending is not None
+        node.pending.lose(error)
         lost = LostFile(self._nodes.path(node), str(error))
         _log.error("%s is lost: %s", lost.name, lost.reason)
         self._on_lost(lost)
@@ -343,8 +337,13 @@ class Publisher:
         self._settling = trio.Event()
 
 
-def _is_pending(node: Inode) -> bool:
-    """Tell whether a version is on its way out."""
-    if node.draft is None or node.is_lost or not node.has_name:
+def _may_be_published(node: Inode) -> bool:
+    """Tell whether a file has a version that is not published and not lost."""
+    return node.pending is not None and not node.pending.is_lost
+
+
+def _is_closed(node: Inode) -> bool:
+    """Tell whether all writers of a version have closed it, so that it is to be published."""
+    if not node.has_name or not _may_be_published(node):
         return False
-    return all(open_writers.closing not in (None, CloseKind.HELD) for open_writers in node.writing)
+    return all(w.closing not in (None, CloseKind.HELD) for w in node.opened.writers)

@@ -6,19 +6,17 @@ import errno
 import itertools
 import os
 import stat
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import trio
 
-from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.namespace import Namespace
-from bootseer.checkpoint.files.retired_parts import RetiredParts
 from bootseer.checkpoint.files.tree import CheckpointTree
+from bootseer.checkpoint.mount.file_reader import FileReader
 from bootseer.checkpoint.mount.inodes import Inode, InodeTable
-from bootseer.checkpoint.mount.open_files import OpenFiles
+from bootseer.checkpoint.mount.name_changes import NameChanges
 from bootseer.checkpoint.mount.open_writers import LOOKS, OpenWriters
 from bootseer.checkpoint.mount.owners import OwnerNames
 from bootseer.checkpoint.mount.publisher import LostFile, Publisher
@@ -90,17 +88,17 @@ class CheckpointView:
     ) -> None:
         """Show `tree`, and note in `reads` what is read of it; see `Publisher` for `on_lost`."""
         self._tree = tree
-        self._names = Namespace(tree)
-        self._retired = RetiredParts(tree)
+        self._namespace = Namespace(tree)
         self._owners = owners
         self._options = options or ViewOptions()
         self._reads = reads or ReadRecorder(tree.store)
         self.valid_s = self._options.valid_s
         self._nodes = InodeTable(tree, self.valid_s)
-        self._reading = OpenFiles(self._nodes, tree, fetcher, self._options.window_bytes)
+        self._reader = FileReader(self._nodes, tree, fetcher, self._options.window_bytes)
         self.publisher = Publisher(
-            self._nodes, tree, drafts, self._reading, fetcher.nursery, on_lost
+            self._nodes, tree, drafts, self._reader, fetcher.nursery, on_lost
         )
+        self._names = NameChanges(self._nodes, tree, self._namespace, self._reader, self.publisher)
         self._using = self._nodes.moves.using
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
@@ -108,7 +106,7 @@ class CheckpointView:
 
     def attach(self, kernel: Kernel) -> None:
         """See `View.attach`."""
-        self._reading.kernel = kernel
+        self._reader.kernel = kernel
 
     # Names
 
@@ -117,10 +115,10 @@ class CheckpointView:
         text = _text(name)
         async with self._using(parent):
             node = self._nodes.by_name.get((parent, text))
-            if node is None or node.draft is None:
+            if node is None or node.pending is None:
                 entry = await self._nodes.entry(self._nodes.by_inode[parent], text)
                 node = self._nodes.by_name.get((parent, text))
-                if node is None or node.draft is None:
+                if node is None or node.pending is None:
                     if entry is None:
                         self._nodes.unname(parent, text)
                         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -165,7 +163,7 @@ class CheckpointView:
             path = self._nodes.path_in(parent, text)
             if await self._nodes.named(parent, text) is not None:
                 raise _os_error(errno.EEXIST)
-            await self._names.mkdir(path, mode & 0o1777)
+            await self._namespace.mkdir(path, mode & 0o1777)
             entry = await self._tree.stat(path)
         self._nodes.touch(parent)
         return self._attributes(self._nodes.node(parent, text, entry))
@@ -179,10 +177,10 @@ class CheckpointView:
                 raise _os_error(errno.EISDIR)
             async with node.lock:
                 if node.entry is not None:
-                    await self._remove_entry(node)
+                    await self._names.remove(node)
                 self._nodes.unname(parent, text)
                 self._nodes.touch(parent)
-                if not node.handles:
+                if not node.opened.handles:
                     await self.publisher.abandon(node)
 
     async def remove_folder(self, parent: int, name: bytes) -> None:
@@ -192,7 +190,7 @@ class CheckpointView:
             node = await self._named(parent, text)
             if not node.is_folder:
                 raise _os_error(errno.ENOTDIR)
-            await self._remove_folder(node)
+            await self._names.remove_folder(node)
             self._nodes.unname(parent, text)
             self._nodes.touch(parent)
 
@@ -211,62 +209,15 @@ class CheckpointView:
             if over is not None and over.is_folder != node.is_folder:
                 raise _os_error(errno.EISDIR if over.is_folder else errno.ENOTDIR)
             if node.is_folder:
-                await self._move_folder(node, new_parent, new, over)
+                await self._names.rename_folder(node, new_parent, new, over)
             else:
                 # What is being published meanwhile would be under the old name, or the new one.
                 async with node.lock, over.lock if over is not None else nullcontext():
-                    if node.draft is not None:
+                    if node.pending is not None:
                         await self.publisher.publish(node)
-                    await self._move(node, new_parent, new, over)
+                    await self._names.rename(node, new_parent, new, over)
             self._nodes.touch(parent)
             self._nodes.touch(new_parent)
-
-    async def _move_folder(self, node: Inode, parent: int, name: str, over: Inode | None) -> None:
-        """Give a folder another name, and all that is below, perhaps an empty folder's."""
-        async with self._nodes.moves.moving(node.inode):
-            await self.publisher.drain_below(node)
-            if over is not None:
-                await self._remove_folder(over)
-                self._nodes.unname(parent, name)
-            await self._move(node, parent, name, None)
-
-    async def _move(self, node: Inode, parent: int, name: str, over: Inode | None) -> None:
-        """Give a file or folder another name, perhaps a file's."""
-        assert node.entry is not None
-        replaced = kept = None
-        if over is not None and over.entry is not None:
-            replaced = self._reading.version(over)
-            if over.handles and replaced.layout is not None:
-                kept, replaced = replaced, FileEntry(replaced.info)
-        entry = replace(node.entry, info=self._nodes.info(node))
-        node.entry = await self._names.rename(
-            entry, self._nodes.path_in(parent, name), over=replaced
-        )
-        if over is not None:
-            if kept is not None:
-                # Without it, who has it open may lose it; but the name is another file's by now.
-                aside = None
-                with suppress(BootseerError):
-                    aside = await self._retired.keep(kept)
-                self._reading.put_aside(over, aside)
-            if not over.handles:
-                await self.publisher.abandon(over)
-        self._nodes.move(node, parent, name)
-        self._learn_path(node)
-        if node.is_folder:
-            for other in self._nodes.by_inode.values():
-                if self._nodes.is_below(other.inode, node.inode):
-                    self._learn_path(other)
-
-    def _learn_path(self, node: Inode) -> None:
-        """Have what is under way of a file use its path of now."""
-        path = self._nodes.path(node)
-        if node.has_name and node.fetch is not None:
-            node.fetch.source.move(path)
-        if node.draft is not None:
-            node.draft.move(path)
-            if node.has_name:
-                node.draft.move_base(path)
 
     # Files
 
@@ -283,28 +234,27 @@ class CheckpointView:
             handle = _Handle(node, OpenWriters(thread, self._looks))
         else:
             handle = _Handle(node)
-            if node.draft is None and not node.is_own:
-                node.recording = self._reads.opened(self._nodes.path(node))
+            if node.pending is None and node.opened.is_recordable:
+                node.opened.record(self._reads.opened(self._nodes.path(node)))
         self._check_mode(node, flags)
         async with node.lock:
             if empties:
                 await self.publisher.begin(node, is_empty=True)
-            elif node.is_lost:
-                assert node.failed is not None
-                # A killed writer's: the kernel looks again for what has the name now.
-                raise node.failed.again() if node.has_name else _os_error(errno.ESTALE)
-            elif node.draft is None and handle.open_writers is not None:
-                self._reading.version(node)  # or it is gone
-            elif node.draft is None:
+            elif node.pending is not None:
+                if node.pending.is_lost:
+                    assert node.pending.failed is not None
+                    # A killed writer's: the kernel looks again for what has the name now.
+                    raise node.pending.failed.again() if node.has_name else _os_error(errno.ESTALE)
+            elif handle.open_writers is not None:
+                self._reader.version(node)  # or it is gone
+            else:
                 try:
-                    await self._reading.open(node)
+                    await self._reader.open(node)
                 except (Conflict, NotFound):
                     # Somebody has replaced it: the kernel looks again, and is to find that.
                     self._nodes.distrust(node.parent)
                     raise
-            node.handles += 1
-            if handle.open_writers is not None:
-                node.writing.add(handle.open_writers)
+            node.opened.add_handle(handle.open_writers)
         return handle
 
     async def create(
@@ -319,8 +269,7 @@ class CheckpointView:
                 node = self.publisher.create(parent, text, mode & 0o1777)
                 # Opened only to read, it is there all the same.
                 open_writers = OpenWriters(thread, self._looks)
-                node.handles = 1
-                node.writing.add(open_writers)
+                node.opened.add_handle(open_writers)
                 handle = _Handle(node, open_writers)
             else:
                 if flags & os.O_EXCL:
@@ -336,25 +285,23 @@ class CheckpointView:
         """See `View.read`."""
         opened = self._handles[handle]
         node = opened.node
-        if node.draft is not None:
+        if node.pending is not None:
             async with self._using(node.inode), node.lock:
-                if node.draft is not None:
-                    return await node.draft.read(offset, size_bytes)
-        return await self._reading.read(node, offset, size_bytes)
+                if node.pending is not None:
+                    return await node.pending.draft.read(offset, size_bytes)
+        return await self._reader.read(node, offset, size_bytes)
 
     async def write(self, handle: int, offset: int, data: bytes) -> int:
         """See `WritableView.write`."""
         opened = self._handles[handle]
         node = opened.node
         async with self._using(node.inode), node.lock:
-            draft = await self.publisher.begin(node)
+            pending = await self.publisher.begin(node)
             if opened.open_writers is not None:
                 opened.open_writers.closing = None
             # Also of one who appends: the kernel knows the end, and writes mapped pages back by
             # any descriptor that there is.
-            await draft.write(offset, data)
-            node.mtime_ns = time.time_ns()
-            draft.mtime_ns = None
+            await pending.write(offset, data)
         return len(data)
 
     async def flush(self, handle: int) -> None:
@@ -367,8 +314,8 @@ class CheckpointView:
         """See `WritableView.sync`: what was written survives, if it is closed some day."""
         node = self._handles[handle].node
         async with self._using(node.inode), node.lock:
-            if node.draft is not None:
-                await node.draft.flush()
+            if node.pending is not None:
+                await node.pending.draft.flush()
 
     async def close(self, handle: int) -> None:
         """See `View.close`."""
@@ -381,32 +328,21 @@ class CheckpointView:
         node = self._nodes.by_inode[inode]
         if handle is None:
             self._check_mode(node, os.O_WRONLY)
-        async with self._cutting(node), self._using(inode), node.lock:
-            if not node.has_name and not node.writing:
+        async with node.opened.pushes.truncating(), self._using(inode), node.lock:
+            writers = node.opened.writers
+            if not node.has_name and not writers:
                 # It would be published, though the name may be another file's.
                 raise _os_error(errno.ESTALE)
-            draft = await self.publisher.begin(node, is_empty=size_bytes == 0)
+            pending = await self.publisher.begin(node, is_empty=size_bytes == 0)
             try:
-                await draft.truncate(size_bytes)
-                node.mtime_ns = time.time_ns()
-                draft.mtime_ns = None
-                if not node.writing:
+                await pending.truncate(size_bytes)
+                if not writers:
                     await self.publisher.publish(node)
             except BootseerError:
-                if not node.writing and node.entry is not None:
+                if not writers and node.entry is not None:
                     await self.publisher.abandon(node)
                 raise
         return self._attributes(node)
-
-    @asynccontextmanager
-    async def _cutting(self, node: Inode) -> AsyncIterator[None]:
-        """Have no pages pushed that are of a longer version."""
-        node.cuts += 1
-        try:
-            await node.settle_pushes()
-            yield
-        finally:
-            node.cuts -= 1
 
     async def change(
         self,
@@ -423,21 +359,18 @@ class CheckpointView:
         if uid not in (None, now.uid) or gid not in (None, now.gid):
             raise _os_error(errno.EPERM)
         async with self._using(inode), node.lock:
-            if node.draft is not None:
-                if mode is not None:
-                    node.draft.mode = mode & 0o1777
-                if mtime_ns is not None:
-                    node.draft.mtime_ns = node.mtime_ns = mtime_ns
+            if node.pending is not None:
+                node.pending.set_attributes(None if mode is None else mode & 0o1777, mtime_ns)
             elif node.entry is not None and node.has_name and inode != ROOT_INODE:
                 entry = replace(node.entry, info=self._nodes.info(node))
                 if mode is not None:
-                    await self._names.set_mode(entry, mode & 0o1777)
+                    await self._namespace.set_mode(entry, mode & 0o1777)
                 if mtime_ns is not None:
                     await self._tree.store.set_mtime(entry.name, mtime_ns)
-                    node.mtime_ns = 0
+                    node.changed_ns = 0
                     # To the store it is another version: those who read it go on with that.
-                    await self._reading.end(node)
-                node.entry = await self._tree.stat(entry.name)
+                    await node.opened.end_version()
+                self._nodes.update(node, await self._tree.stat(entry.name))
                 self._nodes.touch(node.parent)
         return self._attributes(node)
 
@@ -487,7 +420,7 @@ class CheckpointView:
 
         It is asked about the owner's files, too, but for new content it only looks at the folder.
         """
-        if node.entry is None or node.draft is not None:
+        if node.entry is None or node.pending is not None:
             return
         shown = self._attributes(node)
         wanted = {os.O_RDONLY: 4, os.O_WRONLY: 2, os.O_RDWR: 6}[flags & os.O_ACCMODE]
@@ -495,54 +428,37 @@ class CheckpointView:
         if shown.uid == self._owners.own[0] and wanted & ~(shown.mode >> 6):
             raise _os_error(errno.EACCES)
 
-    async def _remove_folder(self, node: Inode) -> None:
-        if self._nodes.being_written(node.inode):
-            raise _os_error(errno.ENOTEMPTY)
-        await self.publisher.empty_folder(node)
-        try:
-            await self._names.remove_folder(self._nodes.path(node))
-        except Conflict as error:
-            raise _os_error(errno.ENOTEMPTY) from error
-
-    async def _remove_entry(self, node: Inode) -> None:
-        """Remove a published file; what is open of it is kept until it is closed."""
-        assert node.entry is not None
-        entry = replace(node.entry, info=self._nodes.info(node))
-        if not node.handles:
-            await self._names.remove(entry)
-            return
-        self._reading.put_aside(node, await self._retired.set_aside(entry))
-
     # Answers
 
     async def _opened(self, handle: _Handle) -> OpenedFile:
         """Number an open file, when no pages are on their way that its writer could change."""
         if handle.open_writers is not None:
-            await handle.node.settle_pushes()
+            await handle.node.opened.pushes.settle()
         number = next(self._numbers)
         self._handles[number] = handle
-        return OpenedFile(number, keep_cache=handle.node.draft is None)
+        return OpenedFile(number, keep_cache=handle.node.pending is None)
 
     def _attributes(self, node: Inode) -> Attributes:
-        node.is_forgotten = False
+        self._nodes.remember(node)
+        pending = node.pending
         if node.entry is None:
-            if node.draft is None:
+            if pending is None:
                 raise _os_error(errno.ESTALE)
-            mode = node.draft.mode
+            mode = pending.draft.mode
             uid, gid = self._owners.own
         else:
-            mode = node.entry.info.mode if node.draft is None else node.draft.mode
+            mode = node.entry.info.mode if pending is None else pending.draft.mode
             uid, gid = self._owners.of(node.entry.info)
         if mode is None:
             mode = _FOLDER_MODE if node.is_folder else _FILE_MODE
         if node.is_folder:
             assert node.entry is not None
-            mtime_ns = max(node.entry.info.mtime_ns, node.mtime_ns)
+            mtime_ns = max(node.entry.info.mtime_ns, node.changed_ns)
             return Attributes(
                 node.inode, stat.S_IFDIR | mode, 0, mtime_ns, mtime_ns, uid, gid, links=2
             )
-        if node.draft is not None:
-            size_bytes, mtime_ns = node.draft.size_bytes, node.mtime_ns
+        if pending is not None:
+            size_bytes, mtime_ns = pending.draft.size_bytes, pending.mtime_ns
         else:
             assert node.entry is not None
             size_bytes, mtime_ns = node.entry.size_bytes, node.entry.info.mtime_ns

@@ -10,7 +10,7 @@ import trio.testing
 
 from bootseer.checkpoint.files import source
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount import open_files
+from bootseer.checkpoint.mount import page_pushes
 from bootseer.checkpoint.mount.owners import OwnerNames
 from bootseer.checkpoint.mount.view import CheckpointView
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
@@ -101,7 +101,7 @@ class Mounted:
 @pytest.fixture
 async def mounted(nursery, monkeypatch):
     monkeypatch.setattr(source, "PLAIN_PIECE_BYTES", PIECE)
-    monkeypatch.setattr(open_files, "MARK_BYTES", MARK)
+    monkeypatch.setattr(page_pushes, "MARK_BYTES", MARK)
     store = MemoryStore()
     await publish(store, "file", CONTENT)
     return Mounted(nursery, store)

@@ -264,7 +264,7 @@ async def test_a_folder_that_had_to_go_for_another_is_gone_though_that_has_not_c
     async def fail(*_, **__):
         raise Unavailable("no NameNode")
 
-    monkeypatch.setattr(served.view._names, "rename", fail)
+    monkeypatch.setattr(served.view._namespace, "rename", fail)
     with pytest.raises(Unavailable):
         await served.view.rename(ROOT_INODE, b"one", ROOT_INODE, b"other", 0)
     with pytest.raises(FileNotFoundError):
@@ -552,7 +552,7 @@ async def test_a_file_that_leaves_a_folder_while_it_is_listed_is_not_in_it(
 async def test_a_file_keeps_its_name_though_somebody_looks_for_the_old_one(served, monkeypatch):
     """What is found out meanwhile, the change itself knows already."""
     inode = await served.put()
-    rename = served.view._names.rename
+    rename = served.view._namespace.rename
 
     async def rename_and_look(*arguments, **options):
         done = await rename(*arguments, **options)
@@ -562,7 +562,7 @@ async def test_a_file_keeps_its_name_though_somebody_looks_for_the_old_one(serve
         return done
 
     early = []
-    monkeypatch.setattr(served.view._names, "rename", rename_and_look)
+    monkeypatch.setattr(served.view._namespace, "rename", rename_and_look)
     await served.view.rename(ROOT_INODE, b"file", ROOT_INODE, b"new", 0)
     found = await served.view.lookup(ROOT_INODE, b"new")
     assert (found.inode, found.links) == (inode, 1)
@@ -996,7 +996,7 @@ async def test_a_file_that_cannot_be_opened_any_more_is_looked_for_again(
     async def fail(node):
         raise error
 
-    monkeypatch.setattr(served.view._reading, "open", fail)
+    monkeypatch.setattr(served.view._reader, "open", fail)
     with pytest.raises(type(error)):
         await served.view.open(inode, os.O_RDONLY)
     assert (await served.view.lookup(ROOT_INODE, b"new")).size_bytes == 7

@@ -88,7 +88,7 @@ async def opened(nursery, request):
 
 async def recorded(reads):
     (file,) = await reads.close()
-    return [tuple(found) for found in file["ranges"]]
+    return [tuple(found) for found in file.ranges]
 
 
 async def test_a_file_read_to_its_end_is_recorded_as_a_whole(opened):

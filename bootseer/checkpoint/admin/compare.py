@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import trio
 import xxhash
 
@@ -13,6 +15,14 @@ from bootseer.core.ranges import ByteRange
 from bootseer.posix import read_fully
 from bootseer.store.local.errors import translated
 from bootseer.units import NS_PER_MS
+
+THIS_MACHINE = "this machine"
+"""What errors of local files call the place where they are."""
+
+
+def open_local(path: str) -> int:
+    """Open a local file to read it; a link is not followed, and nothing is waited for."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 async def has_content(fd: int, layout: StripeManifest) -> bool:
@@ -31,7 +41,7 @@ async def same_content(fetcher: Fetcher, tree: CheckpointTree, entry: FileEntry,
 
     async def compare(offset: int, data: bytes) -> None:
         nonlocal is_same
-        with translated("read", entry.name, "this machine"):
+        with translated("read", entry.name, THIS_MACHINE):
             here = await trio.to_thread.run_sync(read_fully, fd, offset, len(data))
         if here != data:
             is_same = False

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from bootseer.checkpoint.admin.compare import THIS_MACHINE
 from bootseer.errors import Conflict, Denied
 from bootseer.posix import pwrite_fully, sync_folder, write_fully
 from bootseer.store.local.errors import translated
@@ -28,7 +29,6 @@ SYNC_BYTES = 256 * MIB
 """What is fetched a second time at most, after a crash."""
 EXPORT_PREFIX = ".bootseer-export-"
 """Begins the name of a file in the making, and of its journal."""
-_HERE = "this machine"
 
 
 class ResumableFile:
@@ -64,7 +64,7 @@ class ResumableFile:
         self._is_published = False
         self._has_failed = False
         self.done: set[int] = set()
-        with translated("write", path, _HERE):
+        with translated("write", path, THIS_MACHINE):
             self._fd = self._lock(_open_own(self._temporary))
             try:
                 self._begin(version)
@@ -98,7 +98,7 @@ class ResumableFile:
         Raises:
             Conflict: where there are no locks, another process has begun anew with it.
         """
-        with translated("write", self.path, _HERE):
+        with translated("write", self.path, THIS_MACHINE):
             self._check_name(self._fd)
             os.fchmod(self._fd, 0o666 & ~_umask() if mode is None else mode)
             os.utime(self._fd, ns=(mtime_ns, mtime_ns))
@@ -135,7 +135,7 @@ class ResumableFile:
         does not name yet.
         """
         try:
-            with translated("write", self.path, _HERE):
+            with translated("write", self.path, THIS_MACHINE):
                 yield
         except BaseException:
             self._has_failed = True

@@ -202,7 +202,7 @@ def import_command(
     striped. What is there already is skipped, so the same command again goes on where an
     interrupted one was. Times and modes are kept; links are left out.
     """
-    from bootseer.checkpoint.admin.transfer import ImportOptions, import_files
+    from bootseer.checkpoint.admin.file_import import ImportOptions, import_files
     from bootseer.cli.ckpt import run
 
     async def work(tree: CheckpointTree, name: str, progress: Progress) -> None:
@@ -231,7 +231,7 @@ def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
     already is skipped, and a large file that was interrupted is gone on with: run the same command
     again. Checksums are verified on the way; times and modes are kept.
     """
-    from bootseer.checkpoint.admin.transfer import export_files
+    from bootseer.checkpoint.admin.file_export import export_files
     from bootseer.cli.ckpt import run
 
     async def work(tree: CheckpointTree, name: str, progress: Progress) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bootseer.checkpoint.admin.file_export import export_files
+from bootseer.checkpoint.admin.file_import import ImportOptions, import_files
 from bootseer.checkpoint.admin.progress import Progress
-from bootseer.checkpoint.admin.transfer import ImportOptions, export_files, import_files
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.store.api.base import Store

@@ -56,7 +56,7 @@ from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters, Proce
 from bootseer.checkpoint.mount.owners import OwnerNames
 from bootseer.checkpoint.mount.view import CheckpointView
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
-from bootseer.checkpoint.write import draft as write_module
+from bootseer.checkpoint.write import unit_buffer as unit_buffer_module
 from bootseer.checkpoint.write.draft import Draft, Drafts
 from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.checkpoint.write.spill import Spill
@@ -767,7 +767,7 @@ def run(plan, world):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_module, "_LARGE_BYTES", 2 * PIECE)
         patch.setattr(source_module, "PLAIN_PIECE_BYTES", PIECE)
-        patch.setattr(write_module, "Spill", QuickSpill)
+        patch.setattr(unit_buffer_module, "Spill", QuickSpill)
         patch.setattr(OpenWriters, "look", _closed)
         try:
             with ending_with(Spoiled):

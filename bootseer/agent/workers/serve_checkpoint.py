@@ -112,15 +112,15 @@ async def _tell_reads(task: Task, service: CheckpointService) -> None:
 
 async def _report(task: Task, service: CheckpointService) -> None:
     """Tell what the mount has done."""
-    fetcher, pipelines = service.fetcher, service.pipelines
+    fetcher, writes = service.fetcher, service.writes
     await _report_transfer(
         task, "checkpoint.read", fetcher.fetched, {"asked for twice": fetcher.hedged}
     )
     await _report_transfer(
         task,
         "checkpoint.write",
-        pipelines.written,
-        {"parts broke": pipelines.broken, "parts moved": pipelines.moved},
+        writes.written,
+        {"parts broke": writes.broken, "parts moved": writes.moved},
     )
     if service.lost:
         names: dict[str, list[str]] = {}

@@ -41,7 +41,7 @@ class CheckpointService:
     Attributes:
         reads: what is read of it while a job starts.
         fetcher: what was fetched for readers.
-        pipelines: what writers have written.
+        writes: what writers have written.
         lost: files that were written and are not in the store, as soon as that is certain; all of
             them when serving has ended.
         settle_s: how long the end may take, in seconds: most of it for files that were closed to
@@ -50,7 +50,7 @@ class CheckpointService:
 
     reads: ReadRecorder
     fetcher: Fetcher
-    pipelines: WriteContext
+    writes: WriteContext
     lost: list[LostFile] = field(default_factory=list)
     settle_s: float = 30.0
 
@@ -94,7 +94,7 @@ async def _serve(
         async with trio.open_nursery() as nursery:
             fetcher = Fetcher(nursery, options.fetch)
             drafts = Drafts(tree, nursery, options.write)
-            service = CheckpointService(ReadRecorder(store), fetcher, drafts.pipelines)
+            service = CheckpointService(ReadRecorder(store), fetcher, drafts.context)
             view = CheckpointView(
                 tree, fetcher, drafts, owners, options.view, service.reads, service.lost.append
             )

@@ -95,6 +95,10 @@ class StripeWriter:
         self._pause_s = 0.0
         self.error: BootseerError | None = None
 
+    def move(self, folder: str) -> None:
+        """Learn that the folder of the parts has moved."""
+        self.folder = folder
+
     def has(self, unit: int) -> bool:
         """Tell whether a unit is placed or on its way."""
         return unit in self.placed or unit in self._dealt

@@ -20,7 +20,7 @@ from bootseer.checkpoint.files.retired_parts import RetiredParts
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher
-from bootseer.checkpoint.write import stripe_writer as deal_module
+from bootseer.checkpoint.write import stripe_writer as stripe_writer_module
 from bootseer.checkpoint.write.draft import Drafts
 from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.errors import (
@@ -54,7 +54,7 @@ NAMES = ["f", "a/f", "a/b/f", "c/f"]
 def nobody_else(monkeypatch):
     """Nobody changes anything meanwhile that would have to be waited for."""
     monkeypatch.setattr(parts_module, "_STEP_S", 0)
-    monkeypatch.setattr(deal_module, "_PAUSE_S", 0)
+    monkeypatch.setattr(stripe_writer_module, "_PAUSE_S", 0)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import threading
 import pytest
 import trio
 
-from bootseer.checkpoint.mount import open_writers as holders_module
+from bootseer.checkpoint.mount import open_writers as open_writers_module
 from bootseer.checkpoint.mount.open_writers import LOOKS, CloseKind, OpenWriters, ProcessScan
 
 HELD, LAST, UNKNOWN = (
@@ -73,39 +73,39 @@ def ended(process):
     [(os.O_WRONLY, HELD), (os.O_RDWR, HELD), (os.O_RDONLY, CLOSED), (None, CLOSED)],
 )
 async def test_only_who_can_write_a_file_holds_it(start, inode, mode, expected):
-    holders = holders_of(start(mode))
+    writers = holders_of(start(mode))
     for _ in range(3):
-        assert await holders.look(inode) == expected
+        assert await writers.look(inode) == expected
         if expected is CLOSED:
             break
-    assert await holders.look(inode + 1) == (CLOSED if expected is HELD else UNKNOWN)
+    assert await writers.look(inode + 1) == (CLOSED if expected is HELD else UNKNOWN)
 
 
 async def test_a_file_is_held_by_processes_that_were_begun_since(start, inode):
     opener = start()
-    holders = holders_of(opener)
+    writers = holders_of(opener)
     child = start(os.O_WRONLY)
-    assert await holders.look(inode) == ProcessScan(CloseKind.HELD, by_opener=True)
+    assert await writers.look(inode) == ProcessScan(CloseKind.HELD, by_opener=True)
     opener.kill()
     opener.wait()
-    assert await holders.look(inode) == HELD
+    assert await writers.look(inode) == HELD
     child.kill()
     child.wait()
-    assert await holders.look(inode) == LAST
+    assert await writers.look(inode) == LAST
 
 
 async def test_what_an_older_process_has_does_not_count(start, inode):
     start(os.O_WRONLY)
-    holders = holders_of(start())
+    writers = holders_of(start())
     start()
-    assert await holders.look(inode) == CLOSED
+    assert await writers.look(inode) == CLOSED
 
 
 @pytest.mark.root
 async def test_what_another_user_s_process_has_does_not_count(start, inode):
-    holders = holders_of(start())
+    writers = holders_of(start())
     start(os.O_WRONLY, user=NOBODY.pw_uid, group=NOBODY.pw_gid, extra_groups=[])
-    assert await holders.look(inode) == CLOSED
+    assert await writers.look(inode) == CLOSED
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ async def test_what_another_user_s_process_has_does_not_count(start, inode):
 async def test_which_process_was_begun_since(start, inode, monkeypatch, since, now, counts):
     process = start(os.O_WRONLY)
     opener = start()
-    monkeypatch.setattr(holders_module, "_last_pid", lambda: process.pid + since)
-    holders = holders_of(opener)
-    monkeypatch.setattr(holders_module, "_last_pid", lambda: process.pid + now)
-    assert await holders.look(inode) == (
+    monkeypatch.setattr(open_writers_module, "_last_pid", lambda: process.pid + since)
+    writers = holders_of(opener)
+    monkeypatch.setattr(open_writers_module, "_last_pid", lambda: process.pid + now)
+    assert await writers.look(inode) == (
         ProcessScan(CloseKind.HELD, by_opener=True) if counts else CLOSED
     )
 
@@ -136,12 +136,12 @@ async def test_which_process_was_begun_since(start, inode, monkeypatch, since, n
 @pytest.mark.parametrize("is_reaped", [False, True])
 async def test_a_process_that_has_ended_tells_nothing_of_how(start, inode, is_reaped):
     process = start(os.O_WRONLY)
-    holders = holders_of(process)
+    writers = holders_of(process)
     ended(process)
     if is_reaped:
         process.wait()
-    assert await holders.look(inode) == LAST
-    assert await holders.look(inode) == UNKNOWN
+    assert await writers.look(inode) == LAST
+    assert await writers.look(inode) == UNKNOWN
 
 
 async def test_a_thread_stands_for_its_process(path, inode):
@@ -153,10 +153,10 @@ async def test_a_thread_stands_for_its_process(path, inode):
     thread = threading.Thread(target=begin)
     thread.start()
     thread.join()
-    (holders,) = threads
+    (writers,) = threads
     with path.open("wb"):
-        assert await holders.look(inode) == HELD
-    assert await holders.look(inode) == CLOSED
+        assert await writers.look(inode) == HELD
+    assert await writers.look(inode) == CLOSED
 
 
 async def test_nothing_is_known_of_who_is_in_another_namespace(inode):
@@ -165,7 +165,7 @@ async def test_nothing_is_known_of_who_is_in_another_namespace(inode):
 
 async def test_a_descriptor_that_is_closed_meanwhile_is_passed_over(start, inode, monkeypatch):
     process = start(os.O_WRONLY)
-    read = holders_module._read
+    read = open_writers_module._read
     gone = [f"/proc/{process.pid}/fdinfo/0"]
 
     def read_late(path):
@@ -173,7 +173,7 @@ async def test_a_descriptor_that_is_closed_meanwhile_is_passed_over(start, inode
             raise FileNotFoundError(path)
         return read(path)
 
-    monkeypatch.setattr(holders_module, "_read", read_late)
+    monkeypatch.setattr(open_writers_module, "_read", read_late)
     assert await holders_of(process).look(inode) == HELD
     gone.append(f"/proc/{process.pid}/fdinfo/1")
     assert await holders_of(process).look(inode) == CLOSED
@@ -183,8 +183,8 @@ async def test_a_descriptor_that_is_closed_meanwhile_is_passed_over(start, inode
 async def test_what_may_not_be_looked_at_is_unknown(start, inode, monkeypatch, is_refused):
     """Or not told by a kernel before 5.14."""
     process = start(os.O_WRONLY)
-    holders = holders_of(process)
-    read = holders_module._read
+    writers = holders_of(process)
+    read = open_writers_module._read
 
     def read_less(path):
         if "/fdinfo/" not in path:
@@ -193,10 +193,10 @@ async def test_what_may_not_be_looked_at_is_unknown(start, inode, monkeypatch, i
             raise PermissionError(path)
         return read(path).partition(b"ino:")[0]
 
-    monkeypatch.setattr(holders_module, "_read", read_less)
-    assert await holders.look(inode) == UNKNOWN
+    monkeypatch.setattr(open_writers_module, "_read", read_less)
+    assert await writers.look(inode) == UNKNOWN
     monkeypatch.undo()
-    assert await holders.look(inode) == HELD
+    assert await writers.look(inode) == HELD
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_whose_descriptors_cannot_be_listed_is_unknown_or_has_ended(
     start, inode, monkeypatch, error, expected
 ):
     process = start(os.O_WRONLY)
-    holders = holders_of(process)
+    writers = holders_of(process)
     list_folder = os.listdir
 
     def refuse(path):
@@ -215,22 +215,22 @@ async def test_whose_descriptors_cannot_be_listed_is_unknown_or_has_ended(
         return list_folder(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    assert await holders.look(inode) == expected
+    assert await writers.look(inode) == expected
 
 
 async def test_a_look_that_does_not_end_is_left_alone(start, inode, monkeypatch, autojump_clock):
     """The clock jumps, for it knows nothing of threads."""
-    holders = holders_of(start(os.O_WRONLY))
+    writers = holders_of(start(os.O_WRONLY))
     may_end, has_ended = threading.Event(), threading.Event()
-    look = holders._look
+    look = writers._look
 
     def look_late(*arguments):
         may_end.wait(20)
         has_ended.set()
         return look(*arguments)
 
-    monkeypatch.setattr(holders, "_look", look_late)
-    assert await holders.look(inode) == UNKNOWN
+    monkeypatch.setattr(writers, "_look", look_late)
+    assert await writers.look(inode) == UNKNOWN
     assert trio.current_time() == 5
     assert not has_ended.is_set()
     may_end.set()
@@ -247,12 +247,12 @@ def test_a_process_is_looked_at_through_a_thread_that_has_its_memory(monkeypatch
             raise FileNotFoundError(path)
         return memory[name]
 
-    monkeypatch.setattr(holders_module, "_read", read)
+    monkeypatch.setattr(open_writers_module, "_read", read)
     monkeypatch.setattr(os, "listdir", lambda path: ["99", *memory])
-    assert holders_module._alive_thread(10) == 12
-    assert holders_module._alive_thread(12) == 12
+    assert open_writers_module._alive_thread(10) == 12
+    assert open_writers_module._alive_thread(12) == 12
     memory["12"] = b"0 0 0"
-    assert holders_module._alive_thread(10) is None
+    assert open_writers_module._alive_thread(10) is None
 
 
 def test_a_process_that_a_signal_ends_is_told_while_it_is_in_its_exit(monkeypatch):
@@ -273,9 +273,9 @@ def test_a_process_that_a_signal_ends_is_told_while_it_is_in_its_exit(monkeypatc
         words = [state, *"1234", "5", str(flags), *["0"] * 42, str(int(code))]
         return f"{name} (a) b) {' '.join(words)}\n".encode()
 
-    monkeypatch.setattr(holders_module, "_read", read)
+    monkeypatch.setattr(open_writers_module, "_read", read)
     monkeypatch.setattr(os, "listdir", lambda path: ["98", "99", *threads])
-    exits = holders_module._exits_by_signal
+    exits = open_writers_module._exits_by_signal
     assert exits(10) is True
     threads["10"] = ("Z", 0x4, 0)
     assert exits(10) is False

@@ -114,7 +114,7 @@ async def test_it_is_what_it_was_told_to_be(mount, autojump_clock):
     handle = await mount.write(b"file")
     await mount.view.flush(handle)
     await mount.view.close(handle)
-    assert service.pipelines.written.size_bytes == len(CONTENT)
+    assert service.writes.written.size_bytes == len(CONTENT)
     inode = (await mount.view.lookup(ROOT_INODE, b"file")).inode
     assert (await mount.view.attributes(inode)).uid == 1000
     opened = await mount.view.open(inode, os.O_RDONLY)

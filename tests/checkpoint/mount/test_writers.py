@@ -136,7 +136,7 @@ async def test_what_was_there_before_a_killed_writer_is_there_still(served, look
         with pytest.raises(Closed, match="killed"):
             await use()
     assert await served.content() == b"old"
-    assert served.drafts.pipelines.open == 0
+    assert served.drafts.context.open == 0
     await served.view.close(handle)
     assert not served.in_the_making()
 

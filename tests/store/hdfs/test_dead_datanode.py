@@ -82,7 +82,7 @@ async def striped(store):
         for number in range(count):
             assert await source.fetch(number) == content[number:] + content[:number]
         await source.close()
-    return drafts.pipelines.broken
+    return drafts.context.broken
 
 
 async def cancelled(store):

@@ -186,7 +186,7 @@ def test_an_export_goes_on_with_what_is_there(
             for piece in [p for p in pieces if p not in landing.done][:limit]:
                 offset = piece * UNIT
                 os.pwrite(landing._fd, whole[offset : offset + UNIT], offset)
-                if landing.note(offset):
+                if landing.mark_written(offset):
                     landing.sync()
             if limit < len(pieces):
                 return

@@ -157,7 +157,7 @@ class Served:
 async def serve(nursery, monkeypatch):
     """Make views, of a store of one's own if one likes, and with options."""
     # The clock would jump over the thread that looks.
-    monkeypatch.setattr("bootseer.checkpoint.mount.open_writers._LOOK_S", math.inf)
+    monkeypatch.setattr("bootseer.checkpoint.mount.open_writers._SCAN_S", math.inf)
     return partial(Served, nursery)
 
 

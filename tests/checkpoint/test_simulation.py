@@ -43,7 +43,7 @@ from bootseer_dev.material.checkpoints import read_file
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from bootseer.checkpoint.admin.gc import find_litter, sweep
+from bootseer.checkpoint.admin.gc import find_orphans, remove_orphans
 from bootseer.checkpoint.admin.progress import walk
 from bootseer.checkpoint.admin.verify import VerifyResult, verify
 from bootseer.checkpoint.files import source as source_module
@@ -515,9 +515,9 @@ class Mount:
     async def gc(self):
         """What `bootseer ckpt gc` does."""
         tree = CheckpointTree(self.store)
-        litter = await find_litter(tree, "")
-        self.say("gc", litter)
-        await sweep(tree, "", litter)
+        orphans = await find_orphans(tree, "")
+        self.say("gc", orphans)
+        await remove_orphans(tree, "", orphans)
 
     async def die(self):
         raise Died
@@ -585,7 +585,7 @@ class World:
         tree = CheckpointTree(self.store)
         # What a crash has left beside them makes these suspicious.
         truncated = [entry.name for entry in await walk(tree, "") if _is_truncated(entry)]
-        await sweep(tree, "", await find_litter(tree, "", -1, truncated), truncated)
+        await remove_orphans(tree, "", await find_orphans(tree, "", -1, truncated), truncated)
         assert list(await Leftovers(tree).unused("")) == []
         left = [n for n in self.store._entries if f"/{PARTS_FOLDER}/{MAKING}" in f"/{n}"]
         assert left == []
@@ -768,7 +768,7 @@ def run(plan, world):
         patch.setattr(source_module, "_LARGE_BYTES", 2 * PIECE)
         patch.setattr(source_module, "PLAIN_PIECE_BYTES", PIECE)
         patch.setattr(unit_buffer_module, "Spill", QuickSpill)
-        patch.setattr(OpenWriters, "look", _closed)
+        patch.setattr(OpenWriters, "scan", _closed)
         try:
             with ending_with(Spoiled):
                 deterministic(plan.seed, simulate, plan, world)

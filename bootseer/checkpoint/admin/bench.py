@@ -1,4 +1,4 @@
-"""How fast a store is written and read: plain and striped, by one stream and by many."""
+"""Measure how fast a store is written and read: plain and striped, by one stream and many."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _READS = {"read, one stream": 1, "read, many": FetchLimits().streams}
 
 @dataclass(slots=True)
 class Row:
-    """One way to write or read, and how many bytes a second came of it each time."""
+    """One way to write or read, and its rates in bytes a second."""
 
     form: str
     what: str
@@ -42,17 +42,17 @@ async def bench(
     write: WriteOptions,
     progress: Progress,
 ) -> Sequence[Row]:
-    """Write and read a file in each way, in turn; what was made is removed in the end.
+    """Write and read a file in each way, in turn; the files are removed at the end.
 
     Args:
         tree: where to.
-        folder: in which a folder is made for that; "" is the root.
+        folder: where a temporary folder is made; "" is the root.
         size_bytes: of the file.
         repeats: of everything.
-        write: how the striped one is striped.
-        progress: learns of the progress.
+        write: options of the striped file.
+        progress: counts the bytes.
 
-    Cancellation: what was made is removed all the same.
+    Cancellation: the files are removed all the same.
     """
     forms = ("plain", "striped") if tree.store.capabilities.append else ("plain",)
     rows = {(form, what): Row(form, what) for form in forms for what in ("written", *_READS)}
@@ -72,7 +72,7 @@ async def bench(
 
 @asynccontextmanager
 async def _own_folder(tree: CheckpointTree, folder: str) -> AsyncIterator[str]:
-    """Lend a folder for the length of a block."""
+    """Make a folder for the length of a block."""
     own = f"{folder}/{PREFIX}{secrets.token_hex(4)}".lstrip("/")
     try:
         await Namespace(tree).mkdir(own)
@@ -90,7 +90,7 @@ async def _write(
     form: str,
     progress: Progress,
 ) -> FileEntry:
-    # Of random bytes, and no two units alike: nothing on the way can make less of it.
+    # Random bytes, and no two units alike: they cannot be compressed or deduplicated.
     unit = bytearray(os.urandom(write.unit_bytes))
 
     def units() -> Iterator[tuple[int, memoryview]]:

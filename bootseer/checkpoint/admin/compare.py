@@ -1,4 +1,4 @@
-"""Whether a local file and one in a store are the same."""
+"""Tell whether a local file and one in a store are the same."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from bootseer.store.local.errors import translated
 from bootseer.units import NS_PER_MS
 
 THIS_MACHINE = "this machine"
-"""What errors of local files call the place where they are."""
+"""Name of this side in errors of local files."""
 
 
 def open_local(path: str) -> int:
-    """Open a local file to read it; a link is not followed, and nothing is waited for."""
+    """Return a descriptor to read a local file; links are refused, and pipes do not block."""
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 async def has_content(fd: int, layout: StripeManifest) -> bool:
-    """Tell whether an open local file has the content that a layout's checksums name."""
+    """Tell whether an open local file has the content of a layout's checksums."""
     for index, unit in enumerate(layout.units):
         start, stop = layout.unit_range(index)
         data = await trio.to_thread.run_sync(read_fully, fd, start, stop - start)

@@ -1,4 +1,4 @@
-"""What a striped file is made of and whether it is all there, without reading it."""
+"""Describe a striped file and check that its parts are there, without reading them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bootseer.units import format_numbers
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """Something that is wrong with a file.
+    """A problem of a file.
 
     Attributes:
         name: of the file.
-        text: what it is.
-        part: in which part, if that can be told.
-        units: whose bytes cannot be had.
+        text: description of the problem.
+        part: the part that has it, if known.
+        units: those that cannot be read.
     """
 
     name: str
@@ -33,7 +33,7 @@ class FileProblem:
     units: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """One line, with file, part and units."""
+        """Return one line with file, part and units."""
         if self.part is None:
             return self.text if self.name in self.text else f"{self.name}: {self.text}"
         which = f"unit{'s' if len(self.units) > 1 else ''} {format_numbers(self.units)}"
@@ -42,7 +42,7 @@ class FileProblem:
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """A part of a striped file as it is in the store; None of what cannot be told."""
+    """A part of a striped file as it is in the store; None for what is unknown."""
 
     index: int
     need_bytes: int
@@ -55,11 +55,11 @@ class FileDescription:
     """A file without its content.
 
     Attributes:
-        entry: what a listing says of it.
-        folder: where its parts are; "" of an ordinary object.
+        entry: of the file.
+        folder: of its parts; "" for an ordinary object.
         parts: of a striped file.
-        hosts: machines that have some of an ordinary object, where the store tells.
-        problems: what is wrong as far as can be told.
+        hosts: machines that have blocks of an ordinary object, where the store tells.
+        problems: those that are known.
     """
 
     entry: FileEntry
@@ -70,12 +70,12 @@ class FileDescription:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is known to be wrong."""
+        """Tell whether no problem is known."""
         return not self.problems
 
 
 async def describe(tree: CheckpointTree, name: str) -> FileDescription:
-    """Find out all about a file or folder that can be told without reading its content.
+    """Return the description of a file or folder, without reading its content.
 
     Raises:
         NotFound: there is none.
@@ -87,7 +87,7 @@ async def describe(tree: CheckpointTree, name: str) -> FileDescription:
         hosts = () if entry.is_folder else await _hosts(tree, name)
         return FileDescription(entry, hosts=hosts)
     folder, parts = await find_parts(tree, entry, entry.layout)
-    problems = problems_of_parts(entry, entry.layout, parts)
+    problems = part_problems(entry, entry.layout, parts)
     limit = trio.CapacityLimiter(8)
 
     async def ask(at: int) -> None:
@@ -105,7 +105,7 @@ async def describe(tree: CheckpointTree, name: str) -> FileDescription:
 async def find_parts(
     tree: CheckpointTree, entry: FileEntry, layout: StripeManifest
 ) -> tuple[str, list[PartInfo]]:
-    """Return the folder in which the parts of a file are, and how long each is."""
+    """Return the folder of the parts of a file, and the length of each part."""
     try:
         folder, listed = await tree.parts.find(entry.name, layout)
     except NotFound:
@@ -118,10 +118,10 @@ async def find_parts(
     return folder, parts
 
 
-def problems_of_parts(
+def part_problems(
     entry: FileEntry, layout: StripeManifest, parts: Sequence[PartInfo]
 ) -> list[FileProblem]:
-    """Say which parts are missing or too short; what lies in them cannot be read."""
+    """Return a problem for each part that is missing or too short."""
     units: dict[int, list[int]] = {}
     for index, unit in enumerate(layout.units):
         units.setdefault(unit.part, []).append(index)
@@ -139,7 +139,7 @@ def problems_of_parts(
 
 
 async def _hosts(tree: CheckpointTree, name: str) -> tuple[str, ...]:
-    """Name the machines that keep some of an object; none where the store does not tell."""
+    """Return the machines that have blocks of an object; none where the store does not tell."""
     if not isinstance(tree.store, Placement):
         return ()
     try:

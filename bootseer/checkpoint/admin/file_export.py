@@ -2,7 +2,7 @@
 
 entries ─► fetcher ─► resumable file, piece by piece ─► times and modes of files, then of folders
 
-What is there already is skipped, so that the same call again goes on where another was ended.
+Files that are there already are skipped, so that a repeated call resumes an interrupted one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bootseer.checkpoint.admin.progress import (
     LeftOut,
     Progress,
     background,
-    each,
+    for_each,
     limits_for,
     walk,
 )
-from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX, ResumableFile, leftovers
+from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX, ResumableFile, remove_leftovers
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher
@@ -47,18 +47,17 @@ async def export_files(
     """Export a file, or all of a folder, of a tree.
 
     Args:
-        tree: where it is.
+        tree: to export from.
         name: of the file or folder.
-        target: path of what it will be.
-        progress: learns of the progress, and of files that could not be exported.
-        checksum: compare the content of files that are there, not their times alone.
+        target: local path of the file or folder.
+        progress: counts bytes and files, and collects failures.
+        checksum: compare the content of existing files, not their times alone.
 
     Raises:
         NotFound: there is no such file or folder.
-        BootseerError: nothing more can be done; what is complete stays.
+        BootseerError: the rest would fail, too; complete files stay.
 
-    Cancellation: files that were under way have not got their names, and a later export goes on
-    with the large ones.
+    Cancellation: incomplete files keep their temporary names; a later export resumes large ones.
     """
     unlisted: list[Unlisted] = []
     entries = await walk(tree, name, unlisted)
@@ -83,13 +82,16 @@ async def export_files(
             os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
     async with background() as nursery:
         work = _Export(tree, Fetcher(nursery, limits_for(files)), checksum, progress)
-        await each(
-            files, lambda entry: work.one(entry, path_of(entry)), lambda entry: entry.name, progress
+        await for_each(
+            files,
+            lambda entry: work.export_file(entry, path_of(entry)),
+            lambda entry: entry.name,
+            progress,
         )
     with translated("write", target, THIS_MACHINE):
-        # What has failed is to come with the next export, into folders that may be written.
+        # After failures, folders stay writable for the next export.
         for folder in reversed(folders if not progress.failures else []):
-            # A folder that is only put into is left as it is.
+            # An existing top folder keeps its mode and time.
             is_ours = is_new or folder.name != name
             if folder.name and is_ours and tree.store.capabilities.attributes:
                 if folder.info.mode is not None:
@@ -108,16 +110,16 @@ class _Export:
         self._checksum = checksum
         self._progress = progress
 
-    async def one(self, entry: FileEntry, path: str) -> None:
-        """Export a file, unless it is there."""
+    async def export_file(self, entry: FileEntry, path: str) -> None:
+        """Export a file, unless it is there already."""
         if os.path.basename(path).startswith(EXPORT_PREFIX):
             raise ConfigError(
                 f"{entry.name!r} has a name that exports in the making have; give it another first"
             )
         source = self._tree.source(entry)
         if await self._has(entry, path):
-            with suppress(OSError):  # nothing can be left where nothing can be written
-                await trio.to_thread.run_sync(leftovers, path)
+            with suppress(OSError):  # the folder may be read-only
+                await trio.to_thread.run_sync(remove_leftovers, path)
             self._progress.skip(entry.size_bytes)
             return
         version = {
@@ -133,7 +135,7 @@ class _Export:
         try:
             await self._download(entry, file)
         finally:
-            # Interrupted or not, what has come so far is worth keeping.
+            # Keep the pieces that have come, even if cancelled.
             with trio.CancelScope(shield=True):
                 with suppress(BootseerError):
                     await trio.to_thread.run_sync(file.sync)
@@ -161,13 +163,13 @@ class _Export:
                 os.close(fd)
 
     async def _download(self, entry: FileEntry, file: ResumableFile) -> None:
-        """Fetch what is missing, and give the file its name."""
+        """Fetch the missing pieces, and publish the file."""
         syncing = trio.Lock()
 
         async def write(offset: int, data: bytes) -> None:
             await trio.to_thread.run_sync(file.put, offset, data)
             self._progress.move(len(data))
-            if file.note(offset):
+            if file.mark_written(offset):
                 async with syncing:
                     await trio.to_thread.run_sync(file.sync)
 

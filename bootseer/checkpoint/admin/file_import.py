@@ -2,7 +2,7 @@
 
 local files ─► drafts (or one object) ─► times and modes of files, then of folders
 
-What is there already is skipped, so that the same call again goes on where another was ended.
+Files that are there already are skipped, so that a repeated call resumes an interrupted one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ from bootseer.checkpoint.admin.compare import (
     open_local,
     same_content,
 )
-from bootseer.checkpoint.admin.describe import find_parts, problems_of_parts
-from bootseer.checkpoint.admin.progress import LINK, Failure, LeftOut, Progress, background, each
+from bootseer.checkpoint.admin.describe import find_parts, part_problems
+from bootseer.checkpoint.admin.progress import (
+    LINK,
+    Failure,
+    LeftOut,
+    Progress,
+    background,
+    for_each,
+)
 from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX
 from bootseer.checkpoint.files import stripe_manifest
 from bootseer.checkpoint.files.entries import FileEntry
@@ -48,9 +55,9 @@ class ImportOptions:
     """How files are imported.
 
     Attributes:
-        plain: every file as one ordinary object.
-        checksum: compare the content of ordinary objects that are there, not their times alone;
-            and read the parts of striped files.
+        plain: write every file as one ordinary object.
+        checksum: compare the content of existing ordinary objects, not their times alone; and read
+            the parts of existing striped files.
     """
 
     plain: bool = False
@@ -82,16 +89,16 @@ async def import_files(
 
     Args:
         source: path of the file or folder; links and special files are left out.
-        tree: where it is to be.
-        target: what the file or folder will be called there.
-        write: how files are striped.
+        tree: to import into.
+        target: name of the file or folder there.
+        write: options of striping.
         options: how to treat files that are there already.
-        progress: learns of the progress, and of files that could not be imported.
+        progress: counts bytes and files, and collects failures.
 
     Raises:
-        BootseerError: nothing more can be done; what is complete stays.
+        BootseerError: the rest would fail, too; complete files stay.
 
-    Cancellation: a file that was being written is not visible, and what was made of it is removed.
+    Cancellation: incomplete files are invisible, and their parts are removed.
     """
     with translated("read", source, THIS_MACHINE):
         folders, files = await trio.to_thread.run_sync(_scan, source, target, progress)
@@ -100,7 +107,7 @@ async def import_files(
     made = [folder for folder in folders if await _make_folder(tree, folder, target)]
     async with background() as nursery:
         work = _Import(tree, nursery, write, options, progress)
-        await each(files, work.one, lambda file: file.path, progress)
+        await for_each(files, work.import_file, lambda file: file.path, progress)
     for folder in reversed(made):
         await _copy_attributes(tree, await tree.stat(folder.name), folder.status)
 
@@ -124,8 +131,8 @@ class _Import:
         self._fetcher = Fetcher(nursery)
         self._write_options = write
 
-    async def one(self, file: _LocalFile) -> None:
-        """Import a file, unless it is there."""
+    async def import_file(self, file: _LocalFile) -> None:
+        """Import a file, unless it is there already."""
         over = await self._tree.find(file.name)
         if over is not None and over.is_folder:
             raise Conflict(f"{file.name!r} in {self._tree.store.url} is a folder")
@@ -151,11 +158,11 @@ class _Import:
         return is_same_time(there.info.mtime_ns, file.status.st_mtime_ns)
 
     async def _has_striped(self, fd: int, there: FileEntry, layout: StripeManifest) -> bool:
-        """Compare the checksums, and see that the parts are there: this may be the last copy."""
+        """Compare the checksums, and check the parts: the local file may be the last copy."""
         if not await has_content(fd, layout):
             return False
         _, parts = await find_parts(self._tree, there, layout)
-        if problems_of_parts(there, layout, parts):
+        if part_problems(there, layout, parts):
             return False
         if not self._options.checksum:
             return True
@@ -203,7 +210,7 @@ class _Import:
                 self._progress.move(len(data))
             await draft.flush()
             _check_unchanged(fd, file)
-            # Ended in the midst of this, it would leave parts that no manifest names.
+            # Cancelled in the middle of this, it would leave parts that no manifest names.
             with trio.move_on_after(_PUBLISH_S, shield=True):
                 await draft.publish()
                 is_published = True
@@ -217,7 +224,7 @@ class _Import:
 def _scan(
     source: str, target: str, progress: Progress
 ) -> tuple[Sequence[_LocalFile], Sequence[_LocalFile]]:
-    """List the folders, from the top down, and the files that are to be imported."""
+    """Return the folders, from the top down, and the files to import."""
     source = os.path.realpath(source)
     top = _LocalFile(source, target, os.stat(source))
     if not stat.S_ISDIR(top.status.st_mode):
@@ -255,7 +262,7 @@ def _scan(
 
 
 async def _make_folder(tree: CheckpointTree, folder: _LocalFile, target: str) -> bool:
-    """Make a folder; returns whether it is to be like the local one, as all but the top one are."""
+    """Make a folder; returns whether it gets mode and time, as all but an existing top one do."""
     if not folder.name or (folder.name == target and await tree.find(target) is not None):
         return False
     await Namespace(tree).mkdir(folder.name, stat.S_IMODE(folder.status.st_mode) & 0o1777 | 0o700)
@@ -271,7 +278,7 @@ async def _read(fd: int, file: _LocalFile, offset: int, limit_bytes: int) -> byt
 
 
 def _check_unchanged(fd: int, file: _LocalFile) -> None:
-    """Refuse to publish what may be half of one version and half of another."""
+    """Raise `Conflict` if the file has changed: its copy may mix two versions."""
     status = os.fstat(fd)
     was = file.status
     if (status.st_ino, status.st_size, status.st_mtime_ns) != (

@@ -1,4 +1,4 @@
-"""Find and remove parts that belong to no file: of writes given up, and of lost names."""
+"""Find and remove parts that belong to no file: of abandoned writes, and of lost manifests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bootseer.checkpoint.admin.progress import Progress, each, walk
+from bootseer.checkpoint.admin.progress import Progress, for_each, walk
 from bootseer.checkpoint.files import stripe_manifest
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.leftovers import ABANDONED_S, Leftovers
@@ -18,12 +18,12 @@ from bootseer.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """What may go.
+    """Objects that may be removed.
 
     Attributes:
-        abandoned: folders of parts of writes, and what is left of moves, that were never completed.
+        abandoned: folders of parts of abandoned writes, and links and marks of abandoned moves.
         unused: folders of parts that no manifest names.
-        problem: why the unused ones cannot be told.
+        problem: why the unused ones are unknown.
     """
 
     abandoned: Sequence[ObjectInfo]
@@ -31,19 +31,19 @@ class Orphans:
     problem: Corrupt | None = None
 
 
-async def find_litter(
+async def find_orphans(
     tree: CheckpointTree,
     name: str,
     older_than_s: float = ABANDONED_S,
-    despite: Collection[str] = (),
+    ignored: Collection[str] = (),
 ) -> Orphans:
-    """List what may go below a folder; nothing is changed.
+    """Return the orphans below a folder; nothing is changed.
 
     Args:
         tree: where it is.
-        name: of the folder: all manifests that may name parts below it are below it, too.
-        older_than_s: seconds since something was put into it; what is younger may be in use.
-        despite: see `Leftovers.unused`.
+        name: of the folder; all manifests that name parts below it must be below it, too.
+        older_than_s: seconds since the last change; younger ones may be in use.
+        ignored: see `Leftovers.unused`.
     """
     leftovers = Leftovers(tree)
     before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
@@ -53,25 +53,25 @@ async def find_litter(
         if entry.is_folder:
             abandoned += await leftovers.abandoned(entry.name, older_than_s)
     try:
-        unused = await leftovers.unused(name, despite)
+        unused = await leftovers.unused(name, ignored)
         if unused:
-            await _check_heads(tree, entries, despite)
+            await _check_truncated(tree, entries, ignored)
     except Corrupt as error:
         return Orphans(abandoned, (), error)
     return Orphans(abandoned, [info for info in unused if info.mtime_ns <= before_ns])
 
 
-async def _check_heads(
-    tree: CheckpointTree, entries: Sequence[FileEntry], despite: Collection[str]
+async def _check_truncated(
+    tree: CheckpointTree, entries: Sequence[FileEntry], ignored: Collection[str]
 ) -> None:
-    """Look for manifests that have lost their end, which their length does not tell any more.
+    """Refuse to go on if a manifest lost its end: its length does not show that it is one.
 
     Raises:
-        Corrupt: there is one; what lies around may be its parts.
+        Corrupt: there is one; the unused parts may be its own.
     """
     found: list[str] = []
     for entry in entries:
-        if entry.problem is not None and entry.name not in despite:
+        if entry.problem is not None and entry.name not in ignored:
             raise Corrupt(f"{entry.problem}; what its parts are cannot be told")
 
     async def look(entry: FileEntry) -> None:
@@ -85,10 +85,10 @@ async def _check_heads(
         if not entry.is_folder
         and entry.layout is None
         and len(stripe_manifest.MAGIC) <= entry.size_bytes <= stripe_manifest.MAX_BYTES
-        and entry.name not in despite
+        and entry.name not in ignored
     ]
     progress = Progress()
-    await each(suspects, look, lambda entry: entry.name, progress)
+    await for_each(suspects, look, lambda entry: entry.name, progress)
     for failure in progress.failures:
         if not isinstance(failure.error, NotFound):
             raise Corrupt(f"{failure.error}; whether it is a manifest cannot be told")
@@ -96,20 +96,20 @@ async def _check_heads(
         raise Corrupt(f"{found[0]!r} is a damaged manifest; what its parts are cannot be told")
 
 
-async def sweep(
-    tree: CheckpointTree, name: str, litter: Orphans, despite: Collection[str] = ()
+async def remove_orphans(
+    tree: CheckpointTree, name: str, orphans: Orphans, ignored: Collection[str] = ()
 ) -> int:
-    """Remove what was found; returns how many folders of parts went.
+    """Remove the orphans that were found; returns how many are gone.
 
-    The unused ones are looked for once more: a file that was just being published or moved when
-    its manifest was looked for has its name by now.
+    The unused ones are looked up again: a file that was being published or moved before has its
+    manifest by now.
 
     Raises:
-        Corrupt: a manifest cannot be read; nothing that may be in use has gone.
+        Corrupt: a manifest cannot be read; no parts that may be in use were removed.
     """
     leftovers = Leftovers(tree)
     again: set[str] = set()
-    if litter.unused:
-        again = {info.name for info in await leftovers.unused(name, despite)}
-    unused = [info for info in litter.unused if info.name in again]
-    return await leftovers.remove([*litter.abandoned, *unused])
+    if orphans.unused:
+        again = {info.name for info in await leftovers.unused(name, ignored)}
+    unused = [info for info in orphans.unused if info.name in again]
+    return await leftovers.remove([*orphans.abandoned, *unused])

@@ -1,4 +1,4 @@
-"""Many files at once: what there is, how far it has come, and what has failed."""
+"""Work on many files at once: list them, count progress, and collect failures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from bootseer.store.api.base import Unlisted
 T = TypeVar("T")
 
 FILES_AT_ONCE = 8
-"""Small ones wait for the store's answers, and large ones keep it busy by themselves."""
+"""Files worked on at once: small ones wait for answers, large ones keep the store busy."""
 LINK = "a link or special file"
-"""Why one is left out."""
+"""Reason for leaving a file out."""
 _OUTAGES = 8
-"""Files that fail for want of the store itself before it is taken to be gone."""
+"""Files that fail because of the store before the work ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A file with which something could not be done."""
+    """A file whose work failed, and why."""
 
     name: str
     error: BootseerError
@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A file that is not brought to the other side, which is no failure."""
+    """A file that is not copied, which is no failure."""
 
     name: str
     reason: str
@@ -43,17 +43,17 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a piece of work has come; whoever shows it looks at it when it likes.
+    """Counters of a piece of work, which may be read at any time.
 
     Attributes:
-        total_files: to do in all.
-        total_bytes: of these files.
-        done_files: that came through, the skipped ones included.
-        done_bytes: of all that was looked at, skipped, or moved.
-        moved_bytes: that were read from one side and written to the other.
-        skipped_files: that were there already.
-        failures: what went wrong, in the order in which it did.
-        left_out: links, special files, and what is no file of anybody's.
+        total_files: number of all files.
+        total_bytes: length of all files.
+        done_files: files that succeeded, with the skipped ones.
+        done_bytes: bytes of files that were compared, skipped, or copied.
+        moved_bytes: bytes that were copied.
+        skipped_files: files that were there already.
+        failures: in the order in which they happened.
+        left_out: links, special files, and incomplete exports.
     """
 
     total_files: int = 0
@@ -72,7 +72,7 @@ class Progress:
         self.done_bytes += size_bytes
 
     def move(self, size_bytes: int) -> None:
-        """Count bytes that have been read and written."""
+        """Count bytes that were copied."""
         self.done_bytes += size_bytes
         self.moved_bytes += size_bytes
 
@@ -80,15 +80,15 @@ class Progress:
 async def walk(
     tree: CheckpointTree, name: str, unlisted: list[Unlisted] | None = None
 ) -> Sequence[FileEntry]:
-    """List a file, or a folder and all that is below it, folders before what is in them.
+    """Return the entry of a file, or those of a folder and all below it, folders first.
 
     Args:
         tree: where it is.
         name: of the file or folder.
-        unlisted: learns of what is there and cannot be used.
+        unlisted: gets the objects that cannot be used.
 
     Raises:
-        NotFound: there is neither.
+        NotFound: there is no such file or folder.
     """
     found = [await tree.stat(name)]
     folders = [name] if found[0].is_folder else []
@@ -99,17 +99,17 @@ async def walk(
     return found
 
 
-async def each(
+async def for_each(
     items: Iterable[T],
     work: Callable[[T], Awaitable[None]],
     name_of: Callable[[T], str],
     progress: Progress,
     at_once: int = FILES_AT_ONCE,
 ) -> None:
-    """Do some work with each item, several at once; what fails with one goes to the tally.
+    """Call `work` with each item, `at_once` at a time; failures go to `progress`.
 
     Raises:
-        BootseerError: it would fail with all others, too: there is no space, or no store.
+        BootseerError: it would fail with all others, too: no space is left, or the store is away.
     """
     waiting = iter(items)
     outages = 0
@@ -136,9 +136,9 @@ async def each(
 
 @asynccontextmanager
 async def background() -> AsyncIterator[trio.Nursery]:
-    """Lend a nursery for the length of a block; what is left in it then is cancelled.
+    """Open a nursery for the length of a block, and cancel its tasks at the end.
 
-    An error of ours that ends the block comes out as it is, and not in a group.
+    A `BootseerError` that ends the block is raised as it is, and not in a group.
     """
     ended: BootseerError | None = None
     async with trio.open_nursery() as nursery:
@@ -152,7 +152,7 @@ async def background() -> AsyncIterator[trio.Nursery]:
 
 
 def limits_for(entries: Iterable[FileEntry]) -> FetchLimits:
-    """Return limits with which every one of these files can be fetched, however long its units."""
+    """Return limits of memory that allow to fetch the longest units of these files."""
     usual = FetchLimits()
     unit_bytes = max((entry.layout.unit_bytes for entry in entries if entry.layout), default=0)
     return FetchLimits(memory_bytes=max(usual.memory_bytes, 2 * unit_bytes))

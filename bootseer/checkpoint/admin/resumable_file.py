@@ -1,7 +1,7 @@
-"""A local file that comes in pieces, in any order, and goes on where it was after an interruption.
+"""Write a local file in pieces, in any order, and resume after an interruption.
 
-Until it is complete it has another name, in the same folder; beside it is a journal of the pieces
-that are on the disk. See docs/formats/export-journal.md.
+Until the file is complete it has a temporary name in the same folder; beside it is a journal of the
+pieces that are on the disk. See docs/formats/export-journal.md.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from bootseer.units import MIB, format_numbers
 
 VERSION = 1
 JOURNAL_LEAST_BYTES = 64 * MIB
-"""A shorter file is fetched again from its beginning."""
+"""Length from which a file has a journal; a shorter one is fetched again."""
 SYNC_BYTES = 256 * MIB
-"""What is fetched a second time at most, after a crash."""
+"""Most bytes that are fetched a second time after a crash."""
 EXPORT_PREFIX = ".bootseer-export-"
-"""Begins the name of a file in the making, and of its journal."""
+"""Begins the name of an incomplete file, and of its journal."""
 
 
 class ResumableFile:
-    """A file in the making. All calls block, and raise errors of ours.
+    """A local file that is being written. All calls block, and raise `BootseerError`.
 
     Concurrency: `put` from any number of threads; the rest one call at a time.
 
-    Durability: what the journal names survives a crash of the machine; after `publish`, the file.
+    Durability: pieces that the journal names survive a crash; after `publish`, the file does.
     """
 
     def __init__(
         self, path: str, size_bytes: int, piece_bytes: int, version: dict[str, object]
     ) -> None:
-        """Begin, or go on with what an earlier one has left of the same version.
+        """Begin, or resume an earlier one of the same version.
 
         Args:
-            path: of the file that it will be.
+            path: of the complete file.
             size_bytes: its length.
             piece_bytes: of every piece but the last.
-            version: tells this content from any other; goes through JSON unchanged.
+            version: identifies the content; JSON must leave it unchanged.
 
         Raises:
-            Conflict: another process is at it.
-            Denied: somebody else's file is in the way.
+            Conflict: another process is writing it.
+            Denied: another user's file has the temporary name.
         """
         self.path = path
         self._folder = os.path.dirname(path) or "."
@@ -77,13 +77,13 @@ class ResumableFile:
         with self._writing():
             pwrite_fully(self._fd, data, offset)
 
-    def note(self, offset: int) -> bool:
-        """Learn that a piece was written; returns whether it is time to `sync`."""
+    def mark_written(self, offset: int) -> bool:
+        """Note that a piece was written; returns whether it is time to `sync`."""
         self._unsynced.append(offset // self._piece_bytes)
         return len(self._unsynced) * self._piece_bytes >= SYNC_BYTES
 
     def sync(self) -> None:
-        """Have the journal name what was written until now."""
+        """Add all pieces written so far to the journal, after syncing them."""
         if self._journal < 0:
             return
         written, self._unsynced = self._unsynced, []
@@ -93,10 +93,10 @@ class ResumableFile:
                 self._write_journal(format_numbers(written).encode() + b"\n")
 
     def publish(self, mode: int | None, mtime_ns: int) -> None:
-        """Give the complete file its name, in the place of what is there.
+        """Rename the complete file to its name, replacing any other.
 
         Raises:
-            Conflict: where there are no locks, another process has begun anew with it.
+            Conflict: where locks do not work, another process has begun it again.
         """
         with translated("write", self.path, THIS_MACHINE):
             self._check_name(self._fd)
@@ -105,7 +105,7 @@ class ResumableFile:
             os.fsync(self._fd)
             os.rename(self._temporary, self.path)
             self._is_published = True
-            leftovers(self.path)
+            remove_leftovers(self.path)
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 sync_folder(folder)
@@ -113,13 +113,13 @@ class ResumableFile:
                 os.close(folder)
 
     def discard(self) -> None:
-        """Remove what there is of it, unless it is another process's by now."""
+        """Remove the incomplete file, unless it is another process's by now."""
         with suppress(Conflict):
             self._check_name(self._fd)
-            leftovers(self.path)
+            remove_leftovers(self.path)
 
     def close(self) -> None:
-        """Let go of it; what is on the disk of a large file stays for the next time."""
+        """Close it; the pieces of a large file stay for the next time."""
         if self._fd >= 0 and self._journal < 0 and not self._is_published:
             self.discard()
         for fd in (self._journal, self._fd):
@@ -129,10 +129,9 @@ class ResumableFile:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Have the journal name nothing more once a write has failed.
+        """Add nothing more to the journal once a write has failed.
 
-        The kernel tells once that it has lost something, and not what: any piece that the journal
-        does not name yet.
+        The kernel reports a lost write once, and not which: any since the last sync may be lost.
         """
         try:
             with translated("write", self.path, THIS_MACHINE):
@@ -146,9 +145,9 @@ class ResumableFile:
         os.fdatasync(self._journal)
 
     def _lock(self, fd: int) -> int:
-        """Keep other processes from the file in the making, which is open as `fd`; returns that."""
+        """Lock the incomplete file against other processes; returns its descriptor `fd`."""
         try:
-            with suppress(OSError):  # where there are no locks, `_check_name` has to do
+            with suppress(OSError):  # where locks do not work, `_check_name` must be enough
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -173,8 +172,8 @@ class ResumableFile:
             self._journal = _open_own(self._journal_path, os.O_APPEND)
             self._go_on(first, is_old=old_bytes == self._size_bytes)
         if old_bytes and not self.done:
-            # Where there are no locks, somebody may still write to these.
-            leftovers(self.path)
+            # Where locks do not work, another process may still write to the old ones.
+            remove_leftovers(self.path)
             new = self._lock(_open_own(self._temporary, os.O_EXCL))
             os.close(self._fd)
             self._fd = new
@@ -186,7 +185,7 @@ class ResumableFile:
         os.ftruncate(self._fd, self._size_bytes)
 
     def _go_on(self, first: bytes, *, is_old: bool) -> None:
-        """Take over what a journal names that begins with the line `first`, and begin it so."""
+        """Take over the pieces of a journal whose first line is `first`, and write it again."""
         with open(self._journal, "rb", closefd=False) as file:
             lines = file.readlines()
         kept = first
@@ -197,20 +196,20 @@ class ResumableFile:
                     break
                 self.done.update(pieces)
                 kept += line
-        # A line that a crash has cut short must not become the beginning of another.
+        # A line that a crash has truncated must not become the beginning of another.
         os.ftruncate(self._journal, 0)
         self._write_journal(kept)
 
 
-def leftovers(path: str) -> None:
-    """Remove what may be left beside a file that is complete."""
+def remove_leftovers(path: str) -> None:
+    """Remove the temporary file and the journal of a file."""
     for beside in _beside(path):
         with suppress(FileNotFoundError):
             os.unlink(beside)
 
 
 def _beside(path: str) -> tuple[str, str]:
-    """Name the file in the making and its journal; they fit where its own name does."""
+    """Return the names of the temporary file and its journal, no longer than a folder allows."""
     folder, name = os.path.split(path)
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
     temporary = os.path.join(folder, f"{EXPORT_PREFIX}{digest}")
@@ -218,14 +217,14 @@ def _beside(path: str) -> tuple[str, str]:
 
 
 def _open_own(path: str, flags: int = 0) -> int:
-    """Open a file to read and write it, and make it where there is none.
+    """Open a file for reading and writing, creating it if needed; returns its descriptor.
 
     Raises:
-        FileExistsError: there is one, and `flags` say O_EXCL.
-        Denied: it is somebody else's, or no file: what it says would be believed.
+        FileExistsError: there is one, and `flags` have O_EXCL.
+        Denied: it is another user's, or no file, and must not be trusted.
     """
     flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:  # some shares give what is made here another owner
+    try:  # some network file systems give a new file another owner
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if flags & os.O_EXCL:
@@ -239,13 +238,13 @@ def _open_own(path: str, flags: int = 0) -> int:
 
 
 def _umask() -> int:
-    """Return the umask; to set it, as umask(2) does, would be seen by other threads."""
+    """Return the umask; umask(2) would change it for other threads."""
     found = re.search(r"^Umask:\s*([0-7]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(found[1], 8) if found else 0o077
 
 
 def _pieces(line: bytes, count: int) -> list[int] | None:
-    """Decode a line; None if it is not whole, or names what there is not."""
+    """Return the pieces of a journal line; None if it is incomplete or invalid."""
     if not line.endswith(b"\n"):
         return None
     numbers: list[int] = []

@@ -1,6 +1,6 @@
-"""Read all of a file or a tree and say what is wrong, and complete what was left half done.
+"""Read all of a file or a tree, report what is damaged, and complete interrupted moves.
 
-Nothing is ever guessed: bytes that no copy has as they were written stay lost, and are named.
+Nothing is guessed: bytes that no copy has intact stay lost, and are reported.
 """
 
 from __future__ import annotations
@@ -10,8 +10,15 @@ from dataclasses import dataclass, field
 
 import trio
 
-from bootseer.checkpoint.admin.describe import FileProblem, find_parts, problems_of_parts
-from bootseer.checkpoint.admin.progress import LINK, Progress, background, each, limits_for, walk
+from bootseer.checkpoint.admin.describe import FileProblem, find_parts, part_problems
+from bootseer.checkpoint.admin.progress import (
+    LINK,
+    Progress,
+    background,
+    for_each,
+    limits_for,
+    walk,
+)
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.parts import above, has_parts, parts_beside, parts_of
@@ -26,13 +33,13 @@ from bootseer.store.api.base import Unlisted
 
 @dataclass(slots=True)
 class VerifyResult:
-    """What a verification came to.
+    """Result of a verification.
 
     Attributes:
         progress: files and bytes read.
-        problems: what is wrong, in the order in which it was found.
-        notes: what is not wrong, but worth knowing; one line each.
-        repaired: what was completed or removed; one line each.
+        problems: in the order in which they were found.
+        notes: remarks that are no problems; one line each.
+        repaired: moves completed and parts removed; one line each.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -44,19 +51,19 @@ class VerifyResult:
 async def verify(
     tree: CheckpointTree,
     name: str,
-    findings: VerifyResult,
+    result: VerifyResult,
     *,
     deep: bool = True,
     repair: bool = False,
 ) -> None:
-    """Read every byte of a file or a tree, from whichever copy has it right.
+    """Read every byte of a file or a tree, from any copy that is intact.
 
     Args:
         tree: where it is.
         name: of the file or folder.
-        findings: learns of everything.
-        deep: with all below a folder; else only with the files in it.
-        repair: complete interrupted moves, and remove the parts of writes that were given up.
+        result: gets everything that is found.
+        deep: read everything below a folder, and not its own files only.
+        repair: complete interrupted moves, and remove the parts of abandoned writes.
 
     Raises:
         NotFound: there is no such file or folder.
@@ -65,50 +72,50 @@ async def verify(
     unlisted: list[Unlisted] = []
     look = walk if deep else _shallow
     entries = await look(tree, name, unlisted)
-    findings.notes += [f"{one.name}: left out, {LINK}" for one in unlisted if not one.problem]
-    findings.problems += [FileProblem(one.name, one.problem) for one in unlisted if one.problem]
+    result.notes += [f"{one.name}: left out, {LINK}" for one in unlisted if not one.problem]
+    result.problems += [FileProblem(one.name, one.problem) for one in unlisted if one.problem]
     files = [entry for entry in entries if not entry.is_folder]
     folders = {entry.name for entry in entries if entry.is_folder}
     folders |= {above(entry.name) for entry in files}
-    progress = findings.progress
+    progress = result.progress
     progress.total_files = len(files)
     progress.total_bytes = sum(entry.size_bytes for entry in files if entry.problem is None)
     async with background() as nursery:
         fetcher = Fetcher(nursery, limits_for(files))
-        work = _Verify(tree, fetcher, findings, folders, repair=repair)
-        await each(files, work.one, lambda entry: entry.name, progress)
-    findings.problems += [FileProblem(f.name, str(f.error)) for f in progress.failures]
+        work = _Verify(tree, fetcher, result, folders, repair=repair)
+        await for_each(files, work.verify_file, lambda entry: entry.name, progress)
+    result.problems += [FileProblem(f.name, str(f.error)) for f in progress.failures]
     if repair:
         leftovers = Leftovers(tree)
         for folder in sorted(folders):
             if count := await leftovers.remove_abandoned(folder):
-                findings.repaired.append(
+                result.repaired.append(
                     f"{folder or '/'}: the parts of {count} writes that were given up are removed"
                 )
 
 
 class _Verify:
-    """What the files of one verification have in common."""
+    """Verifies one file after another of a tree."""
 
     def __init__(
         self,
         tree: CheckpointTree,
         fetcher: Fetcher,
-        findings: VerifyResult,
+        result: VerifyResult,
         folders: Collection[str],
         *,
         repair: bool,
     ) -> None:
         self._tree = tree
         self._fetcher = fetcher
-        self._findings = findings
+        self._result = result
         self._folders = folders
         self._repair = repair
         self._searching = trio.Lock()
-        # By the id of parts, the folders in which they may be; None until some are missing.
+        # The folders that may have parts, by their id; None until some are missing.
         self._kept: dict[str, list[str]] | None = None
 
-    async def one(self, entry: FileEntry) -> None:
+    async def verify_file(self, entry: FileEntry) -> None:
         """Verify a file."""
         if entry.problem is not None:
             raise entry.problem
@@ -116,11 +123,11 @@ class _Verify:
         if entry.layout is not None:
             lost = await self._parts(entry, entry.layout)
         await self._read(entry, lost)
-        if not any(problem.name == entry.name for problem in self._findings.problems):
-            self._findings.progress.done_files += 1
+        if not any(problem.name == entry.name for problem in self._result.problems):
+            self._result.progress.done_files += 1
 
     async def _parts(self, entry: FileEntry, layout: StripeManifest) -> set[int]:
-        """Look at the parts; returns the units that need not be read, for they cannot be."""
+        """Check the parts, and return the units that cannot be read."""
         folder, parts = await find_parts(self._tree, entry, layout)
         is_lost = all(part.size_bytes is None for part in parts)
         if is_lost and (found := await self._search(layout)) is not None:
@@ -129,14 +136,14 @@ class _Verify:
             await self._move(entry, layout, folder)
             if is_lost and self._repair:
                 _, parts = await find_parts(self._tree, entry, layout)
-        problems = problems_of_parts(entry, layout, parts)
+        problems = part_problems(entry, layout, parts)
         if problems and await self._is_replaced(entry):
             raise _replaced(entry)
-        self._findings.problems += problems
+        self._result.problems += problems
         return {unit for problem in problems for unit in problem.units}
 
     async def _search(self, layout: StripeManifest) -> str | None:
-        """Find parts that nothing leads to: a folder was renamed while its file was moved."""
+        """Find parts without a link: a folder was renamed while the file was moved."""
         store = self._tree.store
         async with self._searching:
             if self._kept is None:
@@ -150,19 +157,19 @@ class _Verify:
         return None
 
     async def _move(self, entry: FileEntry, layout: StripeManifest, there: str) -> None:
-        """Bring the parts of a file after it that have stayed behind in a move."""
+        """Complete an interrupted move of a file, or note it."""
         said = f"{entry.name}: its parts are in {above(there)!r}, as in the midst of a move"
         if not self._repair:
-            self._findings.notes.append(f"{said}; --repair completes it")
+            self._result.notes.append(f"{said}; --repair completes it")
         elif await self._is_replaced(entry):
             raise _replaced(entry)
         elif await self._tree.parts.move_beside(entry.name, layout, there):
-            self._findings.repaired.append(f"{entry.name}: its parts are beside it again")
+            self._result.repaired.append(f"{entry.name}: its parts are beside it again")
 
     async def _read(self, entry: FileEntry, lost: set[int]) -> None:
-        """Read what can be read, as many lanes at once as there are streams."""
-        progress = self._findings.progress
-        source = _Noting(self._tree.source(entry))
+        """Read all pieces but the lost ones, by as many streams at once as allowed."""
+        progress = self._result.progress
+        source = _RecordingSource(self._tree.source(entry))
         await source.plan()
         lanes = Lanes(self._fetcher.limits.streams_per_lane)
         for piece in range(source.pieces):
@@ -175,7 +182,7 @@ class _Verify:
         streams = max(1, min(self._fetcher.limits.streams, streams))
         end: list[BootseerError] = []
         wrong: dict[int, BootseerError] = {}
-        silent: dict[Hashable, list[int]] = {}  # of lanes whose machine does not answer
+        silent: dict[Hashable, list[int]] = {}  # by lane, whose machine does not answer
 
         async def some() -> None:
             while not end and (taken := lanes.take()) is not None:
@@ -212,23 +219,23 @@ class _Verify:
                 raise wrong[min(wrong)]  # nothing at all could be read
         for piece, error in sorted(wrong.items()):
             pieces = together.get(piece, (piece,))
-            self._findings.problems.append(_problem(entry, source, pieces, error))
+            self._result.problems.append(_problem(entry, source, pieces, error))
             if entry.layout is None:
-                break  # all that can be said of an ordinary object
+                break  # one problem for an ordinary object
         for piece, mistake in sorted(source.failed.items()):
             if piece not in wrong:
-                self._findings.notes.append(f"{mistake}; another copy is right")
+                self._result.notes.append(f"{mistake}; another copy is right")
 
     async def _is_replaced(self, entry: FileEntry) -> bool:
-        """Tell whether a file is another by now, whose parts are nowhere for that."""
+        """Tell whether a file was replaced or removed, which would explain missing parts."""
         try:
             return not entry.info.is_version(await self._tree.store.stat(entry.name))
         except NotFound:
             return True
 
 
-class _Noting(FileSource):
-    """A source that notes what had to be read again."""
+class _RecordingSource(FileSource):
+    """A source that records the pieces whose reads failed."""
 
     def __init__(self, inner: FileSource) -> None:
         self.size_bytes = inner.size_bytes

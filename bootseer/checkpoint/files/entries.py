@@ -17,9 +17,9 @@ class FileEntry:
     """A file or a folder.
 
     Attributes:
-        info: what the store says of it, or of its manifest.
-        layout: of a striped file.
-        problem: why its manifest cannot be used; it is neither read nor written then.
+        info: of the object in the store; of a striped file, its manifest.
+        layout: content of the manifest of a striped file.
+        problem: why the manifest cannot be used; the file is neither read nor written then.
     """
 
     info: ObjectInfo
@@ -28,17 +28,17 @@ class FileEntry:
 
     @property
     def name(self) -> str:
-        """Its whole name in the store."""
+        """Return its name in the store."""
         return self.info.name
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder."""
+        """Tell whether it is a folder."""
         return self.info.is_folder
 
     @property
     def size_bytes(self) -> int:
-        """Length of what can be read; 0 for a folder."""
+        """Return the length of the content; 0 for a folder."""
         return self.layout.size_bytes if self.layout else self.info.size_bytes
 
     def has_parts_of(self, layout: StripeManifest | None) -> bool:
@@ -51,10 +51,10 @@ class FileEntry:
 
 
 class ManifestCache:
-    """Reads the manifests of a store, and keeps each for as long as its object is that version."""
+    """Reads the manifests of a store, and keeps each until its object changes."""
 
     def __init__(self, store: Store) -> None:
-        """Read manifests of `store` when they are asked for."""
+        """Read manifests of `store`."""
         self._store = store
         self._entries: dict[str, FileEntry] = {}
 

@@ -19,14 +19,14 @@ ABANDONED_S = 2 * 86400
 
 
 class Leftovers:
-    """What writes, moves and removals have left in a tree."""
+    """Finds and removes what writes, moves and removals have left in a tree."""
 
     def __init__(self, tree: CheckpointTree) -> None:
-        """Look for it in `tree`."""
+        """Find and remove leftovers of `tree`."""
         self._tree = tree
 
     async def remove_abandoned(self, folder: str, older_than_s: float = ABANDONED_S) -> int:
-        """Remove what abandoned writes and moves have left; returns of how many."""
+        """Remove what abandoned writes and moves have left; returns how many objects are gone."""
         return await self.remove(await self.abandoned(folder, older_than_s))
 
     async def abandoned(self, folder: str, older_than_s: float) -> Sequence[ObjectInfo]:
@@ -48,9 +48,9 @@ class Leftovers:
         """Remove what `abandoned` and `unused` have found, after completing its moves.
 
         Returns:
-            How much of it is gone.
+            How many of them are gone.
         """
-        # A file may be behind several links, which are removed only when all of them have served.
+        # A file may need several links, which are removed only when all moves are complete.
         kept: set[str] = set()
         for folder in {above(above(info.name)) for info in found if is_link(info)}:
             for entry in await self._tree.list(folder):
@@ -58,7 +58,7 @@ class Leftovers:
                     await self._tree.parts.complete_move(entry.name, entry.layout)
                 except Corrupt:
                     continue
-                except Conflict:  # somebody else is at it
+                except Conflict:  # another process is moving them
                     kept.add(parts_of(folder))
         gone = [info for info in found if not is_link(info) or above(info.name) not in kept]
         for info in gone:
@@ -66,31 +66,30 @@ class Leftovers:
                 await self._tree.store.delete_tree(info.name)
         return len(gone)
 
-    async def unused(self, folder: str, despite: Container[str] = ()) -> Sequence[ObjectInfo]:
+    async def unused(self, folder: str, ignored: Container[str] = ()) -> Sequence[ObjectInfo]:
         """List the folders of parts below a folder that no manifest below it names.
 
         Those of a file that is being published are among them until its manifest is there.
 
         Args:
             folder: its name.
-            despite: names of damaged files that have no parts, or whose parts do not matter.
+            ignored: names of damaged files that have no parts, or whose parts may go.
 
         Raises:
-            Corrupt: a manifest is damaged, or has a name that cannot be used; what it names cannot
-                be told.
+            Corrupt: a manifest is damaged, or has an invalid name; its parts are unknown.
         """
         named: set[str] = set()
         found: list[ObjectInfo] = []
 
         async def walk(name: str) -> None:
-            # The parts first: what is published after that names its own.
+            # The parts first: a version published after this has its manifest in the listing below.
             found.extend(await self._tree.store.list(parts_of(name)))
             unlisted: list[Unlisted] = []
             for entry in await self._tree.list(name, unlisted):
                 if entry.is_folder:
                     await walk(entry.name)
                 elif entry.problem is not None and not (
-                    may_be_truncated(entry.info) or entry.name in despite
+                    may_be_truncated(entry.info) or entry.name in ignored
                 ):
                     raise Corrupt(f"{entry.problem}; what its parts are cannot be told")
                 elif entry.layout is not None:

@@ -1,4 +1,4 @@
-"""Make, rename and remove files and folders of a checkpoint tree; parts move and go with them."""
+"""Make, rename and remove files and folders of a checkpoint tree, and their parts with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bootseer.checkpoint.files.tree import CheckpointTree, check_shown, is_shown
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
 
 _MOVED_S = 3600
-"""Nobody is still moving the file for which a link was made so long ago."""
+"""A move whose link is older than this has ended or was given up."""
 
 
 class Namespace:
@@ -49,16 +49,16 @@ class Namespace:
         await self._store.set_mode(entry.name, mode)
 
     async def remove(self, entry: FileEntry) -> None:
-        """Remove a file; its parts go after its name."""
+        """Remove a file: first the name, then the parts."""
         with self._tree.probe.ignoring(entry.layout):
             await self._store.delete(entry.name)
             await self._retired.remove(entry)
 
     async def remove_folder(self, name: str) -> None:
-        """Remove a folder in which nothing is shown.
+        """Remove a folder that has no files or folders.
 
         Raises:
-            Conflict: it is not empty; or a file is perhaps just being moved into it.
+            Conflict: it is not empty, or a file may just be moving into it.
         """
         await self._finish_moves(name)
         found = await self._store.list(name)
@@ -67,16 +67,16 @@ class Namespace:
         if found:
             await self._leftovers.remove_abandoned(name)
             for info in await self._leftovers.abandoned(name, _MOVED_S):
-                if is_of_move(info):  # for files that are not here, and are not coming any more
+                if is_of_move(info):  # of files that are not here, and will not come
                     await self._store.delete_tree(info.name)
             await self._store.delete(parts_of(name))
         await self._store.delete(name)
 
     async def remove_tree(self, name: str) -> None:
-        """Remove a file, or a folder with all that is below.
+        """Remove a file, or a folder with all below it.
 
         Raises:
-            Conflict: parts are below that may be those of a file that was moved out.
+            Conflict: parts below may be those of a file that was moved out.
         """
         entry = await self._tree.stat(name)
         if entry.is_folder:
@@ -87,7 +87,7 @@ class Namespace:
 
     async def _check_moved_out(self, folder: str) -> None:
         """Refuse a folder that may have the parts of a file that was moved out of it."""
-        with suppress(Corrupt):  # then whose they are cannot be told
+        with suppress(Corrupt):  # then it is unknown whose they are
             for info in await self._leftovers.unused(folder):
                 if was_named(await self._store.list(info.name)):
                     raise Conflict(
@@ -100,15 +100,15 @@ class Namespace:
     async def rename(
         self, entry: FileEntry, target: str, *, over: FileEntry | None = None
     ) -> FileEntry:
-        """Give a file or a folder another name; returns what it is then.
+        """Rename a file or a folder; returns its new entry.
 
         Args:
             entry: as it is now.
             target: its new name.
-            over: the file there, which is replaced; None if nothing may be.
+            over: the file to replace; None if there must be none.
 
         Raises:
-            Conflict: something else is there.
+            Conflict: another file or folder has the new name.
         """
         check_shown(target)
         if entry.is_folder:
@@ -125,7 +125,7 @@ class Namespace:
         return replace(entry, info=replace(entry.info, name=target))
 
     async def _move(self, entry: FileEntry, target: str, *, overwrite: bool) -> None:
-        """Move a file, or what has got its name in the last moment."""
+        """Rename a file, or the version that was published under its name meanwhile."""
         if entry.layout is not None:
             await self._move_striped(entry, entry.layout, target, overwrite=overwrite)
         else:
@@ -136,7 +136,7 @@ class Namespace:
             if not info.is_version(entry.info):
                 moved = await self._tree.manifests.entry(info)
         except NotFound:
-            return  # somebody has moved it on, or removed it
+            return  # another process has renamed or removed it
         except BootseerError:
             if above(entry.name) != above(target):
                 await self._parts.link(entry.name, target)
@@ -145,7 +145,7 @@ class Namespace:
             return
         await self._parts.mark(entry.name, moved.layout, target)
         if above(entry.name) != above(target):
-            # Who gave it that name may still be bringing its parts there: the link is left to gc.
+            # Its publisher may still be moving the parts there: the link is left to gc.
             await self._parts.link(entry.name, target)
             with suppress(Corrupt):
                 await self._parts.complete_move(moved.name, moved.layout)
@@ -153,7 +153,7 @@ class Namespace:
     async def _move_striped(
         self, entry: FileEntry, layout: StripeManifest, target: str, *, overwrite: bool
     ) -> None:
-        """Move a striped file; at each step it can be read where its name is."""
+        """Rename a striped file; after each step it can be read under the name that it has."""
         await self._parts.complete_move(entry.name, layout)
         async with self._parts.renamed(entry.name, target, layout):
             found = await self._tree.stat(entry.name)
@@ -172,9 +172,9 @@ class Namespace:
             self._unfinished.pop(target, None)
 
     async def _finish_moves(self, folder: str) -> None:
-        """Complete moves of files into a folder, or out of it, that were interrupted.
+        """Complete interrupted moves of files into a folder, or out of it.
 
-        Their parts, or the links to these, would move with the folder.
+        Else their parts, or the links to these, would move or go with the folder.
         """
         for name, source in list(self._unfinished.items()):
             if any(f"{place}/".startswith(f"{folder}/") for place in (name, source)):

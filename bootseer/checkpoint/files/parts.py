@@ -1,17 +1,17 @@
-"""Where the parts of striped files are kept, and how they move and go with their manifests.
+"""Find, mark and move the parts of striped files; they follow their manifests.
 
-A manifest is given another name by anybody, at any moment, and takes whatever it says with it: who
-replaces or removes a file cannot know that it was the one that he has looked at. So the parts of a
-file are removed only by who has seen, after its name was taken, that they are still that name's:
+Another process may rename a manifest at any moment. A process that replaces or removes a file
+cannot know that it is still the file that it has read. So it removes the parts only after the name
+is gone, and only if the marks show that they still belong to that name:
 
-    who moves a file                           who replaces or removes it
-    1. marks the old name as one that leaves,  1. writes or deletes the name
-       and the parts with the new name         2. looks at the marks: leaves the parts to
-    2. looks again what has the old name          `ckpt gc` if the name leaves, or they are of
-    3. renames the manifest, then the parts       another name, and removes his own
-    4. looks what has moved, perhaps what was
-       published in the last moment: marks it,
-       and takes the first mark away
+    rename                                     replace or remove
+    1. mark the old name as leaving, and       1. write or delete the name
+       the parts with the new name             2. read the marks: remove the parts, or leave
+    2. read again what has the old name           them to `ckpt gc` if the name is leaving or
+    3. rename the manifest, then the parts        they are marked with another name
+    4. read what was renamed, perhaps a
+       version published since step 2: mark
+       that, and remove the first mark
 
 While the parts of a file are not beside it yet, a link there, an object, says where they are.
 """
@@ -40,16 +40,16 @@ from bootseer.store.api.name import check_name
 MAKING = "making-"
 """Begins the name of a folder of parts that no manifest names yet."""
 FROM = "from-"
-"""Begins the name of an object that says where else the parts of files here may be."""
+"""Begins the name of a link: an object with the folder where parts of files here may be."""
 _NAMED = "named-"
-"""Begins the name of a mark in a folder of parts, which is a folder, too."""
+"""Begins the name of a mark in a folder of parts: an empty folder."""
 _LEAVING = "leaving-"
-"""Begins the name of a folder of marks beside the parts: a name is being taken from a file."""
+"""Begins the name of a folder of marks beside the parts: a file is being renamed."""
 _HELD = "held-"
-"""The same, of parts that nobody may remove now."""
+"""Begins the name of a mark in a folder of parts that may not be removed now."""
 _FROM_BYTES = 4096
 _MOST_FOLDERS = 64
-"""Looked into for the parts of one file."""
+"""Folders searched for the parts of one file."""
 _STEP_S = 1.0
 IF_MISSING = (
     "`bootseer ckpt verify -R --repair` of the whole tree brings them back if a folder was renamed "
@@ -59,17 +59,17 @@ IF_MISSING = (
 
 
 async def let_changes_settle() -> None:
-    """Wait so long that what is in no order then is not just between two steps of a change."""
+    """Wait longer than a change needs between two of its steps."""
     await trio.sleep(_STEP_S)
 
 
 def above(name: str) -> str:
-    """Return the folder that a name is in; "" is the root."""
+    """Return the folder of a name; "" is the root."""
     return name.rpartition("/")[0]
 
 
 def parts_of(folder: str) -> str:
-    """Return the name of the folder in which the parts of a folder's files are."""
+    """Return the name of the folder that holds the parts of a folder's files."""
     return f"{folder}/{PARTS_FOLDER}" if folder else PARTS_FOLDER
 
 
@@ -79,17 +79,17 @@ def parts_folder(folder: str, parts_id: str) -> str:
 
 
 def parts_beside(name: str, layout: StripeManifest) -> str:
-    """Return the name of the folder of a file's parts, unless it is on its way there."""
+    """Return the name of the folder of a file's parts when no move is under way."""
     return parts_folder(above(name), layout.parts_id)
 
 
 def making_folder(name: str, parts_id: str) -> str:
-    """Return the name of the folder to make the parts of a file in."""
+    """Return the name of the folder for the parts of a file that is being written."""
     return parts_folder(above(name), MAKING + parts_id)
 
 
 def new_parts(name: str) -> tuple[str, str]:
-    """Return an id for the parts of a file and the folder to make them in."""
+    """Return a new id of parts, and the name of the folder to write them to."""
     parts_id = secrets.token_hex(16)
     return parts_id, making_folder(name, parts_id)
 
@@ -98,21 +98,21 @@ class Parts:
     """The parts of a store's striped files."""
 
     def __init__(self, store: Store) -> None:
-        """Look for them in `store`."""
+        """Find and move parts in `store`."""
         self._store = store
 
     async def folders(self, name: str, layout: StripeManifest) -> AsyncGenerator[str, None]:
-        """Name the folders in which the parts of a file may be, the likeliest first."""
+        """Yield the folders that may have the parts of a file, the likeliest first."""
         beside = parts_beside(name, layout)
         yield beside
         others = await self._others(above(name))
         for other in others:
             yield parts_folder(other, layout.parts_id)
-        if others:  # which they may have left meanwhile
+        if others:  # the parts may have been moved from there meanwhile
             yield beside
 
     async def find(self, name: str, layout: StripeManifest) -> tuple[str, Sequence[ObjectInfo]]:
-        """Return the folder in which the parts of a file are, and what is in it.
+        """Return the folder that has the parts of a file, and a listing of it.
 
         Raises:
             NotFound: there is none.
@@ -125,11 +125,11 @@ class Parts:
         raise NotFound(f"{name!r}: its parts are missing")
 
     async def find_own(self, name: str, layout: StripeManifest) -> str | None:
-        """Return the folder of the parts of a file that has lost its name, unless it has another.
+        """Return the folder of the parts of a file that has lost its name; None if it was renamed.
 
-        Whether the name was given to the same file once more is for the caller to see.
+        The caller checks whether the file has got the same name once more.
         """
-        # Before the marks of the parts: who moves the file makes those before he takes this away.
+        # Before the marks of the parts: a rename makes those before it removes this one.
         if await self._store.list(_leaving(name)):
             return None
         with suppress(NotFound):
@@ -142,7 +142,7 @@ class Parts:
         """Move the parts of a file that has lost its name to `target`.
 
         Raises:
-            NotFound: they are gone, or the file has another name.
+            NotFound: they are gone, or the file was renamed.
         """
         folder = await self.find_own(name, layout)
         if folder is None:
@@ -157,7 +157,7 @@ class Parts:
         Args:
             name: of the file.
             layout: what its manifest says.
-            folder: in which they are, if they are not found from where the file is.
+            folder: where they are, if nothing beside the file leads there.
 
         Raises:
             NotFound: they are nowhere.
@@ -169,7 +169,7 @@ class Parts:
             return False
         with suppress(Conflict):
             return await self._rename_to(folder, beside)
-        # Somebody else has brought them, or marks that came late have made the folder again.
+        # Another process has moved them, or a late mark has made the folder again.
         if not has_parts(await self._store.list(beside)):
             await self._take_marks(beside, folder)
             await self._rename_to(folder, beside)
@@ -190,15 +190,15 @@ class Parts:
     async def _rename_to(self, folder: str, beside: str) -> bool:
         try:
             await self._store.rename(folder, beside)
-        except NotFound:  # somebody else has done it
+        except NotFound:  # another process has moved them
             await self._store.stat(beside)
         return True
 
     async def _take_marks(self, folder: str, target: str) -> None:
-        """Remove a folder in which there are only marks; who has made them finds them in another.
+        """Move the marks of a folder that has no parts to `target`, and remove the folder.
 
         Raises:
-            Conflict: something has come into it.
+            Conflict: the folder is not empty.
         """
         for info in await self._store.list(folder):
             await self._add_mark(target, info.name.rpartition("/")[2])
@@ -208,7 +208,7 @@ class Parts:
 
     @asynccontextmanager
     async def held(self, *folders: str) -> AsyncIterator[None]:
-        """Keep others from removing the parts in the first folder, which may move to the second."""
+        """Protect the parts in the first folder, which may move to the second, from removal."""
         mark = _HELD + secrets.token_hex(8)
         await self._add_mark(folders[0], mark)
         try:
@@ -217,18 +217,18 @@ class Parts:
             await self._remove_mark(folders, mark)
 
     async def touch(self, *folders: str) -> None:
-        """Have parts look as if something had just been put to them, in the first that is there."""
+        """Set the time of the first folder of parts that exists to now."""
         for folder in folders:
             with suppress(NotFound):
-                await self._store.stat(folder)  # which a mark would make
+                await self._store.stat(folder)  # the mark alone would make the folder
                 async with self.held(folder):
                     return
 
     @asynccontextmanager
     async def leaving(self, name: str) -> AsyncIterator[None]:
-        """Keep others from removing the parts of what loses a name, whichever file that will be.
+        """Protect the parts of the file that is renamed, whichever has the name by then.
 
-        Where it is not known whether it has lost it, the mark stays until `ckpt gc`.
+        If an error leaves open whether it was renamed, the mark stays until `ckpt gc`.
         """
         folder, mark = _leaving(name), secrets.token_hex(8)
         await self._add_mark(folder, mark)
@@ -241,24 +241,24 @@ class Parts:
 
     async def _end_leaving(self, folder: str, mark: str) -> None:
         await self._remove_mark([folder], mark)
-        with suppress(BootseerError):  # others are about the same name
+        with suppress(BootseerError):  # others are renaming it, too
             await self._store.delete(folder)
 
     async def mark(self, name: str, layout: StripeManifest, target: str) -> None:
-        """Mark the parts of a file with the new name that it has got."""
+        """Mark the parts of a file with its new name."""
         with suppress(NotFound):
             folder, _ = await self.find(name, layout)
             await self._add_mark(folder, _mark(target))
 
     @asynccontextmanager
     async def renamed(self, name: str, target: str, layout: StripeManifest) -> AsyncIterator[None]:
-        """Keep others from removing the parts of a file, which are beside it, while it moves."""
+        """Protect the parts of a file from removal while it is renamed; they are beside it."""
         folder, new = (parts_beside(n, layout) for n in (name, target))
         await self._add_mark(folder, _mark(target))
         if folder == new:
             held: AbstractAsyncContextManager[None] = nullcontext()
         else:
-            held = self.held(folder, new)  # there, a file of the same name is another
+            held = self.held(folder, new)  # in the other folder, the mark may be another file's
         async with held:
             try:
                 yield
@@ -270,11 +270,11 @@ class Parts:
                 await self._remove_mark([new, folder], _mark(name))
 
     async def _add_mark(self, folder: str, mark: str) -> None:
-        with suppress(Denied, NoSpace):  # of another user's, which only he can remove; a full quota
+        with suppress(Denied, NoSpace):  # another user's parts, which only they remove; a quota
             await self._store.mkdir(f"{folder}/{mark}")
 
     async def _remove_mark(self, folders: Sequence[str], mark: str) -> None:
-        """Remove a mark; of a file with one too many, the parts are left to `ckpt gc`."""
+        """Remove a mark; if that fails, the parts are left to `ckpt gc`."""
         for folder in folders:
             try:
                 await self._store.delete(f"{folder}/{mark}")
@@ -285,10 +285,10 @@ class Parts:
                 return
 
     async def link(self, name: str, target: str) -> str:
-        """Have the parts of a file found from its new place; returns what says so, an object.
+        """Write a link from a file's new folder to the folder of its parts; returns its name.
 
-        It leads there from where it is, for a folder that has both may move, or be all of what
-        somebody opens; and from the root, for the folder that it is in may move alone.
+        The link has a relative path, for a folder above both may move or be opened as a tree of its
+        own, and a path from the root, for the new folder may move alone.
         """
         here, there = above(name), above(target)
         link = f"{parts_of(there)}/{FROM}{secrets.token_hex(8)}"
@@ -297,14 +297,14 @@ class Parts:
         return link
 
     async def unlink(self, link: str) -> None:
-        """Remove a link when all that it is for has its parts beside it."""
+        """Remove a link that no file needs any more."""
         with suppress(BootseerError):
             await self._store.delete(link)
 
     async def _others(self, folder: str) -> Sequence[str]:
-        """Return the folders that parts may have to be brought from.
+        """Return the other folders that may have parts of files in a folder, following all links.
 
-        A file that was moved on before its parts had come is behind several links.
+        A file that was moved again before its parts had come needs several links.
         """
         found = [folder]
         for one in found:
@@ -316,7 +316,7 @@ class Parts:
         return found[1:]
 
     async def _linked(self, folder: str, link: str) -> Sequence[str]:
-        """Return the folders that a link in a folder may lead to."""
+        """Return the folders that a link names."""
         found = []
         with suppress(NotFound, Corrupt, UnicodeDecodeError):
             for path in (await read_all(self._store, link, _FROM_BYTES)).decode().split("\n"):
@@ -328,38 +328,38 @@ class Parts:
 
 
 def is_link(info: ObjectInfo) -> bool:
-    """Tell whether an object says where else parts may be."""
+    """Tell whether an object is a link to a folder of parts."""
     return not info.is_folder and info.name.rpartition("/")[2].startswith(FROM)
 
 
 def is_of_move(info: ObjectInfo) -> bool:
-    """Tell whether something beside the parts is there only while a file moves."""
+    """Tell whether an entry beside the parts is a link or a mark of a move."""
     return is_link(info) or info.name.rpartition("/")[2].startswith(_LEAVING)
 
 
 def has_parts(found: Sequence[ObjectInfo]) -> bool:
-    """Tell whether there are parts in what was made for them: marks may be there alone."""
+    """Tell by the listing of a folder of parts whether it has parts, and not marks alone."""
     return not all(info.is_folder for info in found)
 
 
 def was_named(found: Sequence[ObjectInfo]) -> bool:
-    """Tell by the marks in a folder of parts whether others have moved their file, or begun to."""
+    """Tell by the listing of a folder of parts whether a rename of the file has begun."""
     return any(info.name.rpartition("/")[2].startswith(_NAMED) for info in found if info.is_folder)
 
 
 def _are_of(name: str, found: Sequence[ObjectInfo]) -> bool:
-    """Tell by the marks in a folder of parts whether they are of a name."""
+    """Tell by the listing of a folder of parts whether they belong to a name."""
     names = {info.name.rpartition("/")[2] for info in found if info.is_folder}
     return names <= {_mark(name)}
 
 
 def _mark(name: str) -> str:
-    """Name the mark of what is moved to a name: of the file in its folder, which may move, too."""
+    """Return the mark of a file renamed to `name`; the folder, which may move too, is left out."""
     return f"{_NAMED}{_digest(name)}"
 
 
 def _leaving(name: str) -> str:
-    """Name the folder of the marks of who takes a name from a file."""
+    """Return the folder of the marks that say that a name is leaving."""
     return parts_folder(above(name), f"{_LEAVING}{_digest(name)}")
 
 
@@ -368,7 +368,7 @@ def _digest(name: str) -> str:
 
 
 def _resolve(folder: str, path: str) -> str:
-    """Return the folder that is at a path: of another (``../other``), or of the root (``/other``).
+    """Return the folder at a path, relative to `folder` (``../other``) or the root (``/other``).
 
     Raises:
         Corrupt: the path leads out of the store.

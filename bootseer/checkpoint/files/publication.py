@@ -1,4 +1,4 @@
-"""Show a new version of a file under its name, when all of it is in the store."""
+"""Publish a new version of a file: give it the name, when all of it is in the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bootseer.store.api.base import ObjectInfo, publish
 
 
 class PlainContent(NamedTuple):
-    """An object that is to be a file: its name, its length, and XXH3-128 of all of it."""
+    """Name, length and XXH3-128 checksum of an object that becomes an ordinary file."""
 
     name: str
     size_bytes: int
@@ -30,9 +30,8 @@ class PlainContent(NamedTuple):
 class Publication:
     """Publishes one version of a file; an attempt that has failed may be repeated.
 
-    Changes are atomic to readers of the file, wherever they are. Between attempts it remembers what
-    had the name at the first, and whether the version has had it: a version that others have
-    replaced is not written again.
+    The change is atomic to all readers. Between attempts the object remembers which version had the
+    name at first, and whether this one has had it: what others have replaced is not written again.
     """
 
     def __init__(self, tree: CheckpointTree) -> None:
@@ -51,13 +50,13 @@ class Publication:
 
         Args:
             name: of the file.
-            layout: what the manifest is to say.
+            layout: content of the manifest.
             mode: permission bits; the store's default if None.
-            making: the folder in which the parts were made.
+            making: the folder that the parts were written to.
 
         Raises:
-            Conflict: parts are missing, for somebody has moved or removed their folder; or
-                somebody has replaced what was, or was going to be, replaced by this.
+            Conflict: parts are missing, because another process has moved or removed their
+                folder; or it has replaced this version, or the one that this replaces.
         """
         over = await self._tree.find(name)
         if not self._has_begun:
@@ -65,7 +64,7 @@ class Publication:
         first = self._replaces
         with self._tree.probe.ignoring(layout, over.layout if over else None):
             if over is not None and over.has_parts_of(layout) and not self._is_done:
-                # An attempt before this one may have failed just when its parts had gone.
+                # An earlier attempt may have failed when its parts had just gone.
                 await self._check_published(name, layout, await self._folder_of(over, layout))
                 self._is_done = True
             if not self._is_done:
@@ -84,12 +83,12 @@ class Publication:
 
         Args:
             name: of the file.
-            content: of it, which has its mode and time.
-            mode: of an empty one; the store's default if None.
-            making: the folder in which parts were made.
+            content: of the file, with its mode and time; None for an empty file.
+            mode: of an empty file; the store's default if None.
+            making: the folder that parts were written to.
 
         Raises:
-            NotFound: there is no such content; somebody has moved or removed its folder.
+            NotFound: the content is gone; another process has moved or removed its folder.
         """
         over = await self._tree.find(name)
         made = ObjectInfo(name, 0, time.time_ns(), mode=mode)
@@ -110,10 +109,10 @@ class Publication:
         return await self.current(FileEntry(made), content)
 
     async def current(self, made: FileEntry, content: PlainContent | None = None) -> FileEntry:
-        """Return what the store now has of a file that was just published.
+        """Return the entry that the store has of a file that was just published.
 
         Returns:
-            `made` if somebody has replaced it, or given it another name, since.
+            `made` if another process has replaced or renamed it since.
         """
         found = await self._tree.find(made.name)
         if found is None or found.is_folder:
@@ -137,37 +136,37 @@ class Publication:
             layout: see there.
             mode: see there.
             making: see there.
-            is_replaced: what has the name is not what had it at the first attempt.
+            is_replaced: another version has the name than at the first attempt.
         """
         target = parts_beside(name, layout)
         try:
             await self._store.rename(making, target)
         except (NotFound, Conflict):
-            # An attempt before this one has come so far, or farther. A mark that came late may have
-            # made the folder again from which the parts had gone.
+            # An earlier attempt has come so far, or farther. A late mark may have made the folder
+            # again from which the parts were removed.
             await self._store.stat(target)
             if is_replaced:
-                # Perhaps it was seen and replaced, and its parts are being removed.
+                # Perhaps this version was published and replaced, and its parts are being removed.
                 raise Conflict(f"{name!r} was replaced meanwhile") from None
-        # Whether the manifest has been seen, and replaced, by others is not known before an answer
-        # comes; until then it may be written once more.
+        # Until the store answers, it is unknown whether others have read and replaced the manifest;
+        # it may be written once more.
         async with self._tree.parts.held(target):
             if was_named(await self._check_parts(name, layout, target)):
-                return  # An attempt before this one has worked, and others have moved the file.
+                return  # An earlier attempt has worked, and others have renamed the file.
             await publish(self._store, name, layout.encode(), mode=mode)
             await self._check_published(name, layout, target)
 
     async def _folder_of(self, entry: FileEntry, layout: StripeManifest) -> str:
-        """Return where the parts of a file are, or would be."""
+        """Return the folder of a file's parts, or where it would be."""
         try:
             return (await self._tree.parts.find(entry.name, layout))[0]
         except NotFound:
             return parts_beside(entry.name, layout)
 
     async def _check_published(self, name: str, layout: StripeManifest, folder: str) -> None:
-        """Take the name from a file whose parts are gone, or are another's.
+        """Remove the manifest again if its parts are gone, or another file's.
 
-        Another node has renamed their folder; or the file, before it was written once more.
+        Another node has renamed their folder; or the file, before the manifest was written again.
         """
         try:
             found = await self._check_parts(name, layout, folder)
@@ -181,7 +180,11 @@ class Publication:
     async def _check_parts(
         self, name: str, layout: StripeManifest, folder: str
     ) -> Sequence[ObjectInfo]:
-        """Return what is in the folder of a file's parts, which are all there."""
+        """Return the listing of a folder of parts.
+
+        Raises:
+            Conflict: some of the parts are missing.
+        """
         found = await self._store.list(folder)
         names = {info.name.rpartition("/")[2] for info in found}
         missing = {stripe_manifest.part_name(unit.part) for unit in layout.units} - names
@@ -197,7 +200,7 @@ class Publication:
         entries = await self._tree.list(above(name))
         if not any(e.name != name and e.has_parts_of(layout) for e in entries):
             return False
-        return await self._tree.has_version(name, layout)  # else it is one that was moved just now
+        return await self._tree.has_version(name, layout)  # else it was renamed just now
 
     async def _has_content(self, name: str, content: PlainContent) -> bool:
         """Tell whether a file has some content already."""

@@ -1,4 +1,4 @@
-"""Remove the content of files that lose their names, or keep it for those who have it open."""
+"""Remove the content of files that lose their names, or keep it while it is open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STAYS = "parts of %s are of no use any more and stay for now: %s"
 
 
 class RetiredParts:
-    """The content of files that lose their names.
+    """Removes or keeps the content of files that lose their names.
 
     What cannot be removed is no error: it stays until `Leftovers` removes it.
     """
@@ -49,12 +49,12 @@ class RetiredParts:
             _log.warning(_STAYS, folder, error)
 
     async def set_aside(self, entry: FileEntry) -> FileEntry | None:
-        """Take a file's name away, and keep its content until `remove_kept`.
+        """Remove a file's name, and keep its content at the root of the tree until `remove_kept`.
 
-        It is kept at the root of the tree, so that the folder in which it was can be removed.
+        The folder of the file can be removed then.
 
         Returns:
-            What is kept; None if another node is moving it.
+            An entry to read it by; None if another node is moving the file.
         """
         if entry.layout is not None:
             with self._tree.probe.ignoring(entry.layout):
@@ -65,7 +65,7 @@ class RetiredParts:
         return replace(entry, info=replace(entry.info, name=target))
 
     async def keep(self, entry: FileEntry) -> FileEntry | None:
-        """Keep the parts of a striped file that has lost its name; see `set_aside`."""
+        """Keep the parts of a striped file that has lost its name already; see `set_aside`."""
         assert entry.layout is not None
         self._tree.manifests.forget(entry.name)
         _, folder = new_parts("")
@@ -78,7 +78,7 @@ class RetiredParts:
         return replace(entry, info=replace(entry.info, name=target))
 
     async def remove_kept(self, entry: FileEntry) -> None:
-        """Remove what `set_aside` or `keep` has kept."""
+        """Remove the content that `set_aside` or `keep` has kept."""
         folder = above(entry.name)
         if not folder.startswith(f"{PARTS_FOLDER}/{MAKING}"):
             raise ValueError(f"{entry.name!r} was not set aside")

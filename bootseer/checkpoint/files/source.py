@@ -1,8 +1,8 @@
-"""Where the bytes of a file come from: an ordinary object, or the parts of a striped one.
+"""Read the content of a file: an ordinary object, or the parts of a striped file.
 
-A source cuts its file into pieces, says which lane each is in (see
-`bootseer.checkpoint.read.lanes`), and fetches them, checked as far as there is something to check
-them against.
+A source divides its file into pieces, names the lane of each (see
+`bootseer.checkpoint.read.lanes`), and fetches them. Units of striped files are checked against
+their checksums.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from bootseer.units import MIB
 
 PLAIN_PIECE_BYTES = 4 * MIB
 READERS = 4
-"""Of a large ordinary object: HDFS chooses the copy that is read when a reader is opened."""
+"""Readers of a large ordinary object: HDFS chooses a copy when a reader is opened."""
 _LARGE_BYTES = 64 * MIB
 _FALLBACK_BLOCK_BYTES = 128 * MIB
-"""HDFS's default, where blocks are not known."""
+"""HDFS's default, used where the store does not tell the blocks."""
 
 
 class FileSource(ABC):
@@ -47,12 +47,12 @@ class FileSource(ABC):
 
     @property
     def name(self) -> str:
-        """Where the file is, as far as is known."""
+        """Return the last known name of the file."""
         return self._info.name
 
     @property
     def pieces(self) -> int:
-        """How many pieces there are."""
+        """Return the number of pieces."""
         return -(-self.size_bytes // self.piece_bytes)
 
     def piece_range(self, piece: int) -> ByteRange:
@@ -61,12 +61,12 @@ class FileSource(ABC):
         return ByteRange(start, min(self.size_bytes, start + self.piece_bytes))
 
     async def plan(self) -> None:
-        """Find out what `lane` needs to know; called before much is read ahead."""
+        """Ask the store for what `lane` needs; call it before much is read ahead."""
         await trio.lowlevel.checkpoint()
 
     @abstractmethod
     def lane(self, piece: int) -> Hashable:
-        """Name whoever has a piece, as far as that is known."""
+        """Return a name for the machine or part that has a piece, as far as known."""
 
     @abstractmethod
     async def fetch(self, piece: int, attempt: int = 0) -> bytes:
@@ -83,12 +83,12 @@ class FileSource(ABC):
         """
 
     def move(self, name: str) -> None:
-        """Learn that the file has another name; what was opened stays open."""
+        """Set the new name of a renamed file; readers stay open."""
         self._info = replace(self._info, name=name)
 
     @abstractmethod
     async def close(self) -> None:
-        """Close what was opened; what is still being fetched fails."""
+        """Close all readers; fetches under way fail."""
 
 
 class _Readers:
@@ -104,7 +104,7 @@ class _Readers:
     async def get(
         self, key: Hashable, known: ObjectInfo, version: ObjectInfo | None = None
     ) -> Reader:
-        """Return the reader that is kept under a key, and open the object if there is none.
+        """Return the reader of a key, opening the object if there is none.
 
         See `Store.open` for `known` and `version`.
 
@@ -127,7 +127,7 @@ class _Readers:
 
 
 class PlainSource(FileSource):
-    """An object of the store as it is."""
+    """An ordinary object."""
 
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         """Read the version of an object that `info` describes; it is opened when first read."""
@@ -142,15 +142,15 @@ class PlainSource(FileSource):
         self._looked = False
 
     async def open(self) -> None:
-        """Open the object now, so that who may not read it learns of it.
+        """Open the object now, so that a missing permission is an error now.
 
         Raises:
-            Conflict: it was replaced by now.
+            Conflict: it was replaced meanwhile.
         """
         await self._reader(0)
 
     async def plan(self) -> None:
-        """Ask where the blocks are, once; without an answer each block is a lane."""
+        """Ask once where the blocks are; without an answer each block is a lane."""
         if self._planned or self.size_bytes < _LARGE_BYTES:
             return
         self._planned = True
@@ -161,7 +161,7 @@ class PlainSource(FileSource):
                 return
 
     def lane(self, piece: int) -> Hashable:
-        """Name the DataNode, if only one has the block, else the block."""
+        """Return the DataNode if only one has the block, else the block's index."""
         offset = piece * self.piece_bytes
         if not self._locations:
             return offset // _FALLBACK_BLOCK_BYTES
@@ -176,7 +176,7 @@ class PlainSource(FileSource):
         return hosts[0] if len(hosts) == 1 else low
 
     async def fetch(self, piece: int, attempt: int = 0) -> bytes:
-        """See `FileSource.fetch`; what is checked is what the store checks."""
+        """See `FileSource.fetch`; only the store checks the content."""
         start, stop = self.piece_range(piece)
         return await self.read(start, stop - start, attempt)
 
@@ -240,11 +240,11 @@ class StripedSource(FileSource):
         self._readers = _Readers(store)
 
     def lane(self, piece: int) -> Hashable:
-        """Name the part: units were dealt as its machine could take them."""
+        """Return the part: each had as many units as its machine could take."""
         return self._layout.units[piece].part
 
     async def fetch(self, piece: int, attempt: int = 0) -> bytes:
-        """See `FileSource.fetch`: a unit is what the manifest says, or an error."""
+        """See `FileSource.fetch`; the unit's checksum is compared with the manifest's."""
         unit = self._layout.units[piece]
         size_bytes = self._layout.unit_range(piece).size_bytes
         reader = await self._part(unit.part, attempt)

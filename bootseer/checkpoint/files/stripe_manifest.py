@@ -1,4 +1,4 @@
-"""The layout of a striped file: which part holds which unit, and what its bytes must hash to.
+"""The manifest of a striped file: which part has which unit, and the checksum of each.
 
 A striped file is a manifest under the file's name and, beside it, a folder of parts. The manifest
 is written last and names everything; see docs/formats/stripe.md for its fields.
@@ -22,9 +22,9 @@ from bootseer.units import GIB, KIB, MIB
 MAGIC = b"BSSTRIPE"
 VERSION = 2
 MAX_BYTES = 64 * MIB
-"""Of a manifest."""
+"""Length of a manifest."""
 MAX_UNITS = 2_500_000
-"""What a manifest has room for: 10 TB at 4 MiB each."""
+"""Units in a manifest: 10 TB at 4 MiB each."""
 PARTS_FOLDER = ".bootseer-parts"
 """Beside the manifests of a folder; holds one folder for each striped file."""
 MAX_PARTS = 4096
@@ -39,7 +39,7 @@ _ID_BYTES = 16
 
 
 class UnitPlace(NamedTuple):
-    """Where a unit is, and the XXH3 hash, 128 bits, of its bytes."""
+    """Part and offset of a unit, and the XXH3-128 checksum of its bytes."""
 
     part: int
     offset: int
@@ -81,7 +81,7 @@ class StripeManifest:
         return ByteRange(start, min(self.size_bytes, start + self.unit_bytes))
 
     def part_bytes(self) -> list[int]:
-        """Return how long each part must be, at least."""
+        """Return the least length of each part, in bytes."""
         lengths = [0] * self.parts
         for index, unit in enumerate(self.units):
             stop = unit.offset + self.unit_range(index).size_bytes
@@ -89,7 +89,7 @@ class StripeManifest:
         return lengths
 
     def encode(self) -> bytes:
-        """Encode as a manifest, of a length that `may_be_manifest` knows.
+        """Return the encoded manifest, padded to a length that `may_be_manifest` accepts.
 
         Raises:
             ValueError: there are more units than `MAX_UNITS`, or more parts than `MAX_PARTS`.
@@ -113,15 +113,15 @@ class StripeManifest:
 
 
 def may_be_manifest(size_bytes: int) -> bool:
-    """Tell by its length whether a file may be a manifest: one in 4,096 other files may be, too.
+    """Tell by its length whether a file may be a manifest, as one in 4,096 other files does.
 
-    So a listing shows which files must be looked into, whoever copied them to where they are.
+    So a listing shows which files must be opened, even if other tools have copied them.
     """
     return size_bytes % _MODULUS == _RESIDUE and size_bytes <= MAX_BYTES
 
 
 def is_manifest(head: bytes) -> bool:
-    """Tell by its first bytes whether a file is a manifest, of whatever version."""
+    """Tell by its first bytes whether a file is a manifest, of any version."""
     return head.startswith(MAGIC)
 
 
@@ -134,7 +134,7 @@ def decode(data: bytes, name: str) -> StripeManifest:
 
     Raises:
         UnknownVersion: it is of another version.
-        Corrupt: it is damaged, or says what cannot be.
+        Corrupt: it is damaged, or its fields contradict each other.
     """
     header, rows = table.decode(MAGIC, VERSION, _ROW, data, name)
     fields = Fields(header, name)
@@ -152,7 +152,7 @@ def decode(data: bytes, name: str) -> StripeManifest:
 
 
 def check_unit_bytes(unit_bytes: int) -> int:
-    """Return what can be a unit: a power of two from 4 KiB to 1 GiB.
+    """Return `unit_bytes` if it is a power of two from 4 KiB to 1 GiB.
 
     Raises:
         ValueError: it is anything else.
@@ -163,7 +163,7 @@ def check_unit_bytes(unit_bytes: int) -> int:
 
 
 def check_id(parts_id: str) -> bool:
-    """Tell whether a name is one that a folder of parts can have."""
+    """Tell whether a name is a well-formed id of parts."""
     return len(parts_id) == 2 * _ID_BYTES and not set(parts_id) - set("0123456789abcdef")
 
 

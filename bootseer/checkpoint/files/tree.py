@@ -1,4 +1,4 @@
-"""A tree of the store with striped files in it, as its users see it.
+"""Look up files in a tree of a store that has striped files.
 
 Names are those of the store. A striped file has the name of its manifest; the folders of parts are
 not shown. `Namespace` changes names, `Publication` adds versions, `RetiredParts` and `Leftovers`
@@ -33,18 +33,18 @@ class CheckpointTree:
         store: where they are.
         parts: of the striped files.
         manifests: those that were read.
-        probe: finds truncated manifests; who changes files tells it.
+        probe: finds truncated manifests; changes of files announce themselves to it.
     """
 
     def __init__(self, store: Store) -> None:
-        """Show the tree of `store`; nothing is read yet."""
+        """Look up files of `store`; nothing is read yet."""
         self.store = store
         self.parts = Parts(store)
         self.manifests = ManifestCache(store)
         self.probe = TruncationProbe(store, self.manifests)
 
     async def stat(self, name: str) -> FileEntry:
-        """Describe a file or a folder; ``""`` is the root, which need not exist yet.
+        """Return the entry of a file or folder; ``""`` is the root, which need not exist yet.
 
         Raises:
             NotFound: there is none.
@@ -56,27 +56,27 @@ class CheckpointTree:
         return (await self.probe.check(above(name), [entry]))[0]
 
     async def find(self, name: str) -> FileEntry | None:
-        """Describe a file or a folder, if there is one."""
+        """Return the entry of a file or folder; None if there is none."""
         try:
             return await self.stat(name)
         except NotFound:
             return None
 
     async def has_version(self, name: str, layout: StripeManifest) -> bool:
-        """Tell whether a name is that of a file with the parts of a manifest."""
+        """Tell whether a name is of a file with the parts that a manifest names."""
         found = await self.find(name)
         return found is not None and found.has_parts_of(layout)
 
     async def list(
         self, folder: str = "", unlisted: list[Unlisted] | None = None
     ) -> Sequence[FileEntry]:
-        """Describe what is in a folder, sorted by name.
+        """Return the entries of a folder, sorted by name.
 
-        A manifest is read once; what is known of it holds for as long as its length and time do.
+        A manifest is read once; it is read again when its length or time has changed.
 
         Args:
             folder: its name.
-            unlisted: learns of what is there and cannot be used.
+            unlisted: gets the objects that cannot be used.
         """
         listing = await self.store.list(folder)
         if unlisted is not None:
@@ -107,7 +107,7 @@ class CheckpointTree:
         return await self.probe.check(folder, [entry for entry in entries if entry is not None])
 
     def source(self, entry: FileEntry) -> FileSource:
-        """Return the content of a version of a file.
+        """Return a source that reads a version of a file.
 
         Raises:
             Corrupt: its manifest cannot be used.

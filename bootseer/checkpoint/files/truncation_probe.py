@@ -1,7 +1,7 @@
-"""Find manifests that were truncated so far that neither length nor content shows what they were.
+"""Find manifests that were truncated to less than their magic number.
 
-A file shorter than a manifest's magic number is taken for the rest of a manifest if it begins like
-one, and parts lie beside it that no file names.
+Neither length nor content shows what such a file was. It is taken for the rest of a manifest if it
+begins like one, and parts lie beside it that no file names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TruncationProbe:
     """
 
     def __init__(self, store: Store, manifests: ManifestCache) -> None:
-        """Look into `store`, whose manifests are read through `manifests`."""
+        """Probe files of `store`, whose manifests are read through `manifests`."""
         self._store = store
         self._manifests = manifests
         self._changing: Counter[str] = Counter()
@@ -56,7 +56,7 @@ class TruncationProbe:
 
     @contextmanager
     def ignoring(self, *layouts: StripeManifest | None) -> Iterator[None]:
-        """Ignore the parts of files that are being changed: no file may name them meanwhile."""
+        """Ignore the parts of files under change: between two steps no file names them."""
         ids = [layout.parts_id for layout in layouts if layout is not None]
         self._changing.update(ids)
         try:
@@ -85,7 +85,7 @@ class TruncationProbe:
         return bool(orphans)
 
     async def _find_orphans(self, folder: str) -> set[str]:
-        """Return the ids of parts in a folder that no file there names, and nobody here changes."""
+        """Return the ids of parts in a folder that no file names and no change here ignores."""
         kept = await self._store.list(parts_of(folder))
         ids = {info.name.rpartition("/")[2] for info in kept if info.is_folder}
         orphans = {name for name in ids if stripe_manifest.check_id(name)} - set(self._changing)

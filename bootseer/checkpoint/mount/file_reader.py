@@ -25,39 +25,39 @@ _FIRST_WINDOW_BYTES = 8 * MIB
 
 
 class FileReader:
-    """Reads published files.
+    """Reads published versions of files.
 
     Concurrency: the tasks of one trio run; but for `read`, the caller holds the file's lock.
 
     Attributes:
-        kernel: the way back, once there is one.
+        kernel: for pushes into the page cache; None before the mount is there.
     """
 
     def __init__(
-        self, nodes: InodeTable, tree: CheckpointTree, fetcher: Fetcher, window_bytes: int
+        self, inodes: InodeTable, tree: CheckpointTree, fetcher: Fetcher, window_bytes: int
     ) -> None:
         """Read files of `tree`, ahead by `window_bytes` at most."""
         self.kernel: Kernel | None = None
-        self._nodes = nodes
+        self._inodes = inodes
         self._tree = tree
         self._retired = RetiredParts(tree)
         self._fetcher = fetcher
         self._window_bytes = window_bytes
 
     def version(self, node: Inode) -> FileEntry:
-        """Return what is to be read of a file, where it is by now.
+        """Return the entry of a file's published version, with its present name.
 
         Raises:
             OSError: ESTALE, it is gone.
         """
         if node.has_name and node.entry is not None:
-            return replace(node.entry, info=self._nodes.info(node))
+            return replace(node.entry, info=self._inodes.info(node))
         if node.opened.aside is None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return node.opened.aside
 
     async def open(self, node: Inode) -> ReadState:
-        """Return how a file is read, and open it unless it is open already.
+        """Return the state of reading a file, opening it if it is not open.
 
         Raises:
             OSError: ESTALE, it is gone.
@@ -82,9 +82,9 @@ class FileReader:
             opened.recording.add(offset, min(size_bytes, node.entry.size_bytes - offset))
         reading = opened.reading
         if reading is None:
-            async with self._nodes.moves.using(node.inode), node.lock:
+            async with self._inodes.moves.using(node.inode), node.lock:
                 reading = await self.open(node)
-        # What is asked for ends with a mark, if that is in it: the next page is in the cache.
+        # A mark is the last page of a request: the kernel has the next one already.
         last_page, mark = opened.pushes.pop_mark(offset, size_bytes)
         fetch_bytes = size_bytes if mark is None else max(0, last_page - offset)
         asked = reading.cached.ask(offset, fetch_bytes)
@@ -99,7 +99,7 @@ class FileReader:
         except Closed:
             if opened.reading is reading:
                 raise
-            # Another version was published meanwhile, and that is the file now.
+            # Another version was published meanwhile: read that.
             return await self.read(node, offset, size_bytes)
         if mark is None:
             return content
@@ -114,14 +114,14 @@ class FileReader:
         try:
             return await fetch.read(offset, size_bytes)
         except (Conflict, NotFound):
-            # What is being moved can be under neither name for a moment.
-            async with self._nodes.moves.using(node.inode), node.lock:
+            # A file that is being renamed can be under neither name for a moment.
+            async with self._inodes.moves.using(node.inode), node.lock:
                 if node.opened.reading is reading and fetch.source.name == name:
                     raise
         return await fetch.read(offset, size_bytes)
 
     async def close_unused(self, node: Inode) -> None:
-        """Close a file that nobody has open any more, and remove what was kept of it for those."""
+        """Close a file that has no handles any more, and remove the version kept for them."""
         await node.opened.stop_reading()
         if not node.has_name and (aside := node.opened.take_aside()) is not None:
             with suppress(BootseerError):
@@ -131,7 +131,7 @@ class FileReader:
         opened = node.opened
 
         async def sink(offset: int, data: bytes) -> None:
-            # Pages that somebody may have changed through a mapping would be written over.
+            # A push would overwrite pages that a writer may have changed through a mapping.
             if self.kernel is None or opened.writers or opened.pushes.is_truncating:
                 return
             if opened.recording is not None:

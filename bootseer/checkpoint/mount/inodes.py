@@ -1,4 +1,4 @@
-"""The numbered files of a checkpoint mount, and what is known of their names."""
+"""The inodes of a checkpoint mount, and what is known of their names."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from bootseer.store.api.base import ObjectInfo
 from bootseer.store.api.name import is_component
 
 _STATS_BEFORE_LISTING = 8
-"""So many names of a folder are asked for one by one before the folder is listed again."""
+"""Names of a folder that are asked for one by one before the folder is listed again."""
 _LISTINGS = 5
-"""Of a folder that changes meanwhile, before one is shown that may have what was there before."""
+"""Listings of a folder that changes meanwhile, before one is used that may be outdated."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,16 +31,16 @@ class Inode:
     """A file or folder that the kernel knows, in one version.
 
     Attributes:
-        inode: its number.
-        parent, name: where it is, or was when it still had a name.
-        entry: what others see under its name; None for a file that was not published yet.
+        inode: inode number.
+        parent, name: present name, or the last one if it has none.
+        entry: what other nodes see under its name; None for a file that was never published.
         pending: the version that is being written, or waits to be published.
-        opened: who has the file open, and how it is read.
-        has_name: whether its name is still its own.
-        is_forgotten: the kernel has no use for the number any more.
-        children: how many numbered files and folders are, or last were, in this folder.
-        changes: counts changes in a folder.
-        changed_ns: when a folder was last changed here.
+        opened: the handles of a file, and how it is read.
+        has_name: false when it was removed or replaced.
+        is_forgotten: the kernel does not use the number any more.
+        children: number of inodes that are, or last were, in this folder.
+        changes: number of changes in a folder.
+        changed_ns: time of the last change in a folder through this mount.
         lock: held while its version changes.
     """
 
@@ -59,11 +59,11 @@ class Inode:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder."""
+        """Tell whether it is a folder."""
         return self.entry is not None and self.entry.is_folder
 
     def move_versions(self, path: str) -> None:
-        """Have its versions use the path that it now has, or would have."""
+        """Set the new path of its versions, published and pending."""
         if self.has_name:
             self.opened.move(path)
         if self.pending is not None:
@@ -72,16 +72,16 @@ class Inode:
                 self.pending.draft.move_base(path)
 
     def put_aside(self, aside: FileEntry | None) -> None:
-        """Learn where its published version is kept for those who have it open, if it is."""
+        """Set where its published version is kept for open handles; None if it is lost."""
         self.opened.put_aside(aside)
         if aside is not None and self.pending is not None:
             self.pending.draft.move_base(aside.name)
 
     def extended(self) -> dict[bytes, bytes]:
-        """Return the extended attributes: how it is stored.
+        """Return the extended attributes, which tell how it is stored.
 
         Raises:
-            OSError: ESTALE, it was removed before it was ever published.
+            OSError: ESTALE, it was removed before it was published.
         """
         if self.is_folder:
             return {}
@@ -101,7 +101,7 @@ class Inode:
 
 @dataclass(slots=True)
 class CachedListing:
-    """What was last seen in a folder, and how often a single name was asked for since."""
+    """The last listing of a folder, its time, and how many names were looked up since."""
 
     at: float
     entries: dict[str, FileEntry]
@@ -109,17 +109,17 @@ class CachedListing:
 
 
 class InodeTable:
-    """All files of a mount, by number and by name.
+    """All inodes of a mount, by number and by name.
 
-    Concurrency: the tasks of one trio run. What awaits looks again at what it knew before.
+    Concurrency: the tasks of one trio run. A method looks up again after each await.
     """
 
     def __init__(self, tree: CheckpointTree, valid_s: float) -> None:
         """Begin with the root.
 
         Args:
-            tree: whose files they are.
-            valid_s: how long a listing is believed, in seconds.
+            tree: to look names up in.
+            valid_s: seconds for which a listing is valid.
         """
         root = Inode(ROOT_INODE, ROOT_INODE, "", FileEntry(ObjectInfo("", 0, 0, is_folder=True)))
         self.by_inode: dict[int, Inode] = {ROOT_INODE: root}
@@ -129,31 +129,31 @@ class InodeTable:
         self._valid_s = valid_s
         self._listings: dict[int, CachedListing] = {}
         # No other file system of the node has such numbers: `OpenWriters` knows files by them.
-        self._inodes = itertools.count(secrets.randbelow(2**20) + 1 << 32)
+        self._numbers = itertools.count(secrets.randbelow(2**20) + 1 << 32)
 
-    def new(self, parent: int, name: str, entry: FileEntry | None) -> Inode:
-        """Give a name a new number."""
-        node = Inode(next(self._inodes), parent, name, entry)
+    def add(self, parent: int, name: str, entry: FileEntry | None) -> Inode:
+        """Return a new inode for a name."""
+        node = Inode(next(self._numbers), parent, name, entry)
         self.by_inode[node.inode] = node
         self.by_inode[parent].children += 1
         self.by_name[parent, name] = node
         return node
 
     def remember(self, node: Inode) -> None:
-        """Learn that the kernel is told of a number."""
+        """Note that the kernel is told of an inode."""
         node.is_forgotten = False
 
     def forget(self, inode: int) -> None:
-        """Learn that the kernel has dropped a number, until it is told of it again."""
+        """Note that the kernel has dropped a number; it may be told of it again."""
         node = self.by_inode.get(inode)
         if node is not None:
             node.is_forgotten = True
             self.drop_unused(inode)
 
     def drop_unused(self, inode: int) -> None:
-        """Drop what the kernel has dropped, unless it is still needed, and the folders it is in.
+        """Drop an inode that the kernel has dropped and nothing needs, and its folders likewise.
 
-        A folder is needed for the paths of what is in it.
+        A folder is needed for the paths of its inodes.
         """
         while (node := self.by_inode.get(inode)) is not None and node.is_forgotten:
             is_open = node.opened.handles or node.pending is not None
@@ -167,10 +167,10 @@ class InodeTable:
             self.by_inode[inode].children -= 1
 
     def move(self, node: Inode, parent: int, name: str) -> None:
-        """Give a file or folder another name."""
+        """Set the new name of a file or folder."""
         if self.by_name.get((node.parent, node.name)) is node:
             del self.by_name[node.parent, node.name]
-        self.unname(parent, name)
+        self.remove_name(parent, name)
         node.has_name = True
         before = self.by_inode[node.parent]
         node.parent, node.name = parent, name
@@ -179,7 +179,7 @@ class InodeTable:
         before.children -= 1
 
     def path(self, node: Inode) -> str:
-        """Return the name in the store of a file or folder."""
+        """Return the store's name of a file or folder."""
         parts: list[str] = []
         while node.inode != ROOT_INODE:
             parts.append(node.name)
@@ -187,17 +187,17 @@ class InodeTable:
         return "/".join(reversed(parts))
 
     def path_in(self, parent: int, name: str) -> str:
-        """Return the name in the store of a name in a folder."""
+        """Return the store's name for a name in a folder."""
         above = self.path(self.by_inode[parent])
         return f"{above}/{name}" if above else name
 
     def info(self, node: Inode) -> ObjectInfo:
-        """What is known of a published file, under the name that it has now."""
+        """Return what is known of a published file, with its present name."""
         assert node.entry is not None
         return replace(node.entry.info, name=self.path(node))
 
-    def node(self, parent: int, name: str, entry: FileEntry) -> Inode:
-        """Return the file of a name: the one that is known, if it is still that version."""
+    def inode_for(self, parent: int, name: str, entry: FileEntry) -> Inode:
+        """Return the inode of an entry: the known one if it is the same version, else a new one."""
         node = self.by_name.get((parent, name))
         if node is not None and node.pending is not None:
             return node
@@ -206,21 +206,21 @@ class InodeTable:
             if same_kind and (entry.is_folder or _are_one_version(node.entry, entry)):
                 node.entry = entry
                 return node
-            self.unname(parent, name)
-        return self.new(parent, name, entry)
+            self.remove_name(parent, name)
+        return self.add(parent, name, entry)
 
     def update(self, node: Inode, entry: FileEntry) -> None:
-        """Learn what others see of a file or folder that was changed here."""
+        """Set the entry of a file or folder that was changed through this mount."""
         node.entry = entry
 
-    def unname(self, parent: int, name: str) -> None:
-        """Learn that a name is nobody's any more."""
+    def remove_name(self, parent: int, name: str) -> None:
+        """Note that a name is not used any more."""
         node = self.by_name.pop((parent, name), None)
         if node is not None:
             node.has_name = False
 
-    async def entry(self, parent: Inode, name: str) -> FileEntry | None:
-        """Find out what a name is, if what is known is too old."""
+    async def lookup_entry(self, parent: Inode, name: str) -> FileEntry | None:
+        """Return the entry of a name, from the listing if it is valid; None if there is none."""
         listing = self._listings.get(parent.inode)
         if listing is not None:
             listing.asked += 1
@@ -237,7 +237,7 @@ class InodeTable:
         return trio.current_time() - listing.at <= self._valid_s
 
     async def listing(self, folder: Inode) -> CachedListing:
-        """Return what is in a folder, as it was at most `valid_s` ago."""
+        """Return a listing of a folder that is at most `valid_s` old."""
         async with folder.lock:
             known = self._listings.get(folder.inode)
             if known is not None and known.asked and self._is_valid(known):
@@ -252,26 +252,26 @@ class InodeTable:
             return listing
 
     async def _find(self, parent: Inode, name: str) -> FileEntry | None:
-        """Ask for a name, and again if it may have changed before the answer was there."""
+        """Ask the store for a name, and again if the folder has changed meanwhile."""
         while True:
             changes = parent.changes
             entry = await self._tree.find(self.path_in(parent.inode, name))
             if changes == parent.changes:
                 return entry
 
-    def distrust(self, inode: int) -> None:
-        """Look anew for what is in a folder when it is next asked for."""
+    def invalidate(self, inode: int) -> None:
+        """Drop the listing of a folder."""
         self._listings.pop(inode, None)
 
     def touch(self, inode: int) -> None:
-        """Note that what was seen in a folder is no longer all."""
-        self.distrust(inode)
+        """Note a change in a folder: its listing is outdated."""
+        self.invalidate(inode)
         folder = self.by_inode[inode]
         folder.changes += 1
         folder.changed_ns = time.time_ns()
 
-    async def named(self, parent: int, name: str) -> Inode | None:
-        """Return the file of a name as it is now, if there is one."""
+    async def lookup(self, parent: int, name: str) -> Inode | None:
+        """Return the inode of a name, asking the store; None if there is no such file."""
         node = self.by_name.get((parent, name))
         if node is not None and node.pending is not None:
             return node
@@ -280,16 +280,16 @@ class InodeTable:
         if node is not None and node.pending is not None:
             return node
         if entry is None:
-            self.unname(parent, name)
+            self.remove_name(parent, name)
             return None
         listing = self._listings.get(parent)
         if listing is not None and name not in listing.entries:
-            # Who is told that it is there looks for it next.
+            # The caller may answer that it exists, and the kernel looks it up next.
             del self._listings[parent]
-        return self.node(parent, name, entry)
+        return self.inode_for(parent, name, entry)
 
-    def being_written(self, folder: int) -> list[Inode]:
-        """List the files in a folder that have a version in the making."""
+    def pending_files(self, folder: int) -> list[Inode]:
+        """Return the files in a folder that have a pending version."""
         return [
             node
             for (parent, _), node in self.by_name.items()

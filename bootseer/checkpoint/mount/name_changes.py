@@ -1,4 +1,4 @@
-"""Rename and remove what is on a checkpoint mount, while files are open or being written."""
+"""Rename and remove files and folders of a mount, while files are open or being written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bootseer.errors import BootseerError, Conflict
 
 
 class NameChanges:
-    """Changes names of files and folders, in the store and in what is known of them here.
+    """Renames and removes files and folders, in the store and in the inode table.
 
     Concurrency: the tasks of one trio run; the caller uses the folders (`FolderRenames.using`) and
     holds the locks of the files.
@@ -26,23 +26,23 @@ class NameChanges:
 
     def __init__(
         self,
-        nodes: InodeTable,
+        inodes: InodeTable,
         tree: CheckpointTree,
         namespace: Namespace,
         reader: FileReader,
         publisher: Publisher,
     ) -> None:
         """Change names of `tree` through `namespace`."""
-        self._nodes = nodes
+        self._inodes = inodes
         self._namespace = namespace
         self._retired = RetiredParts(tree)
         self._reader = reader
         self._publisher = publisher
 
     async def remove(self, node: Inode) -> None:
-        """Remove a published file; the version that is open of it is kept until it is closed."""
+        """Remove a published file; a version that is open is kept until it is closed."""
         assert node.entry is not None
-        entry = replace(node.entry, info=self._nodes.info(node))
+        entry = replace(node.entry, info=self._inodes.info(node))
         if not node.opened.handles:
             await self._namespace.remove(entry)
             return
@@ -52,48 +52,48 @@ class NameChanges:
         """Remove an empty folder.
 
         Raises:
-            OSError: ENOTEMPTY, something is in it.
+            OSError: ENOTEMPTY.
         """
-        if self._nodes.being_written(node.inode):
+        if self._inodes.pending_files(node.inode):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
         await self._publisher.empty_folder(node)
         try:
-            await self._namespace.remove_folder(self._nodes.path(node))
+            await self._namespace.remove_folder(self._inodes.path(node))
         except Conflict as error:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY)) from error
 
     async def rename_folder(self, node: Inode, parent: int, name: str, over: Inode | None) -> None:
-        """Give a folder another name, and all that is below, perhaps an empty folder's."""
-        async with self._nodes.moves.moving(node.inode):
+        """Rename a folder, replacing an empty one; waits until nothing below is in use."""
+        async with self._inodes.moves.moving(node.inode):
             await self._publisher.drain_below(node)
             if over is not None:
                 await self.remove_folder(over)
-                self._nodes.unname(parent, name)
+                self._inodes.remove_name(parent, name)
             await self.rename(node, parent, name, None)
 
     async def rename(self, node: Inode, parent: int, name: str, over: Inode | None) -> None:
-        """Give a published file or folder another name, perhaps a file's."""
+        """Rename a published file or a folder, replacing a file."""
         assert node.entry is not None
         replaced = kept = None
         if over is not None and over.entry is not None:
             replaced = self._reader.version(over)
             if over.opened.handles and replaced.layout is not None:
                 kept, replaced = replaced, FileEntry(replaced.info)
-        entry = replace(node.entry, info=self._nodes.info(node))
-        path = self._nodes.path_in(parent, name)
-        self._nodes.update(node, await self._namespace.rename(entry, path, over=replaced))
+        entry = replace(node.entry, info=self._inodes.info(node))
+        path = self._inodes.path_in(parent, name)
+        self._inodes.update(node, await self._namespace.rename(entry, path, over=replaced))
         if over is not None:
             if kept is not None:
-                # Without it, who has it open may lose it; but the name is another file's by now.
+                # If this fails, its readers may lose it; but the name is another file's already.
                 aside = None
                 with suppress(BootseerError):
                     aside = await self._retired.keep(kept)
                 over.put_aside(aside)
             if not over.opened.handles:
                 await self._publisher.abandon(over)
-        self._nodes.move(node, parent, name)
-        node.move_versions(self._nodes.path(node))
+        self._inodes.move(node, parent, name)
+        node.move_versions(self._inodes.path(node))
         if node.is_folder:
-            for other in self._nodes.by_inode.values():
-                if self._nodes.is_below(other.inode, node.inode):
-                    other.move_versions(self._nodes.path(other))
+            for other in self._inodes.by_inode.values():
+                if self._inodes.is_below(other.inode, node.inode):
+                    other.move_versions(self._inodes.path(other))

@@ -1,14 +1,14 @@
-"""Which processes have a file open to write, and how the one that closes it ends, as /proc tells.
+"""Find out from /proc which processes have a file open to write, and whether one was killed.
 
-The kernel says who opens a file, and of a close(2) only that there was one: not by whom, nor
-whether another descriptor of the file is left, in this process or in one that was forked.
+The kernel tells which process opens a file. Of a close(2) it tells neither the process nor whether
+another descriptor of the file is open, in the same process or in a forked one.
 
-Who closes waits for the serving process, which must not wait for him. A process that becomes
-another program closes files under a lock that readers of its ``stat``, ``maps``, ``environ``,
-``io`` and of the links in ``fd`` wait for (kernel 6.18); those of ``statm``, ``status``, ``fdinfo``
-and of the names in ``fd`` do not. So ``stat`` is read of threads only that have no memory any more.
-And since a look may by chance be the last to let go of what an ending process had mapped, and then
-wait for a write to the mount, it runs in a thread, and is waited for no longer than `_LOOK_S`.
+The closing process waits for the serving process, which must not wait for it in turn. A process
+in execve(2) closes files under a lock that readers of its ``stat``, ``maps``, ``environ``, ``io``
+and of the links in ``fd`` wait for (kernel 6.18); readers of ``statm``, ``status``, ``fdinfo`` and
+of the names in ``fd`` do not. So ``stat`` is read only of threads that have no memory any more. A
+scan may drop the last reference to memory of an ending process, and then wait for a write to the
+mount. So it runs in a thread, and is given up after `_SCAN_S`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import trio
 
 _PF_EXITING = 0x4
 _SIGNAL = 0x7F
-"""The bits of an exit code that name the signal that a process dies of."""
+"""Bits of an exit code with the signal that killed the process."""
 _STATE, _FLAGS, _EXIT_CODE = 0, 6, 49
-"""Of /proc/PID/stat, counted from after the program's name."""
+"""Fields of /proc/PID/stat, counted after the program's name."""
 _OPEN_FLAGS, _INO_NAME, _INO = 3, 6, 7
-"""Of /proc/PID/fdinfo: pos, flags, mnt_id and ino, each with its name before it."""
-_LOOK_S = 5.0
-LOOKS = 16
-"""At once, in threads of their own: those held up must not keep the store's calls from theirs."""
+"""Words of /proc/PID/fdinfo: pos, flags, mnt_id and ino, each after its name."""
+_SCAN_S = 5.0
+SCANS_AT_ONCE = 16
+"""Scans at once; a limit of their own, so that blocked scans do not take threads of the store."""
 
 
 class CloseKind(Enum):
-    """What a close(2) means.
+    """The kind of a close(2).
 
-    HELD: the file is open all the same, by another descriptor.
-    LAST: it was the last one.
-    KILLED: it was the last one, and the kernel closed it for a process that a signal ends.
-    UNKNOWN: nothing can be told of the process that opened it.
+    HELD: another descriptor of the file is open.
+    LAST: it closed the last descriptor.
+    KILLED: the kernel closed the last descriptor because a signal killed the process.
+    UNKNOWN: /proc does not show the process that opened it.
     """
 
     HELD = auto()
@@ -48,12 +48,12 @@ class CloseKind(Enum):
 
 
 class ProcessScan(NamedTuple):
-    """What was found out.
+    """Result of a scan.
 
     Attributes:
         closing: what the close(2) means.
-        by_opener: who opened the file has closed it just now, and was not killed; others may still
-            have it.
+        by_opener: the process that opened the file has closed it now, and was not killed; others
+            may still have it open.
     """
 
     closing: CloseKind
@@ -61,54 +61,54 @@ class ProcessScan(NamedTuple):
 
 
 class OpenWriters:
-    """Who has one open file.
+    """The processes that have one handle of a file.
 
-    A descriptor comes into other processes by fork, so its holders are who opened it and processes
-    that are younger than that. One that was sent through a socket to an older process is not seen:
-    the file counts as closed then.
+    Processes inherit a descriptor by fork. So the process that opened the file may have it, and
+    processes that started later. A descriptor that was sent through a socket to an older process is
+    not seen; the file counts as closed then.
 
     Attributes:
-        closing: what the last close(2) meant, as long as nothing was written since; None before.
+        closing: kind of the last close(2); None before that, and after a write.
     """
 
-    def __init__(self, thread: int, looks: trio.CapacityLimiter) -> None:
-        """Begin with who opens it, and waits for that.
+    def __init__(self, thread: int, limiter: trio.CapacityLimiter) -> None:
+        """Begin with the thread that opens the file, and waits for the answer.
 
         Args:
-            thread: the kernel's number for it; 0 for one of another pid namespace.
-            looks: at most `LOOKS` at once, those for all files of the mount together.
+            thread: its id; 0 for one of another pid namespace.
+            limiter: for the scans of all files of the mount, `SCANS_AT_ONCE` at once.
         """
-        self._looks = looks
+        self._limiter = limiter
         self.closing: CloseKind | None = None
         self._since = _last_pid()
         self._opener = _process_of(thread)
         self._known = frozenset() if self._opener is None else frozenset([self._opener])
 
-    async def look(self, inode: int) -> ProcessScan:
-        """Find out what a close(2) means that waits for its answer.
+    async def scan(self, inode: int) -> ProcessScan:
+        """Return the kind of a close(2) that waits for the answer.
 
-        Cost: a call for each descriptor of the process that opened the file, and if processes were
-        begun since, one for each process of the node and more for the user's young ones.
+        Cost: a call for each descriptor of the process that opened the file; if processes have
+        started since, one for each process of the node, and more for new ones of the user.
 
         Args:
             inode: of the file; no other file of the node has this number.
         """
         if not self._known:
             return ProcessScan(CloseKind.UNKNOWN)
-        with trio.move_on_after(_LOOK_S):
+        with trio.move_on_after(_SCAN_S):
             found, self._known = await trio.to_thread.run_sync(
-                self._look, self._known, inode, abandon_on_cancel=True, limiter=self._looks
+                self._scan, self._known, inode, abandon_on_cancel=True, limiter=self._limiter
             )
             return found
         return ProcessScan(CloseKind.UNKNOWN)
 
-    def _look(self, known: frozenset[int], inode: int) -> tuple[ProcessScan, frozenset[int]]:
-        """Tell what it means, and who has it now."""
+    def _scan(self, known: frozenset[int], inode: int) -> tuple[ProcessScan, frozenset[int]]:
+        """Return the result, and the processes that may have the file open now."""
         holding: set[int] = set()
         unclear: set[int] = set()
         closed: set[int] = set()
         was_killed = False
-        for pid in known | _begun_since(self._since):
+        for pid in known | _started_since(self._since):
             alive = _alive_thread(pid)
             if alive is not None:
                 has_it = _has_open(alive, inode)
@@ -131,7 +131,7 @@ class OpenWriters:
 
 
 def _read(path: str) -> bytes:
-    """Return what a small file of /proc says; pathlib would take three times as long."""
+    """Return the content of a small file of /proc; pathlib takes three times as long."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 4096)
@@ -140,12 +140,12 @@ def _read(path: str) -> bytes:
 
 
 def _last_pid() -> int:
-    """Return the number that was last given to a process or thread."""
+    """Return the id of the newest process or thread."""
     return int(_read("/proc/loadavg").split()[4])
 
 
-def _begun_since(last_pid: int) -> set[int]:
-    """List the user's processes that have got their numbers after that one; these go round."""
+def _started_since(last_pid: int) -> set[int]:
+    """Return the user's processes with ids given after `last_pid`; ids wrap around."""
     now = _last_pid()
     if now == last_pid:
         return set()
@@ -169,7 +169,7 @@ def _process_of(thread: int) -> int | None:
 
 
 def _alive_thread(pid: int) -> int | None:
-    """Return a thread of a process that still has memory: in its exit it loses that first."""
+    """Return a thread of a process that still has memory; an exit releases that first."""
     if _has_memory(pid):
         return pid
     with suppress(OSError):
@@ -187,7 +187,7 @@ def _has_memory(thread: int) -> bool:
 
 
 def _exits_by_signal(pid: int) -> bool | None:
-    """Tell whether a signal ends a process that is in its exit; None if it is past that."""
+    """Tell whether a signal killed a process that is exiting; None if it has exited."""
     is_waiting = by_signal = False
     with suppress(OSError):
         for tid in os.listdir(f"/proc/{pid}/task"):
@@ -202,9 +202,9 @@ def _exits_by_signal(pid: int) -> bool | None:
 
 
 def _has_open(thread: int, inode: int) -> bool | None:
-    """Tell whether one of a process's descriptors can write a file; None where it may not be known.
+    """Tell whether a descriptor of a process can write a file; None if /proc does not tell.
 
-    The file itself must not be asked for its number: it would be this process that has to answer.
+    A stat of the file itself would be answered by this process, so its number is read from /proc.
     """
     folder = f"/proc/{thread}"
     try:

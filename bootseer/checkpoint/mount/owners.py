@@ -1,4 +1,4 @@
-"""Whose a file is, in this node's numbers."""
+"""Map the store's names of owners to this node's ids."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ NOBODY = 65534
 
 
 class OwnerNames:
-    """Turns the store's names of users and groups into numbers.
+    """Maps the store's names of users and groups to ids.
 
-    The store decides who may do what; this is what `ls -l` shows. Root's files appear
-    as nobody's, since a user's mount maps no id of root's.
+    The store checks permissions; these ids are what `ls -l` shows. Root's files appear as nobody's,
+    since a user's mount must not show ids of root.
     """
 
     def __init__(self, uid: int, gid: int, user: str) -> None:
@@ -24,7 +24,7 @@ class OwnerNames:
         self._user = user
 
     def of(self, info: ObjectInfo) -> tuple[int, int]:
-        """Return the numbers of owner and group; nobody's where this node knows no such name."""
+        """Return the ids of owner and group; nobody's where this node does not know the name."""
         uid, gid = self.own
         if info.owner in (None, self._user):
             return uid, gid

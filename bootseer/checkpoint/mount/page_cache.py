@@ -1,4 +1,4 @@
-"""Which pieces of a file the kernel's page cache should have."""
+"""Track which pieces of a file the kernel's page cache should have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOST_PIECES = 4
 
 
 class ReadKind(Enum):
-    """What the kernel asks for: what it never had, a hole in what it had, or all anew."""
+    """What the kernel reads: content it never had, a page it lost, or a file it has dropped."""
 
     NEW = 1
     HOLE = 2
@@ -19,14 +19,14 @@ class ReadKind(Enum):
 
 
 class CachedPieces:
-    """The pieces of one file that were given to the kernel as a whole.
+    """The pieces of one file that the kernel has been given as a whole.
 
-    What is asked for again of such a piece is a hole that memory pressure has made: it shows
-    nothing of where a reader is going, and nothing is to be read ahead for it. Only who finds holes
-    in one piece after another reads a file that was dropped, and is followed anew.
+    A read of such a piece is of pages that memory pressure has dropped. It does not show where the
+    reader goes, so nothing is read ahead for it. Reads of this kind in several pieces in a row mean
+    that the whole file was dropped; reading ahead begins again then.
 
     Attributes:
-        numbers: of the pieces; one that is put into the page cache unasked is added by who does so.
+        numbers: of the pieces; a piece that is pushed into the page cache is added by the caller.
     """
 
     def __init__(self, piece_bytes: int, size_bytes: int) -> None:
@@ -43,7 +43,7 @@ class CachedPieces:
         self._holes: set[int] = set()  # pieces that have one
 
     def ask(self, offset: int, size_bytes: int) -> ReadKind:
-        """Note what the kernel asks for."""
+        """Note a read of the kernel, and return its kind."""
         stop = min(self._size_bytes, offset + size_bytes)
         asked = ReadKind.NEW
         for number in units_between(offset, stop, self._piece_bytes):

@@ -1,4 +1,4 @@
-"""Push what was fetched of a file into the kernel's page cache, before it is asked for."""
+"""Push fetched content into the kernel's page cache before the kernel asks for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PAGE_BYTES = 4096
 
 
 class PagePushes:
-    """The pushes of one file.
+    """Pushes content of one file into the page cache.
 
-    The first page of each `MARK_BYTES`, a mark, is held back: the kernel asks for that, which shows
-    how far a reader has come.
+    The first page of each `MARK_BYTES`, the mark, is not pushed. When the kernel asks for it, that
+    shows how far a reader has come.
 
     Concurrency: the tasks of one trio run.
     """
@@ -31,11 +31,11 @@ class PagePushes:
 
     @property
     def is_truncating(self) -> bool:
-        """Whether nothing may be pushed, because the file is being truncated."""
+        """Tell whether the file is being truncated, so that nothing may be pushed."""
         return self._truncations > 0
 
     async def push(self, kernel: Kernel, inode: int, offset: int, data: bytes) -> None:
-        """Push a piece, but for a mark at its beginning; what the kernel refuses is left out."""
+        """Push a piece, without a mark at its beginning; a refusal of the kernel is ignored."""
         start = 0
         if offset % MARK_BYTES < len(data) and len(data) > _PAGE_BYTES:
             start = _PAGE_BYTES
@@ -50,25 +50,25 @@ class PagePushes:
             self._ended = trio.Event()
 
     def pop_mark(self, offset: int, size_bytes: int) -> tuple[int, bytes | None]:
-        """Return where the last page of a range begins, and its content if that is a mark."""
+        """Return the offset of the last page of a range, and its content if it is a mark."""
         last_page = (offset + size_bytes - 1) // _PAGE_BYTES * _PAGE_BYTES
         return last_page, self._marks.pop(last_page, None)
 
     def forget_marks(self) -> None:
-        """Drop the marks: they are of another version."""
+        """Drop the marks of a version that is replaced."""
         self._marks.clear()
 
     async def settle(self) -> None:
-        """Wait until no pages are on their way, in whose place others are to be.
+        """Wait until no push is under way.
 
-        Not with the file's lock: they may wait for a read in progress, and that for the lock.
+        Call it without the file's lock: a push may wait for a read, and that for the lock.
         """
         while self._under_way:
             await self._ended.wait()
 
     @asynccontextmanager
     async def truncating(self) -> AsyncIterator[None]:
-        """Push nothing that is of a longer version; waits for what is on its way."""
+        """Let nothing be pushed within the block, after waiting for pushes under way."""
         self._truncations += 1
         try:
             await self.settle()

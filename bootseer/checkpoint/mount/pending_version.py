@@ -1,4 +1,4 @@
-"""A version of a file that was written through a mount and is not published yet."""
+"""Keep a version of a file that was written through a mount until it is published."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from bootseer.errors import BootseerError
 
 
 class PendingVersion:
-    """A draft, and what has come of publishing it.
+    """A draft of a file, and the result of publishing it.
 
     Concurrency: the caller of each coroutine holds the file's lock.
 
     Attributes:
-        draft: what was written.
-        mtime_ns: of the last write.
-        failed: why it could not be published.
-        is_lost: it never will be, and that has been told.
-        is_vouched: a process that opened it has closed it and was not killed, and nothing was
+        draft: the written content.
+        mtime_ns: time of the last write.
+        failed: why the last attempt to publish it failed.
+        is_lost: it will never be published, and that was reported.
+        is_vouched: a process that opened it has closed it without being killed, and nothing was
             written since.
     """
 
     def __init__(self, draft: Draft) -> None:
-        """Begin with what `draft` has."""
+        """Begin with a draft, written just now."""
         self.draft = draft
         self.mtime_ns = time.time_ns()
         self.failed: BootseerError | None = None
@@ -33,7 +33,7 @@ class PendingVersion:
 
     @property
     def state(self) -> str:
-        """Whether it is being written, or why it is not published."""
+        """Return "being written", or why it is not published."""
         if self.failed is None:
             return "being written"
         return f"{'lost' if self.is_lost else 'waiting'}: {self.failed}"
@@ -44,7 +44,7 @@ class PendingVersion:
         self._note_change()
 
     async def truncate(self, size_bytes: int) -> None:
-        """Cut or extend it; see `Draft.truncate`."""
+        """Cut or extend the content; see `Draft.truncate`."""
         await self.draft.truncate(size_bytes)
         self._note_change()
 
@@ -53,14 +53,14 @@ class PendingVersion:
         self.draft.mtime_ns = None
 
     def set_attributes(self, mode: int | None, mtime_ns: int | None) -> None:
-        """Set the mode and time that it is to be published with; None leaves one as it is."""
+        """Set the mode and time to publish it with; None leaves one unchanged."""
         if mode is not None:
             self.draft.mode = mode
         if mtime_ns is not None:
             self.draft.mtime_ns = self.mtime_ns = mtime_ns
 
     async def publish(self) -> FileEntry:
-        """Show it under its name.
+        """Publish it under its name.
 
         Raises:
             BootseerError: see `Draft.publish`; while `Draft.is_lost` is not true, a later attempt
@@ -73,6 +73,6 @@ class PendingVersion:
             raise
 
     def lose(self, error: BootseerError) -> None:
-        """Give up publishing it."""
+        """Give it up because of an error."""
         self.draft.lose(error)
         self.failed, self.is_lost = error, True

@@ -1,8 +1,8 @@
-"""When a file that was written through a mount is shown to others, and when it is not.
+"""Decide when a file that was written through a mount is published, and when it is given up.
 
-close(2) ─► still open elsewhere: only stored ─► … ─► close(2) ─► last: published, or its error
+close(2) ─► still open elsewhere: stored only ─► … ─► close(2) ─► the last: published, or an error
                                                           └─► its process was killed: given up
-release  ─► what was not published at a close(2) is, again and again while that may help
+release  ─► a version that no close(2) has published is published, with retries while these may help
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bootseer.checkpoint.mount.file_reader import FileReader
 from bootseer.checkpoint.mount.inodes import Inode, InodeTable
 from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters
 from bootseer.checkpoint.mount.pending_version import PendingVersion
-from bootseer.checkpoint.write.draft import Drafts, may_pass
+from bootseer.checkpoint.write.draft import Drafts, may_succeed_later
 from bootseer.errors import BootseerError, Closed
 from bootseer.store.wrappers.backoff import Backoff
 
@@ -35,11 +35,11 @@ _CLOSED = (CloseKind.LAST, CloseKind.KILLED)
 
 @dataclass(frozen=True, slots=True)
 class LostFile:
-    """A version of a file that was written through a mount, and is not in the store.
+    """A version of a file that was written through a mount and will never be published.
 
     Attributes:
-        name: where it would be.
-        reason: why it is not there.
+        name: of the file.
+        reason: why it is lost.
     """
 
     name: str
@@ -47,7 +47,7 @@ class LostFile:
 
 
 class Publisher:
-    """The versions in the making of a mount's files.
+    """Begins, publishes and gives up the pending versions of a mount's files.
 
     Concurrency: the tasks of one trio run; the caller of `begin`, `publish` and `abandon` holds the
     lock of the file, the others take it.
@@ -55,7 +55,7 @@ class Publisher:
 
     def __init__(
         self,
-        nodes: InodeTable,
+        inodes: InodeTable,
         tree: CheckpointTree,
         drafts: Drafts,
         reader: FileReader,
@@ -65,14 +65,14 @@ class Publisher:
         """Publish files of `tree`.
 
         Args:
-            nodes: its numbered files.
+            inodes: of the mount.
             tree: where they are published.
-            drafts: makes new versions.
-            reader: reads the versions that were published before.
-            nursery: for the tasks that try again.
-            on_lost: told of each version that is lost, once that is certain.
+            drafts: begins new versions.
+            reader: knows the versions that were published before.
+            nursery: for the tasks that retry.
+            on_lost: called with each version that is lost, once that is certain.
         """
-        self._nodes = nodes
+        self._inodes = inodes
         self._tree = tree
         self._drafts = drafts
         self._reader = reader
@@ -81,31 +81,31 @@ class Publisher:
         self._settling = trio.Event()
         self._scopes: set[trio.CancelScope] = set()
         self._has_no_time = False
-        nursery.start_soon(self._keep)
+        nursery.start_soon(self._touch_parts)
 
     def create(self, parent: int, name: str, mode: int) -> Inode:
-        """Begin a file that is not there."""
-        node = self._nodes.new(parent, name, None)
-        draft = self._drafts.begin(self._nodes.path_in(parent, name), mode)
+        """Begin a new file, and return its inode."""
+        node = self._inodes.add(parent, name, None)
+        draft = self._drafts.begin(self._inodes.path_in(parent, name), mode)
         node.pending = PendingVersion(draft)
-        self._nodes.touch(parent)
+        self._inodes.touch(parent)
         return node
 
     async def begin(self, node: Inode, *, is_empty: bool = False) -> PendingVersion:
-        """Return the version that is being written, and begin one if there is none.
+        """Return the pending version of a file, beginning one if there is none.
 
         Args:
             node: the file.
-            is_empty: begin, or go on, with nothing in it.
+            is_empty: start with an empty one, replacing the pending version.
 
         Raises:
-            BootseerError: what was written before is lost, or waits and still cannot be published,
-                or never will be, for it has no name any more.
-            OSError: ESTALE, there is nothing to begin with.
+            BootseerError: the pending version is lost, or failed before and still cannot be
+                published, or has no name any more.
+            OSError: ESTALE, the version to start from is gone.
         """
         if not is_empty and (pending := node.pending) is not None and pending.failed is not None:
-            # How far the attempts before have come is not known: it is not written any more. And
-            # the name of one that has lost it may be another file's.
+            # It is unknown how far the failed attempts have come, so it must not change any more.
+            # And if it has lost its name, that may be another file's.
             if pending.is_lost or not node.has_name:
                 raise pending.failed.again()
             await self.publish(node)
@@ -116,8 +116,8 @@ class Publisher:
             draft = self._drafts.begin(entry.name, entry.info.mode, base)
             node.pending = pending = PendingVersion(draft)
         elif is_empty:
-            # Never without one: what is not published has its name by that alone.
-            draft = self._drafts.begin(self._nodes.path(node), before.draft.mode)
+            # Never without a pending version: without one, an unpublished file has no name.
+            draft = self._drafts.begin(self._inodes.path(node), before.draft.mode)
             node.pending = pending = PendingVersion(draft)
             await before.draft.discard()
         else:
@@ -126,28 +126,28 @@ class Publisher:
         return pending
 
     async def publish(self, node: Inode) -> None:
-        """Show a version to others.
+        """Publish the pending version of a file.
 
         Raises:
             BootseerError: it cannot be published; while `Draft.is_lost` is not true, a later
                 attempt may succeed.
         """
         assert node.pending is not None
-        self._nodes.update(node, await node.pending.publish())
+        self._inodes.update(node, await node.pending.publish())
         node.pending = None
         node.opened.stop_recording()
-        self._nodes.touch(node.parent)
+        self._inodes.touch(node.parent)
         await node.opened.end_version()
 
     async def flush(self, node: Inode, open_writers: OpenWriters) -> None:
-        """Do what a close(2) of a writer asks for; see the module's beginning.
+        """Handle a close(2) of a writer; see the module's docstring.
 
         Raises:
-            BootseerError: it cannot be stored, or not be published.
+            BootseerError: the version cannot be stored or published.
         """
         open_writers.closing = CloseKind.UNKNOWN
         with self._closing(node) as scope:
-            async with self._nodes.moves.using(node.inode), node.lock:
+            async with self._inodes.moves.using(node.inode), node.lock:
                 await self._flush(node, open_writers)
         self._notify()
         if scope.cancelled_caught:
@@ -155,9 +155,9 @@ class Publisher:
             raise failed or Closed(_NO_TIME)
 
     async def release(self, node: Inode, open_writers: OpenWriters | None) -> None:
-        """Count one who had the file open off; what its last writer leaves is published."""
+        """Handle the end of a handle; after the last writer's, the version is published."""
         with self._closing(node):
-            async with self._nodes.moves.using(node.inode), node.lock:
+            async with self._inodes.moves.using(node.inode), node.lock:
                 node.opened.remove_handle(open_writers)
                 is_used = node.opened.writers if node.has_name else node.opened.handles
                 if node.pending is not None and not is_used:
@@ -167,24 +167,24 @@ class Publisher:
         self._notify()
 
     async def drain_below(self, folder: Inode) -> None:
-        """Have nothing on its way to what is being written in a folder, so that it can move.
+        """End all parts of pending versions below a folder, so that it can be renamed.
 
         Raises:
-            BootseerError: something that was written cannot be stored.
+            BootseerError: a version cannot be stored.
         """
-        for node in list(self._nodes.by_inode.values()):
-            if self._nodes.is_below(node.inode, folder.inode):
+        for node in list(self._inodes.by_inode.values()):
+            if self._inodes.is_below(node.inode, folder.inode):
                 async with node.lock:
                     if node.pending is not None and not node.pending.draft.is_lost:
                         await node.pending.draft.drain()
 
     async def empty_folder(self, folder: Inode) -> None:
-        """Take out of a folder what is made of files that are removed and still open.
+        """Move parts of files that were removed and are still open out of a folder.
 
         Raises:
-            BootseerError: something that was written cannot be stored.
+            BootseerError: a version cannot be stored.
         """
-        for node in list(self._nodes.by_inode.values()):
+        for node in list(self._inodes.by_inode.values()):
             if node.parent == folder.inode and not node.has_name:
                 async with node.lock:
                     if node.pending is not None and node.pending.draft.is_lost:
@@ -193,31 +193,31 @@ class Publisher:
                         await node.pending.draft.leave_folder()
 
     async def abandon(self, node: Inode) -> None:
-        """Give up a version that nobody has open to write, and leave the file as it was."""
+        """Discard a pending version that no handle may write; the file stays as it was."""
         if node.pending is not None:
             await self._discard(node)
             self._notify()
 
     async def settled(self) -> None:
-        """Wait until every file that its writers have closed is published or lost."""
-        while any(_is_closed(node) for node in self._nodes.by_inode.values()):
+        """Wait until every file that all its writers have closed is published or lost."""
+        while any(_is_closed(node) for node in self._inodes.by_inode.values()):
             await self._settling.wait()
 
     def interrupt(self) -> None:
-        """Give up what is still being closed: the mount has to end."""
+        """Give up versions that are still being published: the mount has to end."""
         self._has_no_time = True
         for scope in list(self._scopes):
             scope.cancel()
 
     async def end(self, within_s: float) -> None:
-        """Publish what was closed, as far as time allows, and give up the rest."""
-        nodes = self._nodes.by_inode.values()
+        """Publish closed versions within `within_s` seconds, and give up the rest."""
+        nodes = self._inodes.by_inode.values()
         left = [n for n in nodes if n.has_name and _may_be_published(n)]
         left.sort(key=lambda node: not _is_closed(node))
         with trio.move_on_after(within_s):
             for node in left:
-                async with self._nodes.moves.using(node.inode), node.lock:
-                    await self._end(node)
+                async with self._inodes.moves.using(node.inode), node.lock:
+                    await self._publish_or_lose(node)
         for node in left:
             if (pending := node.pending) is not None and not pending.is_lost:
                 why = f": {pending.failed}" if pending.failed else ""
@@ -225,7 +225,7 @@ class Publisher:
 
     @contextmanager
     def _closing(self, node: Inode) -> Iterator[trio.CancelScope]:
-        """Leave no file half published because the mount ends, unless there is no time left."""
+        """Shield publishing from the mount's end, until `interrupt` is called."""
         with trio.CancelScope(shield=True) as scope:
             if self._has_no_time:
                 scope.cancel()
@@ -237,7 +237,7 @@ class Publisher:
         if scope.cancelled_caught and node.has_name and _may_be_published(node):
             self._lose(node, Closed(_NO_TIME))
 
-    async def _end(self, node: Inode) -> None:
+    async def _publish_or_lose(self, node: Inode) -> None:
         pending = node.pending
         if pending is None:
             return
@@ -252,72 +252,72 @@ class Publisher:
         await pending.draft.discard()
 
     async def _flush(self, node: Inode, open_writers: OpenWriters) -> None:
-        open_writers.closing, by_opener = await open_writers.look(node.inode)
+        open_writers.closing, by_opener = await open_writers.scan(node.inode)
         pending = node.pending
         if pending is None:
             return
         is_last = node.has_name and all(w.closing in _CLOSED for w in node.opened.writers)
         if is_last and open_writers.closing is CloseKind.KILLED and not pending.is_vouched:
-            self._hide(node)
+            self._withdraw(node)
         elif is_last:
             await self.publish(node)
         else:
             pending.is_vouched |= by_opener or open_writers.closing is CloseKind.LAST
             await pending.draft.flush()
 
-    def _hide(self, node: Inode) -> None:
-        """Lose a version whose writer was killed, and show what was there before."""
+    def _withdraw(self, node: Inode) -> None:
+        """Give up a version whose writer was killed, and show the one before."""
         why = "its writer was killed by a signal; what was there before is there still"
         self._lose(node, Closed(why))
-        self._nodes.unname(node.parent, node.name)
-        self._nodes.touch(node.parent)
+        self._inodes.remove_name(node.parent, node.name)
+        self._inodes.touch(node.parent)
         if self._reader.kernel is not None:
             self._reader.kernel.forget_entry(node.parent, node.name.encode())
 
     async def _end_pending(self, node: Inode) -> None:
-        """Publish, or give up, what its last writer has closed."""
+        """Publish, or discard, a version that its last writer has closed."""
         pending = node.pending
         assert pending is not None
         if not node.has_name:
             await self._discard(node)
             return
-        await self._try(node)
+        await self._attempt(node)
         if _may_be_published(node):
-            self._nursery.start_soon(self._try_again, node, pending)
+            self._nursery.start_soon(self._retry, node, pending)
 
-    async def _try(self, node: Inode) -> None:
-        """Publish a file that nobody has open to write; nobody waits for the answer."""
+    async def _attempt(self, node: Inode) -> None:
+        """Publish a file that no handle may write; an error is logged."""
         try:
             await self.publish(node)
         except BootseerError as error:
             assert node.pending is not None
-            if may_pass(error) and not node.pending.draft.is_lost:
-                _log.warning("%s is not published yet: %s", self._nodes.path(node), error)
+            if may_succeed_later(error) and not node.pending.draft.is_lost:
+                _log.warning("%s is not published yet: %s", self._inodes.path(node), error)
             else:
-                # Who opens the file next learns of it, too.
+                # The next open(2) of the file fails with this error.
                 self._lose(node, error)
 
-    async def _try_again(self, node: Inode, pending: PendingVersion) -> None:
-        """Try until it is published, or somebody else sees to that, or the mount ends."""
+    async def _retry(self, node: Inode, pending: PendingVersion) -> None:
+        """Retry until it is published, is written again, or the mount ends."""
         for attempt in itertools.count(1):
             await trio.sleep(_PAUSES.pause_s(attempt))
-            async with self._nodes.moves.using(node.inode), node.lock:
+            async with self._inodes.moves.using(node.inode), node.lock:
                 if node.pending is not pending or node.opened.writers or not node.has_name:
                     break
-                await self._try(node)
+                await self._attempt(node)
                 if node.pending is not pending or pending.is_lost:
                     break
         self._notify()
 
-    async def _keep(self) -> None:
-        """Have what is open to write for days kept by `bootseer ckpt gc`."""
+    async def _touch_parts(self) -> None:
+        """Keep `bootseer ckpt gc` from removing parts of files that are open for days."""
         while True:
             await trio.sleep(_KEEP_S)
-            for node in list(self._nodes.by_inode.values()):
-                async with self._nodes.moves.using(node.inode), node.lock:
+            for node in list(self._inodes.by_inode.values()):
+                async with self._inodes.moves.using(node.inode), node.lock:
                     if (pending := node.pending) is not None and not pending.is_lost:
-                        with suppress(BootseerError):  # there is the next time
-                            await pending.draft.keep()
+                        with suppress(BootseerError):  # it is repeated
+                            await pending.draft.touch()
 
     async def _discard(self, node: Inode) -> None:
         assert node.pending is not None
@@ -325,10 +325,10 @@ class Publisher:
         await pending.draft.discard()
 
     def _lose(self, node: Inode, error: BootseerError) -> None:
-        """Tell that a version will never be published."""
+        """Report that a version will never be published."""
         assert node.pending is not None
         node.pending.lose(error)
-        lost = LostFile(self._nodes.path(node), str(error))
+        lost = LostFile(self._inodes.path(node), str(error))
         _log.error("%s is lost: %s", lost.name, lost.reason)
         self._on_lost(lost)
 

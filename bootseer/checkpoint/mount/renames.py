@@ -1,8 +1,8 @@
-"""Folders of a mount that move, and who uses what is in them meanwhile.
+"""Keep folders of a mount from being renamed while names below them are in use.
 
-What a file or folder is called in the store depends on all folders above it. So whoever asks the
-store for something by its name is counted as a user of its number, and a folder moves when nobody
-uses what is below it; who comes then waits until it has moved.
+The store's name of a file depends on all folders above it. So each operation that uses such a name
+is counted as a user of the inode. A folder is renamed when nothing below it is in use; operations
+that begin meanwhile wait until it is renamed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import trio
 
 
 class FolderRenames:
-    """The moves of a mount's folders.
+    """The renames of a mount's folders.
 
-    Concurrency: the tasks of one trio run. Within a block of `using`, none of `moving` a folder
-    above.
+    Concurrency: the tasks of one trio run. No block of `moving` runs while one of `using` runs for
+    an inode below the folder.
     """
 
     def __init__(
@@ -26,8 +26,8 @@ class FolderRenames:
         """Begin with nothing under way.
 
         Args:
-            is_below: tells whether a number is of something below a folder.
-            on_unused: told of each number that nobody uses any more.
+            is_below: tells whether an inode is below a folder.
+            on_unused: called with each inode that is not in use any more.
         """
         self._is_below = is_below
         self._on_unused = on_unused
@@ -37,7 +37,7 @@ class FolderRenames:
 
     @asynccontextmanager
     async def using(self, *inodes: int) -> AsyncIterator[None]:
-        """Use the names of files or folders, and of what is directly in those folders."""
+        """Use the names of inodes, and the names in those folders, within the block."""
         while self._moving and any(self._is_moved(i, f) for f in self._moving for i in inodes):
             await self._changed.wait()
         with self.holding(*inodes):
@@ -45,7 +45,7 @@ class FolderRenames:
 
     @contextmanager
     def holding(self, *inodes: int) -> Iterator[None]:
-        """Use more, of what is in a folder that is used already."""
+        """Use more inodes within the block, of folders that are in use already."""
         for inode in inodes:
             self._used[inode] = self._used.get(inode, 0) + 1
         try:
@@ -60,12 +60,12 @@ class FolderRenames:
                 self._notify()
 
     def uses(self, inode: int) -> bool:
-        """Tell whether anybody uses a number."""
+        """Tell whether an inode is in use."""
         return inode in self._used
 
     @asynccontextmanager
     async def moving(self, folder: int) -> AsyncIterator[None]:
-        """Move a folder, when nobody uses what is in it any more."""
+        """Rename a folder within the block, after waiting until nothing in it is in use."""
         self._moving.add(folder)
         try:
             while any(self._is_moved(inode, folder) for inode in self._used):

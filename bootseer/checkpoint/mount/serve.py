@@ -27,7 +27,7 @@ _M_ARENA_MAX = -8
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """How a tree is read, written and shown."""
+    """Options of reading, writing and showing a tree."""
 
     fetch: FetchLimits = field(default_factory=FetchLimits)
     write: WriteOptions = field(default_factory=WriteOptions)
@@ -39,13 +39,13 @@ class CheckpointService:
     """A mount that is being served, or was.
 
     Attributes:
-        reads: what is read of it while a job starts.
-        fetcher: what was fetched for readers.
-        writes: what writers have written.
-        lost: files that were written and are not in the store, as soon as that is certain; all of
-            them when serving has ended.
-        settle_s: how long the end may take, in seconds: most of it for files that were closed to
-            be published, the rest for a last attempt at those that could not be.
+        reads: records what is read while a job starts.
+        fetcher: has counters of what was fetched for readers.
+        writes: has counters of what was written.
+        lost: files that were written and are not in the store, each as soon as that is certain; all
+            of them when serving has ended.
+        settle_s: most seconds for the end: most of them to publish files that were closed, the rest
+            for a last attempt at those that failed.
     """
 
     reads: ReadRecorder
@@ -65,9 +65,9 @@ async def serve_checkpoint(
 ) -> None:
     """Serve the tree of a store until it is unmounted or cancelled; see `fuse.mount.serve_fd`.
 
-    Cancellation: files that their writers have closed are published first, as long as that takes
-    no more than `CheckpointService.settle_s`; what is still being written is lost. After an unmount
-    the kernel no longer tells who has closed what: cancel first.
+    Cancellation: files that their writers have closed are published first, within
+    `CheckpointService.settle_s`; files that are still being written are lost. Cancel before you
+    unmount: afterwards the kernel no longer reports closes.
     """
     keep_large_buffers()
     stop, ended = trio.Event(), trio.Event()
@@ -88,7 +88,7 @@ async def _serve(
     stop: trio.Event,
     ended: trio.Event,
 ) -> None:
-    """Serve until it is unmounted or told to stop, whatever is cancelled around it."""
+    """Serve until it is unmounted or `stop` is set, shielded from cancellation."""
     tree = CheckpointTree(store)
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
@@ -109,29 +109,29 @@ async def _serve(
 
             nursery.start_soon(until_stopped)
             with trio.CancelScope() as serving:
-                await serve_fd(view, connection, task_status=_Telling(task_status, service))
+                await serve_fd(view, connection, task_status=_ServiceStatus(task_status, service))
             await view.publisher.end(service.settle_s * _LAST_SHARE / 2)
             nursery.cancel_scope.cancel()
     ended.set()
 
 
 @dataclass(frozen=True, slots=True)
-class _Telling:
-    """The status of a task that others know by what they get when it has started."""
+class _ServiceStatus:
+    """Reports that the mount is served, with the service as value."""
 
     status: trio.TaskStatus[CheckpointService]
     service: CheckpointService
 
     def started(self, value: None = None) -> None:
-        """Hand it over."""
+        """Report it."""
         self.status.started(self.service)
 
 
 def keep_large_buffers() -> None:
-    """Have freed memory used again for what is read next, instead of mapped anew each time.
+    """Make malloc reuse freed memory for large buffers, instead of mapping pages each time.
 
     Every read of a store returns a new buffer of some megabytes, and to map and clear its pages
-    costs as much as the read: 1 MiB reads of HDFS went from 511 to 1,458 MB/s.
+    costs as much as the read: with this, 1 MiB reads of HDFS went from 511 to 1,458 MB/s.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_ARENA_MAX, 1)

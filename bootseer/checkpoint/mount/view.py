@@ -1,4 +1,4 @@
-"""A checkpoint tree as a mount shows it: numbered files, open handles, what the kernel may keep."""
+"""Answer the kernel's requests for a mount of a checkpoint tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.file_reader import FileReader
 from bootseer.checkpoint.mount.inodes import Inode, InodeTable
 from bootseer.checkpoint.mount.name_changes import NameChanges
-from bootseer.checkpoint.mount.open_writers import LOOKS, OpenWriters
+from bootseer.checkpoint.mount.open_writers import SCANS_AT_ONCE, OpenWriters
 from bootseer.checkpoint.mount.owners import OwnerNames
 from bootseer.checkpoint.mount.publisher import LostFile, Publisher
 from bootseer.checkpoint.read.fetcher import Fetcher
@@ -42,13 +42,13 @@ _NO_SPACE_KNOWN = 2**50
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """How a tree is shown.
+    """Options of showing a tree.
 
     Attributes:
-        valid_s: how long names and attributes are believed, in seconds.
-        window_bytes: how far a file is read ahead at most; that much of it may lie in the page
-            cache before it is asked for.
-        read_only: nothing may be changed.
+        valid_s: seconds for which names and attributes are valid.
+        window_bytes: most bytes that a file is read ahead; so much may be in the page cache before
+            it is read.
+        read_only: refuse all changes.
     """
 
     valid_s: float = 1.0
@@ -58,11 +58,11 @@ class ViewOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    """An open file.
+    """An open handle of a file.
 
     Attributes:
         node: the file.
-        open_writers: who has it open, if it may be changed.
+        open_writers: processes that have the handle, if it may write.
     """
 
     node: Inode
@@ -72,8 +72,8 @@ class _Handle:
 class CheckpointView:
     """See `bootseer.fuse.view.WritableView`.
 
-    A file that is written shows here at once, and to others as `Publisher` says. One that was
-    replaced by somebody else is another file with another number.
+    This mount shows at once what is written; others see it when `Publisher` publishes it. A file
+    that another node has replaced gets a new inode.
     """
 
     def __init__(
@@ -86,23 +86,23 @@ class CheckpointView:
         reads: ReadRecorder | None = None,
         on_lost: Callable[[LostFile], None] = lambda _: None,
     ) -> None:
-        """Show `tree`, and note in `reads` what is read of it; see `Publisher` for `on_lost`."""
+        """Show `tree`, and record in `reads` what is read; see `Publisher` for `on_lost`."""
         self._tree = tree
         self._namespace = Namespace(tree)
         self._owners = owners
         self._options = options or ViewOptions()
         self._reads = reads or ReadRecorder(tree.store)
         self.valid_s = self._options.valid_s
-        self._nodes = InodeTable(tree, self.valid_s)
-        self._reader = FileReader(self._nodes, tree, fetcher, self._options.window_bytes)
+        self._inodes = InodeTable(tree, self.valid_s)
+        self._reader = FileReader(self._inodes, tree, fetcher, self._options.window_bytes)
         self.publisher = Publisher(
-            self._nodes, tree, drafts, self._reader, fetcher.nursery, on_lost
+            self._inodes, tree, drafts, self._reader, fetcher.nursery, on_lost
         )
-        self._names = NameChanges(self._nodes, tree, self._namespace, self._reader, self.publisher)
-        self._using = self._nodes.moves.using
+        self._names = NameChanges(self._inodes, tree, self._namespace, self._reader, self.publisher)
+        self._using = self._inodes.moves.using
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
-        self._looks = trio.CapacityLimiter(LOOKS)
+        self._scan_limit = trio.CapacityLimiter(SCANS_AT_ONCE)
 
     def attach(self, kernel: Kernel) -> None:
         """See `View.attach`."""
@@ -112,35 +112,36 @@ class CheckpointView:
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """See `View.lookup`."""
-        text = _text(name)
+        text = _decode(name)
         async with self._using(parent):
-            node = self._nodes.by_name.get((parent, text))
+            node = self._inodes.by_name.get((parent, text))
             if node is None or node.pending is None:
-                entry = await self._nodes.entry(self._nodes.by_inode[parent], text)
-                node = self._nodes.by_name.get((parent, text))
+                entry = await self._inodes.lookup_entry(self._inodes.by_inode[parent], text)
+                node = self._inodes.by_name.get((parent, text))
                 if node is None or node.pending is None:
                     if entry is None:
-                        self._nodes.unname(parent, text)
+                        self._inodes.remove_name(parent, text)
                         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-                    node = self._nodes.node(parent, text, entry)
+                    node = self._inodes.inode_for(parent, text, entry)
             return self._attributes(node)
 
     async def attributes(self, inode: int) -> Attributes:
         """See `View.attributes`; at once, for a listing asks for each of its entries."""
-        return self._attributes(self._nodes.by_inode[inode])
+        return self._attributes(self._inodes.by_inode[inode])
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
         """See `View.entries`."""
         async with self._using(inode):
-            # A file that is published meanwhile may be in neither answer, and the kernel forget it.
-            being_written = self._nodes.being_written(inode)
-            with self._nodes.moves.holding(*(node.inode for node in being_written)):
-                listing = await self._nodes.listing(self._nodes.by_inode[inode])
+            # A file that is published meanwhile may be missing in the listing and in the second
+            # list of pending files; the kernel would forget it.
+            pending_files = self._inodes.pending_files(inode)
+            with self._inodes.moves.holding(*(node.inode for node in pending_files)):
+                listing = await self._inodes.listing(self._inodes.by_inode[inode])
                 nodes = {
-                    name: self._nodes.node(inode, name, entry)
+                    name: self._inodes.inode_for(inode, name, entry)
                     for name, entry in listing.entries.items()
                 }
-                for node in (*being_written, *self._nodes.being_written(inode)):
+                for node in (*pending_files, *self._inodes.pending_files(inode)):
                     if node.has_name and node.parent == inode:
                         nodes[node.name] = node
                 return [
@@ -154,23 +155,23 @@ class CheckpointView:
 
     def forget(self, inode: int) -> None:
         """See `View.forget`."""
-        self._nodes.forget(inode)
+        self._inodes.forget(inode)
 
     async def make_folder(self, parent: int, name: bytes, mode: int) -> Attributes:
         """See `WritableView.make_folder`."""
-        text = self._changes(parent, name)
+        text = self._check_change(parent, name)
         async with self._using(parent):
-            path = self._nodes.path_in(parent, text)
-            if await self._nodes.named(parent, text) is not None:
+            path = self._inodes.path_in(parent, text)
+            if await self._inodes.lookup(parent, text) is not None:
                 raise _os_error(errno.EEXIST)
             await self._namespace.mkdir(path, mode & 0o1777)
             entry = await self._tree.stat(path)
-        self._nodes.touch(parent)
-        return self._attributes(self._nodes.node(parent, text, entry))
+        self._inodes.touch(parent)
+        return self._attributes(self._inodes.inode_for(parent, text, entry))
 
     async def remove(self, parent: int, name: bytes) -> None:
         """See `WritableView.remove`."""
-        text = self._changes(parent, name)
+        text = self._check_change(parent, name)
         async with self._using(parent):
             node = await self._named(parent, text)
             if node.is_folder:
@@ -178,30 +179,30 @@ class CheckpointView:
             async with node.lock:
                 if node.entry is not None:
                     await self._names.remove(node)
-                self._nodes.unname(parent, text)
-                self._nodes.touch(parent)
+                self._inodes.remove_name(parent, text)
+                self._inodes.touch(parent)
                 if not node.opened.handles:
                     await self.publisher.abandon(node)
 
     async def remove_folder(self, parent: int, name: bytes) -> None:
         """See `WritableView.remove_folder`."""
-        text = self._changes(parent, name)
+        text = self._check_change(parent, name)
         async with self._using(parent):
             node = await self._named(parent, text)
             if not node.is_folder:
                 raise _os_error(errno.ENOTDIR)
             await self._names.remove_folder(node)
-            self._nodes.unname(parent, text)
-            self._nodes.touch(parent)
+            self._inodes.remove_name(parent, text)
+            self._inodes.touch(parent)
 
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
         """See `WritableView.rename`."""
-        old, new = self._changes(parent, name), self._changes(new_parent, new_name)
+        old, new = self._check_change(parent, name), self._check_change(new_parent, new_name)
         async with self._using(parent, new_parent):
             node = await self._named(parent, old)
-            over = await self._nodes.named(new_parent, new)
+            over = await self._inodes.lookup(new_parent, new)
             if over is node:
                 return
             if over is not None and flags & RENAME_NOREPLACE:
@@ -211,31 +212,31 @@ class CheckpointView:
             if node.is_folder:
                 await self._names.rename_folder(node, new_parent, new, over)
             else:
-                # What is being published meanwhile would be under the old name, or the new one.
+                # A version that is published meanwhile could get the old name or the new one.
                 async with node.lock, over.lock if over is not None else nullcontext():
                     if node.pending is not None:
                         await self.publisher.publish(node)
                     await self._names.rename(node, new_parent, new, over)
-            self._nodes.touch(parent)
-            self._nodes.touch(new_parent)
+            self._inodes.touch(parent)
+            self._inodes.touch(new_parent)
 
     # Files
 
     async def open(self, inode: int, flags: int, thread: int = 0) -> OpenedFile:
         """See `WritableView.open`."""
         async with self._using(inode):
-            handle = await self._open(self._nodes.by_inode[inode], flags, thread)
-        return await self._opened(handle)
+            handle = await self._open(self._inodes.by_inode[inode], flags, thread)
+        return await self._register(handle)
 
     async def _open(self, node: Inode, flags: int, thread: int) -> _Handle:
         empties = bool(flags & os.O_TRUNC)
         if flags & os.O_ACCMODE != os.O_RDONLY or empties:
             self._check_writable()
-            handle = _Handle(node, OpenWriters(thread, self._looks))
+            handle = _Handle(node, OpenWriters(thread, self._scan_limit))
         else:
             handle = _Handle(node)
             if node.pending is None and node.opened.is_recordable:
-                node.opened.record(self._reads.opened(self._nodes.path(node)))
+                node.opened.record(self._reads.opened(self._inodes.path(node)))
         self._check_mode(node, flags)
         async with node.lock:
             if empties:
@@ -246,13 +247,13 @@ class CheckpointView:
                     # A killed writer's: the kernel looks again for what has the name now.
                     raise node.pending.failed.again() if node.has_name else _os_error(errno.ESTALE)
             elif handle.open_writers is not None:
-                self._reader.version(node)  # or it is gone
+                self._reader.version(node)  # raises if it is gone
             else:
                 try:
                     await self._reader.open(node)
                 except (Conflict, NotFound):
-                    # Somebody has replaced it: the kernel looks again, and is to find that.
-                    self._nodes.distrust(node.parent)
+                    # Another node has replaced it: the kernel looks it up again, and must see that.
+                    self._inodes.invalidate(node.parent)
                     raise
             node.opened.add_handle(handle.open_writers)
         return handle
@@ -261,14 +262,14 @@ class CheckpointView:
         self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
     ) -> tuple[Attributes, OpenedFile]:
         """See `WritableView.create`."""
-        text = self._changes(parent, name)
+        text = self._check_change(parent, name)
         async with self._using(parent):
-            node = await self._nodes.named(parent, text)
+            node = await self._inodes.lookup(parent, text)
             if node is None:
-                self._check_mode(self._nodes.by_inode[parent], os.O_WRONLY)
+                self._check_mode(self._inodes.by_inode[parent], os.O_WRONLY)
                 node = self.publisher.create(parent, text, mode & 0o1777)
-                # Opened only to read, it is there all the same.
-                open_writers = OpenWriters(thread, self._looks)
+                # Even if it is opened only to read, the new file is published at the close.
+                open_writers = OpenWriters(thread, self._scan_limit)
                 node.opened.add_handle(open_writers)
                 handle = _Handle(node, open_writers)
             else:
@@ -276,9 +277,9 @@ class CheckpointView:
                     raise _os_error(errno.EEXIST)
                 if node.is_folder:
                     raise _os_error(errno.EISDIR)
-                with self._nodes.moves.holding(node.inode):
+                with self._inodes.moves.holding(node.inode):
                     handle = await self._open(node, flags, thread)
-        opened = await self._opened(handle)
+        opened = await self._register(handle)
         return self._attributes(node), opened
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
@@ -299,8 +300,8 @@ class CheckpointView:
             pending = await self.publisher.begin(node)
             if opened.open_writers is not None:
                 opened.open_writers.closing = None
-            # Also of one who appends: the kernel knows the end, and writes mapped pages back by
-            # any descriptor that there is.
+            # The offset counts for O_APPEND, too: the kernel knows the end, and writes mapped pages
+            # back through any descriptor.
             await pending.write(offset, data)
         return len(data)
 
@@ -311,7 +312,7 @@ class CheckpointView:
             await self.publisher.flush(opened.node, opened.open_writers)
 
     async def sync(self, handle: int) -> None:
-        """See `WritableView.sync`: what was written survives, if it is closed some day."""
+        """See `WritableView.sync`: written content survives, if the file is closed later."""
         node = self._handles[handle].node
         async with self._using(node.inode), node.lock:
             if node.pending is not None:
@@ -325,13 +326,13 @@ class CheckpointView:
     async def truncate(self, inode: int, handle: int | None, size_bytes: int) -> Attributes:
         """See `WritableView.truncate`."""
         self._check_writable()
-        node = self._nodes.by_inode[inode]
+        node = self._inodes.by_inode[inode]
         if handle is None:
             self._check_mode(node, os.O_WRONLY)
         async with node.opened.pushes.truncating(), self._using(inode), node.lock:
             writers = node.opened.writers
             if not node.has_name and not writers:
-                # It would be published, though the name may be another file's.
+                # It would be published under a name that may be another file's.
                 raise _os_error(errno.ESTALE)
             pending = await self.publisher.begin(node, is_empty=size_bytes == 0)
             try:
@@ -352,9 +353,9 @@ class CheckpointView:
         uid: int | None = None,
         gid: int | None = None,
     ) -> Attributes:
-        """See `WritableView.change`; owners stay who they are."""
+        """See `WritableView.change`; owners cannot be changed."""
         self._check_writable()
-        node = self._nodes.by_inode[inode]
+        node = self._inodes.by_inode[inode]
         now = self._attributes(node)
         if uid not in (None, now.uid) or gid not in (None, now.gid):
             raise _os_error(errno.EPERM)
@@ -362,16 +363,16 @@ class CheckpointView:
             if node.pending is not None:
                 node.pending.set_attributes(None if mode is None else mode & 0o1777, mtime_ns)
             elif node.entry is not None and node.has_name and inode != ROOT_INODE:
-                entry = replace(node.entry, info=self._nodes.info(node))
+                entry = replace(node.entry, info=self._inodes.info(node))
                 if mode is not None:
                     await self._namespace.set_mode(entry, mode & 0o1777)
                 if mtime_ns is not None:
                     await self._tree.store.set_mtime(entry.name, mtime_ns)
                     node.changed_ns = 0
-                    # To the store it is another version: those who read it go on with that.
+                    # The store calls it another version: readers have to open that.
                     await node.opened.end_version()
-                self._nodes.update(node, await self._tree.stat(entry.name))
-                self._nodes.touch(node.parent)
+                self._inodes.update(node, await self._tree.stat(entry.name))
+                self._inodes.touch(node.parent)
         return self._attributes(node)
 
     async def space(self) -> FilesystemSpace:
@@ -385,7 +386,7 @@ class CheckpointView:
     async def extended(self, inode: int, name: bytes) -> bytes:
         """See `WritableView.extended`."""
         await trio.lowlevel.checkpoint()
-        found = self._nodes.by_inode[inode].extended().get(name)
+        found = self._inodes.by_inode[inode].extended().get(name)
         if found is None:
             raise _os_error(errno.ENODATA)
         return found
@@ -393,20 +394,20 @@ class CheckpointView:
     async def extended_names(self, inode: int) -> Sequence[bytes]:
         """See `WritableView.extended_names`."""
         await trio.lowlevel.checkpoint()
-        return sorted(self._nodes.by_inode[inode].extended())
+        return sorted(self._inodes.by_inode[inode].extended())
 
     async def _named(self, parent: int, name: str) -> Inode:
-        node = await self._nodes.named(parent, name)
+        node = await self._inodes.lookup(parent, name)
         if node is None:
             raise _os_error(errno.ENOENT)
         return node
 
-    def _changes(self, parent: int, name: bytes) -> str:
-        """Check that a name may be changed, and return it as the store has it."""
+    def _check_change(self, parent: int, name: bytes) -> str:
+        """Return a name as text, after checking that it may be changed."""
         self._check_writable()
-        if not self._nodes.by_inode[parent].has_name:
+        if not self._inodes.by_inode[parent].has_name:
             raise _os_error(errno.ENOENT)
-        text = _text(name)
+        text = _decode(name)
         if not is_component(text):
             raise _os_error(errno.EINVAL)
         return text
@@ -416,9 +417,9 @@ class CheckpointView:
             raise _os_error(errno.EROFS)
 
     def _check_mode(self, node: Inode, flags: int) -> None:
-        """Refuse what the owner's mode does; the store knows who else may do what.
+        """Refuse an open(2) that the mode forbids the owner; the store checks all others.
 
-        It is asked about the owner's files, too, but for new content it only looks at the folder.
+        The store checks the owner, too, but for new content it checks only the folder.
         """
         if node.entry is None or node.pending is not None:
             return
@@ -430,8 +431,8 @@ class CheckpointView:
 
     # Answers
 
-    async def _opened(self, handle: _Handle) -> OpenedFile:
-        """Number an open file, when no pages are on their way that its writer could change."""
+    async def _register(self, handle: _Handle) -> OpenedFile:
+        """Give a handle its number, for a writer after waiting for pushes under way."""
         if handle.open_writers is not None:
             await handle.node.opened.pushes.settle()
         number = next(self._numbers)
@@ -439,7 +440,7 @@ class CheckpointView:
         return OpenedFile(number, keep_cache=handle.node.pending is None)
 
     def _attributes(self, node: Inode) -> Attributes:
-        self._nodes.remember(node)
+        self._inodes.remember(node)
         pending = node.pending
         if node.entry is None:
             if pending is None:
@@ -468,7 +469,7 @@ class CheckpointView:
         )
 
 
-def _text(name: bytes) -> str:
+def _decode(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""A version of a file in the making: written in order or not, and published as a whole.
+"""Write a new version of a file, in order or not, and publish it as a whole.
 
-Its content goes through `UnitBuffer` to parts; to publish it, the folder of parts is renamed, and
-the manifest written.
+Content goes through `UnitBuffer` to parts. `Publication` renames the folder of parts and writes the
+manifest.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from bootseer.errors import BootseerError, Closed, NoSpace, NotFound, Transient,
 from bootseer.store.api.base import ObjectInfo
 
 _MANY_PARTS = stripe_manifest.MAX_PARTS // 2
-"""Each sync, and each look at what was just written, ends parts, and a store that is away breaks
-them; a manifest takes only so many."""
+"""Parts after which the draft is rewritten: each sync, each read of new content and each outage of
+the store ends parts, and a manifest has room for only so many."""
 
 
-def may_pass(error: BootseerError) -> bool:
-    """Tell whether what has failed may succeed later."""
+def may_succeed_later(error: BootseerError) -> bool:
+    """Tell whether an operation that failed so may succeed later."""
     return isinstance(error, Transient | Unavailable) and not isinstance(error, NoSpace)
 
 
 class Drafts:
-    """What all files that are being written have in common.
+    """Begins drafts that share one tree and one budget.
 
     Concurrency: the tasks of one trio run.
     """
@@ -45,7 +45,7 @@ class Drafts:
     def __init__(
         self, tree: CheckpointTree, nursery: trio.Nursery, options: WriteOptions | None = None
     ) -> None:
-        """Write to `tree`, in tasks of `nursery`."""
+        """Begin drafts of files of `tree`, written by tasks of `nursery`."""
         self.tree = tree
         self.names = Namespace(tree)
         self.context = WriteContext(tree.store, nursery, options or WriteOptions())
@@ -56,17 +56,17 @@ class Drafts:
         Args:
             name: where it will be published, unless it is moved until then.
             mode: permission bits; the store's default if None.
-            base: the version that it starts out as; None for an empty file.
+            base: the version to start from; None for an empty file.
         """
         return Draft(self, name, mode, base)
 
 
 class Draft:
-    """A version of a file in the making, which nobody sees before `publish`.
+    """A new version of a file, which is invisible before `publish`.
 
     Concurrency: one call at a time.
 
-    Cancellation: of a call leaves the draft fit only to be discarded.
+    Cancellation: a cancelled call leaves the draft fit only to be discarded.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Draft:
 
     @property
     def size_bytes(self) -> int:
-        """Its length by now."""
+        """Return the present length."""
         return self._units.size_bytes
 
     @property
@@ -96,9 +96,9 @@ class Draft:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be made of it any more."""
+        """Tell whether it can never be published."""
         error = self._writer.error
-        return error is not None and (self._was_given_up or not may_pass(error))
+        return error is not None and (self._was_given_up or not may_succeed_later(error))
 
     # Changing it
 
@@ -108,10 +108,10 @@ class Draft:
         Back-pressure: returns when all whole units but one are on their way to a part.
 
         Raises:
-            FileTooLarge: too much was written out of order, or there is no manifest for so much.
-            BootseerError: what was written before could not be stored; the draft is lost.
+            FileTooLarge: too much was written out of order, or is more than a manifest describes.
+            BootseerError: earlier writes could not be stored; the draft is lost.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()  # what is under way has ended by that, too
+        await trio.lowlevel.checkpoint_if_cancelled()  # the tasks that write parts may be, too
         with self._changing():
             await self._write(offset, memoryview(data))
 
@@ -122,12 +122,12 @@ class Draft:
             await self._truncate(size_bytes)
 
     async def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return bytes as they are by now."""
+        """Return bytes of the present content."""
         self._writer.check()
         return await self._units.read(offset, size_bytes)
 
     async def drain(self) -> None:
-        """Have nothing on its way to a part.
+        """End all parts, so that nothing is on its way to one.
 
         Raises:
             BootseerError: see `flush`.
@@ -135,18 +135,18 @@ class Draft:
         await self._resume()
         await self._writer.drain()
 
-    async def keep(self) -> None:
-        """Show `bootseer ckpt gc` that it is still being written, though no part is new."""
+    async def touch(self) -> None:
+        """Set the time of the parts to now, so that `bootseer ckpt gc` leaves them."""
         if self._writer.parts:
-            # They are there already if only the manifest could not be written.
+            # They are beside the file already if only the manifest could not be written.
             published = parts_folder(above(self.name), self._parts_id)
             await self._tree.parts.touch(self._folder, published)
 
     def move(self, name: str) -> None:
-        """Learn that the folder in which it is made has moved, parts and all; call `drain` before.
+        """Set the new name when its folder has moved, with the parts; call `drain` before that.
 
         Args:
-            name: where it will be published now.
+            name: where it will be published.
         """
         if self._has_left:
             return
@@ -155,14 +155,14 @@ class Draft:
         self._writer.move(self._folder)
 
     async def leave_folder(self) -> None:
-        """Be made at the root of the tree from now on: its file is removed, and its folder will be.
+        """Move the parts to the root of the tree: the file is removed, and its folder will be.
 
         Raises:
             BootseerError: see `drain`.
         """
         await self.drain()
         if not self._has_left:
-            with suppress(NotFound):  # no part was made, or an attempt before has come so far
+            with suppress(NotFound):  # no part was written, or an earlier attempt moved them
                 await self._tree.store.rename(
                     self._folder, making_folder(self._parts_id, self._parts_id)
                 )
@@ -170,17 +170,17 @@ class Draft:
             self._has_left = True
 
     def move_base(self, name: str) -> None:
-        """Learn that the version which it started out as has another name."""
+        """Set the new name of the version that it started from."""
         self._units.move_base(name)
 
     # Ending it
 
     async def flush(self) -> None:
-        """Return when all of it is in parts that survive; later writes may still follow.
+        """Store all of it in parts that survive a crash; writes may still follow.
 
         Raises:
-            BootseerError: it cannot be stored; while `is_lost` is not true, a later attempt may
-                succeed. What is written before that is an error, and loses the draft.
+            BootseerError: it cannot be stored. While `is_lost` is not true, a later attempt may
+                succeed; a write before that fails, and loses the draft.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._resume()
@@ -192,27 +192,27 @@ class Draft:
             if len(self._writer.parts) > stripe_manifest.MAX_PARTS:
                 await self._rewrite_parts()
         except BootseerError as error:
-            self._writer.give_up(error)
+            self._writer.fail(error)
             raise
         self.changed = False
 
     async def _resume(self) -> None:
-        """Write again, if what has failed may succeed now."""
+        """Write again after an error that may have passed."""
         if self._writer.error is not None and not self.is_lost:
             await self._writer.resume()
 
     async def publish(self) -> FileEntry:
-        """Show it under its name, in the place of what is there, with its mode and time.
+        """Publish it under its name, replacing the version there, with its mode and time.
 
         Raises:
-            BootseerError: it could not be stored, or not be named; nothing is visible.
+            BootseerError: it could not be stored, or not be published; nothing is visible.
         """
         await self.flush()
         await self._units.close()
         if not self.size_bytes:
             entry = await self._publication.publish_plain(self.name, None, self.mode, self._folder)
         elif (content := self._plain_content()) is not None:
-            with suppress(NotFound):  # an attempt before this one has given it its name
+            with suppress(NotFound):  # an earlier attempt has renamed it
                 await self._set_attributes(
                     FileEntry(ObjectInfo(content.name, content.size_bytes, 0))
                 )
@@ -228,13 +228,13 @@ class Draft:
             entry = await self._publication.publish_striped(
                 self.name, layout, self.mode, self._folder
             )
-        with suppress(NotFound):  # others have moved it, or removed it, since
+        with suppress(NotFound):  # others have renamed or removed it since
             if await self._set_attributes(entry):
                 return await self._publication.current(entry)
         return entry
 
     def _plain_content(self) -> PlainContent | None:
-        """Return the one part that is all of the file, if there is one."""
+        """Return the part that is the whole file; None if there is no such part."""
         placed = self._writer.placed
         part = self._writer.parts[placed[0].part]
         if len(placed) != 1 or not part.is_whole or part.size_bytes != self.size_bytes:
@@ -243,7 +243,7 @@ class Draft:
         return PlainContent(path, self.size_bytes, placed[0].checksum)
 
     async def _set_attributes(self, entry: FileEntry) -> bool:
-        """Give a file its mode and time, where it was made with others; returns whether it was."""
+        """Set mode and time of a file where they differ; returns whether they did."""
         has_set = False
         if self.mode is not None and self.mode != self._parts_mode:
             await self._names.set_mode(entry, self.mode)
@@ -254,17 +254,17 @@ class Draft:
         return has_set
 
     def lose(self, error: BootseerError) -> None:
-        """Make nothing more of it."""
+        """Give it up because of an error: it can never be published."""
         self._was_given_up = True
-        self._writer.give_up(error)
+        self._writer.fail(error)
 
     async def discard(self) -> None:
-        """Remove what was made of it."""
+        """Give it up, and remove its parts."""
         self.lose(Closed(f"{self.name!r} was given up"))
         await self._units.close()
         if self._writer.parts:
             with trio.move_on_after(5, shield=True):
-                # A part that is just being made would make the folder once more.
+                # A part that is just being created would create the folder again.
                 with trio.move_on_after(3):
                     await self._writer.ended()
                 try:
@@ -293,12 +293,12 @@ class Draft:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Lose the draft when a change fails: without it the rest is not to be stored either."""
+        """Lose the draft when a change fails: the rest must not be stored without it."""
         try:
             self._writer.check()
             yield
         except NoSpace:
-            raise  # refused as a whole, or the dealer has given up
+            raise  # refused as a whole, or the writer has failed
         except BootseerError as error:
             self.lose(error)
             raise
@@ -317,7 +317,7 @@ class Draft:
         await self._units.extend(size_bytes)
 
     async def _rewrite_parts(self) -> None:
-        """Write the parts once more, as few; if that fails, they are where they were."""
+        """Write the content once more, to fewer parts; if that fails, the old ones stay."""
         await self._writer.drain()
         parts_id, folder = new_parts(self.name)
         await self._units.rewrite(folder)

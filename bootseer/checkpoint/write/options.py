@@ -1,4 +1,4 @@
-"""How files are striped, and what all that are being written have in common."""
+"""Options of striping, and what all files that are being written share."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from bootseer.store.api.base import Store
 from bootseer.units import GIB, MIB
 
 _WARY_S = 600.0
-"""After a part broke: so long HDFS may go on choosing a machine that has died."""
+"""Seconds after a part broke in which HDFS may still choose a machine that has died."""
 _BLOCK_BYTES = 128 * MIB
 """HDFS's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How files are striped.
+    """Options of striping.
 
     Attributes:
         unit_bytes: length of a stripe unit, a power of two.
-        width: parts that one file is written to at once; more than there are DataNodes, for where
-            HDFS puts a part is chance.
-        streams: parts written to at once by all files together.
-        memory_bytes: of all units that are being written or are not yet synced.
+        width: most parts that one file is written to at once; more than there are DataNodes, for
+            HDFS places parts at random.
+        streams: most parts written to at once by all files together.
+        memory_bytes: most memory for units that are being written or are not yet synced.
         replication: copies of each part; None for the file system's default.
         block_bytes: length of the parts' blocks; None for the file system's default.
-        spill_dir: for what is written out of order; on a disk of the node.
-        spill_bytes: of one file, at most.
-        stuck_s: when nothing was stored for so many seconds after a part broke, what is being
-            written fails.
-        recovery_s: so long what a broken part has is tried to be read again. HDFS ends such a
-            part, and may ask the dead machine to do it; it asks another one 90 s later.
+        spill_dir: folder on a disk of the node, for what is written out of order.
+        spill_bytes: most that one file has there.
+        stuck_s: seconds after which a write fails if a part broke and nothing was stored since.
+        recovery_s: seconds in which the content of a broken part is read again until that works.
+            HDFS ends such a part, and may ask the dead machine to do it; it asks another one 90 s
+            later.
     """
 
     unit_bytes: int = 4 * MIB
@@ -51,22 +51,22 @@ class WriteOptions:
     recovery_s: float = 120.0
 
     def __post_init__(self) -> None:
-        """Check the unit."""
+        """Check the unit's length."""
         check_unit_bytes(self.unit_bytes)
 
 
 @dataclass(slots=True)
 class WriteContext:
-    """What all files that are being written have in common.
+    """What all files that are being written share.
 
     Attributes:
-        store: where parts are made.
+        store: where parts are written.
         nursery: for the tasks that write them.
-        options: how to.
+        options: of striping.
         open: parts that are being written.
-        written: so far, acknowledged.
-        broken: parts so far whose machines failed.
-        moved: parts so far that were ended because others crowd on their machine.
+        written: bytes that the store has acknowledged, and the time it took.
+        broken: number of parts whose machines failed.
+        moved: number of parts that were ended because their machine had too many.
         broke_s: when a part last broke, by trio's clock.
     """
 
@@ -80,14 +80,13 @@ class WriteContext:
     broke_s: float = -math.inf
 
     def unsynced_bytes(self) -> int:
-        """Return how much a part may hold back, with so many at work."""
+        """Return how many bytes a part may leave unsynced, with so many parts open."""
         return self.options.memory_bytes // max(1, self.open) - self.options.unit_bytes
 
     def is_full(self, size_bytes: int) -> bool:
-        """Tell whether a part of that length had better not grow by a unit.
+        """Tell whether a part of `size_bytes` should end here rather than begin another block.
 
-        Where machines die, a new file finds its way round them; the next block of an old one
-        does not.
+        HDFS avoids dead machines for a new file; for the next block of an open one it does not.
         """
         if trio.current_time() - self.broke_s > _WARY_S:
             return False

@@ -1,4 +1,4 @@
-"""Parts of a file that are written out of order, on the node's own disk until they are final."""
+"""Keep units of a file that are written out of order on the node's disk until they are final."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ T = TypeVar("T")
 
 
 class FileTooLarge(NoSpace):
-    """It is more than a file can have, or than a node keeps of what is written out of order."""
+    """The file is longer than a manifest can describe, or too much was written out of order."""
 
 
 class Spill:
-    """Whole units of one file, in a file without a name that goes with this process.
+    """Keeps whole units of one file, in a file without a name that ends with this process.
 
     Concurrency: one call at a time.
     """
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
-        """Keep units in `folder`; nothing is made before the first is put.
+        """Keep units in `folder`; the file is created with the first unit.
 
         Args:
             folder: on a disk of the node.
-            limit_bytes: how much to keep at most.
+            limit_bytes: the most to keep.
         """
         self._folder = folder
         self._limit_bytes = limit_bytes
@@ -40,20 +40,20 @@ class Spill:
         self._units: dict[int, int] = {}
 
     def __contains__(self, unit: int) -> bool:
-        """Whether a unit is here."""
+        """Tell whether a unit is kept."""
         return unit in self._units
 
     def units(self) -> list[int]:
-        """List the units that are here, in order."""
+        """Return the numbers of the units that are kept, in order."""
         return sorted(self._units)
 
     async def put(self, unit: int, data: bytes | bytearray | memoryview, unit_bytes: int) -> None:
-        """Keep a whole unit, or replace it.
+        """Keep a whole unit, replacing the one before.
 
         Raises:
             FileTooLarge: the limit is reached.
             NoSpace: the disk is full.
-            Unavailable: there is no such folder, or its disk has failed.
+            Unavailable: the folder is missing, or its disk has failed.
         """
         if unit not in self._units and (len(self._units) + 1) * unit_bytes > self._limit_bytes:
             raise FileTooLarge(
@@ -64,15 +64,15 @@ class Spill:
         self._units[unit] = len(data)
 
     async def get(self, unit: int, unit_bytes: int) -> bytearray:
-        """Return a unit that is here."""
+        """Return a unit that is kept."""
         return bytearray(await self._run(partial(self._read, unit * unit_bytes, self._units[unit])))
 
     def drop(self, unit: int) -> None:
-        """Keep a unit no longer; its space is used again only by the same unit."""
+        """Drop a unit; only the same unit uses its space again."""
         self._units.pop(unit, None)
 
     async def close(self) -> None:
-        """Give the space back."""
+        """Drop all units and free their space."""
         self._units.clear()
         if self._fd >= 0:
             fd, self._fd = self._fd, -1

@@ -1,9 +1,9 @@
-"""Deal the units of a file to part files: each to whichever can take one.
+"""Deal the units of a file to part files: each to the next part that can take one.
 
-    deal(unit) ─► who is ready ─► write, sync ─► placed: unit → part and offset
+    deal(unit) ─► a part that is ready ─► write, sync ─► placed: unit → part and offset
 
-Where the store puts a part is chance, and what two parts on one machine share, another machine is
-idle with. So parts that crowd on a machine are ended early, and others begun in their place.
+The store places parts at random: two may share a machine while another is idle. So parts on a
+machine that has too many are ended early, and new ones begun in their place.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bootseer.store.api.base import ObjectInfo, Placement
 from bootseer.units import MIB
 
 _PAUSE_S = 1.0
-"""Before the next part, when one has broken of which nothing was stored."""
+"""Pause before the next part, when one has broken before anything of it was stored."""
 _MANY_PARTS = MAX_PARTS // 4
-"""The rest is for those that break."""
+"""Parts ended at a block's end; the rest of the manifest's are for parts that break."""
 _SETTLE_PAUSE_S = 0.2
-_LOOK_AGAIN_BYTES = 128 * MIB
-"""A part's machine changes with each block."""
+_LOCATE_AGAIN_BYTES = 128 * MIB
+"""Bytes after which the machines of a part are asked for again: each block has others."""
 
 
 class _PendingUnit(NamedTuple):
@@ -40,43 +40,43 @@ class _PendingUnit(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PartFile:
-    """A part file, and what was acknowledged of it.
+    """A part file, and what the store has acknowledged of it.
 
     Attributes:
-        index: its number, which names it.
-        size_bytes: acknowledged.
-        units: that it was given, though later ones may have replaced them.
-        hosts: the machines of its last block, as far as known.
-        looked_bytes: its length when they were asked for.
+        index: number of the part, which names it.
+        size_bytes: acknowledged length.
+        units: acknowledged units, which later ones may have replaced.
+        hosts: machines of the last block, as far as known.
+        located_bytes: length when the machines were asked for.
         is_open: more can be written to it.
-        in_doubt: it did not end as it should; what was acknowledged has to be read again.
-        is_whole: it has ended, with what was acknowledged and nothing else.
+        in_doubt: it did not end normally; the acknowledged units have to be read back.
+        is_whole: it has ended, with the acknowledged units and nothing else.
     """
 
     index: int
     size_bytes: int = 0
     units: list[int] = field(default_factory=list)
     hosts: tuple[str, ...] = ()
-    looked_bytes: int = -_LOOK_AGAIN_BYTES
+    located_bytes: int = -_LOCATE_AGAIN_BYTES
     is_open: bool = True
     in_doubt: bool = False
     is_whole: bool = False
 
 
 class StripeWriter:
-    """The parts of one file.
+    """Writes the units of one file to parts.
 
     Concurrency: one call at a time.
 
     Attributes:
-        placed: where each unit is that has been acknowledged.
+        placed: part and offset of each acknowledged unit.
         parts: all part files so far.
-        folder: the name of the folder in which they are.
-        error: what has made the file impossible to write.
+        folder: name of the folder of the parts.
+        error: why nothing more can be written.
     """
 
     def __init__(self, shared: WriteContext, folder: str, mode: int | None) -> None:
-        """Make parts in `folder`, with permission bits `mode`, as they are needed."""
+        """Write parts to `folder`, with permission bits `mode`."""
         self.placed: dict[int, UnitPlace] = {}
         self.parts: list[PartFile] = []
         self._shared = shared
@@ -85,8 +85,8 @@ class StripeWriter:
         self._send: trio.MemorySendChannel[_PendingUnit] | None = None
         self._receive: trio.MemoryReceiveChannel[_PendingUnit] | None = None
         self._lengths: dict[int, int] = {}
-        self._dealt: set[int] = set()
-        self._again: list[_PendingUnit] = []
+        self._unplaced: set[int] = set()
+        self._queue: list[_PendingUnit] = []
         self._writers = 0
         self._ended = trio.Event()
         self._moved = 0
@@ -96,42 +96,42 @@ class StripeWriter:
         self.error: BootseerError | None = None
 
     def move(self, folder: str) -> None:
-        """Learn that the folder of the parts has moved."""
+        """Set the new name of the folder, which has moved."""
         self.folder = folder
 
     def has(self, unit: int) -> bool:
         """Tell whether a unit is placed or on its way."""
-        return unit in self.placed or unit in self._dealt
+        return unit in self.placed or unit in self._unplaced
 
     def check(self) -> None:
-        """Raise what has made the file impossible to write."""
+        """Raise the error after which nothing more can be written, if there is one."""
         if self.error is not None:
             raise self.error.again() from self.error
 
     async def deal(self, unit: int, data: bytearray) -> None:
-        """Give a unit to a part that can take one; waits until there is one.
+        """Give a unit to a part; waits until a part can take one.
 
         Raises:
             BootseerError: the file cannot be stored.
         """
-        self._dealt.add(unit)
-        self._again.append(_PendingUnit(unit, data))
-        await self._send_again()
+        self._unplaced.add(unit)
+        self._queue.append(_PendingUnit(unit, data))
+        await self._send_queued()
 
-    async def take_back(self, unit: int) -> None:
-        """Forget what was dealt of a unit: it has changed."""
-        if unit in self._dealt:
+    async def forget(self, unit: int) -> None:
+        """Forget the written content of a unit that has changed."""
+        if unit in self._unplaced:
             await self.drain()
         self.placed.pop(unit, None)
 
     async def drain(self) -> None:
-        """End all parts; then every unit that was dealt is placed, and can be read.
+        """End all parts; then every unit is placed, and can be read.
 
         Raises:
             BootseerError: the file cannot be stored.
         """
-        while self._writers or self._again:
-            await self._send_again()
+        while self._writers or self._queue:
+            await self._send_queued()
             if self._send is not None:
                 self._send.close()
                 self._send = self._receive = None
@@ -143,12 +143,12 @@ class StripeWriter:
                 await self._confirm(part)
 
     async def read(self, unit: int) -> bytes:
-        """Return a unit that was dealt; its part has to end for that."""
+        """Return the content of a unit, after ending all parts."""
         await self.drain()
         return await self._read_placed(unit)
 
-    def give_up(self, error: BootseerError) -> None:
-        """Write nothing more."""
+    def fail(self, error: BootseerError) -> None:
+        """Write nothing more; `check` raises `error` from now on."""
         self.error = self.error or error
         if self._send is not None:
             self._send.close()
@@ -157,29 +157,29 @@ class StripeWriter:
             self._send = self._receive = None
 
     async def ended(self) -> None:
-        """Wait, after `give_up`, until nothing is being written any more."""
+        """Wait, after `fail`, until no part is being written."""
         while self._writers:
             await self._ended.wait()
 
     async def resume(self) -> None:
-        """Write again after `give_up`: what was dealt and not acknowledged is still here."""
+        """Write again after `fail`, beginning with the units that were not acknowledged."""
         await self.ended()
         self.error = None
         self._stuck_since_s = None
 
-    async def _send_again(self) -> None:
-        while self._again:
-            dealt = self._again.pop()
+    async def _send_queued(self) -> None:
+        while self._queue:
+            dealt = self._queue.pop()
             try:
                 await self._send_one(dealt)
             except BootseerError:
-                self._again.append(dealt)
+                self._queue.append(dealt)
                 raise
 
     async def _send_one(self, dealt: _PendingUnit) -> None:
         self.check()
         now_s = trio.current_time()
-        if now_s - self._tried_s > self._shared.options.stuck_s:  # It was not stuck, nobody wrote.
+        if now_s - self._tried_s > self._shared.options.stuck_s:  # It was idle, not stuck.
             self._stuck_since_s = None
         self._tried_s = now_s
         if self._send is None:
@@ -211,7 +211,7 @@ class StripeWriter:
     async def _write_part(
         self, part: PartFile, receive: trio.MemoryReceiveChannel[_PendingUnit], pause_s: float
     ) -> None:
-        """Write one part until no more units come; what is not acknowledged is dealt again."""
+        """Write one part until no more units come; units that are not acknowledged are queued."""
         options = self._shared.options
         waiting: list[tuple[_PendingUnit, UnitPlace]] = []
         size_bytes = 0
@@ -239,8 +239,8 @@ class StripeWriter:
                     with self._shared.written.transfer():
                         await appender.sync()
                     self._acknowledge(part, size_bytes, waiting)
-                    await self._look(part)
-                    if self._crowds(part):
+                    await self._locate(part)
+                    if self._is_crowded(part):
                         self._moved += 1
                         self._shared.moved += 1
                     elif not is_full or self._send is None:
@@ -253,12 +253,12 @@ class StripeWriter:
                 self._acknowledge(part, size_bytes, waiting)
                 part.is_whole = True
         except BootseerError as error:
-            self._note_broken(part, waiting, error)
+            self._handle_broken(part, waiting, error)
         except trio.ClosedResourceError:
-            self._keep(part, waiting)  # the file has been given up
+            self._requeue(part, waiting)  # `fail` was called
         except BaseException:
-            # Who waits for it need not be cancelled, too, and must not take it for done.
-            self.give_up(Closed(f"writing to {self._name(part)!r} was ended"))
+            # A caller that is not cancelled must not take it for done.
+            self.fail(Closed(f"writing to {self._name(part)!r} was ended"))
             raise
         finally:
             part.is_open = False
@@ -271,10 +271,10 @@ class StripeWriter:
     def _acknowledge(
         self, part: PartFile, size_bytes: int, waiting: list[tuple[_PendingUnit, UnitPlace]]
     ) -> None:
-        """Learn that a part has all that was written to it."""
+        """Note that the store has all units that were written to a part."""
         for dealt, place in waiting:
             self._shared.written.size_bytes += len(dealt.data)
-            self._dealt.discard(dealt.unit)
+            self._unplaced.discard(dealt.unit)
             self.placed[dealt.unit] = place
             self._lengths[dealt.unit] = len(dealt.data)
             part.units.append(dealt.unit)
@@ -282,36 +282,36 @@ class StripeWriter:
         self._stuck_since_s = None
         waiting.clear()
 
-    def _keep(self, part: PartFile, waiting: list[tuple[_PendingUnit, UnitPlace]]) -> None:
-        """Have what a part did not acknowledge dealt again."""
+    def _requeue(self, part: PartFile, waiting: list[tuple[_PendingUnit, UnitPlace]]) -> None:
+        """Queue the units that a part has not acknowledged."""
         part.in_doubt = bool(part.units)
-        self._again += [dealt for dealt, _ in waiting]
+        self._queue += [dealt for dealt, _ in waiting]
 
-    def _note_broken(
+    def _handle_broken(
         self, part: PartFile, waiting: list[tuple[_PendingUnit, UnitPlace]], error: BootseerError
     ) -> None:
         now_s = self._tried_s = self._shared.broke_s = trio.current_time()
         self._shared.broken += 1
-        self._keep(part, waiting)
+        self._requeue(part, waiting)
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
         is_stuck = now_s - self._stuck_since_s > self._shared.options.stuck_s
         pause_s = 0.0 if part.units else _PAUSE_S
         hopeless = isinstance(error, NoSpace | Denied | Closed)
         if hopeless or is_stuck or len(self.parts) >= MAX_PARTS:
-            self.give_up(error)
+            self.fail(error)
         elif self._send is not None:
-            # In its place, so that there is always one who receives.
+            # In its place, so that there is always a part that takes units.
             self._start_writer(pause_s)
         else:
-            self._pause_s = pause_s  # until what it had is dealt again
+            self._pause_s = pause_s  # before the part that takes its units
 
-    async def _look(self, part: PartFile) -> None:
-        """Find out on which machines a part is, once for each block."""
+    async def _locate(self, part: PartFile) -> None:
+        """Ask for the machines of a part, once for each block."""
         store = self._shared.store
-        if part.size_bytes - part.looked_bytes < _LOOK_AGAIN_BYTES:
+        if part.size_bytes - part.located_bytes < _LOCATE_AGAIN_BYTES:
             return
-        part.looked_bytes = part.size_bytes
+        part.located_bytes = part.size_bytes
         if isinstance(store, Placement):
             try:
                 blocks = await store.block_locations(self._name(part))
@@ -319,8 +319,8 @@ class StripeWriter:
                 return
             part.hosts = blocks[-1].hosts if blocks else ()
 
-    def _crowds(self, part: PartFile) -> bool:
-        """Tell whether a machine of a part has more than its share of the open parts."""
+    def _is_crowded(self, part: PartFile) -> bool:
+        """Tell whether a machine of the part has more than its share of the open parts."""
         if self._send is None or self._moved >= 2 * self._shared.options.width:
             return False
         load = Counter(host for other in self.parts if other.is_open for host in other.hosts)
@@ -329,9 +329,9 @@ class StripeWriter:
         return any(load[host] > share for host in part.hosts)
 
     async def _confirm(self, part: PartFile) -> None:
-        """Read what a broken part has acknowledged: with one copy, its machine may be gone.
+        """Read back the units of a broken part: with one copy, they may be gone with its machine.
 
-        With more, HDFS has to end the part before that, and may ask the dead machine first.
+        With more copies, HDFS first has to end the part, and may ask the dead machine to.
         """
         with trio.move_on_after(self._shared.options.recovery_s):
             while True:

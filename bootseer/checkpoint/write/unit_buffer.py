@@ -1,4 +1,4 @@
-"""The content of a file that is being written, unit by unit.
+"""Collect what is written to a file into units, and deal them to parts.
 
 write(offset, data) ─► tail unit ──────────────┐
                   └─► spill (out of order) ─┐  ▼
@@ -16,9 +16,10 @@ from bootseer.errors import Closed
 
 
 class UnitBuffer:
-    """Holds each unit of a file where it is: in memory, in the spill, in a part, or in the base.
+    """The content of a file that is being written.
 
-    The base is the version of the file that it starts out as.
+    Each unit is in memory (the last one), in the spill, in a part, or in the base, which is the
+    version of the file that it started from.
 
     Concurrency: one call at a time.
 
@@ -36,7 +37,7 @@ class UnitBuffer:
             context: of all files that are being written.
             folder: to make parts in.
             mode: permission bits of the parts; the store's default if None.
-            base: the version that the file starts out as.
+            base: the version to start from; None for an empty file.
         """
         self.size_bytes = base.size_bytes if base else 0
         self.writer = StripeWriter(context, folder, mode)
@@ -50,7 +51,7 @@ class UnitBuffer:
         self._spill = Spill(context.options.spill_dir, context.options.spill_bytes)
 
     async def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return bytes as they are by now."""
+        """Return bytes of the present content."""
         stop = min(self.size_bytes, offset + size_bytes)
         pieces = []
         for unit in units_between(offset, stop, self._unit_bytes):
@@ -60,7 +61,7 @@ class UnitBuffer:
         return b"".join(pieces)
 
     async def write(self, offset: int, view: memoryview) -> None:
-        """Put bytes at an offset; there is no gap before it.
+        """Put bytes at an offset that is not beyond the end.
 
         Raises:
             FileTooLarge: too much was written out of order.
@@ -85,11 +86,11 @@ class UnitBuffer:
             await self._deal_full_tail()
 
     async def cut(self, size_bytes: int) -> None:
-        """Drop what is beyond a length; see `write`."""
+        """Drop everything beyond a length; see `write`."""
         last, inside = divmod(size_bytes, self._unit_bytes)
         kept = await self._load(last) if inside else bytearray()
         for unit in units_between(size_bytes, self.size_bytes, self._unit_bytes):
-            await self.writer.take_back(unit)
+            await self.writer.forget(unit)
             self._spill.drop(unit)
         self.size_bytes = size_bytes
         self._base_bytes = min(self._base_bytes, last * self._unit_bytes)
@@ -97,7 +98,7 @@ class UnitBuffer:
         self._tail_unit = last
 
     async def place_all(self) -> None:
-        """Have every unit in a part, and every part ended."""
+        """Store every unit in a part, and end all parts."""
         for unit in self._spill.units():
             await self.writer.deal(unit, await self._spill.get(unit, self._unit_bytes))
             self._spill.drop(unit)
@@ -110,9 +111,9 @@ class UnitBuffer:
         await self.writer.drain()
 
     async def rewrite(self, folder: str) -> None:
-        """Write what is in parts once more, to few parts in another folder.
+        """Write all placed units once more, to fewer parts in another folder.
 
-        If that fails, it is where it was. Call `StripeWriter.drain` before.
+        If that fails, the old parts stay in use. Call `StripeWriter.drain` before.
         """
         writer = StripeWriter(self._context, folder, self._mode)
         try:
@@ -120,37 +121,37 @@ class UnitBuffer:
                 await writer.deal(unit, bytearray(await self.writer.read(unit)))
             await writer.drain()
         except BaseException:
-            writer.give_up(Closed(f"{folder!r} was given up"))  # gc removes what is there
+            writer.fail(Closed(f"{folder!r} was given up"))  # gc removes what is there
             raise
         self.writer = writer
 
     def move_base(self, name: str) -> None:
-        """Learn that the base has another name."""
+        """Set the new name of the base."""
         if self._base is not None:
             self._base.move(name)
 
     async def close(self) -> None:
-        """Close the spill and the base; what is not in parts is lost."""
+        """Close the spill and the base; units that are not in parts are lost."""
         await self._spill.close()
         if self._base is not None:
             base, self._base, self._base_bytes = self._base, None, 0
             await base.close()
 
     async def _put(self, unit: int, inside: int, piece: memoryview) -> None:
-        """Change a part of one unit."""
+        """Change some bytes of one unit."""
         at_end = unit * self._unit_bytes + inside == self.size_bytes
         if self._tail is None and at_end:
             self._tail, self._tail_unit = await self._load(unit), unit
             self._spill.drop(unit)
         if self._tail is not None and unit == self._tail_unit:
             self._tail[inside : inside + len(piece)] = piece
-            await self.writer.take_back(unit)
+            await self.writer.forget(unit)
             return
         whole = not inside and len(piece) >= self._unit_length(unit)
         data = bytearray(piece) if whole else await self._load(unit)
         data[inside : inside + len(piece)] = piece
         await self._spill.put(unit, data, self._unit_bytes)
-        await self.writer.take_back(unit)
+        await self.writer.forget(unit)
 
     async def _deal_full_tail(self) -> None:
         if self._tail is not None and len(self._tail) == self._unit_bytes:
@@ -161,7 +162,7 @@ class UnitBuffer:
         return min(self._unit_bytes, self.size_bytes - unit * self._unit_bytes)
 
     async def _load(self, unit: int) -> bytearray:
-        """Return a unit as it is by now, wherever it is."""
+        """Return the present content of a unit."""
         length = self._unit_length(unit)
         if self._tail is not None and unit == self._tail_unit:
             return bytearray(self._tail[:length])

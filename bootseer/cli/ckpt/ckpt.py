@@ -295,24 +295,24 @@ def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: b
     written and moved about: parts that are named only from elsewhere are taken for lost. They are
     not touched while a manifest below cannot be read.
     """
-    from bootseer.checkpoint.admin.gc import find_litter, sweep
+    from bootseer.checkpoint.admin.gc import find_orphans, remove_orphans
     from bootseer.cli import runner
     from bootseer.cli.ckpt import run
 
     async def work(tree: CheckpointTree, name: str) -> tuple[int, int]:
         judged = [f"{name}/{one}".lstrip("/") for one in despite]
-        litter = await find_litter(tree, name, age_s, judged)
-        for info in litter.abandoned:
+        orphans = await find_orphans(tree, name, age_s, judged)
+        for info in orphans.abandoned:
             runner.print_line(f"{info.name}: parts of a write that was given up")
-        for info in litter.unused:
+        for info in orphans.unused:
             runner.print_line(f"{info.name}: parts that no file names")
-        count = len(litter.abandoned) + len(litter.unused)
-        removed = 0 if dry_run else await sweep(tree, name, litter, judged)
+        count = len(orphans.abandoned) + len(orphans.unused)
+        removed = 0 if dry_run else await remove_orphans(tree, name, orphans, judged)
         if not dry_run:
             # Objects in the making are not listed by any store.
             await tree.store.reap_temporaries(age_s, name)
-        if litter.problem is not None:
-            raise litter.problem
+        if orphans.problem is not None:
+            raise orphans.problem
         return count, removed
 
     found, removed = run.run(url, work, after="run the same command again to remove the rest")

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.checkpoint.admin.progress import Progress, background, each, limits_for, walk
+from bootseer.checkpoint.admin.progress import Progress, background, for_each, limits_for, walk
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
 from bootseer.checkpoint.files.tree import CheckpointTree
@@ -25,7 +25,7 @@ async def test_what_fails_with_one_is_noted_and_the_rest_done():
         done.append(number)
 
     progress = Progress()
-    await each(range(40), work, "file {}".format, progress, at_once=1)
+    await for_each(range(40), work, "file {}".format, progress, at_once=1)
     assert done == list(range(0, 40, 2))
     assert [(f.name, str(f.error)) for f in progress.failures] == [
         (f"file {number}", f"not {number}") for number in range(1, 40, 2)
@@ -37,7 +37,7 @@ async def test_so_many_are_at_work_at_once(autojump_clock, at_once):
     async def work(number):
         await trio.sleep(1)
 
-    await each(range(6), work, str, Progress(), at_once=at_once)
+    await for_each(range(6), work, str, Progress(), at_once=at_once)
     assert trio.current_time() == 6 // at_once
 
 
@@ -53,7 +53,7 @@ async def test_no_space_ends_all_at_once(autojump_clock):
 
     progress = Progress()
     with pytest.raises(NoSpace, match="the disk is full"):
-        await each(range(1, 20), work, str, progress, at_once=3)
+        await for_each(range(1, 20), work, str, progress, at_once=3)
     assert sorted(begun) == [1, 2, 3]
     assert trio.current_time() == 1
     assert [failure.name for failure in progress.failures] == ["1"]
@@ -66,7 +66,7 @@ async def test_a_store_that_is_away_for_some_files_ends_nothing():
             raise Unavailable(str(number))
 
     progress = Progress()
-    await each(range(20), work, str, progress)
+    await for_each(range(20), work, str, progress)
     assert len(progress.failures) == 7
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.checkpoint.admin import resumable_file
-from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX, ResumableFile, leftovers
+from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX, ResumableFile, remove_leftovers
 from bootseer.errors import Conflict, Denied, NoSpace
 
 
@@ -27,7 +27,7 @@ def begun(path):
     made = begin(path)
     for offset in (6, 0, 2):
         made.put(offset, b"12")
-        made.note(offset)
+        made.mark_written(offset)
     made.sync()
     made.close()
     return next(path.parent.glob("*.journal"))
@@ -58,7 +58,7 @@ def test_names_nothing_more_once_a_write_has_failed(tmp_path, monkeypatch):
     made = begin(tmp_path / "file")
     for offset in (0, 2):
         made.put(offset, b"12")
-    made.note(0)
+    made.mark_written(0)
 
     def fdatasync(fd):
         patch.undo()
@@ -68,7 +68,7 @@ def test_names_nothing_more_once_a_write_has_failed(tmp_path, monkeypatch):
         patch.setattr(os, "fdatasync", fdatasync)
         with pytest.raises(NoSpace):
             made.sync()
-    made.note(2)
+    made.mark_written(2)
     made.sync()
     assert ended(made) == set()
 
@@ -76,7 +76,7 @@ def test_names_nothing_more_once_a_write_has_failed(tmp_path, monkeypatch):
 def test_a_line_that_is_written_in_portions_is_whole(tmp_path, monkeypatch):
     made = begin(tmp_path / "file")
     made.put(2, b"12")
-    made.note(2)
+    made.mark_written(2)
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:1]))
@@ -99,7 +99,7 @@ def test_a_line_that_was_cut_short_does_not_count(tmp_path, cut):
     made = begin(tmp_path / "file")
     assert made.done == set()
     made.put(4, b"12")
-    made.note(4)
+    made.mark_written(4)
     made.sync()
     made.close()
     made = begin(tmp_path / "file")
@@ -138,7 +138,7 @@ def test_two_at_once_are_refused(tmp_path, monkeypatch, least_bytes):
     monkeypatch.setattr(resumable_file, "JOURNAL_LEAST_BYTES", least_bytes)
     made = begin(tmp_path / "file")
     made.put(0, b"1234")
-    made.note(0)
+    made.mark_written(0)
     with pytest.raises(Conflict, match="another process"):
         begin(tmp_path / "file")
     made.put(4, b"5678")
@@ -162,11 +162,11 @@ def test_two_at_once_mix_nothing_where_there_are_no_locks(
     contents = {"1": b"12345678", "2": b"87654321"}
     first = begin(tmp_path / "file")
     first.put(0, contents["1"][:4])
-    first.note(0)
+    first.mark_written(0)
     first.sync()
     second = begin(tmp_path / "file", other)
     first.put(4, contents["1"][4:])
-    first.note(4)
+    first.mark_written(4)
     second.put(0, contents[other])
     try:
         first.publish(0o600, 0)
@@ -203,7 +203,7 @@ def test_what_leads_elsewhere_is_refused(tmp_path):
 def test_a_file_whose_last_piece_is_shorter_goes_on_too(tmp_path):
     made = begin(tmp_path / "file", size_bytes=7)
     made.put(6, b"7")
-    made.note(6)
+    made.mark_written(6)
     made.sync()
     made.close()
     again = begin(tmp_path / "file", size_bytes=7)
@@ -216,7 +216,7 @@ def test_a_file_that_is_long_enough_goes_on(tmp_path, monkeypatch, least_bytes, 
     monkeypatch.setattr(resumable_file, "JOURNAL_LEAST_BYTES", least_bytes)
     made = begin(tmp_path / "file")
     made.put(2, b"12")
-    made.note(2)
+    made.mark_written(2)
     made.sync()
     made.close()
     assert any(tmp_path.iterdir()) == goes_on
@@ -230,7 +230,7 @@ def test_it_goes_on_again_and_again(tmp_path):
         made = begin(tmp_path / "file")
         assert made.done == set(range(number))
         made.put(2 * number, b"12")
-        made.note(2 * number)
+        made.mark_written(2 * number)
         made.sync()
         made.close()
 
@@ -241,7 +241,7 @@ def test_what_was_noted_is_named_once(tmp_path):
     for offset in (0, 4):
         made.sync()
         made.put(offset, b"12")
-        made.note(offset)
+        made.mark_written(offset)
         made.sync()
         made.sync()
     made.close()
@@ -254,7 +254,7 @@ def test_it_is_time_to_sync_when_so_much_would_be_fetched_again(tmp_path, monkey
     made = begin(tmp_path / "file")
     told = []
     for offset in (0, 2, 4):
-        told.append(made.note(offset))
+        told.append(made.mark_written(offset))
         if told[-1]:
             made.sync()
     assert told == [False, True, False]
@@ -311,7 +311,7 @@ def test_a_journal_names_what_is_on_the_disk(tmp_path, steps):
     assert steps == [("write", ".journal"), ("fdatasync", ".journal")]
     steps.clear()
     made.put(0, b"12")
-    made.note(0)
+    made.mark_written(0)
     made.sync()
     assert steps == [("fdatasync", "file"), ("write", ".journal"), ("fdatasync", ".journal")]
     made.close()
@@ -441,10 +441,10 @@ def test_what_another_begins_meanwhile_is_not_begun_anew(tmp_path, monkeypatch, 
     other = Path(str(begun(tmp_path / "file")).removesuffix(".journal") + suffix)
 
     def late(path):
-        leftovers(path)
+        remove_leftovers(path)
         other.write_bytes(b"another's")
 
-    monkeypatch.setattr(resumable_file, "leftovers", late)
+    monkeypatch.setattr(resumable_file, "remove_leftovers", late)
     with pytest.raises(Conflict, match="exists already"):
         begin(tmp_path / "file", "2")
     assert other.read_bytes() == b"another's"
@@ -484,8 +484,8 @@ def test_what_is_left_beside_a_file_goes(tmp_path):
     journal = begun(tmp_path / "file")
     begun(tmp_path / "other")
     journal.unlink()  # one of two is there
-    leftovers(str(tmp_path / "file"))
+    remove_leftovers(str(tmp_path / "file"))
     assert len(list(tmp_path.iterdir())) == 2
-    leftovers(str(tmp_path / "file"))
-    leftovers(str(tmp_path / "other"))
+    remove_leftovers(str(tmp_path / "file"))
+    remove_leftovers(str(tmp_path / "other"))
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ from bootseer_dev.material.checkpoints import UNIT_BYTES, import_folder
 from bootseer_dev.material.damage import flip
 
 from bootseer.checkpoint.admin import verify as verify_module
-from bootseer.checkpoint.admin.gc import find_litter, sweep
+from bootseer.checkpoint.admin.gc import find_orphans, remove_orphans
 from bootseer.checkpoint.admin.verify import VerifyResult, verify
 from bootseer.checkpoint.files import source, stripe_manifest
 from bootseer.checkpoint.files.parts import FROM, MAKING, parts_folder, parts_of
@@ -72,9 +72,9 @@ def units_in(layout, part):
 
 
 async def look(store, name="run", **options):
-    findings = VerifyResult()
-    await verify(CheckpointTree(store), name, findings, **options)
-    return findings
+    result = VerifyResult()
+    await verify(CheckpointTree(store), name, result, **options)
+    return result
 
 
 async def test_what_is_whole_is_read_and_nothing_said(store):
@@ -166,9 +166,9 @@ async def test_a_manifest_that_cannot_be_used_is_named(store, tmp_path, damage, 
     assert (found.progress.done_files, found.progress.total_files) == (2, 3)
     assert found.progress.moved_bytes == 4 * UNIT_BYTES
     assert found.progress.done_bytes == found.progress.total_bytes
-    litter = await find_litter(CheckpointTree(store), "run", -1)
-    assert litter.unused == () and isinstance(litter.problem, Corrupt)
-    judged = await find_litter(CheckpointTree(store), "run", -1, ["run/file"])
+    orphans = await find_orphans(CheckpointTree(store), "run", -1)
+    assert orphans.unused == () and isinstance(orphans.problem, Corrupt)
+    judged = await find_orphans(CheckpointTree(store), "run", -1, ["run/file"])
     assert len(judged.unused) == 1
 
 
@@ -350,9 +350,9 @@ async def test_what_is_replaced_meanwhile_is_not_called_damaged(store, part):
                 os.utime(part.parents[2] / "file", ns=(0, 0))
             return await call()
 
-    findings = VerifyResult()
-    await verify(CheckpointTree(Replaced(store)), "run/file", findings)
-    assert [type(f.error) for f in findings.progress.failures] == [Conflict]
+    result = VerifyResult()
+    await verify(CheckpointTree(Replaced(store)), "run/file", result)
+    assert [type(f.error) for f in result.progress.failures] == [Conflict]
     assert (await tree.stat("run/file")).layout is not None
 
 
@@ -392,10 +392,10 @@ class TestInterruptedMoves:
         self, store, layout, moving
     ):
         tree = CheckpointTree(store)
-        litter = await find_litter(tree, "run", -1)
-        assert [info.name for info in litter.abandoned] == [f"{parts_of('run')}/{FROM}1"]
-        assert litter.unused == []
-        await sweep(tree, "run", litter)
+        orphans = await find_orphans(tree, "run", -1)
+        assert [info.name for info in orphans.abandoned] == [f"{parts_of('run')}/{FROM}1"]
+        assert orphans.unused == []
+        await remove_orphans(tree, "run", orphans)
         assert (await store.stat(parts_folder("run", layout.parts_id))).is_folder
         assert (await look(store)).notes == []
 
@@ -440,11 +440,11 @@ async def test_names_that_cannot_be_used_are_problems_and_nothing_goes_for_them(
         ("run/lo\tss", True)
     ]
     assert found.notes == ["run/folder/link: left out, a link or special file"]
-    litter = await find_litter(CheckpointTree(store), "run", -1)
-    assert litter.unused == () and "rename it" in str(litter.problem)
+    orphans = await find_orphans(CheckpointTree(store), "run", -1)
+    assert orphans.unused == () and "rename it" in str(orphans.problem)
     (run / "lo\tss").rename(run / "file")
-    litter = await find_litter(CheckpointTree(store), "run", -1)
-    assert (litter.unused, litter.problem) == ([], None)
+    orphans = await find_orphans(CheckpointTree(store), "run", -1)
+    assert (orphans.unused, orphans.problem) == ([], None)
 
 
 async def abandoned(store, folder, age_s):
@@ -460,10 +460,10 @@ async def test_repair_says_in_which_folders_it_has_removed_something(store, tmp_
         name = parts_folder(folder, MAKING + os.urandom(16).hex())
         await publish(store, f"{name}/0000", b"part")
         await store.set_mtime(name, 0)
-    findings = VerifyResult()
-    await verify(root, "", findings, repair=True)
+    result = VerifyResult()
+    await verify(root, "", result, repair=True)
     what = "the parts of 1 writes that were given up are removed"
-    assert findings.repaired == [f"{folder}: {what}" for folder in ("/", "run", "run/folder")]
+    assert result.repaired == [f"{folder}: {what}" for folder in ("/", "run", "run/folder")]
 
 
 async def test_repair_of_a_file_is_of_its_folder(store):
@@ -499,12 +499,12 @@ class TestSweep:
         await abandoned(store, "run", 3600)
         lost = await self.lost(store)
         await self.lost(store, 3600)
-        litter = await find_litter(tree, "run")
-        assert [info.name for info in litter.abandoned] == [given_up]
-        assert [info.name for info in litter.unused] == [lost]
+        orphans = await find_orphans(tree, "run")
+        assert [info.name for info in orphans.abandoned] == [given_up]
+        assert [info.name for info in orphans.unused] == [lost]
         assert (await store.stat(lost)).is_folder
-        assert await sweep(tree, "run", litter) == 2
-        assert (await find_litter(tree, "run")).unused == []
+        assert await remove_orphans(tree, "run", orphans) == 2
+        assert (await find_orphans(tree, "run")).unused == []
         assert (await look(store)).problems == []
 
     async def test_keeps_all_parts_while_a_manifest_cannot_be_read(self, store, tmp_path):
@@ -512,19 +512,19 @@ class TestSweep:
         lost = await self.lost(store)
         path = tmp_path / "store" / "run" / "folder" / "file"
         flip(path)
-        litter = await find_litter(tree, "run")
-        assert isinstance(litter.problem, Corrupt)
-        assert await sweep(tree, "run", litter) == 0
-        litter = await find_litter(tree, "run", despite=["run/folder/file"])
-        assert [info.name for info in litter.unused] == [lost]
+        orphans = await find_orphans(tree, "run")
+        assert isinstance(orphans.problem, Corrupt)
+        assert await remove_orphans(tree, "run", orphans) == 0
+        orphans = await find_orphans(tree, "run", ignored=["run/folder/file"])
+        assert [info.name for info in orphans.unused] == [lost]
 
     async def test_an_empty_file_can_be_said_to_be_no_manifest(self, store):
         await publish(store, "run/empty", b"")
         await self.lost(store)
         tree = CheckpointTree(store)
         assert (await tree.stat("run/empty")).problem is not None
-        litter = await find_litter(tree, "run", despite=["run/empty"])
-        assert await sweep(tree, "run", litter, ["run/empty"]) == 1
+        orphans = await find_orphans(tree, "run", ignored=["run/empty"])
+        assert await remove_orphans(tree, "run", orphans, ["run/empty"]) == 1
         assert (await tree.stat("run/empty")).problem is None
 
     @pytest.mark.parametrize("length", [8, 100, 200])
@@ -536,10 +536,10 @@ class TestSweep:
         await publish(store, "run/damaged", stripe_manifest.MAGIC.ljust(length, b"x"))
         await publish(store, "run/other", b"no manifest")
         tree = CheckpointTree(store)
-        litter = await find_litter(tree, "run")
-        assert litter.unused == () and "'run/damaged' is a damaged" in str(litter.problem)
-        litter = await find_litter(tree, "run", despite=["run/damaged"])
-        assert len(litter.unused) == 1 and litter.problem is None
+        orphans = await find_orphans(tree, "run")
+        assert orphans.unused == () and "'run/damaged' is a damaged" in str(orphans.problem)
+        orphans = await find_orphans(tree, "run", ignored=["run/damaged"])
+        assert len(orphans.unused) == 1 and orphans.problem is None
 
     async def test_does_not_look_into_what_cannot_be_a_manifest(self, store, monkeypatch):
         monkeypatch.setattr(stripe_manifest, "MAX_BYTES", 2 * UNIT_BYTES)
@@ -547,7 +547,7 @@ class TestSweep:
         await publish(store, "run/long", bytes(2 * UNIT_BYTES + 1))
         await self.lost(store)
         flaky = FlakyStore(store, lambda *_: False)
-        await find_litter(CheckpointTree(flaky), "run", despite=["run/short"])
+        await find_orphans(CheckpointTree(flaky), "run", ignored=["run/short"])
         looked = {name for operation, name in flaky.calls if operation == "pread"}
         assert looked >= {"run/plain", "run/file"} and "run/long" not in looked
 
@@ -560,11 +560,11 @@ class TestSweep:
                 return await call()
 
         lost = await self.lost(store)
-        litter = await find_litter(CheckpointTree(Refusing(store)), "run")
+        orphans = await find_orphans(CheckpointTree(Refusing(store)), "run")
         if isinstance(error, NotFound):
-            assert [info.name for info in litter.unused] == [lost]
+            assert [info.name for info in orphans.unused] == [lost]
         else:
-            assert litter.unused == () and "away; whether it is" in str(litter.problem)
+            assert orphans.unused == () and "away; whether it is" in str(orphans.problem)
 
     async def test_takes_what_is_just_old_enough(self, monkeypatch):
         now_ns = time.time_ns()
@@ -573,18 +573,18 @@ class TestSweep:
         for age_s in (99.9, 100):
             await self.lost(store, age_s)
             await abandoned(store, "run", age_s)
-        litter = await find_litter(CheckpointTree(store), "run", 100)
-        for found in (litter.unused, litter.abandoned):
+        orphans = await find_orphans(CheckpointTree(store), "run", 100)
+        for found in (orphans.unused, orphans.abandoned):
             assert [now_ns - info.mtime_ns for info in found] == [100 * 10**9]
 
     async def test_keeps_what_has_got_its_name_meanwhile(self, store, layout):
         tree = CheckpointTree(store)
         manifest = layout.encode()
         await store.delete("run/file")
-        litter = await find_litter(tree, "run", -1)
-        assert [info.name for info in litter.unused] == [parts_folder("run", layout.parts_id)]
+        orphans = await find_orphans(tree, "run", -1)
+        assert [info.name for info in orphans.unused] == [parts_folder("run", layout.parts_id)]
         await publish(store, "run/file", manifest)
-        assert await sweep(tree, "run", litter) == 0
+        assert await remove_orphans(tree, "run", orphans) == 0
         assert (await look(store)).problems == []
 
 

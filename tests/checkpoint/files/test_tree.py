@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.checkpoint.admin.gc import find_litter, sweep
+from bootseer.checkpoint.admin.gc import find_orphans, remove_orphans
 from bootseer.checkpoint.files import parts as parts_module
 from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.namespace import Namespace
@@ -283,7 +283,7 @@ async def test_a_move_that_was_cut_off_can_be_made_again_or_elsewhere(source, ta
                     await Leftovers(tree).remove_abandoned(folder, -1)
                 assert await read(store, onwards) == OLD
                 await Namespace(tree).remove(await tree.stat(onwards))
-                await sweep(tree, "", await find_litter(tree, "", -1))
+                await remove_orphans(tree, "", await find_orphans(tree, "", -1))
                 assert not parts_in(store)
 
 
@@ -504,7 +504,7 @@ async def test_a_link_that_leads_out_of_the_tree_reaches_nothing(step, autojump_
     await Namespace(tree).remove(await tree.stat("g"))
     assert await read(store, "a/f") == OLD
     await Namespace(tree).remove(await tree.stat("a/f"))
-    await sweep(tree, "", await find_litter(tree, "", -1))
+    await remove_orphans(tree, "", await find_orphans(tree, "", -1))
     assert not parts_in(store)
 
 
@@ -726,7 +726,7 @@ async def test_who_removes_a_file_leaves_it_alone_under_its_new_name(new):
     await Namespace(tree).remove(await tree.stat("a/f"))
     assert await read(store, "a/f") is None
     assert await read(store, new) == OLD
-    await sweep(tree, "", await find_litter(tree, "", -1))
+    await remove_orphans(tree, "", await find_orphans(tree, "", -1))
     assert await read(store, new) == OLD
 
 
@@ -854,7 +854,7 @@ async def test_what_is_in_the_way_of_one_file_is_in_the_way_of_its_link_alone():
 
     for now, left in ((Busy(store), 1), (store, 0)):
         tree = CheckpointTree(now)
-        await sweep(tree, "", await find_litter(tree, "", -1))
+        await remove_orphans(tree, "", await find_orphans(tree, "", -1))
         assert await read(store, "b/f") == OLD
         assert sum(f"/{FROM}" in name for name in store._entries) == left
 
@@ -870,7 +870,7 @@ async def test_a_folder_is_not_removed_with_the_parts_of_a_file_that_has_moved()
     with pytest.raises(Conflict, match="ckpt gc"):
         await Namespace(tree).remove_tree("a")
     assert (await read(store, "b/f"), await read(store, "a/g")) == (OLD, OLD)
-    await sweep(tree, "", await find_litter(tree, "", -1))
+    await remove_orphans(tree, "", await find_orphans(tree, "", -1))
     damaged = (await read_all(store, "a/g", 1 << 20))[:-1] + b"x"  # which goes, too
     await publish(store, "a/g", damaged)
     await Namespace(tree).remove_tree("a")

@@ -21,7 +21,7 @@ FOLDER = FileEntry(ObjectInfo("folder", 0, 10**18, is_folder=True))
 
 
 @pytest.fixture
-def nodes():
+def inodes():
     return InodeTable(CheckpointTree(MemoryStore()), 1.0)
 
 
@@ -45,24 +45,24 @@ def nodes():
         (FileEntry(INFO, problem=Corrupt("one")), FileEntry(INFO, problem=Corrupt("two")), False),
     ],
 )
-def test_a_version_has_one_number_and_another_has_another(nodes, one, other, same):
-    first = nodes.node(ROOT_INODE, "file", one)
-    second = nodes.node(ROOT_INODE, "file", other)
+def test_a_version_has_one_number_and_another_has_another(inodes, one, other, same):
+    first = inodes.inode_for(ROOT_INODE, "file", one)
+    second = inodes.inode_for(ROOT_INODE, "file", other)
     assert (second.inode == first.inode) == same == first.has_name
-    assert second.has_name and nodes.by_name[ROOT_INODE, "file"] is second
+    assert second.has_name and inodes.by_name[ROOT_INODE, "file"] is second
     assert second.entry is other
 
 
-def test_what_is_below_a_folder_is_known_however_deep_it_is(nodes):
-    top = nodes.node(ROOT_INODE, "top", FOLDER)
-    folder = nodes.node(top.inode, "folder", FOLDER)
-    file = nodes.node(folder.inode, "file", FileEntry(INFO))
-    other = nodes.node(ROOT_INODE, "other", FOLDER)
-    assert nodes.path(file) == "top/folder/file"
-    assert nodes.path_in(folder.inode, "new") == "top/folder/new"
-    assert nodes.path_in(ROOT_INODE, "new") == "new"
+def test_what_is_below_a_folder_is_known_however_deep_it_is(inodes):
+    top = inodes.inode_for(ROOT_INODE, "top", FOLDER)
+    folder = inodes.inode_for(top.inode, "folder", FOLDER)
+    file = inodes.inode_for(folder.inode, "file", FileEntry(INFO))
+    other = inodes.inode_for(ROOT_INODE, "other", FOLDER)
+    assert inodes.path(file) == "top/folder/file"
+    assert inodes.path_in(folder.inode, "new") == "top/folder/new"
+    assert inodes.path_in(ROOT_INODE, "new") == "new"
     for above in (folder.inode, top.inode, ROOT_INODE):
-        assert nodes.is_below(file.inode, above)
+        assert inodes.is_below(file.inode, above)
     for inode, above in (
         (file.inode, other.inode),
         (other.inode, top.inode),
@@ -71,4 +71,4 @@ def test_what_is_below_a_folder_is_known_however_deep_it_is(nodes):
         (ROOT_INODE, ROOT_INODE),
         (12345, ROOT_INODE),  # which nobody has
     ):
-        assert not nodes.is_below(inode, above)
+        assert not inodes.is_below(inode, above)

@@ -10,7 +10,12 @@ import pytest
 import trio
 
 from bootseer.checkpoint.mount import open_writers as open_writers_module
-from bootseer.checkpoint.mount.open_writers import LOOKS, CloseKind, OpenWriters, ProcessScan
+from bootseer.checkpoint.mount.open_writers import (
+    SCANS_AT_ONCE,
+    CloseKind,
+    OpenWriters,
+    ProcessScan,
+)
 
 HELD, LAST, UNKNOWN = (
     ProcessScan(each) for each in (CloseKind.HELD, CloseKind.LAST, CloseKind.UNKNOWN)
@@ -58,8 +63,8 @@ def start(path):
         process.wait()
 
 
-def holders_of(process):
-    return OpenWriters(process.pid, trio.CapacityLimiter(LOOKS))
+def writers_of(process):
+    return OpenWriters(process.pid, trio.CapacityLimiter(SCANS_AT_ONCE))
 
 
 def ended(process):
@@ -73,39 +78,39 @@ def ended(process):
     [(os.O_WRONLY, HELD), (os.O_RDWR, HELD), (os.O_RDONLY, CLOSED), (None, CLOSED)],
 )
 async def test_only_who_can_write_a_file_holds_it(start, inode, mode, expected):
-    writers = holders_of(start(mode))
+    writers = writers_of(start(mode))
     for _ in range(3):
-        assert await writers.look(inode) == expected
+        assert await writers.scan(inode) == expected
         if expected is CLOSED:
             break
-    assert await writers.look(inode + 1) == (CLOSED if expected is HELD else UNKNOWN)
+    assert await writers.scan(inode + 1) == (CLOSED if expected is HELD else UNKNOWN)
 
 
 async def test_a_file_is_held_by_processes_that_were_begun_since(start, inode):
     opener = start()
-    writers = holders_of(opener)
+    writers = writers_of(opener)
     child = start(os.O_WRONLY)
-    assert await writers.look(inode) == ProcessScan(CloseKind.HELD, by_opener=True)
+    assert await writers.scan(inode) == ProcessScan(CloseKind.HELD, by_opener=True)
     opener.kill()
     opener.wait()
-    assert await writers.look(inode) == HELD
+    assert await writers.scan(inode) == HELD
     child.kill()
     child.wait()
-    assert await writers.look(inode) == LAST
+    assert await writers.scan(inode) == LAST
 
 
 async def test_what_an_older_process_has_does_not_count(start, inode):
     start(os.O_WRONLY)
-    writers = holders_of(start())
+    writers = writers_of(start())
     start()
-    assert await writers.look(inode) == CLOSED
+    assert await writers.scan(inode) == CLOSED
 
 
 @pytest.mark.root
 async def test_what_another_user_s_process_has_does_not_count(start, inode):
-    writers = holders_of(start())
+    writers = writers_of(start())
     start(os.O_WRONLY, user=NOBODY.pw_uid, group=NOBODY.pw_gid, extra_groups=[])
-    assert await writers.look(inode) == CLOSED
+    assert await writers.scan(inode) == CLOSED
 
 
 @pytest.mark.parametrize(
@@ -126,9 +131,9 @@ async def test_which_process_was_begun_since(start, inode, monkeypatch, since, n
     process = start(os.O_WRONLY)
     opener = start()
     monkeypatch.setattr(open_writers_module, "_last_pid", lambda: process.pid + since)
-    writers = holders_of(opener)
+    writers = writers_of(opener)
     monkeypatch.setattr(open_writers_module, "_last_pid", lambda: process.pid + now)
-    assert await writers.look(inode) == (
+    assert await writers.scan(inode) == (
         ProcessScan(CloseKind.HELD, by_opener=True) if counts else CLOSED
     )
 
@@ -136,31 +141,31 @@ async def test_which_process_was_begun_since(start, inode, monkeypatch, since, n
 @pytest.mark.parametrize("is_reaped", [False, True])
 async def test_a_process_that_has_ended_tells_nothing_of_how(start, inode, is_reaped):
     process = start(os.O_WRONLY)
-    writers = holders_of(process)
+    writers = writers_of(process)
     ended(process)
     if is_reaped:
         process.wait()
-    assert await writers.look(inode) == LAST
-    assert await writers.look(inode) == UNKNOWN
+    assert await writers.scan(inode) == LAST
+    assert await writers.scan(inode) == UNKNOWN
 
 
 async def test_a_thread_stands_for_its_process(path, inode):
     threads = []
 
     def begin():
-        threads.append(OpenWriters(threading.get_native_id(), trio.CapacityLimiter(LOOKS)))
+        threads.append(OpenWriters(threading.get_native_id(), trio.CapacityLimiter(SCANS_AT_ONCE)))
 
     thread = threading.Thread(target=begin)
     thread.start()
     thread.join()
     (writers,) = threads
     with path.open("wb"):
-        assert await writers.look(inode) == HELD
-    assert await writers.look(inode) == CLOSED
+        assert await writers.scan(inode) == HELD
+    assert await writers.scan(inode) == CLOSED
 
 
 async def test_nothing_is_known_of_who_is_in_another_namespace(inode):
-    assert await OpenWriters(0, trio.CapacityLimiter(LOOKS)).look(inode) == UNKNOWN
+    assert await OpenWriters(0, trio.CapacityLimiter(SCANS_AT_ONCE)).scan(inode) == UNKNOWN
 
 
 async def test_a_descriptor_that_is_closed_meanwhile_is_passed_over(start, inode, monkeypatch):
@@ -174,16 +179,16 @@ async def test_a_descriptor_that_is_closed_meanwhile_is_passed_over(start, inode
         return read(path)
 
     monkeypatch.setattr(open_writers_module, "_read", read_late)
-    assert await holders_of(process).look(inode) == HELD
+    assert await writers_of(process).scan(inode) == HELD
     gone.append(f"/proc/{process.pid}/fdinfo/1")
-    assert await holders_of(process).look(inode) == CLOSED
+    assert await writers_of(process).scan(inode) == CLOSED
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
 async def test_what_may_not_be_looked_at_is_unknown(start, inode, monkeypatch, is_refused):
     """Or not told by a kernel before 5.14."""
     process = start(os.O_WRONLY)
-    writers = holders_of(process)
+    writers = writers_of(process)
     read = open_writers_module._read
 
     def read_less(path):
@@ -194,9 +199,9 @@ async def test_what_may_not_be_looked_at_is_unknown(start, inode, monkeypatch, i
         return read(path).partition(b"ino:")[0]
 
     monkeypatch.setattr(open_writers_module, "_read", read_less)
-    assert await writers.look(inode) == UNKNOWN
+    assert await writers.scan(inode) == UNKNOWN
     monkeypatch.undo()
-    assert await writers.look(inode) == HELD
+    assert await writers.scan(inode) == HELD
 
 
 @pytest.mark.parametrize(
@@ -206,7 +211,7 @@ async def test_whose_descriptors_cannot_be_listed_is_unknown_or_has_ended(
     start, inode, monkeypatch, error, expected
 ):
     process = start(os.O_WRONLY)
-    writers = holders_of(process)
+    writers = writers_of(process)
     list_folder = os.listdir
 
     def refuse(path):
@@ -215,22 +220,22 @@ async def test_whose_descriptors_cannot_be_listed_is_unknown_or_has_ended(
         return list_folder(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    assert await writers.look(inode) == expected
+    assert await writers.scan(inode) == expected
 
 
 async def test_a_look_that_does_not_end_is_left_alone(start, inode, monkeypatch, autojump_clock):
     """The clock jumps, for it knows nothing of threads."""
-    writers = holders_of(start(os.O_WRONLY))
+    writers = writers_of(start(os.O_WRONLY))
     may_end, has_ended = threading.Event(), threading.Event()
-    look = writers._look
+    look = writers._scan
 
     def look_late(*arguments):
         may_end.wait(20)
         has_ended.set()
         return look(*arguments)
 
-    monkeypatch.setattr(writers, "_look", look_late)
-    assert await writers.look(inode) == UNKNOWN
+    monkeypatch.setattr(writers, "_scan", look_late)
+    assert await writers.scan(inode) == UNKNOWN
     assert trio.current_time() == 5
     assert not has_ended.is_set()
     may_end.set()

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.checkpoint.admin.gc import find_litter, sweep
+from bootseer.checkpoint.admin.gc import find_orphans, remove_orphans
 from bootseer.checkpoint.files.publication import Publication
 from bootseer.checkpoint.files.source import StripedSource
 from bootseer.checkpoint.files.tree import CheckpointTree
@@ -238,7 +238,7 @@ async def test_a_file_that_is_published_and_forgotten_while_it_is_listed(served,
 async def test_a_look_that_is_held_up_holds_nobody_up(autojump_clock):
     looks = trio.CapacityLimiter(1)
     looks.acquire_on_behalf_of_nowait("a look that is held up")
-    assert (await OpenWriters(os.getpid(), looks).look(7)).closing is CloseKind.UNKNOWN
+    assert (await OpenWriters(os.getpid(), looks).scan(7)).closing is CloseKind.UNKNOWN
     assert trio.current_time() < 10
 
 
@@ -425,7 +425,7 @@ async def test_what_is_open_for_days_is_kept(served, autojump_clock, monkeypatch
     await served.view.sync(handle)
     await trio.sleep(10 * 86400)
     tree = CheckpointTree(served.inner)
-    await sweep(tree, "", await find_litter(tree, ""))
+    await remove_orphans(tree, "", await find_orphans(tree, ""))
     await served.view.write(handle, 0, b"new")
     await served.view.flush(handle)
     await served.view.close(handle)

@@ -29,7 +29,7 @@ def looks(monkeypatch):
         await trio.lowlevel.checkpoint()
         return found.pop(0)
 
-    monkeypatch.setattr(OpenWriters, "look", look)
+    monkeypatch.setattr(OpenWriters, "scan", look)
     return found
 
 

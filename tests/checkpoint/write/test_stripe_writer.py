@@ -100,7 +100,7 @@ async def test_a_unit_is_had_from_when_it_is_dealt_until_it_is_taken_back(
     assert not writer.has(0)
     await deal(writer, 0)
     assert writer.has(0) and not writer.placed
-    await writer.take_back(0)
+    await writer.forget(0)
     assert not writer.has(0)
     await deal(writer, 0)
     await writer.drain()
@@ -185,7 +185,7 @@ class TestWhereThePartsAre:
         return made(store, nursery, width=width, memory_bytes=UNIT)  # so each unit is synced
 
     async def test_is_asked_once_for_each_block(self, store, nursery, autojump_clock, monkeypatch):
-        monkeypatch.setattr(stripe_writer_module, "_LOOK_AGAIN_BYTES", 4 * UNIT)
+        monkeypatch.setattr(stripe_writer_module, "_LOCATE_AGAIN_BYTES", 4 * UNIT)
         looked = []
         store.hosts = lambda part: looked.append(writer.parts[part].size_bytes) or "abc"
         writer, _ = self.made(store, nursery, width=1)
@@ -430,7 +430,7 @@ class TestAPartInDoubt:
         )
         contents = await deal(writer, 1)
         await trio.testing.wait_all_tasks_blocked()
-        await writer.take_back(0)
+        await writer.forget(0)
         contents |= await deal(writer, 0) if again else {}
         await writer.drain()
         assert {unit: await writer.read(unit) for unit in writer.placed} == contents
@@ -454,8 +454,8 @@ async def test_what_is_not_given_back_as_it_was_written_is_an_error(store, nurse
 async def test_the_first_error_is_what_is_told(store, nursery):
     writer, _ = made(store, nursery)
     writer.check()
-    writer.give_up(Unavailable("the first"))
-    writer.give_up(Closed("the second"))
+    writer.fail(Unavailable("the first"))
+    writer.fail(Closed("the second"))
     for call in (writer.drain, lambda: deal(writer, 0)):
         with pytest.raises(Unavailable, match="the first"):
             await call()
@@ -471,7 +471,7 @@ async def test_what_was_not_acknowledged_is_dealt_again_after_it_was_given_up(
     for unit in (0, 1):
         contents |= await deal(writer, unit)
         await trio.sleep(1.5 - unit)
-    writer.give_up(Unavailable("away"))
+    writer.fail(Unavailable("away"))
     content = os.urandom(UNIT)
     with pytest.raises(Unavailable):
         await writer.deal(2, bytearray(content))
@@ -490,7 +490,7 @@ async def test_a_part_that_waits_has_all_that_it_got_when_the_file_is_given_up(s
     for unit in (0, 1):
         await deal(writer, unit)
         await trio.testing.wait_all_tasks_blocked()
-    writer.give_up(Unavailable("away"))
+    writer.fail(Unavailable("away"))
     await writer.ended()
     assert set(writer.placed) == {0, 1}
     assert writer.parts[0].is_whole and not writer.parts[0].in_doubt
@@ -502,7 +502,7 @@ async def test_a_file_is_resumed_when_nothing_goes_on_from_before(store, nursery
     writer, _ = made(store, nursery, width=1)
     await deal(writer, 0)
     await trio.testing.wait_all_tasks_blocked()  # and a pause before the next part
-    writer.give_up(Unavailable("away"))
+    writer.fail(Unavailable("away"))
     with trio.fail_after(10):
         await writer.resume()
         await writer.drain()
@@ -515,7 +515,7 @@ async def test_no_part_is_begun_once_the_file_is_given_up(store, nursery, autoju
     writer, _ = made(store, nursery, width=1)
     await deal(writer, 0)
     await trio.testing.wait_all_tasks_blocked()  # and a pause before the next part
-    writer.give_up(Closed("given up"))
+    writer.fail(Closed("given up"))
     await writer.ended()
     assert store.times("append") == [0]
 

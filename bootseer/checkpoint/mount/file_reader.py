@@ -82,7 +82,7 @@ class FileReader:
             opened.recording.add(offset, min(size_bytes, node.entry.size_bytes - offset))
         reading = opened.reading
         if reading is None:
-            async with self._inodes.moves.using(node.inode), node.lock:
+            async with self._inodes.locks.using(node.inode), node.lock:
                 reading = await self.open(node)
         # A mark is the last page of a request: the kernel has the next one already.
         last_page, mark = opened.pushes.pop_mark(offset, size_bytes)
@@ -115,7 +115,7 @@ class FileReader:
             return await fetch.read(offset, size_bytes)
         except (Conflict, NotFound):
             # A file that is being renamed can be under neither name for a moment.
-            async with self._inodes.moves.using(node.inode), node.lock:
+            async with self._inodes.locks.using(node.inode), node.lock:
                 if node.opened.reading is reading and fetch.source.name == name:
                     raise
         return await fetch.read(offset, size_bytes)

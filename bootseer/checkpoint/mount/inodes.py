@@ -13,9 +13,9 @@ import trio
 
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.tree import CheckpointTree
+from bootseer.checkpoint.mount.folder_locks import FolderLocks
 from bootseer.checkpoint.mount.open_file import OpenFile
 from bootseer.checkpoint.mount.pending_version import PendingVersion
-from bootseer.checkpoint.mount.renames import FolderRenames
 from bootseer.fuse.view import ROOT_INODE
 from bootseer.store.api.base import ObjectInfo
 from bootseer.store.api.name import is_component
@@ -124,7 +124,7 @@ class InodeTable:
         root = Inode(ROOT_INODE, ROOT_INODE, "", FileEntry(ObjectInfo("", 0, 0, is_folder=True)))
         self.by_inode: dict[int, Inode] = {ROOT_INODE: root}
         self.by_name: dict[tuple[int, str], Inode] = {}
-        self.moves = FolderRenames(self.is_below, self.drop_unused)
+        self.locks = FolderLocks(self.is_below, self.drop_unused)
         self._tree = tree
         self._valid_s = valid_s
         self._listings: dict[int, CachedListing] = {}
@@ -157,7 +157,7 @@ class InodeTable:
         """
         while (node := self.by_inode.get(inode)) is not None and node.is_forgotten:
             is_open = node.opened.handles or node.pending is not None
-            if is_open or node.children or self.moves.uses(inode) or inode == ROOT_INODE:
+            if is_open or node.children or self.locks.uses(inode) or inode == ROOT_INODE:
                 return
             del self.by_inode[inode]
             self._listings.pop(inode, None)

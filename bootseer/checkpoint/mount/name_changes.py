@@ -20,7 +20,7 @@ from bootseer.errors import BootseerError, Conflict
 class NameChanges:
     """Renames and removes files and folders, in the store and in the inode table.
 
-    Concurrency: the tasks of one trio run; the caller uses the folders (`FolderRenames.using`) and
+    Concurrency: the tasks of one trio run; the caller uses the folders (`FolderLocks.using`) and
     holds the locks of the files.
     """
 
@@ -64,7 +64,7 @@ class NameChanges:
 
     async def rename_folder(self, node: Inode, parent: int, name: str, over: Inode | None) -> None:
         """Rename a folder, replacing an empty one; waits until nothing below is in use."""
-        async with self._inodes.moves.moving(node.inode):
+        async with self._inodes.locks.moving(node.inode):
             await self._publisher.drain_below(node)
             if over is not None:
                 await self.remove_folder(over)

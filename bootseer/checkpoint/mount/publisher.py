@@ -147,7 +147,7 @@ class Publisher:
         """
         open_writers.closing = CloseKind.UNKNOWN
         with self._closing(node) as scope:
-            async with self._inodes.moves.using(node.inode), node.lock:
+            async with self._inodes.locks.using(node.inode), node.lock:
                 await self._flush(node, open_writers)
         self._notify()
         if scope.cancelled_caught:
@@ -157,7 +157,7 @@ class Publisher:
     async def release(self, node: Inode, open_writers: OpenWriters | None) -> None:
         """Handle the end of a handle; after the last writer's, the version is published."""
         with self._closing(node):
-            async with self._inodes.moves.using(node.inode), node.lock:
+            async with self._inodes.locks.using(node.inode), node.lock:
                 node.opened.remove_handle(open_writers)
                 is_used = node.opened.writers if node.has_name else node.opened.handles
                 if node.pending is not None and not is_used:
@@ -216,7 +216,7 @@ class Publisher:
         left.sort(key=lambda node: not _is_closed(node))
         with trio.move_on_after(within_s):
             for node in left:
-                async with self._inodes.moves.using(node.inode), node.lock:
+                async with self._inodes.locks.using(node.inode), node.lock:
                     await self._publish_or_lose(node)
         for node in left:
             if (pending := node.pending) is not None and not pending.is_lost:
@@ -301,7 +301,7 @@ class Publisher:
         """Retry until it is published, is written again, or the mount ends."""
         for attempt in itertools.count(1):
             await trio.sleep(_PAUSES.pause_s(attempt))
-            async with self._inodes.moves.using(node.inode), node.lock:
+            async with self._inodes.locks.using(node.inode), node.lock:
                 if node.pending is not pending or node.opened.writers or not node.has_name:
                     break
                 await self._attempt(node)
@@ -314,7 +314,7 @@ class Publisher:
         while True:
             await trio.sleep(_KEEP_S)
             for node in list(self._inodes.by_inode.values()):
-                async with self._inodes.moves.using(node.inode), node.lock:
+                async with self._inodes.locks.using(node.inode), node.lock:
                     if (pending := node.pending) is not None and not pending.is_lost:
                         with suppress(BootseerError):  # it is repeated
                             await pending.draft.touch()

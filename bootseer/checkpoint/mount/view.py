@@ -99,7 +99,7 @@ class CheckpointView:
             self._inodes, tree, drafts, self._reader, fetcher.nursery, on_lost
         )
         self._names = NameChanges(self._inodes, tree, self._namespace, self._reader, self.publisher)
-        self._using = self._inodes.moves.using
+        self._using = self._inodes.locks.using
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
         self._scan_limit = trio.CapacityLimiter(SCANS_AT_ONCE)
@@ -135,7 +135,7 @@ class CheckpointView:
             # A file that is published meanwhile may be missing in the listing and in the second
             # list of pending files; the kernel would forget it.
             pending_files = self._inodes.pending_files(inode)
-            with self._inodes.moves.holding(*(node.inode for node in pending_files)):
+            with self._inodes.locks.holding(*(node.inode for node in pending_files)):
                 listing = await self._inodes.listing(self._inodes.by_inode[inode])
                 nodes = {
                     name: self._inodes.inode_for(inode, name, entry)
@@ -277,7 +277,7 @@ class CheckpointView:
                     raise _os_error(errno.EEXIST)
                 if node.is_folder:
                     raise _os_error(errno.EISDIR)
-                with self._inodes.moves.holding(node.inode):
+                with self._inodes.locks.holding(node.inode):
                     handle = await self._open(node, flags, thread)
         opened = await self._register(handle)
         return self._attributes(node), opened

@@ -620,7 +620,7 @@ async def test_a_folder_is_kept_for_what_has_moved_into_it_and_no_longer_for_wha
 async def test_a_folder_that_is_forgotten_goes_when_what_was_in_it_has_left(served):
     a = (await served.view.make_folder(ROOT_INODE, b"a", 0o755)).inode
     await served.put(parent=a)
-    async with served.view._inodes.moves.using(a):
+    async with served.view._inodes.locks.using(a):
         served.view.forget(a)
         await served.view.rename(a, b"file", ROOT_INODE, b"file", 0)
         assert (await served.view.attributes(ROOT_INODE)).inode

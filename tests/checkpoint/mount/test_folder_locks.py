@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.checkpoint.mount.renames import FolderRenames
+from bootseer.checkpoint.mount.folder_locks import FolderLocks
 
 ABOVE = {"file": "folder", "other": "folder", "folder": "top", "top": None, "elsewhere": None}
 
@@ -19,16 +19,16 @@ class Folders:
 
     def __init__(self):
         self.unused = []
-        self.moves = FolderRenames(is_below, self.unused.append)
+        self.locks = FolderLocks(is_below, self.unused.append)
         self.done = []
         self.may_go_on = {}
 
     async def use(self, *names):
-        async with self.moves.using(*names):
+        async with self.locks.using(*names):
             await self._stay("used", *names)
 
     async def move(self, folder):
-        async with self.moves.moving(folder):
+        async with self.locks.moving(folder):
             await self._stay("moved", folder)
 
     async def _stay(self, *what):
@@ -115,7 +115,7 @@ async def test_what_is_elsewhere_moves_and_is_used_at_any_time(folders, begin):
 
 async def test_a_move_that_fails_holds_nobody_up(folders, begin):
     with pytest.raises(ValueError, match="it fails"):
-        async with folders.moves.moving("top"):
+        async with folders.locks.moving("top"):
             await begin(folders.use, "file")
             assert folders.done == []
             raise ValueError("it fails")
@@ -125,14 +125,14 @@ async def test_a_move_that_fails_holds_nobody_up(folders, begin):
 
 
 def test_a_number_is_used_until_all_who_use_it_have_ended(folders):
-    moves = folders.moves
-    with moves.holding("file", "other"):
-        with moves.holding("file"):
-            assert moves.uses("file") and moves.uses("other")
-        assert moves.uses("file")
+    locks = folders.locks
+    with locks.holding("file", "other"):
+        with locks.holding("file"):
+            assert locks.uses("file") and locks.uses("other")
+        assert locks.uses("file")
         assert folders.unused == []
     assert folders.unused == ["file", "other"]
-    assert not moves.uses("file") and not moves.uses("other") and not moves.uses("top")
-    with pytest.raises(ValueError, match="it fails"), moves.holding("file"):
+    assert not locks.uses("file") and not locks.uses("other") and not locks.uses("top")
+    with pytest.raises(ValueError, match="it fails"), locks.holding("file"):
         raise ValueError("it fails")
-    assert not moves.uses("file")
+    assert not locks.uses("file")

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 import trio
 
 
-class FolderRenames:
-    """The renames of a mount's folders.
+class FolderLocks:
+    """Locks folders of a mount while names below them are used, or while they are renamed.
 
     Concurrency: the tasks of one trio run. No block of `moving` runs while one of `using` runs for
     an inode below the folder.

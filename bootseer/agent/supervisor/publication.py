@@ -124,7 +124,7 @@ async def _handle_messages(
 
 
 def _run_document(context: JobContext, kind: str) -> dict[str, Any]:
-    """Describe this run as `bootseer.startup.collect.NodeRun` reads it."""
+    """Describe this run as `bootseer.startup.run_events.NodeRun` reads it."""
     job = context.job
     return {
         "run": job.run,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import trio
@@ -54,6 +54,7 @@ from bootseer.store.connect import connect_images
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.units import MIB, format_size
 
+_CLOSE_S = 0.5
 _SETTLE_S = 0.5
 """For what has been read to be kept on the node, at the end of a job."""
 _OPERATIONS = 48
@@ -78,12 +79,12 @@ class _Served:
 
 async def run(task: Task) -> None:
     """Serve until the mount is taken away; without the agent too, should that die."""
-    served = None
-    async with trio.open_nursery() as nursery:
+    async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
+        served = None
         try:
             async with task.stage("image.mount") as said:
                 said.start_ns = task.job.started_ns
-                served = await _open(task, nursery)
+                served = await _open(task, nursery, opened)
                 said.bytes = served.manifest.size_bytes
                 said.detail = f"{format_size(_present_bytes(served))} of it are on this node"
         except BootseerError:
@@ -112,7 +113,7 @@ async def _serve(served: _Served, task_status: trio.TaskStatus[None]) -> None:
         await serve_tree(served.tree, served.view, CONNECTION_FD, blocks, task_status=task_status)
 
 
-async def _open(task: Task, nursery: trio.Nursery) -> _Served:
+async def _open(task: Task, nursery: trio.Nursery, opened: AsyncExitStack) -> _Served:
     """Find the image and open it, in the store and on this node.
 
     Raises:
@@ -126,12 +127,14 @@ async def _open(task: Task, nursery: trio.Nursery) -> _Served:
     store = connect(config, owner_of(job), operations=_OPERATIONS, backoff=backoff)
     try:
         with trio.fail_after(deadline_s):
-            return await _open_in(store, task, nursery)
+            return await _open_in(store, task, nursery, opened)
     except trio.TooSlowError as error:
         raise Unavailable(f"no answer from {store.url} within {deadline_s:g} s") from error
 
 
-async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
+async def _open_in(
+    store: Store, task: Task, nursery: trio.Nursery, opened: AsyncExitStack
+) -> _Served:
     """Open the image in a store.
 
     Raises:
@@ -151,6 +154,7 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
         else:
             nursery.start_soon(check_pin, task, digest)
     source = ImageSource(store, digest)
+    opened.push_async_callback(_close, source)
     info = await source.open_first()
 
     async def note(stage: str, reason: str) -> None:
@@ -188,6 +192,12 @@ async def _open_in(store: Store, task: Task, nursery: trio.Nursery) -> _Served:
     packing = JobPack(task, packs, blocks, digest, nursery)
     way = await AccessSelector(task, source, blocks, cache).choose(patience_s, note_file)
     return _Served(manifest, cache, blocks, view, tree, packing, source, way)
+
+
+async def _close(source: ImageSource) -> None:
+    """Close the image's parts, if the store does not take too long for that."""
+    with trio.move_on_after(_CLOSE_S, shield=True):
+        await source.close()
 
 
 async def _borrow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
@@ -55,6 +56,7 @@ from bootseer.store.wrappers.backoff import Backoff
 from bootseer.units import MIB, format_size
 
 _CLOSE_S = 0.5
+"""For what is open in the store to be closed, at the end of this process."""
 _SETTLE_S = 0.5
 """For what has been read to be kept on the node, at the end of a job."""
 _OPERATIONS = 48
@@ -154,7 +156,7 @@ async def _open_in(
         else:
             nursery.start_soon(check_pin, task, digest)
     source = ImageSource(store, digest)
-    opened.push_async_callback(_close, source)
+    opened.push_async_callback(_close, source.close)
     info = await source.open_first()
 
     async def note(stage: str, reason: str) -> None:
@@ -190,14 +192,15 @@ async def _open_in(
         view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
     packs = task.store() if config.image.store_url else store  # the user's own
     packing = JobPack(task, packs, blocks, digest, nursery)
+    opened.push_async_callback(_close, packing.close)
     way = await AccessSelector(task, source, blocks, cache).choose(patience_s, note_file)
     return _Served(manifest, cache, blocks, view, tree, packing, source, way)
 
 
-async def _close(source: ImageSource) -> None:
-    """Close the image's parts, if the store does not take too long for that."""
+async def _close(close: Callable[[], Awaitable[None]]) -> None:
+    """Close what is open in a store, if that does not take too long."""
     with trio.move_on_after(_CLOSE_S, shield=True):
-        await source.close()
+        await close()
 
 
 async def _borrow(

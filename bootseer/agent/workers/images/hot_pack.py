@@ -81,6 +81,11 @@ class JobPack:
         if self._source is not None:
             self._blocks.use_pack(self._source, self._lose)
 
+    async def close(self) -> None:
+        """Close the pack, if one was opened."""
+        if self._source is not None:
+            await self._source.close()
+
     async def report(self) -> None:
         """Tell what was read from the pack."""
         if self._source is None or self._is_lost:

@@ -51,6 +51,7 @@ class NodeSettings(Section):
     service_user = Setting("bootseer", "unprivileged account that runs the supervisor of each job")
     cache_user = Setting("bootseer-cache", "unprivileged account that owns the block cache")
     cache_dir = Setting("/var/cache/bootseer", "folder for data that outlives a job")
+    debug_log = Setting(False, "log the messages between a job's agent and its workers, too")
 
 
 class CacheSettings(Section):

@@ -6,6 +6,7 @@ the other end may send.
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 from array import array
@@ -21,6 +22,7 @@ from bootseer.ipc.typed_json import Messages
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
+_log = logging.getLogger("channel")
 MAX_FDS = 32
 """With one message."""
 STALLED_S = 5.0
@@ -57,6 +59,7 @@ class Channel(Generic[Sent, Received]):
         Cancellation: once begun, a message is sent whole, or the next one could not be read.
         """
         body = self._sent.encode(message)
+        _log.debug("send %s of %d bytes", type(message).__name__, len(body))
         async with self._sending:
             try:
                 deadline = trio.current_time() + STALLED_S
@@ -86,7 +89,9 @@ class Channel(Generic[Sent, Received]):
             length = _LENGTH.unpack(head)[0]
             if length > self._max_bytes:
                 raise Corrupt(f"a message of {length} bytes is over the limit")
-            return self._received.decode(await self._exactly(length)), fds
+            message = self._received.decode(await self._exactly(length))
+            _log.debug("received %s with %d descriptors", type(message).__name__, len(fds))
+            return message, fds
         except BaseException:
             close_all(fds)
             raise

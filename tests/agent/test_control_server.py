@@ -1,6 +1,7 @@
 """The control socket: who is heard, and that nobody can keep root out."""
 
 import array
+import logging
 import os
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from bootseer.agent.messages.control import (
     ServeImage,
     WaitReady,
 )
-from bootseer.agent.node import control_client, control_socket
+from bootseer.agent.node import control_client, control_socket, log
 from bootseer.agent.supervisor import containment, control_server
 from bootseer.errors import Closed, ConfigError, Corrupt, Denied, NoSpace, NotFound, Unavailable
 
@@ -274,7 +275,10 @@ async def test_who_asks_is_told_whether_the_request_was_wrong(path, nursery, rai
     assert type(found.value) is told
 
 
-async def test_an_unexpected_error_ends_the_request_alone(path, nursery, capfd):
+async def test_an_unexpected_error_ends_the_request_alone(path, nursery, capsys, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log.set_up(is_debugging=False)
+
     async def handle(request, peer):
         if isinstance(request, Finish):
             raise UnicodeEncodeError("utf-8", "\udce4\x1b[31m", 0, 1, "surrogates not allowed")
@@ -290,7 +294,7 @@ async def test_an_unexpected_error_ends_the_request_alone(path, nursery, capfd):
             assert await ask(path, GetStatus()) == Done()
         nursery.cancel_scope.cancel()
     assert containment.count() == before + 2
-    told = capfd.readouterr().err
+    told = capsys.readouterr().err
     assert "unexpected error in a request on the control socket" in told
     assert "Traceback" in told and "\x1b" not in told
 

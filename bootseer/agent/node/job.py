@@ -8,7 +8,7 @@
         process.json           the agent's process id and start time; root, 0600
         ended.json             once it has ended as it should; root, 0600
         died.json              once it has died, why it was ended by force, if it was; root, 0644
-        agent.log              what the agent prints when something is wrong; root, 0600
+        agent.log              a line for each stage, and unexpected errors; root, 0600
         agent.sock             control socket; the job's user, 0600
         mounts.sock            where slurmstepd gets mounts; root, 0600
         server.json            the servers of images, should the agent die; root, 0600

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import time
-import traceback
+import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 MAX_LOGGED = 100
 """Tracebacks of one job: whoever finds a way to cause them can do so again and again."""
 
+_log = logging.getLogger("agent")
 _count = 0
 
 
@@ -29,10 +27,7 @@ def contain(what: str) -> None:
     global _count
     _count += 1
     if _count <= MAX_LOGGED:
-        now = time.strftime("%Y-%m-%dT%H:%M:%S")
-        shown = traceback.format_exc().encode("ascii", "backslashreplace").decode()
-        with suppress(OSError):  # /run is full
-            print(f"{now} unexpected error in {what}:\n{shown}", file=sys.stderr, flush=True)
+        _log.exception("unexpected error in %s", what)
 
 
 async def contained(

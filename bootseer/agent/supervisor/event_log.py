@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from contextlib import suppress
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from bootseer.agent.supervisor import spool
 from bootseer.core.event import FALLBACK, Event, from_json, one_line
 from bootseer.errors import Corrupt, Unavailable
+from bootseer.units import NS_PER_S, format_size
 
 MAX_EVENTS = 5000
 MAX_TOLD_BYTES = 1024 * 1024
@@ -17,6 +19,9 @@ MAX_TOLD_BYTES = 1024 * 1024
 _LEAST_TOLD_BYTES = 300
 """What the shortest counts for, so that they leave room for the agent's own in MAX_EVENTS."""
 _WARMING = ("hotset.read", "checkpoint.prefetch")
+
+
+_log = logging.getLogger("event")
 
 
 class EventLog:
@@ -44,9 +49,10 @@ class EventLog:
                     self._events.append(from_json(json.loads(line), "events.jsonl"))
 
     def note(self, event: Event) -> None:
-        """Keep an event."""
+        """Keep an event, and log it."""
         if len(self._events) < MAX_EVENTS:
             self._events.append(event)
+            _log_event(event)
             with suppress(OSError):  # /run is full: it is in memory
                 spool.append_event(self._path, json.dumps(event.document()))
 
@@ -74,3 +80,10 @@ class EventLog:
     def documents(self) -> list[dict[str, Any]]:
         """Return all events as what JSON can carry."""
         return [event.document() for event in self._events]
+
+
+def _log_event(event: Event) -> None:
+    level = logging.WARNING if event.status == FALLBACK else logging.INFO
+    took_s = (event.end_ns - event.start_ns) / NS_PER_S
+    size = f" {format_size(event.bytes)}" if event.bytes else ""
+    _log.log(level, "%s %.3f s%s: %s", event.stage, took_s, size, event.detail)

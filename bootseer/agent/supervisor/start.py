@@ -11,6 +11,7 @@ from bootseer import config as settings
 from bootseer.agent.broker.start import SupervisorStart
 from bootseer.agent.messages import lender as lender_messages
 from bootseer.agent.messages.broker import VERBS
+from bootseer.agent.node import log
 from bootseer.agent.node.privileges import Confinement, confine, limit_changes
 from bootseer.agent.node.process import leave, reset_priority
 from bootseer.agent.supervisor import spool
@@ -33,6 +34,7 @@ def begin(start: SupervisorStart) -> None:
         start: what there is of the job.
     """
     config, control = settings.load(), start.control
+    log.set_up(is_debugging=config.node.debug_log)
     warming = fork_warming(start) if control is not None else None
     os.close(start.warming)
     if start.opener is not None:

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from bootseer.agent.messages.worker import StageEnded, StartTask, WorkerEnd, worker_end
+from bootseer.agent.node import log
 from bootseer.agent.node.job import Job
 from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls
 from bootseer.agent.node.process import CHANNEL_FD, CONNECTION_FD, leave, reset_priority
@@ -158,6 +159,7 @@ def serve(
         channel = worker_end(end)
         try:
             task = Task(channel, await _receive_start(channel), opened, mksquashfs)
+            log.set_up(is_debugging=task.config.node.debug_log)
             if not any(map(needs_network, store_urls(role, task.job, task.config))):
                 confine_system_calls(pin)
             await work(task)

@@ -9,7 +9,10 @@ from pathlib import Path
 import bootseer
 
 NAME = "bootseer-env"
-_PARENTS = ("__init__.py", "errors.py", "units.py", "env/__init__.py")
+_PARENTS = (
+    *("__init__.py", "errors.py", "units.py", "env/__init__.py"),
+    *("ipc/__init__.py", "ipc/typed_json.py"),
+)
 """What `bootseer.env.client` imports besides itself, and where it is."""
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = b"import sys\nfrom bootseer.env.client.cli import main\nsys.exit(main())\n"

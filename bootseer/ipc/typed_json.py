@@ -5,20 +5,31 @@ does not know are ignored, and those that are missing have their defaults, so a 
 or older than the other one. NamedTuples inside of a message are lists of their fields, dataclasses
 are objects.
 
-Standard library only, and no module of it that takes long to import: hooks use this.
+Standard library only, and no module of it that takes long to import: hooks use this, and, with
+Python 3.8 or later, `bootseer.env.client` in containers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Callable,
+    Generic,
+    Mapping,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from bootseer.errors import Corrupt
 
 M = TypeVar("M")
 Read = Callable[[Any], Any]
 """Returns a decoded JSON value as the type that a field has; raises ValueError if it is not."""
+Write = Callable[[Any], Any]
+"""Returns a field's value as what JSON can carry."""
 
 _LIMIT = 2**63
 
@@ -26,13 +37,14 @@ _LIMIT = 2**63
 class Messages(Generic[M]):
     """The messages that one process sends another, by their operations."""
 
-    def __init__(self, name: str, kinds: Mapping[str, type[Any]]) -> None:
+    def __init__(self, name: str, kinds: Mapping[str | None, type[Any]]) -> None:
         """Name them.
 
         Args:
             name: what each is, for errors: "message from the worker".
-            kinds: the class of each operation. A class may have a method ``check``, which raises
-                Corrupt for values that are of the right type and still not acceptable.
+            kinds: the class of each operation; None for a message without one. A class may have a
+                method ``check``, which raises Corrupt for values that are of the right type and
+                still not acceptable.
         """
         self.name = name
         self._kinds = dict(kinds)
@@ -45,7 +57,8 @@ class Messages(Generic[M]):
 
     def encode(self, message: M) -> bytes:
         """Encode a message; there is no line break in it."""
-        return encode(message, op=self._operations[type(message)])
+        operation = self._operations[type(message)]
+        return encode(message) if operation is None else encode(message, op=operation)
 
     def decode(self, data: bytes | bytearray) -> M:
         """Decode a message and check it.
@@ -55,7 +68,8 @@ class Messages(Generic[M]):
         """
         document = read_object(data, self.name)
         operation = document.get("op")
-        kind = self._kinds.get(operation) if isinstance(operation, str) else None
+        is_name = operation is None or isinstance(operation, str)
+        kind = self._kinds.get(operation) if is_name else None
         if kind is None:
             raise Corrupt(f"{self.name}: unknown operation {operation!r:.100}")
         message: M = from_object(document, kind, self.name)
@@ -65,6 +79,8 @@ class Messages(Generic[M]):
 def encode(message: Any, **more: object) -> bytes:
     """Encode a NamedTuple as an object, with more fields; there is no line break in it."""
     document = {**more, **message._asdict()}
+    for field, write in _writers(type(message)).items():
+        document[field] = write(document[field])
     return json.dumps(document, separators=(",", ":"), default=_fields).encode()
 
 
@@ -114,23 +130,56 @@ def _checked(message: M, name: str) -> M:
     return message
 
 
+def check_not_negative(message: Any, name: str) -> None:
+    """Check that no number of a message is below 0.
+
+    Raises:
+        Corrupt: one is.
+    """
+    for field, value in message._asdict().items():
+        if isinstance(value, (int, float)) and value < 0:
+            raise Corrupt(f"{name}: field {field!r} is below 0")
+
+
 def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-_known: dict[type[Any], dict[str, Read]] = {}
+_forms: dict[Any, tuple[Write, Read]] = {}
+_known_readers: dict[type[Any], dict[str, Read]] = {}
+_known_writers: dict[type[Any], dict[str, Write]] = {}
+
+
+def add_form(hint: Any, write: Write, read: Read) -> None:
+    """Give fields of a type a form of their own in JSON.
+
+    Args:
+        hint: the type, as fields have it.
+        write, read: to that form and from it; ``read`` raises Corrupt or ValueError.
+    """
+    _forms[hint] = (write, read)
+
+
+def _writers(kind: type[Any]) -> dict[str, Write]:
+    if kind not in _known_writers:
+        hints = get_type_hints(kind) if _forms else {}
+        found = {name: _forms[hint][0] for name, hint in hints.items() if hint in _forms}
+        _known_writers[kind] = found
+    return _known_writers[kind]
 
 
 def _readers(kind: type[Any]) -> dict[str, Read]:
-    if kind not in _known:
+    if kind not in _known_readers:
         hints = get_type_hints(kind)
         names = kind._fields if hasattr(kind, "_fields") else tuple(kind.__dataclass_fields__)
-        _known[kind] = {name: _reader(hints[name]) for name in names}
-    return _known[kind]
+        _known_readers[kind] = {name: _reader(hints[name]) for name in names}
+    return _known_readers[kind]
 
 
 def _reader(hint: Any) -> Read:
     """Return what reads a value of a type."""
+    if hint in _forms:
+        return _forms[hint][1]
     if hint is Any:
         return lambda value: value
     origin, inner = get_origin(hint), get_args(hint)

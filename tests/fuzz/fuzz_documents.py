@@ -133,7 +133,7 @@ def _request():
 
 def run_request(data):
     sealed, _ = sealed_key(data, "key", "as_empty")
-    message = messages.decode(sealed, messages.FROM_CLIENT)
+    message = messages.FROM_CLIENT.decode(sealed)
     if isinstance(message, messages.Request):
         folder = os.open("/", os.O_RDONLY)
         try:

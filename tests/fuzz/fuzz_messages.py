@@ -51,7 +51,7 @@ async def _talk(data):
             while True:
                 message, fds = await talk.receive()
                 count += 1
-                assert messages.decode(messages.encode(message), messages.FROM_CLIENT) == message
+                assert messages.FROM_CLIENT.decode(messages.FROM_CLIENT.encode(message)) == message
                 assert not fds
         except Closed:
             if not count:
@@ -68,12 +68,13 @@ def _asked():
         environ={"TMPDIR": "/tmp"}, stays=True,
     )  # fmt: skip
     ended = messages.CommandEnded(0, 5, ("A",), ("/f",))
-    return [b"".join(map(messages.encode, (messages.Locks(), request, ended)))]
+    sent = (messages.Locks(), request, ended)
+    return [b"".join(messages.FROM_CLIENT.encode(message) + b"\n" for message in sent)]
 
 
 def _answers():
     return [
-        messages.encode(message)
+        messages.FROM_SERVER.encode(message)
         for message in (
             messages.Hello(locks=True, image="sha256:12"),
             messages.Refused("too many"),
@@ -88,8 +89,8 @@ def _answers():
 
 
 def _run_answer(data):
-    message = messages.decode(data, messages.FROM_SERVER)
-    assert messages.decode(messages.encode(message), messages.FROM_SERVER) == message
+    message = messages.FROM_SERVER.decode(data)
+    assert messages.FROM_SERVER.decode(messages.FROM_SERVER.encode(message)) == message
 
 
 async def _channel(take, data):

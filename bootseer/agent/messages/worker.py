@@ -21,7 +21,7 @@ from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.image.hot.holdout import HeldOutPiece, check_pieces
 from bootseer.image.hot.trace import Touch
 from bootseer.ipc.channel import Channel
-from bootseer.ipc.typed_json import Messages
+from bootseer.ipc.typed_json import Messages, check_not_negative
 
 VERSION = 1
 """Of these messages: a worker is started from what is installed by then."""
@@ -311,7 +311,7 @@ class PrefetchBegun(NamedTuple):
         """Check all of it."""
         check_ranges(self.ranges, MAX_RANGES, name)
         check_pieces(self.holdout, name)
-        _check_count(self.doubts, name)
+        check_not_negative(self, name)
 
 
 class PrefetchProgress(NamedTuple):
@@ -321,9 +321,8 @@ class PrefetchProgress(NamedTuple):
     want_bytes: int
 
     def check(self, name: str) -> None:
-        """Check both."""
-        _check_count(self.done_bytes, name)
-        _check_count(self.want_bytes, name)
+        """Check the numbers."""
+        check_not_negative(self, name)
 
 
 class ServedImageOpened(NamedTuple):
@@ -385,7 +384,7 @@ class ImageServed(NamedTuple):
         """Check all of it."""
         _check_text(self.identity, 200, name)
         _check_text(self.content, 64, name)
-        _check_count(self.size_bytes, name)
+        check_not_negative(self, name)
         check_ranges(self.leading, 8, name)
 
 
@@ -529,11 +528,6 @@ def supervisor_end(end: socket.socket) -> SupervisorEnd:
 def _check_text(value: str, maximum: int, name: str) -> None:
     if len(value) > maximum or any(c in value for c in "\0\n\r"):
         raise Corrupt(f"{name}: a text in it is not acceptable")
-
-
-def _check_count(value: int, name: str) -> None:
-    if value < 0:
-        raise Corrupt(f"{name}: a number in it is below 0")
 
 
 def _is_hex(text: str) -> bool:

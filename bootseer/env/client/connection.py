@@ -11,8 +11,9 @@ import time
 from contextlib import suppress
 from typing import Callable, Sequence
 
-from bootseer.env.client import messages
 from bootseer.env.client.messages import (
+    FROM_CLIENT,
+    FROM_SERVER,
     CaptureDone,
     CommandEnded,
     FromClient,
@@ -193,7 +194,7 @@ class Connection:
                     return message
 
     def _send(self, message: FromClient, fds: Sequence[int] = ()) -> None:
-        data = messages.encode(message)
+        data = FROM_CLIENT.encode(message) + b"\n"
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             sent = self._socket.sendmsg([data], rights)
@@ -215,7 +216,7 @@ class Connection:
             raise ServerLost(f"no answer: {error}") from error
         line, _, self._rest = self._rest.partition(b"\n")
         try:
-            message = messages.decode(line, messages.FROM_SERVER)
+            message = FROM_SERVER.decode(line)
         except Corrupt as error:
             raise ServerLost(f"the server's answer is not understood: {error}") from error
         if isinstance(message, Refused):

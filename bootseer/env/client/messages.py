@@ -1,24 +1,19 @@
-"""The messages of `bootseer env run` between client and server, and how they are encoded.
+"""The messages of `bootseer env run` between client and server: lines of JSON.
 
-A message is a line of JSON: its name in the field "op", and its fields. Both ends refuse a message
-that is not as its class says. `Hello` alone may have fields that the client does not know: it says
-what the server can do, and a later version may say more. A field with a default may be missing:
-other versions do not send it.
+The other end may be of another version: fields that are not known are ignored, and those that it
+does not send have their defaults. `Hello` says what the server can do.
 """
 
-# No `from __future__ import annotations`: the decoder looks the types of fields up.
+# No `from __future__ import annotations`: Python 3.8 would look types up that it has not.
 
-import json
-import math
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar, Union
+from typing import Dict, NamedTuple, Tuple, Union
 
 from bootseer.env.client import key as env_key
 from bootseer.env.client.key import KeyPart
-from bootseer.errors import Corrupt
+from bootseer.ipc.typed_json import Messages, add_form, check_not_negative
 
 VARIABLES = ("PYTHONNOUSERSITE", "TMPDIR", "SLURM_TMPDIR")
 """Variables of the command that decide which findings its result has."""
-_MAX_NUMBER = 2**63
 
 # From the server.
 
@@ -63,6 +58,10 @@ class Progress(NamedTuple):
     done_bytes: int
     total_bytes: int
 
+    def check(self, name: str) -> None:
+        """Check the numbers."""
+        check_not_negative(self, name)
+
 
 class Restored(NamedTuple):
     """The targets hold the result; the command need not run.
@@ -82,6 +81,10 @@ class Restored(NamedTuple):
     bytes: int
     captured_ns: int
     took_s: float
+
+    def check(self, name: str) -> None:
+        """Check the numbers."""
+        check_not_negative(self, name)
 
 
 class RunCommand(NamedTuple):
@@ -112,6 +115,10 @@ class CaptureDone(NamedTuple):
     files: int = 0
     bytes: int = 0
     findings: int = 0
+
+    def check(self, name: str) -> None:
+        """Check the numbers."""
+        check_not_negative(self, name)
 
 
 # From the client.
@@ -155,8 +162,12 @@ class Request(NamedTuple):
     captures: bool
     waits: bool
     wait_s: int
-    environ: Mapping[str, str]
+    environ: Dict[str, str]
     stays: bool = False
+
+    def check(self, name: str) -> None:
+        """Check the numbers."""
+        check_not_negative(self, name)
 
 
 class CommandEnded(NamedTuple):
@@ -174,124 +185,34 @@ class CommandEnded(NamedTuple):
     variables: Tuple[str, ...] = ()
     files: Tuple[str, ...] = ()
 
+    def check(self, name: str) -> None:
+        """Check the numbers."""
+        check_not_negative(self, name)
+
 
 FromServer = Union[Hello, Refused, Notice, KeepWaiting, Progress, Restored, RunCommand, CaptureDone]
 FromClient = Union[Locks, Request, CommandEnded]
-M = TypeVar("M", FromServer, FromClient)
 
-FROM_SERVER: Mapping[Optional[str], Type[FromServer]] = {
-    "hello": Hello,
-    None: Refused,
-    "say": Notice,
-    "wait": KeepWaiting,
-    "progress": Progress,
-    "restored": Restored,
-    "run": RunCommand,
-    "seen": CaptureDone,
-}
-"""The server's messages, by their names."""
-FROM_CLIENT: Mapping[Optional[str], Type[FromClient]] = {
-    "locks": Locks,
-    "env": Request,
-    "ran": CommandEnded,
-}
-"""The client's messages, by their names."""
-_NAMES: Dict[type, Optional[str]] = {
-    **{kind: name for name, kind in FROM_SERVER.items()},
-    **{kind: name for name, kind in FROM_CLIENT.items()},
-}
+FROM_SERVER: Messages[FromServer] = Messages(
+    "message of the server",
+    {
+        "hello": Hello,
+        None: Refused,
+        "say": Notice,
+        "wait": KeepWaiting,
+        "progress": Progress,
+        "restored": Restored,
+        "run": RunCommand,
+        "seen": CaptureDone,
+    },
+)
+FROM_CLIENT: Messages[FromClient] = Messages(
+    "message of `env run`", {"locks": Locks, "env": Request, "ran": CommandEnded}
+)
 
 
-def encode(message: Union[FromServer, FromClient]) -> bytes:
-    """Return a message as a line."""
-    kind = type(message)
-    name = _NAMES[kind]
-    fields: Dict[str, Any] = {} if name is None else {"op": name}
-    for field, value in message._asdict().items():
-        is_key = kind.__annotations__[field] == Tuple[KeyPart, ...]
-        fields[field] = env_key.to_document(value) if is_key else value
-    return json.dumps(fields).encode() + b"\n"
+def _read_key(document: object) -> Tuple[KeyPart, ...]:
+    return env_key.from_document(document, "key of a message")
 
 
-def decode(line: bytes, kinds: Mapping[Optional[str], Type[M]]) -> M:
-    """Return the message that a line holds.
-
-    Args:
-        line: with or without its end.
-        kinds: messages that are expected, by their names: `FROM_SERVER` or `FROM_CLIENT`.
-
-    Raises:
-        UnknownVersion: its key is of another version.
-        Corrupt: it is none of these messages.
-    """
-    try:
-        fields = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise Corrupt("a message is not JSON") from error
-    if not isinstance(fields, dict):
-        raise Corrupt("a message is not a JSON object")
-    name = fields.pop("op", None)
-    kind = kinds.get(name) if name is None or isinstance(name, str) else None
-    if kind is None:
-        raise Corrupt(f"a message has a name that is not known: {str(name)[:40]!a}")
-    title = f"message {name!a}"
-    unknown = sorted(fields.keys() - kind.__annotations__.keys())
-    if unknown and kind is not Hello:
-        raise Corrupt(f"{title}: field {unknown[0][:40]!a} is not known")
-    found: Dict[str, Any] = {}
-    for field, type_ in kind.__annotations__.items():
-        if field in fields:
-            found[field] = _READERS[type_](fields[field], f"{title}: field {field!r}")
-        elif field not in kind._field_defaults:
-            raise Corrupt(f"{title}: field {field!r} is missing")
-    return kind(**found)
-
-
-def _text(value: object, title: str) -> str:
-    if not isinstance(value, str):
-        raise Corrupt(f"{title} is not a text")
-    return value
-
-
-def _flag(value: object, title: str) -> bool:
-    if not isinstance(value, bool):
-        raise Corrupt(f"{title} is neither true nor false")
-    return value
-
-
-def _count(value: object, title: str) -> int:
-    if type(value) is not int or not 0 <= value < _MAX_NUMBER:
-        raise Corrupt(f"{title} is not a whole number, or out of its range")
-    return value
-
-
-def _seconds(value: object, title: str) -> float:
-    if type(value) is int:
-        return float(_count(value, title))
-    if not isinstance(value, float) or not math.isfinite(value) or not 0 <= value < _MAX_NUMBER:
-        raise Corrupt(f"{title} is not a number, or out of its range")
-    return value
-
-
-def _texts(value: object, title: str) -> Tuple[str, ...]:
-    if not isinstance(value, list):
-        raise Corrupt(f"{title} is not a list")
-    return tuple(_text(item, title) for item in value)
-
-
-def _named_texts(value: object, title: str) -> Dict[str, str]:
-    if not isinstance(value, dict):
-        raise Corrupt(f"{title} is not an object")
-    return {name: _text(item, title) for name, item in value.items()}
-
-
-_READERS: Mapping[Any, Callable[[object, str], Any]] = {
-    str: _text,
-    bool: _flag,
-    int: _count,
-    float: _seconds,
-    Tuple[str, ...]: _texts,
-    Mapping[str, str]: _named_texts,
-    Tuple[KeyPart, ...]: env_key.from_document,
-}
-"""Check a decoded value and return it as the type of a field, by that type."""
+add_form(Tuple[KeyPart, ...], env_key.to_document, _read_key)

@@ -6,8 +6,7 @@ import socket
 
 import trio
 
-from bootseer.env.client import messages
-from bootseer.env.client.messages import FromClient, FromServer
+from bootseer.env.client.messages import FROM_CLIENT, FROM_SERVER, FromClient, FromServer
 from bootseer.ipc.descriptors import close_all
 from bootseer.ipc.line_stream import LineStream
 
@@ -32,7 +31,7 @@ class Connection:
 
         Cancellation: it is sent or not; half of one ends the conversation.
         """
-        await self._lines.send(messages.encode(message))
+        await self._lines.send(FROM_SERVER.encode(message) + b"\n")
 
     async def receive(self) -> tuple[FromClient, list[int]]:
         """Receive a message, and the descriptors that came with it; the caller closes them.
@@ -44,7 +43,7 @@ class Connection:
         """
         line, fds = await self._lines.receive()
         try:
-            return messages.decode(line, messages.FROM_CLIENT), fds
+            return FROM_CLIENT.decode(line), fds
         except BaseException:
             close_all(fds)
             raise

@@ -29,7 +29,7 @@ SEEN = b'{"op": "seen", "key": "abcdef"}\n'
 
 def restored(how):
     """The line with which a server says that it has restored the result."""
-    return messages.encode(messages.Restored(how, "ab" * 32, 1, 2, 3, 0.5))
+    return messages.FROM_SERVER.encode(messages.Restored(how, "ab" * 32, 1, 2, 3, 0.5)) + b"\n"
 
 
 @contextmanager

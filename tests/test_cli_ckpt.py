@@ -249,7 +249,7 @@ def test_an_interrupted_import_leaves_nothing_and_says_how_to_go_on(tmp_path, so
     store = tmp_path / "store"
     ended = interrupt("import", source / "large", store / "large", "--unit", UNIT, "--width", 3)
     assert ended.returncode == 128 + signal.SIGINT
-    assert ended.stderr == "bootseer: interrupted: run the same command again to go on\n"
+    assert ended.stderr == "bootseer: interrupted: run the same command again to continue\n"
     assert [path.name for path in store.rglob("*")] == [PARTS_FOLDER]
     says("import", source / "large", store / "large", "--unit", UNIT)
 

@@ -80,7 +80,7 @@ def _accounts() -> tuple[bool, str]:
         return False, str(error)
     supervisor, cache = found.account, found.cache_account
     return True, (
-        f"jobs are looked after as {supervisor.name}, uid {supervisor.uid}; "
+        f"the supervisor runs as {supervisor.name}, uid {supervisor.uid}; "
         f"the block cache is {cache.name}'s, uid {cache.uid}"
     )
 

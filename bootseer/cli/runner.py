@@ -42,7 +42,7 @@ def run(
     *,
     counted: CountedWork | None = None,
     bar: str = "",
-    after: str = "nothing was changed",
+    after: str = "no changes made",
 ) -> T:
     """Run ``work`` until it returns, fails or a signal arrives, which ends the program.
 

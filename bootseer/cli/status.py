@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def status(as_json: bool) -> None:
     """Show the jobs of BootSeer on this node and their progress.
 
-    A user sees their own jobs, root sees all, jobs whose agent has died included.
+    Users see their own jobs; root sees all, including those of dead agents.
     """
     jobs = [state for state in map(_state, job_folders(settings.load().node.run_dir)) if state]
     if as_json:

@@ -65,7 +65,9 @@ def open_image(path: str) -> OpenImage:
         NotFound, Denied, Unavailable: with what to do about it.
     """
     if not path.startswith("/"):
-        raise Unavailable(f"image {path} is served if --bootseer-image names it; nothing is warmed")
+        raise Unavailable(
+            f"image {path} is a URI: give it with --bootseer-image; nothing is warmed"
+        )
     try:
         # Not blocking: a FIFO in place of the image must not hold anyone up.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -76,8 +78,8 @@ def open_image(path: str) -> OpenImage:
     if not _is_answered_for(fd):
         # Stays open: closing asks the server as well.
         raise Unavailable(
-            f"image {path} lies on a file system that is not mounted on this node by root: nobody "
-            "answers for its server, and it is left alone"
+            f"image {path} is on a file system that root did not mount on this node; its server "
+            "is not trusted, so the image is not warmed"
         )
     try:
         info = os.fstat(fd)

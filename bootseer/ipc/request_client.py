@@ -43,7 +43,7 @@ def decode_reply(message: bytes) -> Reply:
         text = why.rstrip(b"\0").decode(errors="replace")
         return Reply(number, Reply.ERRORS[kind - 1](text) if kind else None, value)
     except (struct.error, IndexError) as error:
-        raise Corrupt(f"{len(message)} bytes are no reply") from error
+        raise Corrupt(f"invalid reply of {len(message)} bytes") from error
 
 
 class RequestClient:

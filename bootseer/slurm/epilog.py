@@ -54,10 +54,10 @@ def _end(folder: JobFolder, config: settings.Config) -> str:
         answer = control_client.ask(folder.socket, request, Finished, latest_s)
     except NotFound:
         reap(folder)
-        return "its agent had died; what it left is cleared away"
+        return "its agent had died; its leftovers are removed"
     except BootseerError as error:
-        reap(folder, f"ended by force: {error}")
-        return f"its agent was ended by force: {error}"
+        reap(folder, f"killed: {error}")
+        return f"its agent was killed: {error}"
     pid = registry.agent_pid(folder)
     if pid is not None:
         agent_process.await_end(pid, _MARGIN_S / 2)

@@ -139,9 +139,9 @@ def _served(socket: str, name: str) -> str:
             found = file.read(len(_MAGIC))
     except OSError as error:
         # As in a container of the job's whose mounts are its own.
-        raise Unavailable(f"it is served at {path}, and not to be read: {error}") from error
+        raise Unavailable(f"it is served at {path} but cannot be read: {error}") from error
     if found != _MAGIC:
-        raise Unavailable(f"what is served at {path} is not a squashfs")
+        raise Unavailable(f"the image served at {path} is not a squashfs")
     return path
 
 

@@ -137,7 +137,9 @@ def parse(environ: Mapping[str, str]) -> JobOptions | None:
         return None
     record_only = key == "record"
     if key and not is_key(key):
-        raise ConfigError(f"--bootseer: {_show(key)} is not an acceptable key; nothing is done")
+        raise ConfigError(
+            f"--bootseer: {_show(key)} is not a valid key; BootSeer is disabled for this job"
+        )
     ignored = []
     image = environ.get(PREFIX + "IMAGE", "")
     if image and (not is_image(image) or image.startswith(ENVIRONMENT)):

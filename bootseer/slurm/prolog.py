@@ -43,7 +43,7 @@ def main() -> int:
     except BootseerError as error:
         log_line(str(error))
     except Exception as error:  # noqa: BLE001 (the hook must not fail the job)
-        log_line(f"internal error, the job goes on without: {error!r}")
+        log_line(f"internal error, the job continues without BootSeer: {error!r}")
     return 0
 
 
@@ -55,9 +55,9 @@ def _warm(asked: options.JobOptions, started_ns: int) -> str:
     folder = JobFolder.of(config.node.run_dir, job.job_id)
     if not registry.claim(folder):
         if registry.agent_pid(folder) is not None or registry.is_starting(folder):
-            return f"job {job.job_id}: its agent is at work already"
+            return f"job {job.job_id}: its agent is already running"
         if not (reap(folder) and registry.claim(folder)):
-            return f"job {job.job_id}: what an agent has left is in the way, nothing is warmed"
+            return f"job {job.job_id}: leftovers of an agent are in the way, nothing is warmed"
     _put_asked(folder, asked)
     folder.write("broker.json", for_broker._asdict())
     folder.write("job.json", job._asdict())
@@ -153,7 +153,7 @@ def _wait(folder: JobFolder, wait_s: float, ends: float, latest: float) -> tuple
         latest: when an agent that has not answered by then is given up.
     """
     if wait_s <= 0:
-        return "ok", "the agent is at work"
+        return "ok", "the agent is running"
     try:
         now = time.monotonic()
         left_s = max(0.0, ends - now)

@@ -201,7 +201,7 @@ def test_nothing_is_shown_in_the_nodes_namespace_or_on_anothers_folder(broker, t
     (tmp_path / "mine").mkdir()
     os.chown(tmp_path / "mine", broker.job.uid, -1)
     namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY)
-    for target, why in ((tmp_path, "no folder of the user's"), (tmp_path / "mine", "of the node")):
+    for target, why in ((tmp_path, "folder owned by the user"), (tmp_path / "mine", "node's own")):
         folder = os.open(target, os.O_PATH)
         reply, _ = broker.ask(ShowOverlay(1), [folder, namespace])
         assert isinstance(reply.error, Denied) and why in str(reply.error)

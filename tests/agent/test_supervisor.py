@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -36,6 +38,7 @@ from bootseer.agent.messages.worker import (
     Ready,
     StartTask,
 )
+from bootseer.agent.node import log
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import (
     containment,
@@ -343,7 +346,9 @@ def test_an_error_that_cannot_be_logged_is_counted_all_the_same(monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "/run is full")
 
-    monkeypatch.setattr("builtins.print", full)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(write=full, flush=full))
+    log.set_up(is_debugging=False)
     before = containment.count()
     try:
         raise RuntimeError("something unforeseen")
@@ -443,7 +448,7 @@ async def test_read_ahead_that_cannot_be_told_apart_in_time_is_kept(
     monkeypatch.setattr(image._recorder, "settle", settle)
     event = await image.close(trio.current_time() + SETTLE_S)
     assert (event.stage, event.status, event.bytes) == ("image.record", "fallback", 12288)
-    assert "not done within 2 s" in event.detail
+    assert "not separated within 2 s" in event.detail
     looked_at = []
     monkeypatch.setattr("bootseer.image.hot.recorder._runs", lambda *touch: looked_at.append(touch))
     goes_on.set()

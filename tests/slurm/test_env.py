@@ -102,7 +102,7 @@ def test_what_is_named_is_there_before_the_first_step(lab):
     (lab.cluster.shared / "env.json").write_text(json.dumps({"key": key}))
     for name in (key[:10], "/shared/env.json"):
         forget(lab)
-        # Others may keep the processors busy for longer than the agent's three seconds.
+        # Others may keep the processors busy for more than the agent's three seconds.
         options = ("--bootseer=other", f"--bootseer-env={name}", "--bootseer-wait=20")
         job = lab.srun(*options, command=f"cat {TARGET}/lib/m7.py && {digest()}")
         assert job.stdout.split()[0] == "7"

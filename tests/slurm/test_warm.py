@@ -45,7 +45,7 @@ def test_without_a_wait_the_job_starts_beside_its_prefetch(lab):
     lab.srun(*BOOTSEER)
     job = lab.srun(*BOOTSEER, "--bootseer-wait=0", command=f"{lab.start()}; sleep 1")
     stages = lab.stages(job)
-    assert stages["prolog"]["detail"] == "the agent is at work"
+    assert stages["prolog"]["detail"] == "the agent is running"
     assert stages["image.prefetch"]["bytes"] > 0
     assert lab.fallbacks(job) == set()
 

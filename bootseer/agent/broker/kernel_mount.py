@@ -125,6 +125,6 @@ def _state(fds: Sequence[int], account: NodeAccount) -> str:
     """Return the number of the image's file, and what changes once data or map are written to."""
     files = [os.fstat(fd) for fd in fds]
     if not all(stat.S_ISREG(f.st_mode) and f.st_uid == account.uid for f in files):
-        raise Denied("what is to be mounted by the kernel is not in the block cache")
+        raise Denied("the image for the kernel mount is not in the block cache")
     numbers = [(f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for f in files[1:]]
     return " ".join(str(number) for file in numbers for number in file)

@@ -164,9 +164,9 @@ class Mounts:
         """
         path = self.path(MountKind.ENVIRONMENT, number)
         if lib.bs_folder_owner(target) != self._job.uid:
-            raise Denied("a target is no folder of the user's own")
+            raise Denied("a target is not a folder owned by the user")
         if is_the_nodes(namespace):
-            raise Denied("nothing is shown in the mount namespace of the node")
+            raise Denied("refusing to mount in the node's own mount namespace")
         attach.show(Path(path), namespace, target)
 
     def clear(self) -> None:

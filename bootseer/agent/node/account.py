@@ -34,11 +34,11 @@ def find_account(setting: str, name: str) -> NodeAccount:
         found = pwd.getpwnam(name)
     except (KeyError, ValueError) as error:
         raise ConfigError(
-            f"there is no account {name!a} on this node, as which jobs are looked after: "
-            f"make it with `bootseer plugin install`, or name another as {setting}"
+            f"there is no account {name!a} on this node: create it with `bootseer plugin "
+            f"install`, or name another as {setting}"
         ) from error
     if found.pw_uid == 0 or found.pw_gid == 0:
-        raise ConfigError(f"{setting} {name!a} is root; name an account without rights")
+        raise ConfigError(f"{setting} {name!a} is root; name an unprivileged account")
     return NodeAccount(found.pw_name, found.pw_uid, found.pw_gid)
 
 
@@ -50,7 +50,7 @@ def broker_settings(config: Config) -> BrokerSettings:
     """
     account, cache_account = starmap(find_account, account_names(config.node).items())
     if account.uid == cache_account.uid:
-        raise ConfigError("node.service_user and node.cache_user are to be two accounts")
+        raise ConfigError("node.service_user and node.cache_user must be two different accounts")
     return BrokerSettings(
         account,
         cache_account,

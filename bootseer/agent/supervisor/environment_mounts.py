@@ -157,7 +157,9 @@ class EnvironmentMounts:
             while self._job.image and not self._image():
                 await trio.sleep(_POLL_S)
             return self._image()
-        raise Unavailable("the image that it runs in has not been read, so there is no key")
+        raise Unavailable(
+            "the container image of the process has not been identified, so its key is unknown"
+        )
 
     async def _handle_messages(self, worker: Worker, asker: _Asker, nursery: trio.Nursery) -> None:
         while True:
@@ -221,7 +223,7 @@ class EnvironmentMounts:
             raise Unavailable("the requesting process is not in one of the job's mount namespaces")
         path = "" if asker.in_container else os.readlink(f"/proc/self/fd/{folder}")
         if "\n" in path:
-            raise ConfigError("a target with a newline in its path cannot be told to later tasks")
+            raise ConfigError("a target path with a newline is not supported")
         await self._broker.do(ShowOverlay(mount), [folder, asker.namespace])
         if path:
             self._folder.write_mounted(self._folder.shown(mount), "owned", path)
@@ -255,6 +257,6 @@ def _check_room(folder: str, free_share: float) -> None:
     space = os.statvfs(folder)
     if space.f_bavail < free_share * space.f_blocks:
         raise NoSpace(
-            f"less than {free_share:.0%} of the node's {folder} is free: nothing that would be "
-            "written over a mounted environment has room there"
+            f"less than {free_share:.0%} of the node's {folder} is free: no space for files "
+            "written over a mounted environment"
         )

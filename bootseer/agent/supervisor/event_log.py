@@ -64,7 +64,7 @@ class EventLog:
         """
         self._told_bytes += max(len(json.dumps(event.document())), _LEAST_TOLD_BYTES)
         if self._told_bytes > MAX_TOLD_BYTES:
-            raise Unavailable("this job has told more events than are kept")
+            raise Unavailable("this job has sent more events than are kept")
         self.note(event)
 
     def fall_back(self, stage: str, detail: str) -> None:

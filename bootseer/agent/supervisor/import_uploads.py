@@ -50,7 +50,7 @@ class ImportUploads:
             return False
         if name not in self._under_way:
             if len(self._under_way) >= MAX_KEPT:
-                raise Unavailable(f"{MAX_KEPT} images are on their way into the store already")
+                raise Unavailable(f"{MAX_KEPT} images are already being uploaded")
             self._under_way[name] = _Upload()
             self._context.start("image.keep", nursery, self._keep, name, path)
         await self._under_way[name].opened.wait()
@@ -68,7 +68,7 @@ class ImportUploads:
         kept = self._under_way[name]
         worker = None
         job, config = self._context.job, self._context.config
-        why = "what put it into the store has been killed"
+        why = "the upload process was killed"
         try:
             with kept.scope:
                 worker = await start(self._context.broker, Role.UPLOAD_IMPORT)

@@ -161,7 +161,8 @@ class Supervisor:
         except BootseerError as error:
             if not self._finishing:
                 self.events.fall_back(
-                    "checkpoint.mount", f"its files give errors, what serves them ended: {error}"
+                    "checkpoint.mount",
+                    f"its files return errors: the checkpoint server has ended: {error}",
                 )
 
     def _on_message(self, message: FromWorker) -> None:
@@ -284,7 +285,7 @@ class Supervisor:
                 if not await self._checkpoint.end(left_s):
                     self.events.fall_back(
                         "checkpoint.lost",
-                        f"not all that was written could be stored within {left_s:.1f} s",
+                        f"some written files could not be stored within {left_s:.1f} s",
                     )
             await self._environments.end(deadline - _PUBLISH_S - trio.current_time())
             await self._served.end(min(_KILL_S, deadline - trio.current_time()))

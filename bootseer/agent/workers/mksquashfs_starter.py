@@ -92,8 +92,8 @@ def _check_protection() -> None:
     with open(_SUID_DUMPABLE) as file:
         if file.read().strip() == _TRACEABLE:
             raise Unavailable(
-                "users may trace programs that they cannot read, mksquashfs among them: have your "
-                "administrator set the sysctl fs.suid_dumpable to 0 or 2"
+                "users can trace mksquashfs on this node: ask your administrator to set the "
+                "sysctl fs.suid_dumpable to 0 or 2"
             )
 
 

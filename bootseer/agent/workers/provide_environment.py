@@ -36,7 +36,7 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
         store, snapshot = await find_snapshot(stores, key)
         said.detail = f"key {key[:12]}"
         said.bytes = snapshot.content_bytes
-    why = "its targets held something before"
+    why = "its targets were not empty"
     if snapshot.is_whole:
         with opened_places(snapshot.targets) as places:
             for place in places:

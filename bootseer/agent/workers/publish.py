@@ -159,11 +159,11 @@ async def _merge(task: Task, store: Store, digest: str) -> int:
         said.bytes = hot_bytes
         said.detail = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
         if doubts := merged.hot_set.doubts:
-            said.detail += f"; {doubts} starts in a row have mostly not read what was hot"
+            said.detail += f"; {doubts} starts in a row read little of the hot set"
             if doubts >= DOUBTS:
-                said.detail += ": given up is what was recorded before them"
+                said.detail += ": their earlier recordings are discarded"
         if not hot_bytes:
-            said.detail = "nearly all was read, as by unpacking: nothing of it is hot"
+            said.detail = "nearly all was read, as by unpacking: no hot set"
         return hot_bytes
 
 

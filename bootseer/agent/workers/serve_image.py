@@ -296,7 +296,7 @@ async def _report(task: Task, served: _Served) -> None:
         if stats.filled_bytes:
             told.append(f"{format_size(stats.filled_bytes)} of it that nobody waited for")
         if cached is not None and cached.damaged:
-            told.append(f"{cached.damaged} damaged blocks of the node's fetched again")
+            told.append(f"{cached.damaged} damaged blocks in the cache fetched again")
         told.append(f"{format_size(_present_bytes(served))} are on this node")
         said.detail = ", ".join(told)
     await served.packing.report()

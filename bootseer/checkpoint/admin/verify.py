@@ -90,7 +90,7 @@ async def verify(
         for folder in sorted(folders):
             if count := await leftovers.remove_abandoned(folder):
                 result.repaired.append(
-                    f"{folder or '/'}: the parts of {count} writes that were given up are removed"
+                    f"{folder or '/'}: removed the parts of {count} abandoned writes"
                 )
 
 
@@ -279,7 +279,7 @@ def _problem(
         return FileProblem(entry.name, f"cannot be read: {error}", part, tuple(sorted(pieces)))
     start, stop = source.piece_range(pieces[0])
     offset = entry.layout.units[pieces[0]].offset
-    text = f"bytes {start} to {stop} of the file are not what was written (offset {offset})"
+    text = f"bytes {start} to {stop} of the file do not match their checksum (offset {offset})"
     return FileProblem(entry.name, text, part, pieces)
 
 

@@ -267,7 +267,7 @@ class Publisher:
 
     def _withdraw(self, node: Inode) -> None:
         """Give up a version whose writer was killed, and show the one before."""
-        why = "its writer was killed by a signal; what was there before is there still"
+        why = "its writer was killed by a signal; the previous version is kept"
         self._lose(node, Closed(why))
         self._inodes.remove_name(node.parent, node.name)
         self._inodes.touch(node.parent)

@@ -57,8 +57,8 @@ class Spill:
         """
         if unit not in self._units and (len(self._units) + 1) * unit_bytes > self._limit_bytes:
             raise FileTooLarge(
-                f"more than {format_size(self._limit_bytes)} of a file were written out of order: "
-                "write it from beginning to end, or raise checkpoint.spill_bytes"
+                f"more than {format_size(self._limit_bytes)} of a file were written out of "
+                "order: write it from beginning to end, or raise checkpoint.spill_gib"
             )
         await self._run(partial(self._write, unit * unit_bytes, data))
         self._units[unit] = len(data)

@@ -355,7 +355,7 @@ class StripeWriter:
         async with self._shared.store.open(known.name, known=known) as reader:
             data = await reader.pread(place.offset, self._lengths[unit])
         if xxhash.xxh3_128_intdigest(data) != place.checksum:
-            raise Unavailable(f"{known.name!r} does not give back what was written to it")
+            raise Unavailable(f"{known.name!r} does not return the data written to it")
         return data
 
     def _name(self, part: PartFile) -> str:

@@ -199,8 +199,8 @@ def import_command(
     """Copy a local file or folder to URL.
 
     DIR becomes URL itself; FILE goes into URL if that is a folder. Files longer than a unit are
-    striped. What is there already is skipped, so the same command again goes on where an
-    interrupted one was. Times and modes are kept; links are left out.
+    striped. Existing files are skipped, so repeat an interrupted command to continue. Times and
+    modes are kept; links are skipped.
     """
     from bootseer.checkpoint.admin.file_import import ImportOptions, import_files
     from bootseer.cli.ckpt import run
@@ -285,15 +285,15 @@ def rm(url: str, recursive: bool, quiet: bool) -> None:
     "--despite",
     metavar="NAME",
     multiple=True,
-    help="A damaged file, by its name below URL, that has no parts or whose parts may go.",
+    help="Name below URL of a damaged file that has no parts or whose parts may be removed.",
 )
 @_quiet
 def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: bool) -> None:
     """Remove parts that belong to no file.
 
-    They are of writes that were given up, and of lost names. Name the whole tree in which files are
-    written and moved about: parts that are named only from elsewhere are taken for lost. They are
-    not touched while a manifest below cannot be read.
+    They come from abandoned writes and lost names. Name the whole tree in which files are written
+    and moved: parts of files elsewhere count as lost. Nothing is removed while a manifest below URL
+    cannot be read.
     """
     from bootseer.checkpoint.admin.gc import find_orphans, remove_orphans
     from bootseer.cli import runner
@@ -347,8 +347,8 @@ def bench(
 ) -> None:
     """Measure how fast a file below URL is written and read.
 
-    It is written plain and striped, and both are read by one stream and by many. What was made is
-    removed in the end. What is read may still be in somebody's memory.
+    It is written plain and striped; both are read by one stream and by many. The file is removed at
+    the end. Reads may come from the memory of servers.
     """
     from bootseer.checkpoint.admin import bench as measure
     from bootseer.checkpoint.admin.progress import Progress

@@ -31,7 +31,7 @@ def run(
     *,
     progress: Progress | None = None,
     bar: str = "",
-    after: str = "nothing was changed",
+    after: str = "no changes made",
 ) -> T:
     """Run ``work`` on the tree of a URL and the name in it, as the calling user.
 
@@ -79,7 +79,7 @@ def move(
         await work(tree, name, progress)
 
     bar = "" if quiet else verb
-    run(url, counted, progress=progress, bar=bar, after="run the same command again to go on")
+    run(url, counted, progress=progress, bar=bar, after="run the same command again to continue")
     conclude(f"{verb}ed", progress, began, quiet=quiet)
 
 

@@ -40,7 +40,7 @@ Examples:
     is_flag=True,
     help="Run the command aside, and compare with the snapshot: `bootseer env drift`.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no messages.")
 def run(run_options: RunOptions, check_drift: bool, quiet: bool) -> None:
     """Restore the result of an install command, or run it.
 

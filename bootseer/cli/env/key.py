@@ -83,7 +83,7 @@ def why(
     run_options: RunOptions,
     as_json: bool,
 ) -> None:
-    """Say what has changed since an install command's last run.
+    """Explain why the key of an install command changed.
 
     Only inputs that the result depends on are compared. The last run is that with the same targets.
     The command is not run.
@@ -128,7 +128,7 @@ def why(
         runner.print_line(f"{change.name}:")
         runner.print_line(f"    was {change.before or 'none'}")
         runner.print_line(f"    is  {change.after or 'none'}")
-    state = "is there" if there[name] else "is not there: `bootseer env run` runs the command"
+    state = "is there" if there[name] else "is missing: `bootseer env run` runs the command"
     runner.print_line(f"the environment {name[:KEY_CHARS]} {state}")
     if name != full:
         runner.print_line(
@@ -144,7 +144,7 @@ Example:
 """,
 )
 @install_command(runs=False)
-@click.option("-l", "--long", "is_long", is_flag=True, help="Name every file.")
+@click.option("-l", "--long", "is_long", is_flag=True, help="List every file.")
 @quiet_option
 @as_json_option
 def drift(
@@ -235,7 +235,7 @@ def _with_absolute_targets(run_options: RunOptions) -> RunOptions:
 
     paths = [os.path.abspath(target) for target in run_options.targets]
     if "/" in paths:
-        raise ConfigError("--target / is no place for an environment")
+        raise ConfigError("--target / is not allowed: choose a folder below it")
     return run_options._replace(targets=paths)
 
 

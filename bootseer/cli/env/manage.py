@@ -188,7 +188,7 @@ def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
         name = gone.name[:KEY_CHARS] if gone.kind == "environment" else gone.name
         runner.print_line(f"{gone.kind} {name}: {gone.reason}")
     for problem in found.problems:
-        runner.print_line(f"bootseer: it stays: {problem}", err=True)
+        runner.print_line(f"bootseer: not removed: {problem}", err=True)
     if not quiet:
         done = "would be freed" if dry_run else "freed"
         kept = f"{found.kept} stay, {format_size(found.kept_bytes)}"
@@ -243,7 +243,7 @@ def _places(snapshot: Snapshot, targets: Sequence[str], over: bool) -> list[str]
         recorded = ", ".join(snapshot.targets)
         raise ConfigError(f"it has {len(snapshot.targets)} targets, {recorded}: name one for each")
     if "/" in paths:
-        raise ConfigError("--target / is no place for an environment")
+        raise ConfigError("--target / is not allowed: choose a folder below it")
     for path in paths:
         if snapshot.is_whole and not over and os.path.isdir(path) and os.listdir(path):
             raise Conflict(f"{path} is not empty: remove it, or unpack over it with --over")

@@ -25,9 +25,9 @@ KEY_CHARS = 12
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
 group_option = click.option(
-    "--group", default="", metavar="NAME", help="In the store that this Unix group shares."
+    "--group", default="", metavar="NAME", help="Use the store of this Unix group."
 )
-user_option = click.option("--user", help="Whose; yours by default.")
+user_option = click.option("--user", help="Owner; you by default.")
 
 
 def install_command(*, runs: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -123,7 +123,7 @@ def with_env_store(
     group: str = "",
     counted: CountedWork | None = None,
     bar: str = "",
-    after: str = "nothing was changed",
+    after: str = "no changes made",
 ) -> T:
     """Run ``work`` on the store that has a user's environments, or a group's.
 

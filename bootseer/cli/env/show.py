@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @group_option
 @as_json_option
 def ls(user: str | None, group: str, as_json: bool) -> None:
-    """List the environments, those that were used last first."""
+    """List the environments, most recently used first."""
     from rich.table import Table
 
     from bootseer.cli.console import console, plain
@@ -130,7 +130,7 @@ def diff(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Compare ENV with another, or with what its targets hold now.
+    """Compare ENV with another environment or with its targets.
 
     Times are not compared. The exit code is 0 if they are equal, 1 if they are not.
     """
@@ -200,7 +200,7 @@ def verify(
     from bootseer.image.library.upload import UploadProgress
 
     if is_all == bool(env):
-        raise click.UsageError("say which: ENV or --all")
+        raise click.UsageError("no environment given: name ENV or use --all")
     progress = UploadProgress()
 
     async def work(store: Store) -> dict[str, list[SnapshotProblem]]:
@@ -230,7 +230,7 @@ def verify(
                 runner.print_line(f"{name[:KEY_CHARS]}: {problem.name}: {problem.reason}")
         if not quiet and not damaged:
             size = format_size(progress.done_bytes)
-            runner.print_line(f"{len(found)} checked, {size} are as they should be")
+            runner.print_line(f"{len(found)} checked, {size}, no damage")
     for name in damaged:
         short = name[:KEY_CHARS]
         text = f"{short} is damaged: remove it with `bootseer env rm {short}`, and run its command"

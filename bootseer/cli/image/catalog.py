@@ -159,7 +159,7 @@ def rm(image: str, now: bool, quiet: bool) -> None:
 
     digest, gone = on_images(remove)
     if not quiet:
-        has = "removed" if gone else "has another name and stays"
+        has = "removed" if gone else "is kept: it has another name"
         runner.print_line(f"{image}: the image {digest[:SHORT_CHARS]} {has}")
 
 

@@ -104,11 +104,11 @@ def show(image: str, user: str | None, as_json: bool) -> None:
             f"{said}"
         )
         if not hot_set.ranges:
-            click.echo("its starts have read nearly all of it, as unpacking does: nothing is hot")
+            click.echo("its starts read nearly all of it, as unpacking does: no hot set")
         elif hot_set.doubts:
             click.echo(
-                f"its last starts have mostly not read it, {hot_set.doubts} in a row: after "
-                f"{DOUBTS}, what was recorded before them is given up"
+                f"its last {hot_set.doubts} starts read little of it: after {DOUBTS} in a row, "
+                "earlier recordings are discarded"
             )
 
 

@@ -11,8 +11,8 @@ from bootseer.cli.image import catalog, transfer
 def image() -> None:
     """Store container images and serve them to jobs.
 
-    Nodes get the blocks that they need. IMAGE is a name, or a digest as `bootseer image ls --json`
-    prints it.
+    Nodes fetch blocks on demand. IMAGE is a name, or a digest as `bootseer image ls --json` prints
+    it.
 
     \b
     Examples:

@@ -87,8 +87,8 @@ def add(
     elif not quiet:
         took = format_duration(time.monotonic() - began)
         runner.print_line(
-            f"{name}: {format_size(added.manifest.size_bytes)}, of which "
-            f"{format_size(added.sent_bytes)} sent, in {took}; digest {added.digest}"
+            f"{name}: {format_size(added.manifest.size_bytes)}, {format_size(added.sent_bytes)} "
+            f"uploaded, in {took}; digest {added.digest}"
         )
         if converted is not None and converted.devices:
             runner.print_line(
@@ -154,9 +154,9 @@ def optimize(
 ) -> None:
     """Rewrite IMAGE with the blocks that starts read at its front.
 
-    IMAGE is a name in the store, or the path of a squashfs file; starts of it must have been
-    recorded. The new image has the same tree, which is checked, and a digest of its own; what is
-    hot of it is known at once. lz4 makes it larger, and faster to read wherever it is read ahead.
+    IMAGE is a name in the store, or the path of a squashfs file; its starts must have been
+    recorded. The new image has the same tree (checked), its own digest and a hot set. lz4 makes it
+    larger, but faster to read where it is prefetched.
     """
     from bootseer import config as settings
     from bootseer.cli import runner
@@ -165,7 +165,7 @@ def optimize(
     from bootseer.store.connect import connect
 
     if bool(name) == (output is not None):
-        raise click.UsageError("say where the new image is to go: --name NAME or --output PATH")
+        raise click.UsageError("no target for the new image: give --name NAME or --output PATH")
     progress = upload.UploadProgress()
     config, caller = settings.load(), runner.caller()
     job = reorder.Reordering(connect(config, caller), image_store(), caller.name, progress)
@@ -183,9 +183,7 @@ def optimize(
             + (f"; digest {made.digest}" if made.digest else "")
         )
         if made.storing != storing:
-            runner.print_line(
-                f"{where}: stored {made.storing}, for {storing} would not have fitted"
-            )
+            runner.print_line(f"{where}: stored {made.storing}, because {storing} did not fit")
 
 
 @click.command(epilog="Example:  bootseer image verify train:v2")
@@ -193,7 +191,7 @@ def optimize(
 @quiet_option
 @json_option
 def verify(image: str, quiet: bool, as_json: bool) -> None:
-    """Read all of IMAGE and compare every block with its digest."""
+    """Check every block of IMAGE against its digest."""
     from bootseer.cli import runner
     from bootseer.image.library import catalog
     from bootseer.image.library.upload import UploadProgress
@@ -223,12 +221,12 @@ def verify(image: str, quiet: bool, as_json: bool) -> None:
             )
         if found:
             runner.print_line(
-                f"bootseer: {len(found)} ranges are damaged; send the image once more with "
+                f"bootseer: {len(found)} ranges are damaged; upload the image again with "
                 f"`bootseer image add PATH --name {image} --again`",
                 err=True,
             )
         elif not quiet:
-            runner.print_line(f"{image}: {format_size(progress.total_bytes)} are as they should be")
+            runner.print_line(f"{image}: {format_size(progress.total_bytes)} checked, no damage")
     if found:
         sys.exit(Corrupt.exit_code)
 

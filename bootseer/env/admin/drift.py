@@ -79,8 +79,8 @@ async def drift(
             raise NotFound(f"{error}: `bootseer env run` captures it") from error
         if not snapshot.is_whole:
             raise Unavailable(
-                f"{snapshot.key[:12]} was captured in folders that held something, so the command "
-                "cannot be run aside; compare with `bootseer env diff`"
+                f"{snapshot.key[:12]} was captured in folders that were not empty, so a sandbox "
+                "cannot repeat it; compare with `bootseer env diff`"
             )
         index = await repository.read_index(store, snapshot)
         befores = [scan_before(folder) for folder in sandbox.folders]

@@ -184,7 +184,7 @@ class _Collector:
             if not self._is_old(info, *inside):
                 continue
             size_bytes = sum(one.size_bytes for one in inside)
-            reason = "left of a capture that came to no end, or was replaced"
+            reason = "left by a capture that was interrupted or replaced"
             await self._delete(Removed("capture", info.name, reason, size_bytes), is_folder=True)
         if not capture and not self._dry_run:
             with suppress(Conflict, NotFound):  # something is in it, or there was nothing
@@ -239,7 +239,7 @@ class _Collector:
                 if not self._dry_run:
                     with suppress(NotFound):
                         await images.remove(self._store, digest)
-                reason = "no environment has it; its bytes go in a day"
+                reason = "no environment uses it; its data is deleted in a day"
                 self._done.gone.append(Removed("image", folder.name, reason))
 
     async def _delete(self, gone: Removed, is_folder: bool = False) -> None:

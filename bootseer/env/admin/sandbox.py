@@ -101,7 +101,7 @@ class Sandbox:
             try:
                 self._make_folders(opening)
             except OSError as error:
-                raise Unavailable(f"no place to run the command aside: {error}") from error
+                raise Unavailable(f"cannot create a folder for the sandbox: {error}") from error
             ours, theirs = socket.socketpair()
             opening.callback(ours.close)
             self._lines = ours.makefile("rw", encoding="utf-8")
@@ -264,7 +264,7 @@ def _enter(targets: Sequence[str], folders: Sequence[str]) -> None:
 
 def _refusal(error: OSError) -> str:
     return (
-        "the command cannot be run aside, for that takes a mount namespace of its own: "
+        "cannot run the command in a sandbox, which needs its own mount namespace: "
         f"{error.filename}: {error.strerror}; be root, have user namespaces allowed (sysctl "
         "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns, "
         "user.max_user_namespaces), or do it outside of the container"

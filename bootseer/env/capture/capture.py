@@ -196,7 +196,7 @@ def _take(
 ) -> None:
     """Take a path into the snapshot, or add a finding why not."""
     if node.kind not in _KINDS:
-        made.findings.append((path, "left out", f"a {node.kind} is nothing that can be restored"))
+        made.findings.append((path, "left out", f"a {node.kind} cannot be restored"))
         return
     too_long = len(path) > MAX_PATH_BYTES or len(path.rpartition(b"/")[2]) > MAX_NAME_BYTES
     if too_long or node.mtime_ns.bit_length() > 63:

@@ -97,8 +97,8 @@ async def publish_snapshot(
     """
     if len(made.outside) > MAX_OUTSIDE:
         raise Unavailable(
-            f"{len(made.outside):,} links lead out of their targets, and a snapshot can name "
-            f"{MAX_OUTSIDE:,}: have the installer copy instead"
+            f"{len(made.outside):,} links point outside their targets, but a snapshot can list "
+            f"only {MAX_OUTSIDE:,}: make the installer copy files instead"
         )
     key, capture = provenance.key, secrets.token_hex(8)
     folder = repository.folder_of(key, capture)

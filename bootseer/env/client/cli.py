@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options["command"][:1] == ["--"]:
         del options["command"][0]
     if not options["command"]:
-        parser.error("there is no command; give it behind --")
+        parser.error("no command given: put it after --")
     run_options = RunOptions(**options)
 
     def say(text: str) -> None:
@@ -83,7 +83,7 @@ def _add_options(parser: argparse.ArgumentParser, verb: str) -> None:
         if verb == "run" or not option.is_for_run:
             _add_option(parser, option)
     if verb == "run":
-        parser.add_argument("-q", "--quiet", action="store_true", help="Say nothing.")
+        parser.add_argument("-q", "--quiet", action="store_true", help="Print no messages.")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
 
 

@@ -81,7 +81,7 @@ def ask_agent_for_image(path: str) -> str:
             connection.greet()
             return connection.image
     except (OSError, ServerLost) as error:
-        raise Unavailable(f"the agent of the job does not answer at {path}: {error}") from error
+        raise Unavailable(f"the job's agent does not answer at {path}: {error}") from error
 
 
 class Connection:

@@ -110,8 +110,8 @@ def parts_of(facts: KeyFacts) -> tuple[KeyPart, ...]:
     }
     if len(values) > MAX_PARTS:
         raise KeyProblem(
-            f"the result of the command depends on {len(values):,} things, of which a key can "
-            f"tell {MAX_PARTS:,}; split the command"
+            f"the command has {len(values):,} inputs, but a key holds at most {MAX_PARTS:,}; "
+            "split the command"
         )
     return tuple(
         KeyPart(

@@ -68,8 +68,8 @@ def run(run_options: RunOptions, connect: Connect, environ: Mapping[str, str], s
         ) as turn:
             if turn.late:
                 say(
-                    f"running the command without capturing it: another process has {turn.late} "
-                    f"for longer than {run_options.wait_s} s"
+                    "running the command without capturing it: another process has used "
+                    f"{turn.late} for more than {run_options.wait_s} s"
                 )
                 return execute(run_options.command, {**environ, HELD: turn.held})
             if not turn.found:

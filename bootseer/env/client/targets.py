@@ -68,7 +68,7 @@ def _make_target(target: str) -> str:
     try:
         path = os.path.abspath(target)
         if path.strip("/") == "":
-            raise ConfigError("--target / is no place for an environment")
+            raise ConfigError("--target / is not allowed: choose a folder below it")
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--target {target}: it cannot be made: {error.strerror}") from error

@@ -196,6 +196,7 @@ def _inputs_not_in_key(ended: CommandEnded) -> Iterator[Finding]:
         for name in names:
             if 0 < len(name) < _NAME_CHARS and name.isprintable():
                 detail = (
-                    f"read by the command: if it changes, this is stale; add {how.format(name)}"
+                    "read by the command: the snapshot is stale if it changes; add "
+                    f"{how.format(name)}"
                 )
                 yield Finding(kind, name, detail)

@@ -79,7 +79,7 @@ class SnapshotLookup:
         stores = [self._context.store, *self._context.shared]
         found = FoundSnapshot(*await find_snapshot(stores, key))
         if found.snapshot.targets != self._request.message.targets:
-            raise Corrupt(f"the snapshot {key[:12]} is of other targets")
+            raise Corrupt(f"the snapshot {key[:12]} has other targets")
         return found
 
     async def _is_in_targets(self, found: FoundSnapshot) -> bool:

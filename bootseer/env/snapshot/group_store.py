@@ -224,7 +224,7 @@ async def _copy_part(
         for chunk in split(part, _CHUNK_BYTES):
             data = await reader.pread(chunk.start - part.start, chunk.size_bytes)
             if len(data) != chunk.size_bytes or not check(chunk.start, data):
-                raise Corrupt(f"{name} in {source.url} is damaged: capture the environment anew")
+                raise Corrupt(f"{name} in {source.url} is damaged: capture the environment again")
             await writer.write(data)
             count(len(data))
         await writer.commit()

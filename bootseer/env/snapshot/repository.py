@@ -166,7 +166,7 @@ async def list_snapshots(store: Store) -> list[ListedSnapshot]:
             snapshot = await read_snapshot(store, key)
             used_ns = snapshot.captured_ns
         except NotFound:
-            problem = "it is being captured, or that came to no end"
+            problem = "its capture is running or was interrupted"
         except BootseerError as error:
             problem = str(error)
         with suppress(NotFound):
@@ -374,5 +374,5 @@ async def _index(store: Store, snapshot: Snapshot) -> tuple[str, bytes]:
 async def _read_table(store: Store, name: str, most_bytes: int, digest: str) -> bytes:
     data = await read_all(store, name, most_bytes)
     if table.digest_of(data).hex() != digest:
-        raise Corrupt(f"{name} in {store.url} is not what the manifest says: capture it anew")
+        raise Corrupt(f"{name} in {store.url} does not match the manifest: capture it again")
     return data

@@ -98,7 +98,7 @@ class Reordering:
             identity = await trio.to_thread.run_sync(_identify, source)
             hot_set = await read_hot_set(self._store, identity.digest)
             if hot_set is None:
-                raise NotFound(f"nothing is known of starts of {image}: run a job with it first")
+                raise NotFound(f"no start of {image} is recorded: run a job with it first")
             if not hot_set.ranges:
                 raise NotFound(
                     f"starts of {image} have read nearly all of it, as unpacking does: nothing can "

@@ -114,7 +114,7 @@ class NodeCache:
             await trio.sleep(_POLL_S)
             return True
         self._patience_s = 0.0  # the other server hangs, or is hostile
-        self._say("what another job was fetching did not come, and is fetched here as well")
+        self._say("a block that another job was fetching did not arrive; fetching it here")
         return False
 
     async def keep(self, blocks: Sequence[int], data: memoryview) -> None:
@@ -134,7 +134,7 @@ class NodeCache:
             await link.keep(blocks, data)
         except NoSpace:
             self._full_until = trio.current_time() + _FULL_S
-            self._say("the block cache is full: what it has no room for is fetched when needed")
+            self._say("the block cache is full: further blocks are fetched when needed")
             return
         except BootseerError as error:
             self._fail(error)

@@ -462,7 +462,7 @@ async def test_repair_says_in_which_folders_it_has_removed_something(store, tmp_
         await store.set_mtime(name, 0)
     result = VerifyResult()
     await verify(root, "", result, repair=True)
-    what = "the parts of 1 writes that were given up are removed"
+    what = "removed the parts of 1 abandoned writes"
     assert result.repaired == [f"{folder}: {what}" for folder in ("/", "run", "run/folder")]
 
 

@@ -59,7 +59,7 @@ async def test_what_was_used_last_is_listed_first(installed):
     assert [one.key for one in listed] == [*(found[n].key for n in (1, 0, 2)), "f" * 64]
     assert [now_ns - one.used_ns for one in listed[:3]] == [10**9, 2 * 10**9, 3 * 10**9]
     assert listed[3].used_ns == 0
-    assert listed[3].problem == "it is being captured, or that came to no end"
+    assert listed[3].problem == "its capture is running or was interrupted"
     assert [one.problem for one in listed[:3]] == ["", "", ""]
 
 

@@ -481,7 +481,7 @@ async def test_a_full_cache_fails_no_read(store, job_of):
     async with job.open() as blocks:
         for _ in range(2):
             assert await blocks.read(0, 300 * BLOCK) == content(0, 300 * BLOCK)
-    assert job.said == ["the block cache is full: what it has no room for is fetched when needed"]
+    assert job.said == ["the block cache is full: further blocks are fetched when needed"]
 
 
 async def test_a_keeper_that_is_gone_fails_no_read(store, job_of):

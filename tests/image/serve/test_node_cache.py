@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root  # the cache's folder has to be root's
 BLOCK = 4096
 CONTENT = random.Random(12).randbytes(10 * BLOCK)
 MANIFEST = manifest_of(CONTENT)
-FULL = "the block cache is full: what it has no room for is fetched when needed"
+FULL = "the block cache is full: further blocks are fetched when needed"
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class BlockLending:
             await send(BlocksRefused(wants_manifest=False))
             return
         if lent.strange:
-            what = f"{lent.strange} files in the block cache are no part of it; agent.log has them"
+            what = f"{lent.strange} foreign files in the block cache; agent.log lists them"
             events.fall_back("image.cache", what)
         self.has_lent = True
         if self._kernel is not None:

@@ -87,7 +87,7 @@ class ServedImage(JobImage):
         super().__init__(uri, "", 0)
         self.served = trio.Event()
         self.is_served = False
-        self.why = "what was to serve it has ended"
+        self.why = "its server has ended"
         self.mount = mount
         self._broker = broker
         self._lending = BlockLending(lender, worker, kernel)
@@ -229,7 +229,7 @@ class ServedImage(JobImage):
                     await self._worker.channel.send(CloseWindow())
                 await self._closing.wait()
             if scope.cancelled_caught:
-                status, detail = FALLBACK, "what serves the image has not said what was read"
+                status, detail = FALLBACK, "the image server did not report its reads"
         news = self.news(self._touches)
         return Event(
             "image.record",

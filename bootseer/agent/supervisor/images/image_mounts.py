@@ -89,7 +89,7 @@ class ServedImages:
         """
         image = self._by_name.get(reference(uri))
         if image is None:
-            raise Unavailable("what serves it has ended")
+            raise Unavailable("its server has ended")
         return image.number
 
     def note_used(self, uri: str) -> None:
@@ -131,7 +131,7 @@ class ServedImages:
         except BootseerError as error:
             if not self._ending and image.is_served:
                 self._events.fall_back(
-                    "image.serve", f"reading it gives errors, what serves it ended: {error}"
+                    "image.serve", f"reads fail: the image server has ended: {error}"
                 )
         self._by_name.pop(reference(image.path), None)
         if not image.is_served and job is not self._job:

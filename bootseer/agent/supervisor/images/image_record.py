@@ -126,5 +126,5 @@ class JobImage(ABC):
         if self.holdout:
             pieces = (piece.range for piece in self.holdout)
             read = count_read(pieces, (touch.range for touch in news))
-            said += f"; {read} of {len(self.holdout)} pieces read that were left out of it to see"
+            said += f"; {read} of {len(self.holdout)} held-out pieces were read"
         return said

@@ -92,7 +92,7 @@ class WatchedImage(JobImage):
         if not self._recorder.found_cold:
             detail += "; part of the image was in memory before"
         if scope.cancelled_caught:
-            detail += f"; telling read-ahead apart was not done within {SETTLE_S:g} s"
+            detail += f"; the kernel's read-ahead was not separated within {SETTLE_S:g} s"
         return Event(
             "image.record",
             self._began_wall_ns,

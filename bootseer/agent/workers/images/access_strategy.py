@@ -147,7 +147,7 @@ class AccessSelector:
             took_us = round((time.perf_counter() - began) * 1e6)
             if image.size_bytes != manifest.size_bytes or not manifest.matches(index, data):
                 os.close(image.fd)
-                raise Corrupt(f"{about.source} is another image by now")
+                raise Corrupt(f"{about.source} now holds another image")
             return image, took_us
 
         try:

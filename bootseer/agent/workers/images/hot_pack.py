@@ -117,7 +117,7 @@ class JobPack:
             if wanted is None:
                 return
             async with self._task.stage("image.pack.write") as said:
-                said.detail = "not finished before the job's end: the next start goes on"
+                said.detail = "not finished before the job's end: the next start continues"
                 said.bytes = await pack_store.write_pack(
                     self._store,
                     wanted,

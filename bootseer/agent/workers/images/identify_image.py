@@ -77,7 +77,7 @@ def receive(answer: socket.socket, path: str) -> IdentifiedImage:
     """
     body, fds = descriptors.receive(answer, _MAX_ANSWER_BYTES, 1)
     if not body:
-        raise Unavailable(f"image {path}: the process that was to open it has died")
+        raise Unavailable(f"image {path}: the process that opens it has died")
     found = _ANSWERS.decode(body)
     if isinstance(found, _NotIdentified):
         raise Unavailable(found.error)

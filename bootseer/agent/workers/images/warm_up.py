@@ -200,7 +200,7 @@ class ImageWarmUp:
                     said.bytes = hot_set.hot_bytes
                     said.detail = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
                     if not hot_set.ranges:
-                        said.detail = "starts read nearly all of it: nothing is read ahead"
+                        said.detail = "starts read nearly all of it: nothing is prefetched"
                         hot_set = None
         except Closed:
             raise

@@ -71,8 +71,8 @@ def reading(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise KeyProblem(
-            f"{error.filename or path}: {error.strerror}, so that what is in it cannot be part of "
-            "the key; make it readable, or leave it out of the command"
+            f"{error.filename or path}: {error.strerror}, so its content cannot be part of the "
+            "key; make it readable, or leave it out of the command"
         ) from error
 
 
@@ -197,7 +197,7 @@ def _chunks(fd: int, path: str) -> Iterator[bytes]:
             before = os.fstat(fd)
             if not stat.S_ISREG(before.st_mode):
                 raise KeyProblem(
-                    f"{path}: not a regular file, so that what is in it cannot be part of the key; "
+                    f"{path}: not a regular file, so its content cannot be part of the key; "
                     "name a file"
                 )
             while chunk := os.read(fd, _READ_BYTES):

@@ -140,8 +140,8 @@ def ask_python(path: str, environ: Mapping[str, str], distribution: str = "pip")
         texts = [printable(str(fields[name])) for name in PythonFacts._fields]
     except (ValueError, KeyError, TypeError) as error:
         raise KeyProblem(
-            f"{path}: it did not say within {PROBE_TIMEOUT_S:.0f} s which Python it is, which "
-            f"decides what is installed; see what `{path} -I -c 'import json, sysconfig'` says"
+            f"{path}: no answer within {PROBE_TIMEOUT_S:.0f} s to the question which Python it "
+            f"is, which is part of the key; try `{path} -I -c 'import json, sysconfig'`"
         ) from error
     return PythonFacts(*(text[:_MAX_FIELD] for text in texts))
 

@@ -90,8 +90,8 @@ class RequirementFiles:
         """
         if _REMOTE.match(name) or name == "-":
             raise KeyProblem(
-                f"requirement file {without_credentials(name)}: what it says is known only when "
-                "the command runs; put it into a file, and name that"
+                f"requirement file {without_credentials(name)}: its content is known only when "
+                "the command runs; save it to a file and name that file"
             )
         path = os.path.normpath(os.path.join(base or cwd, _path_of_url(name)))
         if os.path.realpath(path) in self._seen:

@@ -230,7 +230,7 @@ async def test_more_links_that_lead_out_than_a_manifest_names(made, folder, tmp_
         (folder / f"out {number}").symlink_to("/etc")
     assert len((await store_it(MemoryStore(), made(), tmp_path)).outside) == 3
     (folder / "out 2").symlink_to("/etc")
-    with pytest.raises(Unavailable, match="4 links lead out of their targets"):
+    with pytest.raises(Unavailable, match="4 links point outside their targets"):
         await store_it(MemoryStore(), made(), tmp_path)
 
 

@@ -182,7 +182,7 @@ def test_where_it_cannot_be_done_it_is_refused(call, installed, monkeypatch):
     monkeypatch.setattr(sandbox, "_BOOT", boot)
     words = installed.words("echo x >TARGET/x")
     installed.run_words(words)
-    with pytest.raises(Unavailable, match=r"mount namespace of its own.*user namespaces"):
+    with pytest.raises(Unavailable, match=r"its own mount namespace.*user namespaces"):
         call(*drift(installed, words))
 
 

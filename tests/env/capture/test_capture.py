@@ -242,7 +242,7 @@ def test_devices_and_sockets_are_left_out_and_found(target):
         end.bind(f"{target}/socket")
     made = capture.scan_after([str(target)], [before], os.geteuid())
     assert below(made.tree) == {"", "0", "file"}
-    assert [(path, detail.split(" is")[0]) for path, _, detail in seen(made)] == [
+    assert [(path, detail.split(" cannot")[0]) for path, _, detail in seen(made)] == [
         ("block", "a block device"),
         ("char", "a character device"),
         ("socket", "a socket"),

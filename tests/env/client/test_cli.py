@@ -123,8 +123,8 @@ def test_what_is_asked_for_is_passed_on(option, name, value):
     [
         ([], "run|key"),
         (["run", "--", "true"], "--target"),
-        (["run", "--target", "/env"], "there is no command"),
-        (["key", "--target", "/env", "--"], "there is no command"),
+        (["run", "--target", "/env"], "no command given"),
+        (["key", "--target", "/env", "--"], "no command given"),
         (["run", "--target", "/env", "--mode", "x", "--", "true"], "invalid choice"),
     ],
 )
@@ -160,7 +160,7 @@ def test_what_is_to_be_quiet_says_nothing(capfd, tmp_path, monkeypatch, has_agen
 
 def test_what_goes_wrong_is_told_with_its_exit_status(no_agent, capsys):
     assert main(["run", "--target", "/", "--", "true"]) == ConfigError.exit_code
-    assert capsys.readouterr().err.startswith("bootseer: --target / is no place")
+    assert capsys.readouterr().err.startswith("bootseer: --target / is not allowed")
 
 
 def test_what_is_wrong_with_a_key_is_told_beside_it(capsys, tmp_path, monkeypatch):

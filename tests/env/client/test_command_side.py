@@ -109,7 +109,7 @@ def test_a_target_that_cannot_be_looked_at_has_no_key(tmp_path):
 def test_a_target_that_cannot_be_a_folder_is_refused(tmp_path, monkeypatch, target):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--target .*(is no place|cannot be made)"):
+    with pytest.raises(ConfigError, match=r"--target .*(is not allowed|cannot be made)"):
         run(RunOptions(["true"], [target]), pytest.fail, {}, pytest.fail)
 
 

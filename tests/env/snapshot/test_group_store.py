@@ -157,7 +157,7 @@ def test_publish(says, call, installed, snapshot, folder):
     says("rm", snapshot.key)
     installed.target.joinpath("a").unlink()
     says("restore", snapshot.key, "--over", "--group", MINE)
-    assert "as they should be" in says("verify", "--all", "--group", MINE)
+    assert "no damage" in says("verify", "--all", "--group", MINE)
 
 
 async def test_a_snapshot_is_looked_for_in_all_stores(installed, snapshot, folder, target):
@@ -181,7 +181,7 @@ async def test_a_snapshot_of_many_files_and_frames_is_copied(installed, monkeypa
 async def test_a_part_that_is_cut_short_is_not_published(installed, snapshot, target):
     path = installed.root / images.part_object(snapshot.image, 0)
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(Corrupt, match="capture the environment anew"):
+    with pytest.raises(Corrupt, match="capture the environment again"):
         await group_store.copy_snapshot(installed.store, target, snapshot)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from bootseer import config
 from bootseer.errors import ConfigError
-from bootseer.store.connect import hdfs_options
+from bootseer.store.from_settings import hdfs_options
 from bootseer.store.hdfs.options import HdfsOptions
 
 

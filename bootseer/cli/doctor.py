@@ -102,7 +102,7 @@ def _stores(config: settings.Config) -> dict[str, tuple[bool, str]]:
     """Look at each store that the settings name, and say what is wrong with it."""
     from bootseer.cli.runner import caller
     from bootseer.env.snapshot.group_store import is_member, shared_urls
-    from bootseer.store.connect import connect, connect_images, connect_shared
+    from bootseer.store.from_settings import connect, connect_images, connect_shared
 
     user = caller()
     stores: dict[str, Callable[[], Store]] = {"store.url": lambda: connect(config, user)}

@@ -28,7 +28,7 @@ def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> 
     """
     import trio
 
-    from bootseer.store.connect import connect
+    from bootseer.store.from_settings import connect
 
     owner = take_on(user)
     config = settings.load()

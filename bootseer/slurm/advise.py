@@ -22,7 +22,7 @@ from bootseer.image.library.catalog import resolve as resolve_image
 from bootseer.slurm import options
 from bootseer.startup.plans import read_plan
 from bootseer.store.api.base import Store
-from bootseer.store.connect import connect, connect_images
+from bootseer.store.from_settings import connect, connect_images
 from bootseer.units import NS_PER_S, format_age, format_size
 
 

@@ -24,8 +24,8 @@ from bootseer.store.api.base import (
     check_version,
     readable_bytes,
 )
-from bootseer.store.api.gate import WriteSequence
 from bootseer.store.api.name import check_folder, check_name, check_rename
+from bootseer.store.api.write_sequence import WriteSequence
 
 _OBJECT_MODE = 0o644
 _FOLDER_MODE = 0o755

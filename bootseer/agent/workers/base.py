@@ -31,8 +31,8 @@ from bootseer.ipc.channel import unexpected
 from bootseer.ipc.descriptors import exactly
 from bootseer.squashfs.mksquashfs import Start, start_plainly
 from bootseer.store.api.base import Store
-from bootseer.store.connect import connect
-from bootseer.store.locate import needs_network
+from bootseer.store.from_settings import connect
+from bootseer.store.from_url import needs_network
 
 
 def owner_of(job: Job) -> User:

@@ -24,7 +24,7 @@ from bootseer.config import Config
 from bootseer.core.meter import Meter
 from bootseer.errors import BootseerError, Closed
 from bootseer.ipc.channel import unexpected
-from bootseer.store.connect import connect_to
+from bootseer.store.from_settings import connect_to
 from bootseer.units import GIB, MIB, format_size
 
 _OPERATIONS = 64

@@ -50,8 +50,8 @@ from bootseer.image.serve.view import ImageView, MissingImage
 from bootseer.ipc.channel import unexpected
 from bootseer.ipc.descriptors import exactly
 from bootseer.store.api.base import Store
-from bootseer.store.connect import connect as connect_own
-from bootseer.store.connect import connect_images
+from bootseer.store.from_settings import connect as connect_own
+from bootseer.store.from_settings import connect_images
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.units import MIB, format_size
 

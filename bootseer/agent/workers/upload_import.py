@@ -15,7 +15,7 @@ from bootseer.errors import BootseerError, NotFound
 from bootseer.image.identity import open_image
 from bootseer.image.library import catalog, upload
 from bootseer.ipc.channel import unexpected
-from bootseer.store.connect import connect_images
+from bootseer.store.from_settings import connect_images
 
 _NICE = 19
 

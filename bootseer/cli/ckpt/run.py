@@ -15,8 +15,8 @@ from bootseer.cli import runner
 from bootseer.cli.runner import caller, print_line
 from bootseer.errors import BootseerError
 from bootseer.store.api.base import Store
-from bootseer.store.connect import connect_to
-from bootseer.store.locate import divide
+from bootseer.store.from_settings import connect_to
+from bootseer.store.from_url import divide
 from bootseer.units import format_duration, format_size
 
 T = TypeVar("T")

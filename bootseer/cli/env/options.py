@@ -136,7 +136,7 @@ def with_env_store(
     from bootseer import config as settings
     from bootseer.cli import runner, user_store
     from bootseer.env.snapshot.group_store import group_store
-    from bootseer.store.connect import connect
+    from bootseer.store.from_settings import connect
 
     owner = user_store.take_on(user)
     config = settings.load()

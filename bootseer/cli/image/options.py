@@ -62,6 +62,6 @@ def image_store() -> Store:
     """Connect to the store that has the caller's images."""
     from bootseer import config as settings
     from bootseer.cli import runner
-    from bootseer.store.connect import connect_images
+    from bootseer.store.from_settings import connect_images
 
     return connect_images(settings.load(), runner.caller())

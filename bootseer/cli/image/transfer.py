@@ -162,7 +162,7 @@ def optimize(
     from bootseer.cli import runner
     from bootseer.image.library import upload
     from bootseer.image.optimize import reorder
-    from bootseer.store.connect import connect
+    from bootseer.store.from_settings import connect
 
     if bool(name) == (output is not None):
         raise click.UsageError("no target for the new image: give --name NAME or --output PATH")

@@ -12,7 +12,7 @@ from bootseer.core.event import StageReport
 from bootseer.env.snapshot.group_store import shared_stores
 from bootseer.squashfs.mksquashfs import Start, start_plainly
 from bootseer.store.api.base import Store
-from bootseer.store.connect import connect
+from bootseer.store.from_settings import connect
 from bootseer.units import GIB
 
 Stage = Callable[[str], AbstractAsyncContextManager[StageReport]]

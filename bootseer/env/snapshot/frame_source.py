@@ -11,7 +11,7 @@ from bootseer.env.snapshot.frames import Frame
 from bootseer.env.snapshot.manifest import Snapshot
 from bootseer.errors import Unavailable
 from bootseer.store.api.base import Store
-from bootseer.store.parts import OpenParts
+from bootseer.store.open_parts import OpenParts
 
 _CLOSE_S = 1.0
 

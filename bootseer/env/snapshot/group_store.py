@@ -33,7 +33,7 @@ from bootseer.errors import (
 )
 from bootseer.image.library import catalog as images
 from bootseer.store.api.base import Store, publish, read_all
-from bootseer.store.connect import connect_shared
+from bootseer.store.from_settings import connect_shared
 from bootseer.units import MIB
 
 OBJECT_MODE = 0o640

@@ -22,7 +22,7 @@ from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
 from bootseer.image.hot import pack as pack_format
 from bootseer.image.hot.pack import PIECE_BYTES, HotPack
 from bootseer.store.api.base import Store, publish, read_all
-from bootseer.store.parts import OpenParts
+from bootseer.store.open_parts import OpenParts
 from bootseer.units import NS_PER_S
 
 KEPT_S = 3600.0

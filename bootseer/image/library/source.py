@@ -15,7 +15,7 @@ from bootseer.image.identity import OpenImage
 from bootseer.image.library.catalog import part_object
 from bootseer.posix import read_fully
 from bootseer.store.api.base import ObjectInfo, Store
-from bootseer.store.parts import OpenParts
+from bootseer.store.open_parts import OpenParts
 from bootseer.units import KIB
 
 _INLINE_BYTES = 128 * KIB

@@ -239,7 +239,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """Where the store is; `bootseer.store.locate.open_store` understands it."""
+        """Where the store is; `bootseer.store.from_url.open_store` understands it."""
         ...
 
     @property

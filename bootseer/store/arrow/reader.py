@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import Conflict
 from bootseer.store.api.base import ObjectInfo, Reader, readable_bytes
-from bootseer.store.api.lease import Lease
+from bootseer.store.api.descriptor_lease import Lease
 from bootseer.store.arrow import filesystem as arrowfs
-from bootseer.store.arrow.bucket import Bucket
+from bootseer.store.arrow.bucket_calls import Bucket
 from bootseer.store.arrow.errors import translated
 
 if TYPE_CHECKING:

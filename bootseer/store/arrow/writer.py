@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bootseer.store.api.base import Data
-from bootseer.store.api.gate import WriteSequence
-from bootseer.store.api.lease import Lease
+from bootseer.store.api.descriptor_lease import Lease
 from bootseer.store.api.name import check_name
-from bootseer.store.arrow.bucket import Bucket
+from bootseer.store.api.write_sequence import WriteSequence
+from bootseer.store.arrow.bucket_calls import Bucket
 from bootseer.store.arrow.errors import translated
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from bootseer.store.api.base import (
     check_mode,
     check_version,
 )
-from bootseer.store.api.gate import WriteSequence
 from bootseer.store.api.name import (
     TEMPORARY_PREFIX,
     check_folder,
@@ -38,6 +37,7 @@ from bootseer.store.api.name import (
     check_rename,
     temporary_name,
 )
+from bootseer.store.api.write_sequence import WriteSequence
 from bootseer.store.hdfs import webhdfs
 from bootseer.store.hdfs.client import HdfsCalls
 from bootseer.store.hdfs.errors import translated

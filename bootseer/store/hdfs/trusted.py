@@ -12,7 +12,7 @@ from typing import TypeVar
 from bootseer.errors import Denied, NotFound
 from bootseer.store.api.base import ObjectInfo, Reader
 from bootseer.store.hdfs.store import HdfsStore
-from bootseer.store.local.owners import OwnerRule, Ownership
+from bootseer.store.local.owner_rules import OwnerRule, Ownership
 from bootseer.store.wrappers.base import WrappedStore
 
 T = TypeVar("T")

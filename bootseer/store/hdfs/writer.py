@@ -17,7 +17,7 @@ from hdfs_native import FileWriter
 
 from bootseer.errors import Transient
 from bootseer.store.api.base import Data
-from bootseer.store.api.gate import WriteSequence
+from bootseer.store.api.write_sequence import WriteSequence
 from bootseer.store.hdfs.client import HdfsCalls
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.units import KIB

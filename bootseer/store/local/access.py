@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootseer.store.local.owners import Ownership, TrustedOwners
+from bootseer.store.local.owner_rules import Ownership, TrustedOwners
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,13 @@ from bootseer.store.api.base import (
     check_version,
     readable_bytes,
 )
-from bootseer.store.api.gate import WriteSequence
-from bootseer.store.api.lease import Lease
+from bootseer.store.api.descriptor_lease import Lease
 from bootseer.store.api.name import check_folder, check_name, check_rename
+from bootseer.store.api.write_sequence import WriteSequence
 from bootseer.store.local.access import TreeAccess
 from bootseer.store.local.dirfd_tree import DirfdTree, TemporaryFile, TreeFile
 from bootseer.store.local.errors import translated
-from bootseer.store.local.owners import TrustedOwners
+from bootseer.store.local.owner_rules import TrustedOwners
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from bootseer.errors import Conflict, Transient
 from bootseer.store.api.base import Data, Store, Writer
-from bootseer.store.api.gate import WriteSequence
+from bootseer.store.api.write_sequence import WriteSequence
 from bootseer.store.wrappers.backoff import Backoff
 
 

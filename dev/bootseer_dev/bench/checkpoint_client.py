@@ -24,7 +24,7 @@ from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.serve import keep_large_buffers
 from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.core.ranges import ByteRange
-from bootseer.store.locate import open_store
+from bootseer.store.from_url import open_store
 from bootseer.store.wrappers.limit import LimitStore
 from bootseer.store.wrappers.retry import RetryStore
 from bootseer.units import MIB

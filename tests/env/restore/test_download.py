@@ -10,7 +10,7 @@ from bootseer.env.restore.download import opened_places, unpack
 from bootseer.env.snapshot import repository
 from bootseer.env.snapshot.frame_source import FrameSource
 from bootseer.errors import Unavailable
-from bootseer.store.parts import OpenParts
+from bootseer.store.open_parts import OpenParts
 from bootseer.testing.fault_store import FlakyStore
 
 

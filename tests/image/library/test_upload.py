@@ -586,7 +586,7 @@ class TestCommand:
     @pytest.fixture(autouse=True)
     def _settings(self, tmp_path, monkeypatch):
         self.images = lambda: LocalStore(tmp_path / "images")
-        monkeypatch.setattr("bootseer.store.connect.connect_images", lambda *_: self.images())
+        monkeypatch.setattr("bootseer.store.from_settings.connect_images", lambda *_: self.images())
 
     def call(self, *words):
         result = CliRunner().invoke(command, [str(w) for w in words], catch_exceptions=False)
@@ -646,7 +646,7 @@ class TestCommand:
     @pytest.mark.parametrize("kind", ["store", "file"])
     def test_an_image_is_optimized(self, path, tmp_path, kind, monkeypatch):
         store = LocalStore(tmp_path / "own")
-        monkeypatch.setattr("bootseer.store.connect.connect", lambda config, user: store)
+        monkeypatch.setattr("bootseer.store.from_settings.connect", lambda config, user: store)
         self.says("add", path, "--name", "tiny", "-q")
         image = "tiny" if kind == "store" else str(path)
         to = ("--name", "fast") if kind == "store" else ("--output", tmp_path / "fast.sqsh")

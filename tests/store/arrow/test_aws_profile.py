@@ -16,7 +16,7 @@ KEYS = "aws_access_key_id = AKID\naws_secret_access_key = ge%heim\n"
 OPEN = """
 import sys, trio
 from bootseer.errors import BootseerError
-from bootseer.store.locate import open_store
+from bootseer.store.from_url import open_store
 
 async def main():
     try:

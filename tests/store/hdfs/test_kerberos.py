@@ -56,7 +56,7 @@ PUBLISH = """
 import json, pwd, os, sys, trio
 from bootseer.config import Config, User
 from bootseer.store.api.base import publish
-from bootseer.store.connect import connect
+from bootseer.store.from_settings import connect
 
 async def main():
     entry = pwd.getpwuid(os.getuid())

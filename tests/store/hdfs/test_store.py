@@ -15,11 +15,11 @@ from bootseer_dev.hdfs.conf import DATA_DIR, RPC_PORT
 from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient, Unavailable
 from bootseer.store.api.base import StoreSpace, publish, read_all
 from bootseer.store.api.name import TEMPORARY_PREFIX
+from bootseer.store.from_url import open_store
 from bootseer.store.hdfs import webhdfs
 from bootseer.store.hdfs.options import HdfsOptions, find_conf_dir
 from bootseer.store.hdfs.store import HdfsStore
-from bootseer.store.local.owners import PrivateOwner, TrustedOwners
-from bootseer.store.locate import open_store
+from bootseer.store.local.owner_rules import PrivateOwner, TrustedOwners
 from bootseer.store.wrappers.limit import LimitStore
 from bootseer.testing.store_suite import StoreSuite
 

@@ -16,8 +16,8 @@ from bootseer.config import User
 from bootseer.errors import ConfigError, Denied
 from bootseer.image.library import catalog
 from bootseer.store.api.base import publish, read_all
-from bootseer.store.connect import connect, connect_images, connect_shared, connect_to
-from bootseer.store.local.owners import TrustedOwners
+from bootseer.store.from_settings import connect, connect_images, connect_shared, connect_to
+from bootseer.store.local.owner_rules import TrustedOwners
 from bootseer.store.local.store import LocalStore
 
 pytestmark = pytest.mark.root
@@ -33,7 +33,7 @@ from pathlib import Path
 from bootseer.errors import Denied
 from bootseer.store.api.base import publish
 from bootseer.store.local.store import LocalStore
-from bootseer.store.local.owners import TrustedOwners
+from bootseer.store.local.owner_rules import TrustedOwners
 
 path, uid, gid, gids, trusted_gid, name = sys.argv[1:]
 os.setgroups([int(gid) for gid in gids.split()])

@@ -10,9 +10,9 @@ import trio
 
 from bootseer.errors import Denied, NotFound
 from bootseer.store.api.base import Store, publish, read_all
+from bootseer.store.from_url import open_store
 from bootseer.store.hdfs.options import HdfsOptions
-from bootseer.store.local.owners import TrustedOwners
-from bootseer.store.locate import open_store
+from bootseer.store.local.owner_rules import TrustedOwners
 
 URL = "hdfs://namenode:8020/shared"
 NAME = "image-names/by-user/train"

@@ -18,7 +18,7 @@ from bootseer.errors import Closed, Conflict, Corrupt, Denied
 from bootseer.store.api.base import Capabilities, StoreSpace, publish, read_all
 from bootseer.store.api.name import TEMPORARY_PREFIX
 from bootseer.store.local.dirfd_tree import file_version
-from bootseer.store.local.owners import TrustedOwners
+from bootseer.store.local.owner_rules import TrustedOwners
 from bootseer.store.local.store import LocalStore
 
 TRUSTED = TrustedOwners("ada", os.geteuid())

@@ -5,9 +5,9 @@ import pytest
 
 from bootseer.errors import ConfigError, Denied
 from bootseer.store.api.base import publish, read_all
+from bootseer.store.from_url import divide, needs_network, open_store
 from bootseer.store.hdfs import options
 from bootseer.store.hdfs.options import find_conf_dir
-from bootseer.store.locate import divide, needs_network, open_store
 
 
 @pytest.mark.parametrize("form", ["{path}", "{path}/", "file://{path}", "file://{path}/"])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bootseer.store.local.owners import OwnerRule, Ownership, PrivateOwner, TrustedOwners
+from bootseer.store.local.owner_rules import OwnerRule, Ownership, PrivateOwner, TrustedOwners
 
 TOP = Ownership(0o755, "provider", "staff")
 ALONE = TrustedOwners("ada", 4202)

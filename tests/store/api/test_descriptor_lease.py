@@ -8,9 +8,9 @@ import pytest
 import trio
 
 from bootseer.errors import Closed
-from bootseer.store.api import lease as lease_module
-from bootseer.store.api.gate import WriteSequence
-from bootseer.store.api.lease import Lease
+from bootseer.store.api import descriptor_lease as lease_module
+from bootseer.store.api.descriptor_lease import Lease
+from bootseer.store.api.write_sequence import WriteSequence
 
 
 class Thread:

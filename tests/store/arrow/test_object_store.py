@@ -13,18 +13,18 @@ from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Transient, 
 from bootseer.store.api.base import Capabilities, ObjectInfo, publish, read_all
 from bootseer.store.api.name import TEMPORARY_PREFIX
 from bootseer.store.arrow import filesystem as arrowfs
-from bootseer.store.arrow import store as arrow
-from bootseer.store.arrow.bucket import describe
+from bootseer.store.arrow import object_store as arrow
+from bootseer.store.arrow.bucket_calls import describe
 from bootseer.store.arrow.errors import translate
-from bootseer.store.arrow.store import ArrowStore
+from bootseer.store.arrow.object_store import ArrowStore
 from bootseer.store.arrow.writer import TemporaryObject
-from bootseer.store.locate import open_store
+from bootseer.store.from_url import open_store
 from bootseer.store.wrappers.limit import LimitStore
 from bootseer.testing.store_suite import StoreSuite
 
 WRITE_AND_DIE = """
 import os, sys, trio
-from bootseer.store.locate import open_store
+from bootseer.store.from_url import open_store
 
 async def main():
     async with open_store(sys.argv[1]).create("folder/object") as writer:

@@ -9,7 +9,7 @@ import trio.testing
 from bootseer.errors import Conflict, Unavailable
 from bootseer.store.api.base import publish
 from bootseer.store.memory import MemoryStore
-from bootseer.store.parts import OpenParts
+from bootseer.store.open_parts import OpenParts
 
 
 class SlowStore:

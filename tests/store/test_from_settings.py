@@ -14,16 +14,16 @@ from trio.testing import MockClock
 from bootseer import config
 from bootseer.config import User
 from bootseer.errors import ConfigError, Denied, Transient
-from bootseer.store import connect as connect_module
+from bootseer.store import from_settings as connect_module
 from bootseer.store.api.base import publish, read_all
-from bootseer.store.connect import (
+from bootseer.store.from_settings import (
     connect,
     connect_images,
     connect_shared,
     connect_to,
     image_owners,
 )
-from bootseer.store.local.owners import TrustedOwners
+from bootseer.store.local.owner_rules import TrustedOwners
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.testing.fault_store import FlakyStore, HangingStore, every

@@ -13,7 +13,7 @@ from bootseer.store.api.base import Store
 from bootseer.store.arrow import filesystem
 from bootseer.store.arrow.aws_profile import AwsOptions
 from bootseer.store.hdfs.options import HdfsOptions, find_conf_dir
-from bootseer.store.local.owners import PrivateOwner, TrustedOwners
+from bootseer.store.local.owner_rules import PrivateOwner, TrustedOwners
 from bootseer.store.local.store import LocalStore
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _open_hdfs(
 
 
 def _open_arrow(url: str, parsed: SplitResult, aws: AwsOptions | None) -> Store:
-    from bootseer.store.arrow.store import ArrowStore
+    from bootseer.store.arrow.object_store import ArrowStore
 
     if not parsed.netloc or parsed.fragment:
         raise ConfigError(

@@ -11,9 +11,9 @@ from bootseer.errors import ConfigError
 from bootseer.store.api.base import Store
 from bootseer.store.arrow import filesystem
 from bootseer.store.arrow.aws_profile import AwsOptions
+from bootseer.store.from_url import open_store
 from bootseer.store.hdfs.options import HdfsOptions, find_conf_dir
-from bootseer.store.local.owners import TrustedOwners
-from bootseer.store.locate import open_store
+from bootseer.store.local.owner_rules import TrustedOwners
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.store.wrappers.limit import LimitStore
 from bootseer.store.wrappers.retry import RetryStore

@@ -27,8 +27,7 @@ from bootseer.store.api.base import (
     check_mode,
     check_version,
 )
-from bootseer.store.api.gate import WriteSequence
-from bootseer.store.api.lease import Lease
+from bootseer.store.api.descriptor_lease import Lease
 from bootseer.store.api.name import (
     TEMPORARY_PREFIX,
     check_folder,
@@ -36,9 +35,10 @@ from bootseer.store.api.name import (
     check_rename,
     temporary_name,
 )
+from bootseer.store.api.write_sequence import WriteSequence
 from bootseer.store.arrow import filesystem as arrowfs
 from bootseer.store.arrow.aws_profile import AwsOptions
-from bootseer.store.arrow.bucket import Bucket, describe, mtime_ns
+from bootseer.store.arrow.bucket_calls import Bucket, describe, mtime_ns
 from bootseer.store.arrow.errors import translated
 from bootseer.store.arrow.reader import ArrowReader
 from bootseer.store.arrow.writer import ArrowWriter, TemporaryObject

@@ -22,7 +22,7 @@ from bootseer._io import ffi, lib
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.core.tree_rows import TreeRows
 from bootseer.errors import Corrupt
-from bootseer.fuse.code import code_of
+from bootseer.fuse.errors import errno_of
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class FastPath:
         try:
             data = await read(asked)
         except OSError as failed:
-            error = -code_of(failed)
+            error = -errno_of(failed)
         except Exception:  # noqa: BLE001 (one read never ends the mount)
             _log.exception("a read failed")
             error = -errno.EIO

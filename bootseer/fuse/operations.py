@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pyfuse3
 
 from bootseer.errors import BootseerError, Conflict, Denied, NoSpace, NotFound, OverQuota
-from bootseer.fuse.code import code_of
+from bootseer.fuse.errors import errno_of
 from bootseer.fuse.view import NAME_BYTES, Attributes, View
 
 _log = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ def as_errno(conflict: int = errno.ESTALE) -> Iterator[None]:
             _log.error("%s", error)
         raise pyfuse3.FUSEError(conflict if code == errno.ESTALE else code) from error
     except OSError as error:
-        raise pyfuse3.FUSEError(code_of(error)) from error
+        raise pyfuse3.FUSEError(errno_of(error)) from error
     except Exception as error:
         _log.exception("a view failed")
         raise pyfuse3.FUSEError(errno.EIO) from error

@@ -37,8 +37,8 @@ from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
 from bootseer.env.snapshot.repository import read_rows
 from bootseer.errors import BootseerError, Closed, Unavailable
 from bootseer.fuse.fastpath import TreeTable
-from bootseer.fuse.mount import serve_fd
-from bootseer.fuse.tree import serve_tree
+from bootseer.fuse.serve_tree import serve_tree
+from bootseer.fuse.serve_view import serve_fd
 from bootseer.image.hot.trace import Touch
 from bootseer.image.library import catalog
 from bootseer.image.library.source import ImageSource

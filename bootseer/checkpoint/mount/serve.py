@@ -15,7 +15,7 @@ from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
 from bootseer.checkpoint.read.recorder import ReadRecorder
 from bootseer.checkpoint.write.draft import Drafts
 from bootseer.checkpoint.write.options import WriteContext, WriteOptions
-from bootseer.fuse.mount import serve_fd
+from bootseer.fuse.serve_view import serve_fd
 from bootseer.store.api.base import Store
 from bootseer.units import MIB
 

@@ -21,7 +21,7 @@ from bootseer.checkpoint.mount.view import ViewOptions
 from bootseer.checkpoint.read.fetcher import FetchLimits
 from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.errors import Unavailable
-from bootseer.fuse.mount import run
+from bootseer.fuse.serve_view import run
 from bootseer.store.from_url import open_store
 from bootseer.store.wrappers.limit import LimitStore
 from bootseer.store.wrappers.retry import RetryStore

@@ -21,7 +21,7 @@ from functools import partial
 
 from bootseer.agent.node.privileges import drop_privileges
 from bootseer.errors import NoSpace
-from bootseer.fuse.mount import run, serve_fd
+from bootseer.fuse.serve_view import run, serve_fd
 from bootseer.fuse.view import (
     RENAME_NOREPLACE,
     ROOT_INODE,

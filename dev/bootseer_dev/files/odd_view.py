@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import trio
 
 from bootseer.agent.node.privileges import drop_privileges
-from bootseer.fuse.mount import run, serve_fd
+from bootseer.fuse.serve_view import run, serve_fd
 from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, OpenedFile
 from bootseer.units import MIB
 

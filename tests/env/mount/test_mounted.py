@@ -22,9 +22,9 @@ from bootseer.env.client.scan import tree_digest
 from bootseer.env.mount.content import AHEAD, TreeContent
 from bootseer.env.snapshot.index import decode
 from bootseer.errors import Corrupt, Unavailable
-from bootseer.fuse.attach import MountOptions, attach, detach
 from bootseer.fuse.fastpath import TreeTable
-from bootseer.fuse.tree import serve_tree
+from bootseer.fuse.privileged_mounts import MountOptions, attach, detach
+from bootseer.fuse.serve_tree import serve_tree
 from bootseer.squashfs.superblock import BLOCK_RAW
 
 pytestmark = [pytest.mark.fuse, pytest.mark.root]

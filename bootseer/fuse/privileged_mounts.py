@@ -1,8 +1,8 @@
 """Root's side of a mount: make it, set its read-ahead, take it away.
 
 Root does `attach` and hands the descriptor to a process of the user's, which does
-`bootseer.fuse.mount.serve_fd` and tells root that it has started; root then does `set_read_ahead`,
-and at the end `detach`.
+`bootseer.fuse.serve_view.serve_fd` and tells root that it has started; root then does
+`set_read_ahead`, and at the end `detach`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,6 @@ _CODES = range(1, 512)
 """The kernel refuses others, and who asked would wait for ever."""
 
 
-def code_of(error: OSError) -> int:
+def errno_of(error: OSError) -> int:
     """Return an error's number, or EIO where it has none that can be told."""
     return errno.EIO if error.errno is None or error.errno not in _CODES else error.errno

@@ -8,7 +8,7 @@ import importlib.util
 import click
 
 from bootseer import __version__
-from bootseer.agent.node.process import leave
+from bootseer.agent.node.spawn import leave
 from bootseer.errors import BootseerError
 
 COMMANDS = {

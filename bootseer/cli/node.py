@@ -11,7 +11,7 @@ import click
 
 from bootseer import config as settings
 from bootseer.agent.node import registry
-from bootseer.agent.node.reap import reap, reap_dead
+from bootseer.agent.node.reap_agents import reap, reap_dead
 from bootseer.agent.node.registry import job_folders
 from bootseer.errors import Denied, Unavailable
 

@@ -14,7 +14,7 @@ from bootseer import config as settings
 from bootseer.agent.messages.control import Finish, Finished
 from bootseer.agent.node import agent_process, control_client, registry
 from bootseer.agent.node.job import JobFolder
-from bootseer.agent.node.reap import reap, remove
+from bootseer.agent.node.reap_agents import reap, remove
 from bootseer.errors import BootseerError, NotFound
 from bootseer.slurm.hook import log_line
 

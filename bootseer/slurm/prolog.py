@@ -21,7 +21,7 @@ from bootseer.agent.messages.control import Readiness, TellEvent, WaitReady
 from bootseer.agent.node import agent_process, control_client, control_socket, registry
 from bootseer.agent.node.account import broker_settings
 from bootseer.agent.node.job import Job, JobFolder
-from bootseer.agent.node.reap import reap, reap_dead
+from bootseer.agent.node.reap_agents import reap, reap_dead
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 from bootseer.slurm import options
 from bootseer.slurm.hook import log_line

@@ -37,8 +37,8 @@ from bootseer.agent.messages.broker import (
     Unmount,
     WatchResidency,
 )
-from bootseer.agent.node import process
-from bootseer.agent.supervisor.images.brokers_pages import BrokersPages
+from bootseer.agent.node import spawn
+from bootseer.agent.supervisor.images.residency_client import ResidencyClient
 from bootseer.errors import Closed, Corrupt, Denied, NotFound, Unavailable
 from bootseer.fuse.mountinfo import read_mounts
 from bootseer.image.hot.residency import PAGE_BYTES, KernelResidency
@@ -370,7 +370,7 @@ def file(tmp_path):
 def watched(broker, fd):
     reply, (end,) = broker.ask(WatchResidency(), [fd])
     assert reply.error is None
-    return BrokersPages(socket.socket(fileno=end), reply.value)
+    return ResidencyClient(socket.socket(fileno=end), reply.value)
 
 
 def all_of(pages, most):
@@ -385,7 +385,7 @@ def all_of(pages, most):
 
 @pytest.mark.parametrize("most", [1, 16_384])
 def test_pages_are_told_as_by_who_looks_itself(broker, file, monkeypatch, most):
-    monkeypatch.setattr("bootseer.agent.broker.residency.RANGES", 50)
+    monkeypatch.setattr("bootseer.agent.broker.residency_server.RANGES", 50)
     local, told = KernelResidency(os.dup(file.fileno())), watched(broker, file.fileno())
     size_bytes = os.fstat(file.fileno()).st_size
     assert told.size_bytes == local.size_bytes == size_bytes
@@ -415,7 +415,7 @@ class StillPages:
 
 
 def test_pages_in_use_are_told_as_they_are(broker, monkeypatch):
-    monkeypatch.setattr("bootseer.agent.broker.residency.PAGES", 7)
+    monkeypatch.setattr("bootseer.agent.broker.residency_server.PAGES", 7)
     chance = random.Random(1)
     pages = StillPages(bytes(chance.choices((0, 1), k=3000)))
     monkeypatch.setattr("bootseer.agent.broker.broker.KernelResidency", opened_as(pages))
@@ -485,7 +485,7 @@ def test_ranges_beyond_the_file_end_the_watch(broker, file, stop):
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_another():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pages = BrokersPages(ours, 10 * PAGE_BYTES)
+    pages = ResidencyClient(ours, 10 * PAGE_BYTES)
     ours.settimeout(0.01)
     with theirs, pytest.raises(Unavailable):
         pages.active(0, PAGE_BYTES)
@@ -522,13 +522,13 @@ def serving(monkeypatch, tmp_path):
     """Processes of a job, which are not those that they should be."""
     begun = []
 
-    def spawn(folder, job, role, connection=None):
+    def begin_worker(folder, job, role, connection=None):
         ours, theirs = socket.socketpair()
         theirs.close()
         begun.append(child())
         return begun[-1], ours
 
-    monkeypatch.setattr(process, "spawn_worker", spawn)
+    monkeypatch.setattr(spawn, "spawn_worker", begin_worker)
     monkeypatch.setattr(processes_module, "register_servers", lambda folder, pids: None)
     yield Processes(None, None, UserSlots(str(tmp_path), 1)), begun
     for pid in begun:
@@ -609,12 +609,12 @@ def test_a_job_has_so_many_processes_and_no_more(monkeypatch, tmp_path):
     processes = Processes(None, None, UserSlots(str(tmp_path), 1))
     pids = iter(range(1, 1000))
 
-    def spawn(*_):
+    def begin(*_):
         ours, theirs = socket.socketpair()
         theirs.close()
         return next(pids), ours
 
-    monkeypatch.setattr(process, "spawn_worker", spawn)
+    monkeypatch.setattr(spawn, "spawn_worker", begin)
     for _ in range(MAX_WORKERS):
         start(processes, "publish")
     with pytest.raises(Unavailable, match="at work already"):

@@ -8,7 +8,7 @@ import pytest
 from bootseer_dev.cluster.poll import wait_until
 
 from bootseer._io import lib
-from bootseer.agent.node import cleanup, process
+from bootseer.agent.node import cleanup, spawn
 from bootseer.agent.node.job import JobFolder
 
 pytestmark = [pytest.mark.root]
@@ -111,7 +111,7 @@ def test_one_process_removes_and_looks_again(ground):
 
 def test_nothing_is_started_where_there_is_nothing(ground, monkeypatch):
     started = []
-    monkeypatch.setattr(process, "spawn_detached", lambda *args: started.append(args))
+    monkeypatch.setattr(spawn, "spawn_detached", lambda *args: started.append(args))
     parent, run_dir = ground
     for folder in (parent, parent / "missing"):
         cleanup.discard(str(folder / "7"))

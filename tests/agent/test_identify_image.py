@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from bootseer_dev.cluster.poll import wait_until
 
-from bootseer.agent.broker.copies import fork_opener
+from bootseer.agent.broker.forks import fork_opener
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.messages.worker import StartTask
 from bootseer.agent.node.job import Job

@@ -12,9 +12,9 @@ from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.material.images import TinyImage, write_image
 from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry
 
-from bootseer.agent.broker.kernel_mount import _checked_digest, mount_root
+from bootseer.agent.broker.mount_squashfs import _checked_digest, mount_root
 from bootseer.agent.messages.broker import MountKind, MountRoot, Unmount
-from bootseer.agent.node import process
+from bootseer.agent.node import spawn
 from bootseer.agent.node.broker_settings import NodeAccount
 from bootseer.core import image_manifest
 from bootseer.errors import Corrupt, Denied, NotFound, Unavailable
@@ -202,14 +202,14 @@ check_image.check = check
 
 
 def test_an_image_is_checked_with_the_cache_accounts_rights(filled, tmp_path, monkeypatch):
-    real = process.command
+    real = spawn.command
 
     def command(*args):
         argv = real(*args)
         argv[3] = argv[3].removesuffix("main()") + f"{TELL}main()"
         return argv
 
-    monkeypatch.setattr(process, "command", command)
+    monkeypatch.setattr(spawn, "command", command)
     said = checked_digest(filled, tmp_path / "checked")
     # Open are the standard three, those of the image, and the listing's own.
     assert said == f"(1, 1, 1) (1, 1, 1) {3 + 3 + 1}"

@@ -9,8 +9,8 @@ import pytest
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.material.stored_image import manifest_of
 
-from bootseer.agent.broker.copies import fork_lender
 from bootseer.agent.broker.folders import make_folders
+from bootseer.agent.broker.forks import fork_lender
 from bootseer.agent.messages.lender import VERBS, CreateEntry, OpenEntry
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.cache.token import manifest_token, seal_manifest

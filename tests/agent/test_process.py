@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from bootseer.agent.broker.registration import register_servers
-from bootseer.agent.node import agent_process, process, reap, registry
+from bootseer.agent.node import agent_process, reap_agents, registry, spawn
 from bootseer.agent.node.job import Job, JobFolder
 
 pytestmark = [pytest.mark.root]
@@ -43,8 +43,8 @@ def start():
 
 
 def _agent(folder, start):
-    agent = start({process.TAG: folder.path}, start_new_session=True)
-    folder.write("process.json", {"pid": agent.pid, "start": process.start_time(agent.pid)})
+    agent = start({spawn.TAG: folder.path}, start_new_session=True)
+    folder.write("process.json", {"pid": agent.pid, "start": spawn.start_time(agent.pid)})
     return agent
 
 
@@ -58,14 +58,14 @@ def test_an_agent_and_its_worker_are_killed(folder, start):
         "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
     )
     agent = start(
-        {process.TAG: folder.path},
+        {spawn.TAG: folder.path},
         command=(sys.executable, "-P", "-c", code),
         start_new_session=True,
         stdout=subprocess.PIPE,
     )
     with agent.stdout as stdout:
         worker = int(stdout.readline())
-    folder.write("process.json", {"pid": agent.pid, "start": process.start_time(agent.pid)})
+    folder.write("process.json", {"pid": agent.pid, "start": spawn.start_time(agent.pid)})
     assert sorted(agent_process.kill_all(folder)) == sorted([agent.pid, worker])
     assert agent.wait(5) == -signal.SIGKILL
 
@@ -73,18 +73,18 @@ def test_an_agent_and_its_worker_are_killed(folder, start):
 def test_what_its_user_has_stopped_is_killed_once_the_agent_has_ended(folder, start):
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WORKER!r}])"
     agent = start(
-        {process.TAG: folder.path},
+        {spawn.TAG: folder.path},
         command=(sys.executable, "-P", "-c", code),
         start_new_session=True,
         stdout=subprocess.PIPE,
     )
-    folder.write("process.json", {"pid": agent.pid, "start": process.start_time(agent.pid)})
+    folder.write("process.json", {"pid": agent.pid, "start": spawn.start_time(agent.pid)})
     with agent.stdout as stdout:
         stdout.readline()
         (worker,) = members(agent.pid)
         os.kill(worker, signal.SIGSTOP)
         assert agent.wait(10) == 0
-        reap.remove(folder)
+        reap_agents.remove(folder)
         assert stdout.read() == b""  # nobody has the other end any more
     assert not os.path.exists(folder.path)
 
@@ -94,21 +94,21 @@ def members(session):
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):
-            if process.status_fields(pid)[3] == str(session) and int(pid) != session:
+            if spawn.status_fields(pid)[3] == str(session) and int(pid) != session:
                 found.append(int(pid))
     return found
 
 
 def test_an_agent_that_has_not_registered_is_killed(folder, start):
-    agent = start({process.TAG: folder.path}, start_new_session=True)
+    agent = start({spawn.TAG: folder.path}, start_new_session=True)
     assert agent_process.kill_all(folder) == [agent.pid]
 
 
 @pytest.mark.parametrize("registered", [True, False])
 def test_a_users_process_with_the_name_is_not(folder, start, registered):
     own = [
-        start({process.TAG: folder.path}, user=USER),
-        start({process.TAG: folder.path}, user=USER, start_new_session=True),
+        start({spawn.TAG: folder.path}, user=USER),
+        start({spawn.TAG: folder.path}, user=USER, start_new_session=True),
     ]
     agent = _agent(folder, start)
     if not registered:
@@ -122,7 +122,7 @@ def test_a_users_process_that_calls_itself_roots_is_not(folder, start):
     code = f"open('/proc/self/comm', 'w').write('{name}'); print(flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     own = start(
-        {process.TAG: folder.path}, user=USER, command=(sys.executable, "-P", "-c", code), **pipes
+        {spawn.TAG: folder.path}, user=USER, command=(sys.executable, "-P", "-c", code), **pipes
     )
     with own.stdin, own.stdout:
         own.stdout.readline()
@@ -131,7 +131,7 @@ def test_a_users_process_that_calls_itself_roots_is_not(folder, start):
 
 @pytest.mark.parametrize("suffix", ["0", "/", "/../2"])
 def test_another_jobs_agent_is_not(folder, start, suffix):
-    other = start({process.TAG: folder.path + suffix}, start_new_session=True)
+    other = start({spawn.TAG: folder.path + suffix}, start_new_session=True)
     plain = start(start_new_session=True)
     _agent(folder, start)
     killed = agent_process.kill_all(folder)
@@ -159,7 +159,7 @@ def test_a_process_may_have_any_name(start, tmp_path):
     program = tmp_path / ") Z 1 1 (\n"
     program.symlink_to("/bin/sleep")
     child = start(command=(str(program), "60"))
-    assert process.start_time(child.pid) is not None
+    assert spawn.start_time(child.pid) is not None
 
 
 def test_a_worker_that_cannot_be_started_leaves_nothing_open(folder, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(folder, monkeypatch
     try:
         before = os.listdir("/proc/self/fd")
         with pytest.raises(OSError, match="no more processes"):
-            process.spawn_worker(folder, JOB, "serve_image", connection)
+            spawn.spawn_worker(folder, JOB, "serve_image", connection)
         assert os.listdir("/proc/self/fd") == before
     finally:
         os.close(connection)
@@ -180,7 +180,7 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(folder, monkeypatch
 @pytest.mark.parametrize("code", [0, 3])
 def test_leaving_says_what_was_to_be_said_and_waits_for_no_thread(code):
     program = (
-        "import threading, time; from bootseer.agent.node.process import leave; "
+        "import threading, time; from bootseer.agent.node.spawn import leave; "
         "threading.Thread(target=time.sleep, args=[60]).start(); "
         f"print('said'); leave({code})"
     )

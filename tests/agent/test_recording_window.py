@@ -9,8 +9,8 @@ import trio
 from bootseer.agent.messages.worker import ImageFound
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.event_log import EventLog
-from bootseer.agent.supervisor.images.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.images.recording_window import RecordingWindow
+from bootseer.agent.supervisor.images.residency_client import ResidencyClient
 from bootseer.agent.supervisor.images.residency_record import WatchedImage
 from bootseer.config import Config
 from bootseer.image.hot.trace import Touch
@@ -44,7 +44,7 @@ def image():
     """An image whose first sample was taken: nobody looks at its pages after that."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.send(b"=")
-    watched = WatchedImage(ImageFound("/i", "d", []), BrokersPages(ours, 1 << 20))
+    watched = WatchedImage(ImageFound("/i", "d", []), ResidencyClient(ours, 1 << 20))
     watched._recorder.touches = [Touch(0, 4096, 1)]
     theirs.close()
     yield watched

@@ -21,7 +21,7 @@ import json, sys
 before = set(sys.modules)
 sys.path[:0] = [sys.argv[1]]
 import bootseer.agent.broker.__main__
-import bootseer.agent.broker.run
+import bootseer.agent.broker.startup
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 EXTENSION = {"bootseer._io", "bootseer._io.lib", "_cffi_backend"}

@@ -44,7 +44,7 @@ from bootseer.agent.supervisor import (
     containment,
     environment_mounts,
     event_log,
-    publication,
+    publish_recording,
     spool,
     supervisor,
 )
@@ -102,11 +102,11 @@ async def handle(agent, request, peer):
 
 
 def publish_with(agent, timeout_s=1.0):
-    return publication.publish(agent._context, [], None, timeout_s)
+    return publish_recording.publish(agent._context, [], None, timeout_s)
 
 
 def run_of(agent, number):
-    return publication._run_document(agent._context, "cold") | {"run": f"c.{number}"}
+    return publish_recording._run_document(agent._context, "cold") | {"run": f"c.{number}"}
 
 
 def left_events(agent):
@@ -217,7 +217,7 @@ async def test_a_run_that_cannot_be_removed_any_more_is_published_all_the_same(a
         return Published(True, "x", [])
 
     monkeypatch.setattr(spool, "read_waiting", lambda *_: [(OnReadOnlyDisk(), {})])
-    monkeypatch.setattr(publication, "_publish_by_worker", publish)
+    monkeypatch.setattr(publish_recording, "_publish_by_worker", publish)
     assert await publish_with(agent) == (True, "x")
 
 
@@ -252,7 +252,7 @@ async def test_a_run_that_has_to_wait_on_stays(agent, tmp_path, monkeypatch):
         assert [run["run"] for _, run in waiting] == ["c.1", "c.2", "c.3"]
         return Published(True, "x", [1])
 
-    monkeypatch.setattr(publication, "_publish_by_worker", publish)
+    monkeypatch.setattr(publish_recording, "_publish_by_worker", publish)
     await publish_with(agent)
     assert [run["run"] for _, run in spool.read_waiting(cache_dir, USER)] == ["c.2"]
 

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from bootseer.agent.messages.worker import CloseWindow
-from bootseer.agent.node import process
+from bootseer.agent.node import spawn
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import worker_output
 from bootseer.agent.supervisor.worker_output import MAX_BYTES, copy_output
@@ -62,7 +62,7 @@ async def test_a_full_disk_ends_nothing(monkeypatch):
 @pytest.mark.parametrize("room", [MAX_BYTES, 0])
 async def test_a_worker_prints_there_and_nowhere_else(tmp_path, capfd, monkeypatch, room):
     monkeypatch.setattr(worker_output, "MAX_BYTES", room)
-    pid, end = process.spawn_worker(JobFolder(str(tmp_path)), JOB, "publish")
+    pid, end = spawn.spawn_worker(JobFolder(str(tmp_path)), JOB, "publish")
     worker = Worker(None, 0, end)
     await worker.send_task(JOB, Config({}))
     await worker.channel.send(CloseWindow())  # nothing that it takes: it ends by an error

@@ -44,18 +44,18 @@ def test_a_mark_of_a_task_imports_the_standard_library_only():
 
 
 def test_the_image_is_opened_before_anything_slow_is_imported():
-    argv = [sys.executable, "-P", "-c", IMPORTED, ROOT, "bootseer.agent.broker.run"]
+    argv = [sys.executable, "-P", "-c", IMPORTED, ROOT, "bootseer.agent.broker.startup"]
     answer = subprocess.run(argv, capture_output=True, text=True, check=True)
     tops = {name.partition(".")[0] for name in json.loads(answer.stdout)}
     assert tops - set(sys.stdlib_module_names) == {"bootseer", "_cffi_backend"}
 
 
 def test_the_agents_command_line_takes_nothing_of_the_callers(tmp_path, monkeypatch):
-    from bootseer.agent.node import process
+    from bootseer.agent.node import spawn
     from bootseer.agent.node.job import JobFolder
 
     for name in ("PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "SPANK_BOOTSEER_KEY", "HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    assert process.command("start")[1] == "-ISB"
-    environment = process.environment(JobFolder("/run/bootseer/jobs/1"))
-    assert environment.keys() == {"PATH", "LANG", process.TAG}
+    assert spawn.command("start")[1] == "-ISB"
+    environment = spawn.environment(JobFolder("/run/bootseer/jobs/1"))
+    assert environment.keys() == {"PATH", "LANG", spawn.TAG}

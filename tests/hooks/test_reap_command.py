@@ -8,7 +8,7 @@ import pytest
 
 from bootseer.agent.node import agent_process, registry
 from bootseer.agent.node.job import JobFolder
-from bootseer.agent.node.process import environment, start_time
+from bootseer.agent.node.spawn import environment, start_time
 from bootseer.cli import node
 from bootseer.errors import Denied
 

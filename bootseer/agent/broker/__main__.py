@@ -10,7 +10,7 @@ from contextlib import suppress
 from threading import Thread
 
 from bootseer.agent.node.job import JobFolder
-from bootseer.agent.node.process import leave
+from bootseer.agent.node.spawn import leave
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     moves = [Thread(target=_enter, args=(group,)) for group in groups if group]
     for move in moves:
         move.start()
-    from bootseer.agent.broker.run import run
+    from bootseer.agent.broker.startup import run
 
     for move in moves:
         move.join()

@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, TypeVar
 
-from bootseer.agent.broker import mount_requests, residency
-from bootseer.agent.broker.kernel_mount import mount_root
+from bootseer.agent.broker import mount_requests, residency_server
+from bootseer.agent.broker.mount_squashfs import mount_root
 from bootseer.agent.broker.mounts import Mounts, look_at
 from bootseer.agent.broker.processes import LOOK_S, Processes
 from bootseer.agent.messages import broker as messages
@@ -139,7 +139,7 @@ class Broker:
             raise Unavailable(f"{_MAX_WATCHED} files of this job were watched already")
         pages = KernelResidency(os.dup(fd))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        Thread(target=residency.serve, args=(pages, ours), daemon=True).start()
+        Thread(target=residency_server.serve, args=(pages, ours), daemon=True).start()
         sent.append(theirs.detach())
         return pages.size_bytes
 

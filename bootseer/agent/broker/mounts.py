@@ -16,7 +16,7 @@ from threading import Lock
 
 from bootseer._io import lib
 from bootseer.agent.broker.processes import Processes
-from bootseer.agent.broker.start import ServerProcess
+from bootseer.agent.broker.supervisor_start import ServerProcess
 from bootseer.agent.messages.broker import MountKind
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.core.reference import ENVIRONMENT

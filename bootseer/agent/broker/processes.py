@@ -15,7 +15,7 @@ from threading import Lock
 
 from bootseer.agent.broker.registration import register_servers
 from bootseer.agent.broker.user_slots import UserSlots
-from bootseer.agent.node import process
+from bootseer.agent.node import spawn
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import NotFound, Unavailable
 
@@ -92,7 +92,7 @@ class Processes:
         with self._lock:
             slot = self._slots.take()
         try:
-            pid, end = process.spawn_worker(self._folder, self._job, role, connection)
+            pid, end = spawn.spawn_worker(self._folder, self._job, role, connection)
         except BaseException:
             with self._lock:
                 self._slots.give(slot)

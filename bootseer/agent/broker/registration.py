@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from bootseer.agent.node.job import JobFolder
-from bootseer.agent.node.process import start_time
+from bootseer.agent.node.spawn import start_time
 
 
 def register(folder: JobFolder) -> None:

@@ -15,7 +15,7 @@ from threading import BoundedSemaphore, Thread
 
 from bootseer.agent.messages.lender import VERBS, CreateEntry, OpenEntry
 from bootseer.agent.node.broker_settings import BrokerSettings
-from bootseer.agent.node.process import leave
+from bootseer.agent.node.spawn import leave
 from bootseer.cache.folder import BlockCache, CacheEntry
 from bootseer.cache.reservation import REQUEST, answer_reservation
 from bootseer.cache.size import EntrySize

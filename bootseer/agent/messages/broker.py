@@ -125,7 +125,7 @@ class MountRoot:
 class WatchResidency:
     """Watch which pages of a file are in memory, with its descriptor.
 
-    Reply: a socket for `bootseer.agent.broker.residency`, and the file's length.
+    Reply: a socket for `bootseer.agent.broker.residency_server`, and the file's length.
     """
 
 

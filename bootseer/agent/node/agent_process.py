@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from bootseer.agent.node import cgroup
 from bootseer.agent.node.job import JobFolder
-from bootseer.agent.node.process import TAG, command, environment, start_time, status_fields
+from bootseer.agent.node.spawn import TAG, command, environment, start_time, status_fields
 
 CONTROL_FD = 3
 """Where an agent that is not systemd's finds its control socket."""

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from bootseer.agent.node import process
+from bootseer.agent.node import spawn
 
 FOLDER_S = 600
 """Longest that the removal of one folder may take, beside jobs that have the processors; what is
@@ -46,7 +46,7 @@ def start(parent: str, run_dir: str) -> None:
     """
     if left_overs(parent, run_dir):
         with suppress(OSError):
-            process.spawn_detached("node.cleanup", parent, run_dir)
+            spawn.spawn_detached("node.cleanup", parent, run_dir)
 
 
 def left_overs(parent: str, run_dir: str) -> list[str]:
@@ -78,7 +78,7 @@ def main() -> None:
     while names := set(left_overs(parent, run_dir)) - tried:
         tried |= names
         for name in sorted(names):
-            os.waitpid(process.fork(partial(_remove, folder, name)), 0)
+            os.waitpid(spawn.fork(partial(_remove, folder, name)), 0)
 
 
 def _remove(folder: int, name: str) -> None:

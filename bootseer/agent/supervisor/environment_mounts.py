@@ -30,8 +30,8 @@ from bootseer.agent.messages.worker import (
     SnapshotMounted,
     StageEnded,
 )
-from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.images.image_mounts import ServedImages
+from bootseer.agent.supervisor.job_context import JobContext
 from bootseer.agent.supervisor.worker_process import Worker, start
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.snapshot.manifest import MAX_TARGETS

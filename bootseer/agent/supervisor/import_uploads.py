@@ -6,7 +6,7 @@ import trio
 
 from bootseer.agent.messages.broker import Role
 from bootseer.agent.messages.worker import ImportOpened, StageEnded, UploadImport
-from bootseer.agent.supervisor.context import JobContext
+from bootseer.agent.supervisor.job_context import JobContext
 from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import DOCKER, reference
 from bootseer.errors import BootseerError, ConfigError, Unavailable

@@ -8,12 +8,12 @@ from contextlib import suppress
 import trio
 
 from bootseer import config as settings
-from bootseer.agent.broker.start import SupervisorStart
+from bootseer.agent.broker.supervisor_start import SupervisorStart
 from bootseer.agent.messages import lender as lender_messages
 from bootseer.agent.messages.broker import VERBS
 from bootseer.agent.node import log
 from bootseer.agent.node.privileges import Confinement, confine, limit_changes
-from bootseer.agent.node.process import leave, reset_priority
+from bootseer.agent.node.spawn import leave, reset_priority
 from bootseer.agent.supervisor import spool
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.images.image_mount import ServedImage

@@ -46,7 +46,6 @@ from bootseer.agent.messages.worker import (
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import containment, control_server
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
-from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.control_server import Peer
 from bootseer.agent.supervisor.environment_mounts import EnvironmentMounts
 from bootseer.agent.supervisor.event_log import EventLog
@@ -55,7 +54,8 @@ from bootseer.agent.supervisor.images.image_mounts import ServedImages
 from bootseer.agent.supervisor.images.image_record import JobImage
 from bootseer.agent.supervisor.images.recording_window import RecordingWindow
 from bootseer.agent.supervisor.import_uploads import ImportUploads
-from bootseer.agent.supervisor.publication import publish
+from bootseer.agent.supervisor.job_context import JobContext
+from bootseer.agent.supervisor.publish_recording import publish
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.core.event import Event, from_json, one_line
 from bootseer.errors import BootseerError, Closed, ConfigError, Denied, Unavailable

@@ -9,11 +9,11 @@ from contextlib import suppress
 
 import trio
 
-from bootseer.agent.broker.start import SupervisorStart
+from bootseer.agent.broker.supervisor_start import SupervisorStart
 from bootseer.agent.messages.broker import KillWorker, Role, ServeImage
 from bootseer.agent.messages.broker import StartWorker as StartWorker
 from bootseer.agent.messages.worker import StartTask, SupervisorEnd, supervisor_end
-from bootseer.agent.node import process
+from bootseer.agent.node import spawn
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.worker_output import copy_output
 from bootseer.agent.workers import base, prefetch  # noqa: F401 (what is forked here needs it)
@@ -100,9 +100,9 @@ def fork_warming(start: SupervisorStart) -> socket.socket:
         base.serve("prefetch", theirs, *user, start.broker_pid, start.opener)
 
     def leave_behind() -> None:
-        process.fork(work)
+        spawn.fork(work)
         os._exit(0)
 
-    os.waitpid(process.fork(leave_behind), 0)
+    os.waitpid(spawn.fork(leave_behind), 0)
     theirs.close()
     return ours

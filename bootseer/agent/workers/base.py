@@ -19,10 +19,10 @@ from bootseer.agent.messages.worker import StageEnded, StartTask, WorkerEnd, wor
 from bootseer.agent.node import log
 from bootseer.agent.node.job import Job
 from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls
-from bootseer.agent.node.process import CHANNEL_FD, CONNECTION_FD, leave, reset_priority
+from bootseer.agent.node.spawn import CHANNEL_FD, CONNECTION_FD, leave, reset_priority
 from bootseer.agent.workers import mksquashfs_starter
 from bootseer.agent.workers.images.identify_image import IdentifiedImage, open_and_identify, receive
-from bootseer.agent.workers.output import direct_output
+from bootseer.agent.workers.redirect_output import direct_output
 from bootseer.config import Config, User
 from bootseer.core.event import FALLBACK, StageReport
 from bootseer.env.snapshot.group_store import shared_urls

@@ -16,9 +16,9 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-from bootseer.agent.node import process
+from bootseer.agent.node import spawn
 from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls, die_with
-from bootseer.agent.workers.output import direct_output
+from bootseer.agent.workers.redirect_output import direct_output
 from bootseer.errors import Unavailable
 from bootseer.ipc.descriptors import receive
 from bootseer.ipc.typed_json import from_object, read_object
@@ -69,7 +69,7 @@ def start(user: str, uid: int, gid: int) -> tuple[Start, int | None]:
             direct_output(None)
             _serve(theirs, program)
 
-    process.fork(work)
+    spawn.fork(work)
     theirs.close()
     os.close(program)
     confined = ConfinedStart(ours)

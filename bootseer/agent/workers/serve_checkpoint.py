@@ -13,7 +13,7 @@ from bootseer.agent.messages.worker import (
     CloseWindow,
     StopCheckpoint,
 )
-from bootseer.agent.node.process import CONNECTION_FD
+from bootseer.agent.node.spawn import CONNECTION_FD
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.checkpoint.mount.owners import OwnerNames
 from bootseer.checkpoint.mount.serve import CheckpointOptions, CheckpointService, serve_checkpoint

@@ -21,7 +21,7 @@ from bootseer.agent.messages.worker import (
     ImageServed,
     ReportImage,
 )
-from bootseer.agent.node.process import CONNECTION_FD
+from bootseer.agent.node.spawn import CONNECTION_FD
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.images.access_strategy import AccessSelector
 from bootseer.agent.workers.images.hot_pack import JobPack

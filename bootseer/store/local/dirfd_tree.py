@@ -31,7 +31,7 @@ from bootseer.posix import (
 )
 from bootseer.store.api.name import MAX_COMPONENTS, TEMPORARY_PREFIX, temporary_name
 from bootseer.store.local.access import ANYBODY, TreeAccess
-from bootseer.store.local.reap import reap, remove_tree
+from bootseer.store.local.reap_temporaries import reap, remove_tree
 from bootseer.units import NS_PER_S
 
 # O_NONBLOCK: opening a FIFO returns at once, to be refused, instead of waiting for a writer.

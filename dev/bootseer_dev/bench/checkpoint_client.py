@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import trio
 from hdfs_native import Client, WriteOptions
 
-from bootseer.agent.node.process import leave
+from bootseer.agent.node.spawn import leave
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.serve import keep_large_buffers
 from bootseer.checkpoint.read.fetcher import Fetcher

@@ -35,7 +35,7 @@ CLIENT = """
 import json, os, sys
 from pathlib import PurePosixPath
 import trio
-from bootseer.agent.node.process import leave
+from bootseer.agent.node.spawn import leave
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.checkpoint.write.draft import Drafts

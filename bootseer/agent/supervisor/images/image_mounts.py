@@ -10,9 +10,9 @@ import trio
 from bootseer.agent.broker.mounts import MAX_IMAGES
 from bootseer.agent.messages.broker import Role, ServeImage
 from bootseer.agent.node.job import Job
-from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.images.image_mount import ServedImage
 from bootseer.agent.supervisor.images.recording_window import RecordingWindow
+from bootseer.agent.supervisor.job_context import JobContext
 from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import ENVIRONMENT, reference
 from bootseer.errors import BootseerError, ConfigError, Unavailable

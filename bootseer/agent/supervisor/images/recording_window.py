@@ -28,11 +28,11 @@ from bootseer.agent.messages.worker import (
 )
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
-from bootseer.agent.supervisor.context import JobContext
-from bootseer.agent.supervisor.images.brokers_pages import BrokersPages
 from bootseer.agent.supervisor.images.image_mount import ServedImage
 from bootseer.agent.supervisor.images.image_record import JobImage
+from bootseer.agent.supervisor.images.residency_client import ResidencyClient
 from bootseer.agent.supervisor.images.residency_record import SETTLE_S, WatchedImage
+from bootseer.agent.supervisor.job_context import JobContext
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.errors import BootseerError, Closed
 from bootseer.ipc.descriptors import close_all, exactly
@@ -161,7 +161,7 @@ class RecordingWindow:
         match message:
             case ImageFound() if len(self.images) < MAX_IMAGES:
                 reply, (end,) = await self._broker.ask(WatchResidency(), exactly(fds, 1))
-                pages = BrokersPages(socket.socket(fileno=end), reply.value)
+                pages = ResidencyClient(socket.socket(fileno=end), reply.value)
                 self.images.append(WatchedImage(message, pages))
             case PrefetchBegun() if self.images:
                 self.images[-1].note_prefetch(message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from bootseer.agent.node.privileges import confine
-from bootseer.agent.node.process import leave
+from bootseer.agent.node.spawn import leave
 from bootseer.cache.blocks import CachedBlocks
 from bootseer.cache.keeper import read_manifest
 from bootseer.core import image_manifest

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bootseer.agent.workers.output import direct_output
+from bootseer.agent.workers.redirect_output import direct_output
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.image.identity import Identity, OpenImage, identify, open_image

@@ -32,7 +32,7 @@ def command(module: str, *args: str) -> list[str]:
 
     That is this package's folder and, before it, what the entry script was installed with.
     """
-    package = os.path.abspath(__file__).removesuffix("/bootseer/agent/node/process.py")
+    package = os.path.abspath(__file__).removesuffix("/bootseer/agent/node/spawn.py")
     sites = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     path = ":".join(dict.fromkeys([package, *sites]))
     return [sys.executable, "-ISB", "-c", _BOOT.format(module=module), path, *args]

@@ -11,7 +11,7 @@ import pytest
 
 from bootseer.posix import OPEN_FOLDER
 from bootseer.store.api.name import TEMPORARY_PREFIX
-from bootseer.store.local.reap import reap, remove_tree
+from bootseer.store.local.reap_temporaries import reap, remove_tree
 
 OLD_NS = 1_000_000_000
 

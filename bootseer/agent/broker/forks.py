@@ -16,7 +16,7 @@ from typing import Any
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job
 from bootseer.agent.node.privileges import confine
-from bootseer.agent.node.process import fork, reset_priority
+from bootseer.agent.node.spawn import fork, reset_priority
 
 
 def fork_opener(job: Job) -> tuple[int, socket.socket]:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bootseer.agent.node import process
+from bootseer.agent.node import spawn
 from bootseer.agent.node.broker_settings import NodeAccount
 from bootseer.errors import BootseerError, Corrupt, Denied, NotFound, Unavailable
 
@@ -99,7 +99,7 @@ def _checked_digest(fds: Sequence[int], checked: Path, account: NodeAccount) -> 
 
 def _check(fds: Sequence[int], account: NodeAccount) -> str:
     """Have an image checked by a process with the cache's rights; returns its digest."""
-    argv = process.command(
+    argv = spawn.command(
         "workers.images.check_image", *map(str, (account.name, account.uid, account.gid))
     )
     try:

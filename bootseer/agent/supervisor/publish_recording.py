@@ -19,8 +19,8 @@ from bootseer.agent.messages.worker import (
 )
 from bootseer.agent.supervisor import spool
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
-from bootseer.agent.supervisor.context import JobContext
 from bootseer.agent.supervisor.images.image_record import JobImage
+from bootseer.agent.supervisor.job_context import JobContext
 from bootseer.agent.supervisor.worker_process import Worker, start
 from bootseer.core.event import Event, one_line
 from bootseer.errors import BootseerError, Closed

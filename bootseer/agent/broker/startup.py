@@ -16,17 +16,17 @@ import sys
 from contextlib import suppress
 
 from bootseer.agent.broker.broker import Broker
-from bootseer.agent.broker.copies import fork_lender, fork_opener
 from bootseer.agent.broker.folders import make_folders
+from bootseer.agent.broker.forks import fork_lender, fork_opener
 from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.registration import note_ended, register
-from bootseer.agent.broker.start import SupervisorStart
+from bootseer.agent.broker.supervisor_start import SupervisorStart
 from bootseer.agent.broker.user_slots import UserSlots
 from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import adopt_orphans, limit_to_brokers
-from bootseer.agent.node.process import fork, reset_priority
+from bootseer.agent.node.spawn import fork, reset_priority
 from bootseer.errors import BootseerError
 from bootseer.ipc.request import Reply
 

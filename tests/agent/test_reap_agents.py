@@ -8,7 +8,7 @@ import time
 import pytest
 from bootseer_dev.cluster.poll import wait_until
 
-from bootseer.agent.node import agent_process, reap, registry
+from bootseer.agent.node import agent_process, reap_agents, registry
 from bootseer.agent.node.job import JobFolder
 
 pytestmark = [pytest.mark.root]
@@ -45,12 +45,12 @@ def left_by_the_dead(run_dir, job_id):
 
 def test_a_grave_is_left_alone_until_its_burier_has_had_its_time(run_dir, buried):
     left_by_the_dead(run_dir, 7)
-    assert reap.reap_dead(run_dir) == ["7"]
+    assert reap_agents.reap_dead(run_dir) == ["7"]
     (grave,) = buried
-    assert reap.reap_dead(run_dir) == []
+    assert reap_agents.reap_dead(run_dir) == []
     assert os.path.isdir(grave.path)
     os.utime(grave.path, (LONG_AGO_S, LONG_AGO_S))
-    reap.reap_dead(run_dir)
+    reap_agents.reap_dead(run_dir)
     assert not os.path.exists(grave.path)
 
 
@@ -58,14 +58,14 @@ def test_one_that_died_before_it_registered_is_buried_alike(run_dir, buried):
     folder = JobFolder.of(run_dir, 7)
     registry.claim(folder)
     os.utime(folder.path, (LONG_AGO_S, LONG_AGO_S))
-    assert reap.reap_dead(run_dir) == ["7"]
+    assert reap_agents.reap_dead(run_dir) == ["7"]
     assert registry.is_starting(buried[0])
 
 
 def test_what_cannot_be_buried_keeps_nobody_else(run_dir, buried):
     for job_id in (7, 8, 9):
         left_by_the_dead(run_dir, job_id)
-    assert reap.reap_dead(run_dir) == ["7", "8", "9"]
+    assert reap_agents.reap_dead(run_dir) == ["7", "8", "9"]
     assert registry.job_folders(run_dir) == []
 
 
@@ -76,27 +76,27 @@ def test_what_cannot_be_moved_keeps_nobody_else(run_dir, buried, monkeypatch):
 
     monkeypatch.setattr(agent_process, "kill_all", kill_all)
     folders = [left_by_the_dead(run_dir, job_id) for job_id in (7, 8, 9)]
-    assert reap.reap_dead(run_dir) == ["7", "9"]
-    assert not reap.reap(folders[0]), "another was first"
+    assert reap_agents.reap_dead(run_dir) == ["7", "9"]
+    assert not reap_agents.reap(folders[0]), "another was first"
 
 
 def test_one_that_ended_as_it_should_has_not_died(run_dir, buried):
     folder = left_by_the_dead(run_dir, 7)
     folder.write("ended.json", {})
-    assert reap.reap_dead(run_dir) == []
+    assert reap_agents.reap_dead(run_dir) == []
     assert os.path.isdir(folder.path), "its epilog is about to remove it"
     os.utime(folder.path, (LONG_AGO_S, LONG_AGO_S))
-    assert reap.reap_dead(run_dir) == []
+    assert reap_agents.reap_dead(run_dir) == []
     assert not os.path.exists(folder.path)
     assert buried == []
 
 
 def test_why_one_was_ended_by_force_is_kept(run_dir, buried):
-    assert reap.reap(left_by_the_dead(run_dir, 7), "no answer")
+    assert reap_agents.reap(left_by_the_dead(run_dir, 7), "no answer")
     assert buried[0].read("died.json") == {"why": "no answer"}
 
 
-@pytest.mark.parametrize("clear", [reap.remove, reap.reap])
+@pytest.mark.parametrize("clear", [reap_agents.remove, reap_agents.reap])
 def test_what_a_job_has_written_goes_after_its_agent(node_settings, buried, clear):
     """By a process that does not end with the agent's; what a living job writes stays."""
     folder = left_by_the_dead(node_settings.run_dir, 7)
@@ -119,7 +119,7 @@ inside, others = [folder + b"/jobs/7/a b\\\xff\r"], [folder + b"/\xff\n\r", fold
 for point in (*inside, *others):
     os.makedirs(point)
     subprocess.run([b"mount", b"-t", b"tmpfs", b"none", point], check=True)
-reap._unmount_below(os.fsdecode(folder + b"/jobs/7"))
+reap_agents._unmount_below(os.fsdecode(folder + b"/jobs/7"))
 assert [os.path.ismount(point) for point in inside] == [False]
 assert [os.path.ismount(point) for point in others] == [True, True]
 """
@@ -132,7 +132,7 @@ from bootseer.agent.node.job import JobFolder
 folder = JobFolder(sys.argv[1] + "/jobs/7")
 os.makedirs(folder.image_mount(3))
 subprocess.run(["mount", "-t", "tmpfs", "none", folder.image_mount(3)], check=True)
-reap.remove(folder)
+reap_agents.remove(folder)
 assert not os.path.exists(folder.path)
 """
 

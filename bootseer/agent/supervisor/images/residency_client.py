@@ -1,10 +1,10 @@
-"""The pages of a file that the broker looks at, see `bootseer.agent.broker.residency`."""
+"""The pages of a file that the broker looks at, see `bootseer.agent.broker.residency_server`."""
 
 from __future__ import annotations
 
 import socket
 
-from bootseer.agent.broker import residency
+from bootseer.agent.broker import residency_server
 from bootseer.errors import Unavailable
 from bootseer.image.hot.residency import PAGE_BYTES
 
@@ -12,7 +12,7 @@ _ANSWER_S = 10.0
 """For the broker to look, longer than it may take to read pages of a slow file system again."""
 
 
-class BrokersPages:
+class ResidencyClient:
     """The supervisor's end: the `ResidentPages` of a file that the broker looks at."""
 
     def __init__(self, end: socket.socket, size_bytes: int) -> None:
@@ -25,17 +25,17 @@ class BrokersPages:
         """See `ResidentPages`; there may be some more, for they come in messages."""
         found: list[tuple[int, int]] = []
         while len(found) < most:
-            some = list(residency.RANGE.iter_unpack(self._ask(0, 0)[1:]))
+            some = list(residency_server.RANGE.iter_unpack(self._ask(0, 0)[1:]))
             found += some
-            if len(some) < residency.RANGES:
+            if len(some) < residency_server.RANGES:
                 break
         return found
 
     def active(self, start: int, stop: int) -> bytes | None:
         """See `ResidentPages`."""
         found = b""
-        for at in range(start - start % PAGE_BYTES, stop, residency.PAGES * PAGE_BYTES):
-            until = min(stop, at + residency.PAGES * PAGE_BYTES)
+        for at in range(start - start % PAGE_BYTES, stop, residency_server.PAGES * PAGE_BYTES):
+            until = min(stop, at + residency_server.PAGES * PAGE_BYTES)
             some = self._ask(max(start, at), until)
             if some == b"-":
                 return None
@@ -48,8 +48,8 @@ class BrokersPages:
 
     def _ask(self, start: int, stop: int) -> bytes:
         try:
-            self._end.send(residency.RANGE.pack(start, stop))
-            answer = self._end.recv(1 + residency.MAX_ANSWER_BYTES)
+            self._end.send(residency_server.RANGE.pack(start, stop))
+            answer = self._end.recv(1 + residency_server.MAX_ANSWER_BYTES)
         except OSError as error:
             self.close()  # an answer that comes too late must not be taken for that to a later one
             raise Unavailable(f"nobody looks at the image any more: {error}") from error

@@ -18,7 +18,7 @@ IPC_LOCK = 1 << 14
 LOOK = """
 import ctypes, json, os, resource, sys
 from bootseer.agent.node.privileges import Confinement, confine
-profile = Confinement.PIN if sys.argv[1] == "prefetch" else Confinement.PLAIN
+profile = Confinement.PIN if sys.argv[1] == "warm_up" else Confinement.PLAIN
 kept, closed = os.open("/", os.O_RDONLY), [os.open("/", os.O_RDONLY) for _ in range(50)]
 os.dup2(closed[0], 900)
 confine("nobody", 65534, 65534, os.getppid(), keep=[kept], profile=profile)
@@ -65,7 +65,7 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(params=["prefetch", "publish"])
+@pytest.fixture(params=["warm_up", "publish"])
 def seen(request):
     import json
 
@@ -92,16 +92,16 @@ def test_its_identity_is_the_users_alone(seen):
 
 def test_it_may_lock_memory_to_warm_and_nothing_else(seen):
     status = seen["status"]
-    expected = IPC_LOCK if seen["role"] == "prefetch" else 0
+    expected = IPC_LOCK if seen["role"] == "warm_up" else 0
     held = int(status["CapPrm"][0], 16)
-    if seen["role"] == "prefetch" and not held:
+    if seen["role"] == "warm_up" and not held:
         pytest.skip("CAP_IPC_LOCK is not ours to give")
     assert (held, int(status["CapEff"][0], 16)) == (expected, expected)
     assert {int(status[kind][0], 16) for kind in ("CapInh", "CapAmb", "CapBnd")} == {0}
     no_root, no_root_locked, fixup_locked, no_ambient, no_ambient_locked = 1, 2, 8, 64, 128
     assert seen["bits"] == no_root | no_root_locked | fixup_locked | no_ambient | no_ambient_locked
     assert seen["keep"] == 0
-    assert (seen["lock"] == 0) == (seen["role"] == "prefetch")
+    assert (seen["lock"] == 0) == (seen["role"] == "warm_up")
 
 
 def test_its_user_can_neither_trace_nor_read_it(seen):

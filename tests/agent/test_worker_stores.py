@@ -17,7 +17,7 @@ def job(checkpoint):
     return Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "", 1.0, 1, checkpoint=checkpoint)
 
 
-@pytest.mark.parametrize("role", ["prefetch", "publish", "run_environment", "serve_image"])
+@pytest.mark.parametrize("role", ["warm_up", "publish", "run_environment", "serve_image"])
 def test_a_worker_may_use_all_that_are_configured(role):
     urls = list(store_urls(role, job("gs://checkpoints"), Config(STORES)))
     assert urls == ["file:///home/{user}/.bootseer", "s3://images", "hdfs://nn/chem", "/shared/bio"]

@@ -14,7 +14,7 @@ from bootseer.ipc.request import Verbs
 class Role(IntEnum):
     """Which worker of the user's is started; its module in `bootseer.agent.workers`."""
 
-    PREFETCH = 0
+    WARM_UP = 0
     RUN_ENVIRONMENT = 1
     PUBLISH = 2
     UPLOAD_IMPORT = 3

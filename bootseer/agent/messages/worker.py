@@ -59,7 +59,7 @@ class StartTask(NamedTuple):
 
 
 class ImageReadable(NamedTuple):
-    """To `prefetch`: the served image can be read.
+    """To `warm_up`: the served image can be read.
 
     Attributes:
         path: under which.
@@ -79,11 +79,11 @@ class ImageReadable(NamedTuple):
 
 
 class ImageUnreadable(NamedTuple):
-    """To `prefetch`: the served image will never be there."""
+    """To `warm_up`: the served image will never be there."""
 
 
 class CheckpointReadable(NamedTuple):
-    """To `prefetch`: the checkpoint can be read; or never will be.
+    """To `warm_up`: the checkpoint can be read; or never will be.
 
     Attributes:
         ok: which.
@@ -93,7 +93,7 @@ class CheckpointReadable(NamedTuple):
 
 
 class EnvironmentMounted(NamedTuple):
-    """To `prefetch`, in answer to `MountEnvironment`.
+    """To `warm_up`, in answer to `MountEnvironment`.
 
     Attributes:
         why: it could not be mounted; "" if it is.
@@ -103,13 +103,13 @@ class EnvironmentMounted(NamedTuple):
 
 
 class HoldPrefetch(NamedTuple):
-    """To `prefetch`: stop reading ahead for now, or go on."""
+    """To `warm_up`: stop reading ahead for now, or go on."""
 
     is_held: bool
 
 
 class YieldToJob(NamedTuple):
-    """To `prefetch`: the job starts, so it goes first from now on."""
+    """To `warm_up`: the job starts, so it goes first from now on."""
 
 
 class CloseWindow(NamedTuple):
@@ -239,19 +239,19 @@ class StageEnded(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """From `prefetch`: the job may start. Attributes: detail: a line for people."""
+    """From `warm_up`: the job may start. Attributes: detail: a line for people."""
 
     detail: str
 
 
 class MountImage(NamedTuple):
-    """From `prefetch`: the last run used this image later on; have it there. Attributes: image."""
+    """From `warm_up`: the last run used this image later on; have it there. Attributes: image."""
 
     image: str
 
 
 class MountEnvironment(NamedTuple):
-    """From `prefetch`: mount the environment that the job names. Answer: `EnvironmentMounted`.
+    """From `warm_up`: mount the environment that the job names. Answer: `EnvironmentMounted`.
 
     Attributes:
         key: of the snapshot.
@@ -271,11 +271,11 @@ class MountEnvironment(NamedTuple):
 
 
 class EnvironmentSettled(NamedTuple):
-    """From `prefetch`: nothing more becomes of the environment that the job names."""
+    """From `warm_up`: nothing more becomes of the environment that the job names."""
 
 
 class ImageFound(NamedTuple):
-    """From `prefetch`: an image file is open, with its descriptor; what is read of it is recorded.
+    """From `warm_up`: an image file is open, with its descriptor; what is read of it is recorded.
 
     Attributes:
         path: of the file.
@@ -295,7 +295,7 @@ class ImageFound(NamedTuple):
 
 
 class PrefetchBegun(NamedTuple):
-    """From `prefetch`: these ranges of the last image are read ahead.
+    """From `warm_up`: these ranges of the last image are read ahead.
 
     Attributes:
         ranges: in the order of reading.
@@ -315,7 +315,7 @@ class PrefetchBegun(NamedTuple):
 
 
 class PrefetchProgress(NamedTuple):
-    """From `prefetch`: how much of the last image has been read ahead, and will be, in bytes."""
+    """From `warm_up`: how much of the last image has been read ahead, and will be, in bytes."""
 
     done_bytes: int
     want_bytes: int
@@ -326,11 +326,11 @@ class PrefetchProgress(NamedTuple):
 
 
 class ServedImageOpened(NamedTuple):
-    """From `prefetch`: the served image is open; whoever opens it next is the job."""
+    """From `warm_up`: the served image is open; whoever opens it next is the job."""
 
 
 class CheckpointFileAhead(NamedTuple):
-    """From `prefetch`: a file of the checkpoint is read ahead; that is not the job's doing."""
+    """From `warm_up`: a file of the checkpoint is read ahead; that is not the job's doing."""
 
     path: str
     ranges: list[ByteRange]
@@ -393,7 +393,7 @@ class ImageMissing(NamedTuple):
 
 
 class ImageCopied(NamedTuple):
-    """From `serve_image`, and on to `prefetch`: no more of the image comes by itself."""
+    """From `serve_image`, and on to `warm_up`: no more of the image comes by itself."""
 
 
 class ImageRecorded(NamedTuple):

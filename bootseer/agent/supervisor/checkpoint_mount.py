@@ -37,7 +37,7 @@ class MountedCheckpoint:
     Attributes:
         served: set once files can be read.
         reads: what was read of it in the start-up window, as the worker tells it.
-        ahead: what was read ahead of it, as the worker `prefetch` tells it.
+        ahead: what was read ahead of it, as the worker `warm_up` tells it.
     """
 
     def __init__(self, broker: RequestClient, worker: Worker) -> None:

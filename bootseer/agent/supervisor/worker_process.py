@@ -16,7 +16,7 @@ from bootseer.agent.messages.worker import StartTask, SupervisorEnd, supervisor_
 from bootseer.agent.node import spawn
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.worker_output import copy_output
-from bootseer.agent.workers import base, prefetch  # noqa: F401 (what is forked here needs it)
+from bootseer.agent.workers import base, warm_up  # noqa: F401 (what is forked here needs it)
 from bootseer.config import Config
 from bootseer.errors import BootseerError
 from bootseer.ipc.descriptors import exactly
@@ -97,7 +97,7 @@ def fork_warming(start: SupervisorStart) -> socket.socket:
         os.close(start.warming)
         ours.close()
         user = (job.user, job.uid, job.gid)
-        base.serve("prefetch", theirs, *user, start.broker_pid, start.opener)
+        base.serve("warm_up", theirs, *user, start.broker_pid, start.opener)
 
     def leave_behind() -> None:
         spawn.fork(work)

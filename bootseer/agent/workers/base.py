@@ -146,7 +146,7 @@ def serve(
     if role == "run_environment":
         mksquashfs, fd = mksquashfs_starter.start(user, uid, gid)
         keep += [fd] if fd is not None else []
-    pin = Confinement.PIN if role == "prefetch" else Confinement.PLAIN
+    pin = Confinement.PIN if role == "warm_up" else Confinement.PLAIN
     confine(
         *(user, uid, gid, agent),
         keep=keep,

@@ -21,7 +21,7 @@ NODE = "n1"
 CACHE = "/var/cache/bootseer"
 SECRET = "the-secret-that-only-root-can-read"
 ROLES = (
-    *("prefetch", "serve_image", "serve_checkpoint", "run_environment", "provide_environment"),
+    *("warm_up", "serve_image", "serve_checkpoint", "run_environment", "provide_environment"),
     *("publish", "upload_import", "identify_image", "hot_pack", "mksquashfs"),
 )
 """Words of a command line that tell what a process of ours does."""

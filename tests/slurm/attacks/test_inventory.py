@@ -52,7 +52,7 @@ EXPECTED = {
     ),
     "lender": Expected("bootseer-cache", 0, 0, FILTERED, 1, LOGGING | {"cache", "folder"}),
     "supervisor": Expected("bootseer", 0, 0, FILTERED, 1, LOGGING | {"run", "cache", "folder"}),
-    "prefetch": Expected("job", CAP_IPC_LOCK, CAP_IPC_LOCK, FILTERED, 1, QUIET | {"data"}),
+    "warm_up": Expected("job", CAP_IPC_LOCK, CAP_IPC_LOCK, FILTERED, 1, QUIET | {"data"}),
     "serve_image": Expected("job", 0, 0, FILTERED, 1, SERVING | {"cache", "data"}),
     "serve_checkpoint": Expected("job", 0, 0, FILTERED, 1, SERVING | {"data"}),
     "run_environment": Expected("job", 0, 0, FILTERED, 1, QUIET | {"data"}),

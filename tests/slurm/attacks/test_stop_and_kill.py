@@ -66,7 +66,7 @@ def signal_own(arena, number, role=None):
     [
         ("serve_checkpoint", "cancel"),
         ("serve_image", "cancel"),
-        ("prefetch", "cancel"),
+        ("warm_up", "cancel"),
         (None, "cancel"),
         (None, "end"),
     ],
@@ -77,7 +77,7 @@ def test_what_serves_is_stopped_while_others_wait_for_it(arena, stored, role, en
     job = arena.shell(*options)
     try:
         begin_reading(arena, job, run)
-        assert signal_own(arena, "STOP", role) or role == "prefetch"
+        assert signal_own(arena, "STOP", role) or role == "warm_up"
         began = time.monotonic()
         if end == "cancel":
             arena.cluster.run(["scancel", str(job.job_id)])

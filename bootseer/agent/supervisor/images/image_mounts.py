@@ -142,7 +142,7 @@ class ServedImages:
     async def _warm(self, image: ServedImage, job: Job) -> None:
         """Read an image ahead and record it, as the job's first, in a window of its own."""
         window = RecordingWindow(job, self._context, image)
-        worker = await start(self._broker, Role.PREFETCH)
+        worker = await start(self._broker, Role.WARM_UP)
         self.windows.append(window)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(window.run, worker)

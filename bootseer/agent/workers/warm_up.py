@@ -21,7 +21,7 @@ from bootseer.agent.messages.worker import (
     YieldToJob,
 )
 from bootseer.agent.workers.base import Task
-from bootseer.agent.workers.images.warm_up import ImageWarmUp
+from bootseer.agent.workers.images.prefetch_image import ImagePrefetch
 from bootseer.agent.workers.plan_reader import PlanReader
 from bootseer.agent.workers.prefetch_checkpoint import read_checkpoint_ahead
 from bootseer.agent.workers.provide_environment import provide
@@ -42,7 +42,7 @@ class WarmUp:
         self._task = task
         self._budget = RateLimit(task.config.prefetch.mib_per_s * MIB)
         self._plan = PlanReader(task)
-        self._image = ImageWarmUp(task, self._plan, self._budget)
+        self._image = ImagePrefetch(task, self._plan, self._budget)
         self._checkpoint = Awaited[CheckpointReadable]()
         self._environment = Awaited[EnvironmentMounted]()
 

@@ -45,7 +45,7 @@ _GIVE_UP_S = 3.0
 """For a start to read what has been read ahead, once the agent has seen that it does not."""
 
 
-class ImageWarmUp:
+class ImagePrefetch:
     """One job's image, or one environment's, on its way into memory.
 
     Attributes:

@@ -9,7 +9,7 @@ from bootseer_dev.actors.power_loss import PowerLoss
 from bootseer_dev.material.stored_image import manifest_of
 
 from bootseer.agent.supervisor import spool
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.cache.keeper import BlockKeeper
 from bootseer.checkpoint.admin import resumable_file as landing_module
 from bootseer.checkpoint.admin.resumable_file import ResumableFile

@@ -3,7 +3,7 @@
     FOLDER/.lock           held for as long as an account is looked up or changed
     FOLDER/NAME/manifest   of the image
     FOLDER/NAME/data       sparse, as long as the image
-    FOLDER/NAME/map        eight bytes for each block, see `bootseer.cache.blocks`
+    FOLDER/NAME/map        eight bytes for each block, see `bootseer.cache.cached_blocks`
     FOLDER/NAME/claims     empty; who fetches a block has a lock on its byte
     FOLDER/NAME/account    empty; its length is what the entry may take up
     FOLDER/NAME/user       empty; its length is the id of the user for whom that is counted
@@ -48,7 +48,7 @@ from bootseer.cache.shares import EntryUsage, SpaceDemand, UsageBook
 from bootseer.cache.size import SUM_BYTES, EntrySize
 from bootseer.cache.token import entry_name
 from bootseer.errors import NoSpace, NotFound, Unavailable
-from bootseer.ownership import check_alone
+from bootseer.folder_ownership import check_alone
 from bootseer.posix import pwrite_fully
 from bootseer.units import MIB
 

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
-from bootseer.cache.blocks import checksum, read_map
+from bootseer.cache.cached_blocks import checksum, read_map
 from bootseer.cache.size import SUM_BYTES, EntrySize, on_disk
 from bootseer.cache.token import manifest_token
 from bootseer.core import image_manifest
@@ -114,7 +114,7 @@ class BlockKeeper:
         """Take over an entry's descriptors, open for writing.
 
         Args:
-            data_fd, map_fd: see `bootseer.cache.blocks`.
+            data_fd, map_fd: see `bootseer.cache.cached_blocks`.
             claims_fd: of a file whose bytes can be locked, one for each block.
             manifest: of the image.
             has_room: called before so many bytes are written; False if the cache is full.

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import trio
 
 from bootseer._io import ffi, lib
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.core.tree_rows import TreeRows
 from bootseer.errors import Corrupt
 from bootseer.fuse.errors import errno_of

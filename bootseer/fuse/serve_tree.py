@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.errors import Unavailable
 from bootseer.fuse.fastpath import FastPath, ReadRequest, TreeTable
 

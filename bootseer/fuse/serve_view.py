@@ -17,7 +17,7 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.errors import Unavailable
 from bootseer.fuse.fastpath import FastPath
 from bootseer.fuse.kernel import KernelLink

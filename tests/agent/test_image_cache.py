@@ -25,7 +25,7 @@ from bootseer.agent.messages.worker import (
 )
 from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.images.block_lending import BlockLending
-from bootseer.cache.room import ReservationClient
+from bootseer.cache.reservation_client import ReservationClient
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image_manifest
 from bootseer.errors import Corrupt, NotFound, Unavailable

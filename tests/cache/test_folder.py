@@ -21,7 +21,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 
 from bootseer.cache import folder, ledger
 from bootseer.cache.reservation import REQUEST, answer_reservation
-from bootseer.cache.room import ReservationClient, Room
+from bootseer.cache.reservation_client import ReservationClient, Room
 from bootseer.cache.size import EntrySize
 from bootseer.cache.token import entry_name, manifest_token, seal_manifest
 from bootseer.core import image_manifest

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bootseer.cache import reservation
 from bootseer.cache.reservation import STEP_BYTES, answer_reservation
-from bootseer.cache.room import ReservationClient, Room
+from bootseer.cache.reservation_client import ReservationClient, Room
 from bootseer.errors import Corrupt, Unavailable
 from bootseer.units import MIB
 

@@ -9,7 +9,7 @@ import trio
 from bootseer_dev.files.fsx_rounds import USER, small_hdfs
 
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.view import CheckpointView, ViewOptions
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
 from bootseer.checkpoint.read.recorder import ReadRecorder

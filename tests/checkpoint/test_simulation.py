@@ -53,7 +53,7 @@ from bootseer.checkpoint.files.stripe_manifest import MAGIC, PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.inodes import Inode, InodeTable
 from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters, ProcessScan
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.view import CheckpointView
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
 from bootseer.checkpoint.write import unit_buffer as unit_buffer_module

@@ -13,7 +13,7 @@ from fuzz_tables import image_manifest
 
 from bootseer.agent.messages import broker, control, lender, worker
 from bootseer.agent.node.job import Job
-from bootseer.cache.link import serve_keeper
+from bootseer.cache.keeper_link import serve_keeper
 from bootseer.core.access_log import AccessedFile
 from bootseer.core.event import Event
 from bootseer.core.ranges import ByteRange

@@ -42,8 +42,8 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from bootseer.cache import keeper as keeper_module
-from bootseer.cache import link as link_module
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache import keeper_link as link_module
+from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.cache.folder import BlockCache
 from bootseer.cache.keeper import BlockKeeper
 from bootseer.cache.ledger import Ledger
@@ -57,7 +57,7 @@ from bootseer.image.identity import OpenImage
 from bootseer.image.library import catalog
 from bootseer.image.library.source import ImageSource
 from bootseer.image.serve.backfill import copy, fill
-from bootseer.image.serve.blocks import ImageBlocks
+from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.node_cache import NodeCache
 from bootseer.store.memory import MemoryStore
 

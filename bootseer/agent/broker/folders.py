@@ -9,7 +9,7 @@ import os
 
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import JobFolder
-from bootseer.ownership import check_alone, make_for
+from bootseer.folder_ownership import check_alone, make_for
 
 
 def make_folders(folder: JobFolder, settings: BrokerSettings) -> None:

@@ -21,9 +21,9 @@ from bootseer.agent.messages.broker import MountKind
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
+from bootseer.folder_ownership import check_alone
 from bootseer.fuse import privileged_mounts
 from bootseer.fuse.privileged_mounts import MountOptions
-from bootseer.ownership import check_alone
 
 MAX_IMAGES = 32
 """Mounts of images for a job on a node, with those whose server has ended."""

@@ -130,7 +130,7 @@ class BlocksLent(NamedTuple):
     """To `serve_image`: what the node has of the image.
 
     With descriptors of manifest, data and map, and two sockets on which the keeper of blocks
-    answers: see `bootseer.cache.link`.
+    answers: see `bootseer.cache.keeper_link`.
     """
 
 

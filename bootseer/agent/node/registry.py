@@ -12,7 +12,7 @@ from typing import Any
 
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.spawn import start_time
-from bootseer.ownership import check_alone
+from bootseer.folder_ownership import check_alone
 
 _STARTING_S = 10.0
 """A folder younger than this may belong to an agent that is only starting."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from bootseer.agent.node.broker_settings import UNPUBLISHED
 from bootseer.errors import Corrupt
+from bootseer.folder_ownership import check_alone
 from bootseer.ipc.typed_json import read_object
-from bootseer.ownership import check_alone
 
 MAX_FILES = 32
 MAX_BYTES = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from bootseer.agent.messages.worker import (
 )
 from bootseer.agent.node.spawn import CONNECTION_FD
 from bootseer.agent.workers.base import Task, owner_of
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.serve import CheckpointOptions, CheckpointService, serve_checkpoint
 from bootseer.checkpoint.mount.view import ViewOptions
 from bootseer.checkpoint.read.fetcher import FetchLimits

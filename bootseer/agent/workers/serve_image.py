@@ -26,8 +26,8 @@ from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.images.access_strategy import AccessSelector
 from bootseer.agent.workers.images.hot_pack import JobPack
 from bootseer.agent.workers.images.image_pin import check_pin
-from bootseer.cache.blocks import CachedBlocks, no_blocks
-from bootseer.cache.link import KeeperLink
+from bootseer.cache.cached_blocks import CachedBlocks, no_blocks
+from bootseer.cache.keeper_link import KeeperLink
 from bootseer.cache.token import seal_manifest
 from bootseer.core import image_manifest as image_format
 from bootseer.core.image_manifest import ImageManifest
@@ -43,7 +43,7 @@ from bootseer.image.hot.trace import Touch
 from bootseer.image.library import catalog
 from bootseer.image.library.source import ImageSource
 from bootseer.image.serve.backfill import copy, fill
-from bootseer.image.serve.blocks import ImageBlocks
+from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.node_cache import PATIENCE_S, NodeCache
 from bootseer.image.serve.strategy import AccessMode
 from bootseer.image.serve.view import ImageView, MissingImage

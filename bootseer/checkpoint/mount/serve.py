@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import trio
 
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.publisher import LostFile
 from bootseer.checkpoint.mount.view import CheckpointView, ViewOptions
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits

@@ -18,7 +18,7 @@ from bootseer.checkpoint.mount.file_reader import FileReader
 from bootseer.checkpoint.mount.inodes import Inode, InodeTable
 from bootseer.checkpoint.mount.name_changes import NameChanges
 from bootseer.checkpoint.mount.open_writers import SCANS_AT_ONCE, OpenWriters
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.publisher import LostFile, Publisher
 from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.checkpoint.read.recorder import ReadRecorder

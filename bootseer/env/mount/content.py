@@ -11,7 +11,7 @@ from collections.abc import Callable
 from bootseer.core.tree_rows import BLOCK_BYTES, INODE, TreeRows
 from bootseer.errors import BootseerError, Corrupt
 from bootseer.fuse.fastpath import FastPath, ReadRequest
-from bootseer.image.serve.blocks import ImageBlocks
+from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.touch_log import TouchLog
 from bootseer.squashfs.codec import LZ4, decompressor
 from bootseer.squashfs.superblock import BLOCK_RAW

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from bootseer.cache.link import MAX_BYTES
+from bootseer.cache.keeper_link import MAX_BYTES
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.errors import BootseerError
 from bootseer.image.library.source import ImageSource

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import trio
 
-from bootseer.cache.link import MAX_BYTES
+from bootseer.cache.keeper_link import MAX_BYTES
 from bootseer.errors import BootseerError, NoSpace
-from bootseer.image.serve.blocks import ImageBlocks
+from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.node_cache import NodeCache
 
 _IDLE_S = 2.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from bootseer.cache.link import MAX_BYTES
+from bootseer.cache.keeper_link import MAX_BYTES
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Corrupt

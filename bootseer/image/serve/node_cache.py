@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.cache.keeper import BlockClaim
-from bootseer.cache.link import KeeperLink
+from bootseer.cache.keeper_link import KeeperLink
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, NoSpace

@@ -11,7 +11,7 @@ from itertools import count
 from bootseer.errors import BootseerError
 from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, OpenedFile
 from bootseer.image.library.catalog import FILE_NAME
-from bootseer.image.serve.blocks import ImageBlocks
+from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.touch_log import TouchLog
 
 _NAME = FILE_NAME.encode()

@@ -15,7 +15,7 @@ from functools import partial
 import trio
 
 from bootseer.agent.node.privileges import drop_privileges
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.serve import CheckpointOptions, serve_checkpoint
 from bootseer.checkpoint.mount.view import ViewOptions
 from bootseer.checkpoint.read.fetcher import FetchLimits

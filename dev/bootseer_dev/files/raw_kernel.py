@@ -11,7 +11,7 @@ from itertools import count
 
 import trio
 
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.fuse.fastpath import FastPath
 from bootseer.fuse.view import View
 from bootseer.posix import os_error

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.cache.folder import BlockCache, CacheEntry
 from bootseer.cache.keeper import BlockKeeper, check_entry, take_manifest
-from bootseer.cache.room import Room
+from bootseer.cache.reservation_client import Room
 from bootseer.cache.token import sealed_token
 from bootseer.core.image_manifest import ImageManifest
 

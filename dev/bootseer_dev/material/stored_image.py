@@ -13,14 +13,14 @@ from pathlib import Path
 import trio
 
 from bootseer.cache.folder import BlockCache
-from bootseer.cache.link import KeeperLink, serve_keeper
+from bootseer.cache.keeper_link import KeeperLink, serve_keeper
 from bootseer.cache.token import seal_manifest
 from bootseer.core import image_manifest
 from bootseer.core.image_manifest import ImageManifest, block_digest
 from bootseer.core.ranges import ByteRange
 from bootseer.image.library import catalog
 from bootseer.image.library.source import ImageSource
-from bootseer.image.serve.blocks import ImageBlocks
+from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.node_cache import NodeCache
 from bootseer.store.api.base import Store, publish
 from bootseer.units import GIB, KIB, MIB

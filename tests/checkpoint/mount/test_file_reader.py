@@ -8,7 +8,7 @@ import trio.testing
 
 from bootseer.checkpoint.files.source import PLAIN_PIECE_BYTES
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.view import CheckpointView
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
 from bootseer.checkpoint.read.recorder import ReadRecorder

@@ -11,7 +11,7 @@ import trio.testing
 from bootseer.checkpoint.files import source
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount import page_pushes
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.view import CheckpointView
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
 from bootseer.checkpoint.read.recorder import ReadRecorder

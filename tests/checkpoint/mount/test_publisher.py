@@ -14,7 +14,7 @@ from bootseer.checkpoint.files.publication import Publication
 from bootseer.checkpoint.files.source import StripedSource
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.serve import CheckpointOptions, serve_checkpoint
 from bootseer.errors import Closed, Conflict, NoSpace, Unavailable
 from bootseer.fuse.view import RENAME_NOREPLACE, ROOT_INODE

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from bootseer.checkpoint.mount import serve as mount_module
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.serve import CheckpointOptions, serve_checkpoint
 from bootseer.checkpoint.mount.view import ViewOptions
 from bootseer.checkpoint.write.options import WriteOptions

@@ -9,7 +9,7 @@ import pytest
 from bootseer.checkpoint.files import source as source_module
 from bootseer.checkpoint.files.source import READERS, PlainSource
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.owners import OwnerNames
+from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.view import CheckpointView
 from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.checkpoint.write.draft import Drafts

@@ -10,8 +10,8 @@ import trio
 
 from bootseer.agent.messages.lender import DESCRIPTORS, CreateEntry, OpenEntry
 from bootseer.cache.keeper import BlockKeeper, check_entry, take_manifest
-from bootseer.cache.link import serve_keeper
-from bootseer.cache.room import ReservationClient, Room
+from bootseer.cache.keeper_link import serve_keeper
+from bootseer.cache.reservation_client import ReservationClient, Room
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.ipc.descriptors import close_all, exactly
 from bootseer.ipc.request_client import RequestClient

@@ -18,7 +18,7 @@ from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.identity import OpenImage, open_image
 from bootseer.image.library import catalog
 from bootseer.image.library.source import ImageSource
-from bootseer.image.serve.blocks import ImageBlocks
+from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.node_cache import NodeCache
 from bootseer.image.serve.strategy import AccessFacts, AccessMode, choose
 from bootseer.posix import read_fully

@@ -10,7 +10,7 @@ import sys
 
 from bootseer.agent.node.privileges import confine
 from bootseer.agent.node.spawn import leave
-from bootseer.cache.blocks import CachedBlocks
+from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.cache.keeper import read_manifest
 from bootseer.core import image_manifest
 from bootseer.errors import BootseerError, Corrupt, NotFound

@@ -22,7 +22,7 @@ from bootseer.image.hot.pack import HotPack, has_settled, is_outdated, is_worth_
 from bootseer.image.hot.pack_store import PackSource
 from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.serve.backfill import until_idle
-from bootseer.image.serve.blocks import ImageBlocks
+from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 

@@ -5,7 +5,7 @@ import pwd
 
 import pytest
 
-from bootseer.checkpoint.mount.owners import NOBODY, OwnerNames
+from bootseer.checkpoint.mount.owner_names import NOBODY, OwnerNames
 from bootseer.store.api.base import ObjectInfo
 
 DAEMON = pwd.getpwnam("daemon")

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 import pytest
 from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry
 
-from bootseer.cache.blocks import CachedBlocks, no_blocks
+from bootseer.cache.cached_blocks import CachedBlocks, no_blocks
 from bootseer.cache.keeper import BlockClaim
 from bootseer.cache.size import SUM_BYTES
 from bootseer.errors import Corrupt, NoSpace

@@ -13,7 +13,7 @@ import trio
 from bootseer_dev.material.stored_image import cache_in, keeper_link, manifest_of, open_entry
 
 from bootseer.cache.keeper import BlockClaim, BlockKeeper
-from bootseer.cache.link import MAX_BLOCKS, MAX_BYTES, KeeperLink, serve_keeper
+from bootseer.cache.keeper_link import MAX_BLOCKS, MAX_BYTES, KeeperLink, serve_keeper
 from bootseer.errors import Closed, Corrupt, NoSpace, Unavailable
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's

@@ -10,7 +10,7 @@ import pytest
 from bootseer import config
 from bootseer.checkpoint.files import parts, stripe_manifest
 from bootseer.cli.main import COMMANDS
-from bootseer.core import access_log, event, image_manifest, plan, table
+from bootseer.core import access_log, event, image_manifest, table, warm_plan
 from bootseer.env.client import key
 from bootseer.image.hot import hotset, pack, trace
 
@@ -96,7 +96,7 @@ def test_relative_links_resolve(path):
     [
         ("trace", trace),
         ("hotset", hotset),
-        ("warm-plan", plan),
+        ("warm-plan", warm_plan),
         ("event", event),
         ("stripe", stripe_manifest),
         ("reads", access_log),

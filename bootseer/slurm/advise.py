@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import trio
 
 from bootseer import config as settings
-from bootseer.core.plan import PlannedImage, WarmPlan
 from bootseer.core.reference import ENVIRONMENT, SCHEME
+from bootseer.core.warm_plan import PlannedImage, WarmPlan
 from bootseer.env.snapshot.repository import read_snapshot, resolve
 from bootseer.errors import BootseerError
 from bootseer.image.library.catalog import resolve as resolve_image

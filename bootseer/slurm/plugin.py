@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import bootseer
-from bootseer.env import zipapp
+from bootseer.env import build_zipapp
 from bootseer.errors import ConfigError, Denied, NotFound, Unavailable
 from bootseer.posix import write_fully
 from bootseer.store.local.atomic_file import new_file
@@ -169,7 +169,7 @@ def install(
         for name, folder in SCRIPTS.items():
             text = _fill_in((share(folder) / name).read_text())
             files.append(_put(prefix / name, text.encode(), mode=0o755))
-        files.append(_put(prefix / zipapp.NAME, zipapp.build(), mode=0o755))
+        files.append(_put(prefix / build_zipapp.NAME, build_zipapp.build(), mode=0o755))
         if prolog_only:
             return InstalledPlugin(tuple(files), _prolog_steps(prefix))
         if built is None:
@@ -198,7 +198,7 @@ def uninstall(prefix: Path = PREFIX, plugstack_dir: Path = PLUGSTACK_DIR) -> tup
         # The line goes first, or srun would look for a plugin that is gone.
         for path in (
             plugstack_dir / CONF,
-            *(prefix / n for n in (PLUGIN, ADVICE, *SCRIPTS, zipapp.NAME)),
+            *(prefix / n for n in (PLUGIN, ADVICE, *SCRIPTS, build_zipapp.NAME)),
         ):
             if path.is_symlink() or path.exists():
                 path.unlink()

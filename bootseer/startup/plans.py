@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootseer.core.plan import (
+from bootseer.core.warm_plan import (
     MAX_BYTES,
     PlannedImage,
     PlannedName,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest, UnitPlace
-from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan
 from bootseer.core.speed import Speed
+from bootseer.core.warm_plan import PlannedImage, PlannedRun, WarmPlan
 from bootseer.image.hot.trace import KINDS, MISSED, MOUNTED, Touch, Trace
 
 IMAGE_BYTES = 1 << 20

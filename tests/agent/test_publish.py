@@ -16,9 +16,9 @@ from bootseer.agent.messages.worker import (
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import publish
 from bootseer.agent.workers.base import Task
-from bootseer.core.plan import PlannedImage, PlannedRun
 from bootseer.core.ranges import ByteRange
 from bootseer.core.speed import UNKNOWN
+from bootseer.core.warm_plan import PlannedImage, PlannedRun
 from bootseer.errors import Denied
 from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL, Touch

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.core import event, plan, table
+from bootseer.core import event, table, warm_plan
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt, UnknownVersion
 from bootseer.image.hot import hotset, trace
@@ -33,7 +33,7 @@ def test_a_hot_set_is_read_back(traces):
 
 @given(bst.plans())
 def test_a_plan_is_read_back(p):
-    assert plan.decode(p.encode(), "p", p.user, p.key) == p
+    assert warm_plan.decode(p.encode(), "p", p.user, p.key) == p
 
 
 @pytest.mark.parametrize("kind", CODECS)
@@ -118,7 +118,7 @@ def test_versions_to_come_are_refused():
         trace.decode(bytes(newer), "t")
 
 
-PLAN = plan.WarmPlan("alice", "k", (plan.PlannedImage("/i", "d", 1, 0),))
+PLAN = warm_plan.WarmPlan("alice", "k", (warm_plan.PlannedImage("/i", "d", 1, 0),))
 
 
 @pytest.mark.parametrize(
@@ -147,38 +147,38 @@ def test_a_plan_that_cannot_be_is_refused(change, said):
         if isinstance(image, dict):
             image.setdefault("hot_bytes", 0)
     with pytest.raises(Corrupt, match=said):
-        plan.decode(json.dumps(document).encode(), "p", "alice", "k")
+        warm_plan.decode(json.dumps(document).encode(), "p", "alice", "k")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{", b"[" * 100_000, b"null"])
 def test_a_plan_that_is_no_document_is_refused(data):
     with pytest.raises(Corrupt):
-        plan.decode(data, "p", "alice", "k")
+        warm_plan.decode(data, "p", "alice", "k")
 
 
 def test_a_plan_keeps_the_newest_runs_and_their_images():
-    image = plan.PlannedImage("/new", "d", 1, 0)
+    image = warm_plan.PlannedImage("/new", "d", 1, 0)
     p = PLAN
-    for number in range(plan.MAX_RUNS + 3):
-        run = plan.PlannedRun(f"c.{number}", number, "cold", number)
+    for number in range(warm_plan.MAX_RUNS + 3):
+        run = warm_plan.PlannedRun(f"c.{number}", number, "cold", number)
         p = p.with_run(run, (image,) if number == 2 else ())
-    assert len(p.runs) == plan.MAX_RUNS
-    assert p.runs[-1].run == f"c.{plan.MAX_RUNS + 2}"
+    assert len(p.runs) == warm_plan.MAX_RUNS
+    assert p.runs[-1].run == f"c.{warm_plan.MAX_RUNS + 2}"
     assert p.images == (image,)
-    late = plan.PlannedRun("c.0", 0, "cold", 0)
+    late = warm_plan.PlannedRun("c.0", 0, "cold", 0)
     assert p.with_run(late, (PLAN.images[0],)).images == (image,), "an older run does not count"
 
 
 @given(bst.plans(), bst.plans())
 def test_adding_a_run_twice_is_adding_it_once(p, other):
-    run = plan.PlannedRun("c.9", 9, "warm", 1 << 62)
+    run = warm_plan.PlannedRun("c.9", 9, "warm", 1 << 62)
     once = p.with_run(run, other.images)
     assert once.with_run(run, other.images) == once
 
 
 @pytest.mark.parametrize("key", ["a", "../../x", "ä" * 100, "x/y"])
 def test_the_name_of_a_plan_is_safe(key):
-    name = plan.object_name(key)
+    name = warm_plan.object_name(key)
     assert name.startswith("plans/") and name.count("/") == 1 and name.isascii()
 
 

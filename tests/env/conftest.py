@@ -29,8 +29,8 @@ from bootseer.env.client.scan import scan
 from bootseer.env.client.target_lock import LockedTargets
 from bootseer.env.restore.atomic import RestoreTarget, restore
 from bootseer.env.server.connection import Connection
-from bootseer.env.server.context import SessionContext
 from bootseer.env.server.session import serve
+from bootseer.env.server.session_context import SessionContext
 from bootseer.env.snapshot import frames, index, repository, tar_stream
 from bootseer.env.snapshot.index import BLOCK_BYTES, ContentPlace
 from bootseer.env.snapshot.manifest import Finding

@@ -11,11 +11,11 @@ import trio
 from fuzz_base import DIGEST, Decoder, in_memory, shared_memory
 
 from bootseer.checkpoint.admin import resumable_file
-from bootseer.core import access_log, event, plan
+from bootseer.core import access_log, event, warm_plan
 from bootseer.core.fields import open_document
 from bootseer.core.ranges import ByteRange
 from bootseer.env.client import key, messages
-from bootseer.env.server.request import read_request
+from bootseer.env.server.run_request import read_request
 from bootseer.env.snapshot import manifest, repository
 from bootseer.errors import ConfigError, Corrupt, NotFound
 from bootseer.startup import run_events as stored_events
@@ -36,14 +36,14 @@ def documents(name, samples, decode, allowed=(Corrupt,)):
 
 
 def _plan():
-    known = plan.PlannedImage("/images/a.sqsh", "sqfs1-a", 1 << 30, 1 << 20, 5, 6)
-    run = plan.PlannedRun("run", 7, "cold", 8)
-    return plan.WarmPlan("user", "key", (known, replace(known, path="env://key")), (run,))
+    known = warm_plan.PlannedImage("/images/a.sqsh", "sqfs1-a", 1 << 30, 1 << 20, 5, 6)
+    run = warm_plan.PlannedRun("run", 7, "cold", 8)
+    return warm_plan.WarmPlan("user", "key", (known, replace(known, path="env://key")), (run,))
 
 
 def run_plan(data):
-    found = plan.decode(data, "plan", "user", "key")
-    assert plan.decode(found.encode(), "plan", "user", "key") == found
+    found = warm_plan.decode(data, "plan", "user", "key")
+    assert warm_plan.decode(found.encode(), "plan", "user", "key") == found
 
 
 def _reads():

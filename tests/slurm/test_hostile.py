@@ -19,7 +19,7 @@ from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.jobs import site
 from bootseer_dev.jobs.lab import IMAGE, RUN_DIR
 
-from bootseer.core.plan import PlannedImage, PlannedRun, WarmPlan, object_name
+from bootseer.core.warm_plan import PlannedImage, PlannedRun, WarmPlan, object_name
 from bootseer.errors import BootseerError
 from bootseer.image.hot.hotset import HotRange, HotSet
 from bootseer.image.identity import identify, open_image

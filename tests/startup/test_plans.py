@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from bootseer.core.plan import (
+from bootseer.core.warm_plan import (
     MAX_IMAGES,
     MAX_NAMES,
     SAME_START_NS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from bootseer.agent.workers.base import Task
-from bootseer.core.plan import WarmPlan
+from bootseer.core.warm_plan import WarmPlan
 from bootseer.startup.plans import read_plan
 from bootseer.store.api.base import Store
 

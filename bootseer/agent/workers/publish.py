@@ -22,9 +22,9 @@ from bootseer.checkpoint.read.repository import publish_reads
 from bootseer.core.access_log import NodeReads, combine
 from bootseer.core.event import one_line
 from bootseer.core.fields import Fields
-from bootseer.core.plan import PlannedImage, PlannedName, PlannedRun, WarmPlan
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.core.reference import ENVIRONMENT
+from bootseer.core.warm_plan import PlannedImage, PlannedName, PlannedRun, WarmPlan
 from bootseer.errors import BootseerError, Closed, Corrupt
 from bootseer.image.hot.hotset import DOUBTS
 from bootseer.image.hot.repository import is_among, publish_trace, read_hot_set, rebuild

@@ -9,8 +9,8 @@ from bootseer.agent.messages.worker import MountSnapshot, ServeConnection, Snaps
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.env.client.messages import Hello
 from bootseer.env.server.connection import Connection
-from bootseer.env.server.context import make_context
 from bootseer.env.server.session import serve
+from bootseer.env.server.session_context import make_context
 from bootseer.errors import Unavailable
 from bootseer.ipc.channel import unexpected
 from bootseer.ipc.descriptors import exactly
@@ -24,7 +24,7 @@ class AgentMounter:
         self._task = task
 
     async def mount(self, key: str, folders: Sequence[int], read_only: bool) -> None:
-        """Have a snapshot mounted; see `bootseer.env.server.context.SnapshotMounter`."""
+        """Have a snapshot mounted; see `bootseer.env.server.session_context.SnapshotMounter`."""
         channel = self._task.channel
         await channel.send(MountSnapshot(key, read_only), folders)
         answer = await channel.receive_only()

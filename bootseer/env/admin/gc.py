@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from bootseer.env.snapshot import lease, repository
+from bootseer.env.snapshot import key_lease, repository
 from bootseer.env.snapshot.manifest import is_key
 from bootseer.env.snapshot.repository import ListedSnapshot
 from bootseer.errors import Conflict, Corrupt, NotFound, UnknownVersion
@@ -173,7 +173,7 @@ class _Collector:
 
     async def _leftovers(self, key: str, capture: str) -> None:
         """Remove captures of a snapshot that its manifest does not name."""
-        held = await lease.read_claim(self._store, key)
+        held = await key_lease.read_claim(self._store, key)
         if held is not None and self._now_ns < held.until_ns:
             return
         for info in await self._store.list(repository.folder_of(key)):
@@ -195,7 +195,7 @@ class _Collector:
             key = folder.name.rpartition("/")[2]
             if not is_key(key):
                 continue
-            held = await lease.read_claim(self._store, key)
+            held = await key_lease.read_claim(self._store, key)
             if held is None or self._now_ns - held.until_ns < _CLAIM_NS:
                 continue
             for info in await self._store.list(folder.name):

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from bootseer._io import ffi, lib
-from bootseer.env.restore.plan import STEP_BYTES, ExtractBatch, ExtractPlan
+from bootseer.env.restore.extract_plan import STEP_BYTES, ExtractBatch, ExtractPlan
 from bootseer.env.snapshot.frames import Frame, Stored, content
 from bootseer.errors import BootseerError, Conflict, Denied, NoSpace, OverQuota, Unavailable
 

@@ -18,7 +18,7 @@ from bootseer._io import lib
 from bootseer.env.client.scan import TreeNode
 from bootseer.env.client.temporary import note_use, temporary_name
 from bootseer.env.restore.apply import Check, Count, Read, explained, finish, unpack_content
-from bootseer.env.restore.plan import children, plan
+from bootseer.env.restore.extract_plan import children, plan
 from bootseer.env.snapshot.frames import Frame
 from bootseer.env.snapshot.index import Index
 from bootseer.errors import Conflict, Corrupt, Denied, NoSpace

@@ -17,9 +17,9 @@ from bootseer.env.capture.upload import Provenance, publish_snapshot
 from bootseer.env.client.inputs.recorder import MOST
 from bootseer.env.client.messages import CaptureDone, CommandEnded, RunCommand
 from bootseer.env.server.connection import Connection
-from bootseer.env.server.context import SessionContext
 from bootseer.env.server.progress import keep_client_waiting
-from bootseer.env.server.request import RunRequest, check_lines
+from bootseer.env.server.run_request import RunRequest, check_lines
+from bootseer.env.server.session_context import SessionContext
 from bootseer.env.snapshot.manifest import Finding, Snapshot
 from bootseer.errors import BootseerError, Corrupt, Unavailable
 from bootseer.units import format_size

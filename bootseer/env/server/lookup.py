@@ -11,8 +11,8 @@ import trio
 from bootseer.env.admin.diff import numbered
 from bootseer.env.client import key as env_key
 from bootseer.env.client.scan import TreeNode, scan_folder
-from bootseer.env.server.context import SessionContext
-from bootseer.env.server.request import RunRequest
+from bootseer.env.server.run_request import RunRequest
+from bootseer.env.server.session_context import SessionContext
 from bootseer.env.snapshot import repository
 from bootseer.env.snapshot.group_store import find_snapshot
 from bootseer.env.snapshot.manifest import Snapshot

@@ -10,10 +10,10 @@ import trio
 from bootseer.env.client.messages import Restored
 from bootseer.env.restore.download import unpack
 from bootseer.env.server.connection import Connection
-from bootseer.env.server.context import SessionContext
 from bootseer.env.server.lookup import FoundSnapshot
 from bootseer.env.server.progress import UnpackProgress
-from bootseer.env.server.request import RunRequest
+from bootseer.env.server.run_request import RunRequest
+from bootseer.env.server.session_context import SessionContext
 from bootseer.env.server.shared_folder import is_of_this_node
 from bootseer.env.snapshot import repository
 from bootseer.env.snapshot.restore_stats import MOUNT, RestoreStats, choose

@@ -18,13 +18,13 @@ from bootseer.env.admin.gc import collect
 from bootseer.env.client.messages import Locks, Notice, Request, RunCommand
 from bootseer.env.server.capturer import Capturer
 from bootseer.env.server.connection import Connection
-from bootseer.env.server.context import SessionContext
 from bootseer.env.server.lookup import FoundSnapshot, SnapshotLookup
 from bootseer.env.server.progress import keep_client_waiting
-from bootseer.env.server.request import RunRequest, read_request
 from bootseer.env.server.restorer import Restorer
-from bootseer.env.snapshot import lease, repository
-from bootseer.env.snapshot.lease import KeyLease
+from bootseer.env.server.run_request import RunRequest, read_request
+from bootseer.env.server.session_context import SessionContext
+from bootseer.env.snapshot import key_lease, repository
+from bootseer.env.snapshot.key_lease import KeyLease
 from bootseer.errors import (
     BootseerError,
     Closed,
@@ -134,7 +134,7 @@ class _Session:
         if isinstance(held, FoundSnapshot):
             await self._restore(held)
             return
-        async with lease.kept(self._store, self._request.key, held, self._nursery):
+        async with key_lease.kept(self._store, self._request.key, held, self._nursery):
             found = await self._lookup.find_newer(before)  # by the last holder of the lease
             if found is None:
                 capturer = Capturer(self._connection, self._context, self._request, self._nursery)
@@ -183,10 +183,10 @@ class _Session:
                 if found is not None:
                     report.detail = f"key {key[:12]}: {found.snapshot.node} has captured it"
                     return found
-                held = await lease.try_claim(self._store, key, owner)
+                held = await key_lease.try_claim(self._store, key, owner)
                 if held is not None:
                     return held
-                other = await lease.read_claim(self._store, key)
+                other = await key_lease.read_claim(self._store, key)
                 name = other.who if other is not None else "somebody"
                 if trio.current_time() > deadline:
                     raise Unavailable(f"{name} has not captured it within {wait_s} s")

@@ -18,8 +18,8 @@ from bootseer.config import User
 from bootseer.core.event import StageReport
 from bootseer.env.client.messages import Hello, Refused
 from bootseer.env.server.connection import Connection
-from bootseer.env.server.context import SessionContext, make_context
 from bootseer.env.server.session import serve
+from bootseer.env.server.session_context import SessionContext, make_context
 from bootseer.errors import BootseerError, Closed, Unavailable
 
 _BOOT = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bootseer.core.plan import SAME_START_NS
+from bootseer.core.warm_plan import SAME_START_NS
 from bootseer.errors import Corrupt, NotFound, UnknownVersion
 from bootseer.image.hot import hotset
 from bootseer.image.hot import trace as trace_format

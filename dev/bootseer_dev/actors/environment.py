@@ -27,8 +27,8 @@ from bootseer.core.event import StageReport
 from bootseer.env.client.messages import Hello
 from bootseer.env.server import session
 from bootseer.env.server.connection import Connection
-from bootseer.env.server.context import SessionContext
-from bootseer.env.snapshot import lease
+from bootseer.env.server.session_context import SessionContext
+from bootseer.env.snapshot import key_lease
 from bootseer.errors import Closed
 from bootseer.store.local.store import LocalStore
 from bootseer.testing.fault_store import FlakyStore
@@ -68,8 +68,8 @@ def serve(end: socket.socket, folder: Path, node: str, seed: int, claim_s: float
     """
     faulthandler.register(signal.SIGUSR1, _trace_of(folder, seed).open("w"))
     os.environ["TMPDIR"] = str(folder / "scratch")
-    lease.LASTS_S, lease._KEEP_S = claim_s, claim_s / 6
-    lease._LET_GO_S = max(lease._LET_GO_S, claim_s)  # where all is well, it is let go
+    key_lease.LASTS_S, key_lease._KEEP_S = claim_s, claim_s / 6
+    key_lease._LET_GO_S = max(key_lease._LET_GO_S, claim_s)  # where all is well, it is let go
     session._POLL_S = 0.05
     chance = random.Random(seed)
     is_late = chance.random() < 0.5

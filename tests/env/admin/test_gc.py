@@ -8,7 +8,7 @@ import pytest
 from trio import to_thread
 
 from bootseer.env.admin.gc import DAY_NS, IN_USE_NS, collect
-from bootseer.env.snapshot import lease, repository
+from bootseer.env.snapshot import key_lease, repository
 from bootseer.errors import NotFound
 from bootseer.image.library import catalog as images
 from bootseer.store.api.base import publish
@@ -104,7 +104,7 @@ async def test_leftovers_of_captures_go_after_a_day(installed):
         await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/frames-0000", b"12345")
     now_ns = time.time_ns()
     assert (await collect(store, DAYS, 0, now_ns, False)).gone == []
-    held = await lease.try_claim(store, other, "bob on n2")
+    held = await key_lease.try_claim(store, other, "bob on n2")
     assert held is not None
     later_ns = now_ns + 2 * DAY_NS
     found = await collect(store, DAYS, 0, later_ns, True)
@@ -176,7 +176,7 @@ async def test_a_capture_that_goes_on_keeps_what_it_has(installed):
     await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/frames-0000", b"12345")
     for path in (installed.root / "env/snapshots").rglob("*"):
         os.utime(path, (0, 0))
-    await lease.try_claim(store, key, "bob on n2")
+    await key_lease.try_claim(store, key, "bob on n2")
     assert (await collect(store, DAYS, 0, time.time_ns(), False)).gone == []
 
 

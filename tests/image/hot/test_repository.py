@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 import trio
 
-from bootseer.core.plan import SAME_START_NS
 from bootseer.core.ranges import ByteRange
+from bootseer.core.warm_plan import SAME_START_NS
 from bootseer.errors import Corrupt, NotFound
 from bootseer.image.hot.repository import (
     hot_set_name,

@@ -11,8 +11,8 @@ from contextlib import suppress
 import trio
 
 from bootseer.agent.workers.base import Task
-from bootseer.core.plan import PlannedImage, WarmPlan
 from bootseer.core.speed import UNKNOWN, Speed
+from bootseer.core.warm_plan import PlannedImage, WarmPlan
 from bootseer.errors import BootseerError, Closed, Corrupt
 from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.identity import OpenImage, open_image

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from bootseer.core import image_manifest, table
 from bootseer.core.image_manifest import ImageManifest
-from bootseer.core.plan import PlannedImage, WarmPlan, object_name
+from bootseer.core.warm_plan import PlannedImage, WarmPlan, object_name
 from bootseer.env.snapshot import frames
 from bootseer.image.hot.hotset import HotRange, HotSet
 from bootseer.image.identity import identify, open_image

@@ -10,7 +10,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.env.snapshot import lease
+from bootseer.env.snapshot import key_lease
 from bootseer.errors import NotFound, Transient
 from bootseer.store.api.base import publish, read_all
 from bootseer.store.local.store import LocalStore
@@ -31,7 +31,7 @@ async def claims(store, count):
     found = []
 
     async def one(number):
-        mine = await lease.try_claim(store, KEY, f"user {number}")
+        mine = await key_lease.try_claim(store, KEY, f"user {number}")
         if mine is not None:
             found.append(mine)
 
@@ -48,13 +48,13 @@ async def numbers(store):
 async def test_of_all_who_try_at_once_one_gets_it(store):
     (mine,) = await claims(store, 20)
     assert mine.number == 1
-    found = await lease.read_claim(store, KEY)
+    found = await key_lease.read_claim(store, KEY)
     assert (found.who, found.token, found.is_live) == (mine.who, mine.token, True)
     assert await claims(store, 5) == []
 
 
 async def test_one_that_has_run_out_is_taken_over_once(store, monkeypatch):
-    monkeypatch.setattr(lease, "LASTS_S", -1.0)
+    monkeypatch.setattr(key_lease, "LASTS_S", -1.0)
     await claims(store, 1)
     monkeypatch.undo()
     (mine,) = await claims(store, 20)
@@ -64,7 +64,7 @@ async def test_one_that_has_run_out_is_taken_over_once(store, monkeypatch):
 
 async def test_another_key_is_another_claim(store):
     await claims(store, 1)
-    assert await lease.try_claim(store, "cd" * 32, "user") is not None
+    assert await key_lease.try_claim(store, "cd" * 32, "user") is not None
 
 
 DAMAGE = {
@@ -91,7 +91,7 @@ DAMAGE = {
 async def test_one_that_is_damaged_is_free(damage):
     store = MemoryStore()
     await publish(store, f"{FOLDER}/0007.json", DAMAGE[damage])
-    assert await lease.read_claim(store, KEY) == lease.KeyLease(7, "", "", 0)
+    assert await key_lease.read_claim(store, KEY) == key_lease.KeyLease(7, "", "", 0)
     (mine,) = await claims(store, 5)
     assert mine.number == 8
 
@@ -105,13 +105,13 @@ async def test_one_that_is_let_go_while_it_is_read_is_free():
             raise NotFound("let go")
         return False
 
-    found = await lease.read_claim(FlakyStore(inner, is_gone), KEY)
-    assert found == lease.KeyLease(1, "", "", 0)
+    found = await key_lease.read_claim(FlakyStore(inner, is_gone), KEY)
+    assert found == key_lease.KeyLease(1, "", "", 0)
 
 
 def test_it_has_run_out_when_its_time_has_come(monkeypatch):
-    monkeypatch.setattr(lease, "time", SimpleNamespace(time_ns=lambda: 1000))
-    found = [lease.KeyLease(1, "user", "", until_ns).is_live for until_ns in (999, 1000, 1001)]
+    monkeypatch.setattr(key_lease, "time", SimpleNamespace(time_ns=lambda: 1000))
+    found = [key_lease.KeyLease(1, "user", "", until_ns).is_live for until_ns in (999, 1000, 1001)]
     assert found == [False, False, True]
 
 
@@ -124,14 +124,14 @@ async def test_what_is_no_claim_does_not_count():
 
 
 async def test_it_is_kept_up_and_let_go(store, nursery, monkeypatch):
-    monkeypatch.setattr(lease, "_KEEP_S", 0.01)
-    monkeypatch.setattr(lease, "LASTS_S", 5.0)
+    monkeypatch.setattr(key_lease, "_KEEP_S", 0.01)
+    monkeypatch.setattr(key_lease, "LASTS_S", 5.0)
     (mine,) = await claims(store, 1)
-    async with lease.kept(store, KEY, mine, nursery):
-        first = await lease.read_claim(store, KEY)
+    async with key_lease.kept(store, KEY, mine, nursery):
+        first = await key_lease.read_claim(store, KEY)
         assert first.token == mine.token
         with trio.fail_after(5):
-            while (await lease.read_claim(store, KEY)).until_ns == first.until_ns:
+            while (await key_lease.read_claim(store, KEY)).until_ns == first.until_ns:
                 await trio.sleep(0.01)
         assert await claims(store, 3) == []
     assert await store.list("env/claims") == []
@@ -143,11 +143,11 @@ async def test_it_is_let_go_however_the_block_ends(store, nursery, how):
     (mine,) = await claims(store, 1)
     if how is ValueError:
         with pytest.raises(ValueError, match="it failed"):
-            async with lease.kept(store, KEY, mine, nursery):
+            async with key_lease.kept(store, KEY, mine, nursery):
                 raise ValueError("it failed")
     else:
         with trio.move_on_after(0.01):
-            async with lease.kept(store, KEY, mine, nursery):
+            async with key_lease.kept(store, KEY, mine, nursery):
                 await trio.sleep_forever()
     assert await store.list("env/claims") == []
 
@@ -171,7 +171,7 @@ class Slow(FlakyStore):
 
 
 async def test_what_keeps_it_up_has_arrived_before_it_is_let_go(nursery, monkeypatch):
-    monkeypatch.setattr(lease, "_KEEP_S", 0.0)
+    monkeypatch.setattr(key_lease, "_KEEP_S", 0.0)
     inner = MemoryStore()
     (mine,) = await claims(inner, 1)
     slow = Slow(inner)
@@ -180,9 +180,9 @@ async def test_what_keeps_it_up_has_arrived_before_it_is_let_go(nursery, monkeyp
         await trio.testing.wait_all_tasks_blocked()
         slow.goes_on.set()
 
-    async with lease.kept(slow, KEY, mine, nursery):
+    async with key_lease.kept(slow, KEY, mine, nursery):
         await slow.begun.wait()
-        monkeypatch.setattr(lease, "_KEEP_S", 60.0)
+        monkeypatch.setattr(key_lease, "_KEEP_S", 60.0)
         nursery.start_soon(go_on)
     name = f"{FOLDER}/0001.json"
     assert slow.done[:2] == [("commit", name), ("delete", name)]
@@ -192,44 +192,44 @@ async def test_it_is_kept_up_now_and_then(autojump_clock, nursery):
     """Often enough that one or two may be late."""
     watched = FlakyStore(MemoryStore(), lambda *_: False)
     (mine,) = await claims(watched, 1)
-    async with lease.kept(watched, KEY, mine, nursery):
-        await trio.sleep(lease.LASTS_S + 1)
+    async with key_lease.kept(watched, KEY, mine, nursery):
+        await trio.sleep(key_lease.LASTS_S + 1)
     commits = [operation for operation, _ in watched.calls].count("commit")
     assert 3 <= commits <= 10
 
 
 async def test_one_that_was_taken_over_is_left_to_who_has_it_now(nursery, monkeypatch):
     store = MemoryStore()
-    monkeypatch.setattr(lease, "LASTS_S", -1.0)
+    monkeypatch.setattr(key_lease, "LASTS_S", -1.0)
     (slow,) = await claims(store, 1)
-    async with lease.kept(store, KEY, slow, nursery):
-        monkeypatch.setattr(lease, "LASTS_S", 60.0)
+    async with key_lease.kept(store, KEY, slow, nursery):
+        monkeypatch.setattr(key_lease, "LASTS_S", 60.0)
         (mine,) = await claims(store, 1)
-    found = await lease.read_claim(store, KEY)
+    found = await key_lease.read_claim(store, KEY)
     assert found.token == mine.token
     assert found.is_live
 
 
 async def test_a_store_that_fails_in_passing_does_not_end_it(nursery, monkeypatch):
-    monkeypatch.setattr(lease, "_KEEP_S", 0.01)
+    monkeypatch.setattr(key_lease, "_KEEP_S", 0.01)
     inner = MemoryStore()
     (mine,) = await claims(inner, 1)
     failing = FlakyStore(inner, lambda *_: True)
-    async with lease.kept(failing, KEY, mine, nursery):
+    async with key_lease.kept(failing, KEY, mine, nursery):
         with trio.fail_after(5):
             while len(failing.calls) < 3:
                 await trio.sleep(0.01)
-    assert (await lease.read_claim(inner, KEY)).token == mine.token  # until it runs out
+    assert (await key_lease.read_claim(inner, KEY)).token == mine.token  # until it runs out
     with pytest.raises(Transient):
-        await lease.try_claim(failing, KEY, "user")
+        await key_lease.try_claim(failing, KEY, "user")
 
 
 async def test_a_claim_says_who_has_it_and_until_when():
     store = MemoryStore()
     before = time.time_ns()
-    await lease.try_claim(store, KEY, "user on node")
+    await key_lease.try_claim(store, KEY, "user on node")
     document = json.loads(await read_all(store, f"{FOLDER}/0001.json", 4096))
-    assert document.pop("until_ns") - before >= lease.LASTS_S * 10**9
+    assert document.pop("until_ns") - before >= key_lease.LASTS_S * 10**9
     assert len(document.pop("token")) == 16
     assert document == {"format": "bootseer env claim", "version": 1, "who": "user on node"}
 
@@ -250,18 +250,18 @@ def test_never_more_than_one_has_it(steps):
                 if step == "let go":
                     async with (
                         trio.open_nursery() as nursery,
-                        lease.kept(store, KEY, mine, nursery),
+                        key_lease.kept(store, KEY, mine, nursery),
                     ):
                         pass
                 elif step == "damage":
                     await publish(store, name, b"{")
                 else:
-                    old = lease.LASTS_S
-                    lease.LASTS_S = -1.0
+                    old = key_lease.LASTS_S
+                    key_lease.LASTS_S = -1.0
                     try:
-                        await publish(store, name, lease._encoded(mine))
+                        await publish(store, name, key_lease._encoded(mine))
                     finally:
-                        lease.LASTS_S = old
+                        key_lease.LASTS_S = old
                 mine = None
 
     trio.run(main)

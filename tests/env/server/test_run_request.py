@@ -9,8 +9,8 @@ from bootseer.config import User
 from bootseer.env.client.key import KeyPart, key_of
 from bootseer.env.client.messages import Request
 from bootseer.env.restore.atomic import RestoreTarget
-from bootseer.env.server.context import make_context
-from bootseer.env.server.request import read_request
+from bootseer.env.server.run_request import read_request
+from bootseer.env.server.session_context import make_context
 from bootseer.errors import Corrupt
 from bootseer.units import GIB
 

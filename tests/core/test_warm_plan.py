@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from bootseer.core import plan
-from bootseer.core.plan import (
+from bootseer.core import warm_plan
+from bootseer.core.speed import UNKNOWN, Speed
+from bootseer.core.warm_plan import (
     MAX_IMAGES,
     MAX_RUNS,
     SAME_START_NS,
@@ -14,7 +15,6 @@ from bootseer.core.plan import (
     PlannedRun,
     WarmPlan,
 )
-from bootseer.core.speed import UNKNOWN, Speed
 from bootseer.errors import Corrupt
 
 BEGIN_NS = 100 * SAME_START_NS
@@ -115,7 +115,7 @@ def document(**change):
 
 
 def decode(value):
-    return plan.decode(json.dumps(value).encode(), "p", "alice", "k")
+    return warm_plan.decode(json.dumps(value).encode(), "p", "alice", "k")
 
 
 def test_what_a_plan_need_not_say_is_not_known():

@@ -8,7 +8,7 @@ import pytest
 
 from bootseer.env.client.scan import TreeNode
 from bootseer.env.restore.apply import finish, meaning, unpack_content
-from bootseer.env.restore.plan import STEP_BYTES, children, plan
+from bootseer.env.restore.extract_plan import STEP_BYTES, children, plan
 from bootseer.env.snapshot.frames import Frame
 from bootseer.errors import Conflict, Corrupt, Denied, Unavailable
 

@@ -10,9 +10,9 @@ import click
 import pytest
 
 from bootseer.cli.env.env import env
-from bootseer.env import zipapp
-from bootseer.env.client.cli import command_line, main
+from bootseer.env import build_zipapp
 from bootseer.env.client.options import RunOptions
+from bootseer.env.client.zipapp_main import command_line, main
 from bootseer.errors import ConfigError
 
 CLI_ALONE = {
@@ -24,8 +24,8 @@ CLI_ALONE = {
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / zipapp.NAME
-    path.write_bytes(zipapp.build())
+    path = tmp_path / build_zipapp.NAME
+    path.write_bytes(build_zipapp.build())
     return path
 
 

@@ -1,7 +1,7 @@
 """bootseer-env: `bootseer env run` for containers. Standard library only, Python 3.8 or later.
 
-A file of its own, made by `bootseer.env.zipapp`, that is in each job's folder; nothing needs to be
-installed in the image.
+A file of its own, made by `bootseer.env.build_zipapp`, that is in each job's folder; nothing
+needs to be installed in the image.
 """
 
 from __future__ import annotations

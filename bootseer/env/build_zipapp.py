@@ -15,7 +15,7 @@ _PARENTS = (
 )
 """What `bootseer.env.client` imports besides itself, and where it is."""
 _SHEBANG = b"#!/usr/bin/env python3\n"
-_MAIN = b"import sys\nfrom bootseer.env.client.cli import main\nsys.exit(main())\n"
+_MAIN = b"import sys\nfrom bootseer.env.client.zipapp_main import main\nsys.exit(main())\n"
 
 
 def build() -> bytes:

@@ -67,7 +67,7 @@ class MetadataTable(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Inode:
+class SquashfsInode:
     """One inode. What does not apply is 0, b"" or (), without a fragment or attributes NO_….
 
     Attributes:
@@ -133,7 +133,7 @@ class DirectoryEntry(NamedTuple):
     at: int
 
 
-def read_inodes(table: MetadataTable, block_size: int) -> Iterator[Inode]:
+def read_inodes(table: MetadataTable, block_size: int) -> Iterator[SquashfsInode]:
     """Yield all inodes in the order in which they are stored.
 
     Raises:
@@ -149,7 +149,7 @@ def read_inodes(table: MetadataTable, block_size: int) -> Iterator[Inode]:
 
 
 def read_directory(
-    directories: MetadataTable, inodes: MetadataTable, inode: Inode
+    directories: MetadataTable, inodes: MetadataTable, inode: SquashfsInode
 ) -> Iterator[DirectoryEntry]:
     """Yield a directory's entries, in order.
 
@@ -173,7 +173,7 @@ def read_directory(
             yield DirectoryEntry(name, inodes.locate(block, offset))
 
 
-def header_places(directories: MetadataTable, inode: Inode) -> Iterator[int]:
+def header_places(directories: MetadataTable, inode: SquashfsInode) -> Iterator[int]:
     """Yield where in a directory's list stands in which block the inodes that follow are.
 
     Raises:
@@ -183,7 +183,7 @@ def header_places(directories: MetadataTable, inode: Inode) -> Iterator[int]:
         yield at + 4
 
 
-def _extent(directories: MetadataTable, inode: Inode) -> tuple[int, int]:
+def _extent(directories: MetadataTable, inode: SquashfsInode) -> tuple[int, int]:
     if inode.size <= _EMPTY_LIST:
         return 0, 0
     at = directories.locate(inode.start, inode.offset)
@@ -210,7 +210,7 @@ def _headers(directories: MetadataTable, at: int, stop: int) -> Iterator[tuple[i
         raise Corrupt("a directory of the image is damaged")
 
 
-def _read_inode(data: bytes, at: int, block_size: int) -> tuple[Inode, int]:
+def _read_inode(data: bytes, at: int, block_size: int) -> tuple[SquashfsInode, int]:
     """Read the inode at a place; return it and where the next one begins."""
     kind, mode, owner, group, mtime, number = _HEADER.unpack_from(data, at)
     long = kind > _LONG
@@ -232,10 +232,12 @@ def _read_inode(data: bytes, at: int, block_size: int) -> tuple[Inode, int]:
 _Common = tuple[int, bool, int, int, int, int, int]
 
 
-def _read_directory_inode(common: _Common, data: bytes, at: int, long: bool) -> tuple[Inode, int]:
+def _read_directory_inode(
+    common: _Common, data: bytes, at: int, long: bool
+) -> tuple[SquashfsInode, int]:
     if not long:
         block, links, size, offset, _ = _DIRECTORY.unpack_from(data, at)
-        inode = Inode(*common, links=links, size=size, start=block, offset=offset)
+        inode = SquashfsInode(*common, links=links, size=size, start=block, offset=offset)
         return inode, at + _DIRECTORY.size
     links, size, block, _, count, offset, xattrs = _LONG_DIRECTORY.unpack_from(data, at)
     at += _LONG_DIRECTORY.size
@@ -245,12 +247,12 @@ def _read_directory_inode(common: _Common, data: bytes, at: int, long: bool) -> 
         at += _INDEX.size + _INDEX.unpack_from(data, at)[2] + 1
     places = tuple(indexes)
     fields = {"links": links, "size": size, "start": block, "offset": offset, "xattrs": xattrs}
-    return Inode(*common, indexes_at=places, **fields), at
+    return SquashfsInode(*common, indexes_at=places, **fields), at
 
 
 def _read_file_inode(
     common: _Common, data: bytes, at: int, long: bool, block_size: int
-) -> tuple[Inode, int]:
+) -> tuple[SquashfsInode, int]:
     links, xattrs = 1, NO_XATTRS
     if long:
         start, size, _, links, fragment, offset, xattrs = _LONG_FILE.unpack_from(data, at)
@@ -266,12 +268,12 @@ def _read_file_inode(
         raise Corrupt("a file of the image has a block larger than the superblock allows")
     fields = {"links": links, "size": size, "start": start, "blocks_at": at}
     fields |= {"fragment": fragment, "offset": offset, "xattrs": xattrs}
-    return Inode(*common, blocks=blocks, **fields), at + 4 * count
+    return SquashfsInode(*common, blocks=blocks, **fields), at + 4 * count
 
 
 def _read_other_inode(
     common: _Common, data: bytes, at: int, long: bool, form: int
-) -> tuple[Inode, int]:
+) -> tuple[SquashfsInode, int]:
     fields = {}
     target = b""
     if form in (stat.S_IFIFO, stat.S_IFSOCK):
@@ -290,4 +292,4 @@ def _read_other_inode(
     if long:
         (fields["xattrs"],) = _LINKS.unpack_from(data, at)
         at += _LINKS.size
-    return Inode(*common, target=target, **fields), at
+    return SquashfsInode(*common, target=target, **fields), at

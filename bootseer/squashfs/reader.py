@@ -19,8 +19,8 @@ from bootseer.squashfs.image_file import ImageFile
 from bootseer.squashfs.inodes import (
     DirectoryEntry,
     Fragment,
-    Inode,
     MetadataTable,
+    SquashfsInode,
     read_directory,
     read_inodes,
 )
@@ -89,12 +89,12 @@ class Squashfs(ImageFile):
         self.close()
 
     @property
-    def root(self) -> Inode:
+    def root(self) -> SquashfsInode:
         """The root directory."""
         root = self.superblock.root
         return self.inode_at(self.inode_table.locate(root >> 16, root & 0xFFFF))
 
-    def inode_at(self, at: int) -> Inode:
+    def inode_at(self, at: int) -> SquashfsInode:
         """Return the inode that begins there in the inode table's data.
 
         Raises:
@@ -105,7 +105,7 @@ class Squashfs(ImageFile):
             raise Corrupt("the image's tables refer to an inode that does not exist")
         return inode
 
-    def walk(self) -> Iterator[tuple[bytes, Inode]]:
+    def walk(self) -> Iterator[tuple[bytes, SquashfsInode]]:
         """Yield every path and its inode, in the order of the paths' parts; the root's is b"/".
 
         Raises:
@@ -132,14 +132,14 @@ class Squashfs(ImageFile):
                 names -= len(found)
                 left.append((path, iter(found)))
 
-    def _sorted(self, directory: Inode, most: int) -> list[DirectoryEntry]:
+    def _sorted(self, directory: SquashfsInode, most: int) -> list[DirectoryEntry]:
         entries = read_directory(self.directory_table, self.inode_table, directory)
         found = sorted(islice(entries, most + 1))
         if len(found) > most:
             raise Corrupt(f"the image {self.path} has more than {MAX_NAMES} names")
         return found
 
-    def stored(self, inode: Inode) -> Iterator[tuple[ByteRange, int, int]]:
+    def stored(self, inode: SquashfsInode) -> Iterator[tuple[ByteRange, int, int]]:
         """Yield where a file's blocks are, their stored length, and their length as content."""
         at, left = inode.start, inode.size
         for length in inode.blocks:
@@ -148,7 +148,7 @@ class Squashfs(ImageFile):
             at += length & ~BLOCK_RAW
             left -= content
 
-    def content(self, inode: Inode) -> Iterator[bytes]:
+    def content(self, inode: SquashfsInode) -> Iterator[bytes]:
         """Yield a file's content, a block at a time.
 
         Raises:
@@ -158,7 +158,7 @@ class Squashfs(ImageFile):
             yield self.block(start, length, size_bytes)
         yield from self.tail(inode)
 
-    def tail(self, inode: Inode) -> Iterator[bytes]:
+    def tail(self, inode: SquashfsInode) -> Iterator[bytes]:
         """Yield the end of a file that lies in a fragment; raises Corrupt."""
         if inode.fragment == NO_FRAGMENT:
             return
@@ -193,7 +193,7 @@ class Squashfs(ImageFile):
         """Return the content of a fragment block; raises Corrupt."""
         return self._most(fragment.start, fragment.length, self.superblock.block_size)
 
-    def xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+    def xattrs(self, inode: SquashfsInode) -> dict[bytes, bytes]:
         """Return a file's extended attributes; raises Corrupt."""
         if inode.xattrs == NO_XATTRS:
             return {}
@@ -239,11 +239,11 @@ class Squashfs(ImageFile):
         self.inodes = self._read_inodes()
         self._read_xattrs()
 
-    def _read_inodes(self) -> dict[int, Inode]:
+    def _read_inodes(self) -> dict[int, SquashfsInode]:
         block = self.superblock
         if block.inodes > MAX_INODES:
             raise Corrupt(f"the image has {block.inodes} inodes: more than {MAX_INODES}")
-        inodes: dict[int, Inode] = {}
+        inodes: dict[int, SquashfsInode] = {}
         blocks = listed_bytes = 0
         for inode in read_inodes(self.inode_table, block.block_size):
             inodes[inode.at] = inode

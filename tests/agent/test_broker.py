@@ -30,9 +30,9 @@ from bootseer.agent.messages.broker import (
     MountKind,
     MountRoot,
     Role,
-    ServeImage,
     SetReadAhead,
     ShowOverlay,
+    StartImageServer,
     StartWorker,
     Unmount,
     WatchResidency,
@@ -134,7 +134,7 @@ def test_kinds_of_mounts_that_there_are_not(broker, mount):
 @pytest.mark.parametrize("number", [0, -1, MAX_IMAGES + 1, MOST])
 def test_images_are_mounted_where_there_is_a_place_for_one(broker, number):
     before = os.listdir(broker.folder.path)
-    reply, fds = broker.ask(ServeImage(number, 0))
+    reply, fds = broker.ask(StartImageServer(number, 0))
     assert isinstance(reply.error, Unavailable) and not fds
     assert os.listdir(broker.folder.path) == before
 
@@ -143,10 +143,10 @@ def test_images_are_mounted_where_there_is_a_place_for_one(broker, number):
 def test_an_image_is_mounted_once_and_anew_when_it_has_gone(broker):
     path = broker.folder.image_mount(3)
     for _ in range(2):
-        reply, (channel,) = broker.ask(ServeImage(3, 0))
+        reply, (channel,) = broker.ask(StartImageServer(3, 0))
         assert reply.error is None
         assert is_mounted(path)
-        again, fds = broker.ask(ServeImage(3, 0))
+        again, fds = broker.ask(StartImageServer(3, 0))
         assert isinstance(again.error, Unavailable) and not fds
         assert is_mounted(path)
         os.close(channel)
@@ -165,7 +165,7 @@ def test_nothing_is_left_of_an_image_that_cannot_be_mounted(broker, monkeypatch)
 
     monkeypatch.setattr("bootseer.fuse.privileged_mounts.attach", fails)
     for _ in range(2):
-        reply, fds = broker.ask(ServeImage(3, 0))
+        reply, fds = broker.ask(StartImageServer(3, 0))
         assert str(reply.error) == "no /dev/fuse" and not fds
     assert not os.path.exists(broker.folder.image_mount(3))
 
@@ -178,7 +178,7 @@ def test_nothing_is_left_of_an_image_that_nobody_can_serve(broker, monkeypatch):
     monkeypatch.setattr(broker.processes, "start", fails)
     path = broker.folder.image_mount(3)
     for _ in range(2):
-        reply, fds = broker.ask(ServeImage(3, 0))
+        reply, fds = broker.ask(StartImageServer(3, 0))
         assert str(reply.error) == "too many processes" and not fds
         assert not is_mounted(path) and not os.path.exists(path)
 

@@ -25,7 +25,7 @@ from bootseer.agent.messages.broker import (
     FinishJob,
     KillWorker,
     Role,
-    ServeImage,
+    StartImageServer,
     StartWorker,
 )
 from bootseer.agent.messages.control import REQUESTS, Finish, Finished, Kept, Refusal
@@ -565,7 +565,7 @@ async def test_images_that_cannot_be_served_use_up_no_numbers(agent, nursery, mo
         with pytest.raises(Unavailable, match="has ended"):
             await handle(agent, {"op": "serve", "image": f"bootseer://x{number}"}, peer())
         await trio.testing.wait_all_tasks_blocked()
-    numbers = [request.number for request in asked if isinstance(request, ServeImage)]
+    numbers = [request.number for request in asked if isinstance(request, StartImageServer)]
     assert len(numbers) == 3 * MAX_MOUNTS
     assert set(numbers) <= set(range(1, MAX_MOUNTS + 1))
 

@@ -51,7 +51,7 @@ from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.parts import MAKING
 from bootseer.checkpoint.files.stripe_manifest import MAGIC, PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.inodes import Inode, InodeTable
+from bootseer.checkpoint.mount.inodes import CheckpointInode, InodeTable
 from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters, ProcessScan
 from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.view import CheckpointView
@@ -740,7 +740,7 @@ MENDS = {
         "if False:",
     ),
     "what is written moves with its folder": (
-        (Inode, "move_versions"),
+        (CheckpointInode, "move_versions"),
         "self.pending.draft.move(path)",
         "pass",
     ),

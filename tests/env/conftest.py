@@ -28,7 +28,7 @@ from bootseer.env.client.run import run
 from bootseer.env.client.scan import scan
 from bootseer.env.client.target_lock import LockedTargets
 from bootseer.env.restore.atomic import RestoreTarget, restore
-from bootseer.env.server.connection import Connection
+from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.session import serve
 from bootseer.env.server.session_context import SessionContext
 from bootseer.env.snapshot import frames, index, repository, tar_stream
@@ -341,7 +341,7 @@ class Lab:
 
     async def serve(self, end, context=None):
         """Have the store's side of a conversation."""
-        talk = Connection(end)
+        talk = ServerConnection(end)
         try:
             await talk.send(Hello(locks=True))
             await serve(talk, context or self.context())

@@ -19,7 +19,7 @@ from bootseer.core.event import Event
 from bootseer.core.ranges import ByteRange
 from bootseer.core.speed import Speed
 from bootseer.env.client import messages
-from bootseer.env.server.connection import Connection
+from bootseer.env.server.connection import ServerConnection
 from bootseer.errors import Closed, Corrupt, NotFound
 from bootseer.image.hot.holdout import HeldOutPiece
 from bootseer.image.hot.trace import Touch
@@ -45,7 +45,7 @@ def _sent(data):
 async def _talk(data):
     ours, theirs = _sent(data)
     with ours:
-        talk = Connection(theirs)
+        talk = ServerConnection(theirs)
         count = 0
         try:
             while True:
@@ -80,7 +80,7 @@ def _answers():
             messages.Refused("too many"),
             messages.Notice("waiting"),
             messages.KeepWaiting(),
-            messages.Progress(5, 7),
+            messages.RestoreProgress(5, 7),
             messages.Restored("mounted", "ab", 1, 2, 3, 0.5),
             messages.RunCommand(why="", key="ab"),
             messages.CaptureDone(key="ab", files=1, bytes=2, findings=3),
@@ -202,7 +202,12 @@ def run_link(data):
 
 
 REQUESTS = (
-    *(broker.StartWorker(2), broker.ServeImage(3, 1), broker.KillWorker(9), broker.Unmount(1, 3)),
+    *(
+        broker.StartWorker(2),
+        broker.StartImageServer(3, 1),
+        broker.KillWorker(9),
+        broker.Unmount(1, 3),
+    ),
     *(broker.SetReadAhead(1, 3, 4096), broker.CreateOverlay(3, 2, 0), broker.LocateProcess(4711)),
     *(broker.ShowOverlay(2), broker.MountRoot(), broker.WatchResidency(), broker.ClearOverlays()),
     broker.FinishJob(),

@@ -8,8 +8,8 @@ import pytest
 from bootseer.errors import Corrupt
 from bootseer.squashfs.inodes import (
     DirectoryEntry,
-    Inode,
     MetadataTable,
+    SquashfsInode,
     header_places,
     read_directory,
     read_inodes,
@@ -33,7 +33,7 @@ def table(data, first_block=0):
 
 def inode(form, at=0, long=False, **fields):
     common = COMMON | {"mode": form | COMMON["mode"]}
-    return Inode(at=at, long=long, **common, **fields)
+    return SquashfsInode(at=at, long=long, **common, **fields)
 
 
 SHORT_FILE = head(2) + struct.pack("<4I2I", 7000, NO_FRAGMENT, 0, BLOCK + 1, BLOCK, 1 | BLOCK_RAW)
@@ -91,7 +91,7 @@ def test_an_inode_that_is_cut_is_refused(data):
 
 
 def test_what_does_not_apply_to_an_inode_is_nothing():
-    plain = Inode(0, False, 1, stat.S_IFREG, 0, 0, 0)
+    plain = SquashfsInode(0, False, 1, stat.S_IFREG, 0, 0, 0)
     assert (plain.links, plain.size, plain.start, plain.blocks, plain.blocks_at) == (1, 0, 0, (), 0)
     assert (plain.fragment, plain.offset, plain.xattrs) == (NO_FRAGMENT, 0, NO_XATTRS)
     assert (plain.indexes_at, plain.device, plain.target) == ((), 0, b"")

@@ -14,7 +14,7 @@ from bootseer_dev.material.images import squash
 from bootseer.errors import Corrupt, Unavailable
 from bootseer.squashfs import image_file
 from bootseer.squashfs import reader as squashfs_module
-from bootseer.squashfs.inodes import Inode
+from bootseer.squashfs.inodes import SquashfsInode
 from bootseer.squashfs.reader import Squashfs
 from bootseer.squashfs.superblock import (
     BLOCK_RAW,
@@ -83,7 +83,7 @@ def edited(source: Path, target: Path, *edits: tuple[int, int, int]) -> Path:
     return target
 
 
-def find(image: Squashfs, path: str) -> Inode:
+def find(image: Squashfs, path: str) -> SquashfsInode:
     return next(inode for name, inode in image.walk() if name == path.encode())
 
 

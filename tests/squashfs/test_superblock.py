@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from bootseer.errors import Corrupt
-from bootseer.squashfs.inodes import Inode, MetadataTable, header_places, read_directory
+from bootseer.squashfs.inodes import MetadataTable, SquashfsInode, header_places, read_directory
 from bootseer.squashfs.superblock import (
     HAS_OPTIONS,
     MAX_BLOCK_BYTES,
@@ -133,7 +133,7 @@ def test_a_superblock_that_cannot_be_is_refused(data, said):
 @pytest.mark.parametrize("left", [b"", b"\0\0", b"\0" * 7])
 def test_a_directory_that_ends_within_an_entry_is_refused(left):
     listed = MetadataTable(struct.pack("<3I", 0, 0, 1) + left, {0: 0})
-    inode = Inode(0, False, 1, stat.S_IFDIR | 0o755, 0, 0, 0, size=len(listed.data) + 3)
+    inode = SquashfsInode(0, False, 1, stat.S_IFDIR | 0o755, 0, 0, 0, size=len(listed.data) + 3)
     with pytest.raises(Corrupt, match="directory of the image is cut short"):
         list(read_directory(listed, listed, inode))
     with pytest.raises(Corrupt, match="directory of the image is cut short"):

@@ -72,7 +72,7 @@ class Broker:
         Thread(target=self._look_after_servers, daemon=True).start()
         try:
             # Workers die with the thread that has started them: with this one.
-            here = (messages.StartWorker, messages.ServeImage)
+            here = (messages.StartWorker, messages.StartImageServer)
             RequestServer(supervisor, messages.VERBS, self._carry_out, *here).run()
         finally:
             self._has_ended.set()
@@ -96,7 +96,7 @@ class Broker:
                 handle, end = self._processes.start(_known(Role, role).module)
                 sent.append(end.detach())
                 return handle
-            case messages.ServeImage(number, is_tree):
+            case messages.StartImageServer(number, is_tree):
                 server = self.mounts.make_image(number, bool(is_tree))
                 sent += [server.channel.detach()] if server.channel is not None else []
                 return server.handle

@@ -42,7 +42,7 @@ class StartWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeImage:
+class StartImageServer:
     """Mount an image, and start the worker that serves it. Reply: as for `StartWorker`.
 
     Attributes:
@@ -140,6 +140,14 @@ class FinishJob:
 
 
 VERBS = Verbs(
-    *(StartWorker, ServeImage, KillWorker, Unmount, SetReadAhead, CreateOverlay, LocateProcess),
+    *(
+        StartWorker,
+        StartImageServer,
+        KillWorker,
+        Unmount,
+        SetReadAhead,
+        CreateOverlay,
+        LocateProcess,
+    ),
     *(ShowOverlay, MountRoot, WatchResidency, ClearOverlays, FinishJob),
 )

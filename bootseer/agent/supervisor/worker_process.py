@@ -10,7 +10,7 @@ from contextlib import suppress
 import trio
 
 from bootseer.agent.broker.supervisor_start import SupervisorStart
-from bootseer.agent.messages.broker import KillWorker, Role, ServeImage
+from bootseer.agent.messages.broker import KillWorker, Role, StartImageServer
 from bootseer.agent.messages.broker import StartWorker as StartWorker
 from bootseer.agent.messages.worker import StartTask, SupervisorEnd, supervisor_end
 from bootseer.agent.node import spawn
@@ -65,7 +65,7 @@ class Worker:
             await self._broker.do(KillWorker(self._handle))
 
 
-async def start(broker: RequestClient, what: Role | ServeImage) -> Worker:
+async def start(broker: RequestClient, what: Role | StartImageServer) -> Worker:
     """Have a worker started, with a mount to serve or without.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bootseer.agent.messages.worker import MountSnapshot, ServeConnection, SnapshotMounted
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.env.client.messages import Hello
-from bootseer.env.server.connection import Connection
+from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.session import serve
 from bootseer.env.server.session_context import make_context
 from bootseer.errors import Unavailable
@@ -41,7 +41,7 @@ async def run(task: Task) -> None:
         raise unexpected(message)
     (fd,) = exactly(fds, 1)
     job = task.job
-    connection = Connection(socket.socket(fileno=fd))
+    connection = ServerConnection(socket.socket(fileno=fd))
     await connection.send(Hello(locks=True, image=message.image))
     context = make_context(
         task.config,

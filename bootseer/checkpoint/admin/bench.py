@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from bootseer.checkpoint.admin.progress import Progress, background
+from bootseer.checkpoint.admin.progress import BatchProgress, background
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.namespace import Namespace
 from bootseer.checkpoint.files.tree import CheckpointTree
@@ -40,7 +40,7 @@ async def bench(
     size_bytes: int,
     repeats: int,
     write: WriteOptions,
-    progress: Progress,
+    progress: BatchProgress,
 ) -> Sequence[Row]:
     """Write and read a file in each way, in turn; the files are removed at the end.
 
@@ -88,7 +88,7 @@ async def _write(
     size_bytes: int,
     write: WriteOptions,
     form: str,
-    progress: Progress,
+    progress: BatchProgress,
 ) -> FileEntry:
     # Random bytes, and no two units alike: they cannot be compressed or deduplicated.
     unit = bytearray(os.urandom(write.unit_bytes))
@@ -120,7 +120,7 @@ async def _write(
 
 
 async def _read(
-    tree: CheckpointTree, entry: FileEntry, limits: FetchLimits, progress: Progress
+    tree: CheckpointTree, entry: FileEntry, limits: FetchLimits, progress: BatchProgress
 ) -> None:
     async def count(_: int, data: bytes) -> None:
         await trio.lowlevel.checkpoint()

@@ -23,9 +23,9 @@ from bootseer.checkpoint.admin.compare import (
 )
 from bootseer.checkpoint.admin.progress import (
     LINK,
+    BatchProgress,
     Failure,
     LeftOut,
-    Progress,
     background,
     for_each,
     limits_for,
@@ -42,7 +42,7 @@ from bootseer.store.local.errors import translated
 
 
 async def export_files(
-    tree: CheckpointTree, name: str, target: str, progress: Progress, *, checksum: bool = False
+    tree: CheckpointTree, name: str, target: str, progress: BatchProgress, *, checksum: bool = False
 ) -> None:
     """Export a file, or all of a folder, of a tree.
 
@@ -103,7 +103,7 @@ class _Export:
     """Exports one file after another, from the same tree."""
 
     def __init__(
-        self, tree: CheckpointTree, fetcher: Fetcher, checksum: bool, progress: Progress
+        self, tree: CheckpointTree, fetcher: Fetcher, checksum: bool, progress: BatchProgress
     ) -> None:
         self._tree = tree
         self._fetcher = fetcher

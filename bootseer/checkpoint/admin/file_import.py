@@ -25,9 +25,9 @@ from bootseer.checkpoint.admin.compare import (
 from bootseer.checkpoint.admin.describe import find_parts, part_problems
 from bootseer.checkpoint.admin.progress import (
     LINK,
+    BatchProgress,
     Failure,
     LeftOut,
-    Progress,
     background,
     for_each,
 )
@@ -83,7 +83,7 @@ async def import_files(
     target: str,
     write: WriteOptions,
     options: ImportOptions,
-    progress: Progress,
+    progress: BatchProgress,
 ) -> None:
     """Import a local file, or all of a folder.
 
@@ -121,7 +121,7 @@ class _Import:
         nursery: trio.Nursery,
         write: WriteOptions,
         options: ImportOptions,
-        progress: Progress,
+        progress: BatchProgress,
     ) -> None:
         self._tree = tree
         self._retired = RetiredParts(tree)
@@ -222,7 +222,7 @@ class _Import:
 
 
 def _scan(
-    source: str, target: str, progress: Progress
+    source: str, target: str, progress: BatchProgress
 ) -> tuple[Sequence[_LocalFile], Sequence[_LocalFile]]:
     """Return the folders, from the top down, and the files to import."""
     source = os.path.realpath(source)

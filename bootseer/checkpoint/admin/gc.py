@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bootseer.checkpoint.admin.progress import Progress, for_each, walk
+from bootseer.checkpoint.admin.progress import BatchProgress, for_each, walk
 from bootseer.checkpoint.files import stripe_manifest
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.leftovers import ABANDONED_S, Leftovers
@@ -87,7 +87,7 @@ async def _check_truncated(
         and len(stripe_manifest.MAGIC) <= entry.size_bytes <= stripe_manifest.MAX_BYTES
         and entry.name not in ignored
     ]
-    progress = Progress()
+    progress = BatchProgress()
     await for_each(suspects, look, lambda entry: entry.name, progress)
     for failure in progress.failures:
         if not isinstance(failure.error, NotFound):

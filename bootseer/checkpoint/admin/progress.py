@@ -42,7 +42,7 @@ class LeftOut:
 
 
 @dataclass(slots=True)
-class Progress:
+class BatchProgress:
     """Counters of a piece of work, which may be read at any time.
 
     Attributes:
@@ -103,7 +103,7 @@ async def for_each(
     items: Iterable[T],
     work: Callable[[T], Awaitable[None]],
     name_of: Callable[[T], str],
-    progress: Progress,
+    progress: BatchProgress,
     at_once: int = FILES_AT_ONCE,
 ) -> None:
     """Call `work` with each item, `at_once` at a time; failures go to `progress`.

@@ -13,7 +13,7 @@ import trio
 from bootseer.checkpoint.admin.describe import FileProblem, find_parts, part_problems
 from bootseer.checkpoint.admin.progress import (
     LINK,
-    Progress,
+    BatchProgress,
     background,
     for_each,
     limits_for,
@@ -42,7 +42,7 @@ class VerifyResult:
         repaired: moves completed and parts removed; one line each.
     """
 
-    progress: Progress = field(default_factory=Progress)
+    progress: BatchProgress = field(default_factory=BatchProgress)
     problems: list[FileProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     repaired: list[str] = field(default_factory=list)

@@ -11,7 +11,7 @@ from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.retired_parts import RetiredParts
 from bootseer.checkpoint.files.source import PlainSource
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.inodes import Inode, InodeTable
+from bootseer.checkpoint.mount.inodes import CheckpointInode, InodeTable
 from bootseer.checkpoint.mount.open_file import ReadState
 from bootseer.checkpoint.mount.page_cache import ReadKind
 from bootseer.checkpoint.read.fetcher import Fetcher, FileFetch, Sink
@@ -44,7 +44,7 @@ class FileReader:
         self._fetcher = fetcher
         self._window_bytes = window_bytes
 
-    def version(self, node: Inode) -> FileEntry:
+    def version(self, node: CheckpointInode) -> FileEntry:
         """Return the entry of a file's published version, with its present name.
 
         Raises:
@@ -56,7 +56,7 @@ class FileReader:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return node.opened.aside
 
-    async def open(self, node: Inode) -> ReadState:
+    async def open(self, node: CheckpointInode) -> ReadState:
         """Return the state of reading a file, opening it if it is not open.
 
         Raises:
@@ -75,7 +75,7 @@ class FileReader:
         opened.start_reading(reading)
         return reading
 
-    async def read(self, node: Inode, offset: int, size_bytes: int) -> bytes | memoryview:
+    async def read(self, node: CheckpointInode, offset: int, size_bytes: int) -> bytes | memoryview:
         """Return bytes of a published file."""
         opened = node.opened
         if opened.recording is not None and node.entry is not None:
@@ -107,7 +107,7 @@ class FileReader:
         return b"".join([content, mark[in_mark]])
 
     async def _fetch(
-        self, node: Inode, reading: ReadState, offset: int, size_bytes: int
+        self, node: CheckpointInode, reading: ReadState, offset: int, size_bytes: int
     ) -> bytes | memoryview:
         fetch = reading.fetch
         name = fetch.source.name
@@ -120,14 +120,14 @@ class FileReader:
                     raise
         return await fetch.read(offset, size_bytes)
 
-    async def close_unused(self, node: Inode) -> None:
+    async def close_unused(self, node: CheckpointInode) -> None:
         """Close a file that has no handles any more, and remove the version kept for them."""
         await node.opened.stop_reading()
         if not node.has_name and (aside := node.opened.take_aside()) is not None:
             with suppress(BootseerError):
                 await self._retired.remove_kept(aside)
 
-    def _sink(self, node: Inode) -> Sink:
+    def _sink(self, node: CheckpointInode) -> Sink:
         opened = node.opened
 
         async def sink(offset: int, data: bytes) -> None:

@@ -27,7 +27,7 @@ _LISTINGS = 5
 
 
 @dataclass(slots=True, eq=False)
-class Inode:
+class CheckpointInode:
     """A file or folder that the kernel knows, in one version.
 
     Attributes:
@@ -121,9 +121,11 @@ class InodeTable:
             tree: to look names up in.
             valid_s: seconds for which a listing is valid.
         """
-        root = Inode(ROOT_INODE, ROOT_INODE, "", FileEntry(ObjectInfo("", 0, 0, is_folder=True)))
-        self.by_inode: dict[int, Inode] = {ROOT_INODE: root}
-        self.by_name: dict[tuple[int, str], Inode] = {}
+        root = CheckpointInode(
+            ROOT_INODE, ROOT_INODE, "", FileEntry(ObjectInfo("", 0, 0, is_folder=True))
+        )
+        self.by_inode: dict[int, CheckpointInode] = {ROOT_INODE: root}
+        self.by_name: dict[tuple[int, str], CheckpointInode] = {}
         self.locks = FolderLocks(self.is_below, self.drop_unused)
         self._tree = tree
         self._valid_s = valid_s
@@ -131,15 +133,15 @@ class InodeTable:
         # No other file system of the node has such numbers: `OpenWriters` knows files by them.
         self._numbers = itertools.count(secrets.randbelow(2**20) + 1 << 32)
 
-    def add(self, parent: int, name: str, entry: FileEntry | None) -> Inode:
+    def add(self, parent: int, name: str, entry: FileEntry | None) -> CheckpointInode:
         """Return a new inode for a name."""
-        node = Inode(next(self._numbers), parent, name, entry)
+        node = CheckpointInode(next(self._numbers), parent, name, entry)
         self.by_inode[node.inode] = node
         self.by_inode[parent].children += 1
         self.by_name[parent, name] = node
         return node
 
-    def remember(self, node: Inode) -> None:
+    def remember(self, node: CheckpointInode) -> None:
         """Note that the kernel is told of an inode."""
         node.is_forgotten = False
 
@@ -166,7 +168,7 @@ class InodeTable:
             inode = node.parent
             self.by_inode[inode].children -= 1
 
-    def move(self, node: Inode, parent: int, name: str) -> None:
+    def move(self, node: CheckpointInode, parent: int, name: str) -> None:
         """Set the new name of a file or folder."""
         if self.by_name.get((node.parent, node.name)) is node:
             del self.by_name[node.parent, node.name]
@@ -178,7 +180,7 @@ class InodeTable:
         self.by_inode[parent].children += 1
         before.children -= 1
 
-    def path(self, node: Inode) -> str:
+    def path(self, node: CheckpointInode) -> str:
         """Return the store's name of a file or folder."""
         parts: list[str] = []
         while node.inode != ROOT_INODE:
@@ -191,12 +193,12 @@ class InodeTable:
         above = self.path(self.by_inode[parent])
         return f"{above}/{name}" if above else name
 
-    def info(self, node: Inode) -> ObjectInfo:
+    def info(self, node: CheckpointInode) -> ObjectInfo:
         """Return what is known of a published file, with its present name."""
         assert node.entry is not None
         return replace(node.entry.info, name=self.path(node))
 
-    def inode_for(self, parent: int, name: str, entry: FileEntry) -> Inode:
+    def inode_for(self, parent: int, name: str, entry: FileEntry) -> CheckpointInode:
         """Return the inode of an entry: the known one if it is the same version, else a new one."""
         node = self.by_name.get((parent, name))
         if node is not None and node.pending is not None:
@@ -209,7 +211,7 @@ class InodeTable:
             self.remove_name(parent, name)
         return self.add(parent, name, entry)
 
-    def update(self, node: Inode, entry: FileEntry) -> None:
+    def update(self, node: CheckpointInode, entry: FileEntry) -> None:
         """Set the entry of a file or folder that was changed through this mount."""
         node.entry = entry
 
@@ -219,7 +221,7 @@ class InodeTable:
         if node is not None:
             node.has_name = False
 
-    async def lookup_entry(self, parent: Inode, name: str) -> FileEntry | None:
+    async def lookup_entry(self, parent: CheckpointInode, name: str) -> FileEntry | None:
         """Return the entry of a name, from the listing if it is valid; None if there is none."""
         listing = self._listings.get(parent.inode)
         if listing is not None:
@@ -236,7 +238,7 @@ class InodeTable:
     def _is_valid(self, listing: CachedListing) -> bool:
         return trio.current_time() - listing.at <= self._valid_s
 
-    async def listing(self, folder: Inode) -> CachedListing:
+    async def listing(self, folder: CheckpointInode) -> CachedListing:
         """Return a listing of a folder that is at most `valid_s` old."""
         async with folder.lock:
             known = self._listings.get(folder.inode)
@@ -251,7 +253,7 @@ class InodeTable:
                     break
             return listing
 
-    async def _find(self, parent: Inode, name: str) -> FileEntry | None:
+    async def _find(self, parent: CheckpointInode, name: str) -> FileEntry | None:
         """Ask the store for a name, and again if the folder has changed meanwhile."""
         while True:
             changes = parent.changes
@@ -270,7 +272,7 @@ class InodeTable:
         folder.changes += 1
         folder.changed_ns = time.time_ns()
 
-    async def lookup(self, parent: int, name: str) -> Inode | None:
+    async def lookup(self, parent: int, name: str) -> CheckpointInode | None:
         """Return the inode of a name, asking the store; None if there is no such file."""
         node = self.by_name.get((parent, name))
         if node is not None and node.pending is not None:
@@ -288,7 +290,7 @@ class InodeTable:
             del self._listings[parent]
         return self.inode_for(parent, name, entry)
 
-    def pending_files(self, folder: int) -> list[Inode]:
+    def pending_files(self, folder: int) -> list[CheckpointInode]:
         """Return the files in a folder that have a pending version."""
         return [
             node

@@ -12,7 +12,7 @@ from bootseer.checkpoint.files.namespace import Namespace
 from bootseer.checkpoint.files.retired_parts import RetiredParts
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.file_reader import FileReader
-from bootseer.checkpoint.mount.inodes import Inode, InodeTable
+from bootseer.checkpoint.mount.inodes import CheckpointInode, InodeTable
 from bootseer.checkpoint.mount.publisher import Publisher
 from bootseer.errors import BootseerError, Conflict
 
@@ -39,7 +39,7 @@ class NameChanges:
         self._reader = reader
         self._publisher = publisher
 
-    async def remove(self, node: Inode) -> None:
+    async def remove(self, node: CheckpointInode) -> None:
         """Remove a published file; a version that is open is kept until it is closed."""
         assert node.entry is not None
         entry = replace(node.entry, info=self._inodes.info(node))
@@ -48,7 +48,7 @@ class NameChanges:
             return
         node.put_aside(await self._retired.set_aside(entry))
 
-    async def remove_folder(self, node: Inode) -> None:
+    async def remove_folder(self, node: CheckpointInode) -> None:
         """Remove an empty folder.
 
         Raises:
@@ -62,7 +62,9 @@ class NameChanges:
         except Conflict as error:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY)) from error
 
-    async def rename_folder(self, node: Inode, parent: int, name: str, over: Inode | None) -> None:
+    async def rename_folder(
+        self, node: CheckpointInode, parent: int, name: str, over: CheckpointInode | None
+    ) -> None:
         """Rename a folder, replacing an empty one; waits until nothing below is in use."""
         async with self._inodes.locks.moving(node.inode):
             await self._publisher.drain_below(node)
@@ -71,7 +73,9 @@ class NameChanges:
                 self._inodes.remove_name(parent, name)
             await self.rename(node, parent, name, None)
 
-    async def rename(self, node: Inode, parent: int, name: str, over: Inode | None) -> None:
+    async def rename(
+        self, node: CheckpointInode, parent: int, name: str, over: CheckpointInode | None
+    ) -> None:
         """Rename a published file or a folder, replacing a file."""
         assert node.entry is not None
         replaced = kept = None

@@ -18,7 +18,7 @@ import trio
 from bootseer.checkpoint.files.leftovers import ABANDONED_S
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.file_reader import FileReader
-from bootseer.checkpoint.mount.inodes import Inode, InodeTable
+from bootseer.checkpoint.mount.inodes import CheckpointInode, InodeTable
 from bootseer.checkpoint.mount.open_writers import CloseKind, OpenWriters
 from bootseer.checkpoint.mount.pending_version import PendingVersion
 from bootseer.checkpoint.write.draft import Drafts, may_succeed_later
@@ -83,7 +83,7 @@ class Publisher:
         self._has_no_time = False
         nursery.start_soon(self._touch_parts)
 
-    def create(self, parent: int, name: str, mode: int) -> Inode:
+    def create(self, parent: int, name: str, mode: int) -> CheckpointInode:
         """Begin a new file, and return its inode."""
         node = self._inodes.add(parent, name, None)
         draft = self._drafts.begin(self._inodes.path_in(parent, name), mode)
@@ -91,7 +91,7 @@ class Publisher:
         self._inodes.touch(parent)
         return node
 
-    async def begin(self, node: Inode, *, is_empty: bool = False) -> PendingVersion:
+    async def begin(self, node: CheckpointInode, *, is_empty: bool = False) -> PendingVersion:
         """Return the pending version of a file, beginning one if there is none.
 
         Args:
@@ -125,7 +125,7 @@ class Publisher:
             pending.is_vouched = False
         return pending
 
-    async def publish(self, node: Inode) -> None:
+    async def publish(self, node: CheckpointInode) -> None:
         """Publish the pending version of a file.
 
         Raises:
@@ -139,7 +139,7 @@ class Publisher:
         self._inodes.touch(node.parent)
         await node.opened.end_version()
 
-    async def flush(self, node: Inode, open_writers: OpenWriters) -> None:
+    async def flush(self, node: CheckpointInode, open_writers: OpenWriters) -> None:
         """Handle a close(2) of a writer; see the module's docstring.
 
         Raises:
@@ -154,7 +154,7 @@ class Publisher:
             failed = node.pending.failed if node.pending is not None else None
             raise failed or Closed(_NO_TIME)
 
-    async def release(self, node: Inode, open_writers: OpenWriters | None) -> None:
+    async def release(self, node: CheckpointInode, open_writers: OpenWriters | None) -> None:
         """Handle the end of a handle; after the last writer's, the version is published."""
         with self._closing(node):
             async with self._inodes.locks.using(node.inode), node.lock:
@@ -166,7 +166,7 @@ class Publisher:
                     await self._reader.close_unused(node)
         self._notify()
 
-    async def drain_below(self, folder: Inode) -> None:
+    async def drain_below(self, folder: CheckpointInode) -> None:
         """End all parts of pending versions below a folder, so that it can be renamed.
 
         Raises:
@@ -178,7 +178,7 @@ class Publisher:
                     if node.pending is not None and not node.pending.draft.is_lost:
                         await node.pending.draft.drain()
 
-    async def empty_folder(self, folder: Inode) -> None:
+    async def empty_folder(self, folder: CheckpointInode) -> None:
         """Move parts of files that were removed and are still open out of a folder.
 
         Raises:
@@ -192,7 +192,7 @@ class Publisher:
                     elif node.pending is not None:
                         await node.pending.draft.leave_folder()
 
-    async def abandon(self, node: Inode) -> None:
+    async def abandon(self, node: CheckpointInode) -> None:
         """Discard a pending version that no handle may write; the file stays as it was."""
         if node.pending is not None:
             await self._discard(node)
@@ -224,7 +224,7 @@ class Publisher:
                 self._lose(node, Closed(f"{_NO_TIME}{why}"))
 
     @contextmanager
-    def _closing(self, node: Inode) -> Iterator[trio.CancelScope]:
+    def _closing(self, node: CheckpointInode) -> Iterator[trio.CancelScope]:
         """Shield publishing from the mount's end, until `interrupt` is called."""
         with trio.CancelScope(shield=True) as scope:
             if self._has_no_time:
@@ -237,7 +237,7 @@ class Publisher:
         if scope.cancelled_caught and node.has_name and _may_be_published(node):
             self._lose(node, Closed(_NO_TIME))
 
-    async def _publish_or_lose(self, node: Inode) -> None:
+    async def _publish_or_lose(self, node: CheckpointInode) -> None:
         pending = node.pending
         if pending is None:
             return
@@ -251,7 +251,7 @@ class Publisher:
             self._lose(node, Closed("it was still being written when the mount ended"))
         await pending.draft.discard()
 
-    async def _flush(self, node: Inode, open_writers: OpenWriters) -> None:
+    async def _flush(self, node: CheckpointInode, open_writers: OpenWriters) -> None:
         open_writers.closing, by_opener = await open_writers.scan(node.inode)
         pending = node.pending
         if pending is None:
@@ -265,7 +265,7 @@ class Publisher:
             pending.is_vouched |= by_opener or open_writers.closing is CloseKind.LAST
             await pending.draft.flush()
 
-    def _withdraw(self, node: Inode) -> None:
+    def _withdraw(self, node: CheckpointInode) -> None:
         """Give up a version whose writer was killed, and show the one before."""
         why = "its writer was killed by a signal; the previous version is kept"
         self._lose(node, Closed(why))
@@ -274,7 +274,7 @@ class Publisher:
         if self._reader.kernel is not None:
             self._reader.kernel.forget_entry(node.parent, node.name.encode())
 
-    async def _end_pending(self, node: Inode) -> None:
+    async def _end_pending(self, node: CheckpointInode) -> None:
         """Publish, or discard, a version that its last writer has closed."""
         pending = node.pending
         assert pending is not None
@@ -285,7 +285,7 @@ class Publisher:
         if _may_be_published(node):
             self._nursery.start_soon(self._retry, node, pending)
 
-    async def _attempt(self, node: Inode) -> None:
+    async def _attempt(self, node: CheckpointInode) -> None:
         """Publish a file that no handle may write; an error is logged."""
         try:
             await self.publish(node)
@@ -297,7 +297,7 @@ class Publisher:
                 # The next open(2) of the file fails with this error.
                 self._lose(node, error)
 
-    async def _retry(self, node: Inode, pending: PendingVersion) -> None:
+    async def _retry(self, node: CheckpointInode, pending: PendingVersion) -> None:
         """Retry until it is published, is written again, or the mount ends."""
         for attempt in itertools.count(1):
             await trio.sleep(_PAUSES.pause_s(attempt))
@@ -319,12 +319,12 @@ class Publisher:
                         with suppress(BootseerError):  # it is repeated
                             await pending.draft.touch()
 
-    async def _discard(self, node: Inode) -> None:
+    async def _discard(self, node: CheckpointInode) -> None:
         assert node.pending is not None
         pending, node.pending = node.pending, None
         await pending.draft.discard()
 
-    def _lose(self, node: Inode, error: BootseerError) -> None:
+    def _lose(self, node: CheckpointInode, error: BootseerError) -> None:
         """Report that a version will never be published."""
         assert node.pending is not None
         node.pending.lose(error)
@@ -337,12 +337,12 @@ class Publisher:
         self._settling = trio.Event()
 
 
-def _may_be_published(node: Inode) -> bool:
+def _may_be_published(node: CheckpointInode) -> bool:
     """Tell whether a file has a version that is not published and not lost."""
     return node.pending is not None and not node.pending.is_lost
 
 
-def _is_closed(node: Inode) -> bool:
+def _is_closed(node: CheckpointInode) -> bool:
     """Tell whether all writers of a version have closed it, so that it is to be published."""
     if not node.has_name or not _may_be_published(node):
         return False

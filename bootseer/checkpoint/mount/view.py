@@ -15,7 +15,7 @@ import trio
 from bootseer.checkpoint.files.namespace import Namespace
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.file_reader import FileReader
-from bootseer.checkpoint.mount.inodes import Inode, InodeTable
+from bootseer.checkpoint.mount.inodes import CheckpointInode, InodeTable
 from bootseer.checkpoint.mount.name_changes import NameChanges
 from bootseer.checkpoint.mount.open_writers import SCANS_AT_ONCE, OpenWriters
 from bootseer.checkpoint.mount.owner_names import OwnerNames
@@ -65,7 +65,7 @@ class _Handle:
         open_writers: processes that have the handle, if it may write.
     """
 
-    node: Inode
+    node: CheckpointInode
     open_writers: OpenWriters | None = None
 
 
@@ -228,7 +228,7 @@ class CheckpointView:
             handle = await self._open(self._inodes.by_inode[inode], flags, thread)
         return await self._register(handle)
 
-    async def _open(self, node: Inode, flags: int, thread: int) -> _Handle:
+    async def _open(self, node: CheckpointInode, flags: int, thread: int) -> _Handle:
         empties = bool(flags & os.O_TRUNC)
         if flags & os.O_ACCMODE != os.O_RDONLY or empties:
             self._check_writable()
@@ -396,7 +396,7 @@ class CheckpointView:
         await trio.lowlevel.checkpoint()
         return sorted(self._inodes.by_inode[inode].extended())
 
-    async def _named(self, parent: int, name: str) -> Inode:
+    async def _named(self, parent: int, name: str) -> CheckpointInode:
         node = await self._inodes.lookup(parent, name)
         if node is None:
             raise _os_error(errno.ENOENT)
@@ -416,7 +416,7 @@ class CheckpointView:
         if self._options.read_only:
             raise _os_error(errno.EROFS)
 
-    def _check_mode(self, node: Inode, flags: int) -> None:
+    def _check_mode(self, node: CheckpointInode, flags: int) -> None:
         """Refuse an open(2) that the mode forbids the owner; the store checks all others.
 
         The store checks the owner, too, but for new content it checks only the folder.
@@ -439,7 +439,7 @@ class CheckpointView:
         self._handles[number] = handle
         return OpenedFile(number, keep_cache=handle.node.pending is None)
 
-    def _attributes(self, node: Inode) -> Attributes:
+    def _attributes(self, node: CheckpointInode) -> Attributes:
         self._inodes.remember(node)
         pending = node.pending
         if node.entry is None:

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from bootseer.units import parse_age, parse_size
 
 if TYPE_CHECKING:
-    from bootseer.checkpoint.admin.progress import Progress
+    from bootseer.checkpoint.admin.progress import BatchProgress
     from bootseer.checkpoint.files.entries import FileEntry
     from bootseer.checkpoint.files.tree import CheckpointTree
     from bootseer.checkpoint.write.options import WriteOptions
@@ -205,7 +205,7 @@ def import_command(
     from bootseer.checkpoint.admin.file_import import ImportOptions, import_files
     from bootseer.cli.ckpt import run
 
-    async def work(tree: CheckpointTree, name: str, progress: Progress) -> None:
+    async def work(tree: CheckpointTree, name: str, progress: BatchProgress) -> None:
         if not os.path.isdir(source):
             there = await tree.find(name)
             if url.partition("?")[0].endswith("/") or (there is not None and there.is_folder):
@@ -234,7 +234,7 @@ def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
     from bootseer.checkpoint.admin.file_export import export_files
     from bootseer.cli.ckpt import run
 
-    async def work(tree: CheckpointTree, name: str, progress: Progress) -> None:
+    async def work(tree: CheckpointTree, name: str, progress: BatchProgress) -> None:
         path = target.rstrip("/") or "/"
         if not (await tree.stat(name)).is_folder and (
             os.path.isdir(target) or target.endswith("/")
@@ -351,10 +351,10 @@ def bench(
     the end. Reads may come from the memory of servers.
     """
     from bootseer.checkpoint.admin import bench as measure
-    from bootseer.checkpoint.admin.progress import Progress
+    from bootseer.checkpoint.admin.progress import BatchProgress
     from bootseer.cli.ckpt import output, run
 
-    progress = Progress()
+    progress = BatchProgress()
     write = _options(unit, width, replication)
 
     async def work(tree: CheckpointTree, name: str) -> Sequence[measure.Row]:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from bootseer import config as settings
-from bootseer.checkpoint.admin.progress import Failure, Progress
+from bootseer.checkpoint.admin.progress import BatchProgress, Failure
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.serve import keep_large_buffers
 from bootseer.cli import runner
@@ -29,7 +29,7 @@ def run(
     url: str,
     work: Callable[[CheckpointTree, str], Awaitable[T]],
     *,
-    progress: Progress | None = None,
+    progress: BatchProgress | None = None,
     bar: str = "",
     after: str = "no changes made",
 ) -> T:
@@ -59,7 +59,7 @@ def run(
 
 def move(
     url: str,
-    work: Callable[[CheckpointTree, str, Progress], Awaitable[None]],
+    work: Callable[[CheckpointTree, str, BatchProgress], Awaitable[None]],
     verb: str,
     *,
     quiet: bool,
@@ -72,7 +72,7 @@ def move(
         verb: "import" or "export".
         quiet: say only what has failed.
     """
-    progress = Progress()
+    progress = BatchProgress()
     began = time.monotonic()
 
     async def counted(tree: CheckpointTree, name: str) -> None:
@@ -89,7 +89,7 @@ def open_at(url: str) -> Store:
     return connect_to(url, config, caller(), private=False, operations=OPERATIONS)
 
 
-def summary(verb: str, progress: Progress, began: float) -> str:
+def summary(verb: str, progress: BatchProgress, began: float) -> str:
     """Say what was done, and how fast."""
     took_s = max(time.monotonic() - began, 1e-3)
     rate = f" ({progress.moved_bytes / took_s / 1e6:.0f} MB/s)" if progress.moved_bytes else ""
@@ -101,7 +101,7 @@ def summary(verb: str, progress: Progress, began: float) -> str:
     )
 
 
-def conclude(verb: str, progress: Progress, began: float, *, quiet: bool) -> None:
+def conclude(verb: str, progress: BatchProgress, began: float, *, quiet: bool) -> None:
     """Say what was done and what was not; ends the program if something failed."""
     for left_out in progress.left_out:
         print_line(f"bootseer: left out, {left_out.reason}: {left_out.name}", err=True)

@@ -22,10 +22,10 @@ from bootseer.env.client.messages import (
     KeepWaiting,
     Locks,
     Notice,
-    Progress,
     Refused,
     Request,
     Restored,
+    RestoreProgress,
     RunCommand,
 )
 from bootseer.env.client.terminal import ProgressLine
@@ -77,14 +77,14 @@ def ask_agent_for_image(path: str) -> str:
         Unavailable: it does not answer.
     """
     try:
-        with Connection(connect_agent(path)) as connection:
+        with ClientConnection(connect_agent(path)) as connection:
             connection.greet()
             return connection.image
     except (OSError, ServerLost) as error:
         raise Unavailable(f"the job's agent does not answer at {path}: {error}") from error
 
 
-class Connection:
+class ClientConnection:
     """A conversation with the server; a context that ends with it.
 
     Attributes:
@@ -99,7 +99,7 @@ class Connection:
         self._socket.settimeout(_SILENCE_S)
         self._rest = b""
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> ClientConnection:
         """Begin."""
         return self
 
@@ -188,7 +188,7 @@ class Connection:
                 message = self._receive()
                 if isinstance(message, Notice):
                     say(message.text)
-                elif isinstance(message, Progress):
+                elif isinstance(message, RestoreProgress):
                     line.show(message.done_bytes, message.total_bytes)
                 elif not isinstance(message, KeepWaiting):
                     return message

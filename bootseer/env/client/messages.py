@@ -52,7 +52,7 @@ class KeepWaiting(NamedTuple):
     """The server is still at work."""
 
 
-class Progress(NamedTuple):
+class RestoreProgress(NamedTuple):
     """How much of a snapshot is unpacked."""
 
     done_bytes: int
@@ -190,7 +190,9 @@ class CommandEnded(NamedTuple):
         check_not_negative(self, name)
 
 
-FromServer = Union[Hello, Refused, Notice, KeepWaiting, Progress, Restored, RunCommand, CaptureDone]
+FromServer = Union[
+    Hello, Refused, Notice, KeepWaiting, RestoreProgress, Restored, RunCommand, CaptureDone
+]
 FromClient = Union[Locks, Request, CommandEnded]
 
 FROM_SERVER: Messages[FromServer] = Messages(
@@ -200,7 +202,7 @@ FROM_SERVER: Messages[FromServer] = Messages(
         None: Refused,
         "say": Notice,
         "wait": KeepWaiting,
-        "progress": Progress,
+        "progress": RestoreProgress,
         "restored": Restored,
         "run": RunCommand,
         "seen": CaptureDone,

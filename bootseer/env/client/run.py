@@ -20,7 +20,7 @@ from bootseer.env.client.command_key import (
     result_mark,
     warnings,
 )
-from bootseer.env.client.connection import Connect, Connection, Say, ServerLost
+from bootseer.env.client.connection import ClientConnection, Connect, Say, ServerLost
 from bootseer.env.client.inputs.recorder import InputRecorder, RecordedInputs
 from bootseer.env.client.messages import (
     VARIABLES,
@@ -87,7 +87,7 @@ def run(run_options: RunOptions, connect: Connect, environ: Mapping[str, str], s
 
 def _ask_for_image(connect: Connect) -> str:
     """Ask the server for the digest of the client's image, "" for none or unknown."""
-    with suppress(ServerLost, BootseerError, OSError), Connection(connect()) as connection:
+    with suppress(ServerLost, BootseerError, OSError), ClientConnection(connect()) as connection:
         connection.greet()
         return connection.image
     return ""
@@ -108,7 +108,7 @@ def _restore_or_run(
     """
     command = run_options.command
     try:
-        connection = Connection(connect())
+        connection = ClientConnection(connect())
     except (BootseerError, OSError) as error:
         say(f"running the command without capturing it: {error}")
         mark = find_result_mark(run_options, targets, environ, "")
@@ -145,7 +145,7 @@ def _with_mark(status: int, mark: str) -> tuple[int, str]:
 
 
 def _ask(
-    connection: Connection,
+    connection: ClientConnection,
     run_options: RunOptions,
     targets: Sequence[str],
     keys: Keys,
@@ -187,7 +187,7 @@ def _run_captured(
     keys: Keys,
     cwd: str,
     record: InputRecorder,
-    connection: Connection,
+    connection: ClientConnection,
     say: Say,
 ) -> int:
     """Run a command, report its end to the server, and say what was captured."""

@@ -16,7 +16,7 @@ from bootseer.env.capture.lint import examine
 from bootseer.env.capture.upload import Provenance, publish_snapshot
 from bootseer.env.client.inputs.recorder import MOST
 from bootseer.env.client.messages import CaptureDone, CommandEnded, RunCommand
-from bootseer.env.server.connection import Connection
+from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.progress import keep_client_waiting
 from bootseer.env.server.run_request import RunRequest, check_lines
 from bootseer.env.server.session_context import SessionContext
@@ -34,7 +34,7 @@ class Capturer:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         context: SessionContext,
         request: RunRequest,
         nursery: trio.Nursery,

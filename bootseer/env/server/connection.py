@@ -15,7 +15,7 @@ MAX_LINE_BYTES = 32 << 20
 MAX_FDS = 32
 
 
-class Connection:
+class ServerConnection:
     """One end of a conversation; any number of tasks send, and one receives."""
 
     def __init__(self, end: socket.socket) -> None:

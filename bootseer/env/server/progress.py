@@ -8,8 +8,8 @@ from threading import Lock
 
 import trio
 
-from bootseer.env.client.messages import KeepWaiting, Progress
-from bootseer.env.server.connection import Connection
+from bootseer.env.client.messages import KeepWaiting, RestoreProgress
+from bootseer.env.server.connection import ServerConnection
 from bootseer.errors import Closed
 
 _SILENCE_S = 15.0
@@ -18,7 +18,7 @@ _PROGRESS_S = 0.5
 
 
 @contextmanager
-def keep_client_waiting(connection: Connection, nursery: trio.Nursery) -> Iterator[None]:
+def keep_client_waiting(connection: ServerConnection, nursery: trio.Nursery) -> Iterator[None]:
     """Have the client wait for the length of a block, however long that takes."""
     scope = trio.CancelScope()
 
@@ -49,9 +49,9 @@ class UnpackProgress:
         with self._lock:
             self._done_bytes += size_bytes
 
-    async def send(self, connection: Connection) -> None:
+    async def send(self, connection: ServerConnection) -> None:
         """Send the progress, until cancelled, or for as long as the client is there."""
         with suppress(Closed):
             while True:
                 await trio.sleep(_PROGRESS_S)
-                await connection.send(Progress(self._done_bytes, self._total_bytes))
+                await connection.send(RestoreProgress(self._done_bytes, self._total_bytes))

@@ -9,7 +9,7 @@ import trio
 
 from bootseer.env.client.messages import Restored
 from bootseer.env.restore.download import unpack
-from bootseer.env.server.connection import Connection
+from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.lookup import FoundSnapshot
 from bootseer.env.server.progress import UnpackProgress
 from bootseer.env.server.run_request import RunRequest
@@ -26,7 +26,7 @@ class Restorer:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         context: SessionContext,
         request: RunRequest,
         found: FoundSnapshot,

@@ -17,7 +17,7 @@ import trio
 from bootseer.env.admin.gc import collect
 from bootseer.env.client.messages import Locks, Notice, Request, RunCommand
 from bootseer.env.server.capturer import Capturer
-from bootseer.env.server.connection import Connection
+from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.lookup import FoundSnapshot, SnapshotLookup
 from bootseer.env.server.progress import keep_client_waiting
 from bootseer.env.server.restorer import Restorer
@@ -37,7 +37,7 @@ from bootseer.errors import (
 _POLL_S = 0.5
 
 
-async def serve(connection: Connection, context: SessionContext) -> None:
+async def serve(connection: ServerConnection, context: SessionContext) -> None:
     """Carry one `env run` through, until all is stored or the client has gone.
 
     What goes wrong is reported to the client, and the command runs as it would without.
@@ -65,7 +65,7 @@ async def serve(connection: Connection, context: SessionContext) -> None:
 
 @contextmanager
 def _while_connected(
-    connection: Connection, locks: ExitStack, nursery: trio.Nursery
+    connection: ServerConnection, locks: ExitStack, nursery: trio.Nursery
 ) -> Iterator[Callable[[], None]]:
     """Cancel the block when the client goes, and keep its targets locked until the block ends.
 
@@ -100,7 +100,7 @@ def _while_connected(
 class _Session:
     def __init__(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         context: SessionContext,
         request: RunRequest,
         nursery: trio.Nursery,

@@ -17,7 +17,7 @@ from bootseer import config as settings
 from bootseer.config import User
 from bootseer.core.event import StageReport
 from bootseer.env.client.messages import Hello, Refused
-from bootseer.env.server.connection import Connection
+from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.session import serve
 from bootseer.env.server.session_context import SessionContext, make_context
 from bootseer.errors import BootseerError, Closed, Unavailable
@@ -46,7 +46,7 @@ def main() -> None:
     """Serve one client on the descriptor that the command line names."""
 
     async def run(end: socket.socket) -> None:
-        connection = Connection(end)
+        connection = ServerConnection(end)
         with suppress(Closed):
             try:
                 here = _context()

@@ -17,7 +17,7 @@ import trio
 from bootseer._io import ffi, lib
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
 from bootseer.rate_limit import RateLimit
-from bootseer.squashfs.inodes import Inode
+from bootseer.squashfs.inodes import SquashfsInode
 from bootseer.squashfs.reader import Squashfs
 from bootseer.squashfs.superblock import BLOCK_RAW, NO_FRAGMENT
 from bootseer.units import MIB
@@ -93,7 +93,7 @@ def hot_files(image: Path, hot: Sequence[ByteRange]) -> list[HotFile]:
     return [file for _, file in sorted(found, key=lambda pair: pair[0])]
 
 
-def _parts(squashfs: Squashfs, inode: Inode) -> Iterator[tuple[ByteRange, ByteRange]]:
+def _parts(squashfs: Squashfs, inode: SquashfsInode) -> Iterator[tuple[ByteRange, ByteRange]]:
     """Yield the place of each block of a file in the image, and the range of content in it."""
     at = 0
     for part, _, size_bytes in squashfs.stored(inode):

@@ -19,7 +19,7 @@ _CHUNK_BYTES = MIB
 MAX_WINDOW_BYTES = 128 * MIB
 """What decompressing one layer may take: zstd's own limit, reached by ``--ultra --long`` only."""
 
-Progress = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 """Told of bytes as they are read."""
 
 
@@ -121,7 +121,7 @@ class Layer:
     diff_id: str
 
     def archive(
-        self, budget: DecompressionBudget, progress: Progress, *, again: bool = False
+        self, budget: DecompressionBudget, progress: ProgressCallback, *, again: bool = False
     ) -> Iterator[bytes]:
         """Read the archive piece by piece; at the end of it its digests have been checked.
 
@@ -152,7 +152,7 @@ class Layer:
                     f"{self.blob.name} is damaged: its digest is not {wanted}; fetch the image anew"
                 )
 
-    def _watched(self, digest: hashlib._Hash | None, progress: Progress) -> Iterator[bytes]:
+    def _watched(self, digest: hashlib._Hash | None, progress: ProgressCallback) -> Iterator[bytes]:
         for data in self.blob.pieces():
             if digest is not None:
                 digest.update(data)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from bootseer.squashfs.inodes import Inode
+from bootseer.squashfs.inodes import SquashfsInode
 from bootseer.squashfs.reader import Squashfs
 
 Read = Callable[[int], None]
@@ -69,7 +69,9 @@ def compare(
     return None
 
 
-def _missing(one: tuple[bytes, Inode] | None, two: tuple[bytes, Inode] | None) -> TreeDifference:
+def _missing(
+    one: tuple[bytes, SquashfsInode] | None, two: tuple[bytes, SquashfsInode] | None
+) -> TreeDifference:
     """Tell which of two paths is not in the other tree, given in the order of both."""
     if two is None or (one is not None and one[0].split(b"/") < two[0].split(b"/")):
         assert one is not None
@@ -77,7 +79,7 @@ def _missing(one: tuple[bytes, Inode] | None, two: tuple[bytes, Inode] | None) -
     return TreeDifference(os.fsdecode(two[0]), "missing in the first")
 
 
-def _of_inodes(a: Squashfs, first: Inode, b: Squashfs, second: Inode) -> str:
+def _of_inodes(a: Squashfs, first: SquashfsInode, b: Squashfs, second: SquashfsInode) -> str:
     """Return in what two inodes differ; "" for nothing."""
     if stat.S_IFMT(first.mode) != stat.S_IFMT(second.mode):
         return "type"
@@ -97,7 +99,9 @@ def _of_inodes(a: Squashfs, first: Inode, b: Squashfs, second: Inode) -> str:
     return next((what for what, (one, two) in pairs.items() if one != two), "")
 
 
-def _of_contents(a: Squashfs, first: Inode, b: Squashfs, second: Inode, compared: Read) -> str:
+def _of_contents(
+    a: Squashfs, first: SquashfsInode, b: Squashfs, second: SquashfsInode, compared: Read
+) -> str:
     """Return where two files' contents differ; "" for nowhere."""
     if not first.is_file:
         return ""
@@ -112,7 +116,7 @@ def _of_contents(a: Squashfs, first: Inode, b: Squashfs, second: Inode, compared
 
 
 def _chunks(
-    a: Squashfs, first: Inode, b: Squashfs, second: Inode
+    a: Squashfs, first: SquashfsInode, b: Squashfs, second: SquashfsInode
 ) -> Iterator[tuple[bytes, bytes, int]]:
     """Yield two files' contents side by side, and how much each pair is.
 

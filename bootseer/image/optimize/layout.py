@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
 from bootseer.errors import Corrupt
-from bootseer.squashfs.inodes import Fragment, Inode
+from bootseer.squashfs.inodes import Fragment, SquashfsInode
 from bootseer.squashfs.superblock import BLOCK_RAW
 
 DENSE_SHARE = 0.5
@@ -87,7 +87,7 @@ class ImageLayout:
 
 
 def find_pieces(
-    inodes: Iterable[Inode], fragments: Iterable[Fragment], bounds: ByteRange
+    inodes: Iterable[SquashfsInode], fragments: Iterable[Fragment], bounds: ByteRange
 ) -> list[DataPiece]:
     """Return the pieces that an image's data consists of, by place.
 

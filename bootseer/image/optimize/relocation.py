@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator
 
 from bootseer.image.optimize.moves import DataMoves
-from bootseer.squashfs.inodes import Fragment, Inode, MetadataTable, header_places
+from bootseer.squashfs.inodes import Fragment, MetadataTable, SquashfsInode, header_places
 from bootseer.squashfs.superblock import BLOCK_RAW, METADATA_BYTES, METADATA_RAW
 from bootseer.squashfs.xattrs import SET, read_xattrs
 
@@ -50,7 +50,10 @@ def relocate_fragments(fragments: Iterable[Fragment], moves: DataMoves) -> bytes
 
 
 def relocate_inodes(
-    inodes: MetadataTable, directories: MetadataTable, found: Iterable[Inode], moves: DataMoves
+    inodes: MetadataTable,
+    directories: MetadataTable,
+    found: Iterable[SquashfsInode],
+    moves: DataMoves,
 ) -> bytes:
     """Return the new table of inodes.
 
@@ -86,7 +89,7 @@ def relocate_inodes(
 
 
 def relocate_directories(
-    inodes: MetadataTable, directories: MetadataTable, found: Iterable[Inode]
+    inodes: MetadataTable, directories: MetadataTable, found: Iterable[SquashfsInode]
 ) -> bytes:
     """Return the new table of directories; raises Corrupt if an entry has no inode."""
     data = bytearray(directories.data)

@@ -34,7 +34,7 @@ from bootseer.image.optimize.relocation import (
     relocate_xattrs,
 )
 from bootseer.squashfs.codec import LZ4, LZ4_OPTIONS, lz4_compress
-from bootseer.squashfs.inodes import Fragment, Inode
+from bootseer.squashfs.inodes import Fragment, SquashfsInode
 from bootseer.squashfs.reader import Squashfs
 from bootseer.squashfs.superblock import (
     BLOCK_RAW,
@@ -242,7 +242,7 @@ class ImageWriter:
         """Write the tables in mksquashfs' order, which Linux insists on."""
         source, out, old = self._source, self._out, self._source.superblock
         inodes, directories = source.inode_table, source.directory_table
-        found: list[Inode] = [*source.inodes.values()]
+        found: list[SquashfsInode] = [*source.inodes.values()]
         inode_table = out.tell()
         self._table(relocate_inodes(inodes, directories, found, moves))
         directory_table = out.tell()

@@ -26,7 +26,7 @@ import trio
 from bootseer.core.event import StageReport
 from bootseer.env.client.messages import Hello
 from bootseer.env.server import session
-from bootseer.env.server.connection import Connection
+from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.session_context import SessionContext
 from bootseer.env.snapshot import key_lease
 from bootseer.errors import Closed
@@ -92,7 +92,7 @@ def serve(end: socket.socket, folder: Path, node: str, seed: int, claim_s: float
     )
 
     async def run() -> None:
-        talk = Connection(end)
+        talk = ServerConnection(end)
         with suppress(Closed):
             await talk.send(Hello(locks=True))
             await session.serve(talk, context)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bootseer.checkpoint.admin.file_export import export_files
 from bootseer.checkpoint.admin.file_import import ImportOptions, import_files
-from bootseer.checkpoint.admin.progress import Progress
+from bootseer.checkpoint.admin.progress import BatchProgress
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.store.api.base import Store
@@ -23,17 +23,19 @@ async def import_folder(
     name: str = "run",
     write: WriteOptions = SMALL_UNITS,
     **options: Any,
-) -> Progress:
+) -> BatchProgress:
     """Bring a file or folder into a store, with `ImportOptions`; returns what came of it."""
-    tally = Progress()
+    tally = BatchProgress()
     tree = CheckpointTree(store)
     await import_files(str(source), tree, name, write, ImportOptions(**options), tally)
     return tally
 
 
-async def export_folder(store: Store, target: Path, name: str = "run", **options: Any) -> Progress:
+async def export_folder(
+    store: Store, target: Path, name: str = "run", **options: Any
+) -> BatchProgress:
     """Bring a file or folder out of a store; returns what came of it."""
-    tally = Progress()
+    tally = BatchProgress()
     await export_files(CheckpointTree(store), name, str(target), tally, **options)
     return tally
 

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.checkpoint.admin.progress import Progress, background, for_each, limits_for, walk
+from bootseer.checkpoint.admin.progress import BatchProgress, background, for_each, limits_for, walk
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
 from bootseer.checkpoint.files.tree import CheckpointTree
@@ -24,7 +24,7 @@ async def test_what_fails_with_one_is_noted_and_the_rest_done():
             raise Denied(f"not {number}")
         done.append(number)
 
-    progress = Progress()
+    progress = BatchProgress()
     await for_each(range(40), work, "file {}".format, progress, at_once=1)
     assert done == list(range(0, 40, 2))
     assert [(f.name, str(f.error)) for f in progress.failures] == [
@@ -37,7 +37,7 @@ async def test_so_many_are_at_work_at_once(autojump_clock, at_once):
     async def work(number):
         await trio.sleep(1)
 
-    await for_each(range(6), work, str, Progress(), at_once=at_once)
+    await for_each(range(6), work, str, BatchProgress(), at_once=at_once)
     assert trio.current_time() == 6 // at_once
 
 
@@ -51,7 +51,7 @@ async def test_no_space_ends_all_at_once(autojump_clock):
         if number == 1:
             raise NoSpace("the disk is full")
 
-    progress = Progress()
+    progress = BatchProgress()
     with pytest.raises(NoSpace, match="the disk is full"):
         await for_each(range(1, 20), work, str, progress, at_once=3)
     assert sorted(begun) == [1, 2, 3]
@@ -65,14 +65,14 @@ async def test_a_store_that_is_away_for_some_files_ends_nothing():
         if number % 3 == 0:
             raise Unavailable(str(number))
 
-    progress = Progress()
+    progress = BatchProgress()
     await for_each(range(20), work, str, progress)
     assert len(progress.failures) == 7
 
 
 async def test_what_was_there_already_was_done_and_not_moved():
-    progress = Progress()
-    assert progress == Progress(0, 0, 0, 0, 0, 0, [], [])
+    progress = BatchProgress()
+    assert progress == BatchProgress(0, 0, 0, 0, 0, 0, [], [])
     progress.move(100)
     progress.skip(20)
     progress.move(3)

@@ -12,7 +12,7 @@ from bootseer_dev.material.checkpoints import UNIT_BYTES, export_folder, import_
 from bootseer_dev.material.damage import flip
 
 from bootseer.checkpoint.admin import resumable_file
-from bootseer.checkpoint.admin.progress import LINK, LeftOut, Progress, for_each, walk
+from bootseer.checkpoint.admin.progress import LINK, BatchProgress, LeftOut, for_each, walk
 from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX
 from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.stripe_manifest import MAGIC, PARTS_FOLDER
@@ -271,7 +271,7 @@ async def test_a_store_that_is_away_ends_it():
         tried.append(number)
         raise (Unavailable if number % 2 else Transient)(str(number))
 
-    progress = Progress()
+    progress = BatchProgress()
     with pytest.raises(Unavailable, match="7"):
         await for_each(range(20), fail, str, progress, at_once=1)
     assert tried == list(range(8))

@@ -17,10 +17,10 @@ from bootseer.env.client.messages import (
     KeepWaiting,
     Locks,
     Notice,
-    Progress,
     Refused,
     Request,
     Restored,
+    RestoreProgress,
     RunCommand,
 )
 from bootseer.errors import Corrupt, UnknownVersion
@@ -32,7 +32,7 @@ SERVERS = [
     Refused("too many", "Unavailable"),
     Notice("waiting\nfor \u00e9"),
     KeepWaiting(),
-    Progress(5, 7),
+    RestoreProgress(5, 7),
     Restored("mounted", "ab" * 32, 1, 2, 3, 0.5),
     RunCommand(why="", key="ab" * 32),
     CaptureDone(key="ab" * 32, files=1, bytes=2, findings=3),

@@ -28,7 +28,7 @@ from bootseer.env.client.messages import CaptureDone, Hello, Request, RunCommand
 from bootseer.env.client.options import RunOptions
 from bootseer.env.client.target_lock import locked
 from bootseer.env.client.temporary import temporary_name
-from bootseer.env.server.connection import Connection
+from bootseer.env.server.connection import ServerConnection
 from bootseer.env.snapshot import repository
 from bootseer.errors import ConfigError
 from bootseer.store.local.store import LocalStore
@@ -643,7 +643,7 @@ async def test_what_was_unpacked_goes_with_who_unpacked_it(clients):
     left = clients.target / temporary_name("target")
 
     async def serve(end):
-        talk = Connection(end)
+        talk = ServerConnection(end)
         await talk.send(Hello())
         for fd in (await talk.receive())[1]:
             os.close(fd)
@@ -658,7 +658,7 @@ async def test_older_ones_that_have_the_store_are_not_given_locks(clients):
     seen = []
 
     async def serve(end):
-        talk = Connection(end)
+        talk = ServerConnection(end)
         await talk.send(Hello())
         message, fds = await talk.receive()
         seen.append((type(message), len(fds)))

@@ -19,7 +19,7 @@ from bootseer.env.client.key import KeyPart, to_document
 from bootseer.env.client.messages import CommandEnded, KeepWaiting, Notice, Restored
 from bootseer.env.client.options import RunOptions
 from bootseer.env.client.run import run
-from bootseer.env.server.connection import MAX_FDS, Connection
+from bootseer.env.server.connection import MAX_FDS, ServerConnection
 from bootseer.env.server.session import serve
 from bootseer.env.snapshot import repository
 from bootseer.errors import Closed, Corrupt
@@ -342,7 +342,7 @@ class Asking:
         return [json.loads(line) for line in b"".join(answers).splitlines()]
 
     async def serve(self, end):
-        connection = Connection(end)
+        connection = ServerConnection(end)
         try:
             await serve(connection, self.lab.context())
         finally:
@@ -552,7 +552,7 @@ async def test_what_is_told_of_the_command_is_wrong(asking, wrong):
 async def test_half_a_message_is_followed_by_nothing():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    connection = Connection(ours)
+    connection = ServerConnection(ours)
     with trio.move_on_after(0.05):
         await connection.send(Notice("x" * (1 << 20)))
     with pytest.raises(Closed):
@@ -570,7 +570,7 @@ async def test_what_was_given_up_before_it_began_is_followed_by_others():
     with suppress(BlockingIOError):
         while True:
             ours.send(b" " * 4096)
-    connection, other = Connection(ours), trio.socket.from_stdlib_socket(theirs)
+    connection, other = ServerConnection(ours), trio.socket.from_stdlib_socket(theirs)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connection.send, Notice("lost"))
         await trio.testing.wait_all_tasks_blocked()
@@ -584,7 +584,7 @@ async def test_what_was_given_up_before_it_began_is_followed_by_others():
 
 async def test_a_conversation_that_was_ended_here_is_over():
     ours, theirs = socket.socketpair()
-    connection = Connection(ours)
+    connection = ServerConnection(ours)
     connection.close()
     with pytest.raises(Closed):
         await connection.send(KeepWaiting())
@@ -597,7 +597,7 @@ async def test_a_conversation_that_was_ended_here_is_over():
 async def test_messages_of_several_do_not_mix():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    connection, other = Connection(ours), trio.socket.from_stdlib_socket(theirs)
+    connection, other = ServerConnection(ours), trio.socket.from_stdlib_socket(theirs)
     found = []
     with other:
         async with trio.open_nursery() as nursery:
@@ -612,7 +612,7 @@ async def test_messages_of_several_do_not_mix():
 async def test_a_line_that_is_too_long_is_refused(monkeypatch):
     monkeypatch.setattr("bootseer.env.server.connection.MAX_LINE_BYTES", 1000)
     ours, theirs = socket.socketpair()
-    connection = Connection(ours)
+    connection = ServerConnection(ours)
     longest = CommandEnded(0, 1, ("x" * 925,))
     line = messages.FROM_CLIENT.encode(longest) + b"\n"
     assert 985 < len(line) <= 1000
@@ -627,7 +627,7 @@ async def test_a_line_that_is_too_long_is_refused(monkeypatch):
 
 async def test_more_descriptors_than_a_message_may_have_are_closed():
     ours, theirs = socket.socketpair()
-    connection = Connection(ours)
+    connection = ServerConnection(ours)
     with open("/dev/null") as file:
         for count in (MAX_FDS, 1):
             socket.send_fds(theirs, [b" "], [file.fileno()] * count)

@@ -14,15 +14,15 @@ from bootseer.image.hot.hotset import HotRange
 from bootseer.image.optimize import layout
 from bootseer.image.optimize.layout import DataPiece, arrange, find_pieces, total_size
 from bootseer.image.optimize.moves import DataMove, DataMoves
-from bootseer.squashfs.inodes import Fragment, Inode
+from bootseer.squashfs.inodes import Fragment, SquashfsInode
 from bootseer.squashfs.superblock import BLOCK_RAW
 
 FRONT = 96
 BOUNDS = ByteRange(FRONT, 10_000)
 
 
-def file(start: int, *lengths: int, long: bool = False) -> Inode:
-    return Inode(0, long, 1, 0o100644, 0, 0, 0, size=1, start=start, blocks=lengths)
+def file(start: int, *lengths: int, long: bool = False) -> SquashfsInode:
+    return SquashfsInode(0, long, 1, 0o100644, 0, 0, 0, size=1, start=start, blocks=lengths)
 
 
 def test_files_with_the_same_data_share_a_piece():

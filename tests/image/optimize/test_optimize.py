@@ -20,7 +20,7 @@ from bootseer.image.optimize.equal import TreeDifference, same_tree
 from bootseer.image.optimize.optimize import optimize
 from bootseer.image.optimize.writer import BlockStorage, OptimizedImage
 from bootseer.squashfs.codec import decompressor
-from bootseer.squashfs.inodes import Inode
+from bootseer.squashfs.inodes import SquashfsInode
 from bootseer.squashfs.reader import Squashfs
 from bootseer.squashfs.superblock import BLOCK_RAW, SUPERBLOCK_BYTES
 from bootseer.units import KIB, MIB
@@ -123,7 +123,7 @@ def listing(image: Path) -> str:
     ).stdout
 
 
-def file_at(image: Squashfs, path: bytes) -> Inode:
+def file_at(image: Squashfs, path: bytes) -> SquashfsInode:
     return next(inode for name, inode in image.walk() if name == path)
 
 

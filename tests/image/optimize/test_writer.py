@@ -16,7 +16,7 @@ from bootseer.errors import Corrupt, Unavailable
 from bootseer.image.optimize.optimize import optimize
 from bootseer.image.optimize.writer import BlockStorage
 from bootseer.squashfs.codec import LZ4, LZ4_OPTIONS, lz4_compress
-from bootseer.squashfs.inodes import Inode
+from bootseer.squashfs.inodes import SquashfsInode
 from bootseer.squashfs.reader import Squashfs
 from bootseer.squashfs.superblock import (
     BLOCK_RAW,
@@ -56,7 +56,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return image
 
 
-def inodes(image: Path) -> dict[bytes, Inode]:
+def inodes(image: Path) -> dict[bytes, SquashfsInode]:
     with Squashfs(image) as opened:
         return dict(opened.walk())
 

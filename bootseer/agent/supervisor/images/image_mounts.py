@@ -8,7 +8,7 @@ from itertools import cycle
 import trio
 
 from bootseer.agent.broker.mounts import MAX_IMAGES
-from bootseer.agent.messages.broker import Role, ServeImage
+from bootseer.agent.messages.broker import Role, StartImageServer
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.images.image_mount import ServedImage
 from bootseer.agent.supervisor.images.recording_window import RecordingWindow
@@ -112,7 +112,7 @@ class ServedImages:
         job = self._job._replace(
             image=name, checkpoint="", environment="", started_ns=time.time_ns()
         )
-        worker = await start(self._broker, ServeImage(number, name.startswith(ENVIRONMENT)))
+        worker = await start(self._broker, StartImageServer(number, name.startswith(ENVIRONMENT)))
         mount = self._folder.image_mount(number)
         image = ServedImage(self._broker, self._context.lender, number, mount, worker, name)
         self._keep(image)

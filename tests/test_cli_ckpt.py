@@ -79,14 +79,14 @@ def test_ls_marks_what_is_damaged(tmp_path, url):
 
 
 def test_stat(url, part):
-    shown = says("stat", f"{url}/large")
+    shown = says("show", f"{url}/large")
     assert "striped 4 KiB" in shown and "whole     yes" in shown
-    found = json.loads(says("stat", "--json", f"{url}/large"))
+    found = json.loads(says("show", "--json", f"{url}/large"))
     assert found["whole"] and found["units"] == 64 and len(found["digest"]) == 64
     assert sum(one["size_bytes"] for one in found["parts"]) == 64 * UNIT
     part.unlink()
-    assert "whole     no" in says("stat", f"{url}/large")
-    assert f"in part {part.name}: the part is missing" in says("stat", f"{url}/large")
+    assert "whole     no" in says("show", f"{url}/large")
+    assert f"in part {part.name}: the part is missing" in says("show", f"{url}/large")
 
 
 def test_verify(url, part):
@@ -187,7 +187,7 @@ def test_every_command_has_help_and_an_example():
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("bootseer ckpt ", {"ls", "stat", "verify", "import", "export", "rm", "gc", "bench"}),
+        ("bootseer ckpt ", {"ls", "show", "verify", "import", "export", "rm", "gc", "bench"}),
         ("bootseer ckpt ver", {"verify"}),
         ("bootseer ckpt verify --re", {"--repair"}),
         ("bootseer ckpt ls /", {"/"}),

@@ -140,7 +140,7 @@ def test_every_module_is_imported(python):
 
 def test_every_command_has_help_and_none_is_for_developers(python):
     answers = json.loads(run([python, "-Ic", HELP_OF_ALL]))
-    assert {"report", "image add", "env run", "ckpt", "plugin install"} <= answers.keys()
+    assert {"report", "image import", "env run", "ckpt", "plugin install"} <= answers.keys()
     assert {path: answer for path, answer in answers.items() if answer[0] != 0} == {}
     assert [path for path in answers if path.startswith("dev")] == []
     assert [path for path, (_, text) in answers.items() if "bootseer dev" in text] == []

@@ -205,7 +205,7 @@ def test_of_two_writers_of_one_name_the_last_to_end_wins(hdfs, tree):
         other = hdfs.cluster.run(argv, user=USER).stdout.strip()
         writer = start(hdfs, WRITE, f"{MOUNTPOINT}/file", str(SIZE_MIB), "pause")
         bootseer(hdfs, "import", "--quiet", local, f"{tree}/file")
-        elsewhere = bootseer(hdfs, "stat", "--json", f"{tree}/file")
+        elsewhere = bootseer(hdfs, "show", "--json", f"{tree}/file")
         digest = finish(writer)
     with mounted(hdfs.cluster, tree, USER):
         assert read(hdfs, "file") == digest != other

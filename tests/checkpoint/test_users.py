@@ -53,7 +53,7 @@ def assert_same(hdfs, local, *names):
 
 def assert_striped(hdfs, url):
     bootseer = str(Path(sys.executable).with_name("bootseer"))
-    told = hdfs.cluster.run([bootseer, "ckpt", "stat", "--json", url], user=USER).stdout
+    told = hdfs.cluster.run([bootseer, "ckpt", "show", "--json", url], user=USER).stdout
     found = json.loads(told)
     assert found["kind"] == "striped" and found["whole"]
 

@@ -48,18 +48,18 @@ def test_key_says_what_decides_and_makes_nothing(says, installed):
 
 def test_why(says, installed):
     words = ("--target", installed.target, "--", *installed.words(MAKE))
-    assert "no run with these targets is known" in says("why", *words)
+    assert "no run with these targets is known" in says("explain", *words)
     snapshot = installed.run(MAKE)
     for _ in range(2):  # what the command has made in its target is no change
-        shown = says("why", *words)
+        shown = says("explain", *words)
         assert "nothing has changed" in shown
         assert f"{snapshot.key[:12]} is there" in shown
         assert ("hold something" in shown) == installed.target.exists()
         shutil.rmtree(installed.target, ignore_errors=True)
     other = ("--target", installed.target, "--", *installed.words(MAKE + "; true"))
-    shown = says("why", *other)
+    shown = says("explain", *other)
     assert "command:\n    was sh -c" in shown and "is missing" in shown
-    found = json.loads(says("why", "--json", *other))
+    found = json.loads(says("explain", "--json", *other))
     assert [change["name"] for change in found["changes"]] == ["command"]
     assert found["last_key"] == snapshot.key and not found["is_there"]
     assert not installed.target.exists()
@@ -69,7 +69,7 @@ def test_why_after_a_run_that_found_it_there(says, installed):
     snapshot = installed.run(MAKE)
     words, targets = installed.words(MAKE), [str(installed.target)]
     trio.run(repository.note_run, installed.store, targets, parts_of(words, installed.target))
-    shown = says("why", "--target", targets[0], "--", *words)
+    shown = says("explain", "--target", targets[0], "--", *words)
     assert "nothing has changed" in shown and f"{snapshot.key[:12]} is there" in shown
 
 

@@ -128,7 +128,7 @@ def _request():
     listed = key.to_document(parts())
     return {"op": "env", "targets": ["/venv"], "names": ["venv"], "mode": "auto",
             "environ": {"TMPDIR": "/tmp"}, "key": listed, "as_empty": listed, "read_only": False,
-            "refresh": True, "captures": True, "waits": False, "wait_s": 5}  # fmt: skip
+            "force": True, "captures": True, "waits": False, "wait_s": 5}  # fmt: skip
 
 
 def run_request(data):

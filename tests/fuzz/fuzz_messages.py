@@ -64,7 +64,7 @@ def _asked():
     """The messages of a client, one after the other."""
     request = messages.Request(
         key=parts(), as_empty=parts(), targets=("/venv",), names=("venv",), mode="auto",
-        read_only=False, refresh=True, captures=True, waits=False, wait_s=5,
+        read_only=False, force=True, captures=True, waits=False, wait_s=5,
         environ={"TMPDIR": "/tmp"}, stays=True,
     )  # fmt: skip
     ended = messages.CommandEnded(0, 5, ("A",), ("/f",))

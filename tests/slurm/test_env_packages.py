@@ -107,6 +107,6 @@ def test_imports_compile_nothing_and_scripts_work(start, tools):
 )
 def test_their_own_suites_give_the_same_result(start, tools, suite):
     command = f"{tools}/python -c {shlex.quote(suite)} 2>&1 | tail -40"
-    original = summary(start(command, "--wait", "--refresh"))
+    original = summary(start(command, "--wait", "--force"))
     assert original.ran >= 100
     assert summary(start(command)) == original

@@ -54,7 +54,7 @@ def add(lab, name, image=None, user="alice"):
     data = (image or lab.images / "tiny.sqsh").read_bytes()
     source = lab.cluster.shared / "source.sqsh"
     source.write_bytes(data)
-    lab.cluster.run([site.bootseer(), "image", "add", str(source), "--name", name], user=user)
+    lab.cluster.run([site.bootseer(), "image", "import", str(source), "--name", name], user=user)
     return data
 
 
@@ -342,6 +342,6 @@ def test_what_was_missing_can_be_asked_for_again(lab, shared):
     ask = importer(lab, "get", f"bootseer://{OTHER}")
     source = shared / "later.sqsh"
     source.write_bytes((lab.images / "tiny.sqsh").read_bytes())
-    put = f"{site.bootseer()} image add /shared/later.sqsh --name {OTHER} --quiet"
+    put = f"{site.bootseer()} image import /shared/later.sqsh --name {OTHER} --quiet"
     job = lab.srun("-N1", "--bootseer=again", command=f"{ask} || {put} && {ask}")
     assert job.stdout == f"{RUN_DIR}/{job.job_id}/image-2/image.sqsh\n"

@@ -18,7 +18,7 @@ def listed(lab):
     """Alice's image in her store, and in the list."""
     source = lab.cluster.shared / "tiny.sqsh"
     source.write_bytes((lab.images / "tiny.sqsh").read_bytes())
-    argv = [site.bootseer(), "image", "add", str(source), "--name", "rooted", "--json"]
+    argv = [site.bootseer(), "image", "import", str(source), "--name", "rooted", "--json"]
     digest = json.loads(lab.cluster.run(argv, user="alice").stdout)["digest"]
     config = lab.cluster.etc_bootseer / "bootseer.toml"
     before = config.read_text()

@@ -70,7 +70,7 @@ def test_the_step_sees_it(lab):
     lab.put_image()
     image = (lab.images / "tiny.sqsh").read_bytes()
     (lab.cluster.shared / "tiny.sqsh").write_bytes(image)
-    add = [site.bootseer(), "image", "add", "/shared/tiny.sqsh", "--name", "tiny", "-q"]
+    add = [site.bootseer(), "image", "import", "/shared/tiny.sqsh", "--name", "tiny", "-q"]
     lab.cluster.run(add, user="alice")
     script = f"#!/bin/sh\n{WHOLE}\nsrun -N1 sh -c '{WHOLE}'\n"
     job_id = lab.sbatch(script, "-N1", "-e/dev/null", "--bootseer-image=bootseer://tiny")

@@ -28,7 +28,7 @@ def stored(lab):
     source = lab.cluster.shared / "tiny.sqsh"
     source.write_bytes((lab.images / "tiny.sqsh").read_bytes())
     answer = lab.cluster.run(
-        [site.bootseer(), "image", "add", str(source), "--name", NAME, "--json"], user="alice"
+        [site.bootseer(), "image", "import", str(source), "--name", NAME, "--json"], user="alice"
     )
     forget_blocks(lab)
     yield json.loads(answer.stdout)
@@ -250,7 +250,7 @@ def tag_again(lab, seed):
     recipe = TinyImage(seed=seed)
     write_image(recipe, source)
     source.chmod(0o644)
-    add = [site.bootseer(), "image", "add", str(source), "--name", NAME, "--json"]
+    add = [site.bootseer(), "image", "import", str(source), "--name", NAME, "--json"]
     return json.loads(lab.cluster.run(add, user="alice").stdout)["digest"], recipe
 
 

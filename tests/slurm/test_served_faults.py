@@ -61,7 +61,7 @@ class Stored:
             config = self.lab.cluster.etc_bootseer / "bootseer.toml"
             before = config.read_text()
             config.write_text('[image]\nstore_url = "file:///shared/store"\n')
-            add = [site.bootseer(), "image", "add", str(source), "--name", name, "--quiet"]
+            add = [site.bootseer(), "image", "import", str(source), "--name", name, "--quiet"]
             self.lab.cluster.run(add)
             config.write_text(before)
             self.lab.cluster.run(["chmod", "-R", "a+rX", "/shared/store"])
@@ -406,7 +406,7 @@ def test_the_image_is_removed_or_replaced_while_it_is_read(lab, images):
 
     def add(data):
         source.write_bytes(data)
-        image_command(lab, "add", str(source), "--name", NAME)
+        image_command(lab, "import", str(source), "--name", NAME)
 
     forget_blocks(lab)
     add(expected)

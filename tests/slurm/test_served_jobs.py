@@ -25,7 +25,7 @@ def stored(lab):
     data = (lab.images / "tiny.sqsh").read_bytes()
     source.write_bytes(data)
     answer = lab.cluster.run(
-        [site.bootseer(), "image", "add", str(source), "--name", NAME, "--json"], user="alice"
+        [site.bootseer(), "image", "import", str(source), "--name", NAME, "--json"], user="alice"
     )
     source.unlink()
     yield {**json.loads(answer.stdout), "sum": f"{hashlib.sha256(data).hexdigest()}  -"}

@@ -66,7 +66,9 @@ def add(lab, env=None):
     """Put the image into the store, as root; returns what jobs print of it."""
     source = lab.images / "tiny.sqsh"
     lab.cluster.run(
-        [site.bootseer(), "image", "add", str(source), "--name", NAME, "-q"], env=env, timeout_s=90
+        [site.bootseer(), "image", "import", str(source), "--name", NAME, "-q"],
+        env=env,
+        timeout_s=90,
     )
     return f"{hashlib.sha256(source.read_bytes()).hexdigest()}  -"
 

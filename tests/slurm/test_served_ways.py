@@ -31,7 +31,7 @@ class Far:
         self.folder = lab.cluster.shared / "far"
         lab.cluster.run(["mkdir", "-p", "/shared/far"])
         self.settings(store="/shared/far")
-        add = [site.bootseer(), "image", "add", "/shared/far.sqsh", "--name", NAME, "--quiet"]
+        add = [site.bootseer(), "image", "import", "/shared/far.sqsh", "--name", NAME, "--quiet"]
         lab.cluster.run(add)
         lab.cluster.run(["chmod", "-R", "a+rX", "/shared/far"])
         lab.cluster.mount_share(self.folder, at=STORE, latency_s=LATENCY_S)

@@ -31,7 +31,7 @@ def run_script(lab, *lines, options=("-n1",), env=None):
 def add_tiny(lab):
     """Put the image into alice's store."""
     (lab.cluster.shared / "tiny.sqsh").write_bytes((lab.images / "tiny.sqsh").read_bytes())
-    add = [site.bootseer(), "image", "add", "/shared/tiny.sqsh", "--name", "tiny", "-q"]
+    add = [site.bootseer(), "image", "import", "/shared/tiny.sqsh", "--name", "tiny", "-q"]
     lab.cluster.run(add, user="alice")
 
 

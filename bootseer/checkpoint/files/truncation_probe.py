@@ -20,7 +20,7 @@ from bootseer.store.api.base import ObjectInfo, Store
 
 _PROBLEM = (
     "{!r} may be what is left of a damaged manifest: there are parts beside it that belong to no "
-    "file; if it is not, remove them with `bootseer ckpt gc --despite`"
+    "file; if it is not, remove them with `bootseer ckpt gc --ignore`"
 )
 
 

@@ -123,10 +123,10 @@ def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
     output.unlisted(unlisted)
 
 
-@ckpt.command(epilog="Example:  bootseer ckpt stat hdfs://nn/user/alice/run42/model.bin")
+@ckpt.command(epilog="Example:  bootseer ckpt show hdfs://nn/user/alice/run42/model.bin")
 @_url
 @_json
-def stat(url: str, as_json: bool) -> None:
+def show(url: str, as_json: bool) -> None:
     """Show details of a file: form, parts and their places, digest.
 
     The content is not read; `bootseer ckpt verify` does that.
@@ -282,13 +282,13 @@ def rm(url: str, recursive: bool, quiet: bool) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="List what would be removed.")
 @click.option(
-    "--despite",
+    "--ignore",
     metavar="NAME",
     multiple=True,
     help="Name below URL of a damaged file that has no parts or whose parts may be removed.",
 )
 @_quiet
-def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: bool) -> None:
+def gc(url: str, age_s: float, dry_run: bool, ignore: tuple[str, ...], quiet: bool) -> None:
     """Remove parts that belong to no file.
 
     They come from abandoned writes and lost names. Name the whole tree in which files are written
@@ -300,7 +300,7 @@ def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: b
     from bootseer.cli.ckpt import run
 
     async def work(tree: CheckpointTree, name: str) -> tuple[int, int]:
-        judged = [f"{name}/{one}".lstrip("/") for one in despite]
+        judged = [f"{name}/{one}".lstrip("/") for one in ignore]
         orphans = await find_orphans(tree, name, age_s, judged)
         for info in orphans.abandoned:
             runner.print_line(f"{info.name}: parts of a write that was given up")

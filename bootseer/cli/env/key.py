@@ -74,12 +74,12 @@ def key(
     context_settings=_PASS_ON,
     epilog="""\b
 Example:
-  bootseer env why --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
+  bootseer env explain --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
 """,
 )
 @install_command(runs=False)
 @as_json_option
-def why(
+def explain(
     run_options: RunOptions,
     as_json: bool,
 ) -> None:
@@ -162,7 +162,7 @@ def drift(
     show_drift(run_options, is_long=is_long, quiet=quiet, as_json=as_json)
 
 
-COMMANDS = (key, why, drift)
+COMMANDS = (key, explain, drift)
 
 
 def show_drift(run_options: RunOptions, *, is_long: bool, quiet: bool, as_json: bool) -> None:
@@ -216,7 +216,7 @@ def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool, qui
     if quiet:
         return
     runner.print_line(f"drift from {found.snapshot.key[:KEY_CHARS]}: {counts(found.deltas)}")
-    runner.print_line("`bootseer env run --refresh` captures the new result")
+    runner.print_line("`bootseer env run --force` captures the new result")
 
 
 async def _is_there(store: Store, key: str) -> bool:

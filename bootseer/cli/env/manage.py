@@ -195,11 +195,11 @@ def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
         runner.print_line(f"{format_size(found.freed_bytes)} {done}; {kept}")
 
 
-@click.command(epilog="Example:  bootseer env publish nightly --group ml")
+@click.command(epilog="Example:  bootseer env share nightly --group ml")
 @env_argument
 @click.option("--group", required=True, metavar="NAME", help="Unix group that you are in.")
 @quiet_option
-def publish(env: str, group: str, quiet: bool) -> None:
+def share(env: str, group: str, quiet: bool) -> None:
     """Copy ENV to the store that a Unix group shares.
 
     `bootseer env run` of the group's members finds it there. The administrator lists such stores in
@@ -219,14 +219,14 @@ def publish(env: str, group: str, quiet: bool) -> None:
         progress.total_bytes = snapshot.frames_bytes + snapshot.image_bytes
         return snapshot, await copy_snapshot(store, target, snapshot, progress.add)
 
-    bar = "" if quiet else "publish"
+    bar = "" if quiet else "share"
     snapshot, is_new = with_env_store(work, counted=progress, bar=bar)
     if not quiet:
-        done = "published" if is_new else "there already"
-        runner.print_line(f"{snapshot.key[:KEY_CHARS]}: {done} for the group {group}")
+        done = "shared" if is_new else "there already"
+        runner.print_line(f"{snapshot.key[:KEY_CHARS]}: {done} with the group {group}")
 
 
-COMMANDS = (rm, tag, untag, restore, gc, publish)
+COMMANDS = (rm, tag, untag, restore, gc, share)
 
 
 def _places(snapshot: Snapshot, targets: Sequence[str], over: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""bootseer image ls, show, tag, rm: which images there are, and their names."""
+"""bootseer image ls, show, tag, untag, rm: which images there are, and their names."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import click
 from bootseer.cli.console import local_time
 from bootseer.cli.image.options import (
     SHORT_CHARS,
+    complete_image,
     image_argument,
     json_option,
     on_images,
     quiet_option,
 )
+from bootseer.core.reference import SCHEME
 from bootseer.units import format_size
 
 if TYPE_CHECKING:
     from bootseer.store.api.base import Store
+
+_NOW = click.option("--now", is_flag=True, help="Delete its bytes now, even if jobs read them.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def ls(as_json: bool) -> None:
         table.add_row(
             plain(n.name), format_size(n.size_bytes), local_time(n.named_ns), n.digest[:SHORT_CHARS]
         )
-    empty = "no image yet: bootseer image add PATH --name NAME"
+    empty = "no image yet: bootseer image import PATH --name NAME"
     console().print(table if names else empty)
 
 
@@ -140,20 +144,38 @@ def tag(image: str, name: str) -> None:
     runner.print_line(f"{name}: {on_images(give)}")
 
 
+@click.command(epilog="Example:  bootseer image untag train:v1")
+@click.argument("name", shell_complete=complete_image)
+@_NOW
+@quiet_option
+def untag(name: str, now: bool, quiet: bool) -> None:
+    """Remove the name NAME; an image without names is removed."""
+    from bootseer.image.library import catalog
+
+    if catalog.is_digest(name.removeprefix(SCHEME)):
+        raise click.UsageError("NAME is a digest: remove the image with `bootseer image rm`")
+    _remove(name, with_names=False, now=now, quiet=quiet)
+
+
 @click.command(epilog="Example:  bootseer image rm train:v1")
 @image_argument
-@click.option("--now", is_flag=True, help="Delete its bytes now, even if jobs read them.")
+@_NOW
 @quiet_option
 def rm(image: str, now: bool, quiet: bool) -> None:
-    """Remove the name IMAGE; the last name removes the image.
+    """Remove IMAGE, with all its names.
 
     The image's bytes stay for a day, for jobs that are reading them.
     """
+    _remove(image, with_names=True, now=now, quiet=quiet)
+
+
+def _remove(image: str, *, with_names: bool, now: bool, quiet: bool) -> None:
     from bootseer.cli import runner
     from bootseer.image.library import catalog
 
     async def remove(store: Store) -> tuple[str, bool]:
-        removed = await catalog.remove(store, image, now=now)
+        going = await catalog.resolve(store, image) if with_names else image
+        removed = await catalog.remove(store, going, now=now)
         await catalog.sweep(store)
         return removed
 
@@ -163,4 +185,4 @@ def rm(image: str, now: bool, quiet: bool) -> None:
         runner.print_line(f"{image}: the image {digest[:SHORT_CHARS]} {has}")
 
 
-COMMANDS = (ls, show, tag, rm)
+COMMANDS = (ls, show, tag, untag, rm)

@@ -16,7 +16,7 @@ def image() -> None:
 
     \b
     Examples:
-      bootseer image add train.sqsh --name train:v2
+      bootseer image import train.sqsh --name train:v2
       srun --bootseer --bootseer-image=bootseer://train:v2 ./train.sh
     """
 

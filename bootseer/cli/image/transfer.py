@@ -1,4 +1,4 @@
-"""bootseer image add, get, optimize, verify: what reads or writes all of an image."""
+"""bootseer image import, export, optimize, verify: what reads or writes all of an image."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    "import",
     epilog="""\b
 Examples:
-  bootseer image add train.sqsh --name train:v2
-  docker save -o train.tar train:v2; bootseer image add train.tar --name train:v2
-"""
+  bootseer image import train.sqsh --name train:v2
+  docker save -o train.tar train:v2; bootseer image import train.tar --name train:v2
+""",
 )
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option("--name", required=True, help="Name of the image; moved if it is in use.")
@@ -40,16 +41,16 @@ Examples:
     "--platform", default="", help="Platform, such as linux/arm64.  [default: this machine's]"
 )
 @scratch_option
-@click.option("--again", is_flag=True, help="Upload all blocks, even those in the store.")
+@click.option("--force", is_flag=True, help="Upload all blocks, even those in the store.")
 @quiet_option
 @json_option
-def add(
+def import_command(
     path: Path,
     name: str,
     tag: str,
     platform: str,
     scratch: Path,
-    again: bool,
+    force: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -70,13 +71,13 @@ def add(
         catalog.check_name(name)
         made = upload.as_squashfs(path, scratch, tag, platform, progress)
         async with made as (squashfs, converted):
-            added = await upload.add(store, squashfs, name, about, progress, again=again)
+            added = await upload.add(store, squashfs, name, about, progress, force=force)
             return added, converted
 
     added, converted = on_images(
         work,
         counted=progress,
-        bar="" if quiet else "add",
+        bar="" if quiet else "import",
         after="run the same command again to go on",
     )
     if as_json:
@@ -96,11 +97,11 @@ def add(
             )
 
 
-@click.command(epilog="Example:  bootseer image get train:v2 ./train.sqsh")
+@click.command(epilog="Example:  bootseer image export train:v2 ./train.sqsh")
 @image_argument
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 @quiet_option
-def get(image: str, path: Path, quiet: bool) -> None:
+def export(image: str, path: Path, quiet: bool) -> None:
     """Write IMAGE to the file PATH."""
     from bootseer.cli import runner
     from bootseer.image.library import catalog, download, upload
@@ -114,7 +115,7 @@ def get(image: str, path: Path, quiet: bool) -> None:
         await download.retrieve(store, digest, manifest, path, progress.add)
         return manifest.size_bytes
 
-    size_bytes = on_images(work, counted=progress, bar="" if quiet else "get")
+    size_bytes = on_images(work, counted=progress, bar="" if quiet else "export")
     if not quiet:
         runner.print_line(f"{path}: {format_size(size_bytes)}")
 
@@ -222,7 +223,7 @@ def verify(image: str, quiet: bool, as_json: bool) -> None:
         if found:
             runner.print_line(
                 f"bootseer: {len(found)} ranges are damaged; upload the image again with "
-                f"`bootseer image add PATH --name {image} --again`",
+                f"`bootseer image import PATH --name {image} --force`",
                 err=True,
             )
         elif not quiet:
@@ -231,4 +232,4 @@ def verify(image: str, quiet: bool, as_json: bool) -> None:
         sys.exit(Corrupt.exit_code)
 
 
-COMMANDS = (add, get, optimize, verify)
+COMMANDS = (import_command, export, optimize, verify)

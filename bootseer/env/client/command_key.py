@@ -69,7 +69,7 @@ def warnings(targets: Sequence[str], keys: Keys, environ: Mapping[str, str]) -> 
     if keys.unbounded:
         said.append(
             f"what {' and '.join(keys.unbounded)} reads is not in the key, so that a restored "
-            "result may be out of date: name the files with --key-file, or run with --refresh"
+            "result may be out of date: name the files with --key-file, or run with --force"
         )
     numbers = {environ.get(name) for name in _JOB_NUMBERS}
     for target in targets:

@@ -144,7 +144,7 @@ class Request(NamedTuple):
         names: of the targets in the folders above them.
         mode: "auto", "mount" or "unpack".
         read_only: nothing needs to be written to the targets afterwards.
-        refresh: run the command even if there is a snapshot.
+        force: run the command even if there is a snapshot.
         captures: capture the result if the command runs.
         waits: the client waits until the result is stored.
         wait_s: longest wait for another node that captures the same.
@@ -158,7 +158,7 @@ class Request(NamedTuple):
     names: Tuple[str, ...]
     mode: str
     read_only: bool
-    refresh: bool
+    force: bool
     captures: bool
     waits: bool
     wait_s: int

@@ -20,7 +20,7 @@ class RunOptions(NamedTuple):
         targets: folders that it installs to.
         mode: how to restore, one of `MODES`.
         read_only: nothing needs to be written to the targets afterwards.
-        refresh: run the command even if there is a snapshot, and capture its result.
+        force: run the command even if there is a snapshot, and capture its result.
         no_capture: do not capture the result if the command runs.
         waits: end only when the result is stored.
         wait_s: longest wait for another node that runs the same command, and for another process
@@ -33,7 +33,7 @@ class RunOptions(NamedTuple):
     targets: Sequence[str]
     mode: str = "auto"
     read_only: bool = False
-    refresh: bool = False
+    force: bool = False
     no_capture: bool = False
     waits: bool = False
     wait_s: int = 600
@@ -80,8 +80,8 @@ OPTIONS = (
     Option("--mode", "mode", "How to restore."),
     Option("--read-only", "read_only", "The targets will only be read afterwards."),
     Option(
-        "--refresh",
-        "refresh",
+        "--force",
+        "force",
         "Ignore an existing snapshot: run the command, and capture its result.",
     ),
     Option("--no-capture", "no_capture", "Do not capture the result."),

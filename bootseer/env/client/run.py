@@ -63,9 +63,7 @@ def run(run_options: RunOptions, connect: Connect, environ: Mapping[str, str], s
     until = time.monotonic() + run_options.wait_s
     while True:
         held = environ.get(HELD, "")
-        with locked(
-            targets, on_wait, until=until, heeds=not run_options.refresh, held=held
-        ) as turn:
+        with locked(targets, on_wait, until=until, heeds=not run_options.force, held=held) as turn:
             if turn.late:
                 say(
                     "running the command without capturing it: another process has used "
@@ -168,7 +166,7 @@ def _ask(
             names=opened.names,
             mode=run_options.mode,
             read_only=run_options.read_only,
-            refresh=run_options.refresh,
+            force=run_options.force,
             captures=not run_options.no_capture,
             waits=run_options.waits,
             wait_s=run_options.wait_s,

@@ -119,7 +119,7 @@ class _Session:
         found, is_damaged = None, False
         try:
             found = await self._lookup.find()
-            if found is not None and not self._request.message.refresh:
+            if found is not None and not self._request.message.force:
                 await self._restore(found)
                 return
         except UnknownVersion:

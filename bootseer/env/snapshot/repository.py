@@ -181,7 +181,7 @@ async def list_snapshots(store: Store) -> list[ListedSnapshot]:
 
 
 async def note_run(store: Store, targets: Sequence[str], parts: Sequence[KeyPart]) -> None:
-    """Note the key of a run, so that `env why` can compare the next one."""
+    """Note the key of a run, so that `env explain` can compare the next one."""
     document = json.dumps(env_key.to_document(parts)).encode() + b"\n"
     await publish(store, _last_object(targets), document)
 

@@ -126,8 +126,8 @@ async def resolve(store: Store, reference: str) -> str:
         data = await read_all(store, name_object(name), _MAX_BYTES)
     except NotFound as error:
         raise NotFound(
-            f"there is no image {name!a} in {store.url}: see `bootseer image ls`, or add it with "
-            f"`bootseer image add PATH --name {name}`"
+            f"there is no image {name!a} in {store.url}: see `bootseer image ls`, or import it "
+            f"with `bootseer image import PATH --name {name}`"
         ) from error
     return _name(data, name).digest
 

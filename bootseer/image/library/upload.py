@@ -67,7 +67,7 @@ async def add(
     about: ImageOrigin,
     progress: UploadProgress | None = None,
     *,
-    again: bool = False,
+    force: bool = False,
 ) -> UploadResult:
     """Put a squashfs image into the store and give it a name.
 
@@ -79,7 +79,7 @@ async def add(
         name: of the image; moved if it is in use.
         about: where it came from.
         progress: kept up to date.
-        again: send what is there as well, for it is damaged.
+        force: send what is there as well, for it is damaged.
 
     Raises:
         Unavailable: it is not a squashfs, or cannot be read.
@@ -88,7 +88,7 @@ async def add(
     Cancellation: parts that were sent whole stay, for the next time.
     """
     catalog.check_name(name)
-    added = await put(store, path, about, progress, again=again)
+    added = await put(store, path, about, progress, force=force)
     await catalog.give_name(store, name, added.digest, added.manifest.size_bytes)
     return added
 
@@ -99,7 +99,7 @@ async def put(
     about: ImageOrigin,
     progress: UploadProgress | None = None,
     *,
-    again: bool = False,
+    force: bool = False,
 ) -> UploadResult:
     """Put a squashfs image into the store, without a name; see `add`.
 
@@ -121,10 +121,10 @@ async def put(
         encoded = manifest.encode()
         digest = image_manifest.image_digest(encoded)
         sent_bytes = 0
-        for sends_all in (again, False, False):
+        for sends_all in (force, False, False):
             progress.done_bytes = opened.size_bytes
             await catalog.revive(store, digest)  # first: what is found to be there is to stay
-            sent_bytes += await _send(store, opened, manifest, digest, progress, again=sends_all)
+            sent_bytes += await _send(store, opened, manifest, digest, progress, force=sends_all)
             await trio.to_thread.run_sync(_check_unchanged, opened)
             await catalog.write_about(store, digest, about)
             await catalog.write_manifest(store, digest, encoded)
@@ -204,7 +204,7 @@ async def _send(
     digest: str,
     progress: UploadProgress,
     *,
-    again: bool,
+    force: bool,
 ) -> int:
     """Send the parts that the store does not have; returns how many bytes those are."""
     parts = iter(range(manifest.parts))
@@ -216,7 +216,7 @@ async def _send(
         part = manifest.part_range(index)
         name = catalog.part_object(digest, index)
         there_bytes = await _stored_bytes(store, name)
-        if not again and there_bytes == part.size_bytes:
+        if not force and there_bytes == part.size_bytes:
             progress.done_bytes += part.size_bytes
             return
         # What was not there is not replaced: somebody may read it who has got it from another.

@@ -62,7 +62,7 @@ def test_a_checkpoint_goes_there_and_back(hdfs, folder, tree, call, tmp_path, mo
         ("large", "striped"),
         ("folder/small", "plain"),
     ]
-    found = json.loads(call("stat", "--json", f"{url}/large"))
+    found = json.loads(call("show", "--json", f"{url}/large"))
     assert found["whole"] and found["owner"] == "alice"
     assert sum(part["size_bytes"] for part in found["parts"]) == 90 * MIB + 17
     assert {len(part["hosts"]) for part in found["parts"] if part["size_bytes"]} == {1}
@@ -74,7 +74,7 @@ def test_a_checkpoint_goes_there_and_back(hdfs, folder, tree, call, tmp_path, mo
     assert "2 were there already" in call("export", "--checksum", url, target)
 
     call("import", source / "large", f"{url}/plain", "--plain", "--replication", 1)
-    assert json.loads(call("stat", "--json", f"{url}/plain"))["kind"] == "plain"
+    assert json.loads(call("show", "--json", f"{url}/plain"))["kind"] == "plain"
     shutil.rmtree(target)
     call("export", f"{url}/plain", target)
     assert target.read_bytes() == (source / "large").read_bytes()

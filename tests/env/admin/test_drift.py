@@ -55,7 +55,7 @@ def test_pip(says, call, installed, wheels):
     code, output = call(*drift(installed, pip))
     assert code == 1
     assert ["thing", "1.0", "2.0"] in [line.split() for line in output.splitlines()]
-    assert "1 changed" in output and "--refresh" in output
+    assert "1 changed" in output and "--force" in output
     code, output = call(*drift(installed, "--json", pip))
     found = json.loads(output[output.index("{") :])
     assert code == 1 and found["versions"] == [{"name": "thing", "before": "1.0", "after": "2.0"}]
@@ -82,7 +82,7 @@ def test_files_and_their_names(call, installed, tmp_path):
     assert f"+ {installed.target}/two" in output
     code, output = call(*drift(installed, "-q", "-l", words))
     assert code == 1 and f"~ {installed.target}/a  3 B -> 3 B\n" in output
-    assert "drift from" not in output and "--refresh" not in output
+    assert "drift from" not in output and "--force" not in output
     source.write_text("one")
     assert "no drift" in call(*drift(installed, words))[1]
     assert call(*drift(installed, "--quiet", words)) == (0, "")

@@ -96,7 +96,7 @@ def as_tuples(found):
 def test_what_is_not_asked_for_is_as_usual():
     usual = RunOptions(["make"], ["/env"])
     assert as_tuples(asked("--", "make")) == as_tuples(usual)
-    assert (usual.read_only, usual.refresh, usual.no_capture, usual.waits) == (
+    assert (usual.read_only, usual.force, usual.no_capture, usual.waits) == (
         *(False, False, False, False),
     )
 
@@ -105,7 +105,7 @@ def test_what_is_not_asked_for_is_as_usual():
     ("option", "name", "value"),
     [
         ("--read-only", "read_only", True),
-        ("--refresh", "refresh", True),
+        ("--force", "force", True),
         ("--no-capture", "no_capture", True),
         ("--wait", "waits", True),
         ("--wait-seconds=5", "wait_s", 5),

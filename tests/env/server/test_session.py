@@ -229,10 +229,10 @@ async def test_a_file_that_the_command_reads_counts(lab, target, tmp_path):
 
 async def test_refresh_captures_anew(lab, target):
     script = f"cat {target.parent}/what > {target}/file"
-    for what, refresh, runs in [("a", False, 1), ("b", True, 2), ("c", False, 2)]:
+    for what, force, runs in [("a", False, 1), ("b", True, 2), ("c", False, 2)]:
         (target.parent / "what").write_text(what)
         await emptied(target)
-        await lab.run(script, target, refresh=refresh)
+        await lab.run(script, target, force=force)
         assert lab.runs() == runs
     assert (target / "file").read_text() == "b"
 

@@ -147,12 +147,12 @@ def test_settings_that_are_no_groups_stores(tmp_path, text):
 def test_publish(says, call, installed, snapshot, folder):
     listed = [f"{MINE}={folder.as_uri()}", f"{OTHERS}={folder.as_uri()}"]
     with pytest.raises(Denied):
-        call("publish", snapshot.key, "--group", OTHERS, shared=listed)
+        call("share", snapshot.key, "--group", OTHERS, shared=listed)
     assert list(folder.iterdir()) == []
     with pytest.raises(ConfigError):
-        call("publish", snapshot.key, "--group", "unlisted")
-    assert "published" in says("publish", snapshot.key[:12], "--group", MINE)
-    assert "there already" in says("publish", snapshot.key[:12], "--group", MINE)
+        call("share", snapshot.key, "--group", "unlisted")
+    assert "shared" in says("share", snapshot.key[:12], "--group", MINE)
+    assert "there already" in says("share", snapshot.key[:12], "--group", MINE)
     assert snapshot.key in says("ls", "--group", MINE, "--json")
     says("rm", snapshot.key)
     installed.target.joinpath("a").unlink()

@@ -102,7 +102,7 @@ async def test_where_an_image_comes_from_is_said_if_it_is_known(store):
 async def test_an_image_that_is_not_there_is_named(store):
     with pytest.raises(NotFound, match=f"there is no image {OTHER} in memory"):
         await catalog.read_manifest(store, OTHER)
-    with pytest.raises(NotFound, match=r"there is no image 'other' in memory.*image add"):
+    with pytest.raises(NotFound, match=r"there is no image 'other' in memory.*image import"):
         await catalog.resolve(store, "other")
 
 

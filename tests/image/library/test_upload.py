@@ -154,7 +154,7 @@ async def test_damage_is_found_and_mended(store, path, small_parts):
         (parts[4], MIB - image.BLOCK_BYTES, image.BLOCK_BYTES),
         (parts[6], 0, MIB),
     ]
-    await add(store, path, "tiny", ABOUT, again=True)
+    await add(store, path, "tiny", ABOUT, force=True)
     assert await verify(store, added.digest, added.manifest, lambda size_bytes: None) == []
 
 
@@ -418,7 +418,7 @@ async def test_an_image_goes_with_its_last_name_and_its_bytes_later(store, path)
     await catalog.give_name(store, "docker://host#a/b:1", added.digest, 5)
     assert {n.name for n in await catalog.list_names(store)} == {"one", "docker://host#a/b:1"}
     assert await catalog.remove(store, "one") == (added.digest, False)
-    with pytest.raises(NotFound, match="image add"):
+    with pytest.raises(NotFound, match="image import"):
         await catalog.resolve(store, "one")
     assert await catalog.remove(store, "docker://host#a/b:1") == (added.digest, True)
     assert await catalog.sweep(store) == []
@@ -598,10 +598,10 @@ class TestCommand:
         return output
 
     def test_a_life(self, path, tmp_path):
-        assert self.says("ls") == "no image yet: bootseer image add PATH --name NAME\n"
-        added = json.loads(self.says("add", path, "--name", "tiny:1", "--json"))
+        assert self.says("ls") == "no image yet: bootseer image import PATH --name NAME\n"
+        added = json.loads(self.says("import", path, "--name", "tiny:1", "--json"))
         assert added["size_bytes"] == added["sent_bytes"] == path.stat().st_size
-        assert added["digest"] in self.says("add", path, "--name", "tiny:1")
+        assert added["digest"] in self.says("import", path, "--name", "tiny:1")
         assert self.says("tag", "tiny:1", "latest") == f"latest: {added['digest']}\n"
         names = json.loads(self.says("ls", "--json"))
         assert {(n["name"], n["digest"]) for n in names} == {
@@ -616,30 +616,38 @@ class TestCommand:
         part = tmp_path / "images" / catalog.part_object(added["digest"], 0)
         flip(part, 0)
         code, output = self.call("verify", "latest")
-        assert code == 4 and "damaged at byte 0" in output and "--again" in output
+        assert code == 4 and "damaged at byte 0" in output and "--force" in output
         assert json.loads(self.call("verify", "latest", "--json")[1])["damaged"][0]["offset"] == 0
-        assert "stays" in self.says("rm", "tiny:1")
-        assert "removed" in self.says("rm", "latest")
+        assert "is kept" in self.says("untag", "tiny:1")
+        assert "removed" in self.says("untag", "latest")
+        assert json.loads(self.says("ls", "--json")) == []
+
+    def test_an_image_is_removed_with_all_its_names(self, path):
+        digest = json.loads(self.says("import", path, "--name", "one", "--json"))["digest"]
+        self.says("tag", "one", "two")
+        code, output = self.call("untag", digest)
+        assert code == 2 and "image rm" in output
+        assert "removed" in self.says("rm", "one")
         assert json.loads(self.says("ls", "--json")) == []
 
     def test_an_archive_is_converted_on_the_way(self, tmp_path):
         layout = tmp_path / "layout"
         write_layout(layout, [pack_tar([Entry("file", data=os.urandom(300_000))])])
-        added = json.loads(self.says("add", layout, "--name", "oci", "--json"))
+        added = json.loads(self.says("import", layout, "--name", "oci", "--json"))
         assert added["source_digest"].startswith("sha256:")
         assert self.says("verify", "oci").endswith("checked, no damage\n")
-        again = json.loads(self.says("add", layout, "--name", "oci", "--json"))
+        again = json.loads(self.says("import", layout, "--name", "oci", "--json"))
         assert (again["digest"], again["sent_bytes"]) == (added["digest"], 0)
 
     def test_an_image_is_written_back(self, path, tmp_path):
-        self.says("add", path, "--name", "tiny", "-q")
-        assert self.says("get", "tiny", tmp_path / "back.sqsh", "-q") == ""
+        self.says("import", path, "--name", "tiny", "-q")
+        assert self.says("export", "tiny", tmp_path / "back.sqsh", "-q") == ""
         assert (tmp_path / "back.sqsh").read_bytes() == path.read_bytes()
         added = json.loads(self.says("show", "tiny", "--json"))
         part = tmp_path / "images" / catalog.part_object(added["digest"], 0)
         flip(part)
         with pytest.raises(Corrupt):
-            self.call("get", "tiny", tmp_path / "back.sqsh")
+            self.call("export", "tiny", tmp_path / "back.sqsh")
         assert (tmp_path / "back.sqsh").read_bytes() == path.read_bytes()
         assert not list(tmp_path.glob(".back*"))
 
@@ -647,7 +655,7 @@ class TestCommand:
     def test_an_image_is_optimized(self, path, tmp_path, kind, monkeypatch):
         store = LocalStore(tmp_path / "own")
         monkeypatch.setattr("bootseer.store.from_settings.connect", lambda config, user: store)
-        self.says("add", path, "--name", "tiny", "-q")
+        self.says("import", path, "--name", "tiny", "-q")
         image = "tiny" if kind == "store" else str(path)
         to = ("--name", "fast") if kind == "store" else ("--output", tmp_path / "fast.sqsh")
         with pytest.raises(NotFound, match="nothing is known of starts"):
@@ -662,7 +670,7 @@ class TestCommand:
         made = json.loads(self.says("optimize", image, *to, "--scratch", tmp_path, "--json"))
         fast = tmp_path / "fast.sqsh"
         if kind == "store":
-            self.says("get", "fast", fast, "-q")
+            self.says("export", "fast", fast, "-q")
             shown = json.loads(self.says("show", "fast", "--json"))
             assert shown["optimized_from"] == trio.run(catalog.resolve, self.images(), "tiny")
             assert shown["identity"] == made["identity"]
@@ -673,5 +681,5 @@ class TestCommand:
         assert not list(tmp_path.glob("bootseer-image-*"))
 
     def test_what_is_not_there(self):
-        with pytest.raises(NotFound, match="image add"):
+        with pytest.raises(NotFound, match="image import"):
             self.call("show", "nothing")

@@ -29,7 +29,7 @@ def whole(arena):
     )
     (arena.cluster.shared / "m.sqsh").write_bytes((arena.images / "tiny.sqsh").read_bytes())
     arena.sh("mkdir -p /shared/m-ckpt /local/m; ")
-    arena.sh(f"{site.bootseer()} image add /shared/m.sqsh --name m --quiet")
+    arena.sh(f"{site.bootseer()} image import /shared/m.sqsh --name m --quiet")
     options = (
         "--bootseer=m",
         "--bootseer-image=bootseer://m",
@@ -136,7 +136,7 @@ def test_a_squashfs_that_promises_what_cannot_be(arena):
         path = f"/shared/m-{number}.sqsh"
         arena.attack("forge_store.py", "squashfs", kind, path, check=True)
         commands = [
-            f"image add {path} --name m{number} --quiet",
+            f"image import {path} --name m{number} --quiet",
             f"image show m{number}",
             f"image verify m{number}",
             f"image optimize m{number} --name o{number}",
@@ -160,7 +160,7 @@ def test_a_squashfs_that_promises_what_cannot_be(arena):
 
 def test_what_workers_say_is_not_believed(arena, victim):
     """A manifest that mallory may not read gives her no blocks that the node has for alice."""
-    add = f"{site.bootseer()} image add /mnt/share/tiny.sqsh --name a --quiet"
+    add = f"{site.bootseer()} image import /mnt/share/tiny.sqsh --name a --quiet"
     arena.sh(add, user="alice")
     with arena.shell("--bootseer=a", "--bootseer-image=bootseer://a", user="alice") as job:
         job.run("cat $BOOTSEER_IMAGE > /dev/null")

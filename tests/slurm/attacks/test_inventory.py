@@ -136,7 +136,7 @@ def busy(arena):
     run = shlex.join([*argv, "--", "sh", "-c", make])
     arena.sh("mkdir -p /shared/m-ckpt /local/m")
     (arena.cluster.shared / "m.sqsh").write_bytes((arena.images / "tiny.sqsh").read_bytes())
-    arena.sh(f"{site.bootseer()} image add /shared/m.sqsh --name m --quiet")
+    arena.sh(f"{site.bootseer()} image import /shared/m.sqsh --name m --quiet")
     options = (
         "--bootseer=m",
         "--bootseer-image=bootseer://m",

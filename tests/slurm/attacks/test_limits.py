@@ -135,7 +135,7 @@ class Watch(threading.Thread):
 @pytest.fixture
 def alices_image(arena):
     """An image that alice has used on the node: all of it is cached. Gives its folder there."""
-    arena.sh(f"{site.bootseer()} image add /mnt/share/tiny.sqsh --name a --quiet", user="alice")
+    arena.sh(f"{site.bootseer()} image import /mnt/share/tiny.sqsh --name a --quiet", user="alice")
     arena.cluster.run(["sh", "-c", f"rm -rf {arena.images_cache}/*"], node="n1")
     with arena.shell("--bootseer=a", "--bootseer-image=bootseer://a", user="alice") as job:
         job.run("cat $BOOTSEER_IMAGE > /dev/null", 60)
@@ -234,7 +234,7 @@ def test_a_tree_changes_while_it_is_captured(arena):
     with arena.shell("--bootseer=m") as job:
         job.run(f"mkdir -p {TARGET}/s; {{ {storm} & }}")
         for number in range(4):
-            job.run(env_run(f"echo {number} > {TARGET}/n", TARGET, "--wait", "--refresh"), 60)
+            job.run(env_run(f"echo {number} > {TARGET}/n", TARGET, "--wait", "--force"), 60)
         assert [one for one in arena.ours(job.job_id) if one.uid == 0]
     for path in arena.store("mallory").rglob("*"):
         assert not path.is_file() or b"the-secret-that" not in path.read_bytes()

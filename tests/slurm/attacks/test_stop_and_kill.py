@@ -28,7 +28,7 @@ def stored(arena):
     run = shlex.join([*argv, "--", "sh", "-c", make])
     arena.sh("mkdir -p /shared/m-ckpt /local/m")
     (arena.cluster.shared / "m.sqsh").write_bytes((arena.images / "tiny.sqsh").read_bytes())
-    arena.sh(f"{site.bootseer()} image add /shared/m.sqsh --name m --quiet")
+    arena.sh(f"{site.bootseer()} image import /shared/m.sqsh --name m --quiet")
     with arena.shell("--bootseer=m") as job:
         assert job.run(run.replace("--mode", "--wait --mode")).code == 0
     arena.sh(f"rm -rf {TARGET}; rm -rf ~/.bootseer/plans")

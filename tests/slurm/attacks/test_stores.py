@@ -33,7 +33,7 @@ def common(arena):
 
 
 def add(arena, path, name, user, url=f"file://{STORE}"):
-    argv = [site.bootseer(), "image", "add", path, "--name", name, "--quiet"]
+    argv = [site.bootseer(), "image", "import", path, "--name", name, "--quiet"]
     env = {"STORE": url}
     return arena.cluster.run(argv, user=user, check=False, env=env)
 
@@ -208,7 +208,7 @@ def test_alices_groups_store_is_not_mallorys(arena):
             job.run(publish, 60)
         arena.sh(
             f"k=$(ls ~/.bootseer/env/snapshots | head -1);"
-            f"{site.bootseer()} env publish $k --group mallory;"
+            f"{site.bootseer()} env share $k --group mallory;"
             "chmod -R a+rX /shared/m-group; rm -rf /local/m/e",
             check=False,
         )

@@ -36,7 +36,7 @@ def start(share, seed, *, is_cut_short):
     image.note_prefetch(PrefetchBegun(HOT, pieces, 0))
     end = HOT[int(share * len(HOT)) - 1].stop if share else 0
     read = [Touch(piece.start, piece.stop, 1) for piece in pieces if piece.stop <= end]
-    return image.judged(image.news([*read, BEYOND]))[1]
+    return image.judged(image.new_touches([*read, BEYOND]))[1]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -171,7 +171,7 @@ async def _open_in(
             told.add(reason)
             nursery.start_soon(note, "image.read", reason)
 
-    manifest, cached, link = await _borrow(task, store, digest)
+    manifest, cached, link = await _open_cache(task, store, digest)
 
     def note_cache(reason: str) -> None:
         nursery.start_soon(note, "image.cache", reason)
@@ -203,7 +203,7 @@ async def _close(close: Callable[[], Awaitable[None]]) -> None:
         await close()
 
 
-async def _borrow(
+async def _open_cache(
     task: Task, store: Store, digest: str
 ) -> tuple[ImageManifest, CachedBlocks | None, KeeperLink | None]:
     """Get the manifest, and from root what this node has of the image.

@@ -213,7 +213,7 @@ def main() -> None:
             send(_Answer(error=str(error), is_key=True))
         if not lines.readline():
             return
-    _become(task.command)
+    _execute(task.command)
 
 
 def _parts(task: _Task) -> Sequence[KeyPart]:
@@ -221,7 +221,7 @@ def _parts(task: _Task) -> Sequence[KeyPart]:
     return keys_of(wanted, wanted.targets, os.environ, os.getcwd(), task.image).parts
 
 
-def _become(command: Sequence[str]) -> None:
+def _execute(command: Sequence[str]) -> None:
     os.dup2(2, 1)
     try:
         os.execvp(command[0], list(command))

@@ -119,7 +119,7 @@ def convert(
             done += size_bytes
             progress(done, total)
 
-        plan = _look(image, limits, count)
+        plan = _scan_layers(image, limits, count)
         files = len(plan.implied) + sum(len(names) for names in plan.names.values())
         root = plan.root or tar.Member("", tar.FOLDER)
         with pack(path, packing, root) as packer:
@@ -139,7 +139,9 @@ def convert(
     )
 
 
-def _look(image: SourceImage, limits: ArchiveLimits, count: Callable[[int], None]) -> MergePlan:
+def _scan_layers(
+    image: SourceImage, limits: ArchiveLimits, count: Callable[[int], None]
+) -> MergePlan:
     """Read the layers for the names in them."""
     budget = DecompressionBudget(limits.unpacked_bytes)
     merge = LayerMerge(limits.entries)

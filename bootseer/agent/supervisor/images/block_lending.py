@@ -12,7 +12,7 @@ from bootseer.agent.messages.worker import BlocksLent, BlocksRefused, BorrowBloc
 from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.images.image_cache import (
     CacheEntryHandle,
-    borrow_new,
+    create_cache_entry,
     open_cache_entry,
 )
 from bootseer.agent.supervisor.images.kernel_mount import KernelMount
@@ -57,7 +57,7 @@ class BlockLending:
         """
         send = self._worker.channel.send
         try:
-            lent = await self._borrow(wanted, fds)
+            lent = await self._open_entry(wanted, fds)
         except NotFound:
             await send(BlocksRefused(wants_manifest=True))
             return
@@ -82,9 +82,9 @@ class BlockLending:
             nursery.start_soon(lent.keep, ends)
             await send(BlocksLent(), given)
 
-    async def _borrow(self, wanted: BorrowBlocks, fds: list[int]) -> CacheEntryHandle:
+    async def _open_entry(self, wanted: BorrowBlocks, fds: list[int]) -> CacheEntryHandle:
         if fds:
-            return await borrow_new(self._lender, wanted.digest, fds[0])
+            return await create_cache_entry(self._lender, wanted.digest, fds[0])
         if not wanted.token:
             raise NotFound("the worker has no token")
         return await open_cache_entry(self._lender, wanted.digest, bytes.fromhex(wanted.token))

@@ -60,7 +60,7 @@ class CacheEntryHandle:
 
 
 async def open_cache_entry(lender: RequestClient, digest: str, token: bytes) -> CacheEntryHandle:
-    """Borrow an image's entry, found by its token.
+    """Open an image's entry, found by its token.
 
     Args:
         lender: of this job.
@@ -68,15 +68,17 @@ async def open_cache_entry(lender: RequestClient, digest: str, token: bytes) -> 
         token: of its manifest.
 
     Raises:
-        NotFound: the node has none, or a damaged one: `borrow_new` makes it.
+        NotFound: the node has none, or a damaged one: `create_cache_entry` makes it.
         Corrupt: the token is another image's.
         BootseerError: as for `BlockCache.find`.
     """
-    return await _borrow(lender, OpenEntry(token), [], lambda fds: check_entry(fds, digest, token))
+    return await _open(lender, OpenEntry(token), [], lambda fds: check_entry(fds, digest, token))
 
 
-async def borrow_new(lender: RequestClient, digest: str, manifest_fd: int) -> CacheEntryHandle:
-    """Borrow an image's entry, given its manifest; have it made if need be.
+async def create_cache_entry(
+    lender: RequestClient, digest: str, manifest_fd: int
+) -> CacheEntryHandle:
+    """Open an image's entry, given its manifest; have it made if need be.
 
     Args:
         lender: of this job.
@@ -89,10 +91,10 @@ async def borrow_new(lender: RequestClient, digest: str, manifest_fd: int) -> Ca
     """
     manifest, size = await trio.to_thread.run_sync(take_manifest, manifest_fd, digest)
     request = CreateEntry(size.manifest_bytes, size.image_bytes, size.blocks)
-    return await _borrow(lender, request, [manifest_fd], lambda fds: manifest)
+    return await _open(lender, request, [manifest_fd], lambda fds: manifest)
 
 
-async def _borrow(
+async def _open(
     lender: RequestClient,
     request: OpenEntry | CreateEntry,
     handed: list[int],

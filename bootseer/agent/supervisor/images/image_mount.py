@@ -230,7 +230,7 @@ class ServedImage(JobImage):
                 await self._closing.wait()
             if scope.cancelled_caught:
                 status, detail = FALLBACK, "the image server did not report its reads"
-        news = self.news(self._touches)
+        news = self.new_touches(self._touches)
         return Event(
             "image.record",
             self.began_ns,
@@ -238,12 +238,12 @@ class ServedImage(JobImage):
             "agent",
             status,
             bytes=sum(t.stop - t.start for t in news),
-            detail=detail or self.said(news),
+            detail=detail or self.summary(news),
         )
 
     def recorded(self) -> RecordedImage:
         """Describe it for the worker that publishes."""
-        touches, holdout = self.judged(self.news(self._touches))
+        touches, holdout = self.judged(self.new_touches(self._touches))
         kind = MISSED if self.is_prefetched else COMPLETE
         about = (self.path, self.digest, self.size_bytes, kind, touches, holdout)
         return RecordedImage(*about, self._content, *self._speeds)

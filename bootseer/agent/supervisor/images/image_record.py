@@ -90,7 +90,7 @@ class JobImage(ABC):
             "touched_bytes": self.touched_bytes(),
         }
 
-    def news(self, touches: list[Touch]) -> list[Touch]:
+    def new_touches(self, touches: list[Touch]) -> list[Touch]:
         """Return what was touched beyond what was read ahead, in first-touch order."""
         return touched_beyond(touches, self.prefetched)
 
@@ -119,7 +119,7 @@ class JobImage(ABC):
         rest = [t for t, is_held in zip(news, touching(touched, held), strict=True) if not is_held]
         return rest, []
 
-    def said(self, news: list[Touch]) -> str:
+    def summary(self, news: list[Touch]) -> str:
         """Say for people what was news."""
         what = "read beyond what was prefetched" if self.is_prefetched else "touched"
         said = f"{len(news)} ranges {what}"

@@ -88,7 +88,7 @@ class WatchedImage(JobImage):
         else:
             self._recorder.close()
         touched = self.touched()
-        detail = self.said(touched)
+        detail = self.summary(touched)
         if not self._recorder.found_cold:
             detail += "; part of the image was in memory before"
         if scope.cancelled_caught:
@@ -105,7 +105,7 @@ class WatchedImage(JobImage):
 
     def touched(self) -> list[Touch]:
         """Return what the start touched beyond what was read ahead, in first-touch order."""
-        return self.news(self._recorder.touches)
+        return self.new_touches(self._recorder.touches)
 
     def recorded(self) -> RecordedImage:
         """Describe it for the worker that publishes."""

@@ -57,7 +57,7 @@ class AccessSelector:
         with suppress(Closed):  # the agent has died: the job goes on
             async with self._task.stage("image.choice") as said:
                 if not self._is_here:
-                    await self._look()
+                    await self._gather_facts()
                 choice = choose(self._known(), self._allowed())
                 said.detail = choice.why
         if self._file is not None and choice.way is AccessMode.FILE:
@@ -66,7 +66,7 @@ class AccessSelector:
             os.close(self._file.fd)
         return choice.way
 
-    async def _look(self) -> None:
+    async def _gather_facts(self) -> None:
         """Find out what can be in a while."""
         with trio.move_on_after(_LOOK_S):
             async with trio.open_nursery() as nursery:

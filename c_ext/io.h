@@ -166,7 +166,7 @@ typedef struct {
     size_t group_count;
 } bs_user;
 
-/* Options of a FUSE mount, see MountOptions in bootseer/fuse/privileged_mounts.py. */
+/* Options of a FUSE mount, see MountOptions in bootseer/fuse/root_mounts.py. */
 typedef struct {
     const char *source;
     const char *subtype;

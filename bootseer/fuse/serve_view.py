@@ -1,6 +1,6 @@
 """Serve a view on a mount, until the mount or the process is told to end.
 
-In one process: `serve`. In two: root does what `bootseer.fuse.privileged_mounts` says, and a
+In one process: `serve`. In two: root does what `bootseer.fuse.root_mounts` says, and a
 process of the user's does `serve_fd`.
 """
 
@@ -22,7 +22,7 @@ from bootseer.errors import Unavailable
 from bootseer.fuse.fastpath import FastPath
 from bootseer.fuse.kernel import KernelLink
 from bootseer.fuse.operations import ViewOperations
-from bootseer.fuse.privileged_mounts import MountOptions, attach, detach, set_read_ahead
+from bootseer.fuse.root_mounts import MountOptions, attach, detach, set_read_ahead
 from bootseer.fuse.view import View, WritableView
 from bootseer.fuse.writable import WritableOperations
 

@@ -163,7 +163,7 @@ def test_nothing_is_left_of_an_image_that_cannot_be_mounted(broker, monkeypatch)
     def fails(*_):
         raise Unavailable("no /dev/fuse")
 
-    monkeypatch.setattr("bootseer.fuse.privileged_mounts.attach", fails)
+    monkeypatch.setattr("bootseer.fuse.root_mounts.attach", fails)
     for _ in range(2):
         reply, fds = broker.ask(StartImageServer(3, 0))
         assert str(reply.error) == "no /dev/fuse" and not fds

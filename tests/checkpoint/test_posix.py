@@ -11,7 +11,7 @@ import pytest
 from bootseer_dev.files import checkpoint_mount, posix_suite
 from bootseer_dev.files.served import served
 
-from bootseer.fuse.privileged_mounts import MountOptions
+from bootseer.fuse.root_mounts import MountOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

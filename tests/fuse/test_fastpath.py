@@ -12,7 +12,7 @@ from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.material.stored_image import cache_in, manifest_of, open_entry
 
 from bootseer.core.ranges import ByteRange, coalesce
-from bootseer.fuse.privileged_mounts import MountOptions, detach
+from bootseer.fuse.root_mounts import MountOptions, detach
 from bootseer.fuse.serve_view import serve
 from bootseer.image.serve.view import ImageView
 from bootseer.units import MIB

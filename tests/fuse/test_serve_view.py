@@ -18,7 +18,7 @@ from bootseer_dev.files.served import served
 
 from bootseer.errors import Unavailable
 from bootseer.fuse.mountinfo import find_mount
-from bootseer.fuse.privileged_mounts import MountOptions, attach, detach, set_read_ahead
+from bootseer.fuse.root_mounts import MountOptions, attach, detach, set_read_ahead
 from bootseer.fuse.serve_view import serve, serve_fd
 from bootseer.fuse.view import Attributes
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from bootseer.errors import Unavailable
-from bootseer.fuse import privileged_mounts as attaching
-from bootseer.fuse.privileged_mounts import MountOptions, attach, detach, overlay, show, uncover
+from bootseer.fuse import root_mounts as attaching
+from bootseer.fuse.root_mounts import MountOptions, attach, detach, overlay, show, uncover
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

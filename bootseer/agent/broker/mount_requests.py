@@ -18,7 +18,7 @@ from contextlib import suppress
 from bootseer.agent.broker.mounts import Mounts
 from bootseer.agent.messages.broker import MountKind
 from bootseer.errors import NotFound
-from bootseer.fuse.privileged_mounts import copy_mount
+from bootseer.fuse.root_mounts import copy_mount
 
 REQUEST = struct.Struct("=II")
 REPLY = struct.Struct("=i")

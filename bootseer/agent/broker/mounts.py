@@ -22,8 +22,8 @@ from bootseer.agent.node.job import Job, JobFolder
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
 from bootseer.folder_ownership import check_alone
-from bootseer.fuse import privileged_mounts
-from bootseer.fuse.privileged_mounts import MountOptions
+from bootseer.fuse import root_mounts
+from bootseer.fuse.root_mounts import MountOptions
 
 MAX_IMAGES = 32
 """Mounts of images for a job on a node, with those whose server has ended."""
@@ -108,9 +108,9 @@ class Mounts:
         }[mount]
 
     def set_read_ahead(self, mount: MountKind, number: int, kib: int) -> None:
-        """See `privileged_mounts.set_read_ahead`."""
+        """See `root_mounts.set_read_ahead`."""
         if mount in (MountKind.CHECKPOINT, MountKind.IMAGE) and 0 <= kib <= 1 << 16:
-            privileged_mounts.set_read_ahead(Path(self.path(mount, number)), kib)
+            root_mounts.set_read_ahead(Path(self.path(mount, number)), kib)
 
     def unmount(self, mount: MountKind, number: int) -> None:
         """Take a mount away, whoever uses it.
@@ -120,9 +120,9 @@ class Mounts:
         """
         path = self.path(mount, number)
         if mount in (MountKind.CHECKPOINT, MountKind.IMAGE):
-            privileged_mounts.detach(Path(path))
+            root_mounts.detach(Path(path))
         else:
-            privileged_mounts.uncover(Path(path))
+            root_mounts.uncover(Path(path))
         if mount == MountKind.IMAGE and number:
             with suppress(OSError):
                 os.rmdir(path)
@@ -146,7 +146,7 @@ class Mounts:
                 mount = Path(self.path(MountKind.ENVIRONMENT, number))
                 mount.mkdir(0o755)
                 lower, scratch = tree / str(number - first), self._make_scratch(number)
-                privileged_mounts.overlay(mount, lower, scratch, *user, read_only=read_only)
+                root_mounts.overlay(mount, lower, scratch, *user, read_only=read_only)
         return first
 
     def show(self, number: int, target: int, namespace: int) -> None:
@@ -167,28 +167,26 @@ class Mounts:
             raise Denied("a target is not a folder owned by the user")
         if is_the_nodes(namespace):
             raise Denied("refusing to mount in the node's own mount namespace")
-        privileged_mounts.show(Path(path), namespace, target)
+        root_mounts.show(Path(path), namespace, target)
 
     def clear(self) -> None:
         """Take the overlays away; what was written over them is the epilog's."""
         with self._lock:
             for number in range(1, self._overlays + 1):
                 with suppress(OSError):
-                    privileged_mounts.uncover(Path(self.path(MountKind.ENVIRONMENT, number)))
+                    root_mounts.uncover(Path(self.path(MountKind.ENVIRONMENT, number)))
 
     def _make(self, path: str, role: str, options: MountOptions) -> ServerProcess:
         job = self._job
         try:
             os.mkdir(path, 0o755)
-            connection = privileged_mounts.attach(
-                Path(path), job.uid, job.gid, options, self._groups
-            )
+            connection = root_mounts.attach(Path(path), job.uid, job.gid, options, self._groups)
             try:
                 # Whatever becomes of that process: without it the kernel answers with errors.
                 return ServerProcess(*self._processes.start(role, connection))
             except BaseException:
                 with suppress(OSError):
-                    privileged_mounts.detach(Path(path))
+                    root_mounts.detach(Path(path))
                 raise
             finally:
                 os.close(connection)

@@ -140,14 +140,6 @@ class FinishJob:
 
 
 VERBS = Verbs(
-    *(
-        StartWorker,
-        StartImageServer,
-        KillWorker,
-        Unmount,
-        SetReadAhead,
-        CreateOverlay,
-        LocateProcess,
-    ),
-    *(ShowOverlay, MountRoot, WatchResidency, ClearOverlays, FinishJob),
+    *(StartWorker, StartImageServer, KillWorker, Unmount, SetReadAhead, CreateOverlay),
+    *(LocateProcess, ShowOverlay, MountRoot, WatchResidency, ClearOverlays, FinishJob),
 )

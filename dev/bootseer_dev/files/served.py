@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bootseer.errors import Unavailable
-from bootseer.fuse.privileged_mounts import MountOptions, attach, detach, set_read_ahead
+from bootseer.fuse.root_mounts import MountOptions, attach, detach, set_read_ahead
 
 MODULE = "bootseer_dev.files.served"
 _END_S = 20

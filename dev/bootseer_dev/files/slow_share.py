@@ -25,7 +25,7 @@ from pathlib import Path
 import trio
 
 from bootseer.errors import Conflict
-from bootseer.fuse.privileged_mounts import MountOptions
+from bootseer.fuse.root_mounts import MountOptions
 from bootseer.fuse.serve_view import run, serve
 from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, OpenedFile
 from bootseer.units import NS_PER_S

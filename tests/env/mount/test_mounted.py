@@ -23,7 +23,7 @@ from bootseer.env.mount.content import AHEAD, TreeContent
 from bootseer.env.snapshot.index import decode
 from bootseer.errors import Corrupt, Unavailable
 from bootseer.fuse.fastpath import TreeTable
-from bootseer.fuse.privileged_mounts import MountOptions, attach, detach
+from bootseer.fuse.root_mounts import MountOptions, attach, detach
 from bootseer.fuse.serve_tree import serve_tree
 from bootseer.squashfs.superblock import BLOCK_RAW
 

@@ -16,7 +16,7 @@ from bootseer_dev.material.stored_image import (
 )
 
 from bootseer.core.ranges import ByteRange, coalesce, total_bytes
-from bootseer.fuse.privileged_mounts import MountOptions
+from bootseer.fuse.root_mounts import MountOptions
 from bootseer.fuse.serve_view import serve
 from bootseer.image.serve.backfill import copy
 from bootseer.image.serve.node_cache import NodeCache

@@ -113,7 +113,7 @@ def test_what_a_job_has_written_goes_after_its_agent(node_settings, buried, clea
 
 MOUNTS = r"""
 import os, subprocess, sys
-from bootseer.agent.node import reap
+from bootseer.agent.node import reap_agents
 folder = os.fsencode(sys.argv[1])
 inside, others = [folder + b"/jobs/7/a b\\\xff\r"], [folder + b"/\xff\n\r", folder + b"/jobs/70"]
 for point in (*inside, *others):
@@ -127,7 +127,7 @@ assert [os.path.ismount(point) for point in others] == [True, True]
 
 REMOVED = r"""
 import os, subprocess, sys
-from bootseer.agent.node import reap
+from bootseer.agent.node import reap_agents
 from bootseer.agent.node.job import JobFolder
 folder = JobFolder(sys.argv[1] + "/jobs/7")
 os.makedirs(folder.image_mount(3))

@@ -42,7 +42,7 @@ from bootseer.agent.node import log
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import (
     containment,
-    environment_mounts,
+    environment_overlays,
     event_log,
     publish_recording,
     spool,
@@ -305,7 +305,7 @@ async def test_mounts_that_do_not_go_hold_up_no_epilog(agent, autojump_clock, mo
         await trio.sleep_forever()
 
     monkeypatch.setattr(agent._broker, "do", do)
-    for timeout_s, takes_s in ((9.0, 9.0), (-3.0, environment_mounts._CLEAR_S)):
+    for timeout_s, takes_s in ((9.0, 9.0), (-3.0, environment_overlays._CLEAR_S)):
         began = trio.current_time()
         await agent._environments.end(timeout_s)
         assert trio.current_time() - began == pytest.approx(takes_s)

@@ -47,7 +47,7 @@ from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import containment, control_server
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.control_server import Peer
-from bootseer.agent.supervisor.environment_mounts import EnvironmentMounts
+from bootseer.agent.supervisor.environment_overlays import EnvironmentOverlays
 from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.images.image_mount import ServedImage
 from bootseer.agent.supervisor.images.image_mounts import ServedImages
@@ -96,7 +96,7 @@ class Supervisor:
         self._window = RecordingWindow(job, context, served, checkpoint, self._on_message)
         self._served = ServedImages(context)
         self._keeping = ImportUploads(context)
-        self._environments = EnvironmentMounts(context, self._served, self._image_digest)
+        self._environments = EnvironmentOverlays(context, self._served, self._image_digest)
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
         self._ready_detail = ""

@@ -63,7 +63,7 @@ async def serve_checkpoint(
     *,
     task_status: trio.TaskStatus[CheckpointService] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the tree of a store until it is unmounted or cancelled; see `fuse.mount.serve_fd`.
+    """Serve the tree of a store until it is unmounted or cancelled; see `fuse.serve_view.serve_fd`.
 
     Cancellation: files that their writers have closed are published first, within
     `CheckpointService.settle_s`; files that are still being written are lost. Cancel before you

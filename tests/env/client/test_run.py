@@ -321,10 +321,10 @@ from contextlib import asynccontextmanager
 sys.path[:0] = sys.argv[2:]
 from bootseer import config
 from bootseer.env.server import standalone
-from bootseer.env.snapshot import lease
+from bootseer.env.snapshot import key_lease
 load = config.load
 config.load = lambda: load({config!r})
-lease.LASTS_S = 1.5
+key_lease.LASTS_S = 1.5
 {more}
 standalone.main()
 """
@@ -337,9 +337,9 @@ class Hanging(FlakyStore):
             open({reached!r}, "w").close()
             await trio.sleep_forever()
         return await call()
-from bootseer.env.server import context
-connect = context.connect
-context.connect = lambda *args: Hanging(connect(*args), lambda *_: False)
+from bootseer.env.server import session_context
+connect = session_context.connect
+session_context.connect = lambda *args: Hanging(connect(*args), lambda *_: False)
 """
 CLI = """
 import sys

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bootseer.agent.supervisor import environment_mounts
+from bootseer.agent.supervisor import environment_overlays
 from bootseer.errors import NoSpace
 
 
@@ -15,15 +15,15 @@ def test_a_disk_that_is_nearly_full_takes_nothing_over_environments(
     space = os.statvfs(tmp_path)
     values = dict(zip(("blocks", "bfree", "bavail"), (1000, 200, 100), strict=True))
     full = os.statvfs_result((*space[:2], *values.values(), *space[5:]))
-    monkeypatch.setattr(environment_mounts.os, "statvfs", lambda folder: full)
+    monkeypatch.setattr(environment_overlays.os, "statvfs", lambda folder: full)
     if fits:
-        environment_mounts._check_room(str(tmp_path), free)
+        environment_overlays._check_room(str(tmp_path), free)
     else:
         with pytest.raises(NoSpace, match="has room there"):
-            environment_mounts._check_room(str(tmp_path), free)
+            environment_overlays._check_room(str(tmp_path), free)
 
 
 def test_a_disk_is_looked_at_as_it_is(tmp_path):
-    environment_mounts._check_room(str(tmp_path), 0.0)
+    environment_overlays._check_room(str(tmp_path), 0.0)
     with pytest.raises(NoSpace):
-        environment_mounts._check_room(str(tmp_path), 1.0)
+        environment_overlays._check_room(str(tmp_path), 1.0)

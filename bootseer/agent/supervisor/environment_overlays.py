@@ -62,7 +62,7 @@ class _Asker(NamedTuple):
     in_container: bool
 
 
-class EnvironmentMounts:
+class EnvironmentOverlays:
     """What a job has of environments on this node."""
 
     def __init__(self, context: JobContext, served: ServedImages, image: Callable[[], str]) -> None:

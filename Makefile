@@ -1,98 +1,98 @@
-# `make demo` and `make test` do everything on a fresh Debian machine, installs included.
+# `make demo` and `make test` run on a fresh Debian machine: they install what they need.
 
 PYTHON ?= /usr/bin/python3
 ARGS ?=
-# A file's tests have daemons in common; those of Slurm and HDFS mostly wait. --pdb needs AT_ONCE=
+# Tests of one file share daemons, so one worker runs them all. --pdb needs AT_ONCE=
 AT_ONCE ?= -n 2 --dist loadfile
-# Of the longer tests; with ORDER= they come in any, as those of `make test` do.
+# Order of the longer tests; ORDER= runs them in random order, like `make test`.
 ORDER ?= -p no:randomly
 
-# The local cluster runs jobs as other users, who must be able to reach the venv: it moves out of a
-# checkout that is closed to them (only root can tell, and only root's cluster has other users).
+# The local cluster runs jobs as other users, who must have access to the venv: it is outside of a
+# checkout that is closed to them (checked as root only: other clusters have no other users).
 CLOSED := $(shell [ "$$(id -u)" = 0 ] && ! setpriv --reuid=65534 --regid=65534 --clear-groups test -x '$(CURDIR)' && echo yes)
 VENV := $(if $(CLOSED),/var/tmp/bootseer-venv-$(firstword $(shell echo '$(CURDIR)' | cksum)),build/venv)
 BIN := $(VENV)/bin
-# Of their own: nothing but its tests uses the one, and the other is changed while tests run.
+# Separate environments: one has PyTorch, and the other is modified while its tests run.
 TORCH := $(VENV)/torch
 MUTATE := $(VENV)/mutate
 PIP := $(BIN)/pip -qq --disable-pip-version-check
-# Before what makes the venv: its readers are others.
+# Precedes commands that create the venv, which other users read.
 OPEN := umask 022 &&
 
-# Folders count too: theirs is the time of the last removal.
+# Includes folders, whose time changes when files are removed.
 SOURCES := $(shell find bootseer dev c_ext spank prolog epilog importer slurm-conf-examples setup.py \
              -name __pycache__ -prune -o -print)
 C_FILES = $(wildcard c_ext/*.[ch] spank/*.[ch] tests/fuzz/c/*.c)
-# That each fuzz target is run.
+# Running time of each fuzz target.
 SECONDS ?= 600
 
-help: ## this list
+help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
-deps: ## install missing Debian packages (debian-packages.txt), start no services
+deps: ## install missing Debian packages (debian-packages.txt) without starting services
 	@tools/install-debian-packages debian-packages.txt
 
-venv: $(VENV)/installed ## the virtual environment, with this checkout installed
+venv: $(VENV)/installed ## create the virtual environment, with this checkout installed
 
-test: venv ## run the tests; ARGS go to pytest
+test: venv ## run the tests; ARGS are passed to pytest
 	@$(BIN)/pytest $(AT_ONCE) $(ARGS)
 
-test-quick: venv ## those that need no daemons
+test-quick: venv ## run the tests that need no daemons
 	@$(BIN)/pytest $(AT_ONCE) -m 'not (slurm or hdfs or kerberos or torch or faults or attacks or simulations)' $(ARGS)
 
-demo: venv ## cold start against warm start on a local Slurm cluster
+demo: venv ## compare a cold and a warm start on a local Slurm cluster
 	@$(BIN)/bootseer dev demo $(ARGS)
 
-demo-hdfs: venv ## the same with a checkpoint in a local HDFS
+demo-hdfs: venv ## run the demo with a checkpoint in a local HDFS
 	@$(BIN)/bootseer dev demo --hdfs $(ARGS)
 
-bench: venv ## the measurements behind the documentation's figures
+bench: venv ## measure the figures of the documentation
 	@$(BIN)/bootseer dev bench $(ARGS)
 
-bench-ckpt: venv ## checkpoints in HDFS, read and written
+bench-ckpt: venv ## measure reads and writes of checkpoints in HDFS
 	@$(BIN)/bootseer dev bench-ckpt $(ARGS)
 
-bench-image: venv ## a start from an image in a slow store, in every way
+bench-image: venv ## measure starts from an image in a slow store, in every access mode
 	@$(BIN)/bootseer dev bench-image $(ARGS)
 
-bench-env: venv ## an environment on all nodes of a job, in every way
+bench-env: venv ## measure an environment on all nodes of a job, in every mode
 	@$(BIN)/bootseer dev bench-env $(ARGS)
 
-bench-harm: venv ## starts to which BootSeer could do harm, with and without it
+bench-harm: venv ## measure starts that BootSeer could slow down, with and without it
 	@$(BIN)/bootseer dev bench-harm $(ARGS)
 
-fsx: venv ## random operations on a checkpoint mount, for ten minutes
+fsx: venv ## run random operations on a checkpoint mount for ten minutes
 	@$(BIN)/bootseer dev fsx $(ARGS)
 
-faults: venv ## the longer tests: daemons are killed, disks full, files damaged
+faults: venv ## run the fault tests: killed daemons, full disks, damaged files
 	@$(BIN)/pytest $(ORDER) -m faults $(ARGS)
 
-simulate: venv ## several mounts, failing stores and dying processes at random, for SECONDS (600)
+simulate: venv ## simulate several mounts with random faults, for SECONDS (600)
 	@BOOTSEER_SIMULATE_S=$(SECONDS) $(BIN)/pytest -m simulations $(ARGS)
 
-fuzz: venv ## feed hostile input to all decoders, each for SECONDS (600); ARGS name some
+fuzz: venv ## fuzz all decoders, each for SECONDS (600); ARGS selects some
 	@$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
-mutate: $(MUTATE)/installed ## change the code in small ways, and see that a test notices; ARGS="--count 200"
+mutate: $(MUTATE)/installed ## run mutation tests; ARGS="--count 200"
 	@$(MUTATE)/bin/python tests/mutate/run.py $(ARGS)
 
-attacks: venv ## a second user against root, other users and the node, on a real cluster
+attacks: venv ## run attacks by a second user on root, other users and the node
 	@$(BIN)/pytest $(ORDER) -m attacks $(ARGS)
 
-test-torch: $(TORCH)/installed ## checkpoints of PyTorch on a mount; fetches PyTorch, several GB
+test-torch: $(TORCH)/installed ## test PyTorch checkpoints on a mount; downloads PyTorch, several GB
 	@$(BIN)/pytest -m torch $(ARGS)
 
-check: lint types contracts ## all three
+check: lint types contracts ## run lint, types and contracts
 
-lint: venv ## formatting and lint, Python and C
+lint: venv ## check format and lint of Python and C
 	@$(BIN)/ruff format --quiet --check
 	@$(BIN)/ruff check --quiet
 	@clang-format --dry-run -Werror $(C_FILES)
 
-types: venv ## mypy --strict
+types: venv ## run mypy --strict
 	@$(BIN)/mypy
 
-contracts: venv ## who may import whom
+contracts: venv ## check which packages may import which
 	@$(BIN)/lint-imports --no-cache
 
 fmt: venv ## format Python and C
@@ -100,7 +100,7 @@ fmt: venv ## format Python and C
 	@$(BIN)/ruff format --quiet
 	@clang-format -i $(C_FILES)
 
-clean: ## remove all that was built, images and virtual environment included
+clean: ## remove everything built, including images and the virtual environment
 	@rm -rf build dev/build $(VENV) *.egg-info dev/*.egg-info
 
 .PHONY: help deps venv test test-quick demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch check lint types contracts fmt clean
@@ -112,8 +112,8 @@ $(BIN)/pip: | deps
 	@$(OPEN) $(PYTHON) -m venv $(VENV)
 	@$(OPEN) $(PIP) install setuptools wheel
 
-# Dependencies are looked at again only when pyproject.toml changed. What setuptools leaves in
-# build/ goes first, or removed modules would be installed again.
+# Dependencies are installed again only when pyproject.toml has changed. Setuptools' left-overs in
+# build/ are removed first: they would install deleted modules again.
 $(VENV)/installed: pyproject.toml $(SOURCES) | $(BIN)/pip deps
 	@echo "installing this checkout into $(VENV)"
 	@rm -rf build/lib* build/bdist* build/temp* dev/build

@@ -2,7 +2,7 @@
  * the blocks of an image, and all other requests are answered here as well.
  *
  * Threads take turns: one at a time waits for the kernel's requests. It answers reads from the page
- * cache at once, and forwards other requests and reads of missing blocks. Before it reads the disk,
+ * cache itself, and forwards other requests and reads of missing blocks. Before it reads the disk,
  * it lets the next thread wait for requests.
  */
 #include "io.h"

@@ -114,7 +114,7 @@ int bs_io_idle(void);
 /* Permanently become a user, with their groups; keep_lock keeps CAP_IPC_LOCK if it is held. No
  * other capability is left or can be regained, and only root can trace the process. The result is
  * read back: -EPERM if it is wrong. Call it while there is one thread. After a failure the process
- * must end. */
+ * must exit. */
 int bs_become(uint32_t uid, uint32_t gid, const uint32_t *groups, size_t count, int keep_lock);
 
 /* Kill this process when the thread that started it, the first of `parent`, ends; -ESRCH if that
@@ -211,7 +211,7 @@ int bs_copy_mount(const char *path);
  * descriptor `namespace`, to which the target must belong. */
 int bs_show_mount(int tree, int namespace, int target);
 
-/* Remove the topmost mount at a path at once. In a FUSE file system, requests in progress and on
+/* Detach the topmost mount at a path immediately. In a FUSE file system, requests in progress and on
  * open files end with ECONNABORTED. */
 int bs_unmount(const char *path);
 

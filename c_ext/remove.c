@@ -1,7 +1,7 @@
 /* Remove a folder with its content, without following links.
  *
  * One folder is open at a time, at any depth. The way back up is "..", which must be the folder
- * that the way down came from. If it is another one, somebody has moved the folder.
+ * that the way down came from. If it is another one, the folder has been moved.
  */
 #include "io.h"
 

@@ -1,1 +1,1 @@
-"""Block cache: what a node has of images, on its own disk, for all jobs."""
+"""The block cache: blocks of images on a node's local disk, shared by all jobs."""

@@ -1,10 +1,9 @@
-"""The blocks of an image that this node has, read and checked.
+"""Read and check the cached blocks of an image.
 
-An entry of the cache is two files. The data file is as long as the image and sparse: a block is
-where it is in the image. The block map has eight bytes for each block, in the machine's own order:
-a checksum of the block if it is there, zero if not. So the checksum says that a block is there, and
-nothing else does: whatever a crash leaves of either file, a block counts only if its bytes match,
-and otherwise is fetched again.
+An entry of the cache is two files. The data file is as long as the image and sparse: a block has
+the same offset as in the image. The block map has eight bytes for each block, in native byte order:
+the block's checksum if it is present, otherwise zero. Only the checksum marks a block as present.
+After a crash, a block counts only if its bytes match; otherwise it is fetched again.
 """
 
 from __future__ import annotations
@@ -26,43 +25,43 @@ class BlockState(IntEnum):
     ABSENT = 0
     PRESENT = 1
     LOST = 2
-    """It should be there, and cannot be read or is damaged."""
+    """The map marks it as present, but it is damaged or unreadable."""
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
-    """Return what the block map says of a block with this content; never zero."""
+    """Return the block map's checksum of a block's content; never zero."""
     return xxh3_64_intdigest(data) or 1
 
 
 def read_map(map_fd: int, blocks: range) -> array[int]:
-    """Read the entries of blocks; what the file does not hold is zero.
+    """Read the map's entries of some blocks; zero beyond the end of the file.
 
     Raises:
-        OSError: the disk does not give it.
+        OSError: the map cannot be read.
     """
     data = os.pread(map_fd, len(blocks) * SUM_BYTES, blocks.start * SUM_BYTES)
     return array("Q", data.ljust(len(blocks) * SUM_BYTES, b"\0"))
 
 
 class CachedBlocks:
-    """An image's blocks on this node, for reading; needs no rights beyond its descriptors.
+    """Reader of an image's cached blocks; needs no rights beyond its descriptors.
 
-    Every block is checked whenever it is read: a file that was cut and has grown again has holes
-    where blocks were, and the checksum is nothing beside the read (40 GB/s). What fails is LOST,
-    and for the caller to fetch.
+    Every block is checked on every read: a file that was truncated and extended has holes, and the
+        checksum is cheap (40 GB/s). A block that fails the check is LOST, and the caller must fetch
+        it.
 
-    Concurrency: any number of threads; the states only ever tell what is safe.
+    Concurrency: any number of threads.
 
     Attributes:
         manifest: of the image.
         data_fd: the data file.
-        sums: checksum of each block that is there, as the block map has it.
-        states: of each block, a `BlockState` as a byte; neither ever moves in memory.
-        damaged: how many blocks were found damaged or unreadable.
+        sums: checksums of the present blocks, as in the block map.
+        states: a `BlockState` byte per block. The memory of ``sums`` and ``states`` never moves.
+        damaged: number of blocks found damaged or unreadable.
     """
 
     def __init__(self, data_fd: int, map_fd: int, manifest: ImageManifest) -> None:
-        """Take over an entry's descriptors; open for reading will do."""
+        """Take over an entry's descriptors, open for reading."""
         self.data_fd = data_fd
         self._map_fd = map_fd
         self.manifest = manifest
@@ -77,43 +76,43 @@ class CachedBlocks:
         os.close(self._map_fd)
 
     def refresh(self, blocks: range) -> None:
-        """Look again which blocks others have brought meanwhile."""
+        """Update the states with blocks that other processes have added."""
         try:
             found = read_map(self._map_fd, blocks)
         except OSError:
-            return  # what is not known to be there is fetched
+            return  # blocks not known to be present are fetched
         for index, entry in zip(blocks, found, strict=True):
             if entry and self.states[index] == BlockState.ABSENT:
                 self.sums[index] = entry
                 self.states[index] = BlockState.PRESENT
 
     def note_kept(self, index: int, data: bytes | memoryview) -> None:
-        """Learn that a block with this content has been written to the entry."""
+        """Record that a block with this content has been written to the entry."""
         self.sums[index] = checksum(data)
         self.states[index] = BlockState.PRESENT
 
     def missing(self, blocks: Iterable[int]) -> list[int]:
-        """List the blocks that are to be fetched, as far as is known."""
+        """List the blocks that are not known to be present."""
         return [i for i in blocks if self.states[i] in (BlockState.ABSENT, BlockState.LOST)]
 
     def is_lost(self, index: int) -> bool:
-        """Whether the entry claims to have the block, and does not."""
+        """Return whether the map marks the block as present but it is damaged."""
         return self.states[index] == BlockState.LOST
 
     @property
     def present_bytes(self) -> int:
-        """How much of the image is there."""
+        """Return how many bytes of the image are present."""
         states = self.states
         absent = states.count(BlockState.ABSENT) + states.count(BlockState.LOST)
         return max(0, self.manifest.size_bytes - absent * self.manifest.block_bytes)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the image is there."""
+        """Return whether all of the image is present."""
         return not (BlockState.ABSENT in self.states or BlockState.LOST in self.states)
 
     def read(self, offset: int, size_bytes: int) -> memoryview | None:
-        """Read bytes of the image, if all of their blocks are there.
+        """Read bytes of the image, if all of their blocks are present.
 
         Args:
             offset, size_bytes: inside the image.
@@ -155,5 +154,5 @@ class CachedBlocks:
 
 
 def no_blocks(manifest: ImageManifest) -> CachedBlocks:
-    """Return the blocks of a node that keeps none."""
+    """Return a `CachedBlocks` without any blocks."""
     return CachedBlocks(os.memfd_create("data"), os.memfd_create("map"), manifest)

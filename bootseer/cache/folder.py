@@ -1,24 +1,24 @@
-"""The block cache's folder on a node: an entry for each image, and the room that they share.
+"""The block cache's folder on a node: an entry for each image, and their shared space.
 
-    FOLDER/.lock           held for as long as an account is looked up or changed
+    FOLDER/.lock           held while accounts are read or changed
     FOLDER/NAME/manifest   of the image
     FOLDER/NAME/data       sparse, as long as the image
     FOLDER/NAME/map        eight bytes for each block, see `bootseer.cache.cached_blocks`
-    FOLDER/NAME/claims     empty; who fetches a block has a lock on its byte
-    FOLDER/NAME/account    empty; its length is what the entry may take up
-    FOLDER/NAME/user       empty; its length is the id of the user for whom that is counted
+    FOLDER/NAME/claims     empty; a lock on a byte is the claim on that block
+    FOLDER/NAME/account    empty; its length is the space charged to the entry
+    FOLDER/NAME/user       empty; its length is the id of the user charged
     FOLDER/.new-…          an entry that is being made
     FOLDER/.going-…        an entry that is being removed
 
-All of it belongs to one user alone, who has no other rights. Whoever uses an entry has a shared
-lock on its account, of which nobody else gets a descriptor. Who removes it needs an exclusive one,
-so that nothing in use is removed. Nor is what the kernel has mounted: its mount has no lock.
+All of it belongs to the cache's account, which has no other rights. A user of an entry holds a
+shared lock on its account file, which only lenders open. Removal needs an exclusive lock, so no
+entry in use is removed. Images mounted by the kernel are not removed either; their mounts hold no
+lock.
 
-Room is reserved before anything is written. What was reserved and not used is free again when the
-last user of the entry has closed it, or has died and somebody needs the room.
+Space is reserved before anything is written. Unused reservations are freed when the last user of
+the entry closes it; those of dead processes when the space is needed.
 
-Part of the lender's side: imports the standard library only. A manifest is bytes to it, with a
-token.
+Used by the lender: imports the standard library only, and treats manifests as bytes with a token.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from bootseer.posix import pwrite_fully
 from bootseer.units import MIB
 
 _ATTEMPTS = 10
-"""To open an entry that is being removed all the time."""
+"""Attempts to open an entry that is removed repeatedly."""
 _REFUSED_S = 1.0
-"""For how long an entry that was refused room is not looked at again."""
+"""Time during which a refused entry's requests for space are refused unchecked."""
 _COPY_BYTES = MIB
 
 
@@ -64,7 +64,8 @@ class CacheEntry:
 
     Attributes:
         path: its folder.
-        lock_fd: has a shared lock on it: a process that gets this one too keeps the entry in use.
+        lock_fd: descriptor with the shared lock; a process that holds a copy keeps the entry in
+            use.
     """
 
     def __init__(self, cache: BlockCache, path: Path, lock_fd: int, uid: int) -> None:
@@ -79,12 +80,12 @@ class CacheEntry:
         """Open the manifest for reading.
 
         Raises:
-            Unavailable: it is not there any more, or cannot be opened.
+            Unavailable: the manifest is gone or cannot be opened.
         """
         return self._open(os.O_RDONLY, "manifest")[0]
 
     def open_blocks(self) -> tuple[int, int]:
-        """Open data and map for somebody to read them; see `open_manifest`."""
+        """Open data and map for reading; see `open_manifest`."""
         data, block_map = self._open(os.O_RDONLY, "data", "map")
         return data, block_map
 
@@ -94,11 +95,11 @@ class CacheEntry:
         return data, block_map, claims
 
     def reserve(self, size_bytes: int, wanted_bytes: int) -> int:
-        """Reserve room for blocks before they are written.
+        """Reserve space for blocks before they are written.
 
         Args:
-            size_bytes: that are to be written now.
-            wanted_bytes: that may be, later; as many if that takes nothing from others.
+            size_bytes: bytes to be written now.
+            wanted_bytes: bytes that may be written later, granted only if nothing must be removed.
 
         Returns:
             How many bytes may be written, 0 for none.
@@ -111,7 +112,7 @@ class CacheEntry:
         return granted_bytes
 
     def close(self) -> None:
-        """Note the use, give back what was reserved and not used, and let others remove it."""
+        """Record the use, return unused reservations, and unlock the entry."""
         self._cache.release(self)
 
     def _open(self, flags: int, *names: str) -> list[int]:
@@ -133,7 +134,7 @@ class BlockCache:
     Concurrency: any number of processes.
 
     Attributes:
-        refused_s: for how long an entry that was refused room is not looked at again.
+        refused_s: time during which a refused entry's requests are refused unchecked.
     """
 
     def __init__(
@@ -145,14 +146,14 @@ class BlockCache:
         user_entries: int = 1000,
         refused_s: float = _REFUSED_S,
     ) -> None:
-        """Name the folder; nothing is touched.
+        """Take the folder and limits; no I/O is done.
 
         Args:
-            folder: on a file system of the node's own.
-            quota_bytes: what all entries may take up together.
-            free_share: of that file system, to be left free.
-            user_share: of the quota, that one user's entries may take up at most.
-            user_entries: that one user may have.
+            folder: a folder on a local file system.
+            quota_bytes: limit of all entries together.
+            free_share: share of that file system to be left free.
+            user_share: share of the quota that one user's entries may take.
+            user_entries: limit of one user's entries.
             refused_s: see `refused_s`.
         """
         self.refused_s = refused_s
@@ -165,13 +166,13 @@ class BlockCache:
         """Open the entry of an image.
 
         Args:
-            token: of its manifest, see `bootseer.cache.token`.
-            uid: of the user who reads the image.
+            token: token of its manifest, see `bootseer.cache.token`.
+            uid: the user who reads the image.
 
         Raises:
-            NotFound: there is none that is whole; `create` makes it.
-            Unavailable: the disk does not do what it should.
-            Denied: the folder is not this process's user's alone.
+            NotFound: the entry is missing or incomplete; `create` makes it.
+            Unavailable: an operation on the disk failed.
+            Denied: other users can change the folder.
         """
         with self._usable():
             entry = self._opened(entry_name(token), uid)
@@ -182,16 +183,16 @@ class BlockCache:
         raise NotFound("the image is not in the block cache")
 
     def create(self, token: bytes, size: EntrySize, manifest_fd: int, uid: int) -> CacheEntry:
-        """Open the entry of an image; make it, or what is missing of it.
+        """Open the entry of an image; create the entry or its missing files.
 
         Args:
-            token: as for `find`; computed from what ``manifest_fd`` gives.
-            size: of the image, as whoever decoded the manifest says.
-            manifest_fd: of the manifest in sealed memory.
-            uid: of the user for whom it is counted.
+            token: as for `find`; computed from the content of ``manifest_fd``.
+            size: sizes of the image, from the process that decoded the manifest.
+            manifest_fd: descriptor of the manifest in sealed memory.
+            uid: the user to whom the entry is charged.
 
         Raises:
-            NoSpace: there is no room for it; nothing was written.
+            NoSpace: there is no space for the entry; nothing was written.
             Corrupt: no image is of that size.
             Unavailable, Denied: as for `find`.
         """
@@ -205,13 +206,13 @@ class BlockCache:
         raise Unavailable(f"the block cache's {self._folder / name} is removed all the time")
 
     def accounts(self) -> list[EntryUsage]:
-        """List the entries, and what they take up."""
+        """List the entries' usage."""
         with suppress(OSError), self._ledger.locked():
             return self._ledger.accounts()
         return []
 
     def remove(self, name: str) -> bool:
-        """Remove an entry that nobody uses; returns whether it is gone for all others."""
+        """Remove an entry unless in use; returns whether it was removed."""
         try:
             with self._ledger.locked():
                 is_gone = self._ledger.take_away(name)
@@ -221,10 +222,10 @@ class BlockCache:
         return is_gone
 
     def sweep(self) -> list[str]:
-        """Remove some of what was left by processes that died, and of what was being removed.
+        """Remove some left-overs of dead processes and of unfinished removals.
 
         Returns:
-            What is there and is no part of a cache: it stays.
+            Messages on foreign files in the folder, which are left alone.
         """
         try:
             with self._ledger.locked():
@@ -239,10 +240,10 @@ class BlockCache:
         for name in sorted(set(names) - {LOCK}):
             path = self._folder / name
             strange = [path / what for what in unexpected(path)] if is_entry(name) else [path]
-            found += [f"{os.fspath(what)!a} is no part of the block cache" for what in strange]
+            found += [f"{os.fspath(what)!a} does not belong to the block cache" for what in strange]
         return found
 
-    # Room.
+    # Space.
 
     def reserve(self, entry: CacheEntry, uid: int, size_bytes: int, wanted_bytes: int) -> int:
         """See `CacheEntry.reserve`."""
@@ -267,7 +268,7 @@ class BlockCache:
             charge(entry.path, charged_bytes, is_open=True)
             if user_of(entry.path) != demanded.uid:
                 note_user(entry.path, demanded.uid)
-            # What is there already, and is written again because it is damaged, takes no more.
+            # Rewriting damaged blocks takes no additional space.
             is_all = charged_bytes >= size_of(entry.path).most_bytes
             wanted = max(size_bytes, wanted_bytes)
             granted_bytes = wanted if is_all else demanded.more_bytes
@@ -292,10 +293,10 @@ class BlockCache:
             try:
                 fd = open_file(path / "account", os.O_RDONLY)
             except FileNotFoundError:
-                self._ledger.take_away(name)  # if there is something
+                self._ledger.take_away(name)  # if it exists
                 return None
             try:
-                with suppress(FileNotFoundError):  # not whole: `create` makes it so
+                with suppress(FileNotFoundError):  # incomplete: `create` completes it
                     settle(path)
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 os.utime(path / "account")
@@ -308,7 +309,7 @@ class BlockCache:
         """Make an entry; None if another process was first.
 
         Raises:
-            NoSpace: there is no room.
+            NoSpace: there is no space.
         """
         path = self._folder / f"{NEW}{secrets.token_hex(8)}"
         made: list[CacheEntry] = []
@@ -324,7 +325,9 @@ class BlockCache:
         fixed = SpaceDemand(uid, size.fixed_bytes, size.fixed_bytes, 1)
         try:
             if not self._ledger.admit(lambda book: fixed, commit):
-                raise NoSpace(f"the block cache is full: no room for {size.fixed_bytes} bytes more")
+                raise NoSpace(
+                    f"the block cache is full: no space for {size.fixed_bytes} more bytes"
+                )
             (entry,) = made
             _fill(path, size, manifest_fd)
             with self._ledger.locked(), suppress(OSError):
@@ -332,13 +335,13 @@ class BlockCache:
                 entry.path = self._folder / name
                 return entry
         finally:
-            if made and made[0].path == path:  # not under its name
+            if made and made[0].path == path:  # not yet renamed to its final name
                 os.close(made[0].lock_fd)
                 self.remove(path.name)
         return None
 
     def _filled(self, entry: CacheEntry, size: EntrySize, manifest_fd: int) -> CacheEntry:
-        """Return an entry of which nothing is missing."""
+        """Create an entry's missing files; returns the entry."""
         try:
             _fill(entry.path, size, manifest_fd)
         except BaseException:
@@ -348,7 +351,7 @@ class BlockCache:
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
-        """Make the folder if it is not there; errors of the disk say what they are about."""
+        """Create the folder if missing; turn disk errors of the block into Unavailable."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_alone(str(self._folder), uid=os.geteuid())
@@ -358,7 +361,7 @@ class BlockCache:
 
 
 def _fill(path: Path, size: EntrySize, manifest_fd: int) -> None:
-    """Make what is missing of an entry, and mend its manifest."""
+    """Create an entry's missing files, and rewrite its manifest."""
     fd = open_file(path / "manifest", os.O_RDWR | os.O_CREAT)
     try:
         for at in range(0, size.manifest_bytes, _COPY_BYTES):

@@ -1,6 +1,6 @@
-"""The keeper of an image's blocks on this node: it alone writes them, if their digests are right.
+"""The block keeper: the only writer of cached blocks; checks their digests.
 
-It needs no rights, only the descriptors of an entry. It decodes the manifests, which users wrote.
+It needs only the descriptors of an entry. It decodes manifests, which users wrote.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ class BlockClaim(IntEnum):
 
 
 def read_manifest(fd: int) -> bytes:
-    """Read an encoded manifest, of a cache's entry or in sealed memory.
+    """Read an encoded manifest, from a cache entry or sealed memory.
 
     Raises:
-        Corrupt: it is too long for a manifest.
+        Corrupt: the file is too long for a manifest.
         Unavailable: it cannot be read.
     """
     try:
         encoded = read_fully(fd, 0, image_manifest.MAX_BYTES + 1)
     except OSError as error:
-        raise Unavailable(f"a manifest cannot be read: {error.strerror}") from error
+        raise Unavailable(f"cannot read the manifest: {error.strerror}") from error
     if len(encoded) > image_manifest.MAX_BYTES:
-        raise Corrupt("what was handed over is longer than any manifest")
+        raise Corrupt("the file sent as a manifest exceeds the size limit")
     return encoded
 
 
 def take_manifest(fd: int, digest: str) -> tuple[ImageManifest, EntrySize]:
-    """Decode a manifest that was handed over; returns it and the size of its entry.
+    """Decode a manifest from a worker; returns it and the size of its entry.
 
     Args:
-        fd: of sealed memory.
-        digest: of the image.
+        fd: descriptor of sealed memory.
+        digest: digest of the image.
 
     Raises:
         Corrupt: it is not the manifest of that image.
@@ -68,16 +68,16 @@ def take_manifest(fd: int, digest: str) -> tuple[ImageManifest, EntrySize]:
 
 
 def check_entry(fds: Sequence[int], digest: str, token: bytes) -> ImageManifest:
-    """Decode the manifest of an entry, and check the lengths of the entry's files by it.
+    """Decode an entry's manifest, and check the lengths of the entry's files.
 
     Args:
-        fds: of its manifest, data and map.
-        digest: of the image.
-        token: of its manifest.
+        fds: descriptors of its manifest, data and map.
+        digest: digest of the image.
+        token: token of its manifest.
 
     Raises:
-        NotFound: the entry is damaged; a process that has the manifest may make it again.
-        Corrupt: the token is another image's.
+        NotFound: the entry is damaged; a process that has the manifest may repair it.
+        Corrupt: the token belongs to another image.
         Unavailable: it cannot be read.
     """
     encoded = read_manifest(fds[0])
@@ -93,12 +93,12 @@ def check_entry(fds: Sequence[int], digest: str, token: bytes) -> ImageManifest:
 class BlockKeeper:
     """Writes the blocks of one entry of the cache.
 
-    An entry may have several keepers, in different processes; one at a time has the claim on a
-    block. Claims are open file description locks on bytes of an empty file: they end with the
-    process that has them.
+    An entry may have several keepers, in different processes; only one holds the claim on a block.
+    Claims are open file description locks on bytes of an empty file: the kernel releases them when
+        the process ends.
 
-    Durability: none is promised and none needed. After a crash, a block of which the checksum or
-    the bytes did not arrive counts as missing.
+    Durability: none is needed. After a crash, a block whose checksum or bytes were not written
+        counts as missing.
 
     Concurrency: calls for different blocks may overlap.
     """
@@ -115,9 +115,10 @@ class BlockKeeper:
 
         Args:
             data_fd, map_fd: see `bootseer.cache.cached_blocks`.
-            claims_fd: of a file whose bytes can be locked, one for each block.
+            claims_fd: a file with one lockable byte per block.
             manifest: of the image.
-            has_room: called before so many bytes are written; False if the cache is full.
+            has_room: called with the number of bytes before a write; returns False if the cache is
+                full.
         """
         self._data_fd = data_fd
         self._map_fd = map_fd
@@ -126,16 +127,16 @@ class BlockKeeper:
         self._has_room = has_room
 
     def close(self) -> None:
-        """Give up all claims, and close the descriptors."""
+        """Release all claims, and close the descriptors."""
         for fd in (self._data_fd, self._map_fd, self._claims_fd):
             os.close(fd)
 
     def claim(self, blocks: range, *, anew: bool = False) -> list[BlockClaim]:
-        """Claim blocks, to fetch them.
+        """Claim blocks before fetching them; returns an answer per block.
 
         Args:
-            blocks: consecutive ones of the image.
-            anew: also blocks that are in the cache: they are damaged.
+            blocks: consecutive blocks of the image.
+            anew: also claim blocks that are in the cache, because they are damaged.
 
         Raises:
             OSError: the file cannot be locked.
@@ -143,7 +144,7 @@ class BlockKeeper:
         claims = [
             BlockClaim.GRANTED if self._lock(i, fcntl.F_WRLCK) else BlockClaim.BUSY for i in blocks
         ]
-        # Looked up after the claim: a keeper that had it before may just have kept the block.
+        # Read after the claim: the previous holder may just have written the block.
         entries = array("Q", bytes(len(blocks) * SUM_BYTES))
         if not anew:
             entries = read_map(self._map_fd, blocks)
@@ -155,22 +156,22 @@ class BlockKeeper:
         return claims
 
     def release(self, blocks: range) -> None:
-        """Give up the claims on these blocks."""
+        """Release the claims on these blocks."""
         self._lock(blocks.start, fcntl.F_UNLCK, len(blocks))
 
     def keep(self, first: int, data: memoryview) -> None:
-        """Write consecutive blocks, and give up the claims on them.
+        """Write consecutive blocks, and release the claims on them.
 
         Args:
-            first: index of the first.
-            data: all of their bytes.
+            first: index of the first block.
+            data: the blocks' bytes.
 
         Raises:
-            Corrupt: a block is not the image's, or there are no bytes; nothing was written.
+            Corrupt: a block has the wrong digest, or ``data`` is empty; nothing was written.
             NoSpace: the cache is full.
-            Unavailable: the disk does not take the blocks.
+            Unavailable: writing failed.
         """
-        if not data:  # a lock of length 0 would give up all claims
+        if not data:  # a lock of length 0 would release all claims
             raise Corrupt(f"there are no bytes of block {first}")
         blocks = self._manifest.covering(first * self._manifest.block_bytes, len(data))
         try:
@@ -199,7 +200,7 @@ class BlockKeeper:
             raise Unavailable(f"the block cache cannot be written: {error.strerror}") from error
 
     def _lock(self, first: int, kind: int, count: int = 1) -> bool:
-        """Set or end the lock on blocks; False if another keeper has it."""
+        """Set or release the lock on blocks; returns False if another keeper holds it."""
         try:
             fcntl.fcntl(
                 self._claims_fd,

@@ -1,8 +1,8 @@
-"""The link from an image's server, which has a user's rights, to the keeper of the image's blocks.
+"""The link between an image's server, with a user's rights, and the block keeper.
 
-A request is a frame with the indexes of blocks behind it and, to keep them, their bytes. Each is
-answered before the next is sent. Claims and blocks go over sockets of their own, so that a claim
-does not wait until blocks are written.
+A request is a frame followed by block indexes and, for writes, the blocks' bytes. Each is answered
+before the next is sent. Claims and writes use separate sockets, so that claims do not wait for
+writes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
 
 MAX_BYTES = 1024 * 1024
-"""Of the blocks in one request to keep them."""
+"""Limit of the blocks' bytes in one write request."""
 MAX_BLOCKS = 256
-"""Blocks in one request."""
-_REQUEST = struct.Struct("<BxxxII")  # operation, number of blocks, bytes behind their indexes
-_INDEX_BYTES = 4  # in the machine's own order: both ends are on it
-_ANSWER = struct.Struct("<BxxxI")  # outcome, bytes behind it
+"""Limit of blocks in one request."""
+_REQUEST = struct.Struct("<BxxxII")  # operation, number of blocks, bytes after their indexes
+_INDEX_BYTES = 4  # native byte order: both ends are on one machine
+_ANSWER = struct.Struct("<BxxxI")  # outcome, bytes that follow
 
 
 class _Operation(IntEnum):
@@ -51,9 +51,9 @@ _ERRORS: dict[int, type[BootseerError]] = {
 
 
 def serve_keeper(keeper: BlockKeeper, manifest: ImageManifest, end: socket.socket) -> None:
-    """Answer requests until the other end is closed; in a thread of its own.
+    """Answer requests until the other end is closed; blocks its thread.
 
-    The other end may be hostile: a request that makes no sense ends the link.
+    The other end may be hostile: an invalid request ends the link.
 
     Args:
         keeper: carries out the requests.
@@ -107,7 +107,7 @@ def _carry_out(
 def _keep(
     keeper: BlockKeeper, manifest: ImageManifest, blocks: list[int], data: memoryview
 ) -> None:
-    """Keep blocks that are one behind the other in ``data``; after an error, no claim is left."""
+    """Write blocks stored consecutively in ``data``; releases all claims after an error."""
     at = 0
     left = list(runs(blocks))
     try:
@@ -148,7 +148,7 @@ class KeeperLink:
 
     @classmethod
     def of(cls, claims: int, blocks: int) -> KeeperLink:
-        """Take over two sockets that came as descriptors."""
+        """Take over two sockets, given as descriptors."""
         return cls(socket.socket(fileno=claims), socket.socket(fileno=blocks))
 
     async def claim(self, blocks: Sequence[int], *, anew: bool = False) -> list[BlockClaim]:

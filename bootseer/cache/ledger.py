@@ -1,11 +1,11 @@
-"""What the entries of the block cache take up, and how one that needs more room gets it.
+"""Account for the space of the block cache's entries, and evict entries for others.
 
-Every entry has an account: an empty file, whose length is what the entry may take up, and whose
-time is the entry's last use. It is executable while some of that may not have been used yet. The
-length of another is the number of the user for whom that is counted. So nothing is read or written
-of either, and a crash leaves no half of a number.
+Every entry has an account: an empty file whose length is the space charged to the entry, and whose
+    mtime is the entry's last use. It is executable while part of the charge may be unused. The
+    length of a second file is the id of the user who is charged. The numbers are stored as lengths
+    so that a crash cannot leave one half-written.
 
-Part of the lender's side: imports the standard library only.
+Used by the lender: imports the standard library only.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ GOING, NEW, LOCK = ".going-", ".new-", ".lock"
 _ENTRY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _OPEN = stat.S_IXUSR
 _ROUNDS = 16
-"""Of making room, before a request is refused."""
+"""Rounds of eviction before a request is refused."""
 _VICTIMS = 8
-"""Entries that give way in each."""
+"""Entries evicted per round."""
 _PIECES = 8
-"""Of removed entries' data that are freed in each, see `bootseer.cache.removal`."""
+"""Pieces of removed entries freed per round, see `bootseer.cache.removal`."""
 
 
 class Ledger:
-    """The accounts of a cache, and the room that they share.
+    """The accounts of a cache, and its limits.
 
-    Concurrency: any number of processes and threads. Nobody waits while data are removed.
+    Concurrency: any number of processes and threads. The lock is not held while data are removed.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Ledger:
         user_share: float,
         user_entries: int,
     ) -> None:
-        """Name the folder; see `BlockCache`."""
+        """Take the folder and limits; see `BlockCache`."""
         self._folder = folder
         self._quota_bytes = quota_bytes
         self._free_share = free_share
@@ -58,7 +58,7 @@ class Ledger:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Have the accounts to itself: nothing long is done meanwhile."""
+        """Hold the lock on the accounts; keep the block short."""
         fd = open_file(self._folder / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -71,17 +71,17 @@ class Ledger:
         demand: Callable[[UsageBook], SpaceDemand | None],
         commit: Callable[[UsageBook, SpaceDemand], None],
     ) -> bool:
-        """Make room for a demand, and meet it.
+        """Make space for a demand, and commit it.
 
         Args:
-            demand: says what is wanted, None for nothing any more.
-            commit: writes it to the accounts; the lock is held.
+            demand: returns the current demand; None if it no longer exists.
+            commit: writes the demand to the accounts; called with the lock held.
 
         Returns:
-            Whether there was room.
+            Whether there was space.
 
         Raises:
-            OSError: the disk does not do what it should.
+            OSError: an operation on the disk failed.
         """
         busy: set[str] = set()
         for number in range(_ROUNDS):
@@ -100,7 +100,7 @@ class Ledger:
                     return True
                 is_hopeful = not is_first and self._push_out(book, found, busy)
             if is_first:
-                is_hopeful = book.is_possible(found)  # or nothing shall give way in vain
+                is_hopeful = book.is_possible(found)  # otherwise evict nothing
             else:
                 self.free_some()
             if not is_hopeful:
@@ -108,7 +108,7 @@ class Ledger:
         return False
 
     def _push_out(self, book: UsageBook, demand: SpaceDemand, busy: set[str]) -> bool:
-        """Have entries give way; returns whether any is leaving now. The lock is held."""
+        """Evict entries; returns whether any is being removed. The lock is held."""
         for _ in range(_VICTIMS):
             victim = book.victim(demand, busy)
             while victim is not None and not self.take_away(victim.name):
@@ -120,7 +120,7 @@ class Ledger:
         return any(a.is_leaving and a.charged_bytes for a in book.accounts)
 
     def _settle_dead(self, book: UsageBook) -> None:
-        """Void what was reserved by processes that have died. The lock is held."""
+        """Cancel reservations of dead processes. The lock is held."""
         for account in book.accounts:
             if account.is_open:
                 with suppress(OSError):
@@ -133,7 +133,7 @@ class Ledger:
         kept_bytes = int(self._free_share * space.f_blocks * space.f_frsize)
         free_bytes = space.f_bavail * space.f_frsize - kept_bytes
         for account in accounts:
-            if account.is_open:  # others are about to use it
+            if account.is_open:  # other processes may use it soon
                 there = disk_bytes(self._folder / account.name)
                 free_bytes -= max(0, account.charged_bytes - there)
         total_bytes = min(self._quota_bytes, charged_bytes + free_bytes)
@@ -149,7 +149,7 @@ class Ledger:
             leaves = name.startswith(GOING)
             try:
                 info = os.lstat(f"{self._folder}/{name}/account")
-            except OSError:  # not made by this version, or damaged
+            except OSError:  # created by another version, or damaged
                 found.append(EntryUsage(name, 0, disk_bytes(self._folder / name), 0, leaves))
                 continue
             is_open = not leaves and bool(info.st_mode & _OPEN)
@@ -158,11 +158,11 @@ class Ledger:
         return found
 
     def take_away(self, name: str) -> bool:
-        """Rename an entry that nobody uses, so that it is gone for all others. The lock is held."""
+        """Rename an unused entry to mark it as removed. The lock is held."""
         path = self._folder / name
         fd = -1
         try:
-            for guard in ("account", "map"):  # of another version, which locks the map
+            for guard in ("account", "map"):  # another version locks the map
                 with suppress(FileNotFoundError):
                     fd = open_file(path / guard, os.O_RDONLY)
                     break
@@ -181,7 +181,7 @@ class Ledger:
         return True
 
     def free_some(self) -> None:
-        """Free some of the room of what is being removed, without the lock."""
+        """Free some space of removed entries, without the lock."""
         pieces = _PIECES
         with suppress(OSError):
             for name in os.listdir(self._folder):
@@ -190,27 +190,27 @@ class Ledger:
 
 
 def is_entry(name: str) -> bool:
-    """Whether this is the name of an entry, of one that is being made or of one that leaves."""
+    """Return whether this is the name of an entry, also of one being created or removed."""
     return name.startswith((GOING, NEW)) or _ENTRY.fullmatch(name) is not None
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file of the cache, or make it; it is no link.
+    """Open or create a file of the cache, without following links.
 
     Raises:
-        OSError: that cannot be done.
+        OSError: the file cannot be opened.
     """
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def size_of(path: Path) -> EntrySize:
-    """Return how large an entry is, by the lengths of its files; OSError if one is missing."""
+    """Return the sizes of an entry from its files' lengths; OSError if one is missing."""
     sizes = [os.lstat(path / name).st_size for name in ("manifest", "data", "map")]
     return EntrySize(sizes[0], sizes[1], sizes[2] // SUM_BYTES)
 
 
 def user_of(path: Path) -> int:
-    """Return the id of the user for whom an entry is counted, root's if that is not known."""
+    """Return the id of the user to whom an entry is charged, root's if unknown."""
     try:
         return os.lstat(path / "user").st_size
     except OSError:
@@ -218,7 +218,7 @@ def user_of(path: Path) -> int:
 
 
 def note_user(path: Path, uid: int) -> None:
-    """Note for whom an entry is counted. The lock is held."""
+    """Record the user to whom an entry is charged. The lock is held."""
     fd = open_file(path / "user", os.O_RDWR | os.O_CREAT)
     try:
         os.truncate(fd, uid)
@@ -227,10 +227,10 @@ def note_user(path: Path, uid: int) -> None:
 
 
 def charge(path: Path, charged_bytes: int, *, is_open: bool) -> None:
-    """Write to an entry's account what it may take up. The lock is held.
+    """Write the charge to an entry's account. The lock is held.
 
     Args:
-        path: of the entry.
+        path: the entry's folder.
         charged_bytes: see `EntryUsage`.
         is_open: see `EntryUsage`.
     """
@@ -243,7 +243,7 @@ def charge(path: Path, charged_bytes: int, *, is_open: bool) -> None:
 
 
 def settle(path: Path) -> None:
-    """Give back what was reserved of an entry and not used, if nobody uses it. The lock is held."""
+    """Return an unused entry's unused reservations. The lock is held."""
     fd = open_file(path / "account", os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,7 +252,7 @@ def settle(path: Path) -> None:
         charged_bytes = size.fixed_bytes + min(data_bytes, on_disk(size.image_bytes))
         info = os.fstat(fd)
         charge(path, charged_bytes, is_open=False)
-        os.utime(path / "account", ns=(info.st_atime_ns, info.st_mtime_ns))  # this is no use
+        os.utime(path / "account", ns=(info.st_atime_ns, info.st_mtime_ns))  # not counted as a use
     except BlockingIOError:
         pass
     finally:

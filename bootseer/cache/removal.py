@@ -1,9 +1,9 @@
-"""Remove entries of the block cache: flat folders with known files, a bounded piece at a time.
+"""Remove entries of the block cache in bounded pieces.
 
-Nothing here follows what it finds: known names are removed, then the folder if it is empty. Files
-are cut before they are unlinked, for a process may have one open, and would keep its room.
+Only files with known names are removed, then the folder if empty. Files are truncated before
+    unlinking, because a process with an open descriptor would keep their space in use.
 
-Part of the lender's side: imports the standard library only.
+Used by the lender: imports the standard library only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from bootseer.units import MIB
 
 FILES = ("data", "map", "manifest", "claims", "user", "account")
-"""All that an entry has; the account goes last, for it says what the others take up."""
+"""An entry's files; the account is removed last, as it holds the charge for the others."""
 _PIECE_BYTES = 256 * MIB
 _FOLDER_BYTES = 4096
 
 
 def disk_bytes(path: Path) -> int:
-    """Return what the files of an entry take up on the disk; 0 if there are none."""
+    """Return the bytes that an entry's files take on the disk; 0 if there are none."""
     found = []
     for name in FILES:
         with suppress(OSError):
@@ -31,26 +31,26 @@ def disk_bytes(path: Path) -> int:
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether the kernel has an entry's image mounted, through a loop device of its data.
+    """Return whether an entry's image is mounted by the kernel, through a loop device.
 
-    Such a mount outlives who had it made, as what serves an image does, and has no lock.
+    Such a mount outlives the agent, and holds no lock.
     """
     for device in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with suppress(OSError):  # it is free by now
+        with suppress(OSError):  # the loop device has been released
             if device.read_bytes().endswith(os.fsencode(f"/{path.name}/data\n")):
                 return True
     return False
 
 
 def cut(path: Path, pieces: int) -> int:
-    """Remove an entry, or a part of its data.
+    """Remove an entry, or part of its data; returns the pieces left.
 
     Args:
-        path: of its folder, under a name that says that it is being removed.
-        pieces: of work that may be done.
+        path: its folder, renamed for removal.
+        pieces: limit of pieces of data to free.
 
     Returns:
-        How many pieces are left; 0 if there is more to be done here.
+        Pieces not used up; 0 if data are left.
 
     Concurrency: any number of processes.
     """
@@ -63,7 +63,7 @@ def cut(path: Path, pieces: int) -> int:
         size_bytes = max(0, size_bytes - _PIECE_BYTES)
         _resize(path / "data", size_bytes)
         before_bytes, left_bytes = left_bytes, disk_bytes(path)
-        pieces -= left_bytes < before_bytes  # a hole is no work
+        pieces -= left_bytes < before_bytes  # holes do not count
     if size_bytes:
         _resize(path / "account", disk_bytes(path))
         return 0
@@ -71,20 +71,20 @@ def cut(path: Path, pieces: int) -> int:
         _resize(path / name, 0)
         with suppress(OSError):
             os.unlink(path / name)
-    with suppress(OSError):  # gone already, or something unexpected is in it, and stays
+    with suppress(OSError):  # already removed, or it holds foreign files
         path.rmdir()
     return max(0, pieces - 1)
 
 
 def _resize(path: Path, size_bytes: int) -> None:
-    """Give a regular file a length; what is none stays as it is."""
+    """Set the length of a regular file; others stay unchanged."""
     with suppress(OSError):
         if stat.S_ISREG(os.lstat(path).st_mode):
             os.truncate(path, size_bytes)
 
 
 def unexpected(path: Path) -> list[str]:
-    """List what is in an entry's folder and is no part of an entry."""
+    """List the foreign files in an entry's folder."""
     try:
         return sorted(set(os.listdir(path)) - set(FILES))
     except FileNotFoundError:

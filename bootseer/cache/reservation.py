@@ -1,11 +1,11 @@
-"""Room for blocks: the keeper asks the lender for it, in messages of fixed size; the lender's end.
+"""Reservations of space for blocks, by fixed-size messages: the lender's end.
 
-A request is 24 bytes: its number, the bytes to be written now, and those that may be later. The
-answer is 16 bytes: the number of the request, and how many bytes may be written, 0 for none. All
-numbers are unsigned, in the machine's own order, for both ends are on it. The socket keeps messages
-apart (SOCK_SEQPACKET). What was granted and is not used is given back with the entry.
+The keeper's request is 24 bytes: its number, the bytes to be written now, and the bytes that may
+    follow later. The answer is 16 bytes: the number of the request, and the bytes granted, 0 for
+    none. All numbers are unsigned, in native byte order. The socket preserves message boundaries
+    (SOCK_SEQPACKET). Unused grants are returned when the entry is closed.
 
-Part of the lender's side: imports the standard library only.
+Used by the lender: imports the standard library only.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from bootseer.units import MIB
 REQUEST = struct.Struct("=3Q")
 ANSWER = struct.Struct("=2Q")
 STEP_BYTES = 64 * MIB
-"""How much a keeper asks for at once, and the most that it gets."""
+"""Bytes of a keeper's request, and the limit of a grant."""
 
 
 def answer_reservation(message: bytes, reserve: Callable[[int, int], int]) -> bytes:
     """Answer one request.
 
     Args:
-        message: as it was received.
-        reserve: `CacheEntry.reserve` of the entry that the other end writes to.
+        message: the received message.
+        reserve: `CacheEntry.reserve` of the keeper's entry.
 
     Raises:
-        Corrupt: the message makes no sense: the other end is to be given up.
+        Corrupt: the message is invalid; close the connection.
     """
     if len(message) != REQUEST.size:
-        raise Corrupt(f"{len(message)} bytes are no request for room in the block cache")
+        raise Corrupt(f"invalid request for block cache space: {len(message)} bytes")
     number, size_bytes, wanted_bytes = REQUEST.unpack(message)
     if not 0 < size_bytes <= STEP_BYTES or wanted_bytes > STEP_BYTES:
-        raise Corrupt(f"room for {size_bytes} bytes, or {wanted_bytes}, is no sensible request")
+        raise Corrupt(
+            f"invalid request for block cache space: {size_bytes} of {wanted_bytes} bytes"
+        )
     return ANSWER.pack(number, reserve(size_bytes, wanted_bytes))

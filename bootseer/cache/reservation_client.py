@@ -1,4 +1,4 @@
-"""Room for blocks: the keeper's end, see `bootseer.cache.reservation`."""
+"""Reservations of space for blocks: the keeper's end, see `bootseer.cache.reservation`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bootseer.cache.reservation import ANSWER, REQUEST, STEP_BYTES
 from bootseer.errors import Unavailable
 
 _ANSWER_S = 30.0
-"""For the lender to make room."""
+"""Timeout for the lender, which may have to evict entries."""
 
 
 class ReservationClient:
-    """The keeper's end.
+    """Requests space from the lender.
 
     Concurrency: any number of threads; one request at a time.
     """
@@ -23,8 +23,8 @@ class ReservationClient:
         """Take over a socket (SOCK_SEQPACKET) that `answer_reservation` answers at the other end.
 
         Args:
-            end: ours.
-            answer_s: how long to wait for an answer; one that comes later counts for nothing.
+            end: the keeper's end.
+            answer_s: timeout for an answer; later answers are ignored.
         """
         end.settimeout(answer_s)
         self._end = end
@@ -35,7 +35,7 @@ class ReservationClient:
         """See `CacheEntry.reserve`.
 
         Raises:
-            Unavailable: the other end is gone, or does not answer.
+            Unavailable: the lender is gone, or does not answer.
         """
         with self._lock:
             self._number += 1
@@ -44,35 +44,35 @@ class ReservationClient:
                 while True:
                     answer = self._end.recv(ANSWER.size + 1)
                     if len(answer) != ANSWER.size:
-                        raise Unavailable("nobody grants room in the block cache any more")
+                        raise Unavailable("lost the connection to the block cache's lender")
                     number, granted_bytes = ANSWER.unpack(answer)
                     if number == self._number:
                         return int(granted_bytes)
             except OSError as error:
-                raise Unavailable(f"no answer about room in the block cache: {error}") from error
+                raise Unavailable(f"no answer from the block cache's lender: {error}") from error
 
     def close(self) -> None:
-        """Close it."""
+        """Close the socket."""
         self._end.close()
 
 
 class Room:
-    """What a keeper may write: asks for more in large steps.
+    """The space that a keeper may write to, requested in large steps.
 
     Concurrency: any number of threads.
     """
 
     def __init__(self, reserve: Callable[[int, int], int]) -> None:
-        """Name what grants it: `CacheEntry.reserve`, or that of a `ReservationClient`."""
+        """Take the function that grants space, such as `ReservationClient.reserve`."""
         self._reserve = reserve
         self._granted_bytes = 0
         self._lock = threading.Lock()  # guards the number
 
     def take(self, size_bytes: int) -> bool:
-        """Take room for so many bytes; returns whether there was.
+        """Take space for so many bytes; returns whether it was granted.
 
         Raises:
-            Unavailable: nobody says so.
+            Unavailable: the lender does not answer.
         """
         if self._take(size_bytes):
             return True

@@ -1,10 +1,9 @@
-"""Who may have how much of the block cache, and which entry gives way; no I/O.
+"""Users' shares of the block cache, and the choice of entries to evict; no I/O.
 
-Nobody may have more than a fixed share of the quota. What has no room otherwise takes that of
-entries which nobody uses. Each user who used the cache in the last day has an equal part of it. Who
-would have more than that part takes the place of own entries first, then of those of others who
-have more than theirs. Who would not takes them in the other order. So nobody loses an entry to
-others while having no more than an equal part.
+A user may have at most a fixed share of the quota. If there is no space, unused entries are
+evicted. Each user who used the cache in the last day has an equal part of it. A user above that
+part evicts own entries first, then those of other users above their parts. A user within it evicts
+in the opposite order. So users within their equal part never lose entries to others.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from dataclasses import dataclass, replace
 from bootseer.units import NS_PER_S
 
 ACTIVE_S = 86_400
-"""How long after the last use of an entry of theirs users keep their part."""
+"""Time after the last use of an entry for which its user keeps a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryUsage:
-    """What an entry of the cache takes up, and for whom.
+    """The space an entry takes, and the user charged for it.
 
     Attributes:
         name: of the entry's folder.
-        uid: of the user it is counted for.
-        charged_bytes: that it takes up, or may without asking again.
+        uid: the user charged.
+        charged_bytes: bytes used or reserved.
         used_ns: last use, nanoseconds since 1970.
         is_leaving: it is being removed.
-        is_open: some of that may not have been used yet.
+        is_open: part of the charge may be unused.
     """
 
     name: str
@@ -42,12 +41,12 @@ class EntryUsage:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """What there is to have.
+    """The cache's limits.
 
     Attributes:
-        total_bytes: of all together: the quota, or less if the disk has less.
-        user_bytes: of each user.
-        user_entries: of each user.
+        total_bytes: limit of all entries: the quota, or less if the disk has less.
+        user_bytes: limit of each user's bytes.
+        user_entries: limit of each user's entries.
     """
 
     total_bytes: int
@@ -57,13 +56,13 @@ class CacheLimits:
 
 @dataclass(frozen=True, slots=True)
 class SpaceDemand:
-    """What is wanted.
+    """A demand for space.
 
     Attributes:
-        uid: of the user it will be counted for.
-        more_bytes: that all entries together will take up more.
-        user_bytes: that this user's will: more than that, if an entry changes hands.
-        user_entries: the same in entries.
+        uid: the user to be charged.
+        more_bytes: additional bytes of all entries together.
+        user_bytes: additional bytes of this user; greater if an entry changes its user.
+        user_entries: additional entries of this user.
     """
 
     uid: int
@@ -76,25 +75,25 @@ class UsageBook:
     """The accounts of all entries at one moment."""
 
     def __init__(self, accounts: Iterable[EntryUsage], limits: CacheLimits, now_ns: int) -> None:
-        """Take what `bootseer.cache.folder` has found."""
+        """Take the accounts that `bootseer.cache.ledger` has read."""
         self.accounts = list(accounts)
         self._limits = limits
         self._active_ns = now_ns - ACTIVE_S * NS_PER_S
 
     @property
     def charged_bytes(self) -> int:
-        """What all entries take up, with those that are leaving."""
+        """Return the bytes of all entries, including those being removed."""
         return sum(a.charged_bytes for a in self.accounts)
 
     def equal_part(self, uid: int) -> int:
-        """Return how much each active user may have unchallenged, this one included."""
+        """Return the equal part in bytes of each active user, including this one."""
         return self._limits.total_bytes // len(self._active() | {uid})
 
     def demand(self, account: EntryUsage, uid: int, more_bytes: int) -> SpaceDemand:
-        """Say what it means that a user's job has so many bytes more of an entry.
+        """Return the demand of a user's job for more bytes of an entry.
 
-        They are counted for the user whose entry it is, as long as that one has no more than an
-        equal part by it. Otherwise the entry is taken over: nobody pays for what others do.
+        They are charged to the entry's user while that user stays within an equal part. Otherwise
+        the entry is charged to the requesting user: users do not pay for others' jobs.
         """
         if account.uid != uid:
             bound = min(self._limits.user_bytes, self.equal_part(uid))
@@ -103,20 +102,19 @@ class UsageBook:
         return SpaceDemand(account.uid, more_bytes, more_bytes, 0)
 
     def fits(self, demand: SpaceDemand) -> bool:
-        """Whether there is room for it as it is."""
+        """Return whether there is space without eviction."""
         more_bytes = self.charged_bytes + demand.more_bytes
         return more_bytes <= self._limits.total_bytes and self._user_fits(self.accounts, demand)
 
     def victim(self, demand: SpaceDemand, busy: Container[str]) -> EntryUsage | None:
-        """Choose the entry that gives way next.
+        """Return the next entry to evict.
 
         Args:
-            demand: that it is for.
-            busy: names of entries that are in use.
+            demand: the demand for space.
+            busy: names of entries in use.
 
         Returns:
-            None if there will be room once those have left that are leaving, or there is nothing
-            that may give way.
+            None if removals in progress suffice, or no entry may be evicted.
         """
         left = [a for a in self.accounts if not a.is_leaving]
         own = [a for a in left if a.uid == demand.uid and a.name not in busy]
@@ -132,7 +130,7 @@ class UsageBook:
         return _oldest(others) or _oldest(own)
 
     def is_possible(self, demand: SpaceDemand) -> bool:
-        """Whether there will be room if all gives way that may, as far as is known."""
+        """Return whether evicting all permitted entries would make enough space."""
         if demand.user_bytes > min(self._limits.user_bytes, self._limits.total_bytes):
             return False
         trial = copy(self)
@@ -144,12 +142,12 @@ class UsageBook:
         return trial.fits(demand)
 
     def note_leaving(self, account: EntryUsage) -> None:
-        """Learn that an entry is being removed."""
+        """Record that an entry is being removed."""
         self.accounts.remove(account)
         self.accounts.append(replace(account, is_leaving=True))
 
     def _free_to_take(self, left: Sequence[EntryUsage], uid: int, part: int) -> list[EntryUsage]:
-        """List others' entries that are not protected."""
+        """List other users' entries that may be evicted."""
         active, totals = self._active(), dict[int, int]()
         for account in left:
             totals[account.uid] = totals.get(account.uid, 0) + account.charged_bytes

@@ -1,11 +1,10 @@
-"""The token of an image: what only somebody can compute who can read all of its manifest.
+"""The token of an image, which proves that its holder can read the manifest.
 
-The manifest has the digest of every block, so it is as secret as the image. The digest that names
-an image is public, and it is the SHA-256 of the manifest's beginning: the token begins with a
-domain of its own, so that it does not follow from that digest, not by extending it either.
+The manifest has the digest of every block, so it is as secret as the image. The public digest that
+names an image is the SHA-256 of the manifest's beginning. The token's hash starts with a separate
+domain, so it cannot be derived from that digest, nor by length extension.
 
-Part of the lender's side: imports the standard library only, and takes manifests as bytes without
-sense.
+Used by the lender: imports the standard library only, and treats manifests as bytes.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ def manifest_token(manifest: bytes) -> bytes:
 
 
 def entry_name(token: bytes) -> str:
-    """Name the cache's entry for a token, without telling the token: the kernel shows paths."""
+    """Return the cache entry's name for a token; it hides the token, as paths are visible."""
     return hashlib.sha256(_NAME_DOMAIN + token).hexdigest()
 
 
 def seal_manifest(manifest: bytes) -> int:
-    """Return a descriptor of sealed memory with a manifest, as `sealed_token` takes it."""
+    """Return a descriptor of sealed memory that holds a manifest, for `sealed_token`."""
     fd = os.memfd_create("manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         pwrite_fully(fd, manifest, 0)
@@ -53,17 +52,17 @@ def seal_manifest(manifest: bytes) -> int:
 
 
 def sealed_token(fd: int) -> tuple[bytes, int]:
-    """Compute the token of a manifest that somebody handed over.
+    """Compute the token of a manifest in sealed memory; returns it and its length.
 
     Args:
-        fd: of memory, sealed against all changes: any other file could keep root waiting, or be
-            another one when it is read again.
+        fd: memory sealed against all changes: another file could block reads, or change between
+            them.
 
     Returns:
         The token, and the length of the manifest in bytes.
 
     Raises:
-        Corrupt: it is no such memory, or too long for a manifest.
+        Corrupt: it is not sealed memory, or too long for a manifest.
     """
     try:
         is_sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
@@ -71,7 +70,7 @@ def sealed_token(fd: int) -> tuple[bytes, int]:
     except OSError:
         is_sealed, size_bytes = False, 0
     if not is_sealed or not 0 < size_bytes <= MAX_MANIFEST_BYTES:
-        raise Corrupt("what the worker hands over is not the manifest of an image in sealed memory")
+        raise Corrupt("the worker's descriptor is not a manifest in sealed memory")
     digest = hashlib.sha256(_TOKEN_DOMAIN)
     for at in range(0, size_bytes, _PIECE_BYTES):
         digest.update(os.pread(fd, _PIECE_BYTES, at))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bootseer.store.api.base import Store
 
 _LISTED = ("file:", "hdfs:")
-"""These tell owners."""
+"""Stores that report owners of files."""
 _LOOK_S = 5.0
 
 PLUGSTACK = Path("/etc/slurm/plugstack.conf.d/bootseer.conf")
@@ -99,7 +99,7 @@ def _residency() -> tuple[bool, str]:
 
 
 def _stores(config: settings.Config) -> dict[str, tuple[bool, str]]:
-    """Look at each store that the settings name, and say what is wrong with it."""
+    """Check each configured store; returns its state and error."""
     from bootseer.cli.runner import caller
     from bootseer.env.snapshot.group_store import is_member, shared_urls
     from bootseer.store.from_settings import connect, connect_images, connect_shared

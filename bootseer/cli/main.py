@@ -53,7 +53,7 @@ def _is_installed(command: str) -> bool:
 def cli() -> None:
     """Warm starts for jobs on Slurm.
 
-    Add --bootseer to srun, salloc, sbatch or an #SBATCH line; then look:
+    Add --bootseer to srun, salloc, sbatch or an #SBATCH line, then read the report:
 
     \b
       srun --bootseer --bootseer-image=/images/train.sqsh ./train.sh

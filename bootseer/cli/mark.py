@@ -1,4 +1,4 @@
-"""bootseer mark: say from inside a job that something has been reached."""
+"""bootseer mark: record a point of a job's start."""
 
 from __future__ import annotations
 

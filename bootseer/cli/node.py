@@ -52,11 +52,12 @@ def reap_command(as_json: bool) -> None:
 def _jobs_known_to_slurm() -> set[str]:
     """Return the ids of jobs that have not ended, completing ones included.
 
-    The caller's SQUEUE_* and SLURM_CLUSTERS could leave some out, and living agents would be ended.
+    The caller's SQUEUE_* and SLURM_CLUSTERS are ignored: they could hide jobs, whose agents would
+    be killed.
     """
     squeue = shutil.which("squeue")
     if squeue is None:
-        raise Unavailable("squeue is not on the path: cannot tell which agents' jobs have ended")
+        raise Unavailable("cannot find which jobs have ended: squeue is not in the PATH")
     try:
         answer = subprocess.run(
             [squeue, "--noheader", "--all", "--format=%A"],

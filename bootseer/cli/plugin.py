@@ -17,7 +17,7 @@ _SLURM_INCLUDE = click.option(
     "--slurm-include",
     type=_FOLDER,
     metavar="DIR",
-    help="Folder with slurm/spank.h. Default: looked for beside srun and in /usr/include.",
+    help="Folder with slurm/spank.h. Default: found near srun or in /usr/include.",
 )
 _ADVICE = click.option(
     "--advice/--no-advice",

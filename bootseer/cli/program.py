@@ -23,11 +23,11 @@ def main() -> None:
 
 
 def mark(name: str, *, is_quiet: bool = False) -> None:
-    """Tell the job's agent that a point is reached; without one, say so and go on.
+    """Report a point of the start to the job's agent; prints an error if that fails.
 
     Args:
-        name: of the point.
-        is_quiet: say nothing when there is no agent to tell.
+        name: name of the point.
+        is_quiet: do not print errors.
     """
     now = time.time_ns()
     path = os.environ.get("BOOTSEER_SOCKET")

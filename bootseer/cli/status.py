@@ -1,4 +1,4 @@
-"""bootseer status: what is being done on this node, now."""
+"""bootseer status: show the state of this node's jobs."""
 
 from __future__ import annotations
 

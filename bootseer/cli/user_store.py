@@ -1,4 +1,4 @@
-"""The store of the user whose data a command is about."""
+"""Run commands on a user's store."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 def with_store(user: str | None, work: Callable[[Store, str], Awaitable[T]]) -> T:
     """Run ``work`` on a user's store and name; by default the caller's.
 
-    Root takes on the named user's rights for good: content of a store may be made to harm its
-    reader, and what is written there must belong to the user.
+    Root takes on the named user's rights permanently: the store's content is untrusted, and files
+    written there must belong to the user.
 
     Raises:
         ConfigError: there is no such user.

@@ -1,8 +1,8 @@
-"""What a node of a job reads of its checkpoint while it starts, for its next start to read ahead.
+"""A node's checkpoint reads during a job's start, recorded for the next start's prefetch.
 
-A document belongs to one user, key, number of nodes and node among them: ranks read their own
-shards. Files are named as they were, and which of their names have to be taken for "the newest of
-its kind" now: a job that read ``step_1000`` because it was the last goes on with ``step_2000``.
+A document belongs to one user, key, number of nodes and node index, because ranks read their own
+    shards. File paths mark the components that were the newest of their kind: a job that read
+    ``step_1000`` as the newest reads ``step_2000`` next.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
 MAX_FILES = 20_000
 MAX_RANGES = 1000
-"""Of one file."""
+"""Limit of ranges per file."""
 _MAX_PATH_CHARS = 4096
 _FORMAT = "bootseer checkpoint reads"
 MARK_BYTES = 64 * MIB
-"""Of what is put into the page cache ahead of a reader, the first page in so many bytes is kept
-back: asking for it tells how far its readers are, who find everything else without asking."""
+"""Of data pushed into the page cache, one page per so many bytes is left out: its request shows the
+readers' progress."""
 _GAP_BYTES = MIB
-"""Ranges so close together are one."""
+"""Ranges at most this far apart are joined."""
 _NUMBER = re.compile(r"[0-9]+", re.ASCII)
 
 Listing = Callable[[str], Iterable[str]]
-"""Names in a folder, which is given as its path below the tree's root, "" for that."""
+"""Returns the names in a folder, given its path below the tree's root, "" for the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileReads:
-    """What was read of one file.
+    """The recorded reads of one file.
 
     Attributes:
-        path: below the root of the tree, components separated by slashes.
-        newest: indexes of the components that are to be the newest of their kind.
-        ranges: in the file, sorted.
+        path: path below the root of the tree, components separated by slashes.
+        newest: indexes of the components that stand for the newest of their kind.
+        ranges: sorted ranges in the file.
     """
 
     path: str
@@ -52,10 +52,10 @@ class FileReads:
     ranges: tuple[ByteRange, ...]
 
     def check(self, name: str) -> None:
-        """Check what others have written or told.
+        """Check reads that another process has written or sent.
 
         Raises:
-            Corrupt: it is not acceptable.
+            Corrupt: a value is invalid.
         """
         components = self.path.split("/")
         if any(c in self.path for c in "\0\n\r") or any(c in ("", ".", "..") for c in components):
@@ -68,11 +68,11 @@ class FileReads:
 
 
 class AccessedFile(NamedTuple):
-    """What a mount has seen of one file in the start-up window.
+    """A mount's record of one file in the start-up window.
 
     Attributes:
         path, newest, ranges: as in `FileReads`.
-        opens: how often it was opened.
+        opens: number of opens.
     """
 
     path: str
@@ -81,10 +81,10 @@ class AccessedFile(NamedTuple):
     opens: int
 
     def check(self, name: str) -> None:
-        """Check what another process tells.
+        """Check a record from another process.
 
         Raises:
-            Corrupt: it is not acceptable.
+            Corrupt: a value is invalid.
         """
         if self.opens < 0:
             raise Corrupt(f"{name}: {self.path!r} was opened {self.opens} times")
@@ -93,7 +93,7 @@ class AccessedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeReads:
-    """What one node reads, in the order in which it opened the files."""
+    """One node's reads, in the order in which it opened the files."""
 
     user: str
     key: str
@@ -113,14 +113,14 @@ class NodeReads:
 
 @dataclass(slots=True)
 class Recording:
-    """What has been read of one file so far.
+    """The reads of one file so far.
 
     Attributes:
         path: as in `FileReads`.
         opened_ns: when it was first opened, nanoseconds since the epoch.
-        opens: how often it was opened.
-        ranges: asked for so far, in the order of reading.
-        pushed: put into the page cache without having been asked for.
+        opens: number of opens.
+        ranges: ranges requested so far, in the order of reading.
+        pushed: ranges pushed into the page cache without a request.
     """
 
     path: str
@@ -130,15 +130,15 @@ class Recording:
     pushed: list[ByteRange] = field(default_factory=list)
 
     def add(self, offset: int, size_bytes: int) -> None:
-        """Note what was asked for; if that brought nothing, it is not a read."""
+        """Record a requested range; an empty one is ignored."""
         _add(self.ranges, offset, size_bytes)
 
     def push(self, offset: int, size_bytes: int) -> None:
-        """Note what was put into the page cache without having been asked for."""
+        """Record a range pushed into the page cache without a request."""
         _add(self.pushed, offset, size_bytes)
 
     def read(self) -> list[ByteRange]:
-        """List what was read: asked for, or pushed where something between two marks was."""
+        """Return the ranges read: requested ones, and pushed ones between requested pages."""
         near = [
             ByteRange(
                 asked.start // MARK_BYTES * MARK_BYTES, -(-asked.stop // MARK_BYTES) * MARK_BYTES
@@ -150,16 +150,16 @@ class Recording:
 
 
 def object_name(key: str, nodes: int, node: int) -> str:
-    """Name the store's object for a node's reads: safe whatever the key is."""
+    """Return the store object's name for a node's reads; safe for any key."""
     return f"reads/{hashlib.sha256(key.encode()).hexdigest()[:32]}/{nodes}/{node}.json"
 
 
 def decode(data: bytes, name: str, user: str, key: str) -> NodeReads:
-    """Decode what a node of a job of ``user`` under ``key`` reads.
+    """Decode a node's reads, which must belong to ``user`` and ``key``.
 
     Raises:
-        UnknownVersion: it is of another version.
-        Corrupt: it is damaged, or another user's or key's.
+        UnknownVersion: the document has another version.
+        Corrupt: it is damaged, or belongs to another user or key.
     """
     fields = open_document(data, name, _FORMAT, VERSION)
     reads = NodeReads(
@@ -175,7 +175,7 @@ def decode(data: bytes, name: str, user: str, key: str) -> NodeReads:
 
 
 def numbered(path: str) -> list[str]:
-    """List the folders of those components of a path that have numbers."""
+    """List the parent folders of a path's components that have numbers."""
     components = path.split("/")
     return [
         "/".join(components[:index])
@@ -185,11 +185,11 @@ def numbered(path: str) -> list[str]:
 
 
 def newest_components(path: str, listing: Listing) -> tuple[int, ...]:
-    """Find which components of a path are the newest of their kind: none has a greater number.
+    """Return the indexes of a path's components that have the greatest number of their kind.
 
     Args:
-        path: of a file.
-        listing: of folders as they were when the file was opened.
+        path: path of a file.
+        listing: lists folders as they were when the file was opened.
     """
     components = path.split("/")
     found = []
@@ -204,11 +204,11 @@ def newest_components(path: str, listing: Listing) -> tuple[int, ...]:
 
 
 def expand(file: FileReads, listing: Listing) -> str:
-    """Return the path that a file's name stands for now.
+    """Return the path that a recorded file has now.
 
     Args:
-        file: as it was read.
-        listing: of folders as they are.
+        file: the recorded file.
+        listing: lists folders as they are now.
     """
     components = file.path.split("/")
     for index in file.newest:
@@ -222,14 +222,14 @@ def expand(file: FileReads, listing: Listing) -> str:
 def combine(
     recorded: Iterable[AccessedFile], ahead: Mapping[str, tuple[int, list[ByteRange]]]
 ) -> tuple[FileReads, ...]:
-    """Tell what a start has read itself, of what was recorded and what was read ahead for it.
+    """Return a start's own reads, from recorded reads and prefetched ranges.
 
-    Reads that find everything in the page cache are not seen, so what was read ahead of a file
-    counts as read if the job has opened that file.
+    Reads from the page cache are not recorded, so prefetched ranges of a file count as read if the
+    job opened the file.
 
     Args:
-        recorded: what the mount has seen.
-        ahead: by path, how often a file was opened to be read ahead, and what of it.
+        recorded: the mount's records.
+        ahead: by path, the number of opens by the prefetch, and the ranges.
     """
     files = []
     for file in recorded:
@@ -262,7 +262,7 @@ def _join(ranges: Iterable[ByteRange]) -> list[ByteRange]:
 
 
 def _kind(name: str) -> tuple[str, tuple[int, ...]]:
-    """Return a name without its numbers, and those."""
+    """Return a name without its numbers, and its numbers."""
     return _NUMBER.sub("0", name), tuple(map(int, _NUMBER.findall(name)))
 
 

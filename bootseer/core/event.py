@@ -10,10 +10,10 @@ VERSION = 1
 
 OK = "ok"
 FALLBACK = "fallback"
-"""The stage did less than it was there for; the job went on without it, and `detail` says why."""
+"""The stage failed or did only part of its work; the job continued. `detail` has the reason."""
 
 MAX_DETAIL_CHARS = 500
-"""Of what we tell ourselves; others may tell twice as much."""
+"""Limit for BootSeer's own details; other processes may send twice as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Event:
     """One stage.
 
     Attributes:
-        stage: dotted name, what it belongs to first: ``image.prefetch``.
+        stage: dotted name, such as ``image.prefetch``.
         start_ns, end_ns: nanoseconds since the epoch; equal for a point in time.
-        source: who says so: prolog, agent, worker, plugin, step (the job itself), epilog.
+        source: prolog, agent, worker, plugin, step (the job itself) or epilog.
         status: ``ok`` or ``fallback``.
-        bytes: moved or looked at, 0 where that has no meaning.
-        rank: of the process in the job, -1 for the node as a whole.
+        bytes: bytes moved or inspected, 0 if not applicable.
+        rank: rank of the process in the job, -1 for the whole node.
         detail: one line for people.
     """
 
@@ -40,25 +40,25 @@ class Event:
     detail: str = ""
 
     def document(self) -> dict[str, object]:
-        """Return the fields as what JSON can carry."""
+        """Return the fields as a JSON object."""
         return asdict(self)
 
     def check(self, name: str) -> None:
-        """Check the values of an event that another process has made.
+        """Check the values of an event from another process.
 
         Raises:
-            Corrupt: one is not acceptable.
+            Corrupt: a value is invalid.
         """
         from_json(self.document(), name)
 
 
 @dataclass(slots=True)
 class StageReport:
-    """What a stage says of itself while it is under way; its event is made of that at its end.
+    """The report of a stage in progress, from which its event is made.
 
     Attributes:
         start_ns: nanoseconds since the epoch.
-        end_ns: the same; 0 for when the stage ends.
+        end_ns: likewise; 0 for the time when the stage ends.
         bytes, status, detail: see `Event`.
     """
 
@@ -69,26 +69,26 @@ class StageReport:
     detail: str = ""
 
     def fall_back(self, detail: str) -> None:
-        """Say that the stage did less than it was there for, and why."""
+        """Mark the stage as a fallback, with the reason."""
         self.status, self.detail = FALLBACK, detail
 
     def event(self, stage: str, now_ns: int) -> Event:
-        """Return the worker's event of a stage that ends now, in nanoseconds since the epoch."""
+        """Return the worker's event of a stage that ends at ``now_ns`` since the epoch."""
         detail = one_line(self.detail)
         end_ns = self.end_ns or now_ns
         return Event(stage, self.start_ns, end_ns, "worker", self.status, self.bytes, detail=detail)
 
 
 def one_line(text: str) -> str:
-    """Make a detail of any text, whatever a path in it looks like: `from_json` takes that."""
+    """Return a text as a detail that `from_json` accepts: on one line and cut to the limit."""
     return " ".join(text.replace("\0", " ").split())[:MAX_DETAIL_CHARS]
 
 
 def from_json(value: object, name: str) -> Event:
-    """Check and take over a decoded JSON object.
+    """Return the event of a decoded JSON object.
 
     Raises:
-        Corrupt: a field is missing or not acceptable.
+        Corrupt: a field is missing or invalid.
     """
     fields = Fields(value, name)
     return Event(

@@ -1,4 +1,4 @@
-"""Take typed fields out of decoded JSON, and check them."""
+"""Read and check typed fields of decoded JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fields:
         self._name = name
 
     def has(self, key: str) -> bool:
-        """Whether a field is there; null is as good as none."""
+        """Return whether a field is present and not null."""
         return self._value.get(key) is not None
 
     def text(self, key: str, max_chars: int = 4096) -> str:
@@ -38,11 +38,11 @@ class Fields:
         return [self._text(key, value, max_chars) for value in self.items(key, max_items)]
 
     def part(self, key: str) -> Fields:
-        """Read an object."""
+        """Read an object's fields."""
         return Fields(self._get(key, dict), f"{self._name}: {key}")
 
     def unread(self, key: str) -> dict[str, object]:
-        """Return an object for others to read."""
+        """Return an object without checking its fields."""
         return self._get(key, dict)
 
     def count(self, key: str, maximum: int = 2**63 - 1) -> int:
@@ -71,14 +71,14 @@ class Fields:
         return value
 
     def ranges(self, key: str, max_ranges: int) -> list[ByteRange]:
-        """Read a list of pairs: the first byte of a range, and the first one behind it."""
+        """Read a list of ranges: pairs of the first byte and the byte after the last."""
         ranges = [ByteRange(*row) for row in self.rows(key, max_ranges, 2)]
         if not all(0 <= start < stop < 2**63 for start, stop in ranges):
             raise Corrupt(f"{self._name}: field {key!r} holds something that is not a range")
         return ranges
 
     def rows(self, key: str, max_rows: int, width: int) -> list[list[int]]:
-        """Read a list of lists of so many whole numbers each."""
+        """Read a list of rows of ``width`` whole numbers each."""
         rows: list[list[int]] = []
         for row in self.items(key, max_rows):
             if (
@@ -112,17 +112,17 @@ class Fields:
 
 
 def open_document(data: bytes, name: str, wanted: str, version: int) -> Fields:
-    """Open a JSON document that says what it is: ``{"format": "bootseer …", "version": …}``.
+    """Open a JSON document that has ``"format"`` and ``"version"`` fields.
 
     Args:
         data: the document.
         name: for messages.
-        wanted: the format: "bootseer warm plan".
-        version: the version that is understood.
+        wanted: the expected format, such as "bootseer warm plan".
+        version: the supported version.
 
     Raises:
-        UnknownVersion: it is of another version.
-        Corrupt: it is no such document.
+        UnknownVersion: the document has another version.
+        Corrupt: it is not a document of that format.
     """
     try:
         document = json.loads(data)
@@ -132,5 +132,5 @@ def open_document(data: bytes, name: str, wanted: str, version: int) -> Fields:
     if fields.text("format") != wanted:
         raise Corrupt(f"{name}: its format is not {wanted!r}")
     if fields.count("version") != version:
-        raise UnknownVersion(f"{name}: only version {version} of {wanted!r} is understood")
+        raise UnknownVersion(f"{name}: only version {version} of {wanted!r} is supported")
     return fields

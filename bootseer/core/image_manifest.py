@@ -1,7 +1,7 @@
 """The manifest of an image in the store: its length, and the digest of every block.
 
-Whoever has the manifest can tell of any block, wherever it comes from, whether it is the image's.
-The manifest's own digest names the image.
+With the manifest, a block from any source can be verified. The manifest's own digest names the
+image.
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ from bootseer.units import GIB, KIB, MIB
 MAGIC = b"BSIMAGE\0"
 VERSION = 1
 MAX_BYTES = 64 * MIB
-"""Of a manifest."""
+"""Limit of an encoded manifest."""
 MAX_BLOCKS = 1_000_000
 BLOCK_BYTES = 64 * KIB
-"""Small enough that a start touches little else with what it needs, large enough that digests are
-a two-thousandth of the image."""
+"""Small, so that a start fetches few unneeded bytes; large enough that digests take a
+two-thousandth of the image."""
 MAX_BLOCK_BYTES = MIB
 PART_BYTES = 64 * MIB
-"""Of the objects that an image is stored in: what is sent again if sending was interrupted, and
-what `bootseer.store.wrappers.retry` can send again by itself."""
+"""Length of the objects that an image is stored in: the unit of resumed and retried uploads."""
 _DIGEST_BYTES = 32
 _ROW = struct.Struct(f"{_DIGEST_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageManifest:
-    """What an image holds.
+    """The manifest of an image.
 
     Attributes:
         size_bytes: length of the image.
         block_bytes: length of every block but the last, which may be shorter; a power of two.
-        part_bytes: length of every object that it is stored in, but the last; whole blocks.
-        sha256: of the whole image, in hexadecimal, as sha256sum(1) prints it.
-        identity: what its traces and hot sets are named after, see `bootseer.image.identity`.
-        leading: superblock and tables, what every start reads first.
-        digests: of the blocks in order, BLAKE3, 32 bytes each.
+        part_bytes: length of every stored object but the last; a multiple of the block length.
+        sha256: digest of the whole image, in hexadecimal, as sha256sum(1) prints it.
+        identity: identity in the names of traces and hot sets, see `bootseer.image.identity`.
+        leading: range of superblock and tables, which every start reads first.
+        digests: BLAKE3 digests of the blocks in order, 32 bytes each.
     """
 
     size_bytes: int
@@ -58,38 +57,38 @@ class ImageManifest:
 
     @property
     def blocks(self) -> int:
-        """How many blocks it has."""
+        """Return the number of blocks."""
         return len(self.digests) // _DIGEST_BYTES
 
     @property
     def parts(self) -> int:
-        """How many objects it is stored in."""
+        """Return the number of stored objects."""
         return -(-self.size_bytes // self.part_bytes)
 
     def block_range(self, index: int) -> ByteRange:
-        """Return the bytes of the image that block ``index`` holds."""
+        """Return the range of block ``index`` in the image."""
         start = index * self.block_bytes
         return ByteRange(start, min(self.size_bytes, start + self.block_bytes))
 
     def part_range(self, index: int) -> ByteRange:
-        """Return the bytes of the image that object ``index`` holds."""
+        """Return the range of object ``index`` in the image."""
         start = index * self.part_bytes
         return ByteRange(start, min(self.size_bytes, start + self.part_bytes))
 
     def covering(self, offset: int, size_bytes: int) -> range:
-        """Return the indexes of the blocks that hold any of these bytes."""
+        """Return the indexes of the blocks that overlap a range."""
         stop = min(self.size_bytes, offset + size_bytes)
         if offset >= stop:
             return range(0)
         return range(offset // self.block_bytes, -(-stop // self.block_bytes))
 
     def matches(self, index: int, data: bytes | bytearray | memoryview) -> bool:
-        """Whether this is what block ``index`` holds."""
+        """Return whether ``data`` has the digest of block ``index``."""
         at = index * _DIGEST_BYTES
         return block_digest(data) == self.digests[at : at + _DIGEST_BYTES]
 
     def cut(self, blocks: Sequence[int], data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Cut ``data`` into the blocks that lie one behind the other in it; yields index, bytes."""
+        """Split ``data`` into consecutive ``blocks``; yields index and bytes of each."""
         at = 0
         for index in blocks:
             size_bytes = self.block_range(index).size_bytes
@@ -97,11 +96,11 @@ class ImageManifest:
             at += size_bytes
 
     def bad_block(self, blocks: Sequence[int], data: memoryview) -> int | None:
-        """Return the first of some blocks, one behind the other in ``data``, that is not its."""
+        """Return the first of consecutive ``blocks`` in ``data`` with a wrong digest, or None."""
         return next((i for i, block in self.cut(blocks, data) if not self.matches(i, block)), None)
 
     def encode(self) -> bytes:
-        """Encode as a file; equal images give equal bytes."""
+        """Encode the manifest; equal images give equal bytes."""
         header = {
             "size_bytes": self.size_bytes,
             "block_bytes": self.block_bytes,
@@ -119,7 +118,7 @@ def block_digest(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def block_bytes_for(size_bytes: int) -> int:
-    """Choose how long the blocks of an image are: as short as its manifest has room for."""
+    """Return the block length of an image: the shortest for which its manifest fits."""
     block_bytes = BLOCK_BYTES
     while -(-size_bytes // block_bytes) > MAX_BLOCKS:
         block_bytes *= 2
@@ -137,11 +136,11 @@ def decode(data: bytes, name: str, digest: str) -> ImageManifest:
     Args:
         data: the manifest; `ImageManifest.digests` refers to it.
         name: for messages.
-        digest: of the image.
+        digest: digest of the image.
 
-    Raises:
-        UnknownVersion: it is of another version.
-        Corrupt: it is damaged, or another image's.
+        Raises:
+        UnknownVersion: the manifest has another version.
+        Corrupt: it is damaged, or of another image.
     """
     header, digests = table.open_table(MAGIC, VERSION, _ROW.size, data, name)
     if image_digest(data) != digest:
@@ -158,9 +157,9 @@ def decode(data: bytes, name: str, digest: str) -> ImageManifest:
     )
     block_bytes, size_bytes = manifest.block_bytes, manifest.size_bytes
     if block_bytes < 4 * KIB or block_bytes & (block_bytes - 1):
-        raise Corrupt(f"{name}: blocks of {block_bytes} bytes are not acceptable")
+        raise Corrupt(f"{name}: invalid block length of {block_bytes} bytes")
     if not manifest.part_bytes or manifest.part_bytes % MAX_BLOCK_BYTES:
-        raise Corrupt(f"{name}: parts of {manifest.part_bytes} bytes are not acceptable")
+        raise Corrupt(f"{name}: invalid part length of {manifest.part_bytes} bytes")
     if not size_bytes or manifest.blocks != -(-size_bytes // block_bytes):
         raise Corrupt(f"{name}: {manifest.blocks} digests do not fit {size_bytes} bytes")
     if any(r.stop > size_bytes for r in manifest.leading):

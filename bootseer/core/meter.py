@@ -1,4 +1,4 @@
-"""How much was transferred, and how fast."""
+"""Measure transferred bytes and their rate."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 
 class Meter:
-    """Bytes, and the time in which at least one transfer was under way.
+    """Counts bytes, and the time with at least one transfer in progress.
 
     Attributes:
-        size_bytes: transferred so far, as its user counts them.
-        began_ns, ended_ns: of the first and of the last transfer, nanoseconds since the epoch; 0 as
-            long as there was none.
+        size_bytes: bytes transferred so far, added by the caller.
+        began_ns, ended_ns: begin of the first and end of the last transfer, nanoseconds since the
+            epoch; 0 before the first.
     """
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
-        """Read the time from a clock, in nanoseconds since the epoch."""
+        """Create a meter with a clock in nanoseconds since the epoch."""
         self.size_bytes = 0
         self.began_ns = self.ended_ns = 0
         self._clock_ns = clock_ns
@@ -26,12 +26,12 @@ class Meter:
 
     @property
     def bytes_per_s(self) -> float:
-        """While it was at work; 0 if that took no time."""
+        """Return the rate during transfers; 0 if they took no time."""
         return self.size_bytes * 1e9 / self._busy_ns if self._busy_ns else 0.0
 
     @contextmanager
     def transfer(self) -> Iterator[None]:
-        """Transfer something; any number at a time."""
+        """Time a transfer; any number may overlap."""
         if not self._under_way:
             self._since_ns = self._clock_ns()
             self.began_ns = self.began_ns or self._since_ns

@@ -1,4 +1,4 @@
-"""Half-open ranges of bytes, and what can be computed from sorted lists of them."""
+"""Half-open ranges of bytes, and operations on lists of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def coalesce(ranges: Iterable[ByteRange], gap_bytes: int = 0) -> list[ByteRange]
 
 
 def subtract(ranges: Iterable[ByteRange], holes: Iterable[ByteRange]) -> list[ByteRange]:
-    """Return what of ``ranges`` lies in none of ``holes``; keeps the order of ``ranges``.
+    """Return ``ranges`` without ``holes``, in the order of ``ranges``.
 
     Args:
         ranges: in any order.
@@ -83,12 +83,12 @@ def runs(
 
 
 def check_ranges(ranges: Collection[ByteRange], maximum: int, name: str) -> None:
-    """Check ranges that another process has named.
+    """Check ranges from another process.
 
     Raises:
-        Corrupt: one is not a range, or there are more than ``maximum``.
+        Corrupt: a range is invalid, or there are more than ``maximum``.
     """
     if len(ranges) > maximum:
         raise Corrupt(f"{name}: more than {maximum} ranges")
     if not all(0 <= start < stop < 2**63 for start, stop in ranges):
-        raise Corrupt(f"{name}: something that is not a range")
+        raise Corrupt(f"{name}: invalid range")

@@ -1,4 +1,4 @@
-"""What an image is called: by container runtimes, by jobs, and in a store.
+"""Normalize the names that container runtimes, jobs and stores use for an image.
 
 Imported by the hook path: the standard library only.
 """
@@ -10,16 +10,16 @@ import re
 SCHEME = "bootseer://"
 DOCKER = "docker://"
 ENVIRONMENT = "env://"
-"""Before the key of an environment that is mounted, as images are."""
+"""URI prefix of an environment, before its key."""
 _USER = re.compile(r"\Adocker://[^@/#]+@(?!sha256:)")
 
 
 def reference(uri: str) -> str:
-    """Return the one way in which an image is named that several URIs are of.
+    """Return the canonical form of an image's URI.
 
-    Pyxis puts ``docker://`` before all that it does not know: ``docker://bootseer://train:v2`` is
-    ``bootseer://train:v2``. In ``docker://USER@REGISTRY#IMAGE:TAG`` the user says who asks, not
-    what for, and is left out. Everything else stays as it is, ``#`` and missing tags too.
+    Pyxis prepends ``docker://`` to unknown URIs: ``docker://bootseer://train:v2`` is
+    ``bootseer://train:v2``. In ``docker://USER@REGISTRY#IMAGE:TAG`` the user is only a login name,
+    and is removed. Everything else is kept, including ``#`` and missing tags.
     """
     named = uri.removeprefix(DOCKER)
     return named if named.startswith(SCHEME) else _USER.sub(DOCKER, uri)

@@ -1,4 +1,4 @@
-"""How fast a store is, as its reads show while they are under way."""
+"""Measure a store's latency and rate from concurrent reads."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from bootseer.core.fields import Fields
 from bootseer.units import MIB
 
 _CROWD = 8
-"""So many reads at once take all that the store has to give to one node."""
+"""Concurrent reads that use the full rate of a store for one node."""
 _LEAST_BYTES = 16 * MIB
-"""Of fewer, nothing can be told."""
+"""Minimum of reads for a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a node has of a store.
+    """A store's speed, measured on one node.
 
     Attributes:
-        latency_us: of one short read while few others are under way, in microseconds; 0 if that is
-            not known.
-        bytes_per_s: of many at once, 0 if that is not known.
-        nodes: that read at the same time when the rate was measured.
+        latency_us: latency of one short read with few others in progress, in microseconds; 0 if
+            unknown.
+        bytes_per_s: rate of many concurrent reads, 0 if unknown.
+        nodes: number of nodes that read when the rate was measured.
     """
 
     latency_us: int = 0
@@ -32,16 +32,16 @@ class Speed:
 
     @classmethod
     def of(cls, fields: Fields) -> Speed:
-        """Take it from what was decoded of its ``asdict``.
+        """Decode the speed from the fields of its ``asdict``.
 
         Raises:
-            Corrupt: it is not acceptable.
+            Corrupt: a value is invalid.
         """
         latency_us, bytes_per_s = fields.count("latency_us"), fields.count("bytes_per_s")
         return cls(latency_us, bytes_per_s, max(1, fields.count("nodes")))
 
     def or_else(self, other: Speed) -> Speed:
-        """Take from another what is not known."""
+        """Return the speed with unknown values taken from another."""
         rate = self if self.bytes_per_s else other
         return Speed(self.latency_us or other.latency_us, rate.bytes_per_s, rate.nodes)
 
@@ -51,10 +51,10 @@ UNKNOWN = Speed()
 
 @dataclass(slots=True)
 class SpeedMeter:
-    """Measures while reads go on, of one trio run.
+    """Measures reads of one trio run.
 
     Attributes:
-        clock: in seconds, that goes forward.
+        clock: monotonic clock in seconds.
     """
 
     clock: Callable[[], float]
@@ -66,7 +66,7 @@ class SpeedMeter:
 
     @contextmanager
     def read(self, size_bytes: int) -> Iterator[None]:
-        """Count one read of so many bytes; one that fails does not count."""
+        """Measure one read of so many bytes; failed reads do not count."""
         began = self._advance()
         self._running += 1
         try:
@@ -80,10 +80,10 @@ class SpeedMeter:
             self._running -= 1
 
     def speed(self, nodes: int) -> Speed:
-        """Say what is known by now.
+        """Return the speed measured so far.
 
         Args:
-            nodes: that read at the same time.
+            nodes: number of nodes that read at the same time.
         """
         known = self._crowded_bytes >= _LEAST_BYTES and self._crowded_s > 0
         return Speed(

@@ -1,7 +1,7 @@
 """The binary container of traces, hot sets and other lists: a JSON header, rows, a digest.
 
-Little-endian, rows of one width. See docs/formats/table.md for the fields. A file is refused whole
-when anything in it is unknown, out of bounds or damaged; nothing of it is used then.
+Little-endian, rows of one width. See docs/formats/table.md for the fields. A file with an unknown,
+out-of-bounds or damaged part is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def encode(
 
     Args:
         magic: 8 bytes that name the kind of file.
-        version: of this kind's header and rows.
-        header: what JSON can carry.
+        version: version of this kind's header and rows.
+        header: JSON values.
         row: layout of one row.
-        rows: values of each row, as many as ``row`` has fields.
+        rows: values of each row, one for each field of ``row``.
     """
     return close_table(magic, version, header, row.size, b"".join(row.pack(*r) for r in rows))
 
@@ -40,7 +40,7 @@ def encode(
 def close_table(
     magic: bytes, version: int, header: Mapping[str, object], row_size: int, rows: bytes
 ) -> bytes:
-    """Encode a table whose rows have been packed already; see `open_table`."""
+    """Encode a table with packed rows; see `open_table`."""
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     body = b"".join([_FRAME.pack(magic, version, row_size, len(text)), text, rows])
     return body + hashlib.sha256(body).digest()
@@ -62,17 +62,17 @@ def decode(
 def open_table(
     magic: bytes, version: int, row_size: int, data: bytes, name: str
 ) -> tuple[dict[str, object], memoryview]:
-    """Check a table; returns its header, and its rows as they are in ``data``.
+    """Check a table; returns its header, and a view of its rows in ``data``.
 
     Args:
-        magic: the kind of file that is expected.
-        version: the version that is understood.
+        magic: the expected kind of file.
+        version: the supported version.
         row_size: width of a row in bytes.
         data: the whole file.
-        name: of the file, for messages.
+        name: name of the file, for messages.
 
     Raises:
-        UnknownVersion: the file is of another version.
+        UnknownVersion: the file has another version.
         Corrupt: the file is not of this kind, or it is damaged.
     """
     if len(data) < _FRAME.size + _DIGEST_BYTES:

@@ -9,9 +9,9 @@ INODE = struct.Struct("<QqQQIIIIII32s")
 ENTRY = struct.Struct("<III")
 BLOCK = struct.Struct("<I")
 XATTR = struct.Struct("<HI")
-"""Lengths of name and value, which follow."""
+"""Lengths of the name and value that follow."""
 BLOCK_BYTES = 128 * 1024
-"""Of content, which are compressed together."""
+"""Blocks of content, which are compressed together."""
 
 
 class TreeRows(NamedTuple):
@@ -24,6 +24,6 @@ class TreeRows(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """How many there are of each; of the strings, how many bytes."""
+        """Return the number of rows of each kind, and the bytes of the strings."""
         inodes, entries, blocks, strings = map(len, self)
         return inodes // INODE.size, entries // ENTRY.size, blocks // BLOCK.size, strings

@@ -1,7 +1,6 @@
 """The warm plan: what a job's start needs, written by its epilog and read by its next prolog.
 
-A plan belongs to one user and one key. Nothing in it is trusted: it names what to look for, and
-whatever is found is checked again.
+A plan belongs to one user and one key. It is not trusted: every object it names is checked again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_NAMES = 32
 _FORMAT = "bootseer warm plan"
 _URI = re.compile(r"[a-z][a-z0-9+.-]{0,15}://", re.ASCII)
 SAME_START_NS = 60 * NS_PER_S
-"""The nodes of a job begin within this time; a job that was requeued begins again later."""
+"""Nodes of one start begin within this time; a later begin means a requeued job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,14 @@ class PlannedImage:
     """An image the job used last time.
 
     Attributes:
-        path: absolute path, or URI, as it was given.
+        path: absolute path or URI, as given.
         digest: identity digest it had.
-        size_bytes: of the image.
-        hot_bytes: of its hot set when the plan was written, 0 when there was none.
-        touched_bytes: that a start has read of an image that was served, 0 if that is not known.
-        touched_reads: in so many reads.
-        store: how fast what it was served from is.
-        file: the same of the file that it was added from.
+        size_bytes: length of the image.
+        hot_bytes: size of its hot set when the plan was written, 0 for none.
+        touched_bytes: bytes that a start read of a served image, 0 if unknown.
+        touched_reads: number of those reads.
+        store: speed of the store that it was served from.
+        file: speed of the file that it was added from.
     """
 
     path: str
@@ -52,7 +51,7 @@ class PlannedImage:
     file: Speed = UNKNOWN
 
     def with_known(self, before: PlannedImage) -> PlannedImage:
-        """Add what an earlier run has found out and this one has not."""
+        """Return the image with unknown values taken from an earlier run."""
         touched = self if self.touched_bytes else before
         return replace(
             self,
@@ -63,17 +62,17 @@ class PlannedImage:
         )
 
     def with_hot(self, other: PlannedImage) -> PlannedImage:
-        """Add how large the hot set is, if only another node of the run has found one."""
+        """Return the image with the hot set's size of another node, if unknown here."""
         return replace(self, hot_bytes=self.hot_bytes or other.hot_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedName:
-    """What the name of a served image led to, in the newest run that used it.
+    """The image that a name of a served image led to, in the newest run that used it.
 
     Attributes:
         path: URI, as the job named it.
-        digest: of all of the image, by which the store has it.
+        digest: digest of the image in the store.
     """
 
     path: str
@@ -87,7 +86,7 @@ class PlannedRun:
     Attributes:
         run: its name, also the name of its events' folder.
         job: Slurm's job id.
-        kind: "cold" when it recorded, "warm" when it was prefetched for.
+        kind: "cold" if it only recorded, "warm" if it had a prefetch.
         started_ns: nanoseconds since the epoch.
     """
 
@@ -99,7 +98,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class WarmPlan:
-    """What is known of a key."""
+    """The recorded images and runs of one key."""
 
     user: str
     key: str
@@ -119,14 +118,14 @@ class WarmPlan:
         images: tuple[PlannedImage, ...],
         names: tuple[PlannedName, ...] = (),
     ) -> WarmPlan:
-        """Add what a node says of a run and what it used; the same plan if that is known.
+        """Return the plan with a node's report on a run; the same plan if nothing is new.
 
-        The images of the newest run count; a run that used none leaves them as they are. A name
-        stays until a newer run has used it, so that a run that was refused its image changes none.
+        The plan holds the images of the newest run that used any. A name is kept until a newer run
+        uses it, so that a run with a refused image changes nothing.
 
-        What nodes of a start see can differ a little, as when it began and how large a hot set was.
-        The first to write is believed, and others add no more than what it has not used, or they
-        would write against each other. A job that was requeued is told as it started last.
+        Nodes of a start may report slightly different values. The first node's values are kept and
+        others add only missing images; otherwise they would overwrite each other. For a requeued
+        job, the last start counts.
         """
         known = next((r for r in self.runs if r.run == run.run), None)
         later_ns = run.started_ns - known.started_ns if known else 0
@@ -148,7 +147,7 @@ class WarmPlan:
     def _with_images(
         self, images: tuple[PlannedImage, ...], is_known: bool
     ) -> tuple[PlannedImage, ...]:
-        """Take a node's images, with what is known of them, or add them to those of its run."""
+        """Return a node's images, completed by known values, or added to those of its run."""
         mine = {(image.path, image.digest): image for image in images}
         if not is_known:
             before = {(image.path, image.digest): image for image in self.images}
@@ -163,18 +162,18 @@ class WarmPlan:
         return (*(name for name in self.names if name.path not in used), *names)[-MAX_NAMES:]
 
     def retagged(self, path: str, digest: str) -> str:
-        """Return what the name of an image led to last, if that was another one, else "".
+        """Return the digest that an image's name led to last, if it differs, else "".
 
         Args:
-            path: as the job names it.
-            digest: of the image that has the name now.
+            path: URI, as the job names it.
+            digest: digest of the image that has the name now.
         """
         known = next((name.digest for name in self.names if name.path == path), digest)
         return known if known != digest else ""
 
 
 def object_name(key: str) -> str:
-    """Name the store's object for a key: readable, and safe whatever the key is."""
+    """Return the store object's name for a key: readable, and safe for any key."""
     return f"plans/{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
@@ -182,8 +181,8 @@ def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
     """Decode the plan of ``user`` for ``key``.
 
     Raises:
-        UnknownVersion: it is of another version.
-        Corrupt: it is damaged, or another user's or key's.
+        UnknownVersion: the plan has another version.
+        Corrupt: it is damaged, or belongs to another user or key.
     """
     fields = open_document(data, name, _FORMAT, VERSION)
     plan = WarmPlan(

@@ -1,8 +1,8 @@
-"""Reads that find their blocks on this node, answered in C: at the speed of memory, not of Python.
+"""The fast path: answers reads of cached blocks in C, without Python.
 
-Reads of blocks that are there are answered by threads of its own, other reads by whoever can get
-them. It stands between the kernel and pyfuse3, which answers over a socket what is no read; or, for
-a snapshot's tree, alone.
+C threads answer reads of cached blocks; other reads are passed to Python. The fast path sits
+between the kernel and pyfuse3, which answers all other requests over a socket. For a snapshot's
+tree it works without pyfuse3.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bootseer.fuse.errors import errno_of
 _log = logging.getLogger(__name__)
 
 _THREADS = 8
-"""Reads of the node's disk at once."""
+"""Concurrent reads of the node's disk."""
 _TOUCHES = 4096
-"""Taken out of the record at once."""
+"""Reads taken out of the record per call."""
 _REQUEST = struct.Struct("=8xQQ16x QQIIQI4x")
-"""Of fuse_in_header number and node, and fuse_read_in without what fills it up."""
+"""Number and node of fuse_in_header, and fuse_read_in without its padding."""
 _REPLY = struct.Struct("=IiQ")
 _MAX_REQUEST_BYTES = 4096
 
@@ -41,9 +41,9 @@ class ReadRequest(NamedTuple):
 
     Attributes:
         node: the kernel's number of the file.
-        handle: with which it was opened, where there is such a thing.
-        offset, size_bytes: what is wanted.
-        flags: it was opened with.
+        handle: handle of the open file, 0 for a tree.
+        offset, size_bytes: the requested range.
+        flags: flags of the open file.
     """
 
     node: int
@@ -57,18 +57,18 @@ Read: TypeAlias = Callable[[ReadRequest], Awaitable[bytes | memoryview]]
 
 
 class TreeTable:
-    """A snapshot's tree, for as long as a fast path answers with it."""
+    """A snapshot's tree, decoded for the fast path."""
 
     def __init__(self, rows: TreeRows, image_bytes: int, uid: int, gid: int) -> None:
-        """Take a tree.
+        """Decode a tree.
 
         Args:
             rows: as `bootseer.env.snapshot.index` encodes them.
-            image_bytes: length of the image that content is in.
-            uid, gid: whose all of it is.
+            image_bytes: length of the image that holds the content.
+            uid, gid: owner of all files.
 
         Raises:
-            Corrupt: it is no tree, refers to what is not there, or holds what no snapshot may.
+            Corrupt: the rows are invalid, or hold something not allowed in snapshots.
         """
         parts = [ffi.from_buffer("uint8_t[]", part) for part in rows]
         given = ffi.new("bs_tree_rows *", (*parts, *rows.counts, image_bytes, uid, gid))
@@ -85,23 +85,22 @@ class FastPath:
     """The fast path of one mount: of one file, or of a tree.
 
     Attributes:
-        session: for pyfuse3, in place of the mount's descriptor; whoever uses it closes it. Unless
-            there is a tree.
+        session: descriptor for pyfuse3 in place of the mount's; its user closes it. Not set with a
+            tree.
     """
 
     def __init__(
         self, connection: int, blocks: CachedBlocks, tree: TreeTable | None = None
     ) -> None:
-        """Begin to answer.
+        """Start answering requests.
 
         Args:
             connection: the mount's descriptor, which stays the caller's, and open until `stop`.
-            blocks: of the file, or of the image that the tree's content is in; they stay the
-                caller's, too.
-            tree: that is mounted.
+            blocks: blocks of the file, or of the image with the tree's content; stay the caller's.
+            tree: the mounted tree, if any.
 
         Raises:
-            OSError: it cannot be done.
+            OSError: the fast path cannot be started.
         """
         self._connection = connection
         self._tree = tree
@@ -132,7 +131,7 @@ class FastPath:
             session.close()
 
     async def answer_misses(self, read: Read) -> None:
-        """Have others answer what is not answered here, until the mount is gone."""
+        """Answer reads of blocks that are not cached with ``read``, until the mount is gone."""
         misses = trio.socket.from_stdlib_socket(self._asked)
         async with trio.open_nursery() as nursery:
             while request := await misses.recv(_MAX_REQUEST_BYTES):
@@ -151,17 +150,17 @@ class FastPath:
             _log.exception("a read failed")
             error = -errno.EIO
         reply = _REPLY.pack(_REPLY.size + len(data), error, unique)
-        with suppress(OSError):  # who asked has been killed, or the mount is gone
+        with suppress(OSError):  # the reader was killed, or the mount is gone
             os.writev(self._connection, [reply, data])
 
     def touches(self, *, go_on: bool) -> list[tuple[int, int, int]]:
-        """Take out what was read here and not taken out before, but for who reads ahead.
+        """Return the reads recorded since the last call, except those of the prefetch.
 
         Args:
-            go_on: with recording.
+            go_on: continue recording.
 
         Returns:
-            Where each begins and ends, and when it was on the monotonic clock, in nanoseconds.
+            Start, end and time of each read, on the monotonic clock in nanoseconds.
         """
         touches: list[tuple[int, int, int]] = []
         if self._self is None:
@@ -171,7 +170,7 @@ class FastPath:
         return touches
 
     def stop(self) -> None:
-        """End it: nothing is answered any more."""
+        """Stop answering requests."""
         lib.bs_fastpath_stop(self._self)
         self._self = None
         for end in (self._session, self._misses, self._asked):
@@ -179,7 +178,7 @@ class FastPath:
 
 
 def _unpacked(request: bytes) -> tuple[int, ReadRequest]:
-    """Return the number of a request to read, and what it asks for."""
+    """Return the number of a read request, and its fields."""
     unique, node, handle, offset, size_bytes, _, _, flags = _REQUEST.unpack_from(request)
     return unique, ReadRequest(node, handle, offset, size_bytes, flags)
 

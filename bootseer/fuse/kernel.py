@@ -1,4 +1,4 @@
-"""The way from a view to the kernel, by pyfuse3's notifications."""
+"""Notifications from a view to the kernel, by pyfuse3."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import trio
 from bootseer.errors import Closed
 from bootseer.fuse.fastpath import FastPath
 
-# Each copies at the speed of memory. They mostly wait for pages that reads in progress will fill,
-# and those are not answered here.
+# Each copies at the speed of memory. They mostly wait for pages that reads in progress will fill;
+# other threads answer those reads.
 _THREADS = 4
 
 
 class KernelLink:
     """The `Kernel` of the mount that this process serves.
 
-    Its calls run in threads, for the kernel lets them wait for reads that the trio thread is to
-    answer. They do not hold up Python meanwhile.
+    Its calls run in threads, because the kernel may block them until the trio thread has answered
+    reads. They release the GIL.
     """
 
     def __init__(self, fast: FastPath | None = None) -> None:
-        """Prepare; nothing may be said before pyfuse3 has a session.
+        """Create a link; its calls may be used once pyfuse3 has a session.
 
         Args:
-            fast: answers what it can before the view is asked.
+            fast: the mount's fast path, if any.
         """
         self._fast = fast
         self._threads = trio.CapacityLimiter(_THREADS)
@@ -44,18 +44,18 @@ class KernelLink:
         await self._call(pyfuse3.invalidate_inode, inode)
 
     def forget_entry(self, parent: int, name: bytes) -> None:
-        """Have the kernel ask again for a name; pyfuse3 has a thread for these."""
+        """Drop a name from the kernel's cache, in pyfuse3's thread for that."""
         self._check()
         pyfuse3.invalidate_entry_async(parent, name, ignore_enoent=True)
 
     def reads(self, *, go_on: bool) -> list[tuple[int, int, int]]:
-        """Tell what was read without the view."""
+        """Return the fast path's reads, see `FastPath.touches`."""
         return self._fast.touches(go_on=go_on) if self._fast is not None else []
 
     async def close(self) -> None:
-        """Let calls in progress end, and refuse more.
+        """Wait for calls in progress, and refuse new ones.
 
-        They end as long as reads are still being answered, so this comes before the end of that.
+        The calls only end while reads are still answered, so call this before serving stops.
         """
         self._is_closed = True
         if self._under_way:
@@ -78,4 +78,4 @@ class KernelLink:
 
     def _check(self) -> None:
         if self._is_closed:
-            raise Closed("the mount is ending; the kernel is told nothing more")
+            raise Closed("the mount is ending: the kernel can no longer be notified")

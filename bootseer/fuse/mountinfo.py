@@ -1,4 +1,4 @@
-"""The kernel's own list of mounts, read without touching any of them."""
+"""Read the kernel's list of mounts, without accessing the mounts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class MountInfo:
     """One line of /proc/PID/mountinfo.
 
     Attributes:
-        mount_id: unique while it is mounted; /proc/PID/fdinfo names it for an open file.
+        mount_id: unique while mounted; also in /proc/PID/fdinfo of an open file.
         device: ``major:minor``, the name of its folder in /sys/class/bdi.
         mountpoint: where it is mounted, as the process sees it.
-        kind: the file system's type, ``fuse.bootseer`` for example.
-        source: what is mounted, as the file system calls it.
-        options: of the file system, as /proc/mounts shows them.
+        kind: the file system's type, such as ``fuse.bootseer``.
+        source: the file system's source.
+        options: the file system's options, as in /proc/mounts.
     """
 
     mount_id: str
@@ -32,9 +32,9 @@ def read_mounts(pid: int | None = None) -> list[MountInfo]:
     """List the mounts that a process sees, by default this one.
 
     Raises:
-        OSError: the process is gone, or may not be looked at.
+        OSError: the process is gone, or may not be inspected.
     """
-    # As bytes: in a text, other characters of a mountpoint's name than the newline end a line too.
+    # As bytes: in text mode, characters other than the newline also end a line.
     with open(f"/proc/{pid or 'self'}/mountinfo", "rb") as file:
         return [_parse(os.fsdecode(line.rstrip(b"\n"))) for line in file]
 

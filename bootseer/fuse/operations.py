@@ -18,8 +18,8 @@ from bootseer.fuse.view import NAME_BYTES, Attributes, View
 
 _log = logging.getLogger(__name__)
 
-# The first that fits; what is not here is EIO. That goes for Transient, too: programs do not expect
-# a file to ask them to try again, and Python's own read() takes EAGAIN for an empty answer.
+# The first match counts; other errors become EIO. That includes Transient: programs do not expect
+# EAGAIN of files, and Python's read() takes it for an empty answer.
 _ERRNO: dict[type[BootseerError], int] = {
     NotFound: errno.ENOENT,
     Denied: errno.EACCES,
@@ -37,9 +37,9 @@ class OpenDirectory:
 
     Attributes:
         inode: its number.
-        entries: held like lookups, so that the view keeps their numbers; None until they are known.
-        is_fresh: nothing of it was handed out.
-        changed: names in it that may be another file's by now, or nobody's.
+        entries: counted as lookups, so that the view keeps their numbers; None until read.
+        is_fresh: no entry has been returned yet.
+        changed: listed names that may have been removed or replaced.
     """
 
     inode: int
@@ -49,11 +49,11 @@ class OpenDirectory:
     _names: frozenset[bytes] | None = None
 
     def fill(self, entries: Sequence[tuple[bytes, Attributes]]) -> None:
-        """Take what is in the directory."""
+        """Set the directory's entries."""
         self.entries, self.is_fresh, self._names = entries, True, None
 
     def note(self, name: bytes) -> None:
-        """Learn that a name has changed; of names that are not in it, nothing is kept."""
+        """Record that a name has changed, if it is listed."""
         if self.entries is not None:
             if self._names is None:
                 self._names = frozenset(name for name, _ in self.entries)
@@ -63,13 +63,13 @@ class OpenDirectory:
 
 
 class ViewOperations(pyfuse3.Operations):
-    """Answers the kernel's requests out of a view.
+    """Answers the kernel's requests from a view.
 
-    What is not answered here is ENOSYS, by pyfuse3. The kernel then stops asking: for flush and
-    fsync, which succeed from then on, and for extended attributes, which are not supported.
+    pyfuse3 answers other requests with ENOSYS, and the kernel stops sending them: flush and fsync
+    then succeed, and extended attributes are unsupported.
     """
 
-    # Only an NFS export of the mount would ask for "." and "..".
+    # Only an NFS export of the mount looks up "." and "..".
     supports_dot_lookup = False
 
     def __init__(self, view: View, on_start: Callable[[], None]) -> None:
@@ -77,7 +77,7 @@ class ViewOperations(pyfuse3.Operations):
 
         Args:
             view: what to show.
-            on_start: called when the kernel has said its first word, before it is answered.
+            on_start: called on the kernel's first request, before it is answered.
         """
         super().__init__()
         self._view = view
@@ -87,13 +87,13 @@ class ViewOperations(pyfuse3.Operations):
         self._listing_handles = itertools.count(1)
 
     def init(self) -> None:
-        """Learn that the kernel has opened the connection."""
+        """Handle the kernel's first request."""
         self._on_start()
 
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Return an entry's attributes; that there is none is remembered by the kernel too."""
+        """Return an entry's attributes; the kernel also caches its absence."""
         with as_errno():
             try:
                 attributes = await self._view.lookup(parent_inode, checked(name))
@@ -102,7 +102,7 @@ class ViewOperations(pyfuse3.Operations):
             return self._looked_up(attributes)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Count lookups down, and tell the view of every file that the kernel has dropped."""
+        """Reduce lookup counts, and notify the view of files that the kernel has dropped."""
         for inode, count in inode_list:
             self._forget(inode, count)
 
@@ -123,7 +123,7 @@ class ViewOperations(pyfuse3.Operations):
             return pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
 
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
-        """Return bytes of an open file; any contiguous buffer will do for pyfuse3."""
+        """Return bytes of an open file, in any contiguous buffer."""
         with as_errno():
             return await self._view.read(fh, off, size)
 
@@ -133,10 +133,10 @@ class ViewOperations(pyfuse3.Operations):
             await self._view.close(fh)
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
-        """List a directory once; what follows reads this listing."""
+        """Open a directory: list it once, for all calls of readdir."""
         with as_errno():
             handle = next(self._listing_handles)
-            # Before it is filled: names may change meanwhile.
+            # Registered before it is filled: names may change meanwhile.
             listing = self._listings[handle] = OpenDirectory(inode)
             try:
                 listing.fill(await self._listed(inode))
@@ -146,9 +146,9 @@ class ViewOperations(pyfuse3.Operations):
             return handle
 
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        """Hand out as much of the listing as fits; every entry taken counts as a lookup.
+        """Return as many entries as fit; each counts as a lookup.
 
-        Whoever goes back to the beginning (rewinddir) gets a new listing.
+        rewinddir(3) reads the directory again.
         """
         with as_errno():
             listing = self._listings[fh]
@@ -173,7 +173,7 @@ class ViewOperations(pyfuse3.Operations):
             except (BootseerError, OSError):
                 if is_empty:
                     raise
-                break  # the next call's: an answer has entries or an error
+                break  # left to the next call: an answer has entries or an error
             if attributes is None:
                 continue
             self._lookups[attributes.inode] += 1
@@ -185,7 +185,7 @@ class ViewOperations(pyfuse3.Operations):
     async def _current(
         self, listing: OpenDirectory, name: bytes, listed: Attributes
     ) -> Attributes | None:
-        """Return what is handed out of an entry, if anything; here nobody changes it."""
+        """Return an entry's present attributes, None to omit it; here it cannot have changed."""
         return listed
 
     async def releasedir(self, fh: int) -> None:
@@ -193,7 +193,7 @@ class ViewOperations(pyfuse3.Operations):
         self._unlist(self._listings.pop(fh))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """Say that nothing can be written here."""
+        """Return no free space: the view is read-only."""
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = _IO_BYTES
         data.f_namemax = NAME_BYTES
@@ -236,7 +236,7 @@ class ViewOperations(pyfuse3.Operations):
 
 
 def checked(name: bytes) -> bytes:
-    """Return a name that is not too long; the kernel itself takes more than 255 bytes."""
+    """Return a name, or raise if it is too long: the kernel allows more than 255 bytes."""
     if len(name) > NAME_BYTES:
         raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
     return name
@@ -244,9 +244,9 @@ def checked(name: bytes) -> bytes:
 
 @contextmanager
 def as_errno(conflict: int = errno.ESTALE) -> Iterator[None]:
-    """Turn every error into the one kind that pyfuse3 lets a handler raise.
+    """Convert every error to `pyfuse3.FUSEError`.
 
-    Any other would end the mount under its users' feet.
+    Any other exception of a handler would end the mount.
 
     Args:
         conflict: what a `Conflict` becomes.

@@ -1,7 +1,7 @@
-"""Root's side of a mount: make it, set its read-ahead, take it away.
+"""Root's side of a mount: mount, set the read-ahead, unmount.
 
-Root does `attach` and hands the descriptor to a process of the user's, which does
-`bootseer.fuse.serve_view.serve_fd` and tells root that it has started; root then does
+Root calls `attach` and passes the descriptor to a process of the user's. That calls
+`bootseer.fuse.serve_view.serve_fd` and reports that it has started. Root then calls
 `set_read_ahead`, and at the end `detach`.
 """
 
@@ -19,9 +19,9 @@ from bootseer._io import ffi, lib
 from bootseer.errors import Unavailable
 from bootseer.fuse.mountinfo import find_mount
 
-# The mount's type in /proc/mounts is "fuse." and this.
+# The mount's type in /proc/mounts is "fuse.bootseer".
 SUBTYPE = "bootseer"
-# What a kernel without user namespaces for mounts says, or one where none are allowed.
+# Errors of kernels without user namespaces for mounts, or that forbid them.
 _NO_NAMESPACES = {errno.EPERM, errno.ENOSPC, errno.EUSERS, errno.EINVAL, errno.ENOSYS}
 
 
@@ -30,16 +30,16 @@ class MountOptions:
     """How a view is mounted.
 
     Attributes:
-        name: what /proc/mounts shows as the source.
-        read_only: the kernel refuses changes by itself.
-        for_all: all users may look, as modes and owners allow. Otherwise only processes whose uids
-            and gids (real, effective and saved) are all the mount's: not root, and not the user
-            after newgrp(1) either.
-        checks_modes: the kernel compares modes and owners with who asks. False leaves that to the
-            view: for trees that know other rights, or of other users and groups, than this node.
-            Files may belong to any user but root then, otherwise to the mount's alone.
+        name: the source in /proc/mounts.
+        read_only: the kernel refuses changes.
+        for_all: all users have access, as modes and owners allow. Otherwise only processes whose
+            real, effective and saved ids are all the mount's: neither root, nor the user after
+            newgrp(1).
+        checks_modes: the kernel checks modes and owners. False leaves checks to the view, for trees
+            with other rights, users or groups than this node's. Files may then belong to any user
+            but root, otherwise only to the mount's user.
         confined: refuse to mount where the kernel has no user namespaces. Otherwise an ordinary
-            mount takes its place, which must never be shown in a namespace that a user owns.
+            mount is made, which must never be shown in a namespace that a user owns.
     """
 
     name: str = "bootseer"
@@ -52,26 +52,26 @@ class MountOptions:
 def attach(
     mountpoint: Path | int, uid: int, gid: int, options: MountOptions, groups: Sequence[int] = ()
 ) -> int:
-    """Mount, as root, what somebody else is going to serve.
+    """Mount, as root, a file system that another process will serve; returns its connection.
 
-    For a user's own eyes the mount's superblock belongs to a user namespace in which only that user
-    is mapped: see c_ext/usermount.c.
+    Unless ``for_all`` is set, the mount's superblock belongs to a user namespace in which only that
+    user is mapped: see c_ext/usermount.c.
 
-    Until it is served, whoever touches the mount waits. When the last copy of the descriptor is
-    closed, by the end of its process for example, they get errors: hand it on and close it.
+    Until it is served, processes that access the mount wait. When the last copy of the descriptor
+    is closed, they get errors: pass it on and close it.
 
     Args:
-        mountpoint: a folder whose path only root can change; for any other, a descriptor that is
-            open on it (O_PATH will do).
-        uid, gid: whose mount it is.
+        mountpoint: a folder whose path only root can change; otherwise a descriptor of the folder
+            (O_PATH suffices).
+        uid, gid: the mount's user.
         options: how to mount.
-        groups: further groups of the user, whose files the mount may hold.
+        groups: other groups of the user whose files the mount may hold.
 
     Returns:
         The connection to the kernel, close-on-exec.
 
     Raises:
-        Unavailable: it cannot be mounted.
+        Unavailable: mounting failed.
     """
     try:
         with _opened(mountpoint) as target:
@@ -90,12 +90,12 @@ def attach(
 
 
 def set_read_ahead(mountpoint: Path, kib: int) -> None:
-    """Set, as root, how far the kernel reads ahead of a mount's readers; its default is 128 KiB.
+    """Set a mount's read-ahead, as root; the kernel's default is 128 KiB.
 
-    The answer to the kernel's first request would set it back: do it after serving has started.
+    The answer to the kernel's first request resets it: call this after serving has started.
 
     Raises:
-        OSError: it cannot be set.
+        OSError: the read-ahead cannot be set.
     """
     mount = find_mount(str(mountpoint))
     if mount is not None:
@@ -112,21 +112,21 @@ def overlay(
     *,
     read_only: bool = False,
 ) -> None:
-    """Lay a writable file system over a folder of a user's mount, as root, for that user.
+    """Mount a writable overlay over a folder of a user's mount, as root.
 
-    Its superblock belongs to a user namespace, as those of `attach`.
+    Its superblock belongs to a user namespace, as with `attach`.
 
     Args:
         mountpoint: an existing folder whose path only root can change.
-        lower: what is seen through it; the user can open it.
-        scratch: folder with "upper", which takes changes, and "work", both the user's. They are
-            for one overlay: fsync(2) does nothing there, and the kernel mounts no second one with
-            what may not all be on the disk. The root gets the mode and time of ``lower``.
-        uid, gid, groups: of the user.
-        read_only: the mount takes no changes.
+        lower: the lower folder, which the user can open.
+        scratch: folder with "upper", which takes changes, and "work", both owned by the user. Use
+            them for one overlay only: fsync(2) does nothing there, so the kernel refuses to mount
+            them again. The overlay's root gets the mode and time of ``lower``.
+        uid, gid, groups: the user's ids.
+        read_only: the mount refuses changes.
 
     Raises:
-        OSError: it cannot be mounted.
+        OSError: mounting failed.
     """
     user, _kept = _user(uid, gid, groups)
     folders = {"lower": lower, "upper": scratch / "upper", "work": scratch / "work"}
@@ -141,26 +141,26 @@ def overlay(
 
 
 def copy_mount(mount: str | Path) -> int:
-    """Open a copy of a mount, or of a folder in one, that is attached nowhere; as root.
+    """Open a detached copy of a mount, or of a folder in one, as root; returns a descriptor.
 
     Raises:
-        OSError: there is none, or the kernel is older than Linux 5.2.
+        OSError: there is no such mount, or the kernel is older than Linux 5.2.
     """
     return _check(lib.bs_copy_mount(os.fsencode(mount)))
 
 
 def show(mount: Path, namespace: int, target: int) -> None:
-    """Show a mount, or a folder of one, in another mount namespace as well, as root.
+    """Attach a copy of a mount, or of a folder in one, in another mount namespace, as root.
 
-    It stays there when it is taken away here, but gives errors if its server has ended.
+    The copy outlives the original mount, but gives errors once its server has ended.
 
     Args:
-        mount: here.
-        namespace: descriptor of the other.
+        mount: path of the mount.
+        namespace: descriptor of the other namespace.
         target: descriptor of a folder there.
 
     Raises:
-        OSError: it cannot be shown: EINVAL if the folder is not in that namespace.
+        OSError: attaching failed: EINVAL if the folder is not in that namespace.
     """
     tree = copy_mount(mount)
     try:
@@ -170,23 +170,22 @@ def show(mount: Path, namespace: int, target: int) -> None:
 
 
 def uncover(mountpoint: Path) -> None:
-    """Take away what `overlay` has mounted, whoever uses it.
+    """Unmount an overlay, even while in use.
 
     Raises:
-        OSError: it cannot be unmounted.
+        OSError: unmounting failed.
     """
     _check(lib.bs_unmount(os.fsencode(mountpoint)))
 
 
 def detach(mountpoint: Path) -> None:
-    """Take a mount of ours away, as root, whatever its users and its server are doing.
+    """Unmount a BootSeer mount, as root, even while in use.
 
-    Requests in progress and files that are open give errors from then on, so that no process is
-    left waiting; the server finds the connection closed and ends. Where nothing, or somebody else's
-    file system, is mounted, nothing happens.
+    Requests in progress and open files give errors from then on, so that no process keeps waiting.
+    The server finds the connection closed and ends. Other file systems are not unmounted.
 
     Raises:
-        OSError: it cannot be unmounted.
+        OSError: unmounting failed.
     """
     mount = find_mount(str(mountpoint))
     if mount is not None and mount.kind == f"fuse.{SUBTYPE}":
@@ -251,7 +250,7 @@ def _mount_for(
 
 
 def _user(uid: int, gid: int, groups: Sequence[int]) -> tuple[Any, Any]:
-    """Return a user for C, and the memory that has to live as long."""
+    """Return a user as a C struct, and objects that must outlive it."""
     kept = ffi.new("uint32_t[]", list(groups))
     fields = {"uid": uid, "gid": gid, "groups": kept, "group_count": len(kept)}
     return ffi.new("bs_user *", fields), kept

@@ -1,6 +1,6 @@
-"""Serve a snapshot's tree on a mount: without pyfuse3, for nothing in it ever changes.
+"""Serve a snapshot's tree on a mount, without pyfuse3: the tree never changes.
 
-The kernel asks for each name once and keeps what it is told; to open a file is no request at all.
+The kernel looks up each name once and caches the result; opening a file needs no request.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from bootseer.fuse.fastpath import FastPath, ReadRequest, TreeTable
 
 
 class TreeReader(Protocol):
-    """What a mounted tree needs beside its rows."""
+    """Reads the content of a mounted tree."""
 
     async def read(self, asked: ReadRequest) -> bytes | memoryview:
-        """Return content that is not on this node, or damaged there.
+        """Return content that is missing or damaged in the node's cache.
 
         Raises:
-            OSError: it cannot be had.
+            OSError: the content cannot be read.
         """
 
     def attach(self, fast: FastPath) -> None:
-        """Learn who answers all other reads."""
+        """Set the fast path that answers all other reads."""
 
 
 async def serve_tree(
@@ -39,20 +39,20 @@ async def serve_tree(
 ) -> None:
     """Serve a tree on the descriptor that `attach` returned, until it is unmounted from outside.
 
-    Needs no rights. Reports itself started when the mount can be used. Nothing in this process may
-    touch the mount's files, for it would wait for itself.
+    Needs no rights. Reports started when the mount is usable. Nothing in this process may access
+    the mount's files: it would deadlock.
 
     Args:
         tree: what to show.
-        reader: asked for what is not here.
+        reader: reads content that is not cached.
         connection: the descriptor; closed at the end.
-        blocks: of the image that content is in.
-        task_status: told of the start.
+        blocks: cached blocks of the image with the content.
+        task_status: notified of the start.
 
     Raises:
-        Unavailable: the kernel does not answer, or the mount went before it was served.
+        Unavailable: the kernel does not answer, or the mount was detached before serving.
 
-    Cancellation: ends at once. The mount stays, and gives errors, until it is detached.
+        Cancellation: ends immediately. The mount stays, and gives errors, until it is detached.
     """
     try:
         try:

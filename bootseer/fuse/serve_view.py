@@ -1,7 +1,7 @@
-"""Serve a view on a mount, until the mount or the process is told to end.
+"""Serve a view on a mount, until it is unmounted or the process is stopped.
 
-In one process: `serve`. In two: root does what `bootseer.fuse.root_mounts` says, and a
-process of the user's does `serve_fd`.
+`serve` mounts and serves in one process. With two, root calls `bootseer.fuse.root_mounts.attach`,
+and a process of the user's calls `serve_fd`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bootseer.fuse.root_mounts import MountOptions, attach, detach, set_read_ahe
 from bootseer.fuse.view import View, WritableView
 from bootseer.fuse.writable import WritableOperations
 
-# As many as can wait at once: each of the user's threads may be in a close(2) or an open(2), and
-# what those wait for can need others to be answered. A task is there only as long as its request.
+# Limit of concurrent requests: each of the user's threads may wait in close(2) or open(2), which
+# may need answers to other requests. A task lives only as long as its request.
 _MAX_TASKS = 4096
 _UNSTICK_S = 0.5
-# For what a view is telling the kernel when the mount ends, see `KernelLink.close`.
+# Time for notifications in progress at the end of the mount, see `KernelLink.close`.
 _DRAIN_S = 5
 
 
@@ -43,22 +43,21 @@ async def serve_fd(
 ) -> None:
     """Serve a view on the descriptor that `attach` returned, until it is unmounted from outside.
 
-    Needs no rights, and the process's main thread. Reports itself started when the mount can be
-    used. pyfuse3 keeps its state in globals, so a process serves one mount; and nothing in that
-    process may touch the mount's files, not even by stat, for it would wait for itself.
+    Needs no rights, but the process's main thread. Reports started when the mount is usable.
+    pyfuse3 keeps its state in globals, so a process serves one mount. Nothing in that process may
+    access the mount's files, not even by stat: it would deadlock.
 
     Args:
         view: what to show.
         connection: the descriptor; closed at the end.
-        blocks: of the one file that the view has: reads of those that are there do not reach it.
-        task_status: told of the start.
+        blocks: cached blocks of the view's single file; reads of them bypass the view.
+        task_status: notified of the start.
 
     Raises:
-        Unavailable: libfuse does not take the descriptor, or the mount went before it was served.
+        Unavailable: libfuse refused the descriptor, or the mount was detached before serving.
 
-    Cancellation: what the view is telling the kernel is let through, for 5 s at most; then it ends
-    at once. Requests in progress, and files that are still open, give their users errors. The mount
-    stays, and gives errors, until it is detached.
+    Cancellation: waits at most 5 s for the view's notifications, then ends. Requests in progress
+        and open files give errors. The mount stays, and gives errors, until it is detached.
     """
     spoke = trio.Event()
     operations: ViewOperations
@@ -107,7 +106,7 @@ async def serve_fd(
         pyfuse3.close(unmount=False)
         _end(connection, fast)
     if not spoke.is_set():
-        raise Unavailable("the mount was taken away before it was served; mount it again")
+        raise Unavailable("the mount was detached before it was served; mount it again")
 
 
 async def serve(
@@ -122,17 +121,17 @@ async def serve(
     """Mount a view, as root, and serve it from the same process, until it is unmounted.
 
     Args:
-        view: what to show; all that `serve_fd` says of it holds.
+        view: what to show, as for `serve_fd`.
         mountpoint: an existing folder whose path only root can change.
         options: how to mount.
         read_ahead_kib: how far the kernel reads ahead, in KiB; None leaves its default of 128.
         blocks: as for `serve_fd`.
-        task_status: told of the start.
+        task_status: notified of the start.
 
     Raises:
         Unavailable: it cannot be mounted.
 
-    Cancellation: as for `serve_fd`; then it is detached.
+    Cancellation: as for `serve_fd`; then the mount is detached.
     """
 
     def started() -> None:
@@ -149,14 +148,14 @@ async def serve(
 
 
 def run(serving: Callable[..., Awaitable[None]], *, ready: str) -> None:
-    """Serve, in a process that does nothing else, until SIGTERM, SIGINT or an unmount.
+    """Serve until SIGTERM, SIGINT or an unmount; runs trio.
 
     Args:
         serving: `serve` or `serve_fd`, with its arguments.
-        ready: a line to print when the mount can be used.
+        ready: a line to print when the mount is usable.
 
     Raises:
-        Unavailable: it cannot be mounted, or served.
+        Unavailable: mounting or serving failed.
     """
 
     def announce() -> None:
@@ -174,30 +173,30 @@ def run(serving: Callable[..., Awaitable[None]], *, ready: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Calling:
-    """A task's status whose start is told to a function."""
+    """A trio task status that calls a function on start."""
 
     function: Callable[[], None]
 
     def started(self, value: object = None) -> None:
-        """Tell it."""
+        """Call the function."""
         self.function()
 
 
 def _fast_path(connection: int, blocks: CachedBlocks | None) -> FastPath | None:
-    with suppress(OSError):  # all goes on without, more slowly
+    with suppress(OSError):  # works without it, but more slowly
         return FastPath(connection, blocks) if blocks is not None else None
     return None
 
 
 def _end(connection: int, fast: FastPath | None) -> None:
-    """Close what libfuse has not closed: it has its own end of the fast path, or the connection."""
+    """Close the descriptors that libfuse does not close itself."""
     if fast is not None:
         fast.stop()
         os.close(connection)
 
 
 async def _cut_off(connection: int) -> None:
-    """Wait until the kernel has given a connection up: pyfuse3 first waits for requests to end."""
+    """Wait until the kernel has aborted a connection: pyfuse3 first waits for requests to end."""
     with select.epoll() as errors:
         errors.register(connection, 0)
         await trio.lowlevel.wait_readable(errors.fileno())
@@ -205,11 +204,11 @@ async def _cut_off(connection: int) -> None:
 
 @contextmanager
 def _unstuck() -> Iterator[None]:
-    """Keep pyfuse3's loop from waiting where trio cannot see it.
+    """Keep pyfuse3's loop from blocking the trio thread.
 
     The kernel withdraws a request whose process is killed. If that happens between pyfuse3's poll
-    and its blocking read, the read would hold up everything until the next request comes. A signal
-    ends it: pyfuse3 takes EINTR for a reason to look again.
+    and its blocking read, the read would block everything until the next request. A signal
+    interrupts it: pyfuse3 polls again after EINTR.
     """
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, _UNSTICK_S, _UNSTICK_S)

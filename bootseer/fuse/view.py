@@ -1,7 +1,7 @@
-"""What a mount shows: a tree of numbered files, known to nothing of FUSE.
+"""The interface of a mount's content: a tree of numbered files, independent of FUSE.
 
-A view answers the questions of `bootseer.fuse.operations`, which speaks the kernel's protocol for
-it. Tests talk to a view directly, without a mount.
+`bootseer.fuse.operations` translates the kernel's protocol to calls of a view. Tests call a view
+directly, without a mount.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Protocol, runtime_checkable
 
 ROOT_INODE = 1
 NAME_BYTES = 255
-"""The longest name; longer ones never reach a view."""
+"""Length of the longest name that reaches a view."""
 RENAME_NOREPLACE = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What stat shows of a file.
+    """A file's attributes, as for stat.
 
     Attributes:
         inode: the file's number in its view.
         mode: type and permission bits, as in ``st_mode``.
-        size_bytes: the length of what can be read.
+        size_bytes: length of the content.
         mtime_ns: last change of the content, nanoseconds since 1970.
         ctime_ns: last change of content or attributes.
         uid: owner.
         gid: group.
-        links: names the file has.
+        links: number of the file's names.
     """
 
     inode: int
@@ -46,8 +46,8 @@ class OpenedFile:
     """An open file.
 
     Attributes:
-        handle: names it in `View.read` and `View.close`.
-        keep_cache: what the kernel has cached of the file is still what the file holds.
+        handle: number for `View.read` and `View.close`.
+        keep_cache: the kernel's cached pages of the file are still valid.
     """
 
     handle: int
@@ -56,11 +56,11 @@ class OpenedFile:
 
 @dataclass(frozen=True, slots=True)
 class FilesystemSpace:
-    """What statfs shows.
+    """A file system's space, as for statfs.
 
     Attributes:
-        total_bytes, free_bytes: of the space; free is what the user may still write.
-        total_files, free_files: how many files there can be, and how many more.
+        total_bytes, free_bytes: space in total, and space that the user may still write.
+        total_files, free_files: limit of files, and files that may still be created.
     """
 
     total_bytes: int
@@ -70,29 +70,27 @@ class FilesystemSpace:
 
 
 class Kernel(Protocol):
-    """The way back: what a view may tell the kernel without having been asked.
+    """Notifications from a view to the kernel.
 
-    Each call is of use only for files that the kernel knows, and does nothing for others.
+    Calls for files that the kernel does not know have no effect.
 
-    Raises: OSError, as the kernel says; Closed, once the mount is ending.
+    Raises: OSError from the kernel; Closed once the mount is ending.
 
-    Cancellation: a call in progress cannot be cancelled, for it may sit in a system call.
+    Cancellation: a call in progress cannot be cancelled.
     """
 
     async def store(self, inode: int, offset: int, data: bytes | memoryview) -> bool:
-        """Put bytes of a file into the page cache, so that reading them asks nobody.
+        """Put bytes of a file into the page cache, so that reading them needs no request.
 
-        Give it only what can no longer change: pages that it has are written over, even ones that
-        were written to through a mapping. Nothing beyond the file's end, for the kernel takes that
-        for a longer file, and drops all of its pages when it learns better. Whole pages: multiples
-        of 4,096 bytes, or up to the end of the file; of a page that it has not, it keeps no part.
-        From 1 MiB to 8 MiB at once; 2 GiB are too many.
+        Pass only data that can no longer change: cached pages are overwritten, even if modified
+            through a mapping. Pass nothing beyond the file's end: the kernel would extend the file,
+            and later drop all of its pages. Pass whole pages, or data up to the end of the file:
+            the kernel does not keep parts of new pages. Pass 1 MiB to 8 MiB per call; 2 GiB fail.
 
-        It waits for pages that a read in progress is to fill: never await it in the `View.read`
-        that would fill them.
+        It waits for pages that a read in progress will fill: never await it in that `View.read`.
 
         Returns:
-            Whether the kernel knows the file, and so has taken the bytes.
+            Whether the kernel knows the file and has stored the bytes.
         """
         ...
 
@@ -104,17 +102,17 @@ class Kernel(Protocol):
         ...
 
     def forget_entry(self, parent: int, name: bytes) -> None:
-        """Have the kernel ask again for a name; takes effect soon after, whatever is going on."""
+        """Drop a name from the kernel's cache, asynchronously."""
         ...
 
     def reads(self, *, go_on: bool) -> list[tuple[int, int, int]]:
-        """Tell what was read of the mount's file without `View.read`, and not told before.
+        """Return reads that bypassed `View.read`, since the last call.
 
         Args:
-            go_on: with remembering it.
+            go_on: continue recording.
 
         Returns:
-            Where each read began and ended, and when it was on the monotonic clock, in nanoseconds.
+            Start, end and time of each read, on the monotonic clock in nanoseconds.
         """
         ...
 
@@ -122,22 +120,22 @@ class Kernel(Protocol):
 class View(Protocol):
     """A read-only tree.
 
-    Errors are `BootseerError` or OSError; the caller turns them into an errno. A number handed out
-    stays valid until `forget`, and is never given to another file before that. Nothing may be
-    awaited between settling on a number and returning it: `forget` might come in between.
+    Errors are `BootseerError` or OSError, which the caller converts to an errno. A returned number
+    is valid until `forget`, and not reused before. Do not await between choosing a number and
+    returning it: `forget` might be called in between.
 
-    Unless the mount says otherwise (`MountOptions.checks_modes`), the kernel has compared modes and
-    owners with who asks; a view refuses what it cannot do, not who may not do it.
+    The kernel has checked modes and owners (see `MountOptions.checks_modes`), so a view need not
+    check permissions.
 
-    Concurrency: any number of calls may be in progress at once, all in one trio thread. A call may
-    be cancelled when the mount ends.
+    Concurrency: any number of concurrent calls, all in one trio thread. Calls may be cancelled when
+        the mount ends.
     """
 
     valid_s: float
-    """How long the kernel may answer from what it was told of names and attributes, in seconds."""
+    """Seconds for which the kernel may cache names and attributes."""
 
     def attach(self, kernel: Kernel) -> None:
-        """Learn the way back to the kernel; called once, before anything is asked."""
+        """Set the link to the kernel; called once, before any other call."""
         ...
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
@@ -145,11 +143,10 @@ class View(Protocol):
         ...
 
     async def attributes(self, inode: int) -> Attributes:
-        """Return a file's attributes as they are now, also when it has no name any more.
+        """Return a file's present attributes, even if its name was removed.
 
-        When size or mtime are not what the kernel has been told before, it drops what it has cached
-        of the content. Of a writable view, asked for each entry of a listing, when the kernel takes
-        it.
+        If size or mtime have changed, the kernel drops its cached content. For a writable view it
+        is called for each entry of a listing.
         """
         ...
 
@@ -158,34 +155,34 @@ class View(Protocol):
         ...
 
     async def link_target(self, inode: int) -> bytes:
-        """Return what a symbolic link says."""
+        """Return a symbolic link's target."""
         ...
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
         """Open a file.
 
         Args:
-            inode: of the file; never of a directory.
+            inode: number of the file; never of a directory.
             flags: as for open(2): O_ACCMODE, and in a `WritableView` O_TRUNC, O_APPEND, O_DIRECT
                 and O_SYNC. O_CREAT and O_EXCL never: such an open is a lookup or a create.
         """
         ...
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
-        """Return the bytes from `offset` on; fewer than asked for at the end of the file only."""
+        """Return bytes from `offset` on; fewer than ``size_bytes`` only at the end of the file."""
         ...
 
     async def close(self, handle: int) -> None:
-        """Release an open file, after everything else that is asked of the handle.
+        """Release an open file; the last call with its handle.
 
-        Nobody waits for it and nobody learns of an error.
+        No process waits for it, and errors are not reported.
         """
         ...
 
     def forget(self, inode: int) -> None:
-        """Learn that the kernel has dropped the file; it will look it up again.
+        """Handle that the kernel has dropped the file; it will look it up again if needed.
 
-        Of a file that has no name any more it means the end: it is not open either.
+        A file without a name can be freed: it is not open either.
         """
         ...
 
@@ -197,40 +194,39 @@ class WritableView(View, Protocol):
     There are files and directories. Making links, pipes, sockets and devices is refused with EPERM
     and setting an extended attribute with ENOTSUP, and none of it reaches the view.
 
-    What the kernel knows, it checks before it asks: that a name is free or taken, a directory or
-    not. It may be mistaken for `valid_s`, when others change the same tree, so a view checks again:
-    EEXIST, ENOENT, ENOTDIR, EISDIR, ENOTEMPTY and EXDEV are its own to raise, and so are ENOSPC
-    and EDQUOT (`NoSpace` and `OverQuota` become these) and EROFS. A `Conflict` becomes EEXIST where
-    a name is to be made, ESTALE elsewhere. Names are durable when the call returns, for fsync of a
-    directory is not asked.
+    The kernel checks whether names exist and are directories, but its cache may be outdated for
+        `valid_s` if other nodes change the tree. So a view checks again and raises EEXIST, ENOENT,
+        ENOTDIR, EISDIR, ENOTEMPTY and EXDEV, and also ENOSPC and EDQUOT (from `NoSpace` and
+        `OverQuota`) and EROFS. A `Conflict` becomes EEXIST where a name is created, ESTALE
+        elsewhere. Names must be durable when the call returns, as fsync of a directory is not
+        passed on.
 
-    Writes are passed through at once, in pieces of at most 1 MiB, mostly cut at multiples of 4 KiB
-    (a caller's memory that has never been touched comes in two pieces a page). Those of one file
-    come one after the other, in the order of the write(2) calls; only O_DIRECT and pages of a
-    shared mapping may come in any order. Reads and writes of one file may overlap.
+    Writes are passed on immediately, in pieces of at most 1 MiB, mostly cut at multiples of 4 KiB
+    (untouched memory of the caller comes in two pieces per page). Writes to one file are
+    sequential, in the order of the write(2) calls, except with O_DIRECT and for pages of a shared
+    mapping. Reads and writes of one file may overlap.
 
     O_APPEND
-        The kernel puts the offset where it believes the end of the file to be. The flag is not for
-        the view: pages of a mapping are written back by any handle, this one too, where they are.
+        The kernel sets the offset to the end of the file as it knows it. The view must ignore the
+        flag: any handle, also this one, may write back pages of a mapping at their own offsets.
     O_TRUNC
-        Comes with `open` (and `create`), which returns when the file is empty; `truncate` is not
-        called. `OpenedFile.keep_cache` does not matter then.
+        Passed to `open` and `create`, which truncate the file; `truncate` is not called.
+        `OpenedFile.keep_cache` does not matter then.
     O_EXCL
-        Comes with `create` only: the file must not be there. Without it, a file that turns out to
-        be there is opened, and truncated if O_TRUNC says so.
+        Passed to `create` only: the file must not exist. Without it, an existing file is opened,
+        and truncated with O_TRUNC.
     Reading what is being written
-        The kernel reads with a handle that was opened for reading, so never with one that is
-        O_WRONLY; but another handle of the same file may be. After a write it asks for the
-        attributes before it reads; if mtime has moved on, nothing is read from the page cache, but
-        everything asked for.
+        The kernel reads with handles opened for reading, while another handle of the file may be
+        O_WRONLY. After a write it gets the attributes before it reads; if mtime has changed, it
+        does not use the page cache.
     A file renamed over, or removed, while it is open
-        Its number and handles stay good, for reading, writing, attributes and truncating, until
+        Its number and handles stay valid, for reading, writing, attributes and truncating, until
         they are closed and the number is forgotten. Another file at the same name gets another
         number.
     close(2)
-        Each calls `flush`, for every copy of a descriptor and in every process that has one; the
-        last is followed by `close` some time later. A process that is killed closes its files, too,
-        and waits in its exit for `flush`. The kernel does not say who closes.
+        Each calls `flush`, for every copy of a descriptor in every process; `close` follows some
+        time after the last. A killed process closes its files, too, and its exit waits for `flush`.
+        The kernel does not report which process closes.
     """
 
     async def open(self, inode: int, flags: int, thread: int = 0) -> OpenedFile:
@@ -239,47 +235,47 @@ class WritableView(View, Protocol):
         Args:
             inode: of the file.
             flags: as for open(2).
-            thread: the kernel's number of the thread that opens it, and waits; 0 if it is in
-                another pid namespace than the mount.
+            thread: id of the opening thread, which waits; 0 if it is in another pid namespace than
+                the mount.
         """
         ...
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
     ) -> tuple[Attributes, OpenedFile]:
-        """Make a regular file and open it in one step.
+        """Create a regular file and open it.
 
         Args:
             parent: the directory.
-            name: of the file in it.
-            mode: permission bits, the process's umask taken off.
-            flags: as for `open`; O_EXCL: fail with EEXIST if it is there.
+            name: the file's name.
+            mode: permission bits, with the umask applied.
+            flags: as for `open`; O_EXCL: fail with EEXIST if it exists.
             thread: as for `open`.
         """
         ...
 
     async def write(self, handle: int, offset: int, data: bytes) -> int:
-        """Write, beyond the end too, which leaves zeros in between.
+        """Write bytes; writing beyond the end leaves zeros in between.
 
         Returns:
-            How many bytes were taken; fewer than given end the caller's write(2) there.
+            The number of bytes written; a lower number ends the caller's write(2) there.
         """
         ...
 
     async def flush(self, handle: int) -> None:
-        """Finish what a descriptor being closed has written; an error is what close(2) returns."""
+        """Complete the writes of a descriptor being closed; errors are returned by close(2)."""
         ...
 
     async def sync(self, handle: int) -> None:
-        """Make what was written durable (fsync, fdatasync)."""
+        """Make written data durable (fsync, fdatasync)."""
         ...
 
     async def truncate(self, inode: int, handle: int | None, size_bytes: int) -> Attributes:
-        """Cut a file, or grow it by zeros.
+        """Truncate a file, or extend it with zeros.
 
         Args:
             inode: of the file.
-            handle: with which ftruncate(2) was called; None for truncate(2).
+            handle: handle of the file for ftruncate(2); None for truncate(2).
             size_bytes: the new length.
         """
         ...
@@ -294,16 +290,16 @@ class WritableView(View, Protocol):
     ) -> Attributes:
         """Change attributes of a file or directory; None leaves one as it is.
 
-        Times of access are not kept: setting one alone calls this with nothing to change.
+        Access times are not kept: setting one alone calls this without changes.
         """
         ...
 
     async def make_folder(self, parent: int, name: bytes, mode: int) -> Attributes:
-        """Make a directory with these permission bits."""
+        """Create a directory with these permission bits."""
         ...
 
     async def remove(self, parent: int, name: bytes) -> None:
-        """Remove the name of a file; who has it open keeps it."""
+        """Remove the name of a file; open handles stay valid."""
         ...
 
     async def remove_folder(self, parent: int, name: bytes) -> None:
@@ -313,25 +309,24 @@ class WritableView(View, Protocol):
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
-        """Rename a file or a directory, at once: at no time is there neither or both.
+        """Rename a file or a directory atomically.
 
         Args:
-            parent, name: what is there now.
-            new_parent, new_name: what it is to be; a file replaces a file there, a directory an
-                empty directory. Renaming a file to what is the same file does nothing.
-            flags: 0, or `RENAME_NOREPLACE`: nothing may be replaced. Exchanging is refused before
-                it comes here.
+            parent, name: the old name.
+            new_parent, new_name: the new name; a file replaces an existing file, a directory an
+                empty directory. Renaming a file to itself does nothing.
+            flags: 0, or `RENAME_NOREPLACE` to replace nothing. RENAME_EXCHANGE is refused before.
         """
         ...
 
     async def space(self) -> FilesystemSpace:
-        """Return how much space there is."""
+        """Return the total and free space."""
         ...
 
     async def extended(self, inode: int, name: bytes) -> bytes:
-        """Return an extended attribute; ENODATA if the file has none of the name.
+        """Return an extended attribute; ENODATA if the file does not have it.
 
-        The kernel asks for none of the name ``security.…`` here: it would before each write(2).
+        Names ``security.…`` are not passed on: the kernel gets one before each write(2).
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The kernel's side of a view that can be changed."""
+"""The kernel's side of a writable view."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SECURITY = b"security."
 
 
 class WritableOperations(ViewOperations):
-    """Answers the kernel's requests out of a writable view.
+    """Answers the kernel's requests from a writable view.
 
-    fsync of a directory and the setting of extended attributes are left at ENOSYS: the kernel then
-    makes a success of the first and ENOTSUP of the other without asking again.
+    fsync of a directory and setting extended attributes return ENOSYS: the kernel then lets the
+        first succeed, answers ENOTSUP to the second, and stops sending either.
     """
 
     _view: WritableView
@@ -38,10 +38,10 @@ class WritableOperations(ViewOperations):
     async def _current(
         self, listing: OpenDirectory, name: bytes, listed: Attributes
     ) -> Attributes | None:
-        """Return what an entry is now, as far as that can be told.
+        """Return an entry's present attributes, None if it is gone.
 
-        The kernel would take the length of when it was listed for that of now, and append over what
-        was written since; and a name that was removed, or given to another file, for what it was.
+        With attributes from the time of the listing, the kernel would append at an old length and
+        overwrite data, and keep removed or replaced names.
         """
         if name in listing.changed:
             try:
@@ -54,7 +54,7 @@ class WritableOperations(ViewOperations):
 
     @contextmanager
     def _changing(self, *names: tuple[int, bytes]) -> Iterator[None]:
-        """Have open listings look anew for names (directory, name), whatever becomes of them."""
+        """Mark names (directory, name) as changed in open listings, even if the block fails."""
         try:
             yield
         finally:
@@ -71,7 +71,7 @@ class WritableOperations(ViewOperations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        """Make a file and open it."""
+        """Create a file and open it."""
         with as_errno(conflict=errno.EEXIST), self._changing((parent_inode, name)):
             attributes, opened = await self._view.create(
                 parent_inode, checked(name), mode & 0o7777, flags, ctx.pid
@@ -102,7 +102,7 @@ class WritableOperations(ViewOperations):
         fh: int | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        """Truncate a file, then change what else is to be changed."""
+        """Truncate a file, then change other attributes."""
         with as_errno():
             if fields.update_size:
                 attributes = await self._view.truncate(inode, fh, attr.st_size)
@@ -119,7 +119,7 @@ class WritableOperations(ViewOperations):
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Make a directory."""
+        """Create a directory."""
         with as_errno(conflict=errno.EEXIST), self._changing((parent_inode, name)):
             return self._looked_up(
                 await self._view.make_folder(parent_inode, checked(name), mode & 0o7777)
@@ -144,7 +144,7 @@ class WritableOperations(ViewOperations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> None:
-        """Rename; exchanging two names is refused, as by file systems that cannot."""
+        """Rename a file or directory; RENAME_EXCHANGE is refused."""
         with as_errno(conflict=errno.EEXIST):
             if flags & ~RENAME_NOREPLACE:
                 raise pyfuse3.FUSEError(errno.EINVAL)
@@ -155,23 +155,23 @@ class WritableOperations(ViewOperations):
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Refuse to make a symbolic link."""
+        """Refuse to create a symbolic link."""
         raise pyfuse3.FUSEError(errno.EPERM)
 
     async def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Refuse to give a file another name."""
+        """Refuse to create a hard link."""
         raise pyfuse3.FUSEError(errno.EPERM)
 
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Refuse to make pipes, sockets and devices."""
+        """Refuse to create pipes, sockets and devices."""
         raise pyfuse3.FUSEError(errno.EPERM)
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """Say how much space there is."""
+        """Return the total and free space."""
         with as_errno():
             space = await self._view.space()
             data = pyfuse3.StatvfsData()
@@ -186,7 +186,7 @@ class WritableOperations(ViewOperations):
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         """Return an extended attribute."""
         with as_errno():
-            # Before each write(2) the kernel asks for the capabilities that writing takes away.
+            # Before each write(2) the kernel gets security.capability, which writing clears.
             if name.startswith(_SECURITY):
                 raise pyfuse3.FUSEError(errno.ENODATA)
             return await self._view.extended(inode, name)

@@ -1,1 +1,1 @@
-"""Messages between processes of one node: how they are framed, checked, and carry descriptors."""
+"""Messages between processes of one node: framing, checks and descriptors."""

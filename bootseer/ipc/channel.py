@@ -1,7 +1,7 @@
-"""A socket pair between two processes: length, JSON, and descriptors with it.
+"""A channel of JSON messages with descriptors, over a socket pair.
 
-The receiver trusts nothing that arrives: what it takes has a limit, and is one of the messages that
-the other end may send.
+The receiver does not trust its peer: it limits the length of messages, and accepts only those that
+    the peer may send.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Received = TypeVar("Received")
 
 _log = logging.getLogger("channel")
 MAX_FDS = 32
-"""With one message."""
+"""Limit of descriptors with one message."""
 STALLED_S = 5.0
 _LENGTH = struct.Struct("<I")
 
@@ -38,10 +38,10 @@ class Channel(Generic[Sent, Received]):
         """Take over the socket.
 
         Args:
-            end: a stream.
+            end: a stream socket.
             sent: messages that this end sends.
-            received: those that it takes.
-            max_bytes: of one that it takes.
+            received: messages that this end receives.
+            max_bytes: limit of a received message.
         """
         self._socket = trio.socket.from_stdlib_socket(end)
         self._sent = sent
@@ -53,10 +53,10 @@ class Channel(Generic[Sent, Received]):
         """Send a message and, with it, copies of descriptors.
 
         Raises:
-            Closed: the other end is gone, or has taken nothing for STALLED_S: its user can stop
-                it. The channel is of no use then.
+            Closed: the other end is gone, or has not read for STALLED_S, as its user can stop it.
+                The channel is unusable then.
 
-        Cancellation: once begun, a message is sent whole, or the next one could not be read.
+        Cancellation: a message once begun is sent completely, to keep the stream readable.
         """
         body = self._sent.encode(message)
         _log.debug("send %s of %d bytes", type(message).__name__, len(body))
@@ -80,9 +80,9 @@ class Channel(Generic[Sent, Received]):
 
         Raises:
             Closed: the other end is gone.
-            Corrupt: it does not speak this protocol.
+            Corrupt: the message is invalid.
         """
-        # Not more than the length at first: it comes with the descriptors.
+        # Read only the length first: the descriptors come with it.
         head, fds = await self._receive_head()
         try:
             head += await self._exactly(_LENGTH.size - len(head))
@@ -97,7 +97,7 @@ class Channel(Generic[Sent, Received]):
             raise
 
     async def receive_only(self) -> Received:
-        """Receive a message, and close what came with it; see `receive`."""
+        """Receive a message, and close its descriptors; see `receive`."""
         message, fds = await self.receive()
         close_all(fds)
         return message
@@ -132,25 +132,25 @@ class Channel(Generic[Sent, Received]):
 
 
 class Awaited(Generic[Received]):
-    """One message that others wait for, until the task that receives has it."""
+    """A message that tasks wait for until it is received."""
 
     def __init__(self) -> None:
-        """Begin without it."""
+        """Create an object without the message."""
         self._has_come = trio.Event()
         self._message: Received | None = None
 
     def set(self, message: Received) -> None:
-        """Give it to all that wait."""
+        """Pass the message to all waiting tasks."""
         self._message = message
         self._has_come.set()
 
     async def wait(self) -> Received:
-        """Return it once it is there."""
+        """Return the message once it is set."""
         await self._has_come.wait()
         assert self._message is not None
         return self._message
 
 
 def unexpected(message: Any) -> Corrupt:
-    """Return the error of a message that is not to come now."""
+    """Return the error for a message that is not allowed now."""
     return Corrupt(f"a {type(message).__name__} was not expected from the other end")

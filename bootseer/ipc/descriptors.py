@@ -1,6 +1,6 @@
-"""Descriptors that come and go with messages on a socket (SCM_RIGHTS).
+"""Send and receive descriptors with messages on a socket (SCM_RIGHTS).
 
-Standard library only.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def received(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 
 def receive(end: socket.socket, max_bytes: int, max_fds: int) -> tuple[bytes, list[int]]:
-    """Receive a message, b"" at the end, and the descriptors that came with it, for no child.
+    """Receive a message (b"" at the end) and its descriptors, as close-on-exec.
 
     Raises:
-        OSError: the other end has gone, and has not read all that was sent.
+        OSError: the other end has closed without reading everything.
     """
     space = socket.CMSG_SPACE(max_fds * array.array("i").itemsize)
     message, ancillary, _, _ = end.recvmsg(max_bytes, space, socket.MSG_CMSG_CLOEXEC)
@@ -35,18 +35,18 @@ def receive(end: socket.socket, max_bytes: int, max_fds: int) -> tuple[bytes, li
 
 
 def exactly(fds: list[int], count: int) -> list[int]:
-    """Return the descriptors that came with a message, so many.
+    """Return a message's descriptors, whose number must be ``count``.
 
     Raises:
-        Corrupt: there are more, or fewer.
+        Corrupt: the number differs.
     """
     if len(fds) != count:
-        raise Corrupt(f"{len(fds)} descriptors, and not {count}, came with a message")
+        raise Corrupt(f"a message has {len(fds)} descriptors, not {count}")
     return fds
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """Close descriptors that came with a message, or went with one."""
+    """Close a message's descriptors."""
     for fd in fds:
         with suppress(OSError):
             os.close(fd)

@@ -1,6 +1,6 @@
-"""A stream of lines, and of descriptors that come with them.
+"""A stream of lines, with descriptors.
 
-Descriptors may arrive with the line before theirs: this is for ends that take turns.
+Descriptors may arrive with the line before theirs, so the ends must take turns.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class LineStream:
         """Take over a socket.
 
         Args:
-            end: of the kind SOCK_STREAM.
-            name: of the other end, for errors.
-            max_line_bytes, max_fds: of what is received at once.
+            end: a SOCK_STREAM socket.
+            name: name of the other end, for errors.
+            max_line_bytes, max_fds: limits of one received line.
         """
         self._socket = end
         self._name = name
         self._max_line_bytes = max_line_bytes
         self._max_fds = max_fds
         self._rest = bytearray()
-        self._sending = trio.Lock()  # of a line; that waits only for its reader
+        self._sending = trio.Lock()  # keeps one line's bytes together
 
     async def send(self, line: bytes) -> None:
         """Send a line, which ends with a line break.
@@ -39,7 +39,7 @@ class LineStream:
         Raises:
             Closed: the other end is gone.
 
-        Cancellation: it is sent or not; half of one ends the conversation.
+        Cancellation: the line is sent or not; a partial line closes the stream.
         """
         data = memoryview(line)
         async with self._sending:
@@ -58,7 +58,7 @@ class LineStream:
 
         Raises:
             Closed: the other end is gone.
-            Corrupt: there is more at once than is taken.
+            Corrupt: a line or its descriptors exceed the limits.
         """
         fds: list[int] = []
         try:
@@ -80,7 +80,7 @@ class LineStream:
         """Wait until the other end is gone, while nothing is expected from it."""
         try:
             if await self._socket.recv(1, socket.MSG_PEEK):
-                await trio.sleep_forever()  # the next to receive is told of it
+                await trio.sleep_forever()  # the next call of receive gets it
         except (OSError, trio.ClosedResourceError):
             return
 

@@ -1,12 +1,10 @@
 """Fixed-size binary messages between processes of one node that do not trust each other.
 
-A request is its number, its verb and the fields of that verb; a reply has the number of its
-request. Descriptors come with them as SCM_RIGHTS, and the socket keeps messages apart
-(SOCK_SEQPACKET). All numbers are in the machine's own order, for both ends are on it.
+A request has a number, a verb and the verb's fields; a reply has the number of its request.
+Descriptors are sent as SCM_RIGHTS. The socket preserves message boundaries (SOCK_SEQPACKET). All
+numbers are in native byte order.
 
-The ends that ask have the rest, see `bootseer.ipc.request_client`.
-
-Standard library only.
+The client's side is in `bootseer.ipc.request_client`. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -18,43 +16,43 @@ from typing import Any, ClassVar
 from bootseer import errors
 
 MAX_DESCRIPTORS = 8
-"""With one message."""
+"""Limit of descriptors with one message."""
 WHY_BYTES = 512
 HEAD = struct.Struct("=QI")
 REPLY = struct.Struct(f"=QIq{WHY_BYTES}s")
 MAX_BYTES = 1 + max(256, REPLY.size)
-"""Received at once: what is longer than a message can be is seen to be."""
+"""Size of the receive buffer: longer than any message, so that overlong ones are noticed."""
 
 
 class Verbs:
-    """The requests that a process takes, each a dataclass of integers and of tokens.
+    """The requests that a process accepts, each a dataclass of integers and tokens.
 
     Attributes:
-        all: in the order of their numbers.
-        layouts: of their fields.
+        all: the verbs, in the order of their numbers.
+        layouts: layouts of the verbs' fields.
     """
 
     def __init__(self, *verbs: type[Any]) -> None:
         """Number them in this order.
 
         Args:
-            verbs: with fields of `int` (64 bits) and `bytes` (32 of them).
+            verbs: dataclasses with fields of `int` (64 bits) and `bytes` (32 bytes).
         """
         self.all = verbs
         self.layouts = [_layout(verb) for verb in verbs]
 
     def decode(self, message: bytes) -> tuple[int, Any]:
-        """Decode a request; returns its number as well.
+        """Decode a request; returns its number and the request.
 
         Raises:
-            Corrupt: it is none.
+            Corrupt: it is invalid.
         """
         try:
             number, verb = HEAD.unpack_from(message)
             values = self.layouts[verb].unpack(message[HEAD.size :])
             return number, self.all[verb](*values)
         except (struct.error, IndexError) as error:
-            raise errors.Corrupt(f"{len(message)} bytes are no request") from error
+            raise errors.Corrupt(f"invalid request of {len(message)} bytes") from error
 
 
 def _layout(verb: type[Any]) -> struct.Struct:
@@ -63,12 +61,12 @@ def _layout(verb: type[Any]) -> struct.Struct:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What became of a request.
+    """The reply to a request.
 
     Attributes:
-        number: of the request.
-        error: None if it was carried out; `Unavailable` stands for all that has no class of ours.
-        value: what there is to say.
+        number: number of the request.
+        error: None for success; `Unavailable` for errors that are no `BootseerError`.
+        value: the result.
     """
 
     number: int
@@ -80,7 +78,7 @@ class Reply:
     )
 
     def encode(self) -> bytes:
-        """Encode it."""
+        """Encode the reply."""
         kind, why = 0, b""
         if self.error is not None:
             known = type(self.error) in self.ERRORS

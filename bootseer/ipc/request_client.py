@@ -1,4 +1,4 @@
-"""The end that asks for what another process of the agent has the rights to do."""
+"""Client of another process of the agent, which has more rights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from bootseer.ipc.descriptors import close_all, receive
 from bootseer.ipc.request import HEAD, MAX_BYTES, MAX_DESCRIPTORS, REPLY, Reply, Verbs
 
 _ANSWER_S = 20.0
-"""For what is done at once, on a busy node."""
+"""Default timeout of a reply, long enough for a busy node."""
 
 
 def encode_request(verbs: Verbs, number: int, request: Any) -> bytes:
     """Encode a request.
 
     Args:
-        verbs: that the other process takes.
-        number: that its reply has.
+        verbs: the verbs that the server accepts.
+        number: the request's number.
         request: one of the verbs.
     """
     verb = verbs.all.index(type(request))
@@ -36,7 +36,7 @@ def decode_reply(message: bytes) -> Reply:
     """Decode a reply.
 
     Raises:
-        Corrupt: it is none.
+        Corrupt: it is invalid.
     """
     try:
         number, kind, value, why = REPLY.unpack(message)
@@ -47,29 +47,29 @@ def decode_reply(message: bytes) -> Reply:
 
 
 class RequestClient:
-    """Asks one other process; any number of tasks at once."""
+    """Sends requests to one server; any number of tasks may use it."""
 
     def __init__(self, end: socket.socket, verbs: Verbs, name: str) -> None:
         """Take over a socket (SOCK_SEQPACKET).
 
         Args:
-            end: ours.
-            verbs: that the other process takes.
-            name: of that, for messages.
+            end: our end of the socket.
+            verbs: the verbs that the server accepts.
+            name: the server's name, for messages.
         """
         self._end = end
         self._verbs = verbs
         self._name = name
         self._numbers = count(1)
         self._waiting: dict[int, _Waiting] = {}
-        self._sending = trio.Lock()  # one task at a time may wait for room in the socket
+        self._sending = trio.Lock()  # one task at a time may wait for the socket
         self._is_closed = False
 
     async def run(self) -> None:
-        """Hand replies to the tasks that wait for them, until cancelled.
+        """Pass replies to the waiting tasks, until cancelled.
 
         Raises:
-            Closed: the other process has ended.
+            Closed: the server has ended.
         """
         self._end.setblocking(False)
         try:
@@ -89,21 +89,21 @@ class RequestClient:
     async def ask(
         self, request: Any, fds: Sequence[int] = (), answer_s: float = _ANSWER_S
     ) -> tuple[Reply, list[int]]:
-        """Have something done.
+        """Send a request; returns its reply.
 
         Args:
-            request: what.
-            fds: that go with it; stay the caller's.
-            answer_s: for its reply.
+            request: the request.
+            fds: descriptors to send; stay the caller's.
+            answer_s: timeout for the reply.
 
         Returns:
             The reply, and the descriptors that came with it; the caller closes them.
 
         Raises:
-            BootseerError: it could not be done, and why.
-            Closed: the other process has ended.
+            BootseerError: the server's error.
+            Closed: the server has ended.
 
-        Cancellation: it may be done all the same.
+            Cancellation: the request may still be carried out.
         """
         number, waiting = next(self._numbers), _Waiting()
         self._waiting[number] = waiting
@@ -122,7 +122,7 @@ class RequestClient:
         return waiting.reply, waiting.fds
 
     async def do(self, request: Any, fds: Sequence[int] = ()) -> Reply:
-        """Have something done that no descriptors come back from; see `ask`."""
+        """Send a request whose reply has no descriptors; see `ask`."""
         reply, back = await self.ask(request, fds)
         close_all(back)
         return reply
@@ -142,7 +142,7 @@ class RequestClient:
 
     def _hand_over(self, reply: Reply, fds: list[int]) -> None:
         waiting = self._waiting.get(reply.number)
-        if waiting is None or waiting.reply is not None:  # whoever asked has gone
+        if waiting is None or waiting.reply is not None:  # the requesting task has gone
             close_all(fds)
             return
         waiting.reply, waiting.fds = reply, fds

@@ -1,6 +1,6 @@
-"""The end that carries requests out: each in a thread, and one that fails ends nothing else.
+"""Server of requests: each runs in a thread, and a failed one does not affect others.
 
-Standard library only.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bootseer.ipc.descriptors import close_all, receive
 from bootseer.ipc.request import MAX_BYTES, MAX_DESCRIPTORS, Reply, Verbs
 
 MAX_AT_ONCE = 64
-"""Requests under way; the next are read when one of them has ended."""
+"""Concurrent requests; the next one is read when one has ended."""
 
 CarryOut = Callable[[Any, list[int], list[int]], int]
-"""Carries a request out, given the descriptors that came with it, which stay the caller's, and a
-list that takes those that go with the reply; returns the reply's value."""
+"""Carries out a request; takes its descriptors, which stay the caller's, and a list for the reply's
+descriptors; returns the reply's value."""
 
 
 class RequestServer:
-    """Carries out what one other process asks for."""
+    """Serves the requests of one client."""
 
     def __init__(
         self, end: socket.socket, verbs: Verbs, carry_out: CarryOut, *here: type[Any]
@@ -34,10 +34,10 @@ class RequestServer:
         """Take over a socket (SOCK_SEQPACKET).
 
         Args:
-            end: ours.
-            verbs: that may be asked for.
-            carry_out: raises BootseerError or OSError for what cannot be done.
-            here: verbs that are carried out in the thread that calls `run`, and not in their own.
+            end: our end of the socket.
+            verbs: the accepted verbs.
+            carry_out: carries out a request; raises BootseerError or OSError if it fails.
+            here: verbs that run in the thread that calls `run`.
         """
         self._end = end
         self._verbs = verbs
@@ -46,11 +46,11 @@ class RequestServer:
         self._at_once = BoundedSemaphore(MAX_AT_ONCE)
 
     def run(self) -> None:
-        """Carry requests out until the other process has ended, or talks nonsense."""
+        """Serve requests until the client has ended or sends an invalid message."""
         while True:
             try:
                 message, fds = receive(self._end, MAX_BYTES, MAX_DESCRIPTORS)
-            except OSError:  # it has ended, and has left a reply unread
+            except OSError:  # the client has ended with a reply unread
                 return
             if not message:
                 return
@@ -58,7 +58,7 @@ class RequestServer:
                 number, request = self._verbs.decode(message)
             except Corrupt as error:
                 close_all(fds)
-                print(f"the sender of requests is given up: {error}", file=sys.stderr)
+                print(f"closed the connection: {error}", file=sys.stderr)
                 return
             self._at_once.acquire()
             if isinstance(request, self._here):
@@ -81,7 +81,7 @@ class RequestServer:
         finally:
             close_all(fds)
         try:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the client has ended
                 socket.send_fds(self._end, [reply.encode()], sent)
         finally:
             close_all(sent)

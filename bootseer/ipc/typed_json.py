@@ -2,11 +2,11 @@
 
 A message is an object: its operation under "op", and its fields by name. Fields that a receiver
 does not know are ignored, and those that are missing have their defaults, so a process may be newer
-or older than the other one. NamedTuples inside of a message are lists of their fields, dataclasses
-are objects.
+or older than the other one. NamedTuples inside a message are lists of their fields, dataclasses are
+objects.
 
-Standard library only, and no module of it that takes long to import: hooks use this, and, with
-Python 3.8 or later, `bootseer.env.client` in containers.
+Imports only modules of the standard library that load fast: hooks use this, and, with Python 3.8 or
+later, `bootseer.env.client` in containers.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ from bootseer.errors import Corrupt
 
 M = TypeVar("M")
 Read = Callable[[Any], Any]
-"""Returns a decoded JSON value as the type that a field has; raises ValueError if it is not."""
+"""Converts a decoded JSON value to a field's type; raises ValueError if it does not fit."""
 Write = Callable[[Any], Any]
-"""Returns a field's value as what JSON can carry."""
+"""Converts a field's value to a JSON value."""
 
 _LIMIT = 2**63
 
 
 class Messages(Generic[M]):
-    """The messages that one process sends another, by their operations."""
+    """The messages that one process sends another, by operation."""
 
     def __init__(self, name: str, kinds: Mapping[str | None, type[Any]]) -> None:
-        """Name them.
+        """Take the message classes.
 
         Args:
-            name: what each is, for errors: "message from the worker".
+            name: description for errors, such as "message from the worker".
             kinds: the class of each operation; None for a message without one. A class may have a
-                method ``check``, which raises Corrupt for values that are of the right type and
-                still not acceptable.
+                method ``check``, which raises Corrupt for invalid values of the right type.
         """
         self.name = name
         self._kinds = dict(kinds)
@@ -52,11 +51,11 @@ class Messages(Generic[M]):
 
     @classmethod
     def by_union(cls, name: str, union: Any) -> Messages[M]:
-        """Name each class of a union by itself."""
+        """Return messages of a union's classes, each named by its class."""
         return cls(name, {kind.__name__: kind for kind in get_args(union)})
 
     def encode(self, message: M) -> bytes:
-        """Encode a message; there is no line break in it."""
+        """Encode a message, without line breaks."""
         operation = self._operations[type(message)]
         return encode(message) if operation is None else encode(message, op=operation)
 
@@ -64,7 +63,7 @@ class Messages(Generic[M]):
         """Decode a message and check it.
 
         Raises:
-            Corrupt: it is none.
+            Corrupt: it is invalid.
         """
         document = read_object(data, self.name)
         operation = document.get("op")
@@ -77,7 +76,7 @@ class Messages(Generic[M]):
 
 
 def encode(message: Any, **more: object) -> bytes:
-    """Encode a NamedTuple as an object, with more fields; there is no line break in it."""
+    """Encode a NamedTuple as an object with additional fields, without line breaks."""
     document = {**more, **message._asdict()}
     for field, write in _writers(type(message)).items():
         document[field] = write(document[field])
@@ -85,10 +84,10 @@ def encode(message: Any, **more: object) -> bytes:
 
 
 def read_object(data: bytes | bytearray, name: str) -> dict[str, Any]:
-    """Decode a JSON object whose fields are not checked yet.
+    """Decode a JSON object without checking its fields.
 
     Raises:
-        Corrupt: it is none.
+        Corrupt: it is not a JSON object.
     """
     try:
         document = json.loads(data)
@@ -100,7 +99,7 @@ def read_object(data: bytes | bytearray, name: str) -> dict[str, Any]:
 
 
 def from_object(document: dict[str, Any], kind: type[M], name: str) -> M:
-    """Make a NamedTuple or dataclass of a decoded object, and check it.
+    """Convert a decoded object to a NamedTuple or dataclass, and check it.
 
     Args:
         document: the object.
@@ -108,7 +107,7 @@ def from_object(document: dict[str, Any], kind: type[M], name: str) -> M:
         name: of the message, for errors.
 
     Raises:
-        Corrupt: a field is missing or not acceptable.
+        Corrupt: a field is missing or invalid.
     """
     values = {}
     for field, read in _readers(kind).items():
@@ -131,10 +130,10 @@ def _checked(message: M, name: str) -> M:
 
 
 def check_not_negative(message: Any, name: str) -> None:
-    """Check that no number of a message is below 0.
+    """Check that no number of a message is negative.
 
     Raises:
-        Corrupt: one is.
+        Corrupt: a number is negative.
     """
     for field, value in message._asdict().items():
         if isinstance(value, (int, float)) and value < 0:
@@ -151,11 +150,11 @@ _known_writers: dict[type[Any], dict[str, Write]] = {}
 
 
 def add_form(hint: Any, write: Write, read: Read) -> None:
-    """Give fields of a type a form of their own in JSON.
+    """Register how fields of a type are encoded in JSON.
 
     Args:
-        hint: the type, as fields have it.
-        write, read: to that form and from it; ``read`` raises Corrupt or ValueError.
+        hint: the type, as annotated.
+        write, read: the encoder and the decoder; ``read`` raises Corrupt or ValueError.
     """
     _forms[hint] = (write, read)
 
@@ -177,7 +176,7 @@ def _readers(kind: type[Any]) -> dict[str, Read]:
 
 
 def _reader(hint: Any) -> Read:
-    """Return what reads a value of a type."""
+    """Return the decoder of a type."""
     if hint in _forms:
         return _forms[hint][1]
     if hint is Any:
@@ -241,7 +240,7 @@ def _tuple_reader(inner: tuple[Any, ...]) -> Read:
 
 
 def _row_reader(kind: Any) -> Read:
-    """Return what reads a NamedTuple inside of a message."""
+    """Return the decoder of a NamedTuple inside a message."""
     reads = list(_readers(kind).values())
     if all(read is _int for read in reads) and not hasattr(
         kind, "check"

@@ -1,7 +1,6 @@
-"""Blocks of a squashfs decompressed, by whichever compressor the image uses.
+"""Decompress blocks of a squashfs, with the image's compressor.
 
-Every call says how much may come out, and no more is ever held: a small block cannot become a
-large one.
+Every call limits the decompressed size, so that a small block cannot use much memory.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from bootseer.errors import Corrupt, Unavailable
 from bootseer.squashfs.superblock import METADATA_RAW
 
 Decompress = Callable[[bytes, int], bytes]
-"""Decompresses a block, given the most bytes that may come out."""
+"""Decompresses a block of at most so many decompressed bytes."""
 
 LZ4 = 5
-"""The number of lz4 in a superblock."""
+"""Number of lz4 in a superblock."""
 
 LZ4_OPTIONS = struct.pack("<H2I", METADATA_RAW | 8, 1, 0)
-"""What follows the superblock of an image with lz4, as a table's block: version 1, not "HC"."""
+"""The options block after the superblock of an lz4 image: version 1, not "HC"."""
 
 _NAMES = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
 
 def decompressor(compressor: int) -> Decompress:
-    """Return what decompresses the blocks of images with this compressor; raises Corrupt.
+    """Return the decompression function of a compressor; it raises Corrupt.
 
     Args:
         compressor: its number in the superblock.
 
     Raises:
-        Unavailable: the image uses one that is not known here, or whose package is missing.
+        Unavailable: the compressor is unknown, or its package is missing.
     """
     try:
         read = _find(_NAMES.get(compressor, ""))
@@ -89,7 +88,7 @@ def _find(name: str) -> Decompress | None:
 
 _ZSTD_WINDOW = 8 << 20
 _XZ_MEMORY = 64 << 20
-"""An xz block's dictionary is no larger than the block, of 1 MiB at most; a liar's could be."""
+"""Limit for xz: a block's dictionary is at most 1 MiB, unless its header is malicious."""
 
 
 def _zstd() -> Decompress:

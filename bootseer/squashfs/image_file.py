@@ -1,6 +1,6 @@
-"""The file of a squashfs image: its superblock, any of its bytes, the blocks of its tables.
+"""Read a squashfs image file: its superblock, bytes and table blocks.
 
-The image is somebody's file and may be damaged, or made to harm.
+The image is untrusted: it may be damaged or malicious.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from bootseer.squashfs.superblock import (
 )
 
 MAX_TABLE_BYTES = 48 << 20
-"""Of one table's contents: 30 times the inodes of 40,000 files."""
+"""Limit of one table's content: 30 times the inodes of 40,000 files."""
 
 _LENGTH = struct.Struct("<H")
 _PLACE = struct.Struct("<Q")
 
 
 class ImageFile:
-    """An open file with a squashfs.
+    """An open squashfs file.
 
     Attributes:
-        path: of the image.
-        size_bytes: of the file.
+        path: path of the image.
+        size_bytes: length of the file.
         mode: permissions of the file.
-        superblock: of the image.
-        decompress: returns the content of a compressed block, of at most so many bytes.
+        superblock: the image's superblock.
+        decompress: decompresses a block to at most so many bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,12 +46,12 @@ class ImageFile:
 
         Raises:
             NotFound: there is no such file.
-            Unavailable: it cannot be read, or is compressed in a way that is not known here.
-            Corrupt: it is no squashfs.
+            Unavailable: the file cannot be read, or its compressor is unknown.
+            Corrupt: it is not a squashfs.
         """
         self.path = path
         try:
-            # A pipe at that path must not make this wait.
+            # Opening a pipe at that path must not block.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise NotFound(f"there is no image {path}") from error
@@ -74,7 +74,7 @@ class ImageFile:
 
     @property
     def data_start(self) -> int:
-        """Where files' data may begin: behind the superblock and the compressor's options."""
+        """Return where files' data may begin: after the superblock and the compressor's options."""
         if not self.superblock.has_options:
             return SUPERBLOCK_BYTES
         (length,) = _LENGTH.unpack(self.pread(SUPERBLOCK_BYTES, _LENGTH.size))
@@ -84,8 +84,8 @@ class ImageFile:
         """Return bytes of the file.
 
         Raises:
-            Corrupt: it ends before.
-            Unavailable: they cannot be read.
+            Corrupt: the file is too short.
+            Unavailable: the file cannot be read.
         """
         if start + size_bytes > self.size_bytes:
             raise Corrupt("the image is cut short")
@@ -102,15 +102,15 @@ class ImageFile:
         return data
 
     def index(self, start: int, count: int, row_bytes: int) -> list[int]:
-        """Return where the blocks of a table begin that has ``count`` rows, and an index.
+        """Return the places of the blocks of an indexed table with ``count`` rows.
 
         Args:
-            start: of the index.
-            count: of rows.
-            row_bytes: of a row, a power of two.
+            start: place of the index.
+            count: number of rows.
+            row_bytes: length of a row, a power of two.
 
         Raises:
-            Corrupt: the index goes past the end.
+            Corrupt: the index extends past the end.
         """
         blocks = -(-count * row_bytes // METADATA_BYTES)
         if blocks * METADATA_BYTES > MAX_TABLE_BYTES:
@@ -119,14 +119,14 @@ class ImageFile:
         return [place for (place,) in _PLACE.iter_unpack(data)]
 
     def gather(self, places: list[int], size_bytes: int) -> bytes:
-        """Read the blocks of a table that has an index; it must hold that much."""
+        """Read an indexed table's blocks; they must hold ``size_bytes``."""
         data = b"".join(self._table_block(place)[0] for place in places)
         if len(data) < size_bytes:
             raise Corrupt("a table of the image holds less than it should")
         return data[:size_bytes]
 
     def table(self, extent: ByteRange) -> MetadataTable:
-        """Read a table whose blocks lie side by side."""
+        """Read a table whose blocks are contiguous."""
         found: list[bytes] = []
         places: dict[int, int] = {}
         at = extent.start
@@ -143,7 +143,7 @@ class ImageFile:
         return MetadataTable(b"".join(found), places)
 
     def _table_block(self, at: int) -> tuple[bytes, int]:
-        """Return what a table's block holds, and where the next one begins."""
+        """Return the content of a table's block, and the place of the next one."""
         (length,) = _LENGTH.unpack(self.pread(at, _LENGTH.size))
         size_bytes = length & ~METADATA_RAW
         if size_bytes > METADATA_BYTES or not size_bytes:
@@ -155,7 +155,7 @@ class ImageFile:
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:
-        """Close the file if the block fails, and name it in what it has of damage."""
+        """Close the file if the block fails, and name it in Corrupt errors."""
         try:
             yield
         except Corrupt as error:

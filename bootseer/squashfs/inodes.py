@@ -1,8 +1,8 @@
 """The inodes and directories of a squashfs, from the bytes of its tables.
 
 Source: the on-disk format 4.0 as documented in the kernel's Documentation/filesystems/squashfs
-and in "Squashfs Binary Format" (dr-emann.github.io/squashfs). An inode is referred to by where its
-block begins in the table as stored, and where in that block it begins.
+and in "Squashfs Binary Format" (dr-emann.github.io/squashfs). A reference to an inode is the place
+of its block in the stored table, and its offset in that block.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _KINDS = (
     *(stat.S_IFBLK, stat.S_IFCHR, stat.S_IFIFO, stat.S_IFSOCK),
 )
 _LONG = 7
-"""From here on the types repeat, with more fields."""
+"""From this number on the types repeat, with more fields."""
 
 _EMPTY_LIST = 3
-"""A directory's size counts three bytes that are not there, for . and .."""
+"""A directory's size includes three bytes that are not stored, for . and .."""
 
 
 class Fragment(NamedTuple):
-    """A fragment block: where it begins, and its stored length with BLOCK_RAW."""
+    """A fragment block: its place, and its stored length with BLOCK_RAW."""
 
     start: int
     length: int
 
 
 class MetadataTable(NamedTuple):
-    """A table as its blocks' contents, one after the other, and where each was stored.
+    """A table: its blocks' concatenated contents, and where each was stored.
 
     ``places`` has each block's place, relative to the table's start, and its number.
     """
@@ -55,7 +55,7 @@ class MetadataTable(NamedTuple):
     places: dict[int, int]
 
     def locate(self, block: int, offset: int) -> int:
-        """Return where in ``data`` that is.
+        """Return the offset in ``data`` of a place in a block.
 
         Raises:
             Corrupt: there is no such block.
@@ -68,27 +68,27 @@ class MetadataTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SquashfsInode:
-    """One inode. What does not apply is 0, b"" or (), without a fragment or attributes NO_….
+    """One inode. Fields that do not apply are 0, b"" or (); NO_… without fragment or attributes.
 
     Attributes:
-        at: where it begins in the table's data.
-        long: it is of the type with more fields.
-        number: its own.
+        at: offset in the table's data.
+        long: its type is the one with more fields.
+        number: its number.
         mode: type and permissions, as in stat.
         owner: index into the table of owners.
         group: the same.
         mtime: seconds since 1970.
-        links: how many names it has.
-        size: of a file or directory, in bytes.
+        links: number of its names.
+        size: size of a file or directory, in bytes.
         start: of a file's first block in the image; of a directory's list, its block in the table.
         blocks: a file's blocks: stored lengths, with BLOCK_RAW; 0 for a hole of zeros.
-        blocks_at: where in the table's data those are.
+        blocks_at: offset of ``blocks`` in the table's data.
         fragment: number of the fragment block with a file's end.
-        offset: of a file's end in the fragment, or of a directory's list in its block.
-        indexes_at: where in the table's data the parts of a directory's index begin.
+        offset: offset of a file's end in the fragment, or of a directory's list in its block.
+        indexes_at: offsets in the table's data of the parts of a directory's index.
         device: as in stat.
-        target: what a symbolic link says.
-        xattrs: number of its attributes.
+        target: a symbolic link's target.
+        xattrs: number of its set of attributes.
     """
 
     at: int
@@ -112,22 +112,22 @@ class SquashfsInode:
 
     @property
     def is_directory(self) -> bool:
-        """It is a directory."""
+        """Return whether it is a directory."""
         return stat.S_ISDIR(self.mode)
 
     @property
     def is_file(self) -> bool:
-        """It is a regular file."""
+        """Return whether it is a regular file."""
         return stat.S_ISREG(self.mode)
 
     @property
     def stored_bytes(self) -> int:
-        """What a file's blocks take in the image, without its end in a fragment."""
+        """Return the bytes of a file's blocks in the image, without its end in a fragment."""
         return sum(length & ~BLOCK_RAW for length in self.blocks)
 
 
 class DirectoryEntry(NamedTuple):
-    """A name in a directory, and where in the inode table's data its inode begins."""
+    """A name in a directory, and its inode's offset in the inode table's data."""
 
     name: bytes
     at: int
@@ -174,7 +174,7 @@ def read_directory(
 
 
 def header_places(directories: MetadataTable, inode: SquashfsInode) -> Iterator[int]:
-    """Yield where in a directory's list stands in which block the inodes that follow are.
+    """Yield the offsets of a directory list's fields that hold the inodes' block.
 
     Raises:
         Corrupt: the directory is damaged.
@@ -194,7 +194,7 @@ def _extent(directories: MetadataTable, inode: SquashfsInode) -> tuple[int, int]
 
 
 def _headers(directories: MetadataTable, at: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield where a list's parts begin, and how many entries each has."""
+    """Yield the offset of each part of a list, and its number of entries."""
     try:
         while at < stop:
             count = _LIST_HEADER.unpack_from(directories.data, at)[0] + 1
@@ -211,7 +211,7 @@ def _headers(directories: MetadataTable, at: int, stop: int) -> Iterator[tuple[i
 
 
 def _read_inode(data: bytes, at: int, block_size: int) -> tuple[SquashfsInode, int]:
-    """Read the inode at a place; return it and where the next one begins."""
+    """Read the inode at an offset; return it and the offset of the next one."""
     kind, mode, owner, group, mtime, number = _HEADER.unpack_from(data, at)
     long = kind > _LONG
     try:

@@ -1,4 +1,4 @@
-"""Start mksquashfs: plainly, or through a process that may where this one may not."""
+"""Start mksquashfs, directly or through a starter process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bootseer.ipc.typed_json import encode
 ENVIRONMENT = {"LC_ALL": "C"}  # and no SOURCE_DATE_EPOCH, which would change the files' times
 MAX_REQUEST_BYTES = 16 * 1024
 MAX_FDS = 8
-"""Of a request: connection, standard input and error, and what is inherited."""
+"""Limit of a request's descriptors: connection, standard input and error, inherited ones."""
 
 
 class Program(Protocol):
@@ -28,13 +28,13 @@ class Program(Protocol):
         ...
 
     def kill(self) -> None:
-        """Kill it, if it has not ended; `wait` is still to come."""
+        """Kill it if it has not ended; call `wait` afterwards."""
         ...
 
 
 Start = Callable[[Sequence[str], int, int, Sequence[int]], Program]
 """Starts mksquashfs with arguments, standard input, standard error, and descriptors that it
-inherits under the same numbers. All stay the caller's. Raises Unavailable if it cannot."""
+inherits under the same numbers. All stay the caller's. Raises Unavailable if starting fails."""
 
 
 def find_program() -> str:
@@ -61,20 +61,21 @@ def start_plainly(arguments: Sequence[str], stdin: int, stderr: int, fds: Sequen
             stderr=stderr,
             pass_fds=fds,
             env=ENVIRONMENT,
-            start_new_session=True,  # Ctrl-C is ours to handle
+            start_new_session=True,  # this process handles Ctrl-C
         )
     except OSError as error:
         raise Unavailable(f"{program} cannot be run: {error.strerror}") from error
 
 
 class StartRequest(NamedTuple):
-    """What a starter is asked for, with descriptors.
+    """A request to a starter.
 
-    These are a socket for the exit status, standard input and error, and one for each number.
+    Its descriptors are a socket for the exit status, standard input and error, and one for each
+    number.
 
     Attributes:
-        arguments: of mksquashfs.
-        numbers: that the other descriptors have in it.
+        arguments: arguments of mksquashfs.
+        numbers: numbers of the other descriptors in mksquashfs.
     """
 
     arguments: list[str]
@@ -95,7 +96,7 @@ class ConfinedStart:
     def __call__(
         self, arguments: Sequence[str], stdin: int, stderr: int, fds: Sequence[int]
     ) -> Program:
-        """Have it started; see `Start`."""
+        """Start mksquashfs; see `Start`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = encode(StartRequest(list(arguments), list(fds)))
         with theirs:

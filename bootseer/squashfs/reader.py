@@ -1,7 +1,7 @@
-"""A squashfs image read without mounting it: its tree, its files' contents, where their data is.
+"""Read a squashfs image without mounting it: its tree, files' contents and data places.
 
-The image is somebody's file and may be damaged, or made to harm. All tables are held in memory,
-and so are bounded: by the MAX_… below, and each by `MAX_TABLE_BYTES`.
+The image is untrusted: it may be damaged or malicious. All tables are held in memory, so their
+sizes are limited: by the MAX_… below, and each by `MAX_TABLE_BYTES`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from bootseer.squashfs.xattrs import SET, read_xattrs
 MAX_INODES = 600_000
 MAX_NAMES = 1_000_000
 MAX_BLOCKS = 1_000_000
-"""Of all files; 130 GB of content in blocks of 128 KiB."""
+"""Limit of all files' blocks: 130 GB of content in blocks of 128 KiB."""
 
 MAX_SHARED = 4
-"""How many times over directories may share what their table holds; no known writer lets them."""
+"""How often directories may share the table's content; no known writer shares any."""
 
 _FRAGMENT = struct.Struct("<QII")
 _XATTRS = struct.Struct("<QII")  # where the values begin, number of sets, unused
 _SIZE = struct.Struct("<I")
 _PLACE = struct.Struct("<Q")
 _FRAGMENTS_KEPT = 16
-"""Decompressed, in memory: a directory's files mostly have their ends in few of them."""
+"""Decompressed fragments kept in memory: a directory's files mostly use few of them."""
 
 
 class Squashfs(ImageFile):
-    """An open image. Not safe from several threads at once.
+    """An open image. Not thread-safe.
 
     Attributes:
         inode_table: all inodes.
@@ -57,9 +57,9 @@ class Squashfs(ImageFile):
         fragments: the blocks with files' ends.
         export: references of all inodes, by number; empty where the image has no such table.
         ids: the users and groups that own files, as stored.
-        xattr_sets: which extended attributes files have, as stored.
+        xattr_sets: sets of extended attributes, as stored.
         xattr_values: the attributes.
-        inodes: by where they begin in the inode table's data.
+        inodes: inodes, by offset in the inode table's data.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,8 +67,8 @@ class Squashfs(ImageFile):
 
         Raises:
             NotFound: there is no such file.
-            Unavailable: it cannot be read, or is compressed in a way that is not known here.
-            Corrupt: it is no squashfs, or a damaged or unreasonably large one.
+            Unavailable: the file cannot be read, or its compressor is unknown.
+            Corrupt: it is not a squashfs, damaged, or too large.
         """
         super().__init__(path)
         with self._closed_on_error():
@@ -90,15 +90,15 @@ class Squashfs(ImageFile):
 
     @property
     def root(self) -> SquashfsInode:
-        """The root directory."""
+        """Return the root directory."""
         root = self.superblock.root
         return self.inode_at(self.inode_table.locate(root >> 16, root & 0xFFFF))
 
     def inode_at(self, at: int) -> SquashfsInode:
-        """Return the inode that begins there in the inode table's data.
+        """Return the inode at an offset in the inode table's data.
 
         Raises:
-            Corrupt: there is none.
+            Corrupt: there is no inode.
         """
         inode = self.inodes.get(at)
         if inode is None:
@@ -109,7 +109,7 @@ class Squashfs(ImageFile):
         """Yield every path and its inode, in the order of the paths' parts; the root's is b"/".
 
         Raises:
-            Corrupt: it is not a tree, or has unreasonably many names.
+            Corrupt: the directories do not form a tree, or have too many names.
         """
         seen = {self.root.at}
         yield b"/", self.root
@@ -126,7 +126,7 @@ class Squashfs(ImageFile):
             yield path, inode
             if inode.is_directory:
                 if inode.at in seen:
-                    raise Corrupt(f"a directory of {self.path} has two places in its tree")
+                    raise Corrupt(f"a directory of {self.path} occurs twice in its tree")
                 seen.add(inode.at)
                 found = self._sorted(inode, names)
                 names -= len(found)
@@ -140,7 +140,7 @@ class Squashfs(ImageFile):
         return found
 
     def stored(self, inode: SquashfsInode) -> Iterator[tuple[ByteRange, int, int]]:
-        """Yield where a file's blocks are, their stored length, and their length as content."""
+        """Yield the range, stored length and content length of each of a file's blocks."""
         at, left = inode.start, inode.size
         for length in inode.blocks:
             content = min(left, self.superblock.block_size)
@@ -152,7 +152,7 @@ class Squashfs(ImageFile):
         """Yield a file's content, a block at a time.
 
         Raises:
-            Corrupt: it cannot be decompressed, or is longer or shorter than the inode says.
+            Corrupt: it cannot be decompressed, or its length differs from the inode's.
         """
         for (start, _), length, size_bytes in self.stored(inode):
             yield self.block(start, length, size_bytes)
@@ -175,12 +175,12 @@ class Squashfs(ImageFile):
         """Return the content of a data block.
 
         Args:
-            start: of the block in the image.
-            length: as stored, with BLOCK_RAW; 0 for a hole.
+            start: place of the block in the image.
+            length: stored length with BLOCK_RAW; 0 for a hole.
             size_bytes: length of its content.
 
         Raises:
-            Corrupt: it has another length, or cannot be decompressed.
+            Corrupt: its length is wrong, or it cannot be decompressed.
         """
         if not length:
             return bytes(size_bytes)
@@ -252,7 +252,9 @@ class Squashfs(ImageFile):
             if len(inodes) > block.inodes or blocks > MAX_BLOCKS:
                 break
         if len(inodes) != block.inodes or blocks > MAX_BLOCKS:
-            raise Corrupt("the image has more files or blocks than it may, or fewer than it says")
+            raise Corrupt(
+                "the image has more files or blocks than allowed, or fewer than it declares"
+            )
         if listed_bytes > MAX_SHARED * (len(self.directory_table.data) + 3 * len(inodes)):
             raise Corrupt("the image's directories overlap")
         return inodes

@@ -1,4 +1,4 @@
-"""Where a squashfs image keeps its tables, read from its superblock.
+"""The superblock of a squashfs image, and the places of its tables.
 
 Source: the on-disk format 4.0 as documented in the kernel's Documentation/filesystems/squashfs.
 """
@@ -18,7 +18,7 @@ _VERSION = (4, 0)
 INODES_RAW = 0x0001
 XATTRS_RAW = 0x0100
 IDS_RAW = 0x0800
-"""Flags of the superblock: how mksquashfs has stored a table. Readers look at its blocks."""
+"""Flags of the superblock: how mksquashfs has stored tables. Readers use the blocks' own flags."""
 
 HAS_OPTIONS = 0x0400
 """Flag of the superblock: the compressor's options follow it."""
@@ -28,28 +28,28 @@ NO_FRAGMENT = 0xFFFFFFFF
 NO_XATTRS = 0xFFFFFFFF
 
 METADATA_BYTES = 8192
-"""What a block of a table holds; a table's last one holds less."""
+"""Content length of a table's block; the last one holds less."""
 
 METADATA_RAW = 1 << 15
-"""Set in the length before a table's block: the block is stored as it is."""
+"""Set in the length before a table's block that is stored uncompressed."""
 
 BLOCK_RAW = 1 << 24
-"""Set in the length of a data block that is stored as it is."""
+"""Set in the length of a data block that is stored uncompressed."""
 
 MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 4096, 1 << 20
 
 
 def find_tables(data: bytes, size_bytes: int) -> ByteRange | None:
-    """Return where an image file's tables are; None when it is not a squashfs.
+    """Return the range of an image file's tables; None if it is not a squashfs.
 
     They are the inode, directory, fragment, id and attribute tables, contiguous at the end.
 
     Args:
         data: at least SUPERBLOCK_BYTES from the start of the file, or all of a shorter one.
-        size_bytes: of the file.
+        size_bytes: length of the file.
 
-    Raises:
-        Corrupt: it says squashfs, and its tables do not lie inside the file.
+        Raises:
+            Corrupt: it is a squashfs whose tables are not inside the file.
     """
     if len(data) < SUPERBLOCK_BYTES:
         return None
@@ -65,7 +65,7 @@ def find_tables(data: bytes, size_bytes: int) -> ByteRange | None:
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """What the superblock says, under the names of the kernel's documentation.
+    """The superblock's fields, with the names of the kernel's documentation.
 
     Attributes:
         inodes: number of inodes.
@@ -77,11 +77,11 @@ class Superblock:
         ids: number of owners.
         root: reference of the root directory's inode.
         bytes_used: end of the last table.
-        id_table: where that table's index begins, like the next ones; NO_TABLE for none.
+        id_table: place of that table's index, like the next one; NO_TABLE for none.
         xattr_table: the same.
-        inode_table: where that table's first block begins.
+        inode_table: place of that table's first block.
         directory_table: the same.
-        fragment_table: where the index begins.
+        fragment_table: place of that table's index.
         export_table: the same.
     """
 
@@ -103,7 +103,7 @@ class Superblock:
 
     @property
     def has_options(self) -> bool:
-        """The compressor's options follow the superblock, as a block of a table."""
+        """Return whether the compressor's options follow the superblock."""
         return bool(self.flags & HAS_OPTIONS)
 
     def encode(self) -> bytes:
@@ -124,7 +124,7 @@ def decode_superblock(data: bytes, size_bytes: int) -> Superblock:
         size_bytes: of the file.
 
     Raises:
-        Corrupt: it is no squashfs of version 4.0, or one that is cut or damaged.
+        Corrupt: it is not a squashfs of version 4.0, truncated or damaged.
     """
     if find_tables(data, size_bytes) is None:
         raise Corrupt("the image is no squashfs")

@@ -1,9 +1,9 @@
-"""Have mksquashfs write a squashfs file from a tar stream.
+"""Write a squashfs file from a tar stream, with mksquashfs.
 
-mksquashfs and not sqfstar: the one of squashfs-tools 4.5, which Debian 12 has, takes no compression
-level. And in two runs: that one gives the root folder the owner and the time of whoever runs it,
-and only what is appended to a file sets them right. The second run adds nothing else, reads and
-writes tables only, and takes 0.7 s for 200,000 files.
+sqfstar is not used, because that of squashfs-tools 4.5 (Debian 12) has no option for the
+    compression level. mksquashfs runs twice: the first run gives the root folder the owner and time
+    of its own process, and only appending sets them right. The second run reads and writes tables
+    only, which takes 0.7 s for 200,000 files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class PackOptions:
     """How a squashfs is written.
 
     Attributes:
-        block_bytes: the unit of compression, and the least that a read of a file fetches.
+        block_bytes: the unit of compression, and of reads.
         compressor: zstd or lz4.
         level: zstd's.
-        fragments: put ends of files together into blocks: smaller, but whoever reads one file
-            then fetches parts of others.
-        processors: to be used, 0 for all.
-        memory_bytes: of mksquashfs' queues.
+        fragments: pack ends of files into shared blocks: smaller, but reading one file then fetches
+            parts of others.
+        processors: number of processors to use, 0 for all.
+        memory_bytes: size of mksquashfs' queues.
     """
 
     block_bytes: int = 128 * KIB
@@ -62,7 +62,7 @@ class Packer:
             self.flush()
 
     def flush(self) -> None:
-        """Hand on what has been added."""
+        """Pass the added data on."""
         try:
             with memoryview(self._waiting) as data:
                 write_fully(self._fd, data)
@@ -72,7 +72,7 @@ class Packer:
 
 
 class _Ended(Exception):
-    """mksquashfs has ended before its input."""
+    """mksquashfs has ended before the end of its input."""
 
 
 @contextmanager
@@ -83,20 +83,20 @@ def pack(
     fds: Sequence[int] = (),
     start: Start = start_plainly,
 ) -> Iterator[Packer]:
-    """Write a squashfs file of what is written to the packer in the block.
+    """Write a squashfs file from the tar stream written to the packer in the block.
 
     Args:
-        path: of a file, which is overwritten.
-        packing: how to write it.
-        root: whose owner, mode and time the root folder is to have; None if they do not matter.
-        fds: that mksquashfs inherits, so that it can open a path in /proc/self/fd.
-        start: starts it.
+        path: path of the file, which is overwritten.
+        packing: options of the file.
+        root: gives owner, mode and time of the root folder; None if they do not matter.
+        fds: descriptors that mksquashfs inherits, for paths in /proc/self/fd.
+        start: starts mksquashfs.
 
     Raises:
-        NoSpace: there is none left.
+        NoSpace: the disk is full.
         Unavailable: mksquashfs is missing, too old, or failed.
 
-    Cancellation: an exception from the block ends mksquashfs; the file may be gone then, or not.
+    Cancellation: an exception in the block ends mksquashfs; the file may be missing or incomplete.
     """
     common = [
         *("-mkfs-time", "0", "-quiet", "-no-progress", "-exit-on-error"),
@@ -120,16 +120,16 @@ def pack(
         packer.write(bytes(1024))
         packer.flush()
     if root is not None:
-        # Nothing is appended: the names of what to append come from stdin.
+        # Nothing is appended: the names to append would come from stdin.
         with _mksquashfs(path, ["-cpiostyle", "-no-recovery", *common], fds, start):
             pass
 
 
 @contextmanager
 def _mksquashfs(path: Path, options: list[str], fds: Sequence[int], start: Start) -> Iterator[int]:
-    """Run mksquashfs alongside a block, which gets its input, and see it end well behind it."""
+    """Run mksquashfs during a block that writes its input; raises if mksquashfs fails."""
     with ExitStack() as opened:
-        log = os.memfd_create("mksquashfs")  # no pipe: nobody reads it before the end
+        log = os.memfd_create("mksquashfs")  # not a pipe: it is read only at the end
         opened.callback(os.close, log)
         with ExitStack() as reading, ExitStack() as writing:
             source, sink = os.pipe()
@@ -137,7 +137,7 @@ def _mksquashfs(path: Path, options: list[str], fds: Sequence[int], start: Start
             reading.callback(os.close, source)
             fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             process = start(["-", str(path.absolute()), *options], source, log, fds)
-            reading.close()  # or it could not tell that nobody reads
+            reading.close()  # so that writes fail once mksquashfs has ended
             opened.callback(process.wait)
             opened.callback(process.kill)
             with suppress(_Ended):
@@ -147,12 +147,12 @@ def _mksquashfs(path: Path, options: list[str], fds: Sequence[int], start: Start
 
 
 def _failure(path: Path, status: int, log: bytes) -> BootseerError:
-    said, folder = log.decode(errors="replace"), path.resolve().parent
+    output, folder = log.decode(errors="replace"), path.resolve().parent
     for sign, error in _FULL.items():
-        if sign in said:
+        if sign in output:
             return error(f"cannot write an image in {folder}: {sign.lower()}; free some")
-    if "invalid option" in said:
+    if "invalid option" in output:
         return Unavailable("mksquashfs is too old: install squashfs-tools 4.5 or newer, with zstd")
-    lines = [ascii(line)[1:-1] for line in said.splitlines() if line.strip()]
+    lines = [ascii(line)[1:-1] for line in output.splitlines() if line.strip()]
     how = f"with exit status {status}" if status >= 0 else f"by signal {-status}"
-    return Unavailable("\n".join([f"mksquashfs ended {how}; it said:", *lines[-5:]]))
+    return Unavailable("\n".join([f"mksquashfs ended {how}; its output:", *lines[-5:]]))

@@ -10,22 +10,22 @@ from bootseer.errors import Corrupt
 from bootseer.squashfs.inodes import MetadataTable
 
 MAX_XATTRS = 4096
-"""Of one file; their names alone fill the 64 KiB that Linux can list."""
+"""Limit of one file's attributes: their names alone fill the 64 KiB that Linux can list."""
 
 SET = struct.Struct("<QII")
-"""A file's attributes: reference of the first, number, length of all."""
+"""A file's attributes: reference of the first, count, total length."""
 
 _NAME = struct.Struct("<2H")  # type, length
 _VALUE = struct.Struct("<I")  # length
 _REFERENCE = struct.Struct("<Q")
 _ELSEWHERE = 0x0100
-"""Added to the type where in place of the value stands where it is, for several share it."""
+"""Flag in the type: the value is replaced by a reference, as several attributes share it."""
 
 _PREFIXES = (b"user.", b"trusted.", b"security.")
 
 
 class Xattr(NamedTuple):
-    """An attribute, and where in the table's data its value's reference is, if it has one."""
+    """An attribute, and the offset of its value's reference in the table's data, if any."""
 
     name: bytes
     value: bytes
@@ -33,10 +33,10 @@ class Xattr(NamedTuple):
 
 
 def read_xattrs(values: MetadataTable, reference: int, count: int) -> Iterator[Xattr]:
-    """Yield ``count`` attributes, from the one on that is referred to.
+    """Yield ``count`` attributes, starting at a reference.
 
     Raises:
-        Corrupt: the table is damaged, or they are unreasonably many.
+        Corrupt: the table is damaged, or there are too many.
     """
     if count > MAX_XATTRS:
         raise Corrupt("a file of the image has unreasonably many extended attributes")

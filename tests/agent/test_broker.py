@@ -18,7 +18,7 @@ from bootseer_dev.cluster.poll import wait_until
 from bootseer.agent.broker import mount_requests
 from bootseer.agent.broker import processes as processes_module
 from bootseer.agent.broker.mounts import MAX_IMAGES, MAX_OVERLAYS
-from bootseer.agent.broker.processes import LOOKS, MAX_WORKERS, Processes
+from bootseer.agent.broker.processes import MAX_WORKERS, STOP_CHECKS, Processes
 from bootseer.agent.broker.user_slots import MAX_OF_USER, UserSlots
 from bootseer.agent.messages.broker import (
     VERBS,
@@ -66,7 +66,7 @@ def test_a_process_that_is_not_the_jobs_is_not_killed(broker, handle):
 
 
 @pytest.mark.parametrize("role", [-1, len(Role), MOST])
-def test_a_worker_that_there_is_not_is_not_started(broker, role):
+def test_an_unknown_role_is_not_started(broker, role):
     reply, fds = broker.ask(StartWorker(role))
     assert isinstance(reply.error, NotFound) and not fds
 
@@ -86,7 +86,7 @@ def test_as_many_descriptors_come_as_a_request_takes(broker, request_, right, tm
 @pytest.mark.parametrize(
     "request_", [ClearOverlays(), KillWorker(5), WatchResidency(), FinishJob()]
 )
-def test_what_came_with_a_request_is_closed_again(broker, request_):
+def test_descriptors_of_a_request_are_closed(broker, request_):
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -125,7 +125,7 @@ def test_mounts_that_a_job_cannot_have_are_left_alone(broker, mount, number):
 
 
 @pytest.mark.parametrize("mount", [-1, len(MountKind), MOST])
-def test_kinds_of_mounts_that_there_are_not(broker, mount):
+def test_unknown_kinds_of_mounts_are_refused(broker, mount):
     for request in (Unmount(mount, 0), SetReadAhead(mount, 0, 128)):
         reply, _ = broker.ask(request)
         assert isinstance(reply.error, NotFound)
@@ -171,7 +171,7 @@ def test_nothing_is_left_of_an_image_that_cannot_be_mounted(broker, monkeypatch)
 
 
 @pytest.mark.fuse
-def test_nothing_is_left_of_an_image_that_nobody_can_serve(broker, monkeypatch):
+def test_nothing_is_left_of_an_image_without_a_server(broker, monkeypatch):
     def fails(*_):
         raise Unavailable("too many processes")
 
@@ -189,7 +189,7 @@ def test_overlays_are_counted(broker, count):
     assert isinstance(reply.error, Unavailable)
 
 
-def test_what_is_not_mounted_cannot_be_taken_away_or_shown(broker, tmp_path):
+def test_a_missing_mount_cannot_be_unmounted_or_shown(broker, tmp_path):
     for mount in (MountKind.ROOT, MountKind.ENVIRONMENT):
         reply, _ = broker.ask(Unmount(mount, 1))
         assert isinstance(reply.error, Unavailable)
@@ -210,7 +210,7 @@ def test_nothing_is_shown_in_the_nodes_namespace_or_on_anothers_folder(broker, t
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1, MOST])
-def test_processes_of_others_are_not_looked_at(broker, pid):
+def test_processes_of_other_users_are_not_located(broker, pid):
     reply, fds = broker.ask(LocateProcess(pid))
     assert reply.value == 1 and not fds
     reply, fds = broker.ask(LocateProcess(os.getpid()))  # root's
@@ -244,7 +244,7 @@ def hanging(tmp_path):
         subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-def test_nothing_waits_for_who_serves_the_root_of_a_process_or_a_target(broker, hanging):
+def test_nothing_waits_for_the_server_of_a_process_root_or_a_target(broker, hanging):
     argv = [sys.executable, "-P", "-c", CHROOTED, str(hanging)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as there:
         assert there.stdout.readline()
@@ -262,7 +262,7 @@ def test_nothing_waits_for_who_serves_the_root_of_a_process_or_a_target(broker, 
             there.kill()
 
 
-def test_a_process_is_looked_at(broker):
+def test_a_process_is_located(broker):
     for root, value in (("/", 0), ("/var", 1)):
         argv = [sys.executable, "-P", "-c", CHROOTED, root]
         with subprocess.Popen(argv, stdout=subprocess.PIPE) as there:
@@ -305,7 +305,7 @@ def test_a_users_jobs_have_so_many_processes_together(tmp_path):
     taken = [slots[number % 2].take() for number in range(MAX_OF_USER)]
     assert sorted(taken) == list(range(MAX_OF_USER))
     for one in slots:
-        with pytest.raises(Unavailable, match="of this user"):
+        with pytest.raises(Unavailable, match="workers on this node"):
             one.take()
     UserSlots(str(tmp_path / "users"), 1002).take()
     slots[0].give(taken[0])
@@ -324,21 +324,21 @@ def test_a_process_that_is_killed_leaves_its_slot(serving):
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"\xff" * 20, bytes(4096), bytes(12) + b"x" * 9])
-def test_who_talks_nonsense_is_given_up(broker, garbage, capsys):
+def test_an_invalid_request_ends_the_broker(broker, garbage, capsys):
     broker.end.send(garbage)
     assert broker.end.recv(100) == b""
     assert broker.result() is False
-    assert "given up" in capsys.readouterr().err
+    assert "closed the connection" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_it_says_whether_the_job_had_ended(broker, is_finished):
+def test_run_returns_whether_the_job_had_ended(broker, is_finished):
     broker.ask(FinishJob() if is_finished else ClearOverlays())
     broker.end.close()
     assert broker.result() is is_finished
 
 
-def test_an_answer_that_nobody_has_read_is_no_matter(broker):
+def test_an_unread_answer_is_ignored(broker):
     broker.ask(FinishJob())
     broker.end.send(encode_request(VERBS, 2, KillWorker(5)))
     wait_until(lambda: unread(broker.end), "the answer is there")
@@ -384,7 +384,7 @@ def all_of(pages, most):
 
 
 @pytest.mark.parametrize("most", [1, 16_384])
-def test_pages_are_told_as_by_who_looks_itself(broker, file, monkeypatch, most):
+def test_pages_are_reported_as_by_a_local_watch(broker, file, monkeypatch, most):
     monkeypatch.setattr("bootseer.agent.broker.residency_server.RANGES", 50)
     local, told = KernelResidency(os.dup(file.fileno())), watched(broker, file.fileno())
     size_bytes = os.fstat(file.fileno()).st_size
@@ -414,7 +414,7 @@ class StillPages:
         pass
 
 
-def test_pages_in_use_are_told_as_they_are(broker, monkeypatch):
+def test_active_pages_are_reported(broker, monkeypatch):
     monkeypatch.setattr("bootseer.agent.broker.residency_server.PAGES", 7)
     chance = random.Random(1)
     pages = StillPages(bytes(chance.choices((0, 1), k=3000)))
@@ -438,7 +438,7 @@ def opened_as(pages):
     return open_
 
 
-def test_a_real_files_pages_are_looked_at(broker, file):
+def test_a_real_files_pages_are_watched(broker, file):
     told = watched(broker, file.fileno())
     os.pread(file.fileno(), 10 * PAGE_BYTES, 0)
     found = told.active(PAGE_BYTES, 5 * PAGE_BYTES)
@@ -446,7 +446,7 @@ def test_a_real_files_pages_are_looked_at(broker, file):
     told.close()
 
 
-def test_a_file_that_cannot_be_watched_is_told(broker, tmp_path):
+def test_a_file_that_cannot_be_watched_is_reported(broker, tmp_path):
     folder = os.open(tmp_path, os.O_RDONLY)
     reply, fds = broker.ask(WatchResidency(), [folder])
     os.close(folder)
@@ -496,7 +496,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_another():
 # Processes.
 
 
-def test_who_is_killed_has_been_waited_for(broker):
+def test_kill_waits_for_the_end(broker):
     pid = child()
     handle = broker.processes.adopt(pid)
     assert broker.ask(KillWorker(handle))[0].error is None
@@ -505,7 +505,7 @@ def test_who_is_killed_has_been_waited_for(broker):
     assert isinstance(broker.ask(KillWorker(handle))[0].error, NotFound)
 
 
-def test_a_worker_is_the_users_and_ends_when_it_is_killed(broker):
+def test_a_worker_runs_as_the_user_and_ends_when_killed(broker):
     reply, (channel,) = broker.ask(StartWorker(Role.PUBLISH))
     assert reply.error is None
     pid = broker.processes._children[reply.value].pid
@@ -563,11 +563,11 @@ def go_on(pid):
 
 
 @pytest.mark.parametrize("role", ["serve_image", "serve_checkpoint"])
-def test_who_serves_a_mount_and_is_stopped_again_and_again_is_killed(serving, role):
+def test_a_mount_server_found_stopped_repeatedly_is_killed(serving, role):
     processes, begun = serving
     handle = start(processes, role, connection=0)
     (pid,) = begun
-    for _ in range(LOOKS - 1):
+    for _ in range(STOP_CHECKS - 1):
         stop(pid)
         processes.kill_stopped()
         assert state(pid) == "T"
@@ -582,7 +582,7 @@ def test_who_serves_a_mount_and_is_stopped_again_and_again_is_killed(serving, ro
     processes.kill_stopped()
 
 
-def test_who_goes_on_and_who_serves_nothing_are_left_alone(serving):
+def test_continued_servers_and_other_workers_are_not_killed(serving):
     processes, begun = serving
     start(processes, "serve_image", connection=0)
     start(processes, "publish")
@@ -590,13 +590,13 @@ def test_who_goes_on_and_who_serves_nothing_are_left_alone(serving):
     processes.kill_stopped()
     go_on(begun[0])
     stop(begun[1])
-    for _ in range(3 * LOOKS):
+    for _ in range(3 * STOP_CHECKS):
         processes.kill_stopped()
     assert state(begun[0]) in ("R", "S")
     assert state(begun[1]) == "T"
 
 
-def test_who_serves_an_image_outlives_the_broker(serving):
+def test_an_image_server_outlives_the_broker(serving):
     processes, begun = serving
     for role, connection in (("serve_image", 0), ("serve_checkpoint", 0), ("publish", None)):
         start(processes, role, connection)
@@ -617,7 +617,7 @@ def test_a_job_has_so_many_processes_and_no_more(monkeypatch, tmp_path):
     monkeypatch.setattr(spawn, "spawn_worker", begin)
     for _ in range(MAX_WORKERS):
         start(processes, "publish")
-    with pytest.raises(Unavailable, match="at work already"):
+    with pytest.raises(Unavailable, match="may have only"):
         processes.start("publish")
 
 
@@ -635,7 +635,7 @@ def test_a_job_has_so_many_processes_and_no_more(monkeypatch, tmp_path):
         (mount_requests.REQUEST.pack(MountKind.IMAGE, 1), errno.ENOENT),
     ],
 )
-def test_mounts_that_there_are_not_are_refused(broker, request_, error):
+def test_missing_mounts_are_refused(broker, request_, error):
     for _ in range(2):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
             asking.settimeout(20)
@@ -645,18 +645,18 @@ def test_mounts_that_there_are_not_are_refused(broker, request_, error):
         assert mount_requests.REPLY.unpack(answer) == (error,) and not fds
 
 
-def test_who_sends_nothing_holds_nobody_up(broker):
+def test_a_silent_client_does_not_block_others(broker):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(broker.folder.mounts)
         began_s = time.monotonic()
-        test_mounts_that_there_are_not_are_refused(broker, b"x", errno.EPROTO)
+        test_missing_mounts_are_refused(broker, b"x", errno.EPROTO)
         assert time.monotonic() - began_s < 5
 
 
 # The supervisor's end.
 
 
-async def test_many_ask_at_once_and_each_gets_its_answer(broker, file):
+async def test_concurrent_requests_each_get_their_answer(broker, file):
     client = RequestClient(broker.end, VERBS, "broker")
     sizes = []
 
@@ -683,7 +683,7 @@ async def test_many_ask_at_once_and_each_gets_its_answer(broker, file):
     assert sizes == [os.fstat(file.fileno()).st_size] * 20
 
 
-async def test_who_asks_is_told_at_once_that_the_broker_has_ended(broker):
+async def test_requests_fail_immediately_once_the_broker_has_ended(broker):
     client = RequestClient(broker.end, VERBS, "broker")
     broker.end.send(b"garbage")
     with trio.fail_after(5), pytest.raises(Closed):
@@ -692,7 +692,7 @@ async def test_who_asks_is_told_at_once_that_the_broker_has_ended(broker):
         await client.do(ClearOverlays())
 
 
-async def test_an_answer_that_nobody_waits_for_any_more_is_let_go(broker, file):
+async def test_an_answer_without_a_waiting_task_is_dropped(broker, file):
     client = RequestClient(broker.end, VERBS, "broker")
     with pytest.raises(Unavailable, match="not answered within"):
         await client.ask(WatchResidency(), [file.fileno()], answer_s=0.01)  # nobody reads yet

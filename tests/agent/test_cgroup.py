@@ -59,7 +59,7 @@ def members(name):
         return file.read().split()
 
 
-def test_all_that_is_in_a_group_is_killed(start, tmp_path):
+def test_all_processes_of_a_group_are_killed(start, tmp_path):
     """Also what has left session and environment behind."""
     name = cgroup.new_name("warm", JOB)
     os.mkfifo(tmp_path / "go")
@@ -80,7 +80,7 @@ def test_all_that_is_in_a_group_is_killed(start, tmp_path):
     assert not os.path.exists(f"{cgroup._ours()}/{name}")
 
 
-def test_a_group_goes_once_its_last_processes_have_ended(start):
+def test_a_group_is_removed_once_its_last_processes_have_ended(start):
     name = cgroup.new_name("warm", JOB)
     agent = start("trap 'sleep 0.2; exit' TERM; echo ready; while :; do sleep 0.01; done")
     agent.stdout.readline()
@@ -103,7 +103,7 @@ def test_another_jobs_group_is_left_alone(start, job):
 
 
 @pytest.mark.parametrize("path", ["", "/", "None", "/bootseer", "/bootseer/x", "/../x"])
-def test_what_is_no_agents_group_is_left_alone(start, path):
+def test_other_groups_are_left_alone(start, path):
     """Where it could not be put into one, an agent is in slurmd's."""
     agent = start()
     assert not cgroup.kill(path, JOB)
@@ -114,7 +114,7 @@ def test_what_is_no_agents_group_is_left_alone(start, path):
 
 def test_groups_go_once_they_are_empty_and_not_new(start):
     old = f"bootseer-warm-{JOB}-{time.time_ns() - 120 * 10**9}"
-    used = f"bootseer-bury-{JOB}-{time.time_ns() - 110 * 10**9}"
+    used = f"bootseer-recover-{JOB}-{time.time_ns() - 110 * 10**9}"
     new = cgroup.new_name("warm", JOB)
     agent = start()
     put(agent.pid, used)
@@ -134,7 +134,7 @@ def test_groups_go_once_they_are_empty_and_not_new(start):
     wait_until(is_gone, "the group that was used is gone")
 
 
-def test_without_version_2_an_agent_is_started_all_the_same(start, monkeypatch):
+def test_without_version_2_an_agent_is_still_started(start, monkeypatch):
     monkeypatch.setattr(cgroup, "_ROOTS", ("/nowhere",))
     agent = start()
     assert cgroup.make(cgroup.new_name("warm", JOB)) == ""

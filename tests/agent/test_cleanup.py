@@ -95,7 +95,7 @@ def test_one_that_takes_too_long_stops_nothing_else(ground):
     assert os.listdir(parent) == ["7"]
 
 
-def test_one_process_removes_and_looks_again(ground):
+def test_one_process_removes_and_checks_again(ground):
     parent, _ = ground
     (parent / "7").mkdir()
     with start_slow(ground, "60") as first:
@@ -109,7 +109,7 @@ def test_one_process_removes_and_looks_again(ground):
     assert os.listdir(parent) == ["7"]
 
 
-def test_nothing_is_started_where_there_is_nothing(ground, monkeypatch):
+def test_no_process_is_started_without_left_overs(ground, monkeypatch):
     started = []
     monkeypatch.setattr(spawn, "spawn_detached", lambda *args: started.append(args))
     parent, run_dir = ground

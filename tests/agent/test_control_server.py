@@ -134,7 +134,7 @@ async def test_root_is_answered_however_many_the_user_holds(path, asked, text):
 
 @pytest.mark.parametrize(("uid", "heard"), [(USER, True), (OTHER, False)])
 @pytest.mark.parametrize("mode", [0o600, 0o777])
-async def test_only_its_user_is_heard_whatever_the_sockets_mode(path, asked, uid, heard, mode):
+async def test_only_its_user_is_answered_with_any_socket_mode(path, asked, uid, heard, mode):
     os.chmod(path, mode)  # its user may do that
     with client(path, uid, 1, '{"op": "status"}\n') as peer:
         said = await trio.to_thread.run_sync(peer.stdout.readline)
@@ -163,7 +163,7 @@ async def test_only_its_user_is_heard_whatever_the_sockets_mode(path, asked, uid
         b"x" * (MAX_LINE_BYTES + 1),
     ],
 )
-async def test_what_is_no_request_is_refused(path, asked, data):
+async def test_an_invalid_request_is_refused(path, asked, data):
     with trio.fail_after(5), trio.socket.socket(trio.socket.AF_UNIX) as connection:
         await connection.connect(path)
         stream = trio.SocketStream(connection)
@@ -188,7 +188,7 @@ async def test_descriptors_that_come_along_are_dropped(path, asked):
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-async def test_an_answer_is_told_once_it_is_out():
+async def test_answered_is_called_once_the_answer_is_sent():
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     answer, told = Readiness(True, "here"), []
@@ -206,7 +206,7 @@ async def test_an_answer_is_told_once_it_is_out():
     assert told[0][0] is answer
 
 
-async def test_an_answer_that_nobody_waits_for_is_told_too():
+async def test_answered_is_called_though_the_peer_has_gone():
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     told = []
@@ -223,7 +223,7 @@ async def test_an_answer_that_nobody_waits_for_is_told_too():
 
 
 @pytest.mark.parametrize("answer", [b"", b"\n", b"[]\n", b"5\n", b"\xff\n", b"[" * 99999 + b"\n"])
-def test_an_answer_that_is_none_is_an_error_of_ours(path, answer):
+def test_an_invalid_answer_raises_unavailable(path, answer):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
@@ -262,7 +262,7 @@ def test_a_full_queue_is_waited_for_until_the_deadline(path):
         (NotFound("no such image"), Unavailable),  # who asks takes NotFound for an agent's absence
     ],
 )
-async def test_who_asks_is_told_whether_the_request_was_wrong(path, nursery, raised, told):
+async def test_the_client_gets_the_error_of_a_wrong_request(path, nursery, raised, told):
     async def handle(request, peer):
         raise raised
 
@@ -306,7 +306,7 @@ async def test_a_task_that_fails_ends_no_other(nursery):
         raise RecursionError("deep")
 
     await containment.contained("image.mount", told.append, fail)
-    assert told == ["image.mount ended: internal error RecursionError; agent.log says more"]
+    assert told == ["image.mount ended: internal error RecursionError; see agent.log"]
     with trio.CancelScope() as scope:
         scope.cancel()
         await containment.contained("image.mount", told.append, trio.sleep_forever)

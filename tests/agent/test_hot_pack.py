@@ -121,7 +121,7 @@ async def test_of_many_tasks_of_a_job_array_few_write(store, autojump_clock, mon
     ],
     ids=["not settled", "no rate", "another node", "nobody knows which node"],
 )
-async def test_what_is_no_reason_to_write(store, autojump_clock, what):
+async def test_no_pack_is_written_without_a_reason(store, autojump_clock, what):
     start = Start(store)
     await start.write(**what)
     assert await packed(store) is None and start.told == []

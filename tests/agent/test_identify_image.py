@@ -53,7 +53,7 @@ def image(tmp_path):
     return path
 
 
-def test_it_hands_over_what_it_has_found(ask, image):
+def test_the_opener_returns_the_identified_image(ask, image):
     pid, answer = ask(image)
     opened = receive(answer, str(image))
     assert os.waitpid(pid, 0)[0] == pid
@@ -66,19 +66,19 @@ def test_it_hands_over_what_it_has_found(ask, image):
     os.close(expected.image.fd)
 
 
-def test_it_opens_with_the_users_rights(ask, image):
+def test_the_opener_has_the_users_rights(ask, image):
     image.chmod(0o600)
     with pytest.raises(BootseerError, match="may not be read by the job's user"):
         receive(ask(image)[1], str(image))
 
 
 @pytest.mark.parametrize("name", ["missing", "missing\n", "\udcff", "a\0b"])
-def test_what_cannot_be_opened_is_told(ask, tmp_path, name):
+def test_a_failed_open_is_reported(ask, tmp_path, name):
     with pytest.raises(BootseerError, match="image"):
         receive(ask(tmp_path / name)[1], name)
 
 
-def test_its_death_is_told(ask, image, monkeypatch):
+def test_the_openers_death_is_reported(ask, image, monkeypatch):
     monkeypatch.setattr(IDENTIFY, lambda _: signal.pause())
     pid, answer = ask(image)
     os.kill(pid, signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_its_death_is_told(ask, image, monkeypatch):
         receive(answer, str(image))
 
 
-def test_it_has_nothing_open_but_the_image_and_its_answer(ask, image, tmp_path, monkeypatch):
+def test_the_opener_has_only_the_image_and_its_socket_open(ask, image, tmp_path, monkeypatch):
     monkeypatch.setattr(IDENTIFY, lambda _: signal.pause())
     with open(tmp_path / "not its", "w"):
         pid, _ = ask(image)
@@ -103,7 +103,7 @@ def opened_by(pid):
     return sorted(names)
 
 
-def test_what_has_ended_keeps_its_process_id_until_it_is_let_go(ask, image, monkeypatch):
+def test_an_ended_process_keeps_its_id_until_released(ask, image, monkeypatch):
     killed = []
     monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
     processes = Processes(None, None, None)
@@ -121,7 +121,7 @@ def test_what_has_ended_keeps_its_process_id_until_it_is_let_go(ask, image, monk
         os.waitpid(pid, 0)
 
 
-def test_what_goes_wrong_in_it_is_told(ask, image, monkeypatch):
+def test_an_error_in_the_opener_is_reported(ask, image, monkeypatch):
     def fails(_):
         raise RuntimeError("something unforeseen" + "\0" * 100_000)
 
@@ -131,7 +131,7 @@ def test_what_goes_wrong_in_it_is_told(ask, image, monkeypatch):
 
 
 @pytest.mark.parametrize("by_opener", [True, False])
-async def test_whoever_waits_for_an_image_that_hangs_can_leave(monkeypatch, by_opener):
+async def test_waiting_for_a_hanging_image_can_be_cancelled(monkeypatch, by_opener):
     answered, left = threading.Event(), threading.Event()
 
     def hangs(*_):

@@ -116,7 +116,7 @@ async def test_without_the_token_nothing_is_lent(bobs, token):
 
 
 @pytest.mark.parametrize("token", [TOKEN.hex()[:-2], TOKEN.hex()[:-1] + "x", "x" * 64, "00 " * 22])
-def test_what_is_no_token_is_refused_on_receipt(token):
+def test_an_invalid_token_is_refused_on_receipt(token):
     with pytest.raises(Corrupt, match="token"):
         FROM_WORKER.decode(FROM_WORKER.encode(BorrowBlocks(DIGEST, token)))
 
@@ -178,7 +178,7 @@ def test_the_lender_lends_nothing_without_the_token(bobs, token):
     assert isinstance(reply.error, NotFound) and not fds
 
 
-def test_who_has_the_token_or_the_manifest_gets_what_it_takes_to_read_and_keep(bobs, sealed):
+def test_a_token_or_a_manifest_gives_access_to_read_and_keep_blocks(bobs, sealed):
     for request, handed in ((OpenEntry(TOKEN), []), (new(), [sealed])):
         reply, fds = bobs.ask(request, handed)
         assert reply.error is None and reply.value == 0 and len(fds) == 7
@@ -235,12 +235,12 @@ def test_an_entry_is_in_use_until_its_keeper_has_gone(bobs):
 
 
 @pytest.mark.parametrize("count", [0, 2, MAX_DESCRIPTORS])
-def test_as_many_descriptors_come_with_a_manifest_as_it_takes(bobs, sealed, count):
+def test_a_manifest_request_takes_exactly_one_descriptor(bobs, sealed, count):
     reply, fds = bobs.ask(new(), [sealed] * count)
     assert isinstance(reply.error, Corrupt) and not fds
 
 
-def test_a_keeper_gets_room_and_one_that_talks_nonsense_is_given_up(bobs):
+def test_a_keeper_gets_space_and_an_invalid_request_closes_its_socket(bobs):
     own = manifest_of(bytes(50 * BLOCK)).encode()
     fd = seal_manifest(own)
     reply, fds = bobs.ask(new(manifest_bytes=len(own)), [fd])
@@ -257,7 +257,7 @@ def test_a_keeper_gets_room_and_one_that_talks_nonsense_is_given_up(bobs):
     end.close()
 
 
-def test_what_a_job_has_in_use_is_bounded(bobs):
+def test_entries_in_use_by_a_job_are_limited(bobs):
     kept = []
     for _ in range(MAX_LENT):
         reply, fds = bobs.ask(OpenEntry(TOKEN))

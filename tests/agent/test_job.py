@@ -90,19 +90,19 @@ def test_a_job_is_claimed_once_and_closed_to_others(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"job_id": 1}', '{"x": 1}', "\xff", "null"])
-def test_a_folder_with_no_job_in_it_has_none(tmp_path, text):
+def test_job_returns_none_without_a_file(tmp_path, text):
     (tmp_path / "job.json").write_text(text, encoding="latin-1")
     assert JobFolder(str(tmp_path)).job() is None
 
 
-def test_what_the_supervisor_writes_is_in_a_folder_of_its_own():
+def test_the_supervisor_writes_to_a_separate_folder():
     folder = JobFolder("/run/bootseer/jobs/7")
     for path in (folder.events, folder.rooted, folder.named, folder.shown(1)):
         assert os.path.dirname(path) == folder.state
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("../job.json", path)])
-def test_what_it_puts_in_place_of_a_file_is_not_read(tmp_path, make):
+def test_other_file_types_are_not_read(tmp_path, make):
     folder = JobFolder.of(f"{tmp_path}/run", 7)
     registry.claim(folder)
     folder.write("job.json", JOB._asdict())
@@ -116,7 +116,7 @@ RUN = {"run": "c.7", "node": "n1", "started_ns": 1}
 
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("level", ["unpublished", "user"])
-def test_events_wait_in_folders_that_are_nobody_elses(tmp_path, kind, level):
+def test_events_wait_in_private_folders(tmp_path, kind, level):
     unpublished = tmp_path / "unpublished"
     folder = {"unpublished": unpublished, "user": unpublished / str(USER)}[level]
     folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -161,7 +161,7 @@ def test_the_accounts_get_folders_where_root_lets_them(tmp_path, node_settings):
     assert (tmp_path / "state").stat().st_uid == nobody.uid
 
 
-def test_what_waits_fits_into_one_message(tmp_path):
+def test_waiting_runs_fit_into_one_message(tmp_path):
     (tmp_path / "unpublished").mkdir(mode=0o700)
     for number in range(40):
         run = {"run": f"c.{number:03d}", "node": "n1", "started_ns": 1, "x": "x" * 3_000_000}

@@ -110,7 +110,7 @@ def test_a_whole_image_is_mounted_for_its_user(filled, tmp_path, mount):
     assert len(devices) == 1  # one file system, and one copy of its pages
 
 
-def test_what_is_mounted_stays_on_the_node_without_an_agent(content, tmp_path, mount):
+def test_a_mounted_image_stays_cached_without_an_agent(content, tmp_path, mount):
     """The job goes on when its agent has died, and the mount is its root file system."""
     cache = cache_in(tmp_path)
     entry = open_entry(cache, manifest_of(content, 65536))
@@ -125,16 +125,16 @@ def test_what_is_mounted_stays_on_the_node_without_an_agent(content, tmp_path, m
     wait_until(lambda: cache.remove(entry.path.name), "the entry is in use no more")
 
 
-def test_only_what_is_listed_is_mounted(filled, tmp_path, mount):
+def test_only_listed_images_are_mounted(filled, tmp_path, mount):
     for listed in ([], [digest_of(filled)[:-1] + "x", "a" * 64]):
         for _ in range(2):  # the second time from the note
-            with pytest.raises(NotFound, match="not one that the kernel may mount"):
+            with pytest.raises(NotFound, match="kernel_mount does not list"):
                 mount(filled, listed=listed)
     assert not (tmp_path / "job").exists()
     mount(filled)
 
 
-def test_what_is_not_whole_is_not_mounted(entry, content, tmp_path, mount):
+def test_incomplete_images_are_not_mounted(entry, content, tmp_path, mount):
     with pytest.raises(NotFound, match="not on this node yet"):
         mount(entry)
     assert not (tmp_path / "job").exists()
@@ -215,7 +215,7 @@ def test_an_image_is_checked_with_the_cache_accounts_rights(filled, tmp_path, mo
     assert said == f"(1, 1, 1) (1, 1, 1) {3 + 3 + 1}"
 
 
-def test_what_cannot_be_mounted_is_told(tmp_path, mount):
+def test_a_failed_mount_is_reported(tmp_path, mount):
     content = random.Random(1).randbytes(3 * MIB)
     entry = open_entry(cache_in(tmp_path), manifest_of(content, 65536))
     fill(entry, content)
@@ -237,7 +237,7 @@ def test_files_that_are_not_the_block_caches_are_not_mounted(filled, tmp_path, w
 
 @pytest.mark.leaves_open  # a broker has its slots until it ends
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_the_broker_mounts_what_is_handed_over_and_listed(broker, filled, is_listed):
+def test_the_broker_mounts_a_listed_image(broker, filled, is_listed):
     broker.settings.kernel_mount[:] = [digest_of(filled)] if is_listed else []
     with opened(filled) as fds:
         done, _ = broker.ask(MountRoot(), fds)

@@ -59,7 +59,7 @@ def status(pid):
         return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
 
 
-def test_it_has_the_rights_of_the_caches_account_and_no_others(lender, node_settings):
+def test_the_lender_has_only_the_rights_of_the_caches_account(lender, node_settings):
     pid, end = lender
     reply, _ = ask(end, OpenEntry(bytes(32)))
     assert isinstance(reply.error, NotFound)
@@ -72,7 +72,7 @@ def test_it_has_the_rights_of_the_caches_account_and_no_others(lender, node_sett
     assert len(os.listdir(f"/proc/{pid}/fd")) == 4
 
 
-def test_what_it_makes_is_the_accounts_and_counted_for_the_user(lender, node_settings):
+def test_entries_belong_to_the_account_and_are_charged_to_the_user(lender, node_settings):
     _, end = lender
     reply, fds = lend_new(end)
     assert reply.error is None and len(fds) == 7
@@ -88,14 +88,14 @@ def test_what_it_makes_is_the_accounts_and_counted_for_the_user(lender, node_set
         os.close(fd)
 
 
-def test_it_ends_with_the_supervisor(lender):
+def test_the_lender_ends_with_the_supervisor(lender):
     pid, end = lender
     assert isinstance(ask(end, OpenEntry(bytes(32)))[0].error, NotFound)
     end.close()
     wait_until(lambda: status(pid)["State"].startswith("Z"), "its end")
 
 
-def test_one_that_is_killed_costs_a_closed_channel(lender):
+def test_a_killed_lender_closes_its_channel(lender):
     pid, end = lender
     os.kill(pid, signal.SIGKILL)
     began_s = time.monotonic()

@@ -37,7 +37,7 @@ def test_each_stage_has_a_line_with_its_level(capsys, tmp_path):
     ]
 
 
-def test_a_line_is_one_whatever_a_path_holds(capsys):
+def test_a_message_is_one_line_with_any_path(capsys):
     log.set_up(is_debugging=False)
     logging.getLogger("agent").warning("%s", "a\nb\x1b[31m \u202e \udcff \x7f")
     ((_, _, text),) = lines(capsys)
@@ -45,7 +45,7 @@ def test_a_line_is_one_whatever_a_path_holds(capsys):
 
 
 @pytest.mark.parametrize("is_debugging", [True, False])
-def test_messages_are_logged_for_who_wants_that(capsys, is_debugging):
+def test_messages_are_logged_when_debugging(capsys, is_debugging):
     log.set_up(is_debugging=is_debugging)
     logging.getLogger("channel").debug("received Ready")
     assert bool(lines(capsys)) == is_debugging

@@ -63,7 +63,7 @@ OURS = (errors.Unavailable, errors.NotFound, errors.NoSpace, errors.Denied, erro
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_an_error_arrives_as_what_it_is(kind):
+def test_an_error_arrives_with_its_class(kind):
     reply = decode_reply(Reply(5, kind("image /x\u20ac cannot be read")).encode())
     assert reply.number == 5
     assert type(reply.error) is kind
@@ -78,7 +78,7 @@ def test_an_error_of_another_class_arrives_as_unavailable(kind):
 
 
 @pytest.mark.parametrize("why", ["x" * 10_000, "\u20ac" * 10_000, "\udcff" * 1000, "a\0b", ""])
-def test_what_is_told_of_an_error_is_cut_and_arrives(why):
+def test_a_long_error_message_is_cut(why):
     encoded = Reply(5, errors.NotFound(why)).encode()
     assert len(encoded) < MAX_BYTES
     told = str(decode_reply(encoded).error)
@@ -88,7 +88,7 @@ def test_what_is_told_of_an_error_is_cut_and_arrives(why):
 
 
 @pytest.mark.parametrize("value", [0, 1, -1, MOST, ~MOST])
-def test_what_was_done_arrives(value):
+def test_a_result_arrives(value):
     assert decode_reply(Reply(5, None, value).encode()) == Reply(5, None, value)
 
 

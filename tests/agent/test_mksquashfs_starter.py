@@ -165,7 +165,7 @@ def status(pid):
     return dict(line.split(":\t") for line in lines)
 
 
-def test_what_is_packed_is_whole(worker, output):
+def test_the_packed_image_is_complete(worker, output):
     for _ in range(2):
         worker.pack()
         assert worker.say("go on").hear() == "packed"
@@ -173,7 +173,7 @@ def test_what_is_packed_is_whole(worker, output):
     assert "zstd" in said.stdout
 
 
-def test_their_user_gets_into_none_of_them(worker):
+def test_their_user_can_trace_none_of_them(worker):
     starter, mksquashfs = worker.pack()
     pids = [worker.process.pid, starter.pid, mksquashfs.pid]
     argv = ["/usr/bin/python3", "-I", "-c", ATTACK, *map(str, pids)]
@@ -204,7 +204,7 @@ def test_mksquashfs_has_no_rights_and_no_descriptors_of_others(worker):
     assert environment == b"LC_ALL=C\0"
 
 
-def test_it_ends_where_the_block_is_left(worker):
+def test_mksquashfs_ends_when_the_block_is_left(worker):
     _, mksquashfs = worker.pack()
     assert worker.say("give up").hear().startswith("KeyError")
     assert not mksquashfs.is_running()
@@ -213,7 +213,7 @@ def test_it_ends_where_the_block_is_left(worker):
 
 
 @pytest.mark.parametrize("which", ["worker", "starter"])
-def test_it_dies_with_those_it_works_for(worker, which):
+def test_mksquashfs_dies_with_the_worker_and_the_starter(worker, which):
     starter, mksquashfs = worker.pack()
     if which == "worker":
         worker.process.kill()
@@ -224,13 +224,13 @@ def test_it_dies_with_those_it_works_for(worker, which):
     assert gone and not alive
 
 
-def test_that_it_fails_is_told(worker):
+def test_a_failure_of_mksquashfs_is_reported(worker):
     _, mksquashfs = worker.pack()
     mksquashfs.send_signal(signal.SIGKILL)
     assert worker.say("go on").hear().startswith("Unavailable mksquashfs ended by signal 9")
 
 
-def test_it_does_not_begin_where_the_kernel_leaves_it_open(monkeypatch, tmp_path):
+def test_the_starter_refuses_kernels_that_allow_tracing(monkeypatch, tmp_path):
     setting = tmp_path / "suid_dumpable"
     setting.write_text("1\n")
     monkeypatch.setattr(mksquashfs_starter, "_SUID_DUMPABLE", str(setting))
@@ -240,7 +240,7 @@ def test_it_does_not_begin_where_the_kernel_leaves_it_open(monkeypatch, tmp_path
         start(["-"], 0, 2, [])
 
 
-def test_that_there_is_no_mksquashfs_is_told(monkeypatch):
+def test_a_missing_mksquashfs_is_reported(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     start, fd = mksquashfs_starter.start("nobody", USER, USER)
     assert fd is None

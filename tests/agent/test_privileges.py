@@ -90,7 +90,7 @@ def test_its_identity_is_the_users_alone(seen):
     assert all(seen["refused"]), seen["refused"]
 
 
-def test_it_may_lock_memory_to_warm_and_nothing_else(seen):
+def test_a_prefetch_worker_keeps_only_the_right_to_lock_memory(seen):
     status = seen["status"]
     expected = IPC_LOCK if seen["role"] == "warm_up" else 0
     held = int(status["CapPrm"][0], 16)
@@ -109,14 +109,14 @@ def test_its_user_can_neither_trace_nor_read_it(seen):
     assert seen["owner"] == 0
 
 
-def test_it_is_the_first_to_go_and_bounded(seen):
+def test_a_worker_is_killed_first_by_the_oom_killer_and_limited(seen):
     assert seen["oom"] == "1000"
     assert 0 < seen["data"][0] == seen["data"][1] <= MAX_DATA_BYTES
     assert 0 < seen["files"][0] == seen["files"][1] <= 16384
     assert seen["core"] == [0, 0]
 
 
-def test_it_has_no_descriptors_but_those_named(seen):
+def test_a_worker_has_only_the_named_descriptors(seen):
     of_the_listing = 1
     assert seen["opened"] == [0, of_the_listing]
 
@@ -146,14 +146,14 @@ assert os.read(r, 1)
 """
 
 
-def test_it_dies_with_the_agent():
+def test_a_worker_dies_with_the_agent():
     # Its output ends with the last process that holds it.
     subprocess.run(
         [sys.executable, "-I", "-c", LEFT], stdout=subprocess.PIPE, check=True, timeout=10
     )
 
 
-def test_it_does_not_begin_when_the_agent_has_died_before():
+def test_a_worker_does_not_start_after_the_agents_death():
     code = (
         "import os\nfrom bootseer.agent.node.privileges import confine\n"
         "try:\n    confine('nobody', 65534, 65534, os.getpid(), keep=())\n"
@@ -163,7 +163,7 @@ def test_it_does_not_begin_when_the_agent_has_died_before():
     assert answer.stdout == b"ended\n"
 
 
-def test_no_process_goes_on_that_keeps_a_capability():
+def test_a_process_that_keeps_a_capability_exits():
     # Without CAP_SETPCAP the bounding set cannot be emptied.
     code = (
         "import os\nfrom bootseer.agent.node.privileges import confine\n"
@@ -271,7 +271,7 @@ print("goes on")
 
 
 @pytest.mark.parametrize("error", ["ENOSYS", "EOPNOTSUPP", "EPERM"])
-def test_a_supervisor_goes_on_where_nothing_can_limit_its_changes(error):
+def test_a_supervisor_continues_where_the_kernel_cannot_limit_changes(error):
     argv = [sys.executable, "-I", "-c", WITHOUT_LANDLOCK, error]
     answer = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert answer.stdout == "goes on\n"

@@ -70,7 +70,7 @@ def test_an_agent_and_its_worker_are_killed(folder, start):
     assert agent.wait(5) == -signal.SIGKILL
 
 
-def test_what_its_user_has_stopped_is_killed_once_the_agent_has_ended(folder, start):
+def test_a_process_stopped_by_its_user_is_killed_once_the_agent_has_ended(folder, start):
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WORKER!r}])"
     agent = start(
         {spawn.TAG: folder.path},
@@ -150,7 +150,7 @@ def test_a_process_id_used_again_is_not_the_agent(folder, start):
     "document",
     [{}, {"pid": 1, "start": "0"}, {"pid": "1", "start": None}, {"pid": -1, "start": None}],
 )
-def test_what_registers_nothing_is_no_agent(folder, document):
+def test_an_unregistered_process_is_no_agent(folder, document):
     folder.write("process.json", document)
     assert registry.agent_pid(folder) is None
 
@@ -178,7 +178,7 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(folder, monkeypatch
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_leaving_says_what_was_to_be_said_and_waits_for_no_thread(code):
+def test_leave_flushes_output_and_waits_for_no_thread(code):
     program = (
         "import threading, time; from bootseer.agent.node.spawn import leave; "
         "threading.Thread(target=time.sleep, args=[60]).start(); "
@@ -209,6 +209,6 @@ def test_a_job_is_served_while_any_of_its_servers_lives(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"servers": 5}', '{"servers": [5, {}, {"pid": 1}]}'])
-def test_a_note_of_servers_that_is_damaged_names_none(tmp_path, text):
+def test_a_damaged_list_of_servers_names_none(tmp_path, text):
     (tmp_path / "server.json").write_text(text)
     assert not registry.is_served(JobFolder(str(tmp_path)))

@@ -98,13 +98,13 @@ async def published(task):
     return sorted(info.name for info in await task.memory.list("runs"))
 
 
-async def test_runs_that_have_waited_are_published_each_by_itself():
+async def test_waiting_runs_are_published_independently():
     """One that cannot be read costs no others; a newer version's has more than is known here."""
     waiting = [run(1, new=1), run(2, events=[{}]), {}, run(3, job="3"), run(4)]
     task = Publishing([], waiting)
     await publish.run(task)
     assert task.channel.said.ok and task.channel.said.left == []
-    assert task.channel.said.detail.count("is given up") == 3
+    assert task.channel.said.detail.count("dropped an unpublished earlier run") == 3
     assert await published(task) == ["runs/c.1", "runs/c.4", "runs/c.7"]
 
 
@@ -117,7 +117,7 @@ class Refusing(MemoryStore):
         return super().create(name, **more)
 
 
-async def test_what_the_store_does_not_take_waits_on():
+async def test_unpublished_runs_keep_waiting():
     task = Publishing([], [run(1), run(2), run(3)], Refusing())
     await publish.run(task)
     assert task.channel.said.ok and task.channel.said.left == [1]

@@ -54,7 +54,7 @@ def test_a_grave_is_left_alone_until_its_burier_has_had_its_time(run_dir, buried
     assert not os.path.exists(grave.path)
 
 
-def test_one_that_died_before_it_registered_is_buried_alike(run_dir, buried):
+def test_an_agent_that_died_before_registering_is_reaped(run_dir, buried):
     folder = JobFolder.of(run_dir, 7)
     registry.claim(folder)
     os.utime(folder.path, (LONG_AGO_S, LONG_AGO_S))
@@ -62,14 +62,14 @@ def test_one_that_died_before_it_registered_is_buried_alike(run_dir, buried):
     assert registry.is_starting(buried[0])
 
 
-def test_what_cannot_be_buried_keeps_nobody_else(run_dir, buried):
+def test_a_folder_that_cannot_be_recovered_does_not_block_others(run_dir, buried):
     for job_id in (7, 8, 9):
         left_by_the_dead(run_dir, job_id)
     assert reap_agents.reap_dead(run_dir) == ["7", "8", "9"]
     assert registry.job_folders(run_dir) == []
 
 
-def test_what_cannot_be_moved_keeps_nobody_else(run_dir, buried, monkeypatch):
+def test_a_folder_that_cannot_be_moved_does_not_block_others(run_dir, buried, monkeypatch):
     def kill_all(folder):
         if folder.path.endswith("8"):
             raise OSError("no")
@@ -80,7 +80,7 @@ def test_what_cannot_be_moved_keeps_nobody_else(run_dir, buried, monkeypatch):
     assert not reap_agents.reap(folders[0]), "another was first"
 
 
-def test_one_that_ended_as_it_should_has_not_died(run_dir, buried):
+def test_an_agent_that_ended_normally_has_not_died(run_dir, buried):
     folder = left_by_the_dead(run_dir, 7)
     folder.write("ended.json", {})
     assert reap_agents.reap_dead(run_dir) == []
@@ -97,7 +97,7 @@ def test_why_one_was_ended_by_force_is_kept(run_dir, buried):
 
 
 @pytest.mark.parametrize("clear", [reap_agents.remove, reap_agents.reap])
-def test_what_a_job_has_written_goes_after_its_agent(node_settings, buried, clear):
+def test_files_written_by_a_job_are_removed_after_its_agent(node_settings, buried, clear):
     """By a process that does not end with the agent's; what a living job writes stays."""
     folder = left_by_the_dead(node_settings.run_dir, 7)
     folder.write("broker.json", node_settings._asdict())

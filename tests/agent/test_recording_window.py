@@ -64,7 +64,7 @@ async def run_with(image):
     return events._events
 
 
-async def test_an_image_that_cannot_be_watched_any_more_is_told_once(image, autojump_clock):
+async def test_a_lost_watch_of_an_image_is_reported_once(image, autojump_clock):
     """And nothing is held that is read ahead of it: whether it is read cannot be seen."""
     image.is_worth = lambda: False
     (event,) = await run_with(image)

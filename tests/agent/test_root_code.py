@@ -68,7 +68,7 @@ def test_lines_are_counted_as_they_should_be():
     assert lines_of_code(text) == 2 + 3 + 2
 
 
-def test_root_imports_the_standard_library_and_what_is_ours(imported):
+def test_root_imports_only_the_standard_library_and_bootseer(imported):
     strangers = {n for n in imported if n.partition(".")[0] not in sys.stdlib_module_names}
     # tomllib came with Python 3.11; before, tomli is in its place.
     strangers = {n for n in strangers if n.partition(".")[0] != "tomli"}

@@ -116,9 +116,9 @@ def left_events(agent):
     return log._events
 
 
-async def test_what_the_job_tells_is_bounded_and_the_agents_own_is_not_crowded_out(agent):
+async def test_job_events_are_limited_and_leave_room_for_the_agents(agent):
     told = 0
-    with pytest.raises(Unavailable, match="more events"):
+    with pytest.raises(Unavailable, match="limit of events"):
         for _ in range(100_000):
             await handle(agent, event(), peer())
             told += 1
@@ -128,8 +128,8 @@ async def test_what_the_job_tells_is_bounded_and_the_agents_own_is_not_crowded_o
     assert os.stat(agent._folder.events).st_size < 2 * event_log.MAX_TOLD_BYTES
 
 
-async def test_long_events_count_for_what_they_take(agent):
-    with pytest.raises(Unavailable, match="more events"):
+async def test_long_events_are_charged_by_size(agent):
+    with pytest.raises(Unavailable, match="limit of events"):
         for _ in range(200):
             await handle(agent, event(detail="\U0001f600" * 1000), peer())
     assert os.stat(agent._folder.events).st_size < event_log.MAX_TOLD_BYTES
@@ -181,7 +181,7 @@ async def test_a_user_cannot_speak_for_root(agent):
 
 
 @pytest.mark.root
-async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp_path, monkeypatch):
+async def test_a_stopped_publisher_is_killed_after_its_timeout(agent, tmp_path, monkeypatch):
     pids, processes = [], Processes(None, None, None)
 
     async def ask(request):
@@ -208,7 +208,7 @@ async def test_a_publisher_that_is_stopped_costs_its_time_and_no_more(agent, tmp
         os.waitpid(pids[0], 0)
 
 
-async def test_a_run_that_cannot_be_removed_any_more_is_published_all_the_same(agent, monkeypatch):
+async def test_a_run_that_cannot_be_removed_is_still_published(agent, monkeypatch):
     class OnReadOnlyDisk:
         def unlink(self, missing_ok):
             raise OSError(errno.EROFS, "read-only file system")
@@ -221,9 +221,7 @@ async def test_a_run_that_cannot_be_removed_any_more_is_published_all_the_same(a
     assert await publish_with(agent) == (True, "x")
 
 
-def test_what_waits_is_removed_where_it_is_damaged_and_not_where_the_disk_is(
-    agent, tmp_path, monkeypatch
-):
+def test_waiting_runs_are_removed_if_damaged_but_not_on_disk_errors(agent, tmp_path, monkeypatch):
     cache_dir = str(tmp_path / "cache")
     (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
     for number in (1, 2):
@@ -257,7 +255,7 @@ async def test_a_run_that_has_to_wait_on_stays(agent, tmp_path, monkeypatch):
     assert [run["run"] for _, run in spool.read_waiting(cache_dir, USER)] == ["c.2"]
 
 
-async def test_what_the_epilog_gives_is_for_all_of_it(agent, autojump_clock, monkeypatch):
+async def test_the_epilogs_timeout_covers_the_whole_end(agent, autojump_clock, monkeypatch):
     given = []
 
     async def publish(context, images, checkpoint, timeout_s, began_ns):
@@ -342,7 +340,7 @@ async def test_a_full_run_directory_ends_no_agent(agent, autojump_clock):
     assert agent.events._events
 
 
-def test_an_error_that_cannot_be_logged_is_counted_all_the_same(monkeypatch):
+def test_an_error_that_cannot_be_logged_is_still_counted(monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "/run is full")
 
@@ -357,7 +355,7 @@ def test_an_error_that_cannot_be_logged_is_counted_all_the_same(monkeypatch):
     assert containment.count() == before + 1
 
 
-def test_who_waits_for_the_kernels_mount_is_told_though_run_is_full(tmp_path):
+def test_waiters_for_the_kernel_mount_are_notified_though_run_is_full(tmp_path):
     gone = JobFolder(str(tmp_path / "gone"))
     for path in ("", "/somewhere"):
         kernel = KernelMount(gone, NoBroker(), ["d"])
@@ -366,7 +364,7 @@ def test_who_waits_for_the_kernels_mount_is_told_though_run_is_full(tmp_path):
         assert kernel.settled.is_set()
 
 
-async def test_who_waits_for_an_image_is_told_of_its_end_first(monkeypatch):
+async def test_waiters_for_an_image_get_the_servers_end_first(monkeypatch):
     """Whatever else fails then."""
 
     class Kernel:
@@ -404,7 +402,7 @@ def watch(tmp_path):
         image._recorder.close()
 
 
-def test_what_was_touched_beyond_the_prefetch_is_told_apart(watch):
+def test_touches_beyond_the_prefetch_are_separated(watch):
     image = watch()
     chance = random.Random(1)
 
@@ -433,7 +431,7 @@ def test_telling_them_apart_takes_no_time_to_speak_of(watch):
     assert time.monotonic() - began_s < 3
 
 
-async def test_read_ahead_that_cannot_be_told_apart_in_time_is_kept(
+async def test_read_ahead_that_cannot_be_separated_in_time_is_kept(
     watch, autojump_clock, monkeypatch
 ):
     image = watch()
@@ -457,7 +455,7 @@ async def test_read_ahead_that_cannot_be_told_apart_in_time_is_kept(
     assert len(image._recorder.touches) == 2
 
 
-def test_a_file_too_large_to_look_at_is_not_watched(watch):
+def test_a_file_too_large_to_map_is_not_watched(watch):
     with pytest.raises(Unavailable, match="more than an image has"):
         watch(residency.MAX_FILE_BYTES + 1)
 
@@ -471,7 +469,7 @@ class OldKernel:
         return getattr(lib, name)
 
 
-def test_without_cachestat_only_what_mincore_can_look_at_is_watched(watch, monkeypatch):
+def test_without_cachestat_only_files_that_mincore_can_inspect_are_watched(watch, monkeypatch):
     monkeypatch.setattr(residency, "lib", OldKernel())
     watch(residency.MAX_MINCORE_BYTES)
     with pytest.raises(Unavailable, match="cachestat"):
@@ -483,7 +481,7 @@ def test_without_cachestat_only_what_mincore_can_look_at_is_watched(watch, monke
 
 
 @pytest.mark.parametrize("flags", [os.O_PATH, os.O_WRONLY])
-def test_a_descriptor_that_cannot_be_looked_at_is_an_error_of_ours(tmp_path, flags):
+def test_a_descriptor_that_cannot_be_inspected_raises_a_bootseer_error(tmp_path, flags):
     (tmp_path / "image").write_bytes(b"x" * 8192)
     fd = os.open(tmp_path / "image", flags)
     with pytest.raises(Unavailable):
@@ -502,7 +500,7 @@ def test_a_workers_message_is_checked(leading):
         FROM_WORKER.decode(json.dumps(message).encode())
 
 
-async def test_what_a_worker_tells_is_one_line_that_the_agent_accepts():
+async def test_a_workers_detail_is_one_line_that_the_agent_accepts():
     sent = []
 
     class Channel:
@@ -518,7 +516,7 @@ async def test_what_a_worker_tells_is_one_line_that_the_agent_accepts():
     assert len(told.event.detail) == MAX_DETAIL_CHARS
 
 
-async def test_what_the_agent_tells_itself_is_one_line_that_a_worker_accepts(agent):
+async def test_the_agents_own_detail_is_one_line_that_a_worker_accepts(agent):
     """Of an error of a store's, whose text may have any."""
     error = "cannot list 'runs': called `unwrap()`:\n  at x\0" + "a" * 1000
     agent._on_message(Ready(error))
@@ -570,7 +568,7 @@ async def test_images_that_cannot_be_served_use_up_no_numbers(agent, nursery, mo
     assert set(numbers) <= set(range(1, MAX_MOUNTS + 1))
 
 
-async def test_an_image_of_the_last_start_that_is_refused_is_told_of(agent, nursery, monkeypatch):
+async def test_a_refused_image_of_the_last_start_is_reported(agent, nursery, monkeypatch):
     async def ask(request):
         raise Unavailable("too many processes")
 
@@ -583,7 +581,7 @@ async def test_an_image_of_the_last_start_that_is_refused_is_told_of(agent, nurs
     assert "'bootseer://train'" in event.detail and "too many processes" in event.detail
 
 
-async def test_only_what_comes_from_a_registry_is_kept_and_by_one_node(agent, nursery):
+async def test_only_registry_images_are_uploaded_and_by_one_node(agent, nursery):
     agent._nursery = nursery
     with pytest.raises(ConfigError, match="registry"):
         await handle(agent, {"op": "keep", "image": "bootseer://x", "path": "/x"}, peer())

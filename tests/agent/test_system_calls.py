@@ -231,7 +231,7 @@ def test_sockets_are_those_of_the_profile():
         assert found == expected, profile
 
 
-def test_it_stays_closed_to_its_user_and_dies_with_its_parent():
+def test_a_worker_stays_undumpable_and_dies_with_its_parent():
     calls = [
         ("prctl", SET_DUMPABLE, 1),
         ("prctl", HIGH | SET_DUMPABLE, 1),
@@ -244,7 +244,7 @@ def test_it_stays_closed_to_its_user_and_dies_with_its_parent():
     assert answers("plain", [("prctl", SET_SECCOMP, 2), ("prctl", 12345)]) == ["EINVAL"] * 2
 
 
-def test_it_signals_and_limits_nobody_else():
+def test_a_worker_cannot_signal_or_limit_other_processes():
     calls = [
         *(("kill", pid, 0) for pid in (1, 0, -1)),
         ("tgkill", 1, 1, 0),
@@ -354,7 +354,7 @@ import pyarrow, hdfs_native, blake3
 
 
 @pytest.mark.parametrize("profile", ["plain", "network", "pin"])
-def test_ordinary_work_goes_on(profile):
+def test_ordinary_work_is_allowed(profile):
     argv = [sys.executable, "-I", "-c", WORK, json.dumps([True, PROFILES[profile], []])]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

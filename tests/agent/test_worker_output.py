@@ -33,7 +33,7 @@ def printing(text):
     return printed
 
 
-async def test_it_comes_with_escapes(capsys):
+async def test_output_is_escaped(capsys):
     await copy_output(printing(b"Traceback:\n \x1b]0;t\x07 \x9b31m \xe2\x80\xae \x7f\r\n"))
     assert capsys.readouterr().err == (
         "Traceback:\n \\x1b]0;t\\x07 \\x9b31m \\xe2\\x80\\xae \\x7f\\x0d\n"

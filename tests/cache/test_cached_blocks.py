@@ -53,7 +53,7 @@ def damage(path, offset, data):
         file.write(data)
 
 
-def test_what_was_kept_is_read(entry, keeper, opened):
+def test_written_blocks_are_read(entry, keeper, opened):
     keeper.keep(2, block(2, 3))
     keeper.keep(10, block(10))
     blocks = opened()
@@ -71,7 +71,7 @@ def test_what_was_kept_is_read(entry, keeper, opened):
     assert blocks.is_complete and blocks.present_bytes == len(CONTENT)
 
 
-def test_only_what_is_the_images_is_kept(entry, keeper, opened):
+def test_only_blocks_of_the_image_are_written(entry, keeper, opened):
     for first, data in ((0, block(1)), (0, block(0)[:-1]), (3, bytes(BLOCK)), (10, block(9))):
         with pytest.raises(Corrupt):
             keeper.keep(first, memoryview(data))
@@ -115,7 +115,7 @@ def test_a_block_is_checked_whenever_it_is_read(entry, keeper, opened):
     assert blocks.damaged == 1 and blocks.is_lost(0)
 
 
-def test_what_is_lost_is_neither_there_nor_found_again_by_looking(entry, keeper, opened):
+def test_lost_blocks_stay_missing_after_a_refresh(entry, keeper, opened):
     keeper.keep(0, block(0, 10))
     keeper.keep(10, block(10))
     blocks = opened()
@@ -132,7 +132,7 @@ def test_what_is_lost_is_neither_there_nor_found_again_by_looking(entry, keeper,
     assert blocks.is_complete and not blocks.is_lost(3)
 
 
-def test_what_is_absent_and_what_is_lost_is_not_there(entry, keeper, opened):
+def test_absent_and_lost_blocks_are_missing(entry, keeper, opened):
     keeper.keep(0, block(0, 4))
     blocks = opened()
     damage(entry.path / "data", 0, b"XX")
@@ -155,7 +155,7 @@ def test_a_node_that_keeps_no_blocks_has_none():
         assert blocks.read(0, 1) is None and blocks.damaged == 0
 
 
-def test_what_a_disk_does_not_give_is_not_there(entry, keeper):
+def test_unreadable_blocks_are_missing(entry, keeper):
     keeper.keep(0, block(0, 10))
     data, block_map = (os.open(entry.path / name, os.O_WRONLY) for name in ("data", "map"))
     with closing(CachedBlocks(data, block_map, entry.manifest)) as blocks:
@@ -204,7 +204,7 @@ def test_a_keeper_without_room_keeps_nothing(entry, opened):
     keeper.close()
 
 
-def test_room_is_asked_for_in_whole_blocks_of_the_disk(entry):
+def test_space_is_requested_in_whole_blocks_of_the_disk(entry):
     """An entry that is not in use any more is charged for what is on the disk."""
     asked = []
     keeper = entry.keeper(lambda size_bytes: asked.append(size_bytes) or True)

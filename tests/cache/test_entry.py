@@ -95,7 +95,7 @@ def test_of_files_that_are_not_all_there_none_stays_open(cache, name):
     entry.close()
 
 
-def test_an_entry_that_is_not_whole_is_not_in_use(cache):
+def test_an_incomplete_entry_is_not_in_use(cache):
     entry = open_entry(cache, MANIFEST, ALICE)
     entry.close()
     (entry.path / "map").unlink()
@@ -150,7 +150,7 @@ def test_an_entry_that_cannot_be_mended_is_not_in_use(cache, top):
     assert cache.remove(entry.path.name)
 
 
-def test_an_entry_of_another_version_that_is_in_use_is_in_the_way(cache, top):
+def test_an_entry_of_another_version_in_use_blocks_creation(cache, top):
     old = top / entry_name(TOKEN)
     old.mkdir(parents=True)
     os.chmod(top, 0o700)
@@ -163,7 +163,7 @@ def test_an_entry_of_another_version_that_is_in_use_is_in_the_way(cache, top):
     assert left(top) == [old.name] and (old / "account").exists()
 
 
-def test_an_entry_that_somebody_has_locked_is_not_opened(cache):
+def test_a_locked_entry_is_not_opened(cache):
     entry = open_entry(cache, MANIFEST, ALICE)
     entry.close()
     with locked(entry.path / "account", fcntl.LOCK_EX):
@@ -202,7 +202,7 @@ def test_entries_that_are_being_made_are_swept_unless_they_are_in_use(cache, top
     entry.close()
 
 
-def test_what_is_no_part_of_the_cache_is_told_in_order(cache, top):
+def test_foreign_files_are_reported_in_order(cache, top):
     entry = open_entry(cache, MANIFEST, ALICE)
     entry.close()
     strange = [top / "z", top / ("g" * 64), entry.path / "x", entry.path / "b", top / ("A" * 64)]

@@ -167,7 +167,7 @@ def test_paths_do_not_tell_the_token(tmp_path):
     entry.close()
 
 
-def test_what_a_reader_gets_does_not_hold_others_up(tmp_path):
+def test_a_readers_descriptors_do_not_lock_the_entry(tmp_path):
     """A lock on what was lent neither keeps an entry for ever nor keeps others out."""
     cache = cache_in(tmp_path)
     entry = open_entry(cache, MANIFEST, ALICE)
@@ -237,7 +237,7 @@ def test_files_of_another_length_are_mended(tmp_path, name, size_bytes):
     entry.close()
 
 
-def test_what_was_left_of_a_removal_is_swept_a_piece_at_a_time(tmp_path):
+def test_an_unfinished_removal_is_swept_in_pieces(tmp_path):
     cache = cache_in(tmp_path)
     entry = open_entry(cache, MANIFEST)
     left = entry.path.with_name(".going-x")
@@ -259,7 +259,7 @@ def test_what_was_left_of_a_removal_is_swept_a_piece_at_a_time(tmp_path):
     entry.close()
 
 
-def test_what_is_unexpected_is_left_and_told(tmp_path):
+def test_foreign_files_are_left_and_reported(tmp_path):
     cache = cache_in(tmp_path)
     entry = open_entry(cache, MANIFEST)
     entry.close()
@@ -374,7 +374,7 @@ def test_an_impossible_size_is_refused(tmp_path, size):
     os.close(fd)
 
 
-def test_what_was_reserved_counts_until_the_last_user_has_gone(tmp_path):
+def test_reservations_count_until_the_last_user_has_gone(tmp_path):
     cache = cache_in(tmp_path, 4 * MIB)
     content = content_of(1, 512)
     first = open_entry(cache, manifest_of(content), ALICE)
@@ -402,7 +402,7 @@ def test_a_process_that_has_the_lock_keeps_the_entry(tmp_path):
     assert cache.remove(entry.path.name)
 
 
-def test_what_dead_processes_had_reserved_is_void(tmp_path):
+def test_reservations_of_dead_processes_are_cancelled(tmp_path):
     cache = cache_in(tmp_path, 2 * MIB)
     content = content_of(1, 256)
     child = os.fork()
@@ -455,7 +455,7 @@ def test_a_user_within_an_equal_part_loses_nothing_to_others(tmp_path):
     assert sorted(a.uid for a in cache.accounts()) == [ALICE] * 2 + [BOB] * 2 + [CAROL] * 2
 
 
-def test_what_nobody_has_used_for_a_day_has_no_protection(tmp_path):
+def test_entries_unused_for_a_day_are_not_protected(tmp_path):
     cache = cache_in(tmp_path, 4 * ENTRY)
     (old,) = keep_all(cache, BOB, 100)
     keep_all(cache, ALICE, 1, 2, 3)
@@ -472,7 +472,7 @@ def test_entries_of_one_user_are_counted(tmp_path):
     assert [p.exists() for p in paths] == [False, False, True, True, True] and other[0].exists()
 
 
-def test_who_grows_anothers_entry_beyond_that_ones_part_takes_it_over(tmp_path):
+def test_growing_anothers_entry_beyond_its_part_takes_it_over(tmp_path):
     cache = cache_in(tmp_path, 4 * ENTRY, user_share=0.5)
     own = keep_all(cache, ALICE, 1)
     shared = content_of(7)
@@ -490,7 +490,7 @@ def test_who_grows_anothers_entry_beyond_that_ones_part_takes_it_over(tmp_path):
     assert not own[0].exists()
 
 
-def test_giving_back_what_the_dead_had_reserved_is_no_use(tmp_path):
+def test_cancelling_dead_reservations_does_not_count_as_use(tmp_path):
     cache = cache_in(tmp_path, 6 * ENTRY)
     content = content_of(1, 16)
     dead = open_entry(cache, manifest_of(content), ALICE)
@@ -506,7 +506,7 @@ def test_giving_back_what_the_dead_had_reserved_is_no_use(tmp_path):
 
 
 @pytest.mark.parametrize("blocks", [1, 100, 5000, 100_000])
-def test_what_an_entry_takes_up_is_counted_before_it_has_a_block(tmp_path, blocks):
+def test_an_empty_entrys_space_is_charged(tmp_path, blocks):
     cache = cache_in(tmp_path)
     digests = random.Random(2).randbytes(32 * blocks)
     manifest = replace(manifest_of(b"x"), size_bytes=blocks * BLOCK, digests=digests)
@@ -521,7 +521,7 @@ def test_what_an_entry_takes_up_is_counted_before_it_has_a_block(tmp_path, block
     entry.close()
 
 
-def test_what_is_being_removed_counts_until_it_is_gone(tmp_path, monkeypatch):
+def test_removed_entries_count_until_gone(tmp_path, monkeypatch):
     cache = cache_in(tmp_path, 10 * ENTRY, user_share=0.5)
     (path,) = keep_all(cache, ALICE, 1)
     monkeypatch.setattr(ledger, "_PIECES", 0)
@@ -579,7 +579,7 @@ def test_threads_and_processes_never_have_more_than_there_is(tmp_path):
     assert cache.accounts()
 
 
-def test_what_cannot_be_looked_at_is_not_removed(tmp_path):
+def test_entries_that_cannot_be_inspected_are_not_removed(tmp_path):
     cache = cache_in(tmp_path)
     [path] = keep_all(cache, ALICE, 1)
     (path.parent / ".lock").unlink()
@@ -588,7 +588,7 @@ def test_what_cannot_be_looked_at_is_not_removed(tmp_path):
     assert path.exists()
 
 
-def test_a_folder_that_is_gone_costs_the_job_nothing(tmp_path):
+def test_a_missing_folder_does_not_fail_the_job(tmp_path):
     cache = cache_in(tmp_path)
     entry = open_entry(cache, MANIFEST, ALICE)
     shutil.rmtree(entry.path.parent)

@@ -56,19 +56,19 @@ def test_a_manifest_is_read_whole_and_no_more_of_it_than_one_can_have(monkeypatc
         monkeypatch.setattr(image_manifest, "MAX_BYTES", len(ENCODED))
         assert read_manifest(fd) == ENCODED
         monkeypatch.setattr(image_manifest, "MAX_BYTES", len(ENCODED) - 1)
-        with pytest.raises(Corrupt, match="longer than any manifest"):
+        with pytest.raises(Corrupt, match="exceeds the size limit"):
             read_manifest(fd)
 
 
-def test_a_manifest_that_cannot_be_read_is_said_to_be():
+def test_an_unreadable_manifest_raises_unavailable():
     reading, writing = os.pipe()
-    with pytest.raises(Unavailable, match="cannot be read"):
+    with pytest.raises(Unavailable, match="cannot read the manifest"):
         read_manifest(reading)
     os.close(reading)
     os.close(writing)
 
 
-def test_what_the_lender_is_told_of_a_manifest_is_its_size():
+def test_take_manifest_returns_the_entry_size():
     fd = seal_manifest(ENCODED)
     manifest, size = take_manifest(fd, DIGEST)
     assert manifest.encode() == ENCODED
@@ -93,7 +93,7 @@ def test_an_entry_of_other_lengths_is_damaged(place, more):
 # Claims.
 
 
-def test_a_claim_on_what_is_there_is_given_up_at_once():
+def test_a_claim_on_a_present_block_is_released():
     with keeper_of() as (keeper, fds):
         other = BlockKeeper(*map(reopened, fds), MANIFEST, lambda size_bytes: True)
         keeper.keep(1, memoryview(CONTENT)[BLOCK : 2 * BLOCK])
@@ -116,7 +116,7 @@ def reopened(fd):
     return os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
 
 
-def test_claims_that_cannot_be_had_are_no_others():
+def test_a_failed_lock_is_not_another_keepers_claim():
     with (
         keeper_of(claims=("/dev/null", os.O_RDONLY)) as (keeper, _),
         pytest.raises(OSError, match="Bad file descriptor"),

@@ -56,7 +56,7 @@ async def test_blocks_from_all_over_the_image_are_claimed_and_kept_at_once(entry
     found.close()
 
 
-async def test_what_cannot_be_kept_leaves_no_claim(entry):
+async def test_a_failed_write_leaves_no_claim(entry):
     blocks = [1, 4, 7]
     has_room = iter([True, False])
     async with keeper_link(entry, lambda size: next(has_room)) as link, keeper_link(entry) as other:
@@ -92,7 +92,7 @@ async def test_a_block_without_bytes_is_not_kept_and_leaves_other_claims(entry):
                 assert await other.claim([1]) == [BlockClaim.BUSY]
 
 
-async def test_a_block_that_is_there_is_claimed_anew_if_it_is_damaged(entry):
+async def test_a_present_block_can_be_claimed_if_damaged(entry):
     async with keeper_link(entry) as link:
         await link.keep([3], content(3))
         assert await link.claim([2, 3]) == [BlockClaim.GRANTED, BlockClaim.PRESENT]
@@ -114,7 +114,7 @@ async def test_as_much_as_is_taken_at_once_is_claimed_and_kept():
             await link.claim(range(MAX_BLOCKS + 1))
 
 
-async def test_where_claims_cannot_be_had_the_link_says_so_and_goes_on():
+async def test_a_failed_claim_is_reported_and_the_link_continues():
     async with memory_link(MANIFEST, claims=("/dev/null", os.O_RDONLY)) as link:
         for _ in range(2):
             with pytest.raises(Unavailable, match="Bad file descriptor"):
@@ -161,7 +161,7 @@ def bare_link():
 @pytest.mark.parametrize(
     "said", [b"", struct.pack("<BxxxI", 0, 0)[:5], struct.pack("<BxxxI", 0, 2)]
 )
-async def test_a_keeper_that_is_gone_answers_nothing_more(said):
+async def test_requests_to_a_dead_keeper_raise_closed(said):
     with bare_link() as (link, claims, blocks):
         claims.sendall(said)
         claims.shutdown(socket.SHUT_WR)
@@ -186,7 +186,7 @@ async def test_after_a_request_that_was_cancelled_no_answer_is_taken_for_another
                 await call
 
 
-async def test_what_a_keeper_says_went_wrong_is_raised_and_the_link_goes_on():
+async def test_a_keepers_error_is_raised_and_the_link_continues():
     kinds = {1: NoSpace, 2: Corrupt, 3: Unavailable}
     with bare_link() as (link, _, blocks):
         for how, kind in kinds.items():
@@ -239,7 +239,7 @@ def test_frames_are_as_they_are_described(entry):
     ],
     ids=["behind", "far behind", "twice", "none", "many", "long", "what", "cut", "noise"],
 )
-def test_what_makes_no_sense_ends_the_link(entry, said):
+def test_an_invalid_request_ends_the_link(entry, said):
     keeper = entry.keeper(lambda size_bytes: True)
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=serve_keeper, args=(keeper, MANIFEST, theirs))

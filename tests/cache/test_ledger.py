@@ -53,7 +53,7 @@ def write(entry, blocks):
 # Accounts.
 
 
-def test_an_account_says_whose_an_entry_is_and_what_it_may_take_up(cache):
+def test_an_account_has_the_entrys_user_and_charge(cache):
     before_ns = time.time_ns() - 10**9
     entry = open_entry(cache, manifest(), ALICE)
     (account,) = cache.accounts()
@@ -110,7 +110,7 @@ def test_an_entry_that_is_leaving_is_not_open(cache, monkeypatch):
 # What is given back.
 
 
-def test_what_the_dead_had_reserved_is_given_back_to_who_opens_the_entry_next(cache):
+def test_dead_reservations_are_returned_at_the_next_open(cache):
     dead = open_entry(cache, manifest(), ALICE)
     assert dead.entry.reserve(BLOCK, 5 * BLOCK) == 5 * BLOCK
     write(dead, 2)
@@ -122,7 +122,7 @@ def test_what_the_dead_had_reserved_is_given_back_to_who_opens_the_entry_next(ca
     entry.close()
 
 
-def test_what_is_all_reserved_may_be_written_again(cache):
+def test_a_fully_reserved_entry_may_be_rewritten(cache):
     """A block that is damaged, for one."""
     entry = open_entry(cache, manifest(), ALICE)
     assert entry.entry.reserve(BLOCK, MIB) == MIB
@@ -134,7 +134,7 @@ def test_what_is_all_reserved_may_be_written_again(cache):
     entry.close()
 
 
-def test_where_all_that_is_wanted_has_no_room_what_is_needed_may_have(tmp_path):
+def test_needed_bytes_are_granted_without_space_for_wanted_ones(tmp_path):
     cache = cache_in(tmp_path, fixed_bytes() + 5 * BLOCK)
     entry = open_entry(cache, manifest(), ALICE)
     assert entry.entry.reserve(2 * BLOCK, 6 * BLOCK) == 2 * BLOCK
@@ -156,7 +156,7 @@ def test_room_that_does_not_come_free_in_time_is_refused(tmp_path, monkeypatch):
     assert [account.is_leaving for account in cache.accounts()] == [False]
 
 
-def test_an_entry_that_is_gone_gets_no_room(cache):
+def test_a_removed_entry_gets_no_space(cache):
     entry = open_entry(cache, manifest(), ALICE)
     shutil.rmtree(entry.path)
     assert entry.entry.reserve(BLOCK, BLOCK) == 0
@@ -164,7 +164,7 @@ def test_an_entry_that_is_gone_gets_no_room(cache):
     assert cache.accounts() == []
 
 
-def test_what_nobody_wants_any_more_is_not_met(cache):
+def test_a_withdrawn_demand_is_not_met(cache):
     open_entry(cache, manifest(), ALICE).close()
     assert cache._ledger.admit(lambda book: None, lambda book, demand: pytest.fail()) is False
 
@@ -193,7 +193,7 @@ def test_a_share_of_the_disk_is_left_free(tmp_path, monkeypatch, free_blocks, fi
                 open_entry(cache, manifest(), ALICE)
 
 
-def test_what_others_have_reserved_and_not_written_is_not_free(tmp_path, monkeypatch):
+def test_reserved_bytes_are_not_free(tmp_path, monkeypatch):
     cache = BlockCache(tmp_path / "images", GIB, 0.0, refused_s=0.0)
     entry = open_entry(cache, manifest(), ALICE)
     reserved_blocks = (fixed_bytes() - disk_bytes(entry.path)) // BLOCK
@@ -205,7 +205,7 @@ def test_what_others_have_reserved_and_not_written_is_not_free(tmp_path, monkeyp
     entry.close()
 
 
-def test_on_a_disk_that_others_have_filled_there_is_no_room(tmp_path, monkeypatch):
+def test_a_full_disk_has_no_space(tmp_path, monkeypatch):
     cache = BlockCache(tmp_path / "images", GIB, 0.5)
     with disk(monkeypatch, 1000, 0), pytest.raises(NoSpace):
         open_entry(cache, manifest(), ALICE)
@@ -215,7 +215,7 @@ def test_on_a_disk_that_others_have_filled_there_is_no_room(tmp_path, monkeypatc
 # Files.
 
 
-def test_what_is_a_link_is_not_opened(cache, tmp_path):
+def test_a_link_is_not_opened(cache, tmp_path):
     other = tmp_path / "other"
     other.write_bytes(b"content")
     entry = open_entry(cache, manifest(), ALICE)

@@ -33,7 +33,7 @@ def taken(*paths):
     return sum(path.stat().st_blocks * 512 for path in paths)
 
 
-def test_what_an_entry_takes_up_is_that_of_its_files_and_its_folder(entry):
+def test_disk_bytes_covers_files_and_folder(entry):
     (entry / "manifest").write_bytes(b"x" * 5 * BLOCK)
     (entry / "another").write_bytes(b"x" * BLOCK)
     assert taken(entry / "data") >= 3 * BLOCK and taken(entry / "manifest") >= 5 * BLOCK
@@ -53,7 +53,7 @@ def test_so_many_pieces_are_removed_and_the_rest_is_accounted_for(entry, pieces,
     assert not entry.exists()
 
 
-def test_an_entry_goes_with_its_last_piece(entry):
+def test_an_entry_is_removed_with_its_last_piece(entry):
     assert cut(entry, 3) == 0
     assert not entry.exists()
 
@@ -65,13 +65,13 @@ def test_holes_are_no_work(entry):
     assert not entry.exists()
 
 
-def test_without_work_to_be_done_nothing_goes(entry):
+def test_zero_pieces_remove_nothing(entry):
     assert cut(entry, 0) == 0
     assert size_of(entry / "data") == 3 * PIECE
     assert size_of(entry / "account") == disk_bytes(entry)
 
 
-def test_what_somebody_has_open_takes_up_nothing_once_it_is_removed(entry):
+def test_open_files_take_no_space_once_removed(entry):
     (entry / "map").write_bytes(b"x" * BLOCK)
     with (entry / "data").open() as data, (entry / "map").open() as block_map:
         assert cut(entry, 9) == 5
@@ -85,7 +85,7 @@ def test_an_entry_without_data_is_removed(entry):
     assert cut(entry, 5) == 4  # another was first
 
 
-def test_what_is_linked_to_stays_as_it_is(entry, tmp_path):
+def test_targets_of_links_are_not_changed(entry, tmp_path):
     other = tmp_path / "other"
     other.write_bytes(b"content")
     for name in ("data", "account"):
@@ -96,7 +96,7 @@ def test_what_is_linked_to_stays_as_it_is(entry, tmp_path):
     assert not entry.exists()
 
 
-def test_what_is_no_part_of_an_entry_is_told_in_order(entry, tmp_path):
+def test_foreign_files_are_listed_in_order(entry, tmp_path):
     assert unexpected(entry) == []
     for name in ("z", "a"):
         (entry / name).touch()
@@ -107,5 +107,5 @@ def test_what_is_no_part_of_an_entry_is_told_in_order(entry, tmp_path):
     assert unexpected(tmp_path / "none") == []
 
 
-def test_what_no_device_is_of_is_not_mounted(entry):
+def test_an_entry_without_a_loop_device_is_not_mounted(entry):
     assert not is_mounted(entry)

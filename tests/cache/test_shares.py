@@ -34,7 +34,7 @@ def victims(accounts, wanted, busy=()):
     return names
 
 
-def test_who_has_more_than_an_equal_part_gives_up_own_entries_first():
+def test_a_user_above_the_equal_part_evicts_own_entries_first():
     accounts = [
         account("bob-old", BOB, 40, age_s=900),
         account("alice", ALICE, 20, age_s=500),
@@ -47,7 +47,7 @@ def test_who_has_more_than_an_equal_part_gives_up_own_entries_first():
     assert victims(accounts, demand(ALICE, 10), {"alice", "alice-new", "bob-old"}) == []
 
 
-def test_who_has_less_takes_the_oldest_of_those_who_have_more():
+def test_a_user_below_it_evicts_the_oldest_of_users_above_it():
     accounts = [
         account("bob", BOB, 20, age_s=800),
         account("bob-new", BOB, 25, age_s=10),
@@ -59,7 +59,7 @@ def test_who_has_less_takes_the_oldest_of_those_who_have_more():
     assert victims(accounts, demand(CAROL, 30)) == ["alice", "bob"]
 
 
-def test_who_has_less_and_finds_nothing_to_take_gives_up_own_entries():
+def test_a_user_below_it_evicts_own_entries_if_no_others():
     accounts = [account("bob", BOB, 50), account("bob-new", BOB, 10), account("alice", ALICE, 25)]
     assert victims(accounts, demand(ALICE, 15), {"bob", "bob-new"}) == ["alice"]
 
@@ -72,7 +72,7 @@ def test_a_fixed_share_is_the_most_even_of_an_empty_cache():
     assert book(*accounts).fits(demand(ALICE, 10, entries=0))
 
 
-def test_nothing_gives_way_in_vain():
+def test_a_demand_is_possible_if_evictable_entries_suffice():
     accounts = [account("alice", ALICE, 30), account("bob", BOB, 40), account("carol", CAROL, 20)]
     assert book(*accounts).is_possible(demand(CAROL, 10))  # in the place of Bob's
     busy = [account("alice", ALICE, 30), replace(account("bob", BOB, 40), is_open=True)]
@@ -82,13 +82,13 @@ def test_nothing_gives_way_in_vain():
     assert [a.name for a in accounts] == ["alice", "bob", "carol"]
 
 
-def test_what_is_leaving_counts_until_it_has_left():
+def test_entries_being_removed_count_until_gone():
     accounts = [account("a", ALICE, 50, is_leaving=True), account("b", BOB, 35)]
     assert not book(*accounts).fits(demand(CAROL, 10))
     assert victims(accounts, demand(CAROL, 10)) == []  # there will be room
 
 
-def test_what_nobody_uses_any_more_gives_way():
+def test_unused_users_entries_are_evicted():
     accounts = [account("bob", BOB, 5, age_s=ACTIVE_S + 1), account("alice", ALICE, 60)]
     assert victims(accounts, demand(CAROL, 30)) == ["bob"]
     assert book(*accounts).equal_part(ALICE) == 90
@@ -100,7 +100,7 @@ def test_a_day_after_the_last_use_a_part_is_not_kept():
     assert book(account("bob", BOB, 5, is_leaving=True)).equal_part(ALICE) == 90
 
 
-def test_what_is_within_an_equal_part_by_a_byte_is_protected():
+def test_an_entry_within_the_equal_part_by_a_byte_is_protected():
     accounts = [account("alice", ALICE, 30), account("bob", BOB, 30), account("carol", CAROL, 30)]
     assert victims(accounts, demand(ALICE, 1)) == ["alice"]
     assert victims(accounts[1:], demand(ALICE, 31)) == []
@@ -130,13 +130,13 @@ def test_whether_room_can_be_made_changes_nothing():
     assert not current.fits(demand(CAROL, 1)) and current.is_possible(demand(CAROL, 1))
 
 
-def test_nobody_can_have_more_than_there_is():
+def test_a_demand_beyond_the_limit_is_impossible():
     little = UsageBook([], CacheLimits(total_bytes=50, user_bytes=60, user_entries=5), NOW_NS)
     assert little.is_possible(demand(ALICE, 50)) and not little.is_possible(demand(ALICE, 51))
     assert book().is_possible(demand(ALICE, 60)) and not book().is_possible(demand(ALICE, 61))
 
 
-def test_an_account_is_at_rest_if_nothing_else_is_said():
+def test_an_account_is_neither_leaving_nor_open_by_default():
     plain = EntryUsage("a", ALICE, 5, NOW_NS)
     assert not plain.is_leaving and not plain.is_open
 
@@ -167,7 +167,7 @@ def full_books(draw):
 
 
 @given(full_books(), st.sampled_from([ALICE, BOB, CAROL]), st.integers(1, 70))
-def test_nobody_within_an_equal_part_loses_to_others(made, uid, more_bytes):
+def test_users_within_the_equal_part_lose_nothing_to_others(made, uid, more_bytes):
     accounts, busy = made
     current, wanted = book(*accounts), demand(uid, more_bytes)
     gone = []

@@ -40,7 +40,7 @@ def test_files_take_up_whole_blocks(size_bytes, taken):
         (EntrySize(1, 1, 4 * KIB // SUM_BYTES + 1), (4 + 8 + 16 + 8) * KIB),
     ],
 )
-def test_an_entry_takes_up_so_much_before_it_has_a_block(size, fixed_bytes):
+def test_fixed_bytes_of_an_empty_entry(size, fixed_bytes):
     assert size.fixed_bytes == size.most_bytes - 4 * KIB == fixed_bytes
 
 

@@ -27,7 +27,7 @@ def token_of(fd):
 
 
 @given(st.binary(min_size=1, max_size=3000))
-def test_it_is_that_of_the_memory_handed_over(manifest):
+def test_the_token_is_that_of_the_sealed_memory(manifest):
     assert token_of(seal_manifest(manifest)) == (manifest_token(manifest), len(manifest))
 
 
@@ -43,7 +43,7 @@ def test_a_manifest_may_have_the_greatest_length(monkeypatch):
         token_of(seal_manifest(bytes(1001)))
 
 
-def test_what_was_handed_over_stays_as_it_is():
+def test_sealed_memory_cannot_be_changed():
     fd = seal_manifest(MANIFEST)
     for change in (
         lambda: os.pwrite(fd, b"x", 0),
@@ -57,7 +57,7 @@ def test_what_was_handed_over_stays_as_it_is():
     os.close(fd)
 
 
-def test_it_does_not_follow_from_what_is_public():
+def test_the_token_does_not_follow_from_the_public_digest():
     public = image_manifest.image_digest(
         MANIFEST
     )  # of all but the last 32 bytes, which are that digest

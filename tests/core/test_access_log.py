@@ -55,7 +55,7 @@ def test_numbers_mean_the_newest_where_they_were(path, before, now, expected):
     assert expand(file, listing(*now)) == expected
 
 
-def test_a_document_comes_back_as_it_was():
+def test_a_document_round_trips():
     files = (FileReads("a_1/b_1", (0, 1), (ByteRange(0, 5), ByteRange(9, 10))),)
     reads = NodeReads("alice", "k", 2, 1, files)
     assert decode(reads.encode(), "x", "alice", "k") == reads
@@ -88,7 +88,7 @@ def test_a_document_comes_back_as_it_was():
         ("files", [{"path": "x", "newest": [], "ranges": [[0, 1]] * (MAX_RANGES + 1)}]),
     ],
 )
-def test_what_is_damaged_is_refused(field, value):
+def test_damaged_documents_are_refused(field, value):
     document = json.loads(NodeReads("alice", "k", 2, 1, ()).encode())
     with pytest.raises(Corrupt):
         decode(json.dumps({**document, field: value}).encode(), "x", "alice", "k")
@@ -117,7 +117,7 @@ def test_sequential_and_scattered_reads_become_few_ranges():
     assert ranges[-1].stop == (1 << 40) + 9_999 * (64 << 20) + 4096
 
 
-def test_what_was_read_ahead_counts_if_the_job_opened_it_too():
+def test_prefetched_ranges_count_if_the_job_opened_the_file():
     def seen(path, opens, *ranges):
         return AccessedFile(path, (), list(ranges), opens)
 
@@ -171,7 +171,7 @@ def test_ranges_are_joined_as_far_as_it_takes(ranges, read):
     assert Recording("x", 0, 1, ranges).read() == read
 
 
-def test_what_was_pushed_is_read_if_something_between_two_marks_was():
+def test_pushed_ranges_count_between_requested_marks():
     pushed = [ByteRange(4096, 3 * MARK_BYTES), ByteRange(4 * MARK_BYTES, 5 * MARK_BYTES)]
     inside = ByteRange(MARK_BYTES + 5, MARK_BYTES + 6)
     recording = Recording("x", 0, 1, [inside], pushed)
@@ -184,13 +184,13 @@ def test_what_was_pushed_is_read_if_something_between_two_marks_was():
     assert recording.read() == []
 
 
-def test_the_folders_of_what_has_numbers_are_listed():
+def test_parents_of_numbered_components_are_listed():
     assert numbered("step_1/model/rank_2") == ["", "step_1/model"]
     assert numbered("a/b2/c/d") == ["a"]
     assert numbered("latest") == []
 
 
-def test_what_was_not_opened_by_the_job_is_not_read():
+def test_prefetched_files_that_the_job_did_not_open_do_not_count():
     def seen(path, opens):
         return AccessedFile(path, (), [ByteRange(0, 7)], opens)
 

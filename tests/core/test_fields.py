@@ -20,7 +20,7 @@ def refused(read):
 
 
 @pytest.mark.parametrize("value", [[], "text", 1, None, True])
-def test_what_is_no_object_has_no_fields(value):
+def test_a_value_that_is_no_object_is_refused(value):
     with pytest.raises(Corrupt, match="the document: not a JSON object"):
         Fields(value, "the document")
 
@@ -72,7 +72,7 @@ def test_a_flag_is_true_or_false():
         refused(lambda wrong=wrong: fields(wrong).flag("it"))
 
 
-def test_a_part_says_where_it_is():
+def test_a_part_names_its_place_in_errors():
     assert fields({"a": 5}).part("it").count("a") == 5
     assert fields({"a": 5}).unread("it") == {"a": 5}
     with pytest.raises(Corrupt, match="the document: it: field 'b'"):
@@ -115,7 +115,7 @@ def document(**change):
     return json.dumps({"format": "bootseer test", "version": 3, "a": 1} | change).encode()
 
 
-def test_a_document_says_what_it_is():
+def test_a_document_has_a_format_and_a_version():
     opened = open_document(document(), "x", "bootseer test", 3)
     assert opened.count("a") == 1
     with pytest.raises(Corrupt, match="x: its format is not 'bootseer test'"):
@@ -129,6 +129,6 @@ def test_a_document_says_what_it_is():
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_not_json_is_no_document(data):
+def test_invalid_json_is_refused(data):
     with pytest.raises(Corrupt, match="x: not JSON"):
         open_document(data, "x", "bootseer test", 3)

@@ -96,7 +96,7 @@ def test_ranges_side_by_side_that_fill_an_image_are_accepted():
     assert trace.decode(held_out.encode(), "t") == held_out
 
 
-def test_what_earlier_versions_have_not_said_is_not_known():
+def test_fields_missing_in_earlier_versions_are_unknown():
     def header_of(value, *left_out):
         fields = asdict(value)
         return {key: fields[key] for key in fields if key not in left_out}
@@ -151,7 +151,7 @@ def test_a_plan_that_cannot_be_is_refused(change, said):
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{", b"[" * 100_000, b"null"])
-def test_a_plan_that_is_no_document_is_refused(data):
+def test_an_invalid_plan_document_is_refused(data):
     with pytest.raises(Corrupt):
         warm_plan.decode(data, "p", "alice", "k")
 
@@ -182,7 +182,7 @@ def test_the_name_of_a_plan_is_safe(key):
     assert name.startswith("plans/") and name.count("/") == 1 and name.isascii()
 
 
-def test_an_event_is_of_a_whole_node_and_went_well_if_nothing_else_is_said():
+def test_an_event_defaults_to_the_whole_node_and_ok():
     assert event.Event("image.prefetch", 1, 2, "agent").document() == {
         "stage": "image.prefetch",
         "start_ns": 1,
@@ -195,7 +195,7 @@ def test_an_event_is_of_a_whole_node_and_went_well_if_nothing_else_is_said():
     }
 
 
-def test_a_detail_is_one_line_of_a_length_that_is_taken():
+def test_a_detail_is_one_line_of_an_accepted_length():
     assert event.one_line(" a\n\tb\0c\r\n") == "a b c"
     detail = event.one_line("x" * 5000)
     assert detail == "x" * event.MAX_DETAIL_CHARS

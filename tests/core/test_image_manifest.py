@@ -67,7 +67,7 @@ def test_another_images_manifest_is_refused():
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(change):
+def test_inconsistent_manifests_are_refused(change):
     encoded = replace(MANIFEST, **change).encode()
     with pytest.raises(Corrupt):
         image_manifest.decode(encoded, "m", image_digest(encoded))
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused(change):
 @pytest.mark.parametrize("block_bytes", [2048, BLOCK - 1, BLOCK + 1, 3 * BLOCK, 6 * BLOCK])
 def test_blocks_are_powers_of_two_and_no_less_than_pages(block_bytes):
     encoded = manifest_of(bytes(10 * BLOCK), block_bytes).encode()
-    with pytest.raises(Corrupt, match=f"blocks of {block_bytes} bytes"):
+    with pytest.raises(Corrupt, match=f"block length of {block_bytes} bytes"):
         image_manifest.decode(encoded, "m", image_digest(encoded))
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_in_no_block():
     assert list(MANIFEST.covering(MANIFEST.size_bytes - 1, 1)) == [MANIFEST.blocks - 1]
 
 
-def test_the_first_block_that_is_another_is_told():
+def test_bad_block_returns_the_first_wrong_block():
     content = bytes(range(256)) * 100
     blocks = (6, 1, 2)
     data = b"".join(content[r.start : r.stop] for r in map(MANIFEST.block_range, blocks))

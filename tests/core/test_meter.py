@@ -5,7 +5,7 @@ import pytest
 from bootseer.core.meter import Meter
 
 
-def test_what_overlaps_counts_once_and_pauses_not_at_all():
+def test_overlaps_count_once_and_pauses_do_not_count():
     now = [1_000_000_000]
     meter = Meter(lambda: now[0])
     assert (meter.size_bytes, meter.bytes_per_s) == (0, 0)

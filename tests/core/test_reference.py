@@ -45,5 +45,5 @@ def test_an_image_has_one_name(uri, name):
         ("x" * 5000, ""),
     ],
 )
-def test_what_pyxis_asks_its_importer_for_is_known_beforehand(container, name):
+def test_to_be_imported_returns_the_name_that_pyxis_imports(container, name):
     assert to_be_imported(container) == name

@@ -35,13 +35,13 @@ def test_one_read_shows_the_latency_and_many_show_the_rate():
     assert meter.speed(nodes=3) == Speed(2_000, 64 * MIB, 3)
 
 
-def test_little_says_nothing_of_the_rate():
+def test_few_reads_give_no_rate():
     meter = SpeedMeter(clock := Clock())
     all_at_once(meter, clock, 20, 0.001, size_bytes=65536)
     assert meter.speed(nodes=1).bytes_per_s == 0
 
 
-def test_reads_that_take_no_time_say_nothing_of_the_rate():
+def test_reads_that_take_no_time_give_no_rate():
     meter = SpeedMeter(clock := Clock())
     all_at_once(meter, clock, 30, 0.0)
     assert meter.speed(nodes=0) == Speed(0, 0, 1)
@@ -72,7 +72,7 @@ def test_a_read_that_fails_is_none():
     assert meter.speed(nodes=1).latency_us == 4_000
 
 
-def test_what_is_not_known_is_taken_from_before():
+def test_unknown_values_are_taken_from_the_other_speed():
     before = Speed(5_000, 10**9, 8)
     assert UNKNOWN.or_else(before) == before
     assert Speed(7_000, 0, 2).or_else(before) == Speed(7_000, 10**9, 8)

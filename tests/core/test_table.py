@@ -81,19 +81,19 @@ def test_a_header_has_a_greatest_length():
         (made(b"null"), "not a JSON object"),
     ],
 )
-def test_what_is_no_table_of_this_kind_is_refused(data, said):
+def test_other_kinds_of_files_are_refused(data, said):
     with pytest.raises(Corrupt, match=f"^the table: .*{said}") as refused:
         decode(data)
     assert not isinstance(refused.value, UnknownVersion)
 
 
 @pytest.mark.parametrize("version", [2, 4])
-def test_another_version_is_told_from_damage(version):
+def test_another_version_is_distinguished_from_damage(version):
     with pytest.raises(UnknownVersion, match=f"version {version} is not understood, only 3 is"):
         decode(made(b"{}", version=version))
 
 
-def test_what_has_another_digest_is_damaged():
+def test_a_wrong_digest_is_damage():
     data = bytearray(encode())
     data[-1] ^= 1
     with pytest.raises(Corrupt, match="checksum does not match"):

@@ -45,11 +45,11 @@ def test_a_node_that_began_a_little_earlier_or_later_is_of_the_same_start(later_
     assert set(told.images) == {image("a"), image("b")}
 
 
-def test_a_node_of_a_start_before_the_last_says_nothing():
+def test_a_node_of_an_earlier_start_changes_nothing():
     assert PLAN.with_run(run(7, -SAME_START_NS - 1), (image("b"),), (name("z"),)) == PLAN
 
 
-def test_a_job_that_was_requeued_is_told_anew():
+def test_a_requeued_job_replaces_its_run():
     again = run(7, SAME_START_NS + 1)
     told = PLAN.with_run(again, (image("b"),))
     assert (told.runs, told.images) == ((again,), (image("b"),))
@@ -66,7 +66,7 @@ def test_a_run_before_all_that_are_kept_is_not_kept():
 # What it has used.
 
 
-def test_what_earlier_runs_have_found_out_of_an_image_stays_known():
+def test_facts_of_earlier_runs_are_kept():
     known = {"touched_bytes": 5, "touched_reads": 6, "store": Speed(1, 2, 3), "file": Speed(4, 5)}
     before = WarmPlan("alice", "k", (image("a", **known), image("b", **known)))
     newer = image("b", touched_bytes=7, touched_reads=8, store=Speed(9, 0, 4))
@@ -79,7 +79,7 @@ def test_what_earlier_runs_have_found_out_of_an_image_stays_known():
     assert (told.images[2].store, told.images[2].touched_bytes) == (UNKNOWN, 0)
 
 
-def test_the_first_hot_set_that_a_node_of_a_run_has_found_is_told():
+def test_the_first_hot_set_of_a_runs_nodes_is_kept():
     begun = WarmPlan("alice", "k", (image("a", 5), image("b")), (run(7),))
     told = begun.with_run(run(7, 3), (image("a", 9), image("b", 8)))
     assert told.images == (image("a", 5), image("b", 8))
@@ -92,7 +92,7 @@ def test_a_node_adds_images_as_long_as_there_is_room():
     assert full.with_run(run(7), (image("y"),)) == full
 
 
-def test_a_node_that_says_the_same_in_another_order_changes_nothing():
+def test_a_node_with_the_same_report_in_another_order_changes_nothing():
     begun = WarmPlan("alice", "k", (image("a"), image("b")), (run(7),), PLAN.names)
     assert begun.with_run(run(7, 3), begun.images[::-1], begun.names[::-1]) == begun
     assert begun.with_run(run(7, 3), begun.images[1:], begun.names[:1]) == begun
@@ -118,7 +118,7 @@ def decode(value):
     return warm_plan.decode(json.dumps(value).encode(), "p", "alice", "k")
 
 
-def test_what_a_plan_need_not_say_is_not_known():
+def test_optional_fields_of_a_plan_default_to_unknown():
     listed = {"path": "/a", "digest": "sqfs1-a", "size_bytes": 1000, "hot_bytes": 0}
     value = document(images=[listed])
     del value["names"]
@@ -126,7 +126,7 @@ def test_what_a_plan_need_not_say_is_not_known():
     assert decode(document(names=None)).names == ()
 
 
-def test_a_rate_that_nobody_shared_was_measured_by_one():
+def test_a_rate_without_a_number_of_nodes_was_measured_by_one():
     measured = {"latency_us": 5, "bytes_per_s": 6, "nodes": 0}
     listed = json.loads(PLAN.encode())["images"][0] | {"store": measured}
     assert decode(document(images=[listed])).images[0].store == Speed(5, 6, 1)

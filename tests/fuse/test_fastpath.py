@@ -113,7 +113,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("flags", [0, os.O_DIRECT, os.O_NOATIME])
-async def test_what_is_there_is_read_without_the_view(mounted, flags):
+async def test_cached_blocks_are_read_without_the_view(mounted, flags):
     places = [(0, 4096), (BLOCK, 2 * MIB), (5 * MIB, 4096)] if flags == os.O_DIRECT else PLACES
     wanted = b"".join(CONTENT[at : at + size] for at, size in places)
     assert await mounted.read(*places, flags=flags) == wanted
@@ -128,7 +128,7 @@ async def test_many_at_once(mounted):
     assert mounted.view.asked == []
 
 
-async def test_the_record_is_of_what_was_read_and_not_ahead(mounted):
+async def test_the_record_excludes_prefetches(mounted):
     places = [(8192, 4096), (9 * MIB, 12288), (8192, 4096), (BLOCK, 4096)]
     await mounted.read((4 * MIB, MIB), flags=os.O_NOATIME)
     await mounted.read(*places)
@@ -144,7 +144,7 @@ async def test_the_record_is_of_what_was_read_and_not_ahead(mounted):
     assert not any(r.start <= 7 * MIB < r.stop for r in found)
 
 
-async def test_what_is_damaged_or_cut_off_is_asked_for(mounted, entry):
+async def test_damaged_or_truncated_blocks_are_requested(mounted, entry):
     with open(entry.path / "data", "r+b") as file:
         file.seek(7 * BLOCK + 100)
         file.write(bytes([CONTENT[7 * BLOCK + 100] ^ 1]))
@@ -168,7 +168,7 @@ async def test_what_is_damaged_or_cut_off_is_asked_for(mounted, entry):
         (MemoryError("no OSError"), errno.EIO),
     ],
 )
-async def test_any_error_is_told_and_costs_one_read(mounted, entry, error, code):
+async def test_an_error_is_logged_and_fails_one_read(mounted, entry, error, code):
     with open(entry.path / "data", "r+b") as file:
         file.truncate(9 * MIB)
     mounted.view.error = error
@@ -177,7 +177,7 @@ async def test_any_error_is_told_and_costs_one_read(mounted, entry, error, code)
     assert await mounted.read((0, 4096)) == CONTENT[:4096]
 
 
-async def test_what_is_brought_meanwhile_is_read_without_the_view(entry, tmp_path):
+async def test_blocks_cached_later_are_read_without_the_view(entry, tmp_path):
     (tmp_path / "mnt").mkdir()
     blocks, view = entry.blocks(), Asked()
     async with trio.open_nursery() as nursery:
@@ -194,7 +194,7 @@ async def test_what_is_brought_meanwhile_is_read_without_the_view(entry, tmp_pat
     blocks.close()
 
 
-async def test_it_ends_while_it_is_read(entry, tmp_path, threads_left):
+async def test_the_fast_path_ends_during_reads(entry, tmp_path, threads_left):
     """Readers get errors, nobody waits, and all descriptors are closed."""
     put(entry, range(MANIFEST.blocks))
     folder = tmp_path / "mnt"
@@ -263,9 +263,9 @@ def alone(script):
     return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_it_ends_though_there_is_always_another_request():
+def test_the_fast_path_ends_under_constant_requests():
     assert alone(WITHOUT_END) == ""
 
 
-def test_where_threads_cannot_be_had_requests_are_left_to_who_serves_instead():
+def test_without_threads_requests_are_left_to_the_fallback_server():
     assert alone(FEW_THREADS).split() == [str(errno.EAGAIN), "True", "100"]

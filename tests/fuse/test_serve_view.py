@@ -159,7 +159,7 @@ class TestHowItIsMounted:
         assert len(os.listdir("/proc/self/fd")) == before
         place.unlink(missing_ok=True)
 
-    async def test_what_is_taken_away_before_is_not_served(self, folder: Path) -> None:
+    async def test_a_mount_detached_before_serving_is_not_served(self, folder: Path) -> None:
         connection = attach(folder, 0, 0, MountOptions())
         detach(folder)
         with pytest.raises(Unavailable, match="before it was served"):

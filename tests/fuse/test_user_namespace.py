@@ -136,7 +136,7 @@ def test_users_in_many_groups_have_those_that_the_kernel_can_map(
         uncover(over)
 
 
-def test_the_overlay_has_mode_and_time_of_what_is_below(ground: Path) -> None:
+def test_the_overlay_has_mode_and_time_of_the_lower_folder(ground: Path) -> None:
     os.chmod(ground / "lower", 0o2751)
     os.utime(ground / "lower", ns=(10**18 + 7, 10**18 + 7))
     overlay(ground / "over", ground / "lower", ground / "scratch", USER, GROUP)

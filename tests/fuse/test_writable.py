@@ -42,7 +42,7 @@ class TestTheMemoryView:
     def test_is_a_writable_view(self, view: MemoryView) -> None:
         assert isinstance(view, WritableView)
 
-    async def test_checks_what_the_kernel_may_be_mistaken_about(self, view: MemoryView) -> None:
+    async def test_checks_names_that_the_kernel_has_cached(self, view: MemoryView) -> None:
         await make(view, b"file")
         folder = (await view.make_folder(ROOT_INODE, b"folder", 0o700)).inode
         with pytest.raises(FileExistsError):
@@ -164,7 +164,7 @@ class TestAnOpenListing:
         monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
         return handed
 
-    async def test_looks_anew_for_what_has_changed_and_nothing_else(
+    async def test_looks_up_only_changed_names_again(
         self,
         view: MemoryView,
         operations: WritableOperations,
@@ -208,7 +208,7 @@ class TestAnOpenListing:
         await operations.readdir(1, 0, CONTEXT)
         assert found == []
 
-    async def test_hands_out_what_it_has_before_an_error(
+    async def test_returns_entries_before_an_error(
         self,
         view: MemoryView,
         operations: WritableOperations,

@@ -84,7 +84,7 @@ def test_a_checkpoint_elsewhere_is_mounted_there(hook, agent):
 
 
 @pytest.mark.parametrize("value", ["", "hdfs://nn/run", "yes", "/a\n/etc", "$(touch x)", "-n"])
-def test_what_is_no_path_is_not_mounted(hook, agent, value):
+def test_an_invalid_path_is_not_mounted(hook, agent, value):
     environ, mounts = hook(BOOTSEER_CKPT=value)
     assert mounts == [line(hook.folder), program(hook.folder)]
     assert len(environ) == 1 + (value not in ("", "/a\n/etc"))
@@ -98,13 +98,13 @@ def test_a_component_of_a_heterogeneous_job_has_a_folder_of_its_own(hook, agent)
         assert hook(BOOTSEER_SOCKET=path, **first) == ([], [])
 
 
-def test_a_job_without_bootseer_gets_nothing(hook):
+def test_a_job_without_bootseer_gets_no_mount(hook):
     assert hook() == ([], [])
     assert hook(SLURM_JOB_ID="", BOOTSEER_CKPT="/x") == ([], [])
 
 
 @pytest.mark.parametrize("broken", ["ENROOT_ENVIRON", "ENROOT_MOUNTS", "PATH"])
-def test_the_container_starts_whatever_goes_wrong(hook, agent, broken):
+def test_the_container_starts_after_any_error(hook, agent, broken):
     shell = ("/bin/bash", "-euo", "pipefail")
     for value in ("", "/nonexistent/x"):
         hook(shell, **{broken: value})

@@ -77,7 +77,7 @@ def as_mallory(script):
     subprocess.run(["sh", "-c", script], user=MALLORY, group=MALLORY, extra_groups=[], check=True)
 
 
-def test_a_folder_is_alices_alone_and_goes_with_release(importer):
+def test_a_folder_is_private_and_removed_on_release(importer):
     path = importer.get()
     folder, _, name = path.rpartition("/")
     assert folder.startswith(f"{importer.parents[0]}/{PREFIX}") and name == "image.sqsh"
@@ -89,7 +89,7 @@ def test_a_folder_is_alices_alone_and_goes_with_release(importer):
         assert os.listdir(importer.parents[0]) == []
 
 
-def test_only_what_this_step_has_imported_goes(importer):
+def test_only_imports_of_this_step_are_removed(importer):
     path = importer.get()
     others = [importer.get(SLURM_STEP_ID="11"), importer.get(SLURM_JOB_ID="112")]
     importer.release()
@@ -97,7 +97,7 @@ def test_only_what_this_step_has_imported_goes(importer):
     assert all(os.path.exists(other) for other in others)
 
 
-def test_what_a_killed_step_has_left_goes_when_its_user_imports_again(importer):
+def test_leftovers_of_a_killed_step_are_removed_at_the_users_next_import(importer):
     folders = {job: os.path.dirname(importer.get(SLURM_JOB_ID=job)) for job in ("1", "2", "3")}
     for job in ("1", "2"):
         os.utime(folders[job], (1, 1))
@@ -126,7 +126,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("first", HOSTILE)
 @pytest.mark.parametrize("when", ["before get", "before release"])
-def test_what_others_have_made_is_passed_over_in_every_order(importer, place, first, when):
+def test_folders_of_other_users_are_skipped_in_any_order(importer, place, first, when):
     """Names are seen in the order of the folder: each kind is made first once, the others after."""
     victim = place / "victim"
     victim.mkdir(mode=0o700)
@@ -188,7 +188,7 @@ def test_the_folder_of_pyxis_comes_first(importer, place):
     assert os.listdir(runtime / str(ALICE)) == []
 
 
-def test_without_any_parent_it_is_an_error_that_says_so(importer):
+def test_without_any_parent_an_error_is_raised(importer):
     for parent in importer.parents:
         parent.chmod(0o755)
     answer = importer.run("get", "docker://ubuntu")

@@ -45,7 +45,7 @@ def systemd_run(monkeypatch):
     return use
 
 
-def test_a_silent_agent_is_told_of_before_the_plugin_ends_the_prolog():
+def test_a_silent_agent_is_reported_before_the_plugin_ends_the_prolog():
     grace_ms = re.search(r"GRACE_MS = (\d+)", (ROOT / "spank/script.c").read_text())[1]
     assert int(grace_ms) / 1000 > prolog._AGENT_START_S + 1
 
@@ -97,7 +97,7 @@ def test_a_step_is_not_held_for_as_long_as_the_settings_would_have_it(monkeypatc
         assert prolog._job(options.JobOptions(), config, 1).wait_s == wait_s
 
 
-def test_nobody_waits_for_an_agent_that_systemd_does_not_start(folder, systemd_run):
+def test_the_prolog_does_not_wait_for_an_agent_that_systemd_does_not_start(folder, systemd_run):
     systemd_run(lambda _: ["/bin/false"])
     began_s = time.monotonic()
     with pytest.raises(Unavailable, match="systemd-run failed"):
@@ -124,7 +124,7 @@ def run_agent(systemd_run, tmp_path):
     return use
 
 
-def test_an_agent_makes_its_socket_before_it_imports_anything_slow(folder, run_agent):
+def test_an_agent_creates_its_socket_before_slow_imports(folder, run_agent):
     # What it would import is kept from it: the socket is there all the same.
     run_agent("sys.modules['bootseer.agent.supervisor.supervisor'] = None; ")
     prolog._start_agent(folder, JOB, time.monotonic() + 30)

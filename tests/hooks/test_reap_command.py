@@ -30,7 +30,7 @@ def test_squeue_is_asked_for_all_jobs_whatever_the_caller_filters(tmp_path, monk
     assert node._jobs_known_to_slurm() == {"7", "8"}
 
 
-def test_others_than_root_are_told(monkeypatch):
+def test_only_root_may_reap(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Denied, match="as root"):
         node.reap_command.callback(as_json=False)
@@ -57,7 +57,7 @@ def served(tmp_path, monkeypatch):
 
 @pytest.mark.root
 @pytest.mark.parametrize("known", [set(), {"7"}])
-def test_what_serves_an_image_is_ended_once_its_job_has(served, monkeypatch, known):
+def test_an_image_server_is_ended_after_its_job(served, monkeypatch, known):
     folder, server = served
     monkeypatch.setattr(node, "_jobs_known_to_slurm", lambda: known)
     node.reap_command.callback(as_json=False)

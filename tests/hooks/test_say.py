@@ -13,14 +13,14 @@ from bootseer.slurm.hook import log_line
 EVIL = "[red]x[/nonsense]\x1b]0;t\x07\x1b[31m\u009b31m\u202e\u2028\udcff\ud800\nnext\r"
 
 
-def test_a_hook_says_one_line_whatever_is_in_it(capfd):
+def test_a_hook_prints_one_line_for_any_text(capfd):
     log_line(f"job 1: image {EVIL}")
     said = capfd.readouterr().out
     assert said.endswith("\n")
     assert said[:-1].isprintable()
 
 
-def test_a_hook_that_nobody_listens_to_goes_on(monkeypatch):
+def test_a_hook_without_a_reader_continues(monkeypatch):
     monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(BrokenPipeError))
     log_line("x")
 

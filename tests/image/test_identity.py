@@ -179,7 +179,7 @@ def test_what_is_no_image_is_refused_at_once(tmp_path):
             open_image(str(tmp_path / name))
     with pytest.raises(NotFound, match="does not exist on this node"):
         open_image(str(tmp_path / "missing"))
-    with pytest.raises(Unavailable, match="served if --bootseer-image names it"):
+    with pytest.raises(Unavailable, match="give it with --bootseer-image"):
         open_image("docker://ubuntu")
 
 
@@ -219,10 +219,10 @@ def test_on_fuse_only_roots_mounts_have_images(tmp_path, monkeypatch, kind, opti
     if is_opened:
         os.close(open_image(str(path)).fd)
         return
-    with pytest.raises(Unavailable, match="not mounted on this node by root"):
+    with pytest.raises(Unavailable, match="root did not mount on this node"):
         open_image(str(path))
     monkeypatch.setattr(identity_module, "read_mounts", list)
-    with pytest.raises(Unavailable, match="not mounted on this node by root"):
+    with pytest.raises(Unavailable, match="root did not mount on this node"):
         open_image(str(path))
 
 
@@ -272,7 +272,7 @@ def test_a_file_on_no_mount_of_this_node_is_left_alone():
     """As through /proc/PID/root or /proc/PID/fd of a process with mounts of its own."""
     fd = os.memfd_create("image")
     os.write(fd, b"x" * 8192)
-    with pytest.raises(Unavailable, match="not mounted on this node by root"):
+    with pytest.raises(Unavailable, match="root did not mount on this node"):
         open_image(f"/proc/self/fd/{fd}")
     os.close(fd)
 

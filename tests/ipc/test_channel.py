@@ -109,7 +109,7 @@ async def test_the_end_of_the_other_side_is_noticed(ends):
     ],
     ids=["too long", "not UTF-8", "not an object", "too deep"],
 )
-async def test_what_is_no_message_is_refused(ends, data):
+async def test_invalid_messages_are_refused(ends, data):
     left, right = ends
     receiver = channel(right)
     left.setblocking(True)
@@ -140,7 +140,7 @@ async def test_descriptors_that_were_not_asked_for_are_closed(ends):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_a_peer_that_is_stopped_is_given_up_whoever_waits(ends, autojump_clock):
+async def test_a_stopped_peer_closes_the_channel_for_all_tasks(ends, autojump_clock):
     """Its user can stop a worker; no shield against cancellation may hold the agent for that."""
     sender, _ = map(channel, ends)
     began_s = trio.current_time()

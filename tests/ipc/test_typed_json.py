@@ -59,7 +59,7 @@ ALL = Everything(
 @pytest.mark.parametrize(
     "message", [ALL, ALL._replace(speed=None, ranges=[], named=[]), Empty(), Named("x", [])]
 )
-def test_what_was_sent_comes_out(message):
+def test_messages_round_trip(message):
     data = MESSAGES.encode(message)
     assert b"\n" not in data
     again = MESSAGES.decode(data)
@@ -144,7 +144,7 @@ def test_a_field_without_a_default_has_to_be_there(field):
         b'{"op": "named"}',
     ],
 )
-def test_what_is_no_message_is_refused(data):
+def test_invalid_messages_are_refused(data):
     with pytest.raises(Corrupt, match="message") as refused:
         MESSAGES.decode(data)
     assert len(str(refused.value)) < 200

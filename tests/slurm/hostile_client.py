@@ -106,8 +106,8 @@ def forge():
 def many_events():
     answers = [ask(event(detail="\U0001f600" * 1000)) for _ in range(150)]
     assert b'"ok"' in answers[0]
-    assert b"more events than are kept" in answers[-1]
-    assert b"more events" in ask(event(stage="mark.first-step"))
+    assert b"reached its limit of events" in answers[-1]
+    assert b"limit of events" in ask(event(stage="mark.first-step"))
 
 
 def nobody_answers():

@@ -93,7 +93,7 @@ def test_who_serves_it_is_killed(lab, captured):
         clear(lab)
         assert "mounted" in job.run(env_run()).text
         assert job.run(READ).text.strip() == SIZE
-    assert "what serves it ended" in fallbacks(lab, job)["image.serve"]
+    assert "the image server has ended" in fallbacks(lab, job)["image.serve"]
     lab.assert_clean()
     with JobShell(lab, "--bootseer=k") as later:
         later.run(env_run())

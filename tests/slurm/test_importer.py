@@ -140,7 +140,7 @@ def test_more_than_a_job_may_have_are_refused(lab, shared):
     gets = [importer(lab, "get", f"bootseer://v{number}") for number in range(9)]
     job = lab.srun("-N1", "--bootseer=many", command="\n".join([*gets, "true"]))
     assert len(job.stdout.splitlines()) == 8
-    assert "8 images of this job are served already" in job.stderr
+    assert "this job uses 8 already" in job.stderr
 
 
 def test_what_the_store_does_not_have_is_imported_and_kept_for_the_next_job(lab, shared):

@@ -292,7 +292,7 @@ def test_who_serves_is_killed_in_mid_fetch(lab, stored, slow, victims):
     if "agent" in victims:
         assert "agent.died" in fallbacks(lab, job.job_id)
     else:
-        assert "what serves it ended" in fallbacks(lab, job.job_id)["image.serve"]
+        assert "the image server has ended" in fallbacks(lab, job.job_id)["image.serve"]
 
 
 def test_who_lends_blocks_is_killed_in_mid_fetch(lab, stored, slow):
@@ -321,7 +321,7 @@ def test_the_job_stops_who_serves_its_image(lab, stored, slow):
         other.start(WHOLE)
         assert sha256(right(stored)) not in job.answer().text  # an error, and the job goes on
         assert other.answer().text.split()[0] == sha256(right(stored))
-    assert "what serves it ended" in fallbacks(lab, job.job_id)["image.serve"]
+    assert "the image server has ended" in fallbacks(lab, job.job_id)["image.serve"]
     assert fallbacks(lab, other.job_id).keys() <= {"image.cache"}
 
 

@@ -75,7 +75,7 @@ def test_options_that_slurm_carried_are_the_fallback(host, tmp_path):
     ("asked", "limit", "told"),
     [("7", "60", "7"), ("0007", "60", "7"), ("3600", "60", "60"), ("3600", "3600", "3600")],
 )
-def test_script_is_told_the_wait_it_really_has(host, tmp_path, asked, limit, told):
+def test_the_script_gets_its_real_time_limit(host, tmp_path, asked, limit, told):
     host.script("bootseer-prolog", f"env > {tmp_path}/env")
     env = {**ASKED, "SPANK_BOOTSEER_WAIT": asked}
     host.run("prolog", env=env, arguments=(f"max_wait={limit}",))

@@ -161,7 +161,7 @@ def test_malformed_values_end_the_command(site, program, options, env):
 
 
 @pytest.mark.parametrize("how", ["hang", "abort"])
-def test_advice_that_goes_wrong(site, how):
+def test_failing_advice(site, how):
     result = site.cluster.run(["srun", f"--bootseer={how}", "echo", "fine"], user="alice")
     assert (result.stdout, result.stderr) == ("fine\n", "")
 

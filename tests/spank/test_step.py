@@ -71,7 +71,7 @@ def test_step_with_its_own_request_starts_the_agent(host, tmp_path):
 
 
 @pytest.mark.parametrize(("nodes", "told"), [("3", True), ("4", False), ("3" * 99, False)])
-def test_a_step_on_all_nodes_of_its_job_says_which_this_is(host, tmp_path, nodes, told):
+def test_a_step_on_all_nodes_of_its_job_passes_the_node_index(host, tmp_path, nodes, told):
     host.script("bootseer-prolog", f"env > {tmp_path}/env")
     host.run("step", options={"bootseer": "k"}, job_env={"SLURM_JOB_NUM_NODES": nodes})
     env = (tmp_path / "env").read_text()
@@ -117,7 +117,7 @@ def test_tasks_get_the_socket_and_the_agent_gets_events(host, agent):
 
 
 @pytest.mark.parametrize(("step", "stage"), [(BATCH, "batch"), (INTERACTIVE, "interactive")])
-def test_batch_and_interactive_are_told_apart(host, agent, step, stage):
+def test_batch_and_interactive_steps_are_distinguished(host, agent, step, stage):
     host.run("step", step=step)
     assert [event["stage"] for event in events(agent, 2)] == [f"{stage}.start", stage]
 
@@ -150,7 +150,7 @@ def test_run_dir_too_long_for_a_socket(host):
     assert host.run("step", arguments=("run_dir=/" + "x" * 200,)).hooks() == {"0"}
 
 
-def test_a_checkpoint_that_could_not_be_mounted_is_told(host, agent):
+def test_a_failed_checkpoint_mount_is_reported(host, agent):
     (host.job_dir / "checkpoint").write_text("failed\n\n")
     (host.job_dir / "asked").write_text("\n\nhdfs://nn/x\n")
     seen = host.run("step", options={"bootseer-ckpt": "hdfs://nn/x"})
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_comes_with_a_step_is_too_late(host, agent):
         "\0" * 5000,
     ],
 )
-def test_what_only_looks_like_a_mounted_checkpoint_is_none(host, agent, text):
+def test_a_folder_without_a_mount_is_no_checkpoint(host, agent, text):
     (host.job_dir / "checkpoint").write_text(text)
     seen = host.run("step", options={"bootseer": "k"})
     assert seen.hooks() == {"0"}
@@ -232,7 +232,7 @@ ANSWERS = {
 
 @pytest.mark.root
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_mount_that_cannot_be_had_is_told(host, mounts, answer):
+def test_an_unavailable_mount_is_reported(host, mounts, answer):
     (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
     (host.job_dir / "ckpt").mkdir()
     with mounts(ANSWERS[answer]) as requests:
@@ -243,7 +243,7 @@ def test_a_mount_that_cannot_be_had_is_told(host, mounts, answer):
 
 
 @pytest.mark.root
-def test_a_mount_of_an_agent_that_has_gone_is_told_soon(host, agent):
+def test_a_mount_of_a_dead_agent_is_reported_soon(host, agent):
     (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
     (host.job_dir / "ckpt").mkdir()
     seen = host.run("step", options={"bootseer": "k"})
@@ -295,7 +295,7 @@ INHERITED = {
 TOLD = {"BOOTSEER_CKPT", "BOOTSEER_IMAGE", "BOOTSEER_ROOTFS"}
 
 
-def test_what_a_job_has_inherited_is_taken_away(host):
+def test_inherited_variables_are_unset(host):
     seen = host.run("step", job_env=INHERITED)
     assert set(seen.of("unsetenv")) == {*TOLD, "BOOTSEER_SOCKET"}
     assert seen.of("setenv") == ["BOOTSEER_WISHED_IMAGE=bootseer://a"]
@@ -303,7 +303,7 @@ def test_what_a_job_has_inherited_is_taken_away(host):
     assert set(host.run("step").of("unsetenv")) == TOLD
 
 
-def test_a_wish_is_not_left_where_a_path_is_looked_for(host):
+def test_a_request_is_not_left_in_the_variable_of_a_path(host):
     wish = {"BOOTSEER_CKPT": "file:///x"}
     seen = host.run("step", job_env={"BOOTSEER": "1", **wish})
     assert set(seen.of("unsetenv")) == TOLD

@@ -13,7 +13,7 @@ def controls(seen):
     return dict(line.split("=", 1) for line in seen.of("control"))
 
 
-def test_job_that_does_not_ask_gets_nothing(host):
+def test_a_job_without_a_request_gets_nothing(host):
     seen = host.run("local", env={"BOOTSEER_WAIT": "abc", "BOOTSEER_IMAGE": "/x"})
     assert seen.returncode == 0
     assert seen.hooks() == {"0"}
@@ -171,7 +171,7 @@ def test_a_step_within_a_job_is_not_advised(host):
     assert host.run("allocator", options={"bootseer": "k"}, env=env).of("user") != []
 
 
-def test_srun_goes_on_while_advice_is_being_looked_for(host):
+def test_srun_continues_while_advice_is_computed(host):
     lines = host.run("local", options={"bootseer": "slow"}).lines
     submitted, ended = (lines.index(f"rc {hook} 0") for hook in ("init_post_opt", "exit"))
     assert submitted < lines.index("user bootseer: BOOTSEER_KEY is slow") < ended
@@ -212,7 +212,7 @@ def test_arguments_that_are_not_understood_are_named_and_ignored(host):
     assert [line.split()[2] for line in seen.of("error")] == list(bad)
 
 
-def test_a_job_of_a_task_asks_for_what_that_ones_was_asked_for(host):
+def test_a_job_submitted_by_a_task_inherits_its_request(host):
     wished = {"BOOTSEER_WISHED_CKPT": "file:///x", "BOOTSEER_WISHED_IMAGE": "bootseer://a"}
     told = {"BOOTSEER": "k", "BOOTSEER_CKPT": "/home/alice/ckpt", **wished}
     seen = controls(host.run("allocator", env=told))

@@ -30,7 +30,7 @@ COMPRESS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize("name", COMPRESS)
-def test_a_block_becomes_what_it_was_and_no_more_than_it_may(name: str) -> None:
+def test_a_block_is_decompressed_up_to_the_limit(name: str) -> None:
     number, compress = COMPRESS[name]
     data = compress(CONTENT)
     assert len(data) < len(CONTENT)
@@ -42,7 +42,7 @@ def test_a_block_becomes_what_it_was_and_no_more_than_it_may(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESS)
-def test_what_is_no_block_is_damaged(name: str) -> None:
+def test_an_invalid_block_is_damaged(name: str) -> None:
     with pytest.raises(Corrupt, match=r"cannot be decompressed: ."):
         decompressor(COMPRESS[name][0])(b"\xff" * 20, 100)
 

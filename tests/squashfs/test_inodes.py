@@ -90,7 +90,7 @@ def test_an_inode_that_is_cut_is_refused(data):
             inodes_of(data[:length])
 
 
-def test_what_does_not_apply_to_an_inode_is_nothing():
+def test_fields_that_do_not_apply_are_empty():
     plain = SquashfsInode(0, False, 1, stat.S_IFREG, 0, 0, 0)
     assert (plain.links, plain.size, plain.start, plain.blocks, plain.blocks_at) == (1, 0, 0, (), 0)
     assert (plain.fragment, plain.offset, plain.xattrs) == (NO_FRAGMENT, 0, NO_XATTRS)
@@ -129,7 +129,7 @@ def test_a_file_of_more_blocks_than_there_are_is_refused():
 # Places and directories.
 
 
-def test_a_place_in_a_table_is_told_by_block_and_offset():
+def test_a_place_in_a_table_is_found_by_block_and_offset():
     found = table(bytes(2 * METADATA_BYTES + 5), first_block=500)
     assert found.locate(500, 0) == 0
     assert found.locate(1500, 7) == METADATA_BYTES + 7
@@ -222,7 +222,7 @@ def test_more_entries_than_there_is_room_for_are_refused(count):
         entries_of(data)
 
 
-def test_an_inode_at_a_place_that_is_none_is_refused():
+def test_an_inode_at_an_invalid_place_is_refused():
     for block, offset in ((1001, 0), (0, METADATA_BYTES)):
         with pytest.raises(Corrupt, match="a place outside"):
             entries_of(listed((block, [entry(b"a", offset)])))

@@ -29,12 +29,12 @@ def write(program: Path, script: str) -> None:
     program.chmod(0o755)
 
 
-def test_it_is_looked_for_where_commands_are(program: Path) -> None:
+def test_mksquashfs_is_searched_in_the_path(program: Path) -> None:
     write(program, "#!/bin/sh\n")
     assert mksquashfs.find_program() == str(program)
 
 
-def test_it_has_what_it_is_given_and_nothing_of_the_environment(
+def test_mksquashfs_gets_its_arguments_and_no_environment(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "5")
@@ -52,7 +52,7 @@ def test_it_has_what_it_is_given_and_nothing_of_the_environment(
     assert found == [f"{more} two", "input", "LC_ALL=C", str(tmp_path / "more")]
 
 
-def test_one_that_cannot_be_run_is_told_of(program: Path) -> None:
+def test_a_mksquashfs_that_cannot_be_run_is_reported(program: Path) -> None:
     write(program, "#!/no/such/program\n")
     with pytest.raises(Unavailable, match="/bin/mksquashfs cannot be run: No such file"):
         start_plainly([], 0, 2, [])
@@ -79,7 +79,7 @@ def starter() -> Iterator[Starter]:
         yield starter
 
 
-def test_it_is_asked_for_with_all_that_it_is_to_have(starter: Starter) -> None:
+def test_a_start_request_has_arguments_and_descriptors(starter: Starter) -> None:
     assert starter.start.fileno() == starter.ours.fileno()
     log = os.memfd_create("log")
     program = starter.start(["-", "image"], log, log, [log])
@@ -95,7 +95,7 @@ def test_it_is_asked_for_with_all_that_it_is_to_have(starter: Starter) -> None:
 
 
 @pytest.mark.parametrize(("answer", "status"), [(b"0", 0), (b"-15", -15), (b"", -signal.SIGKILL)])
-def test_how_it_ended_is_what_the_starter_says(
+def test_the_exit_status_is_that_of_the_starters_answer(
     starter: Starter, answer: bytes, status: int
 ) -> None:
     program = starter.start([], 0, 2, [])
@@ -108,7 +108,7 @@ def test_how_it_ended_is_what_the_starter_says(
         os.close(fd)
 
 
-def test_the_starter_is_told_to_kill_it_by_the_end_of_the_connection(starter: Starter) -> None:
+def test_closing_the_connection_kills_mksquashfs(starter: Starter) -> None:
     program = starter.start([], 0, 2, [])
     _, connection, fds = starter.hear()
     with connection:
@@ -123,7 +123,7 @@ def test_the_starter_is_told_to_kill_it_by_the_end_of_the_connection(starter: St
         os.close(fd)
 
 
-def test_a_starter_that_has_gone_is_told_of_and_nothing_stays_open(starter: Starter) -> None:
+def test_a_missing_starter_is_reported_and_leaves_nothing_open(starter: Starter) -> None:
     starter.end.close()
     opened = os.listdir("/proc/self/fd")
     with pytest.raises(Unavailable, match="cannot be run") as raised:
@@ -132,7 +132,7 @@ def test_a_starter_that_has_gone_is_told_of_and_nothing_stays_open(starter: Star
     assert str(raised.value).endswith("Broken pipe")
 
 
-def test_a_starter_that_goes_meanwhile_has_taken_it_along(starter: Starter) -> None:
+def test_mksquashfs_dies_with_the_starter(starter: Starter) -> None:
     program = starter.start([], 0, 2, [])
     starter.end.close()
     program.kill()

@@ -123,7 +123,7 @@ def test_the_data_begins_behind_the_compressors_options(
         assert opened.data_start == start == find(opened, "/file").start
 
 
-def test_what_is_closed_can_be_closed_again(plain: Path) -> None:
+def test_close_can_be_called_twice(plain: Path) -> None:
     opened = Squashfs(plain)
     opened.close()
     others = os.listdir("/proc/self/fd")
@@ -191,7 +191,7 @@ def test_a_directory_has_one_place_in_the_tree(plain: Path, tmp_path: Path, othe
     with Squashfs(plain) as opened:
         at = find(opened, other).at
     image = edited(plain, tmp_path / "image", (entry_place(plain, "folder-two"), 2, at))
-    with Squashfs(image) as opened, pytest.raises(Corrupt, match="two places in its tree"):
+    with Squashfs(image) as opened, pytest.raises(Corrupt, match="occurs twice in its tree"):
         list(opened.walk())
 
 
@@ -284,11 +284,11 @@ def test_files_and_their_blocks_are_as_many_as_allowed(
 
 
 @pytest.mark.parametrize("number", [7, 9])
-def test_an_image_has_as_many_inodes_as_it_says(plain: Path, tmp_path: Path, number: int) -> None:
-    refuse(edited(plain, tmp_path / "image", (INODES, 4, number)), "than it may, or fewer")
+def test_a_wrong_number_of_inodes_is_refused(plain: Path, tmp_path: Path, number: int) -> None:
+    refuse(edited(plain, tmp_path / "image", (INODES, 4, number)), "than allowed, or fewer")
 
 
-def test_directories_do_not_share_what_their_table_holds(
+def test_overlapping_directories_are_refused(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(squashfs_module, "MAX_SHARED", 1)
@@ -310,9 +310,7 @@ def test_directories_do_not_share_what_their_table_holds(
 # Damaged tables.
 
 
-def test_a_table_that_begins_before_those_in_front_of_it_is_refused(
-    plain: Path, tmp_path: Path
-) -> None:
+def test_tables_out_of_order_are_refused(plain: Path, tmp_path: Path) -> None:
     with Squashfs(plain) as opened:
         index = opened.superblock.id_table
     image = edited(plain, tmp_path / "image", (index, 8, SUPERBLOCK_BYTES))
@@ -371,7 +369,7 @@ def test_a_table_ends_where_the_next_one_begins(plain: Path, tmp_path: Path) -> 
     refuse(image, "has no end")
 
 
-def test_a_damaged_block_is_said_with_its_place(tmp_path: Path) -> None:
+def test_a_damaged_block_is_reported_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/file").write_bytes(b"content " * 100)
     whole = squash(tmp_path / "tree", tmp_path / "whole", "-comp", "gzip", "-no-fragments")

@@ -66,7 +66,7 @@ def test_tables_outside_the_file_are_refused(data):
         find_tables(data, 8192)
 
 
-def test_what_a_superblock_says_is_read_and_written():
+def test_a_superblock_round_trips():
     data = superblock(fragment=4700, xattrs=4950, flags=HAS_OPTIONS | 1)
     found = decode_superblock(data + b"what follows", 8192)
     assert found == Superblock(

@@ -96,7 +96,7 @@ def test_a_second_run_sets_the_root_folder_right(tmp_path: Path) -> None:
     assert start.fds == [[7], [7]]
 
 
-def test_what_is_written_is_what_mksquashfs_reads_and_an_end(tmp_path: Path) -> None:
+def test_mksquashfs_reads_the_written_bytes_and_an_end(tmp_path: Path) -> None:
     read = tmp_path / "read"
     data = os.urandom(3 * MIB + 5)
     with pack(tmp_path / "image", PackOptions(), None, start=shell(f"cat > {read}")) as packer:
@@ -105,7 +105,7 @@ def test_what_is_written_is_what_mksquashfs_reads_and_an_end(tmp_path: Path) -> 
     assert read.read_bytes() == data + bytes(1024)
 
 
-def test_what_is_written_goes_on_a_megabyte_at_a_time() -> None:
+def test_written_bytes_are_passed_on_by_the_megabyte() -> None:
     fd = os.memfd_create("stream")
     packer, sizes = Packer(fd), []
     for data in (bytes(MIB - 1), b"x", b"y"):
@@ -116,7 +116,7 @@ def test_what_is_written_goes_on_a_megabyte_at_a_time() -> None:
     os.close(fd)
 
 
-def test_it_is_killed_where_the_block_is_left(tmp_path: Path) -> None:
+def test_mksquashfs_is_killed_when_the_block_is_left(tmp_path: Path) -> None:
     start = Started("sleep", "5")
     with pytest.raises(KeyError), pack(tmp_path / "image", PackOptions(), None, start=start):
         raise KeyError
@@ -129,20 +129,20 @@ LINES = "\\n".join(["one", "two", "", "three", "four", "five", "six"])
 @pytest.mark.parametrize(
     ("script", "error", "message"),
     [
-        ("exit 1", Unavailable, r"ended with exit status 1; it said:$"),
-        ("kill -TERM $$", Unavailable, r"ended by signal 15; it said:$"),
+        ("exit 1", Unavailable, r"ended with exit status 1; its output:$"),
+        ("kill -TERM $$", Unavailable, r"ended by signal 15; its output:$"),
         (
             f"printf '{LINES}' >&2; exit 2",
             Unavailable,
-            r"exit status 2; it said:\ntwo\nthree\nfour\nfive\nsix$",
+            r"exit status 2; its output:\ntwo\nthree\nfour\nfive\nsix$",
         ),
-        (r"printf 'a\033[b\377' >&2; exit 1", Unavailable, r"said:\na\\x1b\[b\\ufffd$"),
+        (r"printf 'a\033[b\377' >&2; exit 1", Unavailable, r"output:\na\\x1b\[b\\ufffd$"),
         ("echo 'it is: No space left on device' >&2; exit 1", NoSpace, "no space left on device"),
         ("echo 'Disk quota exceeded' >&2; exit 1", OverQuota, "disk quota exceeded"),
         ("echo 'invalid option' >&2; exit 1", Unavailable, "squashfs-tools 4.5 or newer"),
     ],
 )
-def test_how_it_failed_is_told(
+def test_the_failure_of_mksquashfs_is_reported(
     tmp_path: Path, script: str, error: type[Exception], message: str
 ) -> None:
     start = shell(f"cat > /dev/null; {script}")

@@ -1,1 +1,1 @@
-"""What takes root's rights on a node, for one job."""
+"""The broker: the part of a job's agent that runs as root."""

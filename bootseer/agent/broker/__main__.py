@@ -1,6 +1,6 @@
-"""Start the broker of a job, in a control group of its own.
+"""Start a job's broker in its own control group.
 
-Standard library and our own extension only.
+Imports the standard library and bootseer's C extension only.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from bootseer.agent.node.spawn import leave
 
 
 def main() -> None:
-    """Run as the command line says: mode, the job's folder, its control socket, control group.
+    """Run the broker; arguments: mode, job folder, control socket, control groups.
 
-    The socket is a descriptor, negative if it is to be made; without the folder of a group this
-    process stays in the one that it is in.
+    The socket is a descriptor; if it is negative, the broker creates the socket. Without a group's
+    folder this process stays in its present control group.
     """
     mode, folder, fd, *groups = sys.argv[1:]
-    # The kernel takes some 15 ms to move a process: the rest is imported meanwhile.
+    # The kernel takes some 15 ms to move a process: import the rest meanwhile.
     moves = [Thread(target=_enter, args=(group,)) for group in groups if group]
     for move in moves:
         move.start()
@@ -28,7 +28,7 @@ def main() -> None:
 
     for move in moves:
         move.join()
-    leave(run(mode, JobFolder(folder), int(fd)))  # whatever threads are still waiting for
+    leave(run(mode, JobFolder(folder), int(fd)))  # does not wait for other threads
 
 
 def _enter(group: str) -> None:

@@ -1,10 +1,10 @@
-"""The broker: what takes root's rights for one job on one node, from its prolog to its epilog.
+"""The broker: runs as root for one job on one node, from its prolog to its epilog.
 
-It carries out what the job's supervisor asks for, which runs under the service account, and gives
-slurmstepd the job's mounts. It reads no JSON, no path and no word of the user's: what is asked for
-are numbers of mounts and processes in this job, and descriptors.
+It serves requests from the job's supervisor, which runs under the service account, and gives
+slurmstepd the job's mounts. It reads no JSON, paths or other input from the user: requests hold
+only descriptors and the numbers of this job's mounts and processes.
 
-Standard library and our own extension only.
+Imports the standard library and bootseer's C extension only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from bootseer.agent.broker import mount_requests, residency_server
 from bootseer.agent.broker.mount_squashfs import mount_root
-from bootseer.agent.broker.mounts import Mounts, look_at
-from bootseer.agent.broker.processes import LOOK_S, Processes
+from bootseer.agent.broker.mounts import Mounts, locate_process
+from bootseer.agent.broker.processes import STOP_CHECK_S, Processes
 from bootseer.agent.messages import broker as messages
 from bootseer.agent.messages.broker import MountKind, Role
 from bootseer.agent.node.broker_settings import BrokerSettings
@@ -32,20 +32,20 @@ from bootseer.ipc.request_server import RequestServer
 Known = TypeVar("Known", Role, MountKind)
 _RETRY_S = 0.1
 _MAX_WATCHED = 64
-"""Files that are looked at, over a job's life."""
+"""Files whose residency one job may watch."""
 
 
 class Broker:
-    """The rights of one job."""
+    """Serves the privileged requests of one job."""
 
     def __init__(
         self, folder: JobFolder, job: Job, settings: BrokerSettings, processes: Processes
     ) -> None:
-        """Begin with nothing.
+        """Create a broker without mounts or workers.
 
         Args:
             folder, job: the job and its folder.
-            settings: of the node.
+            settings: the node's settings for brokers.
             processes: starts and ends the user's processes.
         """
         self._folder = folder
@@ -59,19 +59,19 @@ class Broker:
         self._is_finished = False
 
     def run(self, supervisor: socket.socket, listener: socket.socket) -> bool:
-        """Do what the supervisor asks for until the job has ended, or the supervisor has.
+        """Serve the supervisor's requests until the job or the supervisor ends.
 
         Args:
-            supervisor: our end of the channel to it.
-            listener: where slurmstepd asks for mounts.
+            supervisor: our end of the channel to the supervisor.
+            listener: socket on which slurmstepd requests mounts.
 
         Returns:
-            Whether it has said that the job has ended.
+            Whether the supervisor reported the end of the job.
         """
         Thread(target=self._hand_out_mounts, args=(listener,), daemon=True).start()
-        Thread(target=self._look_after_servers, daemon=True).start()
+        Thread(target=self._watch_servers, daemon=True).start()
         try:
-            # Workers die with the thread that has started them: with this one.
+            # Workers die with the thread that started them, so start them in this one.
             here = (messages.StartWorker, messages.StartImageServer)
             RequestServer(supervisor, messages.VERBS, self._carry_out, *here).run()
         finally:
@@ -81,15 +81,15 @@ class Broker:
         return self._is_finished
 
     def _carry_out(self, request: Any, fds: list[int], sent: list[int]) -> int:
-        """Carry a request out; returns the value of its reply.
+        """Carry out a request; returns the value of its reply.
 
         Args:
             request: see `messages`.
-            fds: that came with it; stay the caller's.
-            sent: takes the descriptors that go with the reply.
+            fds: descriptors sent with the request; stay the caller's.
+            sent: list to which the reply's descriptors are added.
 
         Raises:
-            BootseerError, OSError: it cannot be done.
+            BootseerError, OSError: the request failed.
         """
         match request:
             case messages.StartWorker(role):
@@ -109,7 +109,7 @@ class Broker:
             case messages.CreateOverlay(image, count, read_only):
                 return self.mounts.create_overlay(image, count, bool(read_only))
             case messages.LocateProcess(pid):
-                in_container, namespace = look_at(pid, self._job.uid)
+                in_container, namespace = locate_process(pid, self._job.uid)
                 sent += [] if namespace is None else [namespace]
                 return in_container
             case messages.ShowOverlay(number):
@@ -136,7 +136,7 @@ class Broker:
     def _watch(self, fd: int, sent: list[int]) -> int:
         self._watched += 1
         if self._watched > _MAX_WATCHED:
-            raise Unavailable(f"{_MAX_WATCHED} files of this job were watched already")
+            raise Unavailable(f"this job may watch only {_MAX_WATCHED} files")
         pages = KernelResidency(os.dup(fd))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         Thread(target=residency_server.serve, args=(pages, ours), daemon=True).start()
@@ -144,18 +144,18 @@ class Broker:
         return pages.size_bytes
 
     def _hand_out_mounts(self, listener: socket.socket) -> None:
-        """Give slurmstepd the mounts that it asks for."""
+        """Answer slurmstepd's requests for mounts."""
         with listener:
             while not self._has_ended.is_set():
                 try:
                     connection, _ = listener.accept()
-                except OSError:  # whoever came has gone again, or there are no descriptors left
+                except OSError:  # the client has gone, or no descriptors are left
                     self._has_ended.wait(_RETRY_S)
                     continue
                 mount_requests.answer(connection, self.mounts)
 
-    def _look_after_servers(self) -> None:
-        while not self._has_ended.wait(LOOK_S):
+    def _watch_servers(self) -> None:
+        while not self._has_ended.wait(STOP_CHECK_S):
             self._processes.kill_stopped()
 
 

@@ -1,6 +1,6 @@
-"""The folders that the broker makes for the accounts that look after a job: they cannot.
+"""Folders that the broker creates for the service and cache accounts.
 
-Standard library only.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from bootseer.folder_ownership import check_alone, make_for
 
 
 def make_folders(folder: JobFolder, settings: BrokerSettings) -> None:
-    """Make them, unless they are there.
+    """Create the folders that are missing.
 
     Raises:
-        OSError: one cannot be made.
-        Denied: the node's folder is not root's alone.
+        OSError: a folder cannot be created.
+        Denied: users other than root can change the node's folder.
     """
     make_for(folder.state, *settings.account[1:])
     os.makedirs(settings.cache_dir, 0o755, exist_ok=True)

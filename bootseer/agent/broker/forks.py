@@ -1,9 +1,9 @@
-"""The processes that the broker makes as copies of itself, before it has a second thread.
+"""Forks of the broker, made before it has a second thread.
 
-Each imports what it needs after that, for the broker does not wait for it, then gives up root's
-rights, and does what it is there for.
+Each copy imports its own modules, so that the broker need not wait for them. It then drops root's
+rights and does its work.
 
-Standard library and our own extension only, but in the copies.
+Imports the standard library and bootseer's C extension only, except in the copies.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bootseer.agent.node.spawn import fork, reset_priority
 
 
 def fork_opener(job: Job) -> tuple[int, socket.socket]:
-    """Have the job's image opened and identified as its user, while the supervisor still starts.
+    """Fork a process that opens and identifies the job's image as the job's user.
 
     Returns:
-        The process id, and the socket on which it answers: see `identify_image.receive`.
+        The process id, and the socket with the result for `identify_image.receive`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     user = (job.user, job.uid, job.gid)
@@ -31,12 +31,12 @@ def fork_opener(job: Job) -> tuple[int, socket.socket]:
 
 
 def fork_lender(job: Job, settings: BrokerSettings, end: socket.socket) -> int:
-    """Have what the node has of images lent to a job; returns the process id.
+    """Fork the job's lender of cached image blocks; returns its process id.
 
     Args:
         job: the job.
-        settings: of the node.
-        end: of the lender's channel; closed here.
+        settings: the node's settings for brokers.
+        end: the lender's end of its channel; closed here.
     """
     account = settings.cache_account
     return _fork("lender.lender", account, end, False, job.uid, settings)
@@ -48,11 +48,11 @@ def _fork(
     """Run ``bootseer.agent.MODULE.serve`` in a copy with an account's rights; returns its id.
 
     Args:
-        module: imported by the copy.
-        account: name, uid and gid.
-        end: all that the copy has of descriptors, and the first argument; closed here.
+        module: module below `bootseer.agent`, imported by the copy.
+        account: the account's name, uid and gid.
+        end: the only descriptor the copy keeps, and the first argument; closed here.
         expendable: see `confine`.
-        args: the others.
+        args: the remaining arguments.
     """
     agent = os.getpid()
 

@@ -1,10 +1,10 @@
-"""Hand a job's mounts to slurmstepd, for tasks whose mount namespace does not have them.
+"""Hand a job's mounts to slurmstepd, for tasks whose mount namespace lacks them.
 
-The socket is in a folder where only root can make names, and only root may connect. A request is
-two numbers, a kind of mount and its number. The answer is an errno; with 0 comes a descriptor of a
-copy of the mount that is attached nowhere. spank/mounts.c is the other end.
+The socket is in a folder that only root can write to, and only root may connect. A request holds a
+kind of mount and its number. The answer is an errno; with 0 comes a descriptor of a detached copy
+of the mount. spank/mounts.c is the client.
 
-Standard library and our own extension only.
+Imports the standard library and bootseer's C extension only.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ REQUEST = struct.Struct("=II")
 REPLY = struct.Struct("=i")
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _REQUEST_S = 0.2
-"""For root's request to arrive, which is sent before we look."""
+"""Timeout for root's request, which is sent on connecting."""
 
 
 def answer(connection: socket.socket, mounts: Mounts) -> None:
-    """Answer the one request of a connection; whatever it is, nothing is raised.
+    """Answer the one request of a connection; never raises.
 
     Args:
-        connection: closed at the end.
-        mounts: of the job.
+        connection: from slurmstepd; closed at the end.
+        mounts: the job's mounts.
     """
     with connection:
         try:
@@ -46,7 +46,7 @@ def answer(connection: socket.socket, mounts: Mounts) -> None:
             finally:
                 os.close(mount)
         except OSError as error:
-            with suppress(OSError):  # nobody is there any more
+            with suppress(OSError):  # the client has gone
                 connection.send(REPLY.pack(error.errno or errno.EIO))
 
 

@@ -1,11 +1,10 @@
-"""Mount an image with the kernel's own squashfs: of images that the administrator lists, only.
+"""Mount images that the administrator lists with the kernel's squashfs.
 
-The kernel's parser takes what it is given, so nothing is mounted but the node's own copy of an
-image: files of the block cache's account, whole, and every block compared with the manifest since
-the node was booted, by a process that talks to nobody else. A job's mount of it shares its pages
-with all others'.
+The kernel's parser trusts its input, so only complete copies in the block cache are mounted. The
+files must belong to the cache's account, and an isolated process must have checked every block
+against the manifest since the node booted. All jobs' mounts of an image share its pages.
 
-Standard library and our own extension only.
+Imports the standard library and bootseer's C extension only.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from bootseer.errors import BootseerError, Corrupt, Denied, NotFound, Unavailabl
 
 _CHECK_S = 600
 _MOUNT_S = 20
-_MOST_SAID_BYTES = 1000
+_MAX_MESSAGE_BYTES = 1000
 
 
 def mount_root(
@@ -35,30 +34,30 @@ def mount_root(
     owner: tuple[int, int],
     account: NodeAccount,
 ) -> None:
-    """Mount an image of the block cache, if it is listed and whole, for one user.
+    """Mount a complete, listed image of the block cache for one user.
 
     Args:
-        fds: of its manifest, data and map, which stay the caller's.
-        folder: to be made, where nobody else can reach the mount.
+        fds: the image's manifest, data and map; stay the caller's.
+        folder: created for the mount, where only root can reach it.
         listed: digests of the images that may be mounted.
-        checked: folder of notes on what has been checked, root's, that does not outlive a boot.
-        owner: uid and gid of the user.
-        account: the block cache's, whose process checks it.
+        checked: root's folder of notes on checked images; does not outlive a boot.
+        owner: the user's uid and gid.
+        account: the block cache's account, under which the image is checked.
 
     Raises:
-        Denied: those are not files of the block cache.
-        NotFound: it is not listed, or not all of it is on this node.
+        Denied: a descriptor is not a file of the block cache.
+        NotFound: the image is not listed, or not complete on this node.
         Corrupt: a block is damaged.
-        Unavailable: it cannot be checked or mounted.
+        Unavailable: the image cannot be checked or mounted.
     """
     if _checked_digest(fds, checked, account) not in listed:
-        raise NotFound("the image is not one that the kernel may mount")
+        raise NotFound("node.kernel_mount does not list the image")
     target = folder / "rootfs"
     try:
         folder.mkdir(mode=0o700)
         target.mkdir(mode=0o755)
         os.chown(folder, *owner)
-        # A loop device of the same file is used again, and with it what is in memory.
+        # The kernel reuses a loop device of the same file, and its pages in memory.
         options = "loop,ro,nodev,nosuid"
         data = f"/proc/self/fd/{fds[1]}"
         done = subprocess.run(
@@ -72,12 +71,12 @@ def mount_root(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"cannot mount an image at {target}: {error}") from error
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise Unavailable(f"cannot mount an image at {target}: {said}")
+        message = " ".join(done.stderr.split())
+        raise Unavailable(f"cannot mount an image at {target}: {message}")
 
 
 def _checked_digest(fds: Sequence[int], checked: Path, account: NodeAccount) -> str:
-    """Return an image's digest once all of it has been checked, once for each boot."""
+    """Check an image once per boot; returns its digest."""
     state = _state(fds, account)
     note = checked / state.partition(" ")[0]
     with suppress(OSError, ValueError):
@@ -87,7 +86,7 @@ def _checked_digest(fds: Sequence[int], checked: Path, account: NodeAccount) -> 
     digest = _check(fds, account)
     if _state(fds, account) == state:
         checked.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Others may be at it, each in a thread of their own.
+        # Other threads may check the same image.
         partial = note.with_suffix(f".{threading.get_native_id()}")
         try:
             partial.write_text(f"{state} {digest}")
@@ -98,7 +97,7 @@ def _checked_digest(fds: Sequence[int], checked: Path, account: NodeAccount) -> 
 
 
 def _check(fds: Sequence[int], account: NodeAccount) -> str:
-    """Have an image checked by a process with the cache's rights; returns its digest."""
+    """Check an image in a process with the cache's rights; returns its digest."""
     argv = spawn.command(
         "workers.images.check_image", *map(str, (account.name, account.uid, account.gid))
     )
@@ -113,16 +112,16 @@ def _check(fds: Sequence[int], account: NodeAccount) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"the image cannot be checked: {error}") from error
-    said = done.stdout[:_MOST_SAID_BYTES].decode(errors="replace").strip()
+        raise Unavailable(f"cannot start the image check: {error}") from error
+    message = done.stdout[:_MAX_MESSAGE_BYTES].decode(errors="replace").strip()
     if done.returncode == 0:
-        return said
+        return message
     kinds: dict[int, type[BootseerError]] = {kind.exit_code: kind for kind in (NotFound, Corrupt)}
-    raise kinds.get(done.returncode, Unavailable)(said or "the image could not be checked")
+    raise kinds.get(done.returncode, Unavailable)(message or "the image check failed")
 
 
 def _state(fds: Sequence[int], account: NodeAccount) -> str:
-    """Return the number of the image's file, and what changes once data or map are written to."""
+    """Return inode numbers, sizes and times of the image's data and map, to detect changes."""
     files = [os.fstat(fd) for fd in fds]
     if not all(stat.S_ISREG(f.st_mode) and f.st_uid == account.uid for f in files):
         raise Denied("the image for the kernel mount is not in the block cache")

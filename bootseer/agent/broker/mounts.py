@@ -1,8 +1,8 @@
-"""The mounts of a job: made for its user, shown to its processes, and taken away.
+"""The mounts of a job: make, show in other namespaces, unmount.
 
-All are in the job's folder, where only root makes names; the supervisor names them by numbers.
+All are in the job's folder, which only root can write to. The supervisor refers to them by number.
 
-Standard library and our own extension only.
+Imports the standard library and bootseer's C extension only.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from bootseer.fuse import root_mounts
 from bootseer.fuse.root_mounts import MountOptions
 
 MAX_IMAGES = 32
-"""Mounts of images for a job on a node, with those whose server has ended."""
+"""Image mounts of a job on a node, including those whose server has ended."""
 MAX_OVERLAYS = 64
-"""The same of targets of environments; spank/mounts.c looks for as many."""
+"""Environment targets of a job on a node; spank/mounts.c has the same limit."""
 _PID_1 = "/proc/1/ns/mnt"
 _OURS = "/proc/self/ns/mnt"
 
 
 class Mounts:
-    """What is mounted for a job.
+    """The mounts of one job.
 
     Concurrency: any number of threads.
     """
 
     def __init__(self, folder: JobFolder, job: Job, processes: Processes, scratch: str) -> None:
-        """Begin with none.
+        """Create an object without mounts.
 
         Args:
             folder, job: the job and its folder.
-            processes: starts their servers.
-            scratch: folder of the node's that takes what is written over environments, root's.
+            processes: starts the mounts' servers.
+            scratch: root's folder for files written over environments.
         """
         self._folder = folder
         self._job = job
         self._processes = processes
         self._scratch = scratch
         self._overlays = 0
-        self._lock = Lock()  # guards the overlays: they are numbered
+        self._lock = Lock()  # guards the numbering of overlays
 
     def make_checkpoint(self) -> ServerProcess:
-        """Mount the job's checkpoint and tell prolog and plugin, which do not wait for more."""
+        """Mount the job's checkpoint and tell the prolog and the plugin."""
         job = self._job
         options = MountOptions(read_only=job.read_only, checks_modes=False)
         made = self._make(self._folder.mount, "serve_checkpoint", options)
@@ -65,7 +65,7 @@ class Mounts:
         return made
 
     def make_first_image(self) -> ServerProcess:
-        """Mount the image that the job was given; as for `make_checkpoint`."""
+        """Mount the image that the job was given and tell the prolog and the plugin."""
         options = MountOptions(read_only=True, confined=self._job.image.startswith(ENVIRONMENT))
         made = self._make(self._folder.image, "serve_image", options)
         self._folder.write_mounted(self._folder.served, "failed" if made.error else "owned")
@@ -75,28 +75,28 @@ class Mounts:
         """Mount another image.
 
         Args:
-            number: of the mount, from 1.
-            is_tree: it is shown in namespaces that its user may own.
+            number: the mount's number, from 1.
+            is_tree: the mount may be shown in namespaces that its user owns.
 
         Raises:
-            Unavailable: it cannot be mounted.
+            Unavailable: the image cannot be mounted.
         """
         if not 1 <= number <= MAX_IMAGES:
-            raise Unavailable(f"{MAX_IMAGES} mounts of this job were made already")
+            raise Unavailable(f"this job may have only {MAX_IMAGES} image mounts")
         options = MountOptions(read_only=True, confined=is_tree)
         path = self._folder.image_mount(number)
         made = self._make(path, "serve_image", options)
         if made.error:
-            with suppress(OSError):  # something is mounted there
+            with suppress(OSError):  # a file system is mounted there
                 os.rmdir(path)
             raise Unavailable(made.error)
         return made
 
     def path(self, mount: MountKind, number: int) -> str:
-        """Name a mount.
+        """Return the path of a mount.
 
         Raises:
-            NotFound: a job has none of that number.
+            NotFound: a job has no mount of that number.
         """
         if not 0 <= number <= max(MAX_IMAGES, MAX_OVERLAYS):
             raise NotFound(f"a job has no mount {number}")
@@ -113,10 +113,10 @@ class Mounts:
             root_mounts.set_read_ahead(Path(self.path(mount, number)), kib)
 
     def unmount(self, mount: MountKind, number: int) -> None:
-        """Take a mount away, whoever uses it.
+        """Unmount, even while in use.
 
         Raises:
-            OSError: it cannot be unmounted.
+            OSError: unmounting failed.
         """
         path = self.path(mount, number)
         if mount in (MountKind.CHECKPOINT, MountKind.IMAGE):
@@ -128,16 +128,16 @@ class Mounts:
                 os.rmdir(path)
 
     def create_overlay(self, image: int, count: int, read_only: bool) -> int:
-        """Lay writable file systems over the folders of a served tree; returns the first's number.
+        """Create overlays over the folders of a served tree; returns the first one's number.
 
         Raises:
             NotFound: a job has no such image.
-            Unavailable, OSError: they cannot be made.
+            Unavailable, OSError: an overlay cannot be created.
         """
         with self._lock:
             first = self._overlays + 1
             if not 0 < count <= MAX_OVERLAYS - self._overlays:
-                raise Unavailable(f"{MAX_OVERLAYS} targets of this job were mounted already")
+                raise Unavailable(f"this job may mount only {MAX_OVERLAYS} environment targets")
             os.makedirs(self._folder.environments, 0o700, exist_ok=True)
             tree = Path(self.path(MountKind.IMAGE, image))
             user = (self._job.uid, self._job.gid, self._groups)
@@ -150,17 +150,17 @@ class Mounts:
         return first
 
     def show(self, number: int, target: int, namespace: int) -> None:
-        """Show an overlay on a folder of the user's in a mount namespace that is not the node's.
+        """Show an overlay on a user's folder, in a mount namespace other than the node's.
 
         Args:
-            number: of the overlay.
+            number: the overlay's number.
             target: descriptor of the folder.
-            namespace: descriptor of the namespace that it is in.
+            namespace: descriptor of the folder's mount namespace.
 
         Raises:
             NotFound: a job has no such overlay.
             Denied: the folder is not the user's, or the namespace is the node's.
-            OSError: it cannot be shown.
+            OSError: the overlay cannot be attached there.
         """
         path = self.path(MountKind.ENVIRONMENT, number)
         if lib.bs_folder_owner(target) != self._job.uid:
@@ -170,7 +170,7 @@ class Mounts:
         root_mounts.show(Path(path), namespace, target)
 
     def clear(self) -> None:
-        """Take the overlays away; what was written over them is the epilog's."""
+        """Unmount the overlays; the epilog removes the files written over them."""
         with self._lock:
             for number in range(1, self._overlays + 1):
                 with suppress(OSError):
@@ -182,7 +182,7 @@ class Mounts:
             os.mkdir(path, 0o755)
             connection = root_mounts.attach(Path(path), job.uid, job.gid, options, self._groups)
             try:
-                # Whatever becomes of that process: without it the kernel answers with errors.
+                # If that process dies, the kernel answers reads with errors.
                 return ServerProcess(*self._processes.start(role, connection))
             except BaseException:
                 with suppress(OSError):
@@ -198,7 +198,7 @@ class Mounts:
         return self._job.groups
 
     def _make_scratch(self, number: int) -> Path:
-        """Make the folder that takes what is written over a tree."""
+        """Create the folder for files written over a tree."""
         scratch = Path(self._scratch)
         if not scratch.exists():
             os.makedirs(scratch.parent, 0o700, exist_ok=True)
@@ -213,23 +213,23 @@ class Mounts:
 
 
 def is_the_nodes(namespace: int) -> bool:
-    """Whether a mount namespace is one that processes of other users are in."""
+    """Return whether a mount namespace is the node's own, which all users share."""
     status = os.fstat(namespace)
     return any(os.path.samestat(status, os.stat(path)) for path in (_OURS, _PID_1))
 
 
-def look_at(pid: int, uid: int) -> tuple[bool, int | None]:
-    """Say where a process is.
+def locate_process(pid: int, uid: int) -> tuple[bool, int | None]:
+    """Return whether a process has another root folder, and its mount namespace.
 
-    The process may have ended, and another have its number: one of the same user's will do.
+    The process may have ended and its id been reused: any process of the same user is accepted.
 
     Args:
-        pid: of the process.
-        uid: of its user.
+        pid: the process's id.
+        uid: the process's user.
 
     Returns:
-        Whether it sees another root folder than we do, so that its paths mean nothing here; and a
-        descriptor of its mount namespace, None if that is the node's, or cannot be had.
+        Whether its root folder differs from ours, so that its paths mean nothing here; and a
+        descriptor of its mount namespace, None if that is the node's or cannot be opened.
     """
     try:
         folder = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

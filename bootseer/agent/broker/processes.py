@@ -1,6 +1,6 @@
-"""The processes of a job's user that the broker starts, and alone can end.
+"""The processes that the broker starts as the job's user, and that only it can kill.
 
-Standard library and our own extension only.
+Imports the standard library and bootseer's C extension only.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import NotFound, Unavailable
 
 MAX_WORKERS = 128
-"""Of a job, at once."""
-LOOK_S = 1.0
-LOOKS = 3
-"""How often a mount's server must have been found stopped, and how far apart, to be killed."""
+"""Workers that one job may have at a time."""
+STOP_CHECK_S = 1.0
+STOP_CHECKS = 3
+"""Kill a mount's server found stopped so many times, with so many seconds between checks."""
 _KILL_S = 1.0
-"""For the end of a process that was killed: one in an uninterruptible read cannot be waited for."""
+"""Time to wait for a killed process: in an uninterruptible read it may not end."""
 _POLL_S = 0.002
 
 
 @dataclass(slots=True)
 class _Child:
-    """A process that was started.
+    """A child process.
 
     Attributes:
-        pid: its process id; it is not reaped as long as this is here.
-        slot: of the user's, that it takes up; None for a copy of the broker.
-        serves: a mount of the job's, so that others may wait for it.
+        pid: process id; the child is not reaped while this object exists.
+        slot: the `UserSlots` slot it occupies; None for a copy of the broker.
+        serves: it serves a mount of the job, so other processes may wait for it.
         outlives: it does not end with the broker.
-        times_stopped: how often it was found so.
+        times_stopped: how often it was found stopped.
     """
 
     pid: int
@@ -49,30 +49,30 @@ class _Child:
 
 
 class Processes:
-    """Children of the broker, by the handles that the supervisor has for them.
+    """Children of the broker, by handle.
 
-    None is reaped before its handle is given up, so that its process id stays its own.
+    A child is reaped only when its handle is released, so that its process id is not reused.
 
-    Concurrency: any number of threads; but children are started by the first thread only, for they
-    ask to die with the thread that has started them.
+    Concurrency: any number of threads. Only the first thread starts children, because they die with
+        the thread that started them.
     """
 
     def __init__(self, folder: JobFolder, job: Job, slots: UserSlots) -> None:
-        """Begin with none.
+        """Create an object without children.
 
         Args:
             folder, job: the job and its folder.
-            slots: for the processes of all jobs of this user on the node.
+            slots: limits the processes of all of this user's jobs on the node.
         """
         self._folder = folder
         self._job = job
         self._slots = slots
         self._numbers = count(1)
         self._children: dict[int, _Child] = {}
-        self._lock = Lock()  # guards them: what is killed under it has not been reaped
+        self._lock = Lock()  # guards the children; a child is not reaped while it is held
 
     def adopt(self, pid: int) -> int:
-        """Take charge of a child; returns its handle."""
+        """Register a child; returns its handle."""
         return self._keep(_Child(pid))
 
     def start(self, role: str, connection: int | None = None) -> tuple[int, socket.socket]:
@@ -80,15 +80,15 @@ class Processes:
 
         Args:
             role: see `bootseer.agent.workers.base`.
-            connection: of a mount that it is to serve, if any; stays the caller's. An image's
-                server outlives the broker; any server is killed once it is found stopped.
+            connection: FUSE connection of the mount it serves, if any; stays the caller's. An
+                image's server outlives the broker; any server is killed if found stopped.
 
         Raises:
-            Unavailable: there are too many.
-            OSError: it cannot be started.
+            Unavailable: the limit of workers is reached.
+            OSError: the worker cannot be started.
         """
         if len(self._children) >= MAX_WORKERS:
-            raise Unavailable(f"{MAX_WORKERS} processes of this job are at work already")
+            raise Unavailable(f"this job may have only {MAX_WORKERS} workers")
         with self._lock:
             slot = self._slots.take()
         try:
@@ -106,10 +106,10 @@ class Processes:
         return handle, end
 
     def kill(self, handle: int) -> None:
-        """Kill a process, if it has not ended, and wait for its end, a second at most.
+        """Kill a process if it has not ended, and wait for its end, at most a second.
 
         Raises:
-            NotFound: there is none of that handle.
+            NotFound: no process has that handle.
         """
         with self._lock:
             child = self._children.pop(handle, None)
@@ -123,21 +123,21 @@ class Processes:
             time.sleep(_POLL_S)
 
     def kill_stopped(self) -> None:
-        """Kill the servers of mounts that were found stopped in several calls.
+        """Kill mount servers that several calls found stopped.
 
-        The job's user can stop it. Processes that wait for it in a mount cannot be killed before,
-        and Slurm takes a node away whose processes do not end. The calls do not have to follow each
-        other: a user could let it go on in between.
+        The job's user can stop a server. Processes waiting in its mount then cannot be killed, and
+        Slurm drains a node whose processes do not end. The calls need not be consecutive: a user
+        could continue the server in between.
         """
         with self._lock:
             for child in self._children.values():
                 if child.serves and _is_stopped(child.pid):
                     child.times_stopped += 1
-                    if child.times_stopped == LOOKS:
+                    if child.times_stopped == STOP_CHECKS:
                         os.kill(child.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill all that do not outlive the broker, without waiting."""
+        """Kill all children that do not outlive the broker, without waiting."""
         with self._lock:
             for child in self._children.values():
                 if not child.outlives:

@@ -1,6 +1,6 @@
-"""Note in a job's folder which processes look after it, see `bootseer.agent.node.registry`.
+"""Record a job's agent processes in its folder, see `bootseer.agent.node.registry`.
 
-Standard library only.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from bootseer.agent.node.spawn import start_time
 
 
 def register(folder: JobFolder) -> None:
-    """Note that this process is the job's agent, and in which control group it is."""
+    """Record this process as the job's agent, with its control group."""
     folder.write("process.json", _mark(os.getpid()) | {"cgroup": _cgroup()})
 
 
 def register_servers(folder: JobFolder, pids: Iterable[int]) -> None:
-    """Note the servers of images: the job goes on without the agent."""
+    """Record the image servers, on which the job depends even without the agent."""
     folder.write("server.json", {"servers": list(map(_mark, pids))})
 
 
@@ -34,6 +34,6 @@ def _mark(pid: int) -> dict[str, Any]:
 
 
 def note_ended(folder: JobFolder) -> None:
-    """Keep that the agent is about to end as it should: the epilog clears its folder away."""
+    """Record that the agent is ending normally: the epilog removes its folder."""
     with suppress(OSError):  # /run is full
         folder.write("ended.json", {})

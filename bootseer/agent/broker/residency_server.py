@@ -1,10 +1,10 @@
-"""Tell a supervisor which pages of a file are in memory, on a socket for one file.
+"""Report which pages of a file are in memory, on one socket per file.
 
-A request is a range; an empty one asks for ranges that have become resident since the last time,
-and is answered by "=" and as many as fit, or all there are. Any other is answered by a byte for
-each of its pages, or by "-" where the kernel does not say.
+A request is a range. An empty range requests the ranges that became resident since the last
+request; the answer is "=" and as many of them as fit. For any other range the answer is a byte for
+each page, or "-" if the kernel does not report residency.
 
-Standard library and our own extension only.
+Imports the standard library and bootseer's C extension only.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from bootseer.image.hot.residency import PAGE_BYTES, KernelResidency
 
 RANGE = struct.Struct("=QQ")
 RANGES = 2048
-"""In one message."""
+"""Ranges in one message."""
 PAGES = 32 * 1024
-"""The same of pages."""
+"""Pages in one message."""
 MAX_ANSWER_BYTES = max(RANGES * RANGE.size, PAGES)
 
 
 def serve(pages: KernelResidency, end: socket.socket) -> None:
-    """Answer requests until the other end is closed; both are closed then. In a thread.
+    """Answer requests until the other end is closed; blocks its thread.
 
     Args:
-        pages: of the file.
-        end: ours, SOCK_SEQPACKET.
+        pages: residency of the file; closed at the end.
+        end: our end of the socket, SOCK_SEQPACKET; closed at the end.
     """
     try:
         with end:
@@ -42,6 +42,6 @@ def serve(pages: KernelResidency, end: socket.socket) -> None:
                 else:
                     return
     except (OSError, Unavailable):
-        return  # the other end is told by the end of the connection
+        return  # closing the connection tells the other end
     finally:
         pages.close()

@@ -1,10 +1,10 @@
-"""The broker's first steps: mount what steps will look for, have the image opened, then the rest.
+"""The broker's start: make the mounts, start the image's opener, then the supervisor.
 
-The prolog waits for the mounts; what takes longer happens while the first to touch one waits in it.
-The supervisor is a copy of this process that imports what it needs, starts the worker that warms,
-and then gives up root's rights, before it has read anything but settings.
+The prolog waits for the mounts only. A process that touches one earlier waits in it. The supervisor
+is a fork of this process. It imports its modules, starts the prefetch worker and drops root's
+rights before it reads anything but settings.
 
-Standard library and our own extension only, but in the supervisor.
+Imports the standard library and bootseer's C extension only, except in the supervisor.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from bootseer.ipc.request import Reply
 
 
 def run(mode: str, folder: JobFolder, fd: int) -> int:
-    """Be the broker of a job until it has ended; returns the exit code of this process.
+    """Run a job's broker until the job has ended; returns the process's exit code.
 
     Args:
-        mode: "warm" to carry out a job's plan, "bury" to clear up after a dead agent.
-        folder: of the job.
-        fd: of the control socket; negative if it is to be made.
+        mode: "warm" to carry out a job's plan, "recover" to clear up after a dead agent.
+        folder: the job's folder.
+        fd: descriptor of the control socket; if negative, the socket is created.
     """
     job, settings = folder.job(), folder.broker_settings()
     if job is None or settings is None:
@@ -45,21 +45,21 @@ def run(mode: str, folder: JobFolder, fd: int) -> int:
     register(folder)
     limit_to_brokers()
     try:
-        is_finished = _look_after(mode, folder, job, settings, fd)
+        is_finished = _serve_job(mode, folder, job, settings, fd)
     except BootseerError as error:
         raise SystemExit(str(error)) from error
-    if is_finished and mode == "bury":
+    if is_finished and mode == "recover":
         folder.remove()
     elif is_finished:
         note_ended(folder)
     return 0 if is_finished else 1
 
 
-def _look_after(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: int) -> bool:
-    """Look after a job until it has ended; returns whether the supervisor has said so.
+def _serve_job(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: int) -> bool:
+    """Serve a job until it has ended; returns whether the supervisor reported that.
 
     Raises:
-        BootseerError: the node is not set up as it should be.
+        BootseerError: the node is not set up correctly.
     """
     processes = Processes(folder, job, UserSlots(f"{settings.run_dir}/users", job.uid))
     broker = Broker(folder, job, settings, processes)
@@ -78,27 +78,27 @@ def _look_after(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings
     mounts = control_socket.listen(folder.mounts, 0, socket.SOCK_SEQPACKET)
     try:
         make_folders(folder, settings)
-    except (OSError, BootseerError) as error:  # a disk is full: less is kept of what happens
+    except (OSError, BootseerError) as error:  # a disk is full: the job runs with less recorded
         with suppress(OSError):
             print(error, file=sys.stderr)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lends, borrows = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    born, told = os.pipe()
+    born, pid_end = os.pipe()
     node = (os.getpid(), folder, job, settings.account)
-    start = SupervisorStart(*node, theirs, borrows, control, opener, checkpoint, image, told)
+    start = SupervisorStart(*node, theirs, borrows, control, opener, checkpoint, image, pid_end)
 
     def supervise() -> None:
         for end in (ours, lends, mounts):
             end.close()
         os.close(born)
-        # Imported only now: it takes longer than all of the above.
+        # Imported only now: the import takes longer than all of the above.
         importlib.import_module("bootseer.agent.supervisor.start").begin(start)
 
-    adopt_orphans(True)  # the worker that warms is to be a child of ours
+    adopt_orphans(True)  # the prefetch worker becomes our child
     supervisor = fork(supervise)
     for end in (*start.sockets, *([opener] if opener is not None else [])):
         end.close()
-    os.close(told)
+    os.close(pid_end)
     processes.adopt(fork_lender(job, settings, lends))
     reset_priority()
     with os.fdopen(born, "rb") as pipe:

@@ -1,6 +1,6 @@
-"""What a broker gives the supervisor that it starts.
+"""The state that a broker passes to its supervisor.
 
-Standard library only.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from bootseer.agent.node.job import Job, JobFolder
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A process that serves a mount, or why there is none.
+    """A process that serves a mount, or the error that prevented it.
 
     Attributes:
-        handle: the broker's, of the process.
-        channel: to it, None without.
-        error: why it could not be mounted, "" if it was.
+        handle: the broker's handle of the process.
+        channel: channel to the process; None if there is none.
+        error: why mounting failed; "" if it succeeded.
     """
 
     handle: int = 0
@@ -29,17 +29,17 @@ class ServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStart:
-    """What a supervisor begins with; its ends of all sockets.
+    """A supervisor's job, mounts and ends of all sockets.
 
     Attributes:
-        broker_pid: process id of the broker.
+        broker_pid: the broker's process id.
         folder, job: the job and its folder.
-        account: whose rights it takes on.
-        broker, lender: channels to these two.
-        control: the control socket; None to clear up after a dead agent.
-        opener: where the opener of the job's image answers, None without.
-        checkpoint, image: what has been mounted for the job, None if nothing was to be.
-        warming: pipe that takes the process id of the worker that warms.
+        account: the account whose rights the supervisor takes on.
+        broker, lender: channels to the broker and the lender.
+        control: the control socket; None when cleaning up after a dead agent.
+        opener: socket with the image opener's answer; None without an image.
+        checkpoint, image: servers of the job's mounts; None if not requested.
+        warming: pipe for the process id of the prefetch worker.
     """
 
     broker_pid: int
@@ -56,6 +56,6 @@ class SupervisorStart:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """All that the supervisor keeps: the opener's goes to the worker that warms."""
+        """The sockets that the supervisor keeps; the opener's goes to the prefetch worker."""
         servers = [s.channel for s in (self.checkpoint, self.image) if s is not None]
         return [s for s in (self.broker, self.lender, self.control, *servers) if s is not None]

@@ -1,9 +1,9 @@
-"""How many processes all jobs of a user on this node have together.
+"""Limit the processes that all of a user's jobs on this node have together.
 
-Each has a lock on a byte of the user's file, which ends with the broker that has it, however that
-ends: so nothing has to be counted, or cleared up.
+Each process has a lock on a byte of the user's file. The kernel releases the lock when the broker
+ends, so nothing has to be counted or cleaned up.
 
-Standard library only.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOCK = struct.Struct("@hhqqi4x")  # struct flock of a 64-bit Linux
 
 
 class UserSlots:
-    """The slots of one user that a broker has.
+    """The slots of one user that a broker holds.
 
     Concurrency: one thread at a time.
     """
@@ -29,31 +29,31 @@ class UserSlots:
         """Open the user's file.
 
         Args:
-            folder: root's, for the files of all users; it does not outlive a boot.
-            uid: of the user.
+            folder: root's folder for all users' files; does not outlive a boot.
+            uid: the user's id.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the file cannot be opened.
         """
         os.makedirs(folder, 0o700, exist_ok=True)
         self._fd = os.open(f"{folder}/{uid}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         self._taken: set[int] = set()
 
     def take(self) -> int:
-        """Take a slot; returns its number.
+        """Acquire a slot; returns its number.
 
         Raises:
-            Unavailable: the user has none left on this node.
+            Unavailable: the user has no free slot on this node.
         """
         for slot in set(range(MAX_OF_USER)) - self._taken:
             with suppress(BlockingIOError, PermissionError):  # another broker has it
                 self._set(slot, fcntl.F_WRLCK)
                 self._taken.add(slot)
                 return slot
-        raise Unavailable(f"{MAX_OF_USER} processes of this user are at work on this node already")
+        raise Unavailable(f"a user may have only {MAX_OF_USER} workers on this node")
 
     def give(self, slot: int) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         self._taken.discard(slot)
         self._set(slot, fcntl.F_UNLCK)
 

@@ -1,1 +1,1 @@
-"""The lender: keeps the node's block cache for one job, with the rights of the cache's account."""
+"""The lender: opens the node's block cache for one job, under the cache's account."""

@@ -1,8 +1,8 @@
-"""Lend a job the node's blocks of an image whose manifest its user has shown.
+"""Lend a job the node's cached blocks of an image whose manifest its user has shown.
 
-Neither root nor the supervisor can write to the block cache but through what is lent here: all of
-it belongs to an account of its own. Nothing is read of what users wrote: a manifest is bytes with a
-token.
+The block cache belongs to a separate account; root and the supervisor write to it only through
+    descriptors lent here. The lender parses no user data: it treats a manifest as bytes with a
+    token.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from bootseer.ipc.descriptors import close_all, exactly
 from bootseer.ipc.request_server import RequestServer
 
 MAX_LENT = 64
-"""Entries in use by a job at once."""
+"""Entries that a job may have in use at a time."""
 
 
 def open_cache(settings: BrokerSettings) -> BlockCache:
-    """Name the node's block cache, as the settings say."""
+    """Return the node's block cache, as configured."""
     limits = (settings.quota_bytes, settings.free_share, settings.user_share)
     return BlockCache(Path(settings.blocks), *limits)
 
 
 class Lender:
-    """The entries that a job has in use.
+    """Serves the requests of one job and holds its entries.
 
     Concurrency: any number of threads.
     """
 
     def __init__(self, uid: int, settings: BrokerSettings) -> None:
-        """Begin with none.
+        """Create a lender without entries in use.
 
         Args:
-            uid: of the job's user, for whom room is counted.
-            settings: of the node.
+            uid: the job's user, to whom space is charged.
+            settings: the node's settings for brokers.
         """
         self._uid = uid
         self._cache = open_cache(settings)
         self._free = BoundedSemaphore(MAX_LENT)
 
     def carry_out(self, request: OpenEntry | CreateEntry, fds: list[int], sent: list[int]) -> int:
-        """Lend an image's entry, as `messages.lender` says; see `messages.server`.
+        """Lend an image's entry, as `bootseer.agent.messages.lender` describes.
 
         Raises:
-            NotFound: the node has none.
-            Corrupt: what came with it is no manifest in sealed memory, or not as long as was said.
+            NotFound: the node has no such entry.
+            Corrupt: the descriptor is not a manifest in sealed memory of the stated length.
             BootseerError: as for `BlockCache.find` and `BlockCache.create`.
         """
         if isinstance(request, OpenEntry):
@@ -66,7 +66,7 @@ class Lender:
             size = EntrySize(request.manifest_bytes, request.image_bytes, request.blocks)
             token, size_bytes = sealed_token(manifest_fd)
             if size_bytes != size.manifest_bytes:
-                raise Corrupt("the manifest has another length than was said")
+                raise Corrupt("the manifest does not have the length stated in the request")
             entry = self._cache.create(token, size, manifest_fd, self._uid)
         sent += self._hand_out(entry)
         strange = self._cache.sweep()
@@ -79,7 +79,9 @@ class Lender:
         with ExitStack() as undo:
             undo.callback(entry.close)
             if not self._free.acquire(blocking=False):
-                raise Unavailable(f"{MAX_LENT} entries of the block cache are in use by this job")
+                raise Unavailable(
+                    f"cannot open another cached image: this job uses {MAX_LENT} already"
+                )
             undo.callback(self._free.release)
             fds: list[int] = []
             undo.callback(lambda: close_all(fds))
@@ -92,7 +94,7 @@ class Lender:
         return [*fds, theirs.detach()]
 
     def _grant(self, entry: CacheEntry, end: socket.socket) -> None:
-        """Grant room until the keeper has gone; then the entry is not in use any more."""
+        """Grant space until the keeper has gone; then release the entry."""
         with end, suppress(OSError, BootseerError):
             while message := end.recv(REQUEST.size + 1):
                 end.send(answer_reservation(message, entry.reserve))
@@ -101,12 +103,12 @@ class Lender:
 
 
 def serve(end: socket.socket, uid: int, settings: BrokerSettings) -> None:
-    """Lend what a job's supervisor asks for, until that has ended; ends this process.
+    """Serve a supervisor's requests until it ends; then exit this process.
 
     Args:
-        end: ours of the channel to it.
-        uid: of the job's user.
-        settings: of the node.
+        end: our end of the channel to the supervisor.
+        uid: the job's user.
+        settings: the node's settings for brokers.
     """
     RequestServer(end, VERBS, Lender(uid, settings).carry_out).run()
     leave(0)

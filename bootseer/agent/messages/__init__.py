@@ -1,1 +1,1 @@
-"""Typed messages between the processes of a job's agent: fixed-size and binary."""
+"""Typed messages between the processes of a job's agent."""

@@ -1,6 +1,6 @@
-"""What a supervisor asks the broker for.
+"""Requests from the supervisor to the broker.
 
-Standard library only.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bootseer.ipc.request import Verbs
 
 
 class Role(IntEnum):
-    """Which worker of the user's is started; its module in `bootseer.agent.workers`."""
+    """Role of a worker: a module in `bootseer.agent.workers`."""
 
     WARM_UP = 0
     RUN_ENVIRONMENT = 1
@@ -21,12 +21,12 @@ class Role(IntEnum):
 
     @property
     def module(self) -> str:
-        """Name of its module."""
+        """Return the name of the role's module."""
         return self.name.lower()
 
 
 class MountKind(IntEnum):
-    """What may be mounted for a job. spank/mounts.c has the same numbers."""
+    """Kinds of a job's mounts. spank/mounts.c has the same numbers."""
 
     CHECKPOINT = 0
     IMAGE = 1
@@ -46,8 +46,8 @@ class StartImageServer:
     """Mount an image, and start the worker that serves it. Reply: as for `StartWorker`.
 
     Attributes:
-        number: of the mount, not in use in this job.
-        is_tree: it is an environment, and shown in namespaces that its user may own.
+        number: a mount number not in use in this job.
+        is_tree: it is an environment, which may be shown in namespaces that its user owns.
     """
 
     number: int
@@ -56,14 +56,14 @@ class StartImageServer:
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """Kill a worker, and wait for its end, a second at most."""
+    """Kill a worker, and wait for its end, at most a second."""
 
     handle: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unmount:
-    """Take a mount away, whoever uses it; a `MountKind` and its number."""
+    """Unmount, even while in use; a `MountKind` and its number."""
 
     mount: int
     number: int
@@ -71,7 +71,7 @@ class Unmount:
 
 @dataclass(frozen=True, slots=True)
 class SetReadAhead:
-    """Set how far the kernel reads ahead of a mount's readers; a `MountKind`, its number, KiB."""
+    """Set the kernel's read-ahead for a mount; a `MountKind`, its number, KiB."""
 
     mount: int
     number: int
@@ -80,14 +80,14 @@ class SetReadAhead:
 
 @dataclass(frozen=True, slots=True)
 class CreateOverlay:
-    """Lay writable file systems over the folders 0, 1, … of a served tree.
+    """Create overlays over the folders 0, 1, … of a served tree.
 
-    Reply: the number of the first.
+    Reply: the number of the first overlay.
 
     Attributes:
         image: number of the tree's mount.
-        count: of folders.
-        read_only: they take no changes.
+        count: number of folders.
+        read_only: the overlays refuse changes.
     """
 
     image: int
@@ -97,10 +97,10 @@ class CreateOverlay:
 
 @dataclass(frozen=True, slots=True)
 class LocateProcess:
-    """Say where a process of the job's user is.
+    """Locate a process of the job's user.
 
-    Reply: whether it sees another root folder than the broker; with a descriptor of its mount
-    namespace, unless that is the node's own.
+    Reply: whether its root folder differs from the broker's; with a descriptor of its mount
+        namespace, unless that is the node's own.
     """
 
     pid: int
@@ -108,35 +108,39 @@ class LocateProcess:
 
 @dataclass(frozen=True, slots=True)
 class ShowOverlay:
-    """Show an overlay in another mount namespace; with descriptors of a folder there and of it."""
+    """Show an overlay in another mount namespace.
+
+    With descriptors of a folder there and of the namespace.
+    """
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class MountRoot:
-    """Have the kernel mount an image that is in the block cache, if the administrator lists it.
+    """Mount an image of the block cache with the kernel's squashfs, if the administrator lists it.
 
-    With descriptors of the entry's manifest, data and map; it has to be in use until the end.
+    With descriptors of the entry's manifest, data and map. The entry must stay in use until the
+    unmount.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class WatchResidency:
-    """Watch which pages of a file are in memory, with its descriptor.
+    """Watch which pages of a file are in memory; with the file's descriptor.
 
-    Reply: a socket for `bootseer.agent.broker.residency_server`, and the file's length.
+    Reply: the file's length, and a socket that `bootseer.agent.broker.residency_server` serves.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ClearOverlays:
-    """Take the overlays away."""
+    """Unmount the overlays."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishJob:
-    """The job has ended: nothing is left to be done."""
+    """Report that the job has ended, so that the broker exits."""
 
 
 VERBS = Verbs(

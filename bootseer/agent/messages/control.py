@@ -1,10 +1,10 @@
-"""What may be asked for on the control socket of a job's agent: one line of JSON each way.
+"""Requests and answers on the agent's control socket: one line of JSON each way.
 
 The plugin writes some of these lines itself (spank/step.c). Prolog, epilog and importer may be
-newer or older than the agent: an operation keeps its meaning for ever, what is added to one has a
-default, and fields that are not known are ignored.
+newer or older than the agent: an operation never changes its meaning, new fields have defaults, and
+    unknown fields are ignored.
 
-Standard library only: the hook path imports it.
+Imported by the hook path: the standard library only.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class GetStatus(NamedTuple):
 
 
 class TellEvent(NamedTuple):
-    """Keep an event; the fields are those of `bootseer.core.event.Event`. Answer: `Done`.
+    """Record an event; the fields are those of `bootseer.core.event.Event`. Answer: `Done`.
 
     Attributes:
-        source: taken from root only; the job's own processes are the source "step".
+        source: accepted from root only; for the job's own processes it is "step".
     """
 
     stage: str
@@ -63,7 +63,7 @@ class Finish(NamedTuple):
 
 
 class RunEnvironment(NamedTuple):
-    """Have a worker carry out one `env run`, which goes on on this connection. No answer."""
+    """Start a worker for one `env run`, which takes over this connection. No answer."""
 
 
 class ServeImage(NamedTuple):
@@ -77,7 +77,7 @@ class ServeImage(NamedTuple):
 
 
 class KeepImport(NamedTuple):
-    """Put an image that was imported into the store, from its file. Answer: `Kept`."""
+    """Upload an imported image to the store from its file. Answer: `Kept`."""
 
     image: str
     path: str
@@ -104,33 +104,33 @@ REQUESTS: Messages[Request] = Messages(
 
 
 class Done(NamedTuple):
-    """It is done."""
+    """The request was carried out."""
 
     ok: bool = True
 
 
 class Readiness(NamedTuple):
-    """Whether the job may start, and a line for people."""
+    """Whether the job may start, with a line for people."""
 
     ready: bool
     detail: str = ""
 
 
 class Finished(NamedTuple):
-    """Whether what was recorded is in the store, and a line for people."""
+    """Whether the recording is in the store, with a line for people."""
 
     published: bool
     detail: str = ""
 
 
 class ImagePath(NamedTuple):
-    """Path under which an image can be read."""
+    """The path at which an image can be read."""
 
     path: str
 
 
 class Kept(NamedTuple):
-    """Whether an image is on its way into the store: the file's name is not needed any more."""
+    """Whether an upload has opened the image's file, so that its name may be removed."""
 
     kept: bool
 
@@ -139,14 +139,14 @@ class AgentStatus(NamedTuple):
     """A job on this node, as `bootseer status --json` prints it.
 
     Attributes:
-        job: the fields of `bootseer.agent.node.job.Job`; an agent that is older has others.
+        job: the fields of `bootseer.agent.node.job.Job`; an older agent has others.
         state: "warming", "ready" or "finishing".
         detail: a line for people.
         window_open: whether the start is being recorded.
-        images: that are read ahead or recorded.
-        checkpoint: whether it can be read.
-        events: how many there are so far.
-        errors: how many were unexpected.
+        images: the images that are prefetched or recorded.
+        checkpoint: whether the checkpoint can be read.
+        events: number of events so far.
+        errors: number of unexpected errors.
     """
 
     job: dict[str, Any]
@@ -166,7 +166,7 @@ class Refusal(NamedTuple):
     """Why a request was not carried out.
 
     Attributes:
-        error: for people.
+        error: message for people.
         kind: name of the error's class.
     """
 
@@ -174,7 +174,7 @@ class Refusal(NamedTuple):
     kind: str = ""
 
     def exception(self) -> BootseerError:
-        """Return the error to raise; classes that say nothing to who asks are Unavailable."""
+        """Return the error to raise: Unavailable for classes that the client does not handle."""
         return _KINDS.get(self.kind, Unavailable)(f"the agent refused: {self.error}")
 
 
@@ -190,4 +190,4 @@ def _check_seconds(value: float, maximum: float, name: str) -> None:
 
 def _check_text(value: str, maximum: int, name: str) -> None:
     if not 0 < len(value) <= maximum or not value.isprintable():
-        raise Corrupt(f"{name} is not a text of up to {maximum} printable characters")
+        raise Corrupt(f"{name} must be a text of up to {maximum} printable characters")

@@ -1,6 +1,6 @@
-"""What a supervisor asks the lender of the block cache for, see `bootseer.agent.lender`.
+"""Requests from the supervisor to the block cache's lender.
 
-Standard library only.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from bootseer.ipc.request import Verbs
 
 @dataclass(frozen=True, slots=True)
 class OpenEntry:
-    """Open an image's entry in the block cache, found by its token.
+    """Open an image's entry in the block cache by its token.
 
-    Reply: descriptors of manifest, data and map for readers, of data, map and claims for the
-    keeper, and a socket on which the keeper asks for room, see `bootseer.cache.reservation`. The
-    entry is in use until that is closed. The value is how much there is in the cache's folder that
-    is no part of it.
+    Reply: descriptors of manifest, data and map for readers; of data, map and claims for the
+        keeper; and the keeper's socket for reservations, see `bootseer.cache.reservation`. The
+        entry is in use until that socket is closed. The value is the number of foreign files in the
+        cache's folder.
     """
 
     token: bytes
@@ -25,9 +25,9 @@ class OpenEntry:
 
 @dataclass(frozen=True, slots=True)
 class CreateEntry:
-    """Open an image's entry, given its manifest: with a descriptor of that in sealed memory.
+    """Open or create an image's entry; with a descriptor of its manifest in sealed memory.
 
-    What is missing of the entry is made. Reply: as for `OpenEntry`.
+    Missing files of the entry are created. Reply: as for `OpenEntry`.
 
     Attributes:
         manifest_bytes, image_bytes, blocks: see `bootseer.cache.size`.
@@ -40,4 +40,4 @@ class CreateEntry:
 
 VERBS = Verbs(OpenEntry, CreateEntry)
 DESCRIPTORS = 7
-"""With the reply to either."""
+"""Descriptors in the reply to either request."""

@@ -1,7 +1,7 @@
-"""What a supervisor and its workers tell each other, on a `bootseer.ipc.channel.Channel`.
+"""Messages between the supervisor and its workers, on a `bootseer.ipc.channel.Channel`.
 
-Workers run as the job's user, so all that they say is checked: types and sizes on receipt, and what
-it may be by whoever uses it.
+Workers run as the job's user, so the supervisor trusts none of their messages. Types and sizes are
+checked on receipt, values where they are used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bootseer.ipc.channel import Channel
 from bootseer.ipc.typed_json import Messages, check_not_negative
 
 VERSION = 1
-"""Of these messages: a worker is started from what is installed by then."""
+"""Version of these messages: a worker may run a newer installation than the supervisor."""
 MAX_TO_WORKER_BYTES = 32 * 1024 * 1024
-"""Events that have waited for a store are among them."""
+"""Includes events that have waited on the node for a store."""
 MAX_FROM_WORKER_BYTES = 16 * 1024 * 1024
-"""200,000 touches and more. Decoded, hostile JSON takes 20 times as much memory."""
+"""Room for 200,000 touches. Decoded, hostile JSON takes 20 times as much memory."""
 MAX_RANGES = 300_000
 
 
@@ -36,12 +36,12 @@ MAX_RANGES = 300_000
 
 
 class StartTask(NamedTuple):
-    """The first message: for which job; with a descriptor of a pipe for what the worker prints.
+    """The first message: the worker's job; with a descriptor of a pipe for the worker's output.
 
     Attributes:
-        job: the job; its image is the one that this worker is about.
+        job: the job; its image is the one that this worker handles.
         config: effective settings, see `bootseer.config.Config.values`.
-        version: of the messages.
+        version: version of the messages.
     """
 
     job: Job
@@ -52,22 +52,22 @@ class StartTask(NamedTuple):
         """Check the version.
 
         Raises:
-            UnknownVersion: the agent is of another one.
+            UnknownVersion: the agent has another version.
         """
         if self.version != VERSION:
-            raise UnknownVersion(f"{name}: of version {self.version}, and not {VERSION}")
+            raise UnknownVersion(f"{name}: version {self.version} is not supported, only {VERSION}")
 
 
 class ImageReadable(NamedTuple):
     """To `warm_up`: the served image can be read.
 
     Attributes:
-        path: under which.
-        tree: folder in which the kernel or a worker shows the image's own files, "" if none does.
+        path: path of the image.
+        tree: folder with the image's own files, mounted by the kernel or a worker; "" for none.
         identity: that hot sets are named after.
         size_bytes: of the image.
         leading: what every start reads.
-        copies: all of it comes to the node at once; `ImageCopied` tells the end of that.
+        copies: the whole image is being copied to the node, until `ImageCopied`.
     """
 
     path: str
@@ -79,14 +79,14 @@ class ImageReadable(NamedTuple):
 
 
 class ImageUnreadable(NamedTuple):
-    """To `warm_up`: the served image will never be there."""
+    """To `warm_up`: the served image will never be readable."""
 
 
 class CheckpointReadable(NamedTuple):
-    """To `warm_up`: the checkpoint can be read; or never will be.
+    """To `warm_up`: whether the checkpoint can be read.
 
     Attributes:
-        ok: which.
+        ok: it can be read; otherwise it never will be.
     """
 
     ok: bool
@@ -103,42 +103,42 @@ class EnvironmentMounted(NamedTuple):
 
 
 class HoldPrefetch(NamedTuple):
-    """To `warm_up`: stop reading ahead for now, or go on."""
+    """To `warm_up`: pause or resume the prefetch."""
 
     is_held: bool
 
 
 class YieldToJob(NamedTuple):
-    """To `warm_up`: the job starts, so it goes first from now on."""
+    """To `warm_up`: the job starts; lower the prefetch's priority."""
 
 
 class CloseWindow(NamedTuple):
-    """To whoever serves a mount: the start is over; tell what was read."""
+    """To a mount's server: the start is over; report what was read."""
 
 
 class ReportImage(NamedTuple):
-    """To `serve_image`: tell what was done in all. Answer: `ImageReported`."""
+    """To `serve_image`: report totals. Answer: `ImageReported`."""
 
 
 class StopCheckpoint(NamedTuple):
-    """To `serve_checkpoint`: publish what is closed, in so many seconds, and end."""
+    """To `serve_checkpoint`: publish closed files within so many seconds, then end."""
 
     timeout_s: float
 
 
 class BlocksLent(NamedTuple):
-    """To `serve_image`: what the node has of the image.
+    """To `serve_image`: the node's cached blocks of the image.
 
-    With descriptors of manifest, data and map, and two sockets on which the keeper of blocks
-    answers: see `bootseer.cache.keeper_link`.
+    With descriptors of manifest, data and map, and two sockets to the block keeper: see
+    `bootseer.cache.keeper_link`.
     """
 
 
 class BlocksRefused(NamedTuple):
-    """To `serve_image`: the node lends nothing.
+    """To `serve_image`: no cached blocks are lent.
 
     Attributes:
-        wants_manifest: it may, once it is given the manifest.
+        wants_manifest: ask again with the manifest.
     """
 
     wants_manifest: bool
@@ -165,7 +165,7 @@ class SnapshotMounted(NamedTuple):
 
 
 class UploadImport(NamedTuple):
-    """To `upload_import`: put a file into the store, under the name of its source.
+    """To `upload_import`: upload a file to the store, under the name of its source.
 
     Attributes:
         image: URI that it was imported from.
@@ -177,17 +177,17 @@ class UploadImport(NamedTuple):
 
 
 class RecordedImage(NamedTuple):
-    """What a start has read of an image.
+    """What a job's start has read of an image.
 
     Attributes:
         path: as the job names it.
-        digest: identity that traces are named after.
+        digest: identity in the names of traces.
         size_bytes: of the image.
         kind: one of `bootseer.image.hot.trace.KINDS`.
         touches: in first-touch order.
-        holdout: what was not read ahead, to see whether the start reads it.
-        content: digest of the image in the store, "" if it is not from there.
-        store, file: how fast the store was, and the file that the image was added from.
+        holdout: hot ranges excluded from the prefetch, to test whether the start reads them.
+        content: digest of the image in the store, "" if it is not from the store.
+        store, file: speed of the store, and of the file that the image was added from.
     """
 
     path: str
@@ -202,13 +202,13 @@ class RecordedImage(NamedTuple):
 
 
 class PublishRecording(NamedTuple):
-    """To `publish`: what a start was seen to read.
+    """To `publish`: what a job's start has read.
 
     Attributes:
-        kind: of the run, "cold" or "warm".
-        images: recorded ones.
-        files: what was read of the checkpoint.
-        ahead: what was read ahead of it.
+        kind: kind of the run, "cold" or "warm".
+        images: the recorded images.
+        files: reads of the checkpoint.
+        ahead: checkpoint files that were prefetched.
     """
 
     kind: str
@@ -221,19 +221,19 @@ class PublishEvents(NamedTuple):
     """To `publish`, in answer to `EventsWanted`.
 
     Attributes:
-        run: this one's events.
-        waiting: those of runs that have waited on the node; other versions may have written them.
+        run: the events of this run.
+        waiting: events of earlier runs kept on the node; other versions may have written them.
     """
 
     run: dict[str, Any]
     waiting: list[dict[str, Any]]
 
 
-# From a worker to the supervisor, which trusts none of it.
+# From a worker to the supervisor, which does not trust them.
 
 
 class StageEnded(NamedTuple):
-    """From any: a stage of the start is over."""
+    """From any worker: a stage of the start is over."""
 
     event: Event
 
@@ -245,7 +245,7 @@ class Ready(NamedTuple):
 
 
 class MountImage(NamedTuple):
-    """From `warm_up`: the last run used this image later on; have it there. Attributes: image."""
+    """From `warm_up`: mount an image that the last run requested later. Attributes: image."""
 
     image: str
 
@@ -271,14 +271,14 @@ class MountEnvironment(NamedTuple):
 
 
 class EnvironmentSettled(NamedTuple):
-    """From `warm_up`: nothing more becomes of the environment that the job names."""
+    """From `warm_up`: the job's environment is provided, or will not be."""
 
 
 class ImageFound(NamedTuple):
-    """From `warm_up`: an image file is open, with its descriptor; what is read of it is recorded.
+    """From `warm_up`: an image file is open; record its reads. With its descriptor.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         digest: identity of the image.
         leading: what every start reads.
     """
@@ -295,12 +295,12 @@ class ImageFound(NamedTuple):
 
 
 class PrefetchBegun(NamedTuple):
-    """From `warm_up`: these ranges of the last image are read ahead.
+    """From `warm_up`: these ranges of the last image are being prefetched.
 
     Attributes:
         ranges: in the order of reading.
-        holdout: pieces of them that are left out.
-        doubts: starts in a row that have not read what was hot.
+        holdout: pieces that are left out.
+        doubts: number of starts in a row that did not read the hot set.
     """
 
     ranges: list[ByteRange]
@@ -315,7 +315,7 @@ class PrefetchBegun(NamedTuple):
 
 
 class PrefetchProgress(NamedTuple):
-    """From `warm_up`: how much of the last image has been read ahead, and will be, in bytes."""
+    """From `warm_up`: progress in the last image: bytes prefetched, and bytes planned."""
 
     done_bytes: int
     want_bytes: int
@@ -326,11 +326,11 @@ class PrefetchProgress(NamedTuple):
 
 
 class ServedImageOpened(NamedTuple):
-    """From `warm_up`: the served image is open; whoever opens it next is the job."""
+    """From `warm_up`: the served image is open; the next process to open it is the job's."""
 
 
 class CheckpointFileAhead(NamedTuple):
-    """From `warm_up`: a file of the checkpoint is read ahead; that is not the job's doing."""
+    """From `warm_up`: a checkpoint file is being prefetched, so its reads are not the job's."""
 
     path: str
     ranges: list[ByteRange]
@@ -342,13 +342,13 @@ class CheckpointFileAhead(NamedTuple):
 
 
 class BorrowBlocks(NamedTuple):
-    """From `serve_image`: lend what the node has of an image. Answer: `BlocksLent` or refused.
+    """From `serve_image`: lend an image's cached blocks. Answer: `BlocksLent` or `BlocksRefused`.
 
-    With a descriptor of the image's manifest in sealed memory, where that was wanted.
+    With a descriptor of the image's manifest in sealed memory, if it was requested.
 
     Attributes:
         digest: of the image.
-        token: of its manifest, in hexadecimal digits; "" for none.
+        token: token of its manifest, in hexadecimal digits; "" for none.
     """
 
     digest: str
@@ -358,19 +358,19 @@ class BorrowBlocks(NamedTuple):
         """Check both."""
         _check_text(self.digest, 64, name)
         if len(self.token) not in (0, 2 * TOKEN_BYTES) or not _is_hex(self.token):
-            raise Corrupt(f"{name}: its token is none")
+            raise Corrupt(f"{name}: the token is not 32 bytes in hexadecimal digits")
 
 
 class ImageServed(NamedTuple):
     """From `serve_image`: the image can be read.
 
     Attributes:
-        identity: that hot sets are named after.
+        identity: identity in the names of hot sets.
         content: its digest in the store.
         size_bytes: its length.
         leading: what every start reads.
         is_cached: all of it is on this node.
-        copies: all of it comes to the node at once; `ImageCopied` tells the end of that.
+        copies: the whole image is being copied to the node, until `ImageCopied`.
     """
 
     identity: str
@@ -389,11 +389,11 @@ class ImageServed(NamedTuple):
 
 
 class ImageMissing(NamedTuple):
-    """From `serve_image`: an empty folder is all that its mount shows, until its end."""
+    """From `serve_image`: the image cannot be served; its mount shows an empty folder."""
 
 
 class ImageCopied(NamedTuple):
-    """From `serve_image`, and on to `warm_up`: no more of the image comes by itself."""
+    """From `serve_image`, forwarded to `warm_up`: the copy of the whole image has ended."""
 
 
 class ImageRecorded(NamedTuple):
@@ -403,7 +403,7 @@ class ImageRecorded(NamedTuple):
 
 
 class ImageReported(NamedTuple):
-    """From `serve_image`, in answer to `ReportImage`: how fast the image came from where."""
+    """From `serve_image`, in answer to `ReportImage`: the speeds of the image's sources."""
 
     store: Speed
     file: Speed
@@ -420,7 +420,7 @@ class CheckpointReads(NamedTuple):
 
 
 class CheckpointEnded(NamedTuple):
-    """From `serve_checkpoint`: it ends as it was told to; all that was closed is published."""
+    """From `serve_checkpoint`: it ends as requested; all closed files are published."""
 
 
 class MountSnapshot(NamedTuple):
@@ -428,7 +428,7 @@ class MountSnapshot(NamedTuple):
 
     Attributes:
         key: of the snapshot.
-        read_only: it takes no changes.
+        read_only: the mount refuses changes.
     """
 
     key: str
@@ -440,20 +440,20 @@ class MountSnapshot(NamedTuple):
 
 
 class ImportOpened(NamedTuple):
-    """From `upload_import`: the file is open, and its name not needed any more."""
+    """From `upload_import`: the file is open, so its name may be removed."""
 
 
 class EventsWanted(NamedTuple):
-    """From `publish`: all else is done. Answer: `PublishEvents`."""
+    """From `publish`: the recordings are published. Answer: `PublishEvents`."""
 
 
 class Published(NamedTuple):
-    """From `publish`: the end.
+    """From `publish`: the result, as the last message.
 
     Attributes:
         ok: whether this run's events are in the store.
         detail: a line for people.
-        left: indexes of those runs that have to wait on.
+        left: indexes of the waiting runs to keep on the node.
     """
 
     ok: bool
@@ -510,9 +510,9 @@ TO_WORKER: Messages[ToWorker] = Messages.by_union("message from the agent", ToWo
 FROM_WORKER: Messages[FromWorker] = Messages.by_union("message from the worker", FromWorker)
 
 WorkerEnd = Channel[FromWorker, ToWorker]
-"""The channel as a worker has it."""
+"""A worker's end of the channel."""
 SupervisorEnd = Channel[ToWorker, FromWorker]
-"""The channel as the supervisor has it."""
+"""The supervisor's end of the channel."""
 
 
 def worker_end(end: socket.socket) -> WorkerEnd:
@@ -527,7 +527,7 @@ def supervisor_end(end: socket.socket) -> SupervisorEnd:
 
 def _check_text(value: str, maximum: int, name: str) -> None:
     if len(value) > maximum or any(c in value for c in "\0\n\r"):
-        raise Corrupt(f"{name}: a text in it is not acceptable")
+        raise Corrupt(f"{name}: a text is longer than {maximum} characters or has unprintable ones")
 
 
 def _is_hex(text: str) -> bool:

@@ -1,1 +1,1 @@
-"""What every side knows of a job on this node; imported by the hook path too."""
+"""A job on this node: its folder, processes and control socket; used by all sides."""

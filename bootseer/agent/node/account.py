@@ -1,4 +1,4 @@
-"""The accounts of the node that look after jobs, and what else a broker is told of the settings.
+"""Look up the node's accounts and build a broker's settings.
 
 Imported by the hook path: the standard library only.
 """
@@ -16,7 +16,7 @@ _GIB = 1 << 30
 
 
 def account_names(node: NodeSettings) -> dict[str, str]:
-    """Return their names, by the settings that have them."""
+    """Return the names of the node's accounts, by setting."""
     return {"node.service_user": node.service_user, "node.cache_user": node.cache_user}
 
 
@@ -24,11 +24,11 @@ def find_account(setting: str, name: str) -> NodeAccount:
     """Look an account up.
 
     Args:
-        setting: which of them names it.
-        name: of the account.
+        setting: the setting that names it.
+        name: the account's name.
 
     Raises:
-        ConfigError: there is none, or it is root.
+        ConfigError: there is no such account, or it is root.
     """
     try:
         found = pwd.getpwnam(name)
@@ -43,10 +43,10 @@ def find_account(setting: str, name: str) -> NodeAccount:
 
 
 def broker_settings(config: Config) -> BrokerSettings:
-    """Take what a broker is told from all settings.
+    """Return the settings that a broker gets.
 
     Raises:
-        ConfigError: one of the two accounts is missing, or they are one.
+        ConfigError: one of the two accounts is missing, or both are the same.
     """
     account, cache_account = starmap(find_account, account_names(config.node).items())
     if account.uid == cache_account.uid:

@@ -1,4 +1,4 @@
-"""Start the agent outside the job's processes, and end it.
+"""Start the agent outside the job's processes, and kill it.
 
 Imported by the hook path: the standard library only.
 """
@@ -16,26 +16,26 @@ from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.spawn import TAG, command, environment, start_time, status_fields
 
 CONTROL_FD = 3
-"""Where an agent that is not systemd's finds its control socket."""
-_HURRY_NICE = -10
+"""Descriptor of the control socket in an agent started without systemd."""
+_START_NICE = -10
 _CAPABILITIES = (
     "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_KILL CAP_SETUID CAP_SETGID "
     "CAP_SETPCAP CAP_IPC_LOCK CAP_SYS_CHROOT CAP_SYS_ADMIN CAP_SYS_NICE CAP_SYS_PTRACE "
     "CAP_SYS_RESOURCE"
 )
-"""Those that the broker keeps in any case, see c_ext/privilege.c."""
+"""The capabilities that the broker may keep, see c_ext/privilege.c."""
 
 
 def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -> int:
-    """Start the agent; returns at once, with the process id of what starts it or is it.
+    """Start the agent without waiting; returns the id of its process or of systemd-run.
 
-    Where systemd runs, the agent is a transient unit of its own, and makes its control socket
-    itself; elsewhere it leads a session of its own, with every descriptor redirected: slurmd reads
-    a prolog's output to its end, so that a process that kept it open would hold up the node.
+    Where systemd runs, the agent is a transient unit and creates its control socket itself.
+    Elsewhere it leads its own session, with every descriptor redirected: slurmd reads a prolog's
+    output to its end, so a process that kept it open would hold up the node.
 
     Args:
-        folder: of the job.
-        mode: "warm" to carry out a job's plan, "bury" to clear up after a dead agent.
+        folder: the job's folder.
+        mode: "warm" to carry out a job's plan, "recover" to clear up after a dead agent.
         listener: the control socket, for the agent to answer on.
     """
     fd = CONTROL_FD if listener is not None else -1
@@ -43,7 +43,7 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     group = cgroup.new_name(mode, os.path.basename(folder.path))
     if under_systemd():
         argv = _as_unit(folder, group, argv)
-    elif mode == "warm":  # the other ends by itself, and soon
+    elif mode == "warm":  # the other mode ends soon
         argv.append(cgroup.make(group))
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(f"{folder.path}/agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -66,17 +66,17 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
 
 
 def raise_priority() -> None:
-    """Give this process and those it starts more of the processor, until `reset_priority`.
+    """Raise the priority of this process and its children, until `reset_priority`.
 
-    The agent has a tenth of a second of imports before it works, and Slurm launches the job
-    beside it: without this they take turns, and the job's own start waits longer.
+    The agent spends a tenth of a second on imports while Slurm launches the job. Without this they
+    share the processor, and the job's start waits longer.
     """
-    with suppress(OSError):  # no right to it inside some containers
-        os.setpriority(os.PRIO_PROCESS, 0, _HURRY_NICE)
+    with suppress(OSError):  # not permitted inside some containers
+        os.setpriority(os.PRIO_PROCESS, 0, _START_NICE)
 
 
 def under_systemd() -> bool:
-    """Whether this node's services are systemd's."""
+    """Return whether systemd runs this node's services."""
     return os.path.isdir("/run/systemd/system")
 
 
@@ -93,11 +93,11 @@ def _as_unit(folder: JobFolder, name: str, argv: list[str]) -> list[str]:
         "--setenv=LANG=C.UTF-8",
         f"--property=StandardOutput=append:{folder.path}/agent.log",
         f"--property=StandardError=append:{folder.path}/agent.log",
-        # The image's server outlives an agent that dies: the job goes on. The epilog ends both.
+        # The image's server outlives an agent that dies, so the job continues. The epilog kills it.
         "--property=KillMode=process",
         "--property=OOMPolicy=continue",
         f"--property=CapabilityBoundingSet={_CAPABILITIES}",
-        # What is read ahead counts as the memory of who reads it.
+        # Prefetched pages are charged to the agent's unit.
         "--property=MemoryMax=50%",
         "--property=TasksMax=4096",
         "--",
@@ -106,14 +106,14 @@ def _as_unit(folder: JobFolder, name: str, argv: list[str]) -> list[str]:
 
 
 def kill_all(folder: JobFolder) -> list[int]:
-    """Kill whatever is left of an agent: its control group, or what carries its folder's name.
+    """Kill an agent's processes: its control group, or processes marked with its folder.
 
-    Of the latter, only processes of the agent's session are looked at, or root's where the agent is
-    not known: anybody can put the name into an environment. What is in a group is not looked at:
-    reading the environment of a process can take for ever, where it has mapped what a user serves.
+    Marked processes are killed only in the agent's session, or if root's when the agent is unknown:
+    any user can set the mark. With a control group no environment is read: that can block forever
+    if the process has mapped memory that a user's file system serves.
 
     Returns:
-        Process ids of the latter.
+        Process ids of the marked processes.
     """
     mark = f"{TAG}={folder.path}".encode()
     noted = folder.read("process.json") or {}
@@ -139,7 +139,7 @@ def kill_all(folder: JobFolder) -> list[int]:
 
 
 def await_end(pid: int, deadline_s: float) -> None:
-    """Wait until a process that is not our child has ended, or until the deadline."""
+    """Wait until a process has ended or until the deadline; it need not be our child."""
     until = time.monotonic() + deadline_s
     start = start_time(pid)
     while start_time(pid) == start is not None and time.monotonic() < until:
@@ -147,7 +147,7 @@ def await_end(pid: int, deadline_s: float) -> None:
 
 
 def age_ns() -> int:
-    """Return how long ago this process was started, to about 10 ms: its interpreter's time."""
+    """Return the age of this process in nanoseconds, accurate to about 10 ms."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     started_ns = ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -155,7 +155,7 @@ def age_ns() -> int:
 
 
 def _is_roots(pid: str) -> bool:
-    """Whether a process's real user is root: what a user starts set-uid is not."""
+    """Return whether a process's real user is root: false for set-uid programs of users."""
     # As bytes: a carriage return in the process's name begins no line.
     with open(f"/proc/{pid}/status", "rb") as file:
         return any(line.split()[:2] == [b"Uid:", b"0"] for line in file)

@@ -1,4 +1,4 @@
-"""What a broker is told of the settings when its job's prolog runs.
+"""The settings that a job's prolog passes to the broker.
 
 Imported by the hook path: the standard library only.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 UNPUBLISHED = "unpublished"
-"""Folder in that of the node's for what could not be published."""
+"""Folder below `node.cache_dir` for events that could not be published."""
 
 
 class NodeAccount(NamedTuple):
@@ -20,13 +20,13 @@ class NodeAccount(NamedTuple):
 
 
 class BrokerSettings(NamedTuple):
-    """The settings that root's part of an agent goes by; the supervisor reads all of them itself.
+    """The settings that the broker uses; the supervisor reads all settings itself.
 
     Attributes:
-        account: the service account, whose rights the supervisor has.
-        cache_account: whose rights the lender of the block cache has, and whose that is.
+        account: the service account, under which the supervisor runs.
+        cache_account: the account that owns the block cache and runs its lender.
         run_dir, cache_dir: `node.run_dir` and `node.cache_dir`.
-        quota_bytes, free_share, user_share: of the block cache.
+        quota_bytes, free_share, user_share: limits of the block cache.
         kernel_mount: digests of images that the kernel may mount.
     """
 
@@ -41,25 +41,25 @@ class BrokerSettings(NamedTuple):
 
     @property
     def blocks(self) -> str:
-        """Folder of the block cache."""
+        """Return the folder of the block cache."""
         return f"{self.cache_dir}/images"
 
     @property
     def scratch(self) -> str:
-        """Folder for what jobs write over mounted environments."""
+        """Return the folder for files that jobs write over mounted environments."""
         return f"{self.cache_dir}/environments"
 
     @property
     def unpublished(self) -> str:
-        """See `UNPUBLISHED`."""
+        """Return the folder for events that could not be published."""
         return f"{self.cache_dir}/{UNPUBLISHED}"
 
     @classmethod
     def read(cls, document: dict[str, Any]) -> BrokerSettings:
-        """Read them back from JSON.
+        """Decode the settings from JSON.
 
         Raises:
-            TypeError, KeyError: those are none.
+            TypeError, KeyError: ``document`` does not hold them.
         """
         accounts = {name: NodeAccount(*document[name]) for name in ("account", "cache_account")}
         return cls(**document | accounts)

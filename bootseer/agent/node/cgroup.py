@@ -1,7 +1,7 @@
-"""The control group of a job's agent: all that is in it can be killed at once, whatever it does.
+"""The control group of a job's agent, with which all its processes can be killed.
 
-Where systemd runs, it is that of the agent's unit. Elsewhere the agent enters one below
-`bootseer`, where control groups of version 2 are mounted and root may make some.
+Where systemd runs, it is the group of the agent's unit. Elsewhere the agent enters a group below
+`bootseer`, if control groups of version 2 are mounted and root may create groups.
 
 Imported by the hook path: the standard library only.
 """
@@ -19,22 +19,23 @@ _FOLDER = "bootseer"
 _END_S = 0.5
 _POLL_S = 0.005
 _YOUNG_NS = 60 * 10**9
-"""A group younger than this may be one that nobody has been put into yet."""
+"""A group younger than this may still be empty because its agent is starting."""
 
 
 def new_name(mode: str, job: str) -> str:
-    """Name a group, and the unit that has it.
+    """Return a new name for a group or unit.
 
     Args:
-        mode: of the agent.
-        job: name of the job's folder. A job that is requeued may find the group of its first start
-            still ending, and several nodes may be one machine: so the time is added.
+        mode: the agent's mode.
+        job: name of the job's folder. The time is appended, because a
+            requeued job may find its first group still ending, and several nodes may share one
+            machine.
     """
     return f"bootseer-{mode}-{job}-{time.time_ns()}"
 
 
 def make(name: str) -> str:
-    """Make a new group for an agent to enter; returns its folder, "" where that is not possible."""
+    """Create a group for an agent; returns its folder, or "" if that is not possible."""
     parent = _ours()
     if parent is None:
         return ""
@@ -46,14 +47,14 @@ def make(name: str) -> str:
 
 
 def kill(path: str, job: str) -> bool:
-    """Kill all that is in the group of a job's agent; returns whether that was done.
+    """Kill the processes in the group of a job's agent; returns whether that was done.
 
     Args:
-        path: of the group, as /proc/PID/cgroup has it. Nothing is done if it is no agent's of this
-            job: one that could not be put into a group is in slurmd's.
+        path: the group, as in /proc/PID/cgroup. Nothing is killed unless it is a group of this
+            job's agent: an agent without its own group is in slurmd's.
         job: name of the job's folder.
     """
-    name = rf"bootseer-(warm|bury)-{re.escape(job)}-\d+(\.service)?"
+    name = rf"bootseer-(warm|recover)-{re.escape(job)}-\d+(\.service)?"
     root = _root()
     if root is None or not re.fullmatch(name, os.path.basename(path)):
         return False
@@ -65,11 +66,11 @@ def kill(path: str, job: str) -> bool:
 
 
 def sweep(path: str = "") -> None:
-    """Remove groups of ours whose processes have ended; systemd removes its own.
+    """Remove BootSeer's empty groups; systemd removes its own.
 
     Args:
-        path: of one that is removed whatever its age, as /proc/PID/cgroup has it; a moment is
-            waited for its last processes.
+        path: a group, as in /proc/PID/cgroup, to remove whatever its age, after a short wait for
+            its last processes.
     """
     parent = _ours()
     if parent is None:
@@ -77,7 +78,7 @@ def sweep(path: str = "") -> None:
     folder, own = os.path.split(path)
     until = time.monotonic() + _END_S
     while folder == f"/{_FOLDER}" and not _remove(f"{parent}/{own}") and time.monotonic() < until:
-        time.sleep(_POLL_S)  # its processes have been killed, and end
+        time.sleep(_POLL_S)  # its killed processes are still ending
     with suppress(OSError):
         for name in os.listdir(parent):
             made_ns = name.rpartition("-")[2]
@@ -91,7 +92,7 @@ def _remove(folder: str) -> bool:
         os.rmdir(folder)
     except FileNotFoundError:
         return True
-    except OSError:  # somebody is in it
+    except OSError:  # it is not empty
         return False
     return True
 

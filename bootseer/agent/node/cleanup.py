@@ -1,10 +1,10 @@
-"""Remove what jobs have written over their environments, in a process of its own.
+"""Remove files that jobs wrote over their environments, in a separate process.
 
-The content is a user's: folders as deep as the disk allows, in any number. So nobody waits for the
-removal, no job does it for another, and each folder has its own child and deadline: one that cannot
-be removed stops nothing else.
+A user controls the content: folders may be as deep and as many as the disk allows. So no process
+waits for the removal, and each folder has its own child process and deadline: a folder that cannot
+be removed does not block others.
 
-Imported by the hook path: the standard library only, but in the process that removes.
+Imported by the hook path: the standard library only, except in the removing process.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from functools import partial
 from bootseer.agent.node import spawn
 
 FOLDER_S = 600
-"""Longest that the removal of one folder may take, beside jobs that have the processors; what is
-left is for the next job's end."""
+"""Time limit for the removal of one folder on a busy node; the next job's end removes the rest."""
 _GOING = ".going-"
 _NICE = 19
 
 
 def discard(folder: str) -> None:
-    """Put the folder of a job that has ended aside, if it has one: a requeued job has its number.
+    """Rename the folder of an ended job, if any: a requeued job gets the same number.
 
     Args:
-        folder: in a folder that only root can change.
+        folder: the folder; only root can change its parent.
     """
     parent, name = os.path.split(folder)
     with suppress(OSError):
@@ -38,11 +37,12 @@ def discard(folder: str) -> None:
 
 
 def start(parent: str, run_dir: str) -> None:
-    """Have the folders of jobs that have ended removed, without waiting for it.
+    """Start removing the folders of ended jobs, without waiting.
 
     Args:
-        parent: of them.
-        run_dir: knows which jobs there are.
+        parent: the folder that they are in.
+        run_dir: the run directory, with a folder for each
+            job.
     """
     if left_overs(parent, run_dir):
         with suppress(OSError):
@@ -63,7 +63,7 @@ def left_overs(parent: str, run_dir: str) -> list[str]:
 
 
 def main() -> None:
-    """Remove as the command line says: the folder that they are in, the run directory."""
+    """Remove the left-over folders; arguments: their parent folder, the run directory."""
     from bootseer._io import lib
 
     parent, run_dir = sys.argv[1:3]
@@ -73,7 +73,7 @@ def main() -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return  # another is at it, and looks again before it ends
+        return  # another process is removing, and checks again before it ends
     tried: set[str] = set()
     while names := set(left_overs(parent, run_dir)) - tried:
         tried |= names

@@ -18,10 +18,10 @@ _RETRY_S = 0.005
 
 
 def tell(path: str, request: Request) -> None:
-    """Send a request whose answer is of no interest, without waiting for the agent to take it.
+    """Send a request without waiting for its answer.
 
     Raises:
-        NotFound: nobody listens there.
+        NotFound: no agent listens there.
         Unavailable: the agent's queue is full.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
@@ -39,14 +39,14 @@ def ask(path: str, request: Request, answer: type[A], deadline_s: float) -> A:
     """Send a request and return the answer.
 
     Args:
-        path: of the socket.
-        request: what is asked for.
-        answer: what the agent answers that with.
+        path: path of the control socket.
+        request: the request.
+        answer: the type of its answer.
         deadline_s: for the whole exchange.
 
     Raises:
-        NotFound: nobody listens there.
-        ConfigError, Corrupt, Denied: the agent refused this request as it is.
+        NotFound: no agent listens there.
+        ConfigError, Corrupt, Denied: the agent refused this request.
         Unavailable: no answer in time, or the agent refused for another reason.
     """
     line = _exchange(path, REQUESTS.encode(request), deadline_s)
@@ -56,12 +56,14 @@ def ask(path: str, request: Request, answer: type[A], deadline_s: float) -> A:
             return from_object(document, answer, "answer")
         refusal = from_object(document, Refusal, "answer")
     except Corrupt as error:
-        raise Unavailable("the answer is not an agent's") from error
+        raise Unavailable(
+            "the process at the control socket sent an answer that is not an agent's"
+        ) from error
     raise refusal.exception()
 
 
 def _exchange(path: str, line: bytes, deadline_s: float) -> bytes:
-    """Send a line and return the one that answers it.
+    """Send a line and return the answer's line.
 
     Raises:
         NotFound, Unavailable: as for `ask`.
@@ -92,7 +94,7 @@ def _connect(connection: socket.socket, path: str, until: float) -> None:
     while True:
         try:
             return connection.connect(path)
-        except BlockingIOError:  # the agent's queue is full, and such a socket does not wait
+        except BlockingIOError:  # the agent's queue is full, and connect does not wait
             if time.monotonic() >= until:
                 raise
             time.sleep(_RETRY_S)

@@ -1,4 +1,4 @@
-"""Make the sockets of a job's agent, which only root and one user can connect to.
+"""Create the agent's sockets, to which only root and one user can connect.
 
 Imported by the hook path: the standard library only.
 """
@@ -9,18 +9,17 @@ import os
 import socket
 
 MAX_WAITING = 64
-"""Connections that the agent has not taken yet."""
+"""Connections waiting to be accepted."""
 
 
 def listen(path: str, uid: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """Create the control socket, or another of the job's, for root and one user only.
+    """Create a listening socket for root and one user.
 
-    Once the path exists requests can be made; they wait for whoever gets the socket to take them.
+    Clients can connect once the path exists; requests wait until they are accepted.
 
     Args:
-        path: where it is to be.
-        uid: of the user; 0 for root alone.
-        kind: of the socket.
+        path: path of the socket.
+        uid: the user's id; 0 for root alone.  kind: type of the socket.
     """
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     previous = os.umask(0o177)

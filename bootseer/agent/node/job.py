@@ -1,29 +1,31 @@
-"""What the prolog knows of a job, and the job's folder on the node.
+"""A job as its prolog describes it, and the job's folder on the node.
 
     RUN_DIR/jobs/JOBID/        root, 0711 (RUN_DIR/dead/JOBID-TIME once its agent has died)
-        job.json               what the prolog was asked for; root, 0600
-        asked                  image, environment and checkpoint as they were asked for, a line
-                               each, for the plugin to compare with what a step asks for; root, 0600
+        job.json               the job as the prolog describes it; root, 0600
+        asked                  the job's image, environment and checkpoint, a line each, for the
+                               plugin to compare with a step's options; root, 0600
         broker.json            settings, see `bootseer.agent.node.broker_settings`; root, 0600
         process.json           the agent's process id and start time; root, 0600
-        ended.json             once it has ended as it should; root, 0600
-        died.json              once it has died, why it was ended by force, if it was; root, 0644
+        ended.json             once it has ended normally; root, 0600
+        died.json              once it has died: why it was killed, if it was; root, 0644
         agent.log              a line for each stage, and unexpected errors; root, 0600
         agent.sock             control socket; the job's user, 0600
-        mounts.sock            where slurmstepd gets mounts; root, 0600
-        server.json            the servers of images, should the agent die; root, 0600
+        mounts.sock            where slurmstepd requests mounts; root, 0600
+        server.json            the image servers, in case the agent dies; root, 0600
         checkpoint, served     where the plugin finds the mounts, see `write_mounted`; root, 0600
-        bootseer-env           `env run` for containers; everybody's to run
+        bootseer-env           `env run` for containers; executable by all users
+
         ckpt/                  the checkpoint's mount; the job's user alone
-        image/, image-N/       mounts of served images and trees of environments, the first is the
-                               one that the prolog knew of; the job's user alone
+        image/, image-N/       mounts of served images and trees of environments; `image` is the
+                               one named at submission; the job's user alone
         envs/N                 a target of an environment as tasks see it; root, 0700
-        state/                 what the supervisor writes; the service account's, 0700
-            state.json         what is being done, for `bootseer status`
+
+        state/                 files of the supervisor; the service account's, 0700
+            state.json         the agent's state, for `bootseer status`
             events.jsonl       events so far, in case the agent dies
-            rooted, named      the kernel's mount of the image, and the environment that the job has
-                               named, are there or will not be, see `write_mounted`
-            N.shown            where tasks are to see envs/N, see `write_mounted`
+            rooted, named      whether the kernel's mount of the image, and the job's environment,
+                               are mounted, see `write_mounted`
+            N.shown            where tasks see envs/N, see `write_mounted`
 
 Imported by the hook path: the standard library only.
 """
@@ -40,7 +42,7 @@ from bootseer.agent.node.broker_settings import BrokerSettings
 
 Read = TypeVar("Read")
 _MAX_FILE_BYTES = 1024 * 1024
-"""Of the JSON files in a job's folder."""
+"""Limit of a JSON file in a job's folder."""
 
 
 class Job(NamedTuple):
@@ -50,21 +52,21 @@ class Job(NamedTuple):
         job_id: Slurm's.
         cluster, node: their names.
         uid, gid, user, home: of the job's user.
-        key: of the warm plan.
+        key: key of the warm plan.
         record_only: warm nothing, record as if for the first time.
         image: path of the container image, or the URI of one in the store; "" when it is to be
             found in the warm plan.
-        wait_s: longest that the prolog holds the job for its hot set; with 0 it does not.
+        wait_s: longest time that the prolog holds the job for its hot set; 0 for not at all.
         started_ns: when the prolog began, nanoseconds since the epoch.
         checkpoint: URL of the checkpoint folder, "" for none.
-        mountpoint: absolute path where the job's tasks are to see it as well, "" for none.
-        mountpoint_listed: the administrator lets anybody mount there; otherwise it is to be a
+        mountpoint: absolute path at which the job's tasks also see it, "" for none.
+        mountpoint_listed: the administrator lets all users mount there; otherwise it must be a
             folder of the user's.
-        read_only: the job may not change it.
-        nodes: how many the job has, 0 where that is not known.
-        node_index: of this one among them, in Slurm's order.
-        environment: name of the environment that its tasks are to find, or path of a file that says
-            which; "" for none.
+        read_only: the job may not change the checkpoint.
+        nodes: number of the job's nodes, 0 if unknown.
+        node_index: index of this node among them, in Slurm's order.
+        environment: name of the environment for its tasks, or path of a file that names it; "" for
+            none.
     """
 
     job_id: int
@@ -89,30 +91,30 @@ class Job(NamedTuple):
 
     @property
     def run(self) -> str:
-        """Name of the run, the same on all nodes of the job."""
+        """Return the name of the run, the same on all nodes of the job."""
         return f"{self.cluster}.{self.job_id}"
 
     @property
     def is_first_node(self) -> bool:
-        """Whether this node does what one of the job has to do; none does if they are not known."""
+        """Return whether this is the job's first node; False if the nodes are unknown."""
         return bool(self.nodes) and not self.node_index
 
     @property
     def is_served(self) -> bool:
-        """Whether its image comes from the store, through a mount of the agent's."""
+        """Return whether its image comes from the store, through a mount of the agent's."""
         return "://" in self.image
 
     @property
     def groups(self) -> list[int]:
-        """All groups of the job's user."""
+        """Return the ids of all groups of the job's user."""
         return os.getgrouplist(self.user, self.gid)
 
 
 class JobFolder:
-    """The folder of a job under the run directory; only root makes names there, but in `state`."""
+    """The folder of a job under the run directory; only root writes to it, except `state`."""
 
     def __init__(self, path: str) -> None:
-        """Name the folder; nothing is touched."""
+        """Take the folder's path, without any I/O."""
         self.path = path
         self.socket = f"{path}/agent.sock"
         self.mounts = f"{path}/mounts.sock"
@@ -130,15 +132,15 @@ class JobFolder:
         self.program = f"{path}/bootseer-env"
 
     def shown(self, number: int) -> str:
-        """Name the file that tells tasks where to see a target of an environment."""
+        """Return the path of the file that names an environment's target for tasks."""
         return f"{self.state}/{number}.shown"
 
     def image_mount(self, number: int) -> str:
-        """Name the mount of one of the images that are served, 0 for what the prolog knew of."""
+        """Return the path of a served image's mount; 0 is the image named at submission."""
         return f"{self.image}-{number}" if number else self.image
 
     def has_mounts(self) -> bool:
-        """Whether something may be mounted in it; to look at all the node's mounts takes longer."""
+        """Return whether it may contain mounts; cheaper than reading all the node's mounts."""
         later = os.path.basename(self.image_mount(1)).removesuffix("1")
         try:
             names = os.listdir(self.path)
@@ -149,11 +151,11 @@ class JobFolder:
 
     @classmethod
     def of(cls, run_dir: str, job_id: int) -> JobFolder:
-        """Name the folder of a job."""
+        """Return the folder of a job."""
         return cls(f"{run_dir}/jobs/{job_id}")
 
     def write(self, name: str, document: dict[str, Any], mode: int = 0o600) -> None:
-        """Replace one of the folder's JSON files in one step."""
+        """Replace one of the folder's JSON files atomically."""
         target = f"{self.path}/{name}"
         descriptor = os.open(f"{target}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "w") as file:
@@ -163,7 +165,7 @@ class JobFolder:
     def read(self, name: str) -> dict[str, Any] | None:
         """Read one of the folder's JSON files; None when it is missing or unfinished."""
         try:
-            # Those of the supervisor may be anything.
+            # The supervisor's files may be of any type.
             fd = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(fd) as file:
                 document = json.loads(file.read(_MAX_FILE_BYTES))
@@ -187,19 +189,19 @@ class JobFolder:
             return None
 
     def write_mounted(self, mark: str, state: str, mountpoint: str = "") -> None:
-        """Tell the prolog and the plugin that something is mounted, or will not be.
+        """Tell the prolog and the plugin whether a mount has been made.
 
-        Two lines: the state and the mount point.
+        The file has two lines: the state and the mount point.
 
         Args:
-            mark: the file that says so, `mounted`, `served`, `rooted` or `named`.
-            state: "failed" if it is not mounted; "owned" or "listed" if it is, as the plugin has to
-                check the mount point; "plain" if nothing is to be mounted and tasks are told the
-                mount point; "none" if there is nothing to tell.
-            mountpoint: where the tasks are to see it as well, "" for nowhere.
+            mark: the file to write: `mounted`, `served`, `rooted` or `named`.
+            state: "failed" if mounting failed; "owned" or "listed" if it succeeded, by how the
+                plugin must check the mount point; "plain" if there is no mount and tasks are told
+                the mount point; "none" if there is nothing to tell.
+            mountpoint: where the tasks also see it, "" for nowhere.
 
         Raises:
-            OSError: it cannot be told.
+            OSError: the file cannot be written.
         """
         descriptor = os.open(f"{mark}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -207,20 +209,20 @@ class JobFolder:
         os.rename(f"{mark}.new", mark)
 
     def remove(self) -> None:
-        """Remove the folder, but nothing of a mount that were still there: it is a user's.
+        """Remove the folder, but nothing inside a remaining mount: that is a user's.
 
-        All that is in it are files, empty folders for mounts, and folders of those. What cannot be
-        removed stays.
+        It contains files, empty folders for mounts, and folders of those. What cannot be removed
+        stays.
         """
         _remove_folder(self.path, None, levels=2)
 
 
 def _remove_folder(name: str, above: int | None, levels: int) -> None:
-    """Remove a folder, and so many levels below it; no link is followed.
+    """Remove a folder with up to ``levels`` levels below it, without following links.
 
     Args:
         name: of the folder.
-        above: descriptor of the one that it is in; None if ``name`` is its path.
+        above: descriptor of its parent folder; None if ``name`` is a path.
         levels: how deep.
     """
     with suppress(OSError):
@@ -232,7 +234,7 @@ def _remove_folder(name: str, above: int | None, levels: int) -> None:
                 except IsADirectoryError:
                     _remove_folder(entry, folder, levels - 1)
                 except OSError:
-                    continue  # in use; the rest goes all the same
+                    continue  # in use; continue with the rest
         finally:
             os.close(folder)
     with suppress(OSError):

@@ -1,7 +1,7 @@
-"""What the agent and its workers log: one line for each step, with its time and level.
+"""Logging of the agent and its workers: one line per event, with time and level.
 
-All of it goes to standard error: the agent's is agent.log in the job's folder, a worker's is copied
-there, up to a limit.
+Logs go to standard error. For the agent that is agent.log in the job's folder; a worker's output is
+    copied there, up to a limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 
 
 class _OneLine(logging.Formatter):
-    """Escapes what is not printable ASCII in a message: it may have a path or a store's words."""
+    """Escapes all but printable ASCII: messages may quote paths or a store's errors."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the library's name)
         return _escaped(super().formatMessage(record)).translate(_ESCAPES)

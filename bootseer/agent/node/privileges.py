@@ -1,4 +1,4 @@
-"""Give up root's rights for those of a job's user, for good."""
+"""Drop root's rights permanently for those of a job's user."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import suppress
 from bootseer._io import ffi, lib
 
 MAX_DATA_BYTES = 4 << 30
-"""Traces of 16 MB take 250 MB each to merge; stacks of 256 threads count with 2 GB."""
+"""Limit of a worker's address space: a 16 MB trace takes 250 MB to merge, 256 stacks take 2 GB."""
 
 _MAX_OPEN_FILES = 16_384
-"""A job may have thousands of files of its checkpoint open at once."""
+"""A job may have thousands of checkpoint files open."""
 
 _LIMITS = {
     resource.RLIMIT_DATA: MAX_DATA_BYTES,
@@ -25,7 +25,7 @@ _STANDARD = (0, 1, 2)
 
 
 class Confinement(enum.IntFlag):
-    """What a confined process may do beyond working on memory, files and what it has open.
+    """What a confined process may do besides using memory, files and open descriptors.
 
     PLAIN allows threads, and Unix sockets, which name services use. In every profile, mounts,
     namespaces, other identities and access to other processes are refused.
@@ -51,21 +51,21 @@ IDENTITY = (
     *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
     *("GOOGLE_APPLICATION_CREDENTIALS", "AZURE_CLIENT_SECRET", "AZURE_CLIENT_ID"),
 )
-"""Variables by which stores would take this process for somebody else than its user."""
+"""Environment variables with which stores would identify this process as another user."""
 
 
 def drop_privileges(user: str, uid: int, gid: int, keep_lock: bool) -> None:
-    """Take on the user's rights for good, before anything is read from anywhere.
+    """Take on the user's rights permanently; call it before any input is read.
 
-    What the environment says of another identity is forgotten.
+    Environment variables that name another identity are removed.
 
     Args:
-        user: name, for the groups.
-        uid, gid: of the user.
-        keep_lock: keep the right to lock memory, and no other.
+        user: the user's name, for the groups.
+        uid, gid: the user's ids.
+        keep_lock: keep the capability to lock memory, and no other.
 
     Raises:
-        OSError: it could not be done; the process must end.
+        OSError: a system call failed; the process must exit.
     """
     for name in IDENTITY:
         os.environ.pop(name, None)
@@ -85,26 +85,26 @@ def confine(
     expendable: bool = True,
     outlives: bool = False,
 ) -> None:
-    """Become the user in a process of the agent's, with a few descriptors and system calls left.
+    """Become the user, with few descriptors and system calls left, in an agent's process.
 
-    Memory is bounded: what the process holds is charged to nobody's job, and depends on what lies
-    in the user's store. The number of threads and the length of files are not bounded here.
-    RLIMIT_NPROC counts all of the user's threads on the node, so it would fail beside a large job;
-    and the files are the user's, whose quotas hold.
+    Memory is limited, because it is charged to no job and depends on the content of the user's
+        store. Threads and file sizes are not limited. RLIMIT_NPROC counts all of the user's threads
+        on the node, so it would fail beside a large job; the user's quotas limit files.
 
-    Call it after imports, while there is one thread, and before anything of the user's is read.
+    Call it after imports, while there is one thread, and before any of the user's data are read.
 
     Args:
         user, uid, gid: as for `drop_privileges`.
-        agent: process id of the agent, which has started this process.
-        keep: descriptors that stay open, beside standard input, output and error. Other objects
-            that have closed ones must not be closed afterwards: the number may be in use again.
-        profile: what it may do. The right to lock memory stays with `Confinement.PIN` only.
-        expendable: when memory runs out, it is the first to go; otherwise as likely as any.
-        outlives: it does not die with the agent, whatever it waits for.
+        agent: process id of the agent, the parent of this process.
+        keep: descriptors that stay open, besides standard input, output and error. Objects that own
+            other descriptors must not be closed afterwards: the number may be in use again.
+        profile: what the process may do. Only `Confinement.PIN` keeps the capability to lock
+            memory.
+        expendable: the OOM killer takes this process first.
+        outlives: the process is not killed when the agent dies.
 
     Raises:
-        OSError: it could not be done, or the agent has died; the process must end.
+        OSError: a system call failed, or the agent has died; the process must exit.
     """
     _close_others(keep)
     for kind, most in _LIMITS.items():
@@ -116,59 +116,59 @@ def confine(
     os.chdir("/")
     drop_privileges(user, uid, gid, Confinement.PIN in profile)
     if not outlives:
-        die_with(agent)  # taking on other rights ends that
+        die_with(agent)  # changing the user id resets that
     confine_system_calls(profile)
 
 
 def limit_to_brokers() -> None:
-    """Give up what a job's broker does not use of root's capabilities, for good.
+    """Drop the capabilities that a job's broker does not use, permanently.
 
     Raises:
-        OSError: it could not be done; the process must end.
+        OSError: a system call failed; the process must exit.
     """
     _check(lib.bs_limit_to_brokers())
 
 
 def adopt_orphans(yes: bool) -> None:
-    """Become the parent of descendants whose parents end, or cease to.
+    """Become the parent of orphaned descendants, or stop that.
 
     Raises:
-        OSError: it could not be done.
+        OSError: a system call failed.
     """
     _check(lib.bs_adopt_orphans(yes))
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when the thread ends that has started it.
+    """Have this process killed when the thread that started it ends.
 
     Args:
-        parent: process id of the parent, whose first thread that was.
+        parent: process id of the parent; its first thread started this process.
 
     Raises:
-        OSError: the parent has died; this process must end.
+        OSError: the parent has died; this process must exit.
     """
     _check(lib.bs_die_with(parent))
 
 
 def confine_system_calls(profile: Confinement) -> None:
-    """Limit the system calls of this process for good; `confine` does it already.
+    """Limit the system calls of this process permanently; `confine` does it already.
 
-    With `Confinement.NETWORK` or `Confinement.FORK` in force, another call can take rights away,
-    and none can add any.
+    Under `Confinement.NETWORK` or `Confinement.FORK`, another call can tighten the limits, but none
+    can loosen them.
 
     Raises:
-        OSError: it could not be done; the process must end.
+        OSError: a system call failed; the process must exit.
     """
     _check(lib.bs_confine_system_calls(profile))
 
 
 def limit_changes(*folders: str) -> None:
-    """Refuse this process's changes outside some folders for good, where the kernel can (5.13).
+    """Refuse this process's changes outside some folders permanently (Linux 5.13 or later).
 
-    Call it while there is one thread; what is open already stays as it is.
+    Call it while there is one thread. Open descriptors are not affected.
 
     Raises:
-        OSError: it could not be done.
+        OSError: a system call failed.
     """
     paths = [ffi.new("char[]", os.fsencode(folder)) for folder in folders]
     _check(lib.bs_limit_changes(ffi.new("char *[]", paths), len(paths)))
@@ -178,7 +178,7 @@ def _close_others(keep: Collection[int]) -> None:
     kept = {*_STANDARD, *keep}
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd not in kept:
-            with suppress(OSError):  # the listing's own has gone
+            with suppress(OSError):  # the descriptor of the listing itself
                 os.close(fd)
 
 

@@ -1,4 +1,4 @@
-"""Clear away what dead agents have left: processes, mounts, folders.
+"""Remove what dead agents have left: processes, mounts, folders.
 
 Imported by the hook path: the standard library only.
 """
@@ -15,68 +15,68 @@ from bootseer.agent.node.job import JobFolder
 
 
 def reap_dead(run_dir: str) -> list[str]:
-    """Reap the folders of all agents that have died; returns the jobs' names.
+    """Reap the folders of all dead agents; returns the jobs' names.
 
-    A job whose image is being served is left to its epilog.
+    Jobs whose image is still served are left to their epilogs.
 
-    What they had noted is published by a process of its own, which nobody waits for. What cannot be
-    reaped is left to the next who comes.
+    A separate process publishes the events they had recorded. Folders that cannot be reaped are
+    left to the next call.
     """
     reaped = []
-    graves = registry.job_folders(run_dir, "dead")
+    dead_folders = registry.job_folders(run_dir, "dead")
     for folder in registry.job_folders(run_dir):
         if registry.agent_pid(folder) is not None or registry.is_starting(folder):
             continue
         if registry.has_ended(folder):
-            if not registry.is_young(folder):  # else its epilog is about to
+            if not registry.is_young(folder):  # otherwise its epilog is about to
                 remove(folder)
         elif not registry.is_served(folder) and reap(folder):
             reaped.append(os.path.basename(folder.path))
-    for grave in graves:
-        if registry.agent_pid(grave) is None and not registry.is_starting(grave):
-            grave.remove()  # whoever was to bury it has died too
+    for dead_folder in dead_folders:
+        if registry.agent_pid(dead_folder) is None and not registry.is_starting(dead_folder):
+            dead_folder.remove()  # the process that was publishing its events has died too
     return reaped
 
 
 def reap(folder: JobFolder, why: str = "") -> bool:
-    """End what is left of an agent, dead or alive, and see to its folder.
+    """Kill what is left of an agent, dead or alive, and move its folder away.
 
-    The folder gets another name first, so that a job with the same id can start anew at once.
+    The folder is renamed first, so that a job with the same id can start.
 
     Args:
-        folder: of its job.
-        why: it is ended, if it lives, for the report.
+        folder: its job's folder.
+        why: the reason, if a live agent is killed.
 
     Returns:
-        Whether it has; otherwise another was first, or /run is full.
+        Whether it was reaped; otherwise another process was first, or /run is full.
     """
     dead = f"{os.path.dirname(os.path.dirname(folder.path))}/dead"
-    grave = JobFolder(f"{dead}/{os.path.basename(folder.path)}-{time.time_ns()}")
+    dead_folder = JobFolder(f"{dead}/{os.path.basename(folder.path)}-{time.time_ns()}")
     try:
-        # First, for what it is looking at may be waiting for a mount whose server is stopped.
+        # First: a process of the agent may be waiting in a mount whose server is stopped.
         _unmount_below(folder.path)
         agent_process.kill_all(folder)
         _unmount_below(folder.path)
         cgroup.sweep(_group(folder))
         settings = _discard_written(folder)
         os.makedirs(dead, exist_ok=True)
-        os.chmod(dead, 0o711)  # who publishes what is there is not root
+        os.chmod(dead, 0o711)  # the process that publishes its events is not root
         registry.deregister(folder)
         with suppress(OSError):  # /run is full
-            folder.write("died.json", {"why": why}, 0o644)  # for who publishes
-        os.rename(folder.path, grave.path)
+            folder.write("died.json", {"why": why}, 0o644)  # for the process that publishes
+        os.rename(folder.path, dead_folder.path)
     except OSError:
         return False
     with suppress(OSError):
-        agent_process.start(grave, "bury")
+        agent_process.start(dead_folder, "recover")
     _clean(settings)
     return True
 
 
 def remove(folder: JobFolder) -> None:
-    """Remove the folder of an agent that has ended or is to, and what it did not get to.
+    """Remove the folder of an ending agent, and its remaining processes.
 
-    A user can stop a process of the agent's just before that would ask to die with it.
+    A user can stop an agent's process before it is set to die with the agent.
     """
     agent_process.kill_all(folder)
     if folder.has_mounts():
@@ -88,7 +88,7 @@ def remove(folder: JobFolder) -> None:
 
 
 def _discard_written(folder: JobFolder) -> BrokerSettings | None:
-    """Put aside what a job has written over its environments; returns its settings."""
+    """Move aside what a job has written over its environments; returns its settings."""
     settings = folder.broker_settings()
     if settings is not None:
         cleanup.discard(f"{settings.scratch}/{os.path.basename(folder.path)}")
@@ -96,7 +96,7 @@ def _discard_written(folder: JobFolder) -> BrokerSettings | None:
 
 
 def _clean(settings: BrokerSettings | None) -> None:
-    """Have what ended jobs have written removed, by who does not end with their agents."""
+    """Start removing files of ended jobs, in a process that outlives their agents."""
     if settings is not None:
         cleanup.start(settings.scratch, settings.run_dir)
 
@@ -106,7 +106,7 @@ def _group(folder: JobFolder) -> str:
 
 
 def _unmount_below(path: str) -> None:
-    from bootseer.fuse.mountinfo import read_mounts  # only now, and so is ctypes: they take 8 ms
+    from bootseer.fuse.mountinfo import read_mounts  # imported only now: with ctypes it takes 8 ms
 
     below = [m.mountpoint for m in read_mounts() if m.mountpoint.startswith(f"{path}/")]
     if not below:
@@ -114,6 +114,6 @@ def _unmount_below(path: str) -> None:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    mnt_force, mnt_detach = 1, 2  # by force, or who waits there waits for the server's end
+    mnt_force, mnt_detach = 1, 2  # by force: waiting processes get errors
     for point in sorted(below, reverse=True):
         libc.umount2(os.fsencode(point), mnt_force | mnt_detach)

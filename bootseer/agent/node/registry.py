@@ -1,4 +1,4 @@
-"""Which jobs there are on this node, and which processes of their agents live.
+"""The registry of this node's jobs and of their agents' live processes.
 
 Imported by the hook path: the standard library only.
 """
@@ -15,11 +15,11 @@ from bootseer.agent.node.spawn import start_time
 from bootseer.folder_ownership import check_alone
 
 _STARTING_S = 10.0
-"""A folder younger than this may belong to an agent that is only starting."""
+"""A folder younger than this may belong to an agent that is still starting."""
 
 
 def job_folders(run_dir: str, kind: str = "jobs") -> list[JobFolder]:
-    """List the folders of all jobs on this node, or of those that are being buried ("dead")."""
+    """List the folders of all jobs on this node, or of reaped ones ("dead")."""
     try:
         names = os.listdir(f"{run_dir}/{kind}")
     except OSError:
@@ -28,13 +28,13 @@ def job_folders(run_dir: str, kind: str = "jobs") -> list[JobFolder]:
 
 
 def claim(folder: JobFolder) -> bool:
-    """Create a job's folder; False when there is one already.
+    """Create a job's folder; returns False if it exists.
 
     Raises:
-        Denied: the run directory is not root's alone.
+        Denied: users other than root can change the run directory.
     """
     jobs = os.path.dirname(folder.path)
-    for above in (os.path.dirname(jobs), jobs):  # a mode is for the last level only
+    for above in (os.path.dirname(jobs), jobs):  # makedirs applies its mode to the last level only
         os.makedirs(above, mode=0o755, exist_ok=True)
     check_alone(os.path.dirname(jobs), jobs)
     try:
@@ -46,12 +46,12 @@ def claim(folder: JobFolder) -> bool:
 
 
 def is_starting(folder: JobFolder) -> bool:
-    """Whether the folder's agent may be one that has not registered yet."""
+    """Return whether the folder's agent may still be starting, not yet registered."""
     return folder.read("process.json") is None and is_young(folder)
 
 
 def is_young(folder: JobFolder) -> bool:
-    """Whether something has only just been put into the folder."""
+    """Return whether the folder changed only a moment ago."""
     try:
         return time.time() - os.stat(folder.path).st_mtime < _STARTING_S
     except OSError:
@@ -59,24 +59,24 @@ def is_young(folder: JobFolder) -> bool:
 
 
 def deregister(folder: JobFolder) -> None:
-    """Take back that the folder has an agent, and give the next one its time to start."""
+    """Remove the agent from the registry, and give the next one time to start."""
     with suppress(FileNotFoundError):
         os.unlink(f"{folder.path}/process.json")
     os.utime(folder.path)
 
 
 def has_ended(folder: JobFolder) -> bool:
-    """Whether the folder's agent has ended as it should."""
+    """Return whether the folder's agent has ended normally."""
     return folder.read("ended.json") is not None
 
 
 def agent_pid(folder: JobFolder) -> int | None:
-    """Return the process id of the folder's agent if it lives."""
+    """Return the process id of the folder's agent; None if it does not live."""
     return _living(folder.read("process.json"))
 
 
 def is_served(folder: JobFolder) -> bool:
-    """Whether a server of an image of the job's lives."""
+    """Return whether a server of one of the job's images lives."""
     return any(_living(server) is not None for server in _servers(folder))
 
 

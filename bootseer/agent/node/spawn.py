@@ -21,16 +21,16 @@ _BOOT = (
 )
 CHANNEL_FD = 3
 CONNECTION_FD = 4
-"""Where a worker finds its channel, and the mount that it is to serve."""
+"""A worker's descriptors of its channel, and of the mount that it serves."""
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 TAG = "BOOTSEER_JOB_DIR"
 """Environment variable that marks every process of an agent with its job's folder."""
 
 
 def command(module: str, *args: str) -> list[str]:
-    """Build the command line that runs ``bootseer.agent.MODULE`` with what this process imports.
+    """Return the command line that runs ``bootseer.agent.MODULE`` with this process's imports.
 
-    That is this package's folder and, before it, what the entry script was installed with.
+    Its import path is this package's folder, preceded by the entry script's path.
     """
     package = os.path.abspath(__file__).removesuffix("/bootseer/agent/node/spawn.py")
     sites = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
@@ -39,15 +39,15 @@ def command(module: str, *args: str) -> list[str]:
 
 
 def environment(folder: JobFolder) -> dict[str, str]:
-    """Build the environment of all the agent's processes; nothing of the caller's is in it."""
+    """Return the environment of the agent's processes, with none of the caller's variables."""
     return {"PATH": _PATH, "LANG": "C.UTF-8", TAG: folder.path}
 
 
 def spawn_detached(module: str, *args: str) -> None:
-    """Run ``bootseer.agent.MODULE`` as root in a session of its own, which nobody waits for.
+    """Run ``bootseer.agent.MODULE`` as root in its own session, without waiting.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -66,15 +66,15 @@ def spawn_detached(module: str, *args: str) -> None:
 def spawn_worker(
     folder: JobFolder, job: Job, role: str, connection: int | None = None
 ) -> tuple[int, socket.socket]:
-    """Start a worker as a process of its own; returns its process id and our end of its channel.
+    """Start a worker process; returns its process id and our end of its channel.
 
     Args:
         folder, job: the job and its folder.
         role: see `bootseer.agent.workers.base`.
-        connection: a descriptor for it to have as well; stays the caller's.
+        connection: another descriptor to pass on; stays the caller's.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     numbers = map(str, (job.uid, job.gid, os.getpid()))
     argv = command("workers.base", role, job.user, *numbers)
@@ -86,7 +86,7 @@ def spawn_worker(
             given[connection] = CONNECTION_FD
         actions = []
         for fd, wanted in given.items():
-            # By way of high numbers: either may have the number that the other is to get.
+            # Through high numbers: either may have the number that the other shall get.
             high = _high(fd)
             opened.callback(os.close, high)
             actions.append((os.POSIX_SPAWN_DUP2, high, wanted))
@@ -100,16 +100,16 @@ def _high(fd: int) -> int:
 
 
 def fork(work: Callable[[], None]) -> int:
-    """Run ``work`` in a copy of this process, which ends with it; returns the copy's process id.
+    """Fork a process that runs ``work`` and exits; returns its process id.
 
-    Only while this process has one thread, and that is its first: the copy may ask to die with it.
+    Call it only while this process has its first thread alone: the child may be set to die with it.
     """
     pid = os.fork()
     if pid == 0:
         try:
             work()
         except BaseException:  # noqa: BLE001 (the copy must never get back into the caller's code)
-            import traceback  # only now: the hook path does not need it
+            import traceback  # imported only now: the hook path does not need it
 
             traceback.print_exc()
         finally:
@@ -118,10 +118,9 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, whatever its threads are doing.
+    """Exit this process immediately, without waiting for its threads.
 
-    Otherwise Python ends those that were left behind in a call of a store, amid foreign code: that
-    aborts the process.
+    Otherwise Python ends threads inside native code of a store's client, which aborts the process.
     """
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed from the start
         try:
@@ -132,7 +131,7 @@ def leave(code: int) -> NoReturn:
 
 
 def reset_priority() -> None:
-    """Take the processor as everyone does; for the calling thread and those it starts."""
+    """Return the calling thread, and threads it starts later, to normal priority."""
     os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
@@ -146,6 +145,6 @@ def start_time(pid: int) -> str | None:
 
 
 def status_fields(pid: int | str) -> list[str]:
-    """Return what /proc/PID/stat says after the name, which may hold anything: state first."""
+    """Return the fields of /proc/PID/stat after the name, state first."""
     with open(f"/proc/{pid}/stat", errors="replace") as file:
         return file.read().rpartition(")")[2].split()

@@ -1,1 +1,1 @@
-"""One job on one node, from its prolog to its epilog."""
+"""The supervisor of one job on one node, from its prolog to its epilog."""

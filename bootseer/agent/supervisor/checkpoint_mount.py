@@ -1,4 +1,4 @@
-"""The agent's side of a job's mounted checkpoint, which a worker with the user's rights serves."""
+"""The supervisor's side of a checkpoint mount; a worker with the user's rights serves it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from bootseer.ipc.channel import unexpected
 from bootseer.ipc.request_client import RequestClient
 
 _READ_AHEAD_KIB = 4096
-"""How far the kernel reads ahead of a reader: four requests of the largest size."""
+"""The kernel's read-ahead: four requests of the largest size."""
 _KILL_S = 1.0
-"""Of the time for the end, for a worker that does not keep to it."""
+"""Part of the time for the end, kept for killing a worker that is late."""
 
 
 class MountedCheckpoint:
-    """A mount from its worker's start to its end.
+    """One mount of a checkpoint, from its worker's start to its end.
 
     Attributes:
         served: set once files can be read.
-        reads: what was read of it in the start-up window, as the worker tells it.
-        ahead: what was read ahead of it, as the worker `warm_up` tells it.
+        reads: reads in the start-up window, as the worker reports them.
+        ahead: prefetched files, as the worker `warm_up` reports them.
     """
 
     def __init__(self, broker: RequestClient, worker: Worker) -> None:
@@ -53,15 +53,15 @@ class MountedCheckpoint:
         self._in_order = False
 
     async def follow(self, job: Job, config: Config, events: EventLog) -> None:
-        """Have it served until the worker ends; then files give errors.
+        """Follow the worker until it ends; then reads give errors.
 
         Args:
-            job: whose checkpoint it is.
+            job: the checkpoint's job.
             config: effective settings.
-            events: take the worker's.
+            events: log for the worker's events.
 
         Raises:
-            BootseerError: the worker ended without having been told to, or makes no sense.
+            BootseerError: the worker ended unasked, or sent an invalid message.
         """
         try:
             await self._worker.send_task(job, config)
@@ -73,7 +73,7 @@ class MountedCheckpoint:
             raise ended
 
     async def _handle_messages(self, events: EventLog) -> BootseerError | None:
-        """Handle messages until the worker ends; returns why, if it was not told to."""
+        """Handle messages until the worker ends; returns the error if it ended unasked."""
         try:
             while True:
                 match message := await self._worker.channel.receive_only():
@@ -97,7 +97,7 @@ class MountedCheckpoint:
             return error
 
     async def is_served(self) -> bool:
-        """Wait until it can be read; False if it never will be."""
+        """Wait until files can be read; returns False if they never will be."""
         async with trio.open_nursery() as nursery:
 
             async def until(event: trio.Event) -> None:
@@ -109,12 +109,12 @@ class MountedCheckpoint:
         return self.served.is_set()
 
     def note_ahead(self, file: CheckpointFileAhead) -> None:
-        """Remember that a file is being read ahead: that is not the job's doing."""
+        """Record that a file is being prefetched, so that its reads do not count as the job's."""
         if len(self.ahead) < MAX_FILES:
             self.ahead.append(file)
 
     async def close_window(self) -> None:
-        """Have it told what was read so far; what comes later is not the start's."""
+        """Request the reads so far; later ones are not part of the start."""
         if self._window_is_open and self.served.is_set():
             self._window_is_open = False
             with suppress(Closed):
@@ -122,9 +122,9 @@ class MountedCheckpoint:
             await self._said_window.wait()
 
     async def end(self, timeout_s: float) -> bool:
-        """End it in so many seconds; returns whether all that was closed is published.
+        """End the worker within so many seconds; returns whether all closed files are published.
 
-        Files that are closed are published first. Whoever still has the mount open gets errors.
+        Closed files are published first. Processes that still use the mount get errors.
         """
         with trio.move_on_after(max(0.0, timeout_s)) as limit:
             await self.close_window()

@@ -1,4 +1,4 @@
-"""Unexpected errors: each is logged and counted, and ends what it came from and nothing else."""
+"""Contain unexpected errors: log and count each, and end only the task it came from."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 MAX_LOGGED = 100
-"""Tracebacks of one job: whoever finds a way to cause them can do so again and again."""
+"""Limit of tracebacks logged for one job: a user may cause errors repeatedly."""
 
 _log = logging.getLogger("agent")
 _count = 0
 
 
 def count() -> int:
-    """Return how many unexpected errors there were."""
+    """Return the number of unexpected errors so far."""
     return _count
 
 
@@ -22,7 +22,7 @@ def contain(what: str) -> None:
     """Log the error that is being handled, with its traceback, and count it.
 
     Args:
-        what: the request or task that it ended.
+        what: the request or task that the error ended.
     """
     global _count
     _count += 1
@@ -33,15 +33,15 @@ def contain(what: str) -> None:
 async def contained(
     what: str, report: Callable[[str], None], work: Callable[..., Awaitable[Any]], *args: Any
 ) -> None:
-    """Run a task whose unexpected errors end the task, and not its siblings.
+    """Run a task; an unexpected error ends it but not its siblings.
 
     Args:
         what: names the task in the log.
-        report: told once it has ended by an error.
+        report: called with a message if the task ended by an error.
         work, args: the task.
     """
     try:
         await work(*args)
     except Exception as error:  # noqa: BLE001 (see above)
         contain(what)
-        report(f"{what} ended: internal error {type(error).__name__}; agent.log says more")
+        report(f"{what} ended: internal error {type(error).__name__}; see agent.log")

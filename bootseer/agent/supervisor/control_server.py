@@ -1,4 +1,4 @@
-"""The agent's control socket: who may connect, and one request and answer per connection."""
+"""Serve the agent's control socket: check peers; one request and answer per connection."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Peer(NamedTuple):
-    """The process that makes a request.
+    """The process that sent a request.
 
     Attributes:
         uid, pid: its user and process id, when it connected.
-        connection: returns a copy of the connection, for a conversation that goes on on it.
+        connection: returns a copy of the connection, for a longer conversation.
     """
 
     uid: int
@@ -44,14 +44,14 @@ Answered = Callable[[Answer | Refusal], None]
 async def serve(listener: socket.socket, uid: int, handle: Handler, answered: Answered) -> None:
     """Answer requests until cancelled.
 
-    The user's connections are limited; root's are not, or a user who opens many could keep the
-    prolog and epilog out.
+    The user's connections are limited; root's are not, so that a user cannot lock out the prolog
+    and epilog.
 
     Args:
         listener: from `control_socket.listen`.
         uid: the user who may connect besides root.
-        handle: takes a request and its peer, returns the answer; None if it has given one.
-        answered: takes each answer once it has been sent, or the peer has gone.
+        handle: takes a request and its peer; returns the answer, None if it has sent one.
+        answered: called with each answer once it has been sent, or the peer has gone.
     """
     server = trio.socket.from_stdlib_socket(listener)
     limiter = trio.CapacityLimiter(_MAX_CONNECTIONS)
@@ -72,7 +72,7 @@ async def _answer(
     answered: Answered,
     limiter: trio.CapacityLimiter,
 ) -> None:
-    # The peer may go at any time, and may be one too many.
+    # The peer may disconnect at any time, or exceed the limit.
     with connection, suppress(OSError, Closed, Corrupt, trio.WouldBlock):
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, peer_uid, _ = _PEER.unpack(credentials)
@@ -103,7 +103,7 @@ async def _converse(
         answer = Refusal(str(error), type(error).__name__)
     except Exception:  # noqa: BLE001 (one request never ends the agent)
         contain("a request on the control socket")
-        answer = Refusal("internal error; the node's agent.log says more")
+        answer = Refusal("internal error; see agent.log on the node")
     if answer is None:
         return
     try:
@@ -114,5 +114,5 @@ async def _converse(
 
 
 def _copy(connection: trio.socket.SocketType) -> socket.socket:
-    """Return a connection as a socket of its own."""
+    """Return a copy of a connection as a blocking socket."""
     return socket.socket(fileno=os.dup(connection.fileno()))

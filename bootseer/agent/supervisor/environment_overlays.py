@@ -1,10 +1,9 @@
-"""The agent's side of environments: a worker for each `env run`, and what takes root's rights.
+"""The supervisor's side of environments: mounts, and a worker for each `env run`.
 
-A mounted snapshot is served like an image, and recorded and read ahead as one. Over it lies a file
-system that takes what is written, on the node's disk, and that is what is shown at its target: to
-whoever asked, in the mount namespace that they are in, and to all tasks that start later, by the
-plugin. Nobody's namespace but those of the job's own processes is touched, and so nothing is left
-when they have ended.
+A mounted snapshot is served, recorded and prefetched like an image. An overlay on the node's disk
+takes changes, and is shown at the target: in the mount namespace of the requesting process, and, by
+the plugin, in those of all tasks that start later. Only mount namespaces of the job's processes are
+changed, so nothing is left when they have ended.
 """
 
 from __future__ import annotations
@@ -40,22 +39,21 @@ from bootseer.ipc.channel import unexpected
 from bootseer.ipc.descriptors import close_all
 
 MAX_RUNS = 64
-"""At once, for a job on a node."""
+"""Concurrent `env run` of a job on a node."""
 MAX_WORKERS = 16
-"""Of those, at work: each has a process of the user's, whose memory is no job's. Others wait."""
+"""Of those, the number that run; others wait. Their processes' memory is charged to no job."""
 _IMAGE_S = 10.0
 _POLL_S = 0.05
 _CLEAR_S = 1.0
-"""For mounts to be taken away, at least."""
+"""Minimum time for unmounting."""
 
 
-class _Asker(NamedTuple):
-    """Who asks for an environment.
+class _Requester(NamedTuple):
+    """The process that requests an environment.
 
     Attributes:
-        namespace: descriptor of the mount namespace that they are in; None if that is not the job's
-            own.
-        in_container: their paths mean nothing outside of it.
+        namespace: descriptor of its mount namespace; None if that is not the job's own.
+        in_container: its paths have no meaning outside its container.
     """
 
     namespace: int | None
@@ -63,15 +61,15 @@ class _Asker(NamedTuple):
 
 
 class EnvironmentOverlays:
-    """What a job has of environments on this node."""
+    """The environments of a job on this node."""
 
     def __init__(self, context: JobContext, served: ServedImages, image: Callable[[], str]) -> None:
-        """Begin with none.
+        """Create an object without environments.
 
         Args:
             context: of the job.
-            served: mounts snapshots, as it does images.
-            image: tells the identity of the job's image, "" while it is not known.
+            served: mounts images and snapshots.
+            image: returns the identity of the job's image, "" while unknown.
         """
         self._folder = context.folder
         self._job = context.job
@@ -89,15 +87,15 @@ class EnvironmentOverlays:
         self._ending = False
 
     async def converse(self, connection: socket.socket, pid: int, nursery: trio.Nursery) -> None:
-        """Have a worker carry one `env run` through; returns when it has ended.
+        """Run a worker for one `env run` until it has ended.
 
         Args:
-            connection: to who asks; closed by then.
-            pid: process id of who asks.
-            nursery: for what serves a mount, until the end of the job.
+            connection: to the requesting process; closed at the end.
+            pid: id of the requesting process.
+            nursery: for the tasks of mounts, which last until the end of the job.
 
         Raises:
-            Unavailable: there are too many.
+            Unavailable: too many requests are in progress.
         """
         if self._ending or len(self._running) >= MAX_RUNS:
             raise Unavailable("the job is ending, or has too many `bootseer env run` at once")
@@ -105,27 +103,27 @@ class EnvironmentOverlays:
             opened.enter_context(connection)
             reply, fds = await self._broker.ask(LocateProcess(pid))
             opened.callback(close_all, fds)
-            asker = _Asker(fds[0] if fds else None, bool(reply.value))
+            requester = _Requester(fds[0] if fds else None, bool(reply.value))
             self._running.add(scope)
             self._idle = trio.Event()
             try:
                 async with self._workers:
-                    await self._carry_out(connection, asker, nursery)
+                    await self._carry_out(connection, requester, nursery)
             finally:
                 self._running.discard(scope)
                 if not self._running:
                     self._idle.set()
 
     async def _carry_out(
-        self, connection: socket.socket, asker: _Asker, nursery: trio.Nursery
+        self, connection: socket.socket, requester: _Requester, nursery: trio.Nursery
     ) -> None:
         worker = await start(self._broker, Role.RUN_ENVIRONMENT)
         try:
-            image = await self._known_image() if asker.in_container else ""
+            image = await self._known_image() if requester.in_container else ""
             await worker.send_task(self._job, self._config)
             await worker.channel.send(ServeConnection(image), [connection.fileno()])
             connection.close()
-            await self._handle_messages(worker, asker, nursery)
+            await self._handle_messages(worker, requester, nursery)
         except Closed:
             pass  # it has ended
         finally:
@@ -133,25 +131,25 @@ class EnvironmentOverlays:
                 await worker.end()
 
     async def name(self, key: str, targets: Sequence[str], nursery: trio.Nursery) -> None:
-        """Mount a snapshot for all tasks that start from now on.
+        """Mount a snapshot for all tasks that start later.
 
         Args:
-            key: of it.
+            key: key of the snapshot.
             targets: paths of its targets, which the plugin opens as the job's user.
             nursery: as for `converse`.
 
         Raises:
-            BootseerError, OSError: it cannot be done.
+            BootseerError, OSError: the snapshot cannot be mounted.
         """
         mounts = await self._mount(key, False, len(targets), nursery)
         for mount, target in zip(mounts, targets, strict=True):
             self._folder.write_mounted(self._folder.shown(mount), "owned", target)
 
     async def _known_image(self) -> str:
-        """Wait until the job's image is known, if it was given one.
+        """Wait for the identity of the job's image; returns "" without an image.
 
         Raises:
-            Unavailable: it does not become known.
+            Unavailable: the image was not identified in time.
         """
         with trio.move_on_after(_IMAGE_S):
             while self._job.image and not self._image():
@@ -161,7 +159,9 @@ class EnvironmentOverlays:
             "the container image of the process has not been identified, so its key is unknown"
         )
 
-    async def _handle_messages(self, worker: Worker, asker: _Asker, nursery: trio.Nursery) -> None:
+    async def _handle_messages(
+        self, worker: Worker, requester: _Requester, nursery: trio.Nursery
+    ) -> None:
         while True:
             message, folders = await worker.channel.receive()
             with ExitStack() as opened:
@@ -170,21 +170,25 @@ class EnvironmentOverlays:
                     case StageEnded():
                         self._events.note(message.event)
                     case MountSnapshot():
-                        why = await self._mount_for(asker, message, folders, nursery)
+                        why = await self._mount_for(requester, message, folders, nursery)
                         await worker.channel.send(SnapshotMounted(why))
                     case _:
                         raise unexpected(message)
 
     async def _mount_for(
-        self, asker: _Asker, wanted: MountSnapshot, folders: list[int], nursery: trio.Nursery
+        self,
+        requester: _Requester,
+        wanted: MountSnapshot,
+        folders: list[int],
+        nursery: trio.Nursery,
     ) -> str:
-        """Mount a snapshot and show it at folders; returns why it could not, "" if it has."""
+        """Mount a snapshot and show it at folders; returns the error, "" for success."""
         try:
             if len(folders) > MAX_TARGETS:
                 raise Corrupt(f"an environment has at most {MAX_TARGETS} targets")
             mounts = await self._mount(wanted.key, wanted.read_only, len(folders), nursery)
             for mount, folder in zip(mounts, folders, strict=True):
-                await self._show(mount, folder, asker)
+                await self._show(mount, folder, requester)
         except (BootseerError, OSError) as error:
             return str(error)
         return ""
@@ -192,10 +196,10 @@ class EnvironmentOverlays:
     async def _mount(
         self, key: str, read_only: bool, count: int, nursery: trio.Nursery
     ) -> list[int]:
-        """Have a snapshot mounted where only root sees it, unless it is; numbers its targets.
+        """Mount a snapshot where only root sees it, unless mounted; returns its targets' numbers.
 
         Raises:
-            BootseerError: it cannot be done.
+            BootseerError: the snapshot cannot be mounted.
         """
         async with self._mounting:
             await self._served.serve(f"{ENVIRONMENT}{key}", nursery)
@@ -208,28 +212,28 @@ class EnvironmentOverlays:
                 mounts = list(range(first, first + count))
                 self._mounted[tree, read_only] = mounts
         if len(mounts) != count:
-            raise Corrupt(f"the snapshot has {len(mounts)} targets, and not {count}")
+            raise Corrupt(f"the snapshot has {len(mounts)} targets, not {count}")
         self._served.note_used(f"{ENVIRONMENT}{key}")
         return mounts
 
-    async def _show(self, mount: int, folder: int, asker: _Asker) -> None:
-        """Show a mount to who asks, and to tasks that start later.
+    async def _show(self, mount: int, folder: int, requester: _Requester) -> None:
+        """Show a mount to the requesting process, and to tasks that start later.
 
         Raises:
-            ConfigError: the target's path cannot be told.
-            Unavailable, OSError: it cannot be done.
+            ConfigError: the target's path contains a newline.
+            Unavailable, OSError: the mount cannot be shown.
         """
-        if asker.namespace is None:
+        if requester.namespace is None:
             raise Unavailable("the requesting process is not in one of the job's mount namespaces")
-        path = "" if asker.in_container else os.readlink(f"/proc/self/fd/{folder}")
+        path = "" if requester.in_container else os.readlink(f"/proc/self/fd/{folder}")
         if "\n" in path:
             raise ConfigError("a target path with a newline is not supported")
-        await self._broker.do(ShowOverlay(mount), [folder, asker.namespace])
+        await self._broker.do(ShowOverlay(mount), [folder, requester.namespace])
         if path:
             self._folder.write_mounted(self._folder.shown(mount), "owned", path)
 
     async def end(self, timeout_s: float) -> None:
-        """Let what is being stored arrive, for so many seconds; then take all mounts away."""
+        """Wait up to so many seconds for captures to be stored; then unmount everything."""
         self._ending = True
         deadline = trio.current_time() + timeout_s
         with trio.move_on_at(deadline):
@@ -238,21 +242,21 @@ class EnvironmentOverlays:
             self._events.fall_back("env.capture", "the job ended before the environment was stored")
         for scope in self._running:
             scope.cancel()
-        # What takes longer, the epilog does not wait for.
+        # The epilog does not wait longer.
         until = max(deadline, trio.current_time() + _CLEAR_S)
         with suppress(BootseerError), trio.move_on_at(until):
             await self._broker.do(ClearOverlays())
 
 
 def _check_room(folder: str, free_share: float) -> None:
-    """Check that there is room for what a job may write over an environment.
+    """Check that the node has space for files written over an environment.
 
     Args:
-        folder: of the node's, on the file system that takes it.
-        free_share: of that file system, to be left free.
+        folder: a folder on the file system that takes those files.
+        free_share: share of that file system to be left free.
 
     Raises:
-        NoSpace: there is none.
+        NoSpace: there is too little.
     """
     space = os.statvfs(folder)
     if space.f_bavail < free_share * space.f_blocks:

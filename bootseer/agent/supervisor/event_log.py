@@ -1,4 +1,4 @@
-"""The events of a job on this node: told by the agent, its workers, hooks and the job itself."""
+"""The events of a job on this node, from the agent, workers, hooks and the job itself."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bootseer.units import NS_PER_S, format_size
 
 MAX_EVENTS = 5000
 MAX_TOLD_BYTES = 1024 * 1024
-"""Of the events that the job's own processes tell: they take up memory, here and in /run."""
+"""Limit of the events sent by the job's own processes, which take up memory here and in /run."""
 _LEAST_TOLD_BYTES = 300
-"""What the shortest counts for, so that they leave room for the agent's own in MAX_EVENTS."""
+"""Minimum charge per event, which leaves room in MAX_EVENTS for the agent's own."""
 _WARMING = ("hotset.read", "checkpoint.prefetch")
 
 
@@ -25,60 +25,60 @@ _log = logging.getLogger("event")
 
 
 class EventLog:
-    """Events in memory, and in a file of the job's folder, should the agent die."""
+    """Events in memory, and in a file of the job's folder in case the agent dies."""
 
     def __init__(self, path: str) -> None:
-        """Begin with none.
+        """Create an empty log.
 
         Args:
-            path: of the file.
+            path: path of the file.
         """
         self._path = path
         self._events: list[Event] = []
         self._told_bytes = 0
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of events."""
         return len(self._events)
 
     def recover(self) -> None:
-        """Take over what an agent that has died has left in the file."""
+        """Load the events that a dead agent has left in the file."""
         with suppress(OSError), open(self._path, "rb") as file:
             for line in file:
                 with suppress(ValueError, RecursionError, Corrupt):  # cut short by a full disk
                     self._events.append(from_json(json.loads(line), "events.jsonl"))
 
     def note(self, event: Event) -> None:
-        """Keep an event, and log it."""
+        """Record an event, and log it."""
         if len(self._events) < MAX_EVENTS:
             self._events.append(event)
             _log_event(event)
             with suppress(OSError):  # /run is full: it is in memory
                 spool.append_event(self._path, json.dumps(event.document()))
 
-    def note_told(self, event: Event) -> None:
-        """Keep an event that a process of the job has told.
+    def note_from_job(self, event: Event) -> None:
+        """Record an event sent by a process of the job.
 
         Raises:
-            Unavailable: the job has told as much as is kept.
+            Unavailable: the job has reached its limit.
         """
         self._told_bytes += max(len(json.dumps(event.document())), _LEAST_TOLD_BYTES)
         if self._told_bytes > MAX_TOLD_BYTES:
-            raise Unavailable("this job has sent more events than are kept")
+            raise Unavailable("cannot record the event: this job has reached its limit of events")
         self.note(event)
 
     def fall_back(self, stage: str, detail: str) -> None:
-        """Keep that a stage could not be done, and why."""
+        """Record that a stage failed, and why."""
         now = time.time_ns()
         self.note(Event(stage, now, now, "agent", FALLBACK, detail=one_line(detail)))
 
     def kind(self) -> str:
-        """Say "warm" if something was read ahead, and "cold" otherwise."""
+        """Return "warm" if something was prefetched, otherwise "cold"."""
         known = any(e.stage in _WARMING and e.bytes for e in self._events)
         return "warm" if known else "cold"
 
     def documents(self) -> list[dict[str, Any]]:
-        """Return all events as what JSON can carry."""
+        """Return all events as JSON objects."""
         return [event.document() for event in self._events]
 
 

@@ -1,4 +1,4 @@
-"""The agent's side of images that a job had to import: a worker puts each into the store."""
+"""Upload images that a job had to import to the store, each in a worker."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bootseer.errors import BootseerError, ConfigError, Unavailable
 from bootseer.ipc.channel import unexpected
 
 MAX_KEPT = 4
-"""At once, for a job; each reads and hashes an image."""
+"""Concurrent uploads of a job; each reads and hashes an image."""
 
 
 class _Upload:
-    """One that is on its way: whether its file is open, and what ends it."""
+    """An upload in progress: whether its file is open, and its cancel scope."""
 
     def __init__(self) -> None:
         self.opened = trio.Event()
@@ -25,39 +25,41 @@ class _Upload:
 
 
 class ImportUploads:
-    """What is on its way into the store while the job runs; nobody waits for it."""
+    """The uploads of a job, which run in the background."""
 
     def __init__(self, context: JobContext) -> None:
-        """Begin with nothing."""
+        """Create an object without uploads."""
         self._context = context
         self._under_way: dict[str, _Upload] = {}
 
     async def keep(self, uri: str, path: str, nursery: trio.Nursery) -> bool:
-        """Begin to put a file into the store under the name of what it was imported from.
+        """Start uploading a file to the store under the name of its source.
 
         Returns:
-            Whether it is on its way, and has been opened: its name is not needed any more.
-            Otherwise another node of the job does it, or the settings say not to.
+            Whether the upload has opened the file, so that its name may be removed. False if
+                another node of the job uploads it, or the settings disable uploads.
 
         Raises:
-            ConfigError: it is not what registries have.
-            Unavailable: there are too many.
+            ConfigError: ``uri`` does not name an image of a registry.
+            Unavailable: too many uploads are in progress.
         """
         name = reference(uri)
         if not name.startswith(DOCKER):
-            raise ConfigError("only images that were imported from a registry are kept")
+            raise ConfigError("cannot store the image: it was not imported from a registry")
         if not self._context.job.is_first_node or not self._context.config.image.keep_imports:
             return False
         if name not in self._under_way:
             if len(self._under_way) >= MAX_KEPT:
-                raise Unavailable(f"{MAX_KEPT} images are already being uploaded")
+                raise Unavailable(
+                    f"cannot store the image: {MAX_KEPT} images are already being uploaded"
+                )
             self._under_way[name] = _Upload()
             self._context.start("image.keep", nursery, self._keep, name, path)
         await self._under_way[name].opened.wait()
         return True
 
     def end(self) -> None:
-        """Give up what is not there yet."""
+        """Cancel the unfinished uploads."""
         for name, kept in self._under_way.items():
             self._context.events.fall_back(
                 "image.keep", f"the job ended before {name} was in the store"

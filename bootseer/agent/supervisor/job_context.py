@@ -1,4 +1,4 @@
-"""What the parts of a supervisor share."""
+"""The objects that all parts of a supervisor share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bootseer.ipc.request_client import RequestClient
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """A job, the processes that have rights for it, and its events.
+    """A job, the channels to its broker and lender, and its events.
 
     Attributes:
         folder, job: the job and its folder.
         config: effective settings.
-        broker: starts processes, and mounts.
-        lender: lends what the node has of images.
-        events: of the job on this node.
+        broker: starts processes and makes mounts.
+        lender: lends cached image blocks.
+        events: the job's events on this node.
     """
 
     folder: JobFolder
@@ -38,10 +38,10 @@ class JobContext:
     def start(
         self, stage: str, nursery: trio.Nursery, work: Callable[..., Awaitable[Any]], *args: Any
     ) -> None:
-        """Start a task that ends by itself, whatever becomes of it.
+        """Start a task whose errors do not end its siblings.
 
         Args:
-            stage: that is told of if it ends by an error.
+            stage: stage of the fallback event if it ends by an error.
             nursery: where it runs.
             work, args: the task.
         """

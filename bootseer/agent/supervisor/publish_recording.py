@@ -1,4 +1,4 @@
-"""The end of a job on this node: a worker puts what was recorded into the user's store."""
+"""Publish a job's recording to the user's store, in a worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bootseer.errors import BootseerError, Closed
 from bootseer.ipc.channel import unexpected
 
 _TIDY_S = 0.5
-"""What a worker gets to clear old runs away, once it has published."""
+"""Time for a worker to remove old runs, once it has published."""
 
 
 async def publish(
@@ -37,22 +37,22 @@ async def publish(
     timeout_s: float,
     began_ns: int = 0,
 ) -> tuple[bool, str]:
-    """Have a worker publish the recording; events that do not arrive wait in the spool.
+    """Publish the recording in a worker; unpublished events go to the spool.
 
     Args:
-        context: of the job.
-        images: that were recorded.
-        checkpoint: that was recorded.
-        timeout_s: for all of it.
-        began_ns: when the epilog began, nanoseconds since the epoch; 0 if there is none.
+        context: the job's context.
+        images: the recorded images.
+        checkpoint: the recorded checkpoint.
+        timeout_s: for the whole publication.
+        began_ns: when the epilog began, nanoseconds since the epoch; 0 without an epilog.
 
     Returns:
-        Whether the events of this run have arrived, and a line for people.
+        Whether the events of this run are in the store, and a line for people.
     """
     events, cache_dir, uid = context.events, context.config.node.cache_dir, context.job.uid
     kind = events.kind()
     waiting: list[spool.Waiting] = []
-    with suppress(BootseerError, OSError):  # said below, where it matters
+    with suppress(BootseerError, OSError):  # reported below, where it matters
         waiting = spool.read_waiting(cache_dir, uid)
     published = Published(False, f"not within {timeout_s:.1f} s", [])
     recording = PublishRecording(
@@ -70,7 +70,7 @@ async def publish(
     if published.ok:
         for number, (path, _) in enumerate(waiting):
             if number not in published.left:
-                with suppress(OSError):  # the disk is read-only: it is published once more
+                with suppress(OSError):  # the disk is read-only: the run is published again
                     path.unlink(missing_ok=True)
     else:
         events.fall_back("publish", detail)
@@ -87,7 +87,7 @@ async def _publish_by_worker(
     waiting: Sequence[spool.Waiting],
     began_ns: int,
 ) -> Published:
-    """Have a worker publish this run and those that have waited."""
+    """Publish this run and the waiting ones in a worker."""
     worker = await start(context.broker, Role.PUBLISH)
     try:
         await worker.send_task(context.job, context.config)
@@ -115,7 +115,7 @@ async def _handle_messages(
                 run = _run_document(context, kind)
                 await worker.channel.send(PublishEvents(run, [each for _, each in waiting]))
             case Published():
-                # Now it clears old runs away, if there is time for that.
+                # Now the worker removes old runs, if there is time.
                 with trio.move_on_after(_TIDY_S, shield=True), suppress(Closed):
                     await worker.channel.receive_only()
                 return message

@@ -1,6 +1,6 @@
-"""Events on the node: of this job, should its agent die, and of those that could not be published.
+"""Event files on the node: this job's, in case its agent dies, and unpublished runs.
 
-The latter wait for the user's next job there, in
+Unpublished runs wait for the user's next job on the node, in
 
 CACHE_DIR/unpublished/UID/RUN-NODE-STARTED.json; all but CACHE_DIR is the service account's.
 """
@@ -21,17 +21,17 @@ from bootseer.ipc.typed_json import read_object
 MAX_FILES = 32
 MAX_BYTES = 4 * 1024 * 1024
 MAX_TAKEN_BYTES = 16 * 1024 * 1024
-"""Of one job's epilog: they go to its worker in one message. What is left waits for the next."""
+"""Limit of events published by one epilog, in one message. The rest waits for the next epilog."""
 
 
 Waiting = tuple[Path, dict[str, Any]]
-"""A run whose events wait: its file, and what is in it, which another version may have written."""
+"""A waiting run: its file and content, which another version may have written."""
 
 
 def append_event(path: str, line: str) -> None:
-    """Add one encoded event to a job's log.
+    """Append one encoded event to a job's log.
 
-    The newline comes first: a line that a full disk has cut short spoils no other.
+    The newline comes first, so that a line cut short by a full disk damages no other.
 
     Raises:
         OSError: the disk is full.
@@ -44,11 +44,11 @@ def append_event(path: str, line: str) -> None:
 
 
 def make_folder(cache_dir: str, uid: int) -> str:
-    """Make the folder of what waits for a user, unless it is there; returns its path.
+    """Create the folder of a user's waiting runs, unless it exists; returns its path.
 
     Raises:
         OSError: the disk is full or read-only.
-        Denied: the folder is not ours alone.
+        Denied: other users can change the folder.
     """
     folder = Path(cache_dir, UNPUBLISHED, str(uid))
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -57,11 +57,11 @@ def make_folder(cache_dir: str, uid: int) -> str:
 
 
 def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
-    """Keep a run's events; beyond MAX_FILES the oldest give way.
+    """Store a run's events; beyond MAX_FILES the oldest are removed.
 
     Raises:
-        OSError: the disk is full or read-only; the events are lost then.
-        Denied: the folder is not ours alone.
+        OSError: the disk is full or read-only; the events are lost.
+        Denied: other users can change the folder.
     """
     folder = Path(make_folder(cache_dir, uid))
     path = folder / f"{run['run']}-{run['node']}-{run['started_ns']}.json"
@@ -77,10 +77,10 @@ def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
 
 
 def read_waiting(cache_dir: str, uid: int) -> list[Waiting]:
-    """Read what waits for a user; the caller deletes each file once it has arrived.
+    """Read a user's waiting runs; the caller deletes each file once published.
 
     Raises:
-        Denied: the folder is not ours alone.
+        Denied: other users can change the folder.
     """
     waiting: list[Waiting] = []
     folder = Path(cache_dir, UNPUBLISHED, str(uid))
@@ -96,9 +96,9 @@ def read_waiting(cache_dir: str, uid: int) -> list[Waiting]:
             if path.stat().st_size <= MAX_BYTES:
                 waiting.append((path, read_object(path.read_bytes(), path.name)))
         except OSError:
-            continue  # another epilog was first, or it may be read another time
+            continue  # another epilog was first, or a later one can read it
         except Corrupt:
-            # A file of ours, cut short by a crash: there is nothing in it to save.
+            # A file cut short by a crash: nothing in it can be saved.
             with suppress(OSError):
                 path.unlink(missing_ok=True)
     return waiting

@@ -1,4 +1,4 @@
-"""Become a job's supervisor: give up root's rights and take over what the broker has started."""
+"""Start a job's supervisor: drop root's rights and take over the broker's sockets."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from bootseer.ipc.request_client import RequestClient, decode_reply
 
 
 def begin(start: SupervisorStart) -> None:
-    """Give up root's rights and look after a job until its epilog has been answered.
+    """Drop root's rights and run the supervisor until the epilog has been answered.
 
-    Called in a copy of the broker's process that has one thread.
+    Call it in a single-threaded fork of the broker.
 
     Args:
-        start: what there is of the job.
+        start: the job's state, from the broker.
     """
     config, control = settings.load(), start.control
     log.set_up(is_debugging=config.node.debug_log)
     warming = fork_warming(start) if control is not None else None
     os.close(start.warming)
     if start.opener is not None:
-        start.opener.close()  # the worker that warms has it
+        start.opener.close()  # the prefetch worker has it
     ends = [*start.sockets, *([warming] if warming is not None else [])]
     give_up_rights(start, config.node.cache_dir, [end.fileno() for end in ends])
     warming_handle = decode_reply(start.broker.recv(MAX_BYTES)).value
@@ -58,22 +58,22 @@ def begin(start: SupervisorStart) -> None:
 
 
 def give_up_rights(start: SupervisorStart, cache_dir: str, keep: list[int]) -> None:
-    """Take on the service account's rights, and of these no more than this job's supervisor needs.
+    """Take on the service account's rights, limited to this job's needs.
 
-    The account has the folders of all jobs; where the kernel can, changes to others' are refused.
+    The account owns the folders of all jobs; the kernel (5.13) refuses changes to other jobs'.
 
     Args:
-        start: what there is of the job.
-        cache_dir: the node's.
+        start: the job's state, from the broker.
+        cache_dir: `node.cache_dir`.
         keep: descriptors that stay open.
 
     Raises:
-        OSError: it could not be done; the process must end.
+        OSError: a system call failed; the process must exit.
     """
     profile = Confinement.SERVE
     confine(*start.account, start.broker_pid, keep=keep, profile=profile, expendable=False)
     folders = [start.folder.state]
-    with suppress(OSError, Denied):  # said once something is to be kept there
+    with suppress(OSError, Denied):  # reported when a run has to be stored there
         folders.append(spool.make_folder(cache_dir, start.job.uid))
     limit_changes(*filter(os.path.isdir, folders))
 

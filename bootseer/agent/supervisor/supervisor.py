@@ -1,8 +1,8 @@
-"""The supervisor: looks after one job on one node, from its prolog to its epilog.
+"""The supervisor: coordinates one job on one node, from its prolog to its epilog.
 
-It has workers started with the rights of the job's user, records what a start reads, answers on the
-control socket, and at the epilog's word ends the workers and has the recording published. It has
-the rights of the service account; what takes more, it asks the broker for.
+It starts workers with the rights of the job's user, records what a start reads and serves the
+control socket. When the epilog asks, it ends the workers and publishes the recording. It runs under
+the service account; the broker does what takes more rights.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from bootseer.ipc.request_client import RequestClient
 
 _STATE_S = 1.0
 _PUBLISH_S = 3.0
-"""Of what the epilog gives, at least, for what was recorded; the rest is the checkpoint's."""
+"""Minimum share of the epilog's time for the recording; the checkpoint gets the rest."""
 _KILL_S = 1.0
-"""Of what the epilog gives, for the end of a worker that does not publish in time."""
+"""Part of the epilog's time for killing a worker that does not publish in time."""
 
 
 class Supervisor:
@@ -82,7 +82,7 @@ class Supervisor:
         checkpoint: MountedCheckpoint | None = None,
         served: ServedImage | None = None,
     ) -> None:
-        """Take over a job; nothing is started yet, but what serves its checkpoint and image."""
+        """Take over a job; only the servers of its checkpoint and image are running yet."""
         self._broker = broker
         self._lender = lender
         self._folder = folder
@@ -126,12 +126,12 @@ class Supervisor:
                 self._start("agent.state", self._keep_state)
 
     def _start(self, stage: str, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Start a task that ends by itself, whatever becomes of it."""
+        """Start a task whose errors do not end its siblings."""
         if self._nursery is not None:
             self._context.start(stage, self._nursery, work, *args)
 
     async def publish_orphan(self) -> None:
-        """Publish what a dead agent of this job has left.
+        """Publish the events that a dead agent of this job has left.
 
         Raises:
             Closed: the broker has ended.
@@ -140,13 +140,15 @@ class Supervisor:
             nursery.start_soon(self._broker.run)
             self.events.recover()
             why = str((self._folder.read("died.json") or {}).get("why") or "it had died")
-            self.events.fall_back("agent.died", f"what it had recorded is lost; {why}")
+            self.events.fall_back(
+                "agent.died", f"the agent died and its recordings are lost: {why}"
+            )
             await publish(self._context, [], None, self._config.epilog.deadline_s)
             await self._broker.do(FinishJob())
             nursery.cancel_scope.cancel()
 
     async def _follow_lender(self) -> None:
-        """Hear what the lender answers, until it ends."""
+        """Receive the lender's answers until it ends."""
         try:
             await self._lender.run()
         except Closed as error:
@@ -155,7 +157,7 @@ class Supervisor:
             )
 
     async def _follow_checkpoint(self, checkpoint: MountedCheckpoint) -> None:
-        """Have the checkpoint served until that ends."""
+        """Follow the checkpoint's server until it ends."""
         try:
             await checkpoint.follow(self._job, self._config, self.events)
         except BootseerError as error:
@@ -166,29 +168,31 @@ class Supervisor:
                 )
 
     def _on_message(self, message: FromWorker) -> None:
-        """Handle what the worker that warms says beyond its window."""
+        """Handle messages of the prefetch worker that concern more than its window."""
         match message:
             case Ready():
-                self._now_ready(one_line(message.detail))
+                self._mark_ready(one_line(message.detail))
             case MountImage() if self._nursery is not None:
                 self._start("image.mount", self._serve_again, message.image, self._nursery)
             case MountEnvironment() if self._nursery is not None:
-                self._start("env.mount", self._name_environment, message, self._nursery)
+                self._start("env.mount", self._mount_named_environment, message, self._nursery)
             case EnvironmentSettled():
-                with suppress(OSError):  # /run is full: the prolog has waited for nothing
+                with suppress(OSError):  # /run is full: the prolog waits until its timeout
                     self._folder.write_mounted(self._folder.named, "none")
             case _:
                 raise unexpected(message)
 
     async def _serve_again(self, image: str, nursery: trio.Nursery) -> None:
-        """Serve at once what the last run asked for later."""
+        """Serve an image that the last run requested later."""
         try:
             await self._served.mount(image, nursery)
         except BootseerError as error:
             self.events.fall_back("image.mount", f"{image[:100]!a}, as in the last run: {error}")
 
-    async def _name_environment(self, wanted: MountEnvironment, nursery: trio.Nursery) -> None:
-        """Mount the environment that the job has named, for its tasks to find."""
+    async def _mount_named_environment(
+        self, wanted: MountEnvironment, nursery: trio.Nursery
+    ) -> None:
+        """Mount the job's environment for its tasks."""
         why, began_ns = "", time.time_ns()
         try:
             await self._environments.name(wanted.key, wanted.targets, nursery)
@@ -199,7 +203,7 @@ class Supervisor:
             self.events.fall_back("env.mount", why)
         await self._window.tell(EnvironmentMounted(why))
 
-    def _now_ready(self, detail: str) -> None:
+    def _mark_ready(self, detail: str) -> None:
         if not self._ready.is_set():
             self._ready_detail = detail
             now = time.time_ns()
@@ -217,7 +221,7 @@ class Supervisor:
         return [image for window in self._windows for image in window.images]
 
     def _image_digest(self) -> str:
-        """Return the identity of the image that the job was given, "" while it is not known."""
+        """Return the identity of the job's image, "" while unknown."""
         named = self._job.image
         return next((image.digest for image in self._images if image.path == named), "")
 
@@ -228,7 +232,7 @@ class Supervisor:
             case GetStatus():
                 return self._status()
             case TellEvent():
-                return self._take_event(request, peer.uid)
+                return self._record_event(request, peer.uid)
             case WaitReady():
                 with trio.move_on_after(request.timeout_s):
                     await self._ready.wait()
@@ -237,7 +241,7 @@ class Supervisor:
                 return Readiness(self._ready.is_set(), self._ready_detail)
             case Finish():
                 if peer.uid != 0:
-                    raise Denied("only root ends a job's agent")
+                    raise Denied("only root may end a job's agent")
                 return await self._finish(request.timeout_s)
         if self._nursery is None or self._finishing:
             raise Unavailable("the job is ending")
@@ -251,18 +255,20 @@ class Supervisor:
                 kept = await self._keeping.keep(request.image, request.path, self._nursery)
                 return Kept(kept)
 
-    def _take_event(self, told: TellEvent, uid: int) -> Answer:
+    def _record_event(self, told: TellEvent, uid: int) -> Answer:
         event = from_json(
             {**told._asdict(), "source": told.source if uid == 0 else "step"}, "event"
         )
         if not event.stage.replace(".", "").replace("-", "").replace("_", "").isalnum():
-            raise ConfigError("a stage's name is letters, digits, dots, dashes and underscores")
+            raise ConfigError(
+                "the stage's name may hold only letters, digits, dots, dashes and underscores"
+            )
         if event.stage == "mark.first-step":
             self._close_windows()
         if uid == 0:
             self.events.note(event)
         else:
-            self.events.note_told(event)
+            self.events.note_from_job(event)
         return Done()
 
     def _close_windows(self, *, is_cut_short: bool = False) -> None:
@@ -299,7 +305,7 @@ class Supervisor:
         return answer
 
     def _answered(self, answer: Answer | Refusal) -> None:
-        """End once the epilog has its answer."""
+        """End the supervisor once the epilog has its answer."""
         if answer is self._last_answer:
             self._scope.cancel()
 
@@ -319,6 +325,6 @@ class Supervisor:
 
     async def _keep_state(self) -> None:
         while True:
-            with suppress(OSError):  # /run is full: no reason to end
+            with suppress(OSError):  # /run is full: continue
                 self._folder.write("state/state.json", self._status()._asdict())
             await trio.sleep(_STATE_S)

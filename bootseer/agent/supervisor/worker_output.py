@@ -1,4 +1,4 @@
-"""What workers print: copied to agent.log with escapes, and no more of it than an error takes."""
+"""Copy workers' output to agent.log, escaped and limited in size."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import suppress
 import trio
 
 MAX_BYTES = 64 * 1024
-"""Of all workers of a job: agent.log is in memory, and a user can have workers started."""
+"""Limit for all workers of a job: agent.log is in memory, and users can start workers."""
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127) if code != ord("\n")}
 
 _copied_bytes = 0
 
 
 async def copy_output(pipe: int) -> None:
-    """Copy what arrives in a pipe, until its other end is closed; beyond the limit it is dropped.
+    """Copy a pipe's data until its other end is closed; drop data beyond the limit.
 
     Args:
         pipe: descriptor, closed here.

@@ -1,4 +1,4 @@
-"""The supervisor's hold of a worker of the job's user, which the broker has started."""
+"""The supervisor's handle of a worker that the broker has started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bootseer.agent.messages.worker import StartTask, SupervisorEnd, supervisor_
 from bootseer.agent.node import spawn
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.worker_output import copy_output
-from bootseer.agent.workers import base, warm_up  # noqa: F401 (what is forked here needs it)
+from bootseer.agent.workers import base, warm_up  # noqa: F401 (the forked worker needs it)
 from bootseer.config import Config
 from bootseer.errors import BootseerError
 from bootseer.ipc.descriptors import exactly
@@ -29,7 +29,7 @@ class Worker:
     """A running worker; it ends when it is killed or this end of the channel is closed."""
 
     def __init__(self, broker: RequestClient, handle: int, end: socket.socket) -> None:
-        """Take over our end of the channel of a process that the broker has a handle of."""
+        """Take over our end of the channel to a process, and the broker's handle of it."""
         self._broker = broker
         self._handle = handle
         self._end = end
@@ -37,13 +37,13 @@ class Worker:
 
     @property
     def channel(self) -> SupervisorEnd:
-        """Our end of the channel; first used once trio runs."""
+        """Return our end of the channel; call it once trio runs."""
         if self._channel is None:
             self._channel = supervisor_end(self._end)
         return self._channel
 
     async def send_task(self, job: Job, config: Config) -> None:
-        """Say which job it is about, and from then on copy what the worker prints.
+        """Send the worker its job, and copy its output from then on.
 
         Raises:
             Closed: the worker has died already.
@@ -56,20 +56,20 @@ class Worker:
             os.close(output)
 
     async def end(self) -> None:
-        """Kill it and wait for its end; returns at once when it has ended.
+        """Kill the worker and wait for its end; does nothing if it has ended.
 
-        A worker in an uninterruptible read cannot be waited for: it is given a second.
+        Waits at most a second: a worker in an uninterruptible read may not end.
         """
         self.channel.close()
-        with suppress(BootseerError):  # the broker has ended, and it with that
+        with suppress(BootseerError):  # the broker has ended, and the worker with it
             await self._broker.do(KillWorker(self._handle))
 
 
 async def start(broker: RequestClient, what: Role | StartImageServer) -> Worker:
-    """Have a worker started, with a mount to serve or without.
+    """Start a worker, with or without a mount to serve.
 
     Raises:
-        BootseerError: it is not.
+        BootseerError: the worker cannot be started.
     """
     with trio.CancelScope(shield=True):
         reply, fds = await broker.ask(StartWorker(what) if isinstance(what, Role) else what)
@@ -78,14 +78,14 @@ async def start(broker: RequestClient, what: Role | StartImageServer) -> Worker:
 
 
 def fork_warming(start: SupervisorStart) -> socket.socket:
-    """Start the worker that warms, as a copy of this process, before it gives up root's rights.
+    """Fork the prefetch worker from this process, before it drops root's rights.
 
-    At a job's start this saves the 90 ms in which a fresh interpreter would import the same
-    modules again, on a processor that others want. It becomes a child of the broker, as all other
-    workers are: what started it ends at once.
+    This saves the 90 ms in which a new interpreter would import the same modules. An intermediate
+    process exits after the fork, so that the worker becomes a child of the broker, like all
+    workers.
 
     Returns:
-        Our end of its channel.
+        Our end of the worker's channel.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     job = start.job

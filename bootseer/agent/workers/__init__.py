@@ -1,1 +1,1 @@
-"""Processes that handle a user's data, with that user's rights."""
+"""Worker processes, which handle a user's data with that user's rights."""

@@ -1,7 +1,7 @@
-"""A worker: a process of the agent's with the rights of the job's user and nothing more.
+"""A worker: a process of the agent's with only the rights of the job's user.
 
 The agent starts one for each task and talks to it over a channel. A worker lives until its task is
-done or the channel closes, whichever comes first; then all that it held is gone with it.
+done or the channel closes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from bootseer.store.from_url import needs_network
 
 
 def owner_of(job: Job) -> User:
-    """Return a job's user, as settings know users."""
+    """Return a job's user, as the settings represent users."""
     return User(job.user, job.uid, job.home)
 
 
 class Task:
-    """The task of a worker, and how it reports."""
+    """The task of a worker, and its reports to the agent."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class Task:
         """Take the task from the agent's first message.
 
         Args:
-            channel: to the agent.
+            channel: channel to the agent.
             start: the first message.
-            opened: where the opener of the job's image answers.
-            mksquashfs: starts it.
+            opened: socket with the image opener's answer.
+            mksquashfs: starts mksquashfs.
         """
         self.channel = channel
         self.mksquashfs = mksquashfs
@@ -65,20 +65,20 @@ class Task:
         self.config = Config(start.config, "the agent's task")
 
     def store(self) -> Store:
-        """Open the user's store; nothing is read yet.
+        """Open the user's store, without any I/O.
 
         Raises:
-            ConfigError: the configured place is not one that this version can use.
+            ConfigError: this version does not support the configured store.
         """
         return connect(self.config, owner_of(self.job))
 
     async def opened(self, path: str) -> IdentifiedImage:
-        """Have an image opened and identified, or take over what the opener has done already.
+        """Open and identify an image, or take over the opener's result.
 
         Raises:
-            BootseerError: what kept the image from being opened or identified.
+            BootseerError: the image cannot be opened or identified.
 
-        Cancellation: returns at once; a thread is left that may hang in the file system.
+        Cancellation: returns immediately; a thread may be left hanging in the file system.
         """
         if self._opened is None:
             return await trio.to_thread.run_sync(open_and_identify, path, abandon_on_cancel=True)
@@ -86,9 +86,9 @@ class Task:
 
     @asynccontextmanager
     async def stage(self, name: str) -> AsyncIterator[StageReport]:
-        """Time a block and tell the agent, with what the block puts into the report.
+        """Time a block and send the agent its event, from the report that the block fills in.
 
-        An error of ours is told as a fallback, with its message, and raised on.
+        A `BootseerError` is reported as a fallback and raised again.
         """
         report = StageReport(time.time_ns())
         try:
@@ -106,8 +106,8 @@ def store_urls(role: str, job: Job, config: Config) -> Iterator[str]:
 
     Args:
         role: module of this package.
-        job: whose worker it is.
-        config: where stores are.
+        job: the worker's job.
+        config: effective settings.
     """
     if role == "serve_checkpoint":
         yield job.checkpoint
@@ -126,18 +126,18 @@ def serve(
     agent: int,
     opened: socket.socket | None = None,
 ) -> None:
-    """Become the user, take a task from the channel and carry it out; does not return.
+    """Become the user, receive a task and carry it out; does not return.
 
     Args:
         role: module of this package.
-        end: of the channel.
-        user, uid, gid: whose rights to take on.
+        end: the worker's end of the channel.
+        user, uid, gid: the user whose rights to take on.
         agent: process id of the agent.
-        opened: where the opener of the job's image answers.
+        opened: socket with the image opener's answer.
     """
-    # Imported before the rights go: the user may not be able to read this installation.
+    # Imported before dropping rights: the user may be unable to read this installation.
     work = importlib.import_module(f"bootseer.agent.workers.{role}").run
-    # With who serves a mount goes what a job has written, or what it is running.
+    # A mount's server holds data that the job has written, or its running programs.
     serves = role in ("serve_checkpoint", "serve_image")
     keep = [end.fileno()]
     keep += [CONNECTION_FD] if serves else []
@@ -164,7 +164,7 @@ def serve(
                 confine_system_calls(pin)
             await work(task)
         except Closed:
-            return  # the agent has ended, and with it the reason for this process
+            return  # the agent has ended, so this process is not needed
 
     reset_priority()
     trio.run(take_task)
@@ -172,10 +172,10 @@ def serve(
 
 
 async def _receive_start(channel: WorkerEnd) -> StartTask:
-    """Receive the first message, and from then on print to the pipe that comes with it.
+    """Receive the first message, and redirect output to the pipe that comes with it.
 
     Raises:
-        Closed: it cannot be understood, which the agent has been told; or the agent has ended.
+        Closed: the message is invalid, as reported to the agent; or the agent has ended.
     """
     try:
         message, fds = await channel.receive()
@@ -183,7 +183,7 @@ async def _receive_start(channel: WorkerEnd) -> StartTask:
         detail = f"{error}: the installation has changed since the job began"
         report = StageReport(time.time_ns(), status=FALLBACK, detail=detail)
         await channel.send(StageEnded(report.event("agent.worker", report.start_ns)))
-        raise Closed("the agent's task cannot be understood") from error
+        raise Closed("the agent's task is invalid") from error
     (output,) = exactly(fds, 1)
     direct_output(output)
     if not isinstance(message, StartTask):
@@ -192,6 +192,6 @@ async def _receive_start(channel: WorkerEnd) -> StartTask:
 
 
 def main() -> None:
-    """Serve as the command line says: role, user, uid, gid, agent."""
+    """Run a worker; arguments: role, user, uid, gid, agent's process id."""
     role, user, uid, gid, agent = sys.argv[1:6]
     serve(role, socket.socket(fileno=CHANNEL_FD), user, int(uid), int(gid), int(agent))

@@ -1,9 +1,9 @@
-"""Start mksquashfs for a worker, which may not run programs itself.
+"""Start mksquashfs for a worker, which must not run programs itself.
 
-A small process that is forked before the worker is confined; it reads nothing of the user's. The
-program is confined more tightly than the process is: no sockets, no processes, and the starter's
-end is its own. The job's user cannot trace it: they may run, not read it, and the kernel protects
-the memory of such programs.
+A small process is forked before the worker is confined; it reads none of the user's data. The
+program is confined more tightly: no sockets, no processes, and it ends with the starter. The job's
+user cannot trace the program: its file is executable but not readable, and the kernel protects the
+memory of such programs.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _TRACEABLE = "1"
 
 
 def start(user: str, uid: int, gid: int) -> tuple[Start, int | None]:
-    """Start the process; only as root, while this process has one thread.
+    """Fork the starter; call it as root, while this process has one thread.
 
     Args:
-        user, uid, gid: whose rights it takes on.
+        user, uid, gid: the user whose rights the starter takes on.
 
     Returns:
-        What starts mksquashfs, and the descriptor of the socket that it needs; None if it needs
-        none, because mksquashfs cannot be run: then it raises Unavailable.
+        A function that starts mksquashfs, and the descriptor of its socket. If mksquashfs cannot be
+        run, the function raises Unavailable and the descriptor is None.
     """
     try:
         _check_protection()
@@ -64,7 +64,7 @@ def start(user: str, uid: int, gid: int) -> tuple[Start, int | None]:
     def work() -> None:
         ours.close()
         keep = [theirs.fileno(), program]
-        with suppress(ProcessLookupError):  # the worker has ended, and nobody needs this one
+        with suppress(ProcessLookupError):  # the worker has ended, so this process is not needed
             confine(user, uid, gid, parent, keep=keep, profile=Confinement.EXEC | Confinement.FORK)
             direct_output(None)
             _serve(theirs, program)
@@ -84,10 +84,10 @@ def _refusal(why: str) -> Start:
 
 
 def _check_protection() -> None:
-    """Check that the kernel closes programs that their user cannot read.
+    """Check that users cannot trace programs that they cannot read.
 
     Raises:
-        Unavailable: it does not.
+        Unavailable: they can.
     """
     with open(_SUID_DUMPABLE) as file:
         if file.read().strip() == _TRACEABLE:
@@ -98,15 +98,15 @@ def _check_protection() -> None:
 
 
 def _copy_program(path: str) -> int:
-    """Copy a program into memory, where others than root can run it and not read it.
+    """Copy a program into memory; users other than root can execute but not read it.
 
     Raises:
-        OSError: it cannot be read or copied.
+        OSError: the program cannot be read or copied.
     """
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         copy = os.memfd_create("mksquashfs", flags | _MFD_EXEC)
-    except OSError:  # before Linux 6.3 there is no such flag, and all can be run
+    except OSError:  # before Linux 6.3 the flag does not exist, and all memory files are executable
         copy = os.memfd_create("mksquashfs", flags)
     try:
         with open(path, "rb") as file:
@@ -121,7 +121,7 @@ def _copy_program(path: str) -> int:
 
 
 def _serve(requests: socket.socket, program: int) -> None:
-    """Run the program for one request after another, until the worker has gone."""
+    """Run the program once per request, until the worker has gone."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -142,16 +142,16 @@ def _serve(requests: socket.socket, program: int) -> None:
             os.close(fd)
         with socket.socket(fileno=fds[0]) as connection:
             status = _await_end(pid, connection, woken)
-            with suppress(OSError):  # nobody waits
+            with suppress(OSError):  # the worker no longer waits
                 connection.send(str(status).encode())
 
 
 def _run(
     program: int, arguments: Sequence[str], numbers: Sequence[int], fds: Sequence[int], parent: int
 ) -> None:
-    """Become the program; standard input and error come first among the descriptors.
+    """Execute the program; ``fds`` begins with its standard input and error.
 
-    All others are closed by its start.
+    All other descriptors are closed on exec.
     """
     die_with(parent)
     signal.set_wakeup_fd(-1)

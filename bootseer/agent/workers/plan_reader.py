@@ -1,4 +1,4 @@
-"""Read a job's warm plan once, for all parts of a worker that need it."""
+"""Read a job's warm plan once for all parts of a worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PlanReader:
     """The warm plan of one job."""
 
     def __init__(self, task: Task) -> None:
-        """Read nothing yet."""
+        """Create a reader; nothing is read yet."""
         self._task = task
         self._lock = trio.Lock()
         self._has_read = False
@@ -24,14 +24,14 @@ class PlanReader:
         """Return the plan, None if there is none or an earlier call could not read it.
 
         Raises:
-            BootseerError: it cannot be read; that has been told as a fallback.
+            BootseerError: it cannot be read; reported as a fallback.
         """
         job = self._task.job
         async with self._lock:
             if not self._has_read:
                 self._has_read = True
-                async with self._task.stage("plan.read") as said:
+                async with self._task.stage("plan.read") as report:
                     self._plan = await read_plan(store, job.user, job.key)
                     runs = len(self._plan.runs) if self._plan else 0
-                    said.detail = f"key {job.key}: {runs} earlier runs"
+                    report.detail = f"key {job.key}: {runs} earlier runs"
             return self._plan

@@ -1,4 +1,4 @@
-"""Read a job's checkpoint ahead, as the warm plan says that this node is going to read it."""
+"""Prefetch a job's checkpoint, as this node's recorded reads predict."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from bootseer.units import format_size
 async def read_checkpoint_ahead(
     task: Task, store: Store, is_served: Callable[[], Awaitable[bool]], budget: RateLimit
 ) -> str:
-    """Bring into memory what is known of this node's reads; returns what was done.
+    """Prefetch this node's recorded checkpoint reads; returns a summary.
 
     Args:
-        task: whose channel is told of each file before it is opened.
-        store: that has the warm plan.
-        is_served: returns when the mount can be read, or never will be.
-        budget: how fast.
+        task: its channel gets a message for each file before it is opened.
+        store: the store with the warm plan.
+        is_served: waits until the mount can be read; returns False if it never will be.
+        budget: limits the reading speed.
 
     Raises:
-        BootseerError: what is known cannot be read; it has been told.
+        BootseerError: the recorded reads cannot be read; reported as a fallback.
 
-    Cancellation: returns at once; threads stop after the read that they are in.
+    Cancellation: returns immediately; threads finish their current read.
     """
     job = task.job
     if job.record_only or not job.nodes:
         return "the checkpoint's reads are recorded"
-    async with task.stage("checkpoint.plan") as said:
+    async with task.stage("checkpoint.plan") as report:
         reads = await read_reads(store, job.user, job.key, job.nodes, job.node_index)
-        said.detail = f"{len(reads.files)} files" if reads else "none yet"
+        report.detail = f"{len(reads.files)} files" if reads else "none yet"
     if reads is None:
         return "the checkpoint's reads are recorded"
     if not await is_served():
@@ -47,16 +47,16 @@ async def read_checkpoint_ahead(
     async def tell(path: str, ranges: tuple[ByteRange, ...]) -> None:
         await task.channel.send(CheckpointFileAhead(path, list(ranges)))
 
-    async with task.stage("checkpoint.prefetch") as said:
+    async with task.stage("checkpoint.prefetch") as report:
         mount = JobFolder.of(task.config.node.run_dir, job.job_id).mount
         ahead = CheckpointPrefetch(mount, budget, limit_bytes, tell)
         await ahead.run(reads.files)
-        said.bytes = ahead.read_bytes
-        said.detail = f"{ahead.files} files"
+        report.bytes = ahead.read_bytes
+        report.detail = f"{ahead.files} files"
         if ahead.error:
-            said.fall_back(f"some reads failed: {ahead.error}")
+            report.fall_back(f"some reads failed: {ahead.error}")
         elif ahead.want_bytes > limit_bytes:
-            said.fall_back(
+            report.fall_back(
                 f"stopped after {format_size(ahead.read_bytes)} of "
                 f"{format_size(ahead.want_bytes)}: checkpoint.memory_share of the free memory"
             )

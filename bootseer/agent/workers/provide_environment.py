@@ -1,7 +1,6 @@
-"""The environment that a job names with --bootseer-env: there before its first step.
+"""Provide the environment that a job names with --bootseer-env, before its first step.
 
-It is mounted by the agent, or, where that cannot be, unpacked by this worker, which has the user's
-rights.
+The agent mounts it. If that is not possible, this worker unpacks it with the user's rights.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from bootseer.units import format_size
 
 
 async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitable[str]]) -> str:
-    """Have the job's environment where it belongs; returns what has been done.
+    """Mount or unpack the job's environment; returns a summary.
 
     Args:
-        task: of the worker.
-        store: of the user.
-        mount: has the agent mount a snapshot; returns why it could not, "" if it has.
+        task: the worker's task.
+        store: the user's store.
+        mount: asks the agent to mount a snapshot; returns the error, "" for success.
 
     Raises:
         BootseerError: there is no such environment, or it cannot be restored.
     """
-    async with task.stage("env.find") as said:
+    async with task.stage("env.find") as report:
         key = await repository.resolve(store, task.job.environment)
         stores = [store, *shared_stores(task.config, owner_of(task.job))]
         store, snapshot = await find_snapshot(stores, key)
-        said.detail = f"key {key[:12]}"
-        said.bytes = snapshot.content_bytes
+        report.detail = f"key {key[:12]}"
+        report.bytes = snapshot.content_bytes
     why = "its targets were not empty"
     if snapshot.is_whole:
         with opened_places(snapshot.targets) as places:
@@ -43,11 +42,11 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
                 _make(place.name, place.parent)
         why = await mount(snapshot)
     if why:
-        async with task.stage("env.unpack") as said:
+        async with task.stage("env.unpack") as report:
             with opened_places(snapshot.targets) as places:
                 read_bytes = await unpack(store, snapshot, places)
-            said.bytes = snapshot.content_bytes
-            said.detail = f"{snapshot.files} files, {format_size(read_bytes)} read; {why}"
+            report.bytes = snapshot.content_bytes
+            report.detail = f"{snapshot.files} files, {format_size(read_bytes)} read; {why}"
     await repository.note_use(store, key)
     return f"the environment {key[:12]} is {'unpacked' if why else 'mounted'}"
 
@@ -58,4 +57,4 @@ def _make(name: str, parent: int) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise ConfigError(f"{name!a} cannot be made: {error.strerror}") from error
+        raise ConfigError(f"cannot create folder {name!a}: {error.strerror}") from error

@@ -1,6 +1,6 @@
-"""Write what a run has recorded to the user's store.
+"""Publish a run's recording to the user's store.
 
-Each part is tried by itself: a trace that cannot be written does not keep the events back.
+Each part is published independently: a trace that cannot be written does not block the events.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
 _SPARES = 3
-"""For each node of a job that records: one of them does where none of those has."""
+"""Spare nodes per recording node: they publish a trace if no recording node has."""
 
 
 async def run(task: Task) -> None:
-    """Publish traces, hot sets, the warm plan and, last, the events of all that.
+    """Publish traces, hot sets, the warm plan and, last, the events.
 
-    The answer to the agent says whether the events have arrived in the store, and which have not
-    of those that had waited on the node: these are kept there for the user's next job.
+    The result tells the agent whether the events are in the store, and which waiting runs must stay
+    on the node for the user's next job.
     """
     recording = await task.channel.receive_only()
     if not isinstance(recording, PublishRecording):
@@ -69,7 +69,7 @@ async def run(task: Task) -> None:
     except BootseerError as error:
         await task.channel.send(Published(False, str(error), []))
         return
-    # The agent has seen the stages above and sends the whole list back.
+    # The agent has received the stages above and sends the whole list back.
     await task.channel.send(EventsWanted())
     events = await task.channel.receive_only()
     if not isinstance(events, PublishEvents):
@@ -81,20 +81,18 @@ async def run(task: Task) -> None:
         return
     left, detail = await _publish_waiting(store, events.waiting)
     await task.channel.send(Published(True, detail, left))
-    # The agent waits a little for this and no longer: what is left is for another time.
+    # The agent waits only briefly for this; a later run removes the rest.
     with suppress(BootseerError):
-        await _add_run(
-            task, store, recording, planned
-        )  # who wrote meanwhile may not have known of it
+        await _add_run(task, store, recording, planned)  # a concurrent writer may not have read it
     if not task.job.node_index:
         with suppress(BootseerError):
             await drop_old_runs(store)
 
 
 def _joined(images: Sequence[RecordedImage]) -> list[RecordedImage]:
-    """Put together what was recorded of one image under several names.
+    """Merge the recordings of one image under several names.
 
-    A node has one trace of it for each start: a second one would take the first one's place.
+    A node publishes one trace of an image per start: a second would replace the first.
     """
     found: dict[str, RecordedImage] = {}
     for image in images:
@@ -115,20 +113,20 @@ def _join(one: RecordedImage, other: RecordedImage) -> RecordedImage:
 async def _record_all(
     task: Task, store: Store, images: Sequence[RecordedImage], count: int
 ) -> tuple[PlannedImage, ...]:
-    """Publish what was recorded; returns what the plan is to say.
+    """Publish the images' recordings; returns their entries for the plan.
 
     Args:
-        task: whose recordings these are.
-        store: the user's.
-        images: that were recorded.
-        count: of nodes of this start whose traces of an image are enough.
+        task: the worker's task.
+        store: the user's store.
+        images: the recorded images.
+        count: number of nodes of this start whose traces are enough.
     """
     hot_bytes = {i.digest: await _record(task, store, i, count) for i in _joined(images)}
     return tuple(_planned(i, hot_bytes[i.digest]) for i in images)
 
 
 async def _record(task: Task, store: Store, image: RecordedImage, count: int) -> int:
-    """Publish what was recorded of an image; returns how many bytes of it are hot."""
+    """Publish an image's recording; returns the size of its hot set in bytes."""
     try:
         is_recorded = image.touches or image.holdout
         if count and is_recorded and await _publish(task, store, image, count):
@@ -137,33 +135,33 @@ async def _record(task: Task, store: Store, image: RecordedImage, count: int) ->
     except Closed:
         raise
     except BootseerError:
-        return 0  # told as a fallback by the stage it happened in
+        return 0  # reported as a fallback by its stage
     return hot_set.hot_bytes if hot_set else 0
 
 
 async def _publish(task: Task, store: Store, image: RecordedImage, count: int) -> bool:
-    async with task.stage("trace.publish") as said:
+    async with task.stage("trace.publish") as report:
         trace = _trace(task, image)
-        said.bytes = sum(t.stop - t.start for t in trace.touches)
+        report.bytes = sum(t.stop - t.start for t in trace.touches)
         kept = await publish_trace(store, trace, count)
-        said.detail = f"{len(trace.touches)} ranges"
+        report.detail = f"{len(trace.touches)} ranges"
         if not kept:
-            said.detail = "enough nodes of this run have published theirs"
+            report.detail = "enough nodes of this run have published theirs"
         return kept
 
 
 async def _merge(task: Task, store: Store, digest: str) -> int:
-    async with task.stage("hotset.merge") as said:
+    async with task.stage("hotset.merge") as report:
         merged = await rebuild(store, digest, task.config.image.runs_kept)
         hot_bytes = merged.hot_set.hot_bytes
-        said.bytes = hot_bytes
-        said.detail = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
+        report.bytes = hot_bytes
+        report.detail = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
         if doubts := merged.hot_set.doubts:
-            said.detail += f"; {doubts} starts in a row read little of the hot set"
+            report.detail += f"; {doubts} starts in a row read little of the hot set"
             if doubts >= DOUBTS:
-                said.detail += ": their earlier recordings are discarded"
+                report.detail += ": their earlier recordings are discarded"
         if not hot_bytes:
-            said.detail = "nearly all was read, as by unpacking: no hot set"
+            report.detail = "nearly all was read, as by unpacking: no hot set"
         return hot_bytes
 
 
@@ -210,43 +208,43 @@ async def _plan(
     task: Task, store: Store, recording: PublishRecording, images: tuple[PlannedImage, ...]
 ) -> None:
     try:
-        async with task.stage("plan.write") as said:
+        async with task.stage("plan.write") as report:
             plan = await _add_run(task, store, recording, images)
-            said.detail = f"key {task.job.key}: {len(plan.runs)} runs"
+            report.detail = f"key {task.job.key}: {len(plan.runs)} runs"
     except Closed:
         raise
     except BootseerError:
-        pass  # told as a fallback
+        pass  # reported as a fallback
 
 
 async def _reads(task: Task, store: Store, recording: PublishRecording) -> None:
-    """Keep what this node has read of its checkpoint; the last run's is what counts."""
+    """Publish this node's reads of its checkpoint, replacing those of the last run."""
     job = task.job
     if not recording.files or not job.nodes:
         return
     try:
-        async with task.stage("checkpoint.record") as said:
+        async with task.stage("checkpoint.record") as report:
             ahead: dict[str, tuple[int, list[ByteRange]]] = {}
             for path, ranges in recording.ahead:
                 ahead[path] = ahead.get(path, (0, ranges))[0] + 1, ranges
             files = combine(recording.files, ahead)
             reads = NodeReads(job.user, job.key, job.nodes, job.node_index, files)
-            said.bytes = sum(total_bytes(file.ranges) for file in files)
-            said.detail = f"{len(files)} files"
+            report.bytes = sum(total_bytes(file.ranges) for file in files)
+            report.detail = f"{len(files)} files"
             await publish_reads(store, reads)
     except Closed:
         raise
     except BootseerError:
-        pass  # told as a fallback
+        pass  # reported as a fallback
 
 
 async def _publish_waiting(store: Store, waiting: list[dict[str, Any]]) -> tuple[list[int], str]:
-    """Publish runs that have waited on the node, each by itself.
+    """Publish the runs that waited on the node, each independently.
 
-    What cannot be read is given up: no later job could publish it either.
+    Unreadable runs are dropped: no later job could publish them either.
 
     Returns:
-        The numbers of those that have to wait on, and a line for people about all of it.
+        The indexes of the runs that must keep waiting, and a line for people.
     """
     left: list[int] = []
     details = [store.url]
@@ -254,15 +252,15 @@ async def _publish_waiting(store: Store, waiting: list[dict[str, Any]]) -> tuple
         try:
             await publish_events(store, _node_run(document))
         except Corrupt as error:
-            details.append(f"a run that had waited is given up: {error}")
+            details.append(f"dropped an unpublished earlier run: {error}")
         except BootseerError as error:
             left.append(number)
-            details.append(f"a run waits on: {error}")
+            details.append(f"an earlier run is still unpublished: {error}")
     return left, one_line("; ".join(details))
 
 
 def _node_run(document: dict[str, Any]) -> NodeRun:
-    """Read a run; what a newer version has left on the node may have more fields.
+    """Decode a run; a newer version may have added fields.
 
     Raises:
         Corrupt: a field is missing or not acceptable.

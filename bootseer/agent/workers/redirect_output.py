@@ -1,6 +1,7 @@
-"""Where goes what a process with a user's rights prints: not to agent.log, which is root's to read.
+"""Redirect the output of processes with a user's rights.
 
-What is printed may hold anything, and be any amount.
+Their output must not go to agent.log directly: root reads that, and the output is unlimited and
+untrusted.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ _OUTPUT = (1, 2)
 
 
 def direct_output(pipe: int | None) -> None:
-    """Have standard output and error go to a pipe, or nowhere.
+    """Redirect standard output and error to a pipe, or to /dev/null.
 
     Args:
-        pipe: descriptor, closed here; None for nowhere.
+        pipe: descriptor, closed here; None for /dev/null.
     """
     target = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC) if pipe is None else pipe
     for number in _OUTPUT:

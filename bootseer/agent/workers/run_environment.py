@@ -1,4 +1,4 @@
-"""Serve one `bootseer env run`, which has a socket of its own."""
+"""Serve one `bootseer env run` on its own socket."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from bootseer.ipc.descriptors import exactly
 
 
 class AgentMounter:
-    """Has the agent mount snapshots."""
+    """Asks the agent to mount snapshots."""
 
     def __init__(self, task: Task) -> None:
-        """Ask through a task's channel."""
+        """Create a mounter that uses a task's channel."""
         self._task = task
 
     async def mount(self, key: str, folders: Sequence[int], read_only: bool) -> None:
-        """Have a snapshot mounted; see `bootseer.env.server.session_context.SnapshotMounter`."""
+        """Ask the agent to mount a snapshot; see
+        `bootseer.env.server.session_context.SnapshotMounter`.
+        """
         channel = self._task.channel
         await channel.send(MountSnapshot(key, read_only), folders)
         answer = await channel.receive_only()

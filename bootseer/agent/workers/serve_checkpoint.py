@@ -28,11 +28,11 @@ from bootseer.store.from_settings import connect_to
 from bootseer.units import GIB, MIB, format_size
 
 _OPERATIONS = 64
-"""Of the store at once: all reads and writes under way, and look-ups beside them."""
+"""Concurrent store requests: all reads, writes and look-ups."""
 
 
 def checkpoint_options(config: Config, *, read_only: bool) -> CheckpointOptions:
-    """Take what concerns checkpoints out of the settings."""
+    """Return the checkpoint options of the settings."""
     checkpoint = config.checkpoint
     return CheckpointOptions(
         FetchLimits(
@@ -52,7 +52,7 @@ def checkpoint_options(config: Config, *, read_only: bool) -> CheckpointOptions:
 
 
 async def run(task: Task) -> None:
-    """Serve until the agent says so, or the mount is taken away; then report what was done."""
+    """Serve until the agent stops it or the mount is detached; then report totals."""
     stop = trio.CancelScope()
     async with trio.open_nursery() as nursery:
 
@@ -64,8 +64,8 @@ async def run(task: Task) -> None:
             nursery.cancel_scope.cancel()
 
         try:
-            async with task.stage("checkpoint.mount") as said:
-                said.start_ns = task.job.started_ns
+            async with task.stage("checkpoint.mount") as report:
+                report.start_ns = task.job.started_ns
                 store = connect_to(
                     task.job.checkpoint,
                     task.config,
@@ -76,25 +76,25 @@ async def run(task: Task) -> None:
                 owners = OwnerNames(task.job.uid, task.job.gid, task.job.user)
                 options = checkpoint_options(task.config, read_only=task.job.read_only)
                 service = await nursery.start(serve)
-                said.detail = store.url
+                report.detail = store.url
         except Closed:
             raise
         except BootseerError:
             await task.channel.send(CheckpointEnded())
-            return  # told as a fallback
+            return  # reported as a fallback
         await task.channel.send(CheckpointServed())
         await _handle_messages(task, service, stop)
     await _report(task, service)
 
 
 async def _handle_messages(task: Task, service: CheckpointService, stop: trio.CancelScope) -> None:
-    """Do what the agent says until it has gone."""
+    """Handle the agent's messages until it has gone."""
     async with trio.open_nursery() as nursery:
         try:
             while True:
                 match message := await task.channel.receive_only():
                     case CloseWindow():
-                        nursery.start_soon(_tell_reads, task, service)
+                        nursery.start_soon(_report_reads, task, service)
                     case StopCheckpoint():
                         service.settle_s = message.timeout_s
                         stop.cancel()
@@ -104,14 +104,14 @@ async def _handle_messages(task: Task, service: CheckpointService, stop: trio.Ca
             stop.cancel()
 
 
-async def _tell_reads(task: Task, service: CheckpointService) -> None:
-    """Tell what was read so far; the store is asked for that, and may take its time."""
+async def _report_reads(task: Task, service: CheckpointService) -> None:
+    """Report the reads so far; this needs store requests, which may take long."""
     with suppress(Closed):
         await task.channel.send(CheckpointReads(await service.reads.close()))
 
 
 async def _report(task: Task, service: CheckpointService) -> None:
-    """Tell what the mount has done."""
+    """Report the mount's totals."""
     fetcher, writes = service.fetcher, service.writes
     await _report_transfer(
         task, "checkpoint.read", fetcher.fetched, {"asked for twice": fetcher.hedged}
@@ -126,18 +126,18 @@ async def _report(task: Task, service: CheckpointService) -> None:
         names: dict[str, list[str]] = {}
         for lost in service.lost:
             names.setdefault(lost.reason, []).append(lost.name)
-        told = [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
-        async with task.stage("checkpoint.lost") as said:
-            said.fall_back("; ".join(told))
+        reasons = [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
+        async with task.stage("checkpoint.lost") as report:
+            report.fall_back("; ".join(reasons))
     await task.channel.send(CheckpointEnded())
 
 
 async def _report_transfer(task: Task, name: str, meter: Meter, counts: dict[str, int]) -> None:
-    """Tell what was transferred, from the first to the last, and what was out of the ordinary."""
+    """Report the transferred bytes, from first to last, and unusual counts."""
     if not meter.began_ns:
         return
-    told = [f"{number} {what}" for what, number in counts.items() if number]
+    unusual = [f"{number} {what}" for what, number in counts.items() if number]
     rate = f"{format_size(meter.bytes_per_s)}/s while at work"
-    async with task.stage(name) as said:
-        said.start_ns, said.end_ns = meter.began_ns, meter.ended_ns
-        said.bytes, said.detail = meter.size_bytes, ", ".join([rate, *told])
+    async with task.stage(name) as report:
+        report.start_ns, report.end_ns = meter.began_ns, meter.ended_ns
+        report.bytes, report.detail = meter.size_bytes, ", ".join([rate, *unusual])

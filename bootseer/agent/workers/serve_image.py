@@ -56,18 +56,18 @@ from bootseer.store.wrappers.backoff import Backoff
 from bootseer.units import MIB, format_size
 
 _CLOSE_S = 0.5
-"""For what is open in the store to be closed, at the end of this process."""
+"""Time to close objects of the store at the end of this process."""
 _SETTLE_S = 0.5
-"""For what has been read to be kept on the node, at the end of a job."""
+"""Time to write fetched blocks to the cache at the end of a job."""
 _OPERATIONS = 48
-"""Of the store at once: all fetches under way."""
-_ERRORS_TOLD = 8
-"""Different ones, of reading the image: a damaged part has a thousand blocks."""
+"""Concurrent store requests: all fetches."""
+_MAX_ERRORS = 8
+"""Limit of different read errors to report: a damaged part has a thousand blocks."""
 
 
 @dataclass(slots=True)
 class _Served:
-    """What is being served."""
+    """The open image and its sources."""
 
     manifest: ImageManifest
     cache: NodeCache
@@ -80,17 +80,17 @@ class _Served:
 
 
 async def run(task: Task) -> None:
-    """Serve until the mount is taken away; without the agent too, should that die."""
+    """Serve until the mount is detached, even if the agent dies."""
     async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
         served = None
         try:
-            async with task.stage("image.mount") as said:
-                said.start_ns = task.job.started_ns
+            async with task.stage("image.mount") as report:
+                report.start_ns = task.job.started_ns
                 served = await _open(task, nursery, opened)
-                said.bytes = served.manifest.size_bytes
-                said.detail = f"{format_size(_present_bytes(served))} of it are on this node"
+                report.bytes = served.manifest.size_bytes
+                report.detail = f"{format_size(_present_bytes(served))} of it are on this node"
         except BootseerError:
-            pass  # told as a fallback, if it was not the agent's end that it is about
+            pass  # reported as a fallback, unless the agent has ended
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
             if served is None:
@@ -105,7 +105,7 @@ async def run(task: Task) -> None:
 
 
 async def _serve(served: _Served, task_status: trio.TaskStatus[None]) -> None:
-    """Serve what has been opened until the mount is taken away."""
+    """Serve the open image until the mount is detached."""
     cached = served.cache.cached
     if isinstance(served.view, ImageView):
         await serve_fd(served.view, CONNECTION_FD, cached, task_status=task_status)
@@ -116,14 +116,14 @@ async def _serve(served: _Served, task_status: trio.TaskStatus[None]) -> None:
 
 
 async def _open(task: Task, nursery: trio.Nursery, opened: AsyncExitStack) -> _Served:
-    """Find the image and open it, in the store and on this node.
+    """Find and open the image, in the store and in the node's cache.
 
     Raises:
-        BootseerError: there is no such image, or the user may not read it.
+        BootseerError: the image does not exist, or the user may not read it.
     """
     config, job = task.config, task.job
     deadline_s = config.image.io_deadline_s
-    # A store that is down for a while is no reason to fail those who would have waited.
+    # Wait for a store that is down for a while, as readers would.
     backoff = Backoff.lasting(deadline_s)
     connect = connect_own if job.image.startswith(ENVIRONMENT) else connect_images
     store = connect(config, owner_of(job), operations=_OPERATIONS, backoff=backoff)
@@ -161,14 +161,14 @@ async def _open_in(
 
     async def note(stage: str, reason: str) -> None:
         with suppress(Closed):
-            async with task.stage(stage) as said:
-                said.fall_back(reason)
+            async with task.stage(stage) as report:
+                report.fall_back(reason)
 
-    told: set[str] = set()
+    reported: set[str] = set()
 
     def note_error(reason: str) -> None:
-        if reason not in told and len(told) < _ERRORS_TOLD:
-            told.add(reason)
+        if reason not in reported and len(reported) < _MAX_ERRORS:
+            reported.add(reason)
             nursery.start_soon(note, "image.read", reason)
 
     manifest, cached, link = await _open_cache(task, store, digest)
@@ -198,7 +198,7 @@ async def _open_in(
 
 
 async def _close(close: Callable[[], Awaitable[None]]) -> None:
-    """Close what is open in a store, if that does not take too long."""
+    """Close objects of a store, within a time limit."""
     with trio.move_on_after(_CLOSE_S, shield=True):
         await close()
 
@@ -206,14 +206,14 @@ async def _close(close: Callable[[], Awaitable[None]]) -> None:
 async def _open_cache(
     task: Task, store: Store, digest: str
 ) -> tuple[ImageManifest, CachedBlocks | None, KeeperLink | None]:
-    """Get the manifest, and from root what this node has of the image.
+    """Get the manifest, and the node's cached blocks from the agent.
 
     Raises:
-        BootseerError: the store does not give the manifest.
+        BootseerError: the manifest cannot be read from the store.
     """
     token = await catalog.read_token(store, digest)
     wanted = BorrowBlocks(digest, token.hex() if token else "")
-    with suppress(Closed):  # the agent has died: the job goes on
+    with suppress(Closed):  # the agent has died: the job continues
         await task.channel.send(wanted)
         answer, fds = await task.channel.receive()
         if isinstance(answer, BlocksRefused) and answer.wants_manifest:
@@ -234,14 +234,14 @@ async def _open_cache(
 
 
 async def _handle_messages(task: Task, served: _Served | None, nursery: trio.Nursery) -> None:
-    """Tell the agent that the image can be read, and do what it says for as long as it lives."""
+    """Report the image to the agent, and handle its messages until it has gone."""
     with suppress(Closed):
         if served is None:
             await task.channel.send(ImageMissing())
             return
         cached = served.cache.cached
         if not task.job.record_only and served.way is not AccessMode.FILE:
-            # Before who reads ahead begins: what it asks for comes from the pack, or does not.
+            # Before the prefetch begins: its reads use the pack.
             await served.packing.use()
         await task.channel.send(
             ImageServed(
@@ -261,7 +261,7 @@ async def _handle_messages(task: Task, served: _Served | None, nursery: trio.Nur
                     served.view.touched.stop()
                     touches = served.view.touched.touches()
                     await task.channel.send(ImageRecorded(touches))
-                    nursery.start_soon(_work_behind, task, served, touches)
+                    nursery.start_soon(_prepare_later_starts, task, served, touches)
                 case ReportImage():
                     await _report(task, served)
                 case _:
@@ -269,36 +269,36 @@ async def _handle_messages(task: Task, served: _Served | None, nursery: trio.Nur
 
 
 async def _copy(task: Task, served: _Served) -> None:
-    """Bring all of the image to the node."""
+    """Copy the whole image to the node."""
     with suppress(Closed):
-        with suppress(BootseerError):  # told as a fallback; what is needed comes all the same
-            async with task.stage("image.copy") as said:
-                said.bytes = await copy(served.blocks, served.cache)
+        with suppress(BootseerError):  # reported as a fallback; reads fetch what they need
+            async with task.stage("image.copy") as report:
+                report.bytes = await copy(served.blocks, served.cache)
         await task.channel.send(ImageCopied())
 
 
-async def _work_behind(task: Task, served: _Served, touches: list[Touch]) -> None:
-    """Do what later starts gain by, now that this one is over."""
+async def _prepare_later_starts(task: Task, served: _Served, touches: list[Touch]) -> None:
+    """Prepare later starts, after this one: write the hot pack, fill the cache."""
     bytes_per_s = task.config.image.fill_mib_per_s * MIB
     await served.packing.write([(t.start, t.stop) for t in touches], bytes_per_s)
     await fill(served.blocks, served.cache, bytes_per_s / max(1, task.job.nodes))
 
 
 async def _report(task: Task, served: _Served) -> None:
-    """Tell what was read of the store, and what the node has now."""
+    """Report the reads from the store, and the bytes on the node."""
     stats, cached = served.blocks.stats, served.cache.cached
     with trio.move_on_after(_SETTLE_S):
         await served.blocks.settle()
-    async with task.stage("image.serve") as said:
-        said.bytes = stats.fetched_bytes
+    async with task.stage("image.serve") as report:
+        report.bytes = stats.fetched_bytes
         source = served.source
-        told = [f"{stats.fetches} reads of {'the store' if source.file is None else 'its file'}"]
+        counts = [f"{stats.fetches} reads of {'the store' if source.file is None else 'its file'}"]
         if stats.filled_bytes:
-            told.append(f"{format_size(stats.filled_bytes)} of it that nobody waited for")
+            counts.append(f"{format_size(stats.filled_bytes)} of it fetched in the background")
         if cached is not None and cached.damaged:
-            told.append(f"{cached.damaged} damaged blocks in the cache fetched again")
-        told.append(f"{format_size(_present_bytes(served))} are on this node")
-        said.detail = ", ".join(told)
+            counts.append(f"{cached.damaged} damaged blocks in the cache fetched again")
+        counts.append(f"{format_size(_present_bytes(served))} are on this node")
+        report.detail = ", ".join(counts)
     await served.packing.report()
     nodes = task.job.nodes
     speeds = (source.speed.speed(nodes), source.file_speed.speed(nodes))

@@ -1,4 +1,4 @@
-"""Carry out a warm plan: read image and checkpoint ahead, have environments mounted."""
+"""Carry out a warm plan: prefetch image and checkpoint, mount environments."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from bootseer.units import MIB
 
 
 class WarmUp:
-    """One job's image, checkpoint and environments before and while it starts."""
+    """The warm-up of one job's image, checkpoint and environments."""
 
     def __init__(self, task: Task) -> None:
-        """Take the task; nothing is done yet."""
+        """Create a warm-up; nothing is read yet."""
         self._task = task
         self._budget = RateLimit(task.config.prefetch.mib_per_s * MIB)
         self._plan = PlanReader(task)
@@ -47,7 +47,7 @@ class WarmUp:
         self._environment = Awaited[EnvironmentMounted]()
 
     async def listen(self, scope: trio.CancelScope) -> None:
-        """Handle the agent's messages; the agent's end is this worker's, too."""
+        """Handle the agent's messages; end the worker when the agent ends."""
         try:
             while True:
                 match message := await self._task.channel.receive_only():
@@ -69,9 +69,9 @@ class WarmUp:
             scope.cancel()
 
     async def carry_out(self) -> None:
-        """Read ahead the image and the checkpoint, then hold the image.
+        """Prefetch the image and the checkpoint, then keep the image pinned.
 
-        What cannot be done has been told as a fallback; the job is let go all the same.
+        Failures are reported as fallbacks and do not hold up the job.
         """
         details = []
 
@@ -79,7 +79,7 @@ class WarmUp:
             try:
                 details.append(await part(self._task.store()))
             except Closed:
-                return  # `listen` sees it as well and ends this worker
+                return  # `listen` sees the same and ends this worker
             except BootseerError as error:
                 details.append(str(error))
 
@@ -96,12 +96,12 @@ class WarmUp:
 
     @property
     def _is_environments(self) -> bool:
-        """Whether this worker is an environment's own, and not the job's."""
+        """Return whether this worker warms a single environment."""
         return self._task.job.image.startswith(ENVIRONMENT)
 
     async def _environments(self) -> None:
-        """Have those of the last run mounted where only root sees them: `env run` shows them."""
-        with suppress(BootseerError):  # who reads the plan tells; and a closed channel is the end
+        """Mount the environments of the last run where only root sees them, for `env run`."""
+        with suppress(BootseerError):  # reported by the plan's reader, or the agent has ended
             plan = await self._plan.read(self._task.store())
             for image in plan.images if plan is not None else ():
                 if image.path.startswith(ENVIRONMENT):
@@ -127,7 +127,7 @@ class WarmUp:
 
 
 async def run(task: Task) -> None:
-    """Carry out the job's warm plan until the agent says so or is gone."""
+    """Carry out the job's warm plan until the agent ends the worker."""
     warm = WarmUp(task)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(warm.listen, nursery.cancel_scope)

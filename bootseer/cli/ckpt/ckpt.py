@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Complete paths; what is in other stores is not looked for at a prompt."""
+    """Complete local paths; other stores are not searched."""
     return [CompletionItem(typed, type="file")] if typed.startswith("/") else []
 
 
@@ -55,7 +55,7 @@ _checksum = click.option(
 
 
 def _write_options(command: F) -> F:
-    """Add the options that say how files are striped."""
+    """Add the options for striping files."""
     for option in reversed(
         (
             click.option(
@@ -227,9 +227,9 @@ def import_command(
 def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
     """Copy a file or folder from URL to this machine.
 
-    A folder becomes DIR itself; a file goes into what is named if that is a folder. What is there
-    already is skipped, and a large file that was interrupted is gone on with: run the same command
-    again. Checksums are verified on the way; times and modes are kept.
+    A folder becomes DIR itself; a file is copied into DIR if that is a folder. Files already copied
+    are skipped, and interrupted large files are resumed: run the same command again. Checksums are
+    verified; times and modes are kept.
     """
     from bootseer.checkpoint.admin.file_export import export_files
     from bootseer.cli.ckpt import run
@@ -361,7 +361,7 @@ def bench(
         return await measure.bench(tree, name, size, repeats, write, progress)
 
     bar = "" if quiet or as_json else "bench"
-    rows = run.run(url, work, progress=progress, bar=bar, after="what was made for it is removed")
+    rows = run.run(url, work, progress=progress, bar=bar, after="its test files are removed")
     output.rates(rows, size, as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""What all of ``bootseer ckpt`` has in common: the tree, and what is said."""
+"""Shared by all commands of ``bootseer ckpt``: open the tree, print results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bootseer.units import format_duration, format_size
 T = TypeVar("T")
 
 OPERATIONS = 32
-"""At once: as many as the stores have threads."""
+"""Concurrent operations: as many as the stores have threads."""
 
 
 def run(
@@ -36,11 +36,11 @@ def run(
     """Run ``work`` on the tree of a URL and the name in it, as the calling user.
 
     Args:
-        url: of a file or folder in a store.
-        work: what is to be done.
-        progress: how far it is; what has failed is named even if it cannot be brought to an end.
-        bar: the verb for a bar on a terminal; none if empty.
-        after: what to say when it is interrupted.
+        url: URL of a file or folder in a store.
+        work: called with the tree and the name.
+        progress: counts of the work; its failures are printed even if the work is aborted.
+        bar: the verb of a progress bar on a terminal; none if empty.
+        after: printed after an interruption.
     """
     root, name = divide(url)
     keep_large_buffers()
@@ -53,7 +53,7 @@ def run(
     except (BootseerError, SystemExit) as end:
         for failure in progress.failures if progress else ():
             if failure.error is not end:
-                _say_failure(failure)
+                _print_failure(failure)
         raise
 
 
@@ -64,13 +64,13 @@ def move(
     *,
     quiet: bool,
 ) -> None:
-    """Bring files to or from a URL, and say what was done; ends the program if something failed.
+    """Copy files to or from a URL, and print a summary; exits if a file failed.
 
     Args:
         url: as in `run`.
-        work: what is to be done, and counted in the tally it is given.
+        work: copies the files, and counts them in the progress.
         verb: "import" or "export".
-        quiet: say only what has failed.
+        quiet: print failures only.
     """
     progress = BatchProgress()
     began = time.monotonic()
@@ -90,7 +90,7 @@ def open_at(url: str) -> Store:
 
 
 def summary(verb: str, progress: BatchProgress, began: float) -> str:
-    """Say what was done, and how fast."""
+    """Return a line with the files, bytes and rate of a copy."""
     took_s = max(time.monotonic() - began, 1e-3)
     rate = f" ({progress.moved_bytes / took_s / 1e6:.0f} MB/s)" if progress.moved_bytes else ""
     there = f"; {progress.skipped_files} were there already" if progress.skipped_files else ""
@@ -102,11 +102,11 @@ def summary(verb: str, progress: BatchProgress, began: float) -> str:
 
 
 def conclude(verb: str, progress: BatchProgress, began: float, *, quiet: bool) -> None:
-    """Say what was done and what was not; ends the program if something failed."""
+    """Print skipped and failed files and a summary; exits if a file failed."""
     for left_out in progress.left_out:
         print_line(f"bootseer: left out, {left_out.reason}: {left_out.name}", err=True)
     for failure in progress.failures:
-        _say_failure(failure)
+        _print_failure(failure)
     if not quiet:
         print_line(summary(verb, progress, began))
     if progress.failures:
@@ -116,6 +116,6 @@ def conclude(verb: str, progress: BatchProgress, began: float, *, quiet: bool) -
         sys.exit(progress.failures[0].error.exit_code)
 
 
-def _say_failure(failure: Failure) -> None:
+def _print_failure(failure: Failure) -> None:
     text = str(failure.error)
     print_line(f"bootseer: {text if failure.name in text else f'{failure.name}: {text}'}", err=True)

@@ -31,10 +31,10 @@ user_option = click.option("--user", help="Owner; you by default.")
 
 
 def install_command(*, runs: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a click command an install command as its argument, and options that go with it.
+    """Return a decorator that adds an install command and its options to a click command.
 
     Args:
-        runs: add the options that say how to run the command, too.
+        runs: also add the options for running the command.
 
     Returns:
         A decorator for a function with a `RunOptions` as its first argument.

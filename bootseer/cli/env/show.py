@@ -85,7 +85,7 @@ def ls(user: str | None, group: str, as_json: bool) -> None:
 def show(env: str, user: str | None, group: str, as_json: bool) -> None:
     """Show the manifest of ENV, with its inputs and findings.
 
-    The inputs are what its key is made of. Findings are problems that it may have on other nodes.
+    The key is computed from the inputs. Findings are problems that it may have on other nodes.
     """
     from bootseer.env.snapshot import repository
 

@@ -77,7 +77,7 @@ def ls(user: str | None, as_json: bool) -> None:
 def show(image: str, user: str | None, as_json: bool) -> None:
     """Show the hot set of IMAGE.
 
-    It also says whether there is a hot pack; with --json it shows range by range.
+    It also shows whether there is a hot pack; --json lists all ranges.
     """
     from bootseer.image.hot.hotset import DOUBTS
     from bootseer.image.hot.repository import read_hot_set
@@ -163,7 +163,7 @@ def _digest(image: str) -> str:
 
 
 async def _pack(store: Store, digest: str) -> tuple[HotPack | None, str]:
-    """Read what is in the hot pack of an image, or what is wrong with it."""
+    """Read the hot pack of an image; returns it, or the error."""
     from bootseer.image.hot import pack_store
 
     try:

@@ -78,7 +78,7 @@ def import_command(
         work,
         counted=progress,
         bar="" if quiet else "import",
-        after="run the same command again to go on",
+        after="run the same command again to continue",
     )
     if as_json:
         document = {"name": name, "digest": added.digest, "sent_bytes": added.sent_bytes}

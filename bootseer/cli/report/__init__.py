@@ -1,1 +1,1 @@
-"""bootseer report: the command, and how a terminal shows what it found."""
+"""bootseer report: the command and its terminal output."""

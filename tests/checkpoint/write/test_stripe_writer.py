@@ -444,7 +444,7 @@ async def test_what_is_not_given_back_as_it_was_written_is_an_error(store, nurse
 
     writer, _ = made(Lying(), nursery)
     await deal(writer, 0)
-    with pytest.raises(Unavailable, match=r"parts/0000.*does not give back"):
+    with pytest.raises(Unavailable, match=r"parts/0000.*does not return the data"):
         await writer.read(0)
 
 

@@ -543,7 +543,7 @@ def test_a_full_disk_is_told_of_and_left_as_it_was(tmp_path):
     [
         (None, "mksquashfs not found: install the package squashfs-tools"),
         ("echo 'mksquashfs: invalid option' >&2; exit 1", "squashfs-tools 4.5 or newer"),
-        ("echo 'FATAL ERROR: because' >&2; exit 3", "status 3; it said:\nFATAL ERROR: because$"),
+        ("echo 'FATAL ERROR: because' >&2; exit 3", "status 3; its output:\nFATAL ERROR: because$"),
     ],
 )
 def test_a_mksquashfs_that_is_not_of_use_is_told_of(tmp_path, monkeypatch, script, message):

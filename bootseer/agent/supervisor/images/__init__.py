@@ -1,1 +1,1 @@
-"""The images of a job: their mounts, their blocks on the node, and what a start reads of them."""
+"""The images of a job: mounts, cached blocks and recordings."""

@@ -1,4 +1,4 @@
-"""Lend the worker that serves an image the blocks that the node has of it."""
+"""Lend an image's server the node's cached blocks of the image."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from bootseer.ipc.request_client import RequestClient
 
 
 class BlockLending:
-    """Answers one worker that asks for blocks.
+    """Answers one worker's requests for cached blocks.
 
     Attributes:
-        has_lent: it has been lent an image's.
+        has_lent: whether blocks have been lent.
     """
 
     def __init__(self, lender: RequestClient, worker: Worker, kernel: KernelMount | None) -> None:
-        """Lend nothing yet.
+        """Create an object that has lent nothing.
 
         Args:
-            lender: has the rights on the block cache.
-            worker: that is answered.
-            kernel: what the kernel may mount of the image, once it is on the node.
+            lender: opens the block cache.
+            worker: the image's server.
+            kernel: the kernel's mount of the image, made once the image is cached.
         """
         self.has_lent = False
         self._lender = lender
@@ -44,15 +44,14 @@ class BlockLending:
     async def answer(
         self, wanted: BorrowBlocks, fds: list[int], events: EventLog, nursery: trio.Nursery
     ) -> None:
-        """Give the worker what the node has of an image that its user may read.
+        """Lend the worker the cached blocks of an image that its user may read.
 
-        The worker proves that with the image's token, or with the manifest itself; its word alone
-        counts for nothing.
+        The worker proves that right with the image's token or the manifest itself.
 
         Args:
-            wanted: which image, and its token if the worker has it.
-            fds: of the manifest in sealed memory; none if the node ought to have it.
-            events: take what goes wrong.
+            wanted: the image's digest, and its token if the worker has it.
+            fds: descriptor of the manifest in sealed memory; empty if the node should have it.
+            events: log for failures.
             nursery: for the threads that write to the cache.
         """
         send = self._worker.channel.send
@@ -65,8 +64,8 @@ class BlockLending:
             events.fall_back("image.cache", f"blocks are not kept on this node: {error}")
             await send(BlocksRefused(wants_manifest=False))
             return
-        if lent.strange:
-            what = f"{lent.strange} foreign files in the block cache; agent.log lists them"
+        if lent.foreign_files:
+            what = f"{lent.foreign_files} foreign files in the block cache; agent.log lists them"
             events.fall_back("image.cache", what)
         self.has_lent = True
         if self._kernel is not None:

@@ -1,4 +1,4 @@
-"""An image's blocks on this node: lent by the lender, and kept here for its server."""
+"""Entries of the block cache: opened by the lender, written here for the image's server."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CacheEntryHandle:
     """An entry of the block cache, in use until it is closed.
 
     Attributes:
-        strange: how much is in the cache that is no part of it; the agent's log names that.
-        readers: descriptors for whoever reads blocks: manifest, data and map.
+        foreign_files: number of foreign files in the cache; agent.log lists them.
+        readers: descriptors for readers: manifest, data and map.
     """
 
-    def __init__(self, strange: int, fds: list[int], manifest: ImageManifest) -> None:
+    def __init__(self, foreign_files: int, fds: list[int], manifest: ImageManifest) -> None:
         """Take over the descriptors that `OpenEntry` lists."""
-        self.strange = strange
+        self.foreign_files = foreign_files
         self.readers = fds[:3]
         self._manifest = manifest
         self._room = ReservationClient(socket.socket(fileno=fds[6]))
@@ -36,10 +36,10 @@ class CacheEntryHandle:
         self._keeper = BlockKeeper(data, block_map, claims, manifest, has_room)
 
     async def keep(self, ends: list[socket.socket]) -> None:
-        """Answer requests to keep blocks until the other ends are closed; then close the entry.
+        """Serve the block keeper until the other ends are closed; then close the entry.
 
-        Cancellation: the threads go on to the end of the request that they are at, and the entry
-        is closed with this process.
+        Cancellation: the threads finish their current request, and the entry is closed with this
+            process.
         """
         async with trio.open_nursery() as nursery:
             for end in ends:
@@ -48,28 +48,28 @@ class CacheEntryHandle:
         self.close()
 
     def close(self) -> None:
-        """Let others have the entry removed."""
+        """Release the entry, so that it may be removed."""
         self._keeper.close()
         self._room.close()
         self.close_readers()
 
     def close_readers(self) -> None:
-        """Close what is for readers, once they have it."""
+        """Close the readers' descriptors, once sent."""
         close_all(self.readers)
         self.readers = []
 
 
 async def open_cache_entry(lender: RequestClient, digest: str, token: bytes) -> CacheEntryHandle:
-    """Open an image's entry, found by its token.
+    """Open an image's entry by its token.
 
     Args:
-        lender: of this job.
-        digest: of the image.
-        token: of its manifest.
+        lender: channel to this job's lender.
+        digest: digest of the image.
+        token: token of its manifest.
 
     Raises:
-        NotFound: the node has none, or a damaged one: `create_cache_entry` makes it.
-        Corrupt: the token is another image's.
+        NotFound: the node has none, or a damaged one: `create_cache_entry` creates it.
+        Corrupt: the token belongs to another image.
         BootseerError: as for `BlockCache.find`.
     """
     return await _open(lender, OpenEntry(token), [], lambda fds: check_entry(fds, digest, token))
@@ -78,12 +78,12 @@ async def open_cache_entry(lender: RequestClient, digest: str, token: bytes) -> 
 async def create_cache_entry(
     lender: RequestClient, digest: str, manifest_fd: int
 ) -> CacheEntryHandle:
-    """Open an image's entry, given its manifest; have it made if need be.
+    """Open or create an image's entry, given its manifest.
 
     Args:
-        lender: of this job.
-        digest: of the image.
-        manifest_fd: of the manifest in sealed memory; stays the caller's.
+        lender: channel to this job's lender.
+        digest: digest of the image.
+        manifest_fd: descriptor of the manifest in sealed memory; stays the caller's.
 
     Raises:
         Corrupt: it is not the manifest of that image.

@@ -1,4 +1,4 @@
-"""The agent's side of an image that a worker with the user's rights serves: mount and record."""
+"""The supervisor's side of an image mount; a worker with the user's rights serves it."""
 
 from __future__ import annotations
 
@@ -40,15 +40,13 @@ from bootseer.ipc.descriptors import close_all
 from bootseer.ipc.request_client import RequestClient
 
 _READ_AHEAD_KIB = 128
-"""How far the kernel reads ahead of readers while blocks come from the store: no further than of a
-disk, for what a start reads is scattered, and every byte counts."""
+"""The kernel's read-ahead while blocks come from the store; small, as reads are scattered."""
 _READ_AHEAD_CACHED_KIB = 4096
-"""The same when all of the image is on this node."""
+"""The kernel's read-ahead when all of the image is on this node."""
 _REQUEST_KIB = 1024
-"""The same for who reads ahead: the kernel's requests are no longer, even of those who ask for more
-at once."""
+"""The kernel's read-ahead for the prefetch worker: it limits the size of requests, too."""
 _THREADS_S = 1.0
-"""For the worker, and the threads that write for it, to end by themselves."""
+"""Time for the worker, and the threads that write for it, to end."""
 _MESSAGE = "message from the worker"
 
 
@@ -56,11 +54,11 @@ class ServedImage(JobImage):
     """An image on a mount of the agent's, from its worker's start to its end.
 
     Attributes:
-        served: set once it can be read, or never will be; `is_served` says which, and `why` why.
-        number, mount: of its mount, and where that is.
-        began_ns: when that was, nanoseconds since the epoch.
+        served: set once it can be read, or never will be; see `is_served` and `why`.
+        number, mount: number and path of its mount.
+        began_ns: when it was mounted, nanoseconds since the epoch.
         leading: what every start reads of it.
-        copies: all of it comes to the node at once; `copied` is set when that has ended.
+        copies: the whole image is being copied to the node; `copied` is set at the end of that.
     """
 
     def __init__(
@@ -76,13 +74,13 @@ class ServedImage(JobImage):
         """Take over a worker that has been started.
 
         Args:
-            broker: has made the mount for it.
-            lender: lends it what the node has of the image.
-            number: of the mount.
-            mount: path of that.
-            worker: that serves it.
-            uri: of the image, as the job names it.
-            kernel: what the kernel may mount of it.
+            broker: made the mount.
+            lender: lends cached blocks of the image.
+            number: number of the mount.
+            mount: path of the mount.
+            worker: the image's server.
+            uri: URI of the image, as the job names it.
+            kernel: the kernel's mount of the image.
         """
         super().__init__(uri, "", 0)
         self.served = trio.Event()
@@ -110,16 +108,16 @@ class ServedImage(JobImage):
 
     @property
     def is_tree(self) -> bool:
-        """Whether it is mounted as a tree, and not as a file: an environment is."""
+        """Return whether it is an environment, mounted as a tree, and not a file."""
         return self.path.startswith(ENVIRONMENT)
 
     @property
     def file(self) -> str:
-        """Path under which it can be read."""
+        """Return the path at which it can be read."""
         return self.mount if self.is_tree else f"{self.mount}/{FILE_NAME}"
 
-    async def to_be_read(self) -> ImageReadable:
-        """Describe it for the worker that reads ahead, once it is known how."""
+    async def readable_message(self) -> ImageReadable:
+        """Describe the image for the prefetch worker, once it is served."""
         tree = self.mount if self.is_tree else ""
         if self._kernel is not None:
             await self._kernel.settled.wait()
@@ -129,15 +127,15 @@ class ServedImage(JobImage):
         )
 
     async def follow(self, job: Job, config: Config, events: EventLog) -> None:
-        """Have it served until the worker ends; then reading it gives errors.
+        """Follow the worker until it ends; then reads give errors.
 
         Args:
-            job: whose image it is.
+            job: the image's job.
             config: effective settings.
-            events: take the worker's.
+            events: log for the worker's events.
 
         Raises:
-            BootseerError: the worker ended without having been told to, or makes no sense.
+            BootseerError: the worker ended unasked, or sent an invalid message.
         """
         error: BootseerError | None = None
         try:
@@ -183,7 +181,7 @@ class ServedImage(JobImage):
                         self._reported.set()
                     case StageEnded():
                         if not self.is_served and message.event.stage == "image.mount":
-                            self.why = message.event.detail  # for whoever asks for the image
+                            self.why = message.event.detail  # the error for requests of the image
                         events.note(message.event)
                     case _:
                         raise unexpected(message)
@@ -191,7 +189,7 @@ class ServedImage(JobImage):
                 close_all(fds)
 
     async def _note_served(self, image: ImageServed) -> None:
-        """Remember what the image is: it can be read."""
+        """Record the image's properties: it can be read now."""
         self.digest = image.identity
         self._content = image.content
         self.size_bytes = image.size_bytes
@@ -205,23 +203,23 @@ class ServedImage(JobImage):
         self.served.set()
 
     async def note_opened(self) -> None:
-        """Learn that who reads ahead has opened it: what is set now is for all others."""
+        """Set the read-ahead for the job's reads, once the prefetch worker has opened the image."""
         await self._set_read_ahead(_READ_AHEAD_CACHED_KIB if self._is_cached else _READ_AHEAD_KIB)
 
     async def _set_read_ahead(self, kib: int) -> None:
         if self.is_tree:
-            return  # many small files, and large ones that are read here and there
+            return  # many small files, and scattered reads of large ones
         with suppress(BootseerError):
             await self._broker.do(SetReadAhead(MountKind.IMAGE, self.number, kib))
 
     # The record.
 
     def touched_bytes(self) -> int:
-        """Say how much has been read; known at the end only."""
+        """Return the bytes read so far; known at the end only."""
         return sum(t.stop - t.start for t in self._touches)
 
     async def close(self, deadline: float) -> Event:
-        """End the recording; returns the stage that it was."""
+        """End the recording; returns its event."""
         status, detail = OK, ""
         if self.is_served and not self._closing.is_set():
             with trio.move_on_at(deadline) as scope:
@@ -230,20 +228,20 @@ class ServedImage(JobImage):
                 await self._closing.wait()
             if scope.cancelled_caught:
                 status, detail = FALLBACK, "the image server did not report its reads"
-        news = self.new_touches(self._touches)
+        new_touches = self.new_touches(self._touches)
         return Event(
             "image.record",
             self.began_ns,
             time.time_ns(),
             "agent",
             status,
-            bytes=sum(t.stop - t.start for t in news),
-            detail=detail or self.summary(news),
+            bytes=sum(t.stop - t.start for t in new_touches),
+            detail=detail or self.summary(new_touches),
         )
 
     def recorded(self) -> RecordedImage:
-        """Describe it for the worker that publishes."""
-        touches, holdout = self.judged(self.new_touches(self._touches))
+        """Describe the recording for the worker `publish`."""
+        touches, holdout = self.to_record(self.new_touches(self._touches))
         kind = MISSED if self.is_prefetched else COMPLETE
         about = (self.path, self.digest, self.size_bytes, kind, touches, holdout)
         return RecordedImage(*about, self._content, *self._speeds)
@@ -251,7 +249,7 @@ class ServedImage(JobImage):
     # The end.
 
     async def end(self, timeout_s: float) -> None:
-        """End it in so many seconds; whoever still reads it gets errors. The first call counts."""
+        """End the worker within so many seconds; readers then get errors. The first call counts."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -264,5 +262,5 @@ class ServedImage(JobImage):
         if self._kernel is not None:
             await self._kernel.remove()
         with trio.move_on_after(_THREADS_S):
-            await self._ended.wait()  # without a mount, it has nothing to do
+            await self._ended.wait()  # without a mount, the worker has nothing to do
         await self._worker.end()

@@ -1,4 +1,4 @@
-"""The images that an agent serves: the one that the prolog knew of, and those asked for later."""
+"""The images of a job: the one named at submission, and those requested later."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from bootseer.core.reference import ENVIRONMENT, reference
 from bootseer.errors import BootseerError, ConfigError, Unavailable
 
 MAX_SERVED = 8
-"""For a job, on a node: each has a process, and descriptors of the agent's."""
+"""Served images of a job on a node: each takes a process and descriptors of the agent's."""
 MAX_MOUNTS = MAX_IMAGES
-"""The same with those whose server has ended: who killed it has the mount still."""
+"""Mounts of a job on a node, including those left by servers that have ended."""
 
 
 class ServedImages:
-    """A job's mounts of images, by the name that each has.
+    """A job's image mounts, by image name.
 
     Attributes:
-        windows: of the images that were asked for later; the first is in the job's own.
+        windows: recording windows of images requested later; the first image is in the job's own.
     """
 
     def __init__(self, context: JobContext) -> None:
-        """Begin with none."""
+        """Create an object without mounts."""
         self.windows: list[RecordingWindow] = []
         self._context = context
         self._folder = context.folder
@@ -45,22 +45,22 @@ class ServedImages:
         self._ending = False
 
     def begin(self, image: ServedImage, nursery: trio.Nursery) -> None:
-        """Have the image served that was mounted before the agent ran."""
+        """Follow the image that the broker mounted before the supervisor ran."""
         self._keep(image)
         self._context.start("image.serve", nursery, self._follow, image, self._job)
 
     async def serve(self, uri: str, nursery: trio.Nursery) -> str:
-        """Have an image served, unless it is already; returns its path once it can be read.
+        """Mount an image unless mounted; returns its path once it can be read.
 
         Args:
-            uri: of the image, as a container runtime or a user names it.
-            nursery: for what serves it, until the end of the job.
+            uri: URI of the image, as a container runtime or a user names it.
+            nursery: for the mount's tasks, which last until the end of the job.
 
         Raises:
-            ConfigError: this is no URI.
-            Unavailable: it cannot be served, and why.
+            ConfigError: ``uri`` is not a URI.
+            Unavailable: the image cannot be served.
 
-        Cancellation: it goes on being mounted, for who asks next.
+        Cancellation: mounting continues, for the next request.
         """
         image = await self.mount(uri, nursery)
         await image.served.wait()
@@ -69,31 +69,31 @@ class ServedImages:
         return image.file
 
     async def mount(self, uri: str, nursery: trio.Nursery) -> ServedImage:
-        """Have an image mounted, unless it is already; whether it can be read, its server tells.
+        """Mount an image unless mounted, without waiting until it can be read.
 
         Args:
             uri, nursery: as for `serve`.
 
         Raises:
-            BootseerError: it cannot be mounted, and why.
+            BootseerError: the image cannot be mounted.
         """
         name = reference(uri)
         async with self._mounting:
             return self._by_name.get(name) or await self._mount(name, nursery)
 
     def number(self, uri: str) -> int:
-        """Return the number of the mount of an image that is served.
+        """Return the mount number of a served image.
 
         Raises:
-            Unavailable: it is not any more.
+            Unavailable: the image is no longer served.
         """
         image = self._by_name.get(reference(uri))
         if image is None:
-            raise Unavailable("its server has ended")
+            raise Unavailable("the image server has ended")
         return image.number
 
     def note_used(self, uri: str) -> None:
-        """Note that the job uses an image, and not only the plan names it."""
+        """Record that the job itself uses an image, not only its plan."""
         image = self._by_name.get(reference(uri))
         if image is not None:
             image.is_used = True
@@ -104,9 +104,11 @@ class ServedImages:
         if "://" not in name:
             raise ConfigError(f"{name[:100]!a} is not the URI of an image")
         if len(self._by_name) >= MAX_SERVED:
-            raise Unavailable(f"{MAX_SERVED} images of this job are served already")
+            raise Unavailable(f"cannot serve another image: this job uses {MAX_SERVED} already")
         if len(self._mounts) >= MAX_MOUNTS:
-            raise Unavailable(f"{MAX_MOUNTS} mounts of this job were made already")
+            raise Unavailable(
+                f"cannot serve another image: this job has reached the limit of {MAX_MOUNTS} mounts"
+            )
         used = {image.number for image in self._mounts}
         number = next(number for number in self._numbers if number not in used)
         job = self._job._replace(
@@ -125,7 +127,7 @@ class ServedImages:
         self._by_name[reference(image.path)] = image
 
     async def _follow(self, image: ServedImage, job: Job) -> None:
-        """Have an image served until that ends; then whoever asks for it gets another mount."""
+        """Follow an image's server until it ends; later requests get a new mount."""
         try:
             await image.follow(job, self._context.config, self._events)
         except BootseerError as error:
@@ -135,12 +137,12 @@ class ServedImages:
                 )
         self._by_name.pop(reference(image.path), None)
         if not image.is_served and job is not self._job:
-            # Nobody has been told of this mount.
+            # No process knows of this mount yet.
             await image.end(0)
             self._mounts.remove(image)  # only now: its number is in use until then
 
     async def _warm(self, image: ServedImage, job: Job) -> None:
-        """Read an image ahead and record it, as the job's first, in a window of its own."""
+        """Prefetch and record an image in its own window, like the job's first image."""
         window = RecordingWindow(job, self._context, image)
         worker = await start(self._broker, Role.WARM_UP)
         self.windows.append(window)
@@ -153,7 +155,7 @@ class ServedImages:
             self.windows.remove(window)
 
     async def end(self, timeout_s: float) -> None:
-        """End all of them in so many seconds; whoever still reads gets errors."""
+        """End all servers within so many seconds; readers then get errors."""
         self._ending = True
         async with trio.open_nursery() as nursery:
             for image in self._mounts:

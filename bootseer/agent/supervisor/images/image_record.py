@@ -1,4 +1,4 @@
-"""An image of a job's: what is read ahead of it, and what of its start is news."""
+"""An image of a job: its prefetched ranges, and what its start read beyond them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class JobImage(ABC):
     """One image of the job, from when it can be read to the end of the window.
 
     Attributes:
-        path: as the job names it.
-        digest: identity, which traces and hot sets are named after.
+        path: path or URI, as the job names it.
+        digest: identity, in the names of traces and hot sets.
         size_bytes: its length.
-        prefetched: ranges that are read ahead.
-        holdout: pieces of the hot set that are not, to see whether the start reads them.
-        is_prefetched: whether any are.
-        done_bytes, want_bytes: how far that is.
-        is_used: the job has asked for it, and not only its plan.
-        is_cut_short: the job has ended in the window, perhaps amid its start.
+        prefetched: prefetched ranges.
+        holdout: pieces of the hot set not prefetched, to test whether the start reads them.
+        is_prefetched: whether any ranges are prefetched.
+        done_bytes, want_bytes: bytes prefetched, and bytes planned.
+        is_used: the job itself uses it, not only its plan.
+        is_cut_short: the job has ended within the window, perhaps during its start.
     """
 
     def __init__(self, path: str, digest: str, size_bytes: int) -> None:
-        """Begin with nothing read ahead."""
+        """Create a record with nothing prefetched."""
         self.path = path
         self.digest = digest
         self.size_bytes = size_bytes
@@ -44,42 +44,42 @@ class JobImage(ABC):
         self.is_cut_short = False
 
     def note_prefetch(self, begun: PrefetchBegun) -> None:
-        """Remember which ranges the worker reads ahead: they are no news when they arrive."""
+        """Record the ranges being prefetched, which do not count as touched when they arrive."""
         self.holdout = begun.holdout
         self._doubts = begun.doubts
         self.prefetched = subtract(begun.ranges, (piece.range for piece in self.holdout))
         self.is_prefetched = True
 
     def note_progress(self, progress: PrefetchProgress) -> None:
-        """Remember how far the prefetch is."""
+        """Record the progress of the prefetch."""
         self.done_bytes, self.want_bytes = progress
 
     def sample(self) -> None:
-        """Look at what has been read, where that has to be looked at again and again."""
+        """Sample the image's resident pages, where reads are found by polling."""
         return
 
     def is_worth(self) -> bool:
-        """Whether it is worth while to read on ahead, as far as is known."""
+        """Return whether the prefetch still seems useful."""
         return True
 
     @abstractmethod
     async def close(self, deadline: float) -> Event:
-        """End the recording by a time on trio's clock; returns the stage that it was.
+        """End the recording by a time on trio's clock; returns its event.
 
         Raises:
-            BootseerError: it could not be recorded to its end.
+            BootseerError: the recording could not be completed.
         """
 
     @abstractmethod
     def recorded(self) -> RecordedImage:
-        """Describe it for the worker that publishes."""
+        """Describe the recording for the worker `publish`."""
 
     @abstractmethod
     def touched_bytes(self) -> int:
-        """Say how much of it has been read so far, as far as is known."""
+        """Return the bytes known to have been read so far."""
 
     def status(self) -> dict[str, Any]:
-        """Describe it for `bootseer status`."""
+        """Describe the image for `bootseer status`."""
         return {
             "path": self.path,
             "digest": self.digest,
@@ -91,40 +91,44 @@ class JobImage(ABC):
         }
 
     def new_touches(self, touches: list[Touch]) -> list[Touch]:
-        """Return what was touched beyond what was read ahead, in first-touch order."""
+        """Return what was touched beyond the prefetched ranges, in first-touch order."""
         return touched_beyond(touches, self.prefetched)
 
-    def judged(
-        self, news: list[Touch], known: Iterable[ByteRange] = ()
+    def to_record(
+        self, new_touches: list[Touch], known: Iterable[ByteRange] = ()
     ) -> tuple[list[Touch], list[ByteRange]]:
-        """Say what is to be remembered of a start: touches, and the holdout if it tells something.
+        """Return what to record of a start: its touches, and the holdout if conclusive.
 
         Args:
-            news: what was touched beyond what was read ahead.
-            known: was in memory before.
+            new_touches: touches beyond the prefetched ranges.
+            known: ranges that were in memory before.
         """
         held = [piece.range for piece in self.holdout]
         held = [r for r, is_known in zip(held, touching(held, known), strict=True) if not is_known]
-        touched = [touch.range for touch in news]
+        touched = [touch.range for touch in new_touches]
         are_read = list(touching(held, touched))
         read = sum(are_read)
         asked = len(held)
-        if self.is_cut_short:  # perhaps it had not come to what follows the last that it read
+        if self.is_cut_short:  # the start may not have reached what follows its last read
             asked = max(compress(range(1, asked + 1), are_read), default=asked)
         beyond_bytes = total_bytes(subtract(touched, held))
         hot_bytes = total_bytes(self.prefetched) * read / len(held) if held else 0.0
         doubts = self._doubts or read < MOSTLY * asked
         if held and doubts and hot_bytes + beyond_bytes >= IDLE_BYTES:
-            return news, held
-        rest = [t for t, is_held in zip(news, touching(touched, held), strict=True) if not is_held]
+            return new_touches, held
+        rest = [
+            t
+            for t, is_held in zip(new_touches, touching(touched, held), strict=True)
+            if not is_held
+        ]
         return rest, []
 
-    def summary(self, news: list[Touch]) -> str:
-        """Say for people what was news."""
+    def summary(self, new_touches: list[Touch]) -> str:
+        """Describe new touches for people."""
         what = "read beyond what was prefetched" if self.is_prefetched else "touched"
-        said = f"{len(news)} ranges {what}"
+        text = f"{len(new_touches)} ranges {what}"
         if self.holdout:
             pieces = (piece.range for piece in self.holdout)
-            read = count_read(pieces, (touch.range for touch in news))
-            said += f"; {read} of {len(self.holdout)} held-out pieces were read"
-        return said
+            read = count_read(pieces, (touch.range for touch in new_touches))
+            text += f"; {read} of {len(self.holdout)} held-out pieces were read"
+        return text

@@ -1,4 +1,4 @@
-"""What the kernel's own squashfs mounts of a job's image, where the administrator lists that."""
+"""The kernel's squashfs mount of a job's image, if the administrator lists the image."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from bootseer.ipc.descriptors import close_all
 from bootseer.ipc.request_client import RequestClient
 
 _MOUNT_S = 700.0
-"""All of an image is read first, once for each boot."""
+"""Timeout of the mount: the whole image is checked first, once per boot."""
 
 
 class KernelMount:
-    """What the kernel mounts of a job's image, if the administrator lists that.
+    """The kernel's mount of a job's image, if the administrator lists the image.
 
     Attributes:
-        path: where it is, "" for nowhere.
-        settled: set when that does not change any more.
+        path: path of the mount, "" if there is none.
+        settled: set when ``path`` is final.
     """
 
     def __init__(self, folder: JobFolder, broker: RequestClient, listed: list[str]) -> None:
-        """Plan it, for images of listed digests; nothing is mounted yet."""
+        """Create the object for images of listed digests; nothing is mounted yet."""
         self.path = ""
         self.settled = trio.Event()
         self._folder = folder
@@ -36,12 +36,12 @@ class KernelMount:
         self._listed = listed
 
     async def make(self, digest: str, fds: list[int], events: EventLog) -> None:
-        """Have the image mounted, if it is listed and whole.
+        """Mount the image, if it is listed and complete.
 
         Args:
-            digest: of the image.
-            fds: of its entry in the block cache: manifest, data and map; closed here.
-            events: take what becomes of it.
+            digest: digest of the image.
+            fds: descriptors of its cached manifest, data and map; closed here.
+            events: log for the result.
         """
         try:
             if digest in self._listed:
@@ -66,17 +66,17 @@ class KernelMount:
         )
 
     def settle(self) -> None:
-        """Tell prolog and plugin what there is; the first time counts."""
+        """Tell the prolog and the plugin the final state; only the first call has an effect."""
         if not self.settled.is_set():
             self.settled.set()
-            with suppress(OSError):  # /run is full: prolog and plugin take it that there is none
+            with suppress(OSError):  # /run is full: prolog and plugin assume no mount
                 if self.path:
                     self._folder.write_mounted(self._folder.rooted, "owned")
                 elif self._listed:
                     self._folder.write_mounted(self._folder.rooted, "none")
 
     async def remove(self) -> None:
-        """Take it away, whoever uses it."""
+        """Unmount, even while in use."""
         if self.path:
             with suppress(BootseerError):
                 await self._broker.do(Unmount(MountKind.ROOT, 0))

@@ -1,4 +1,4 @@
-"""A start-up window: one worker at work, and what a start reads of its images recorded."""
+"""A start-up window: one prefetch worker, and the recording of its images' reads."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from bootseer.ipc.descriptors import close_all, exactly
 
 MAX_IMAGES = 8
 _SAMPLING_SHARE = 0.1
-"""Most of its time that the agent spends on sampling: a huge image is looked at less often."""
+"""Largest share of the agent's time spent on sampling: huge images are sampled less often."""
 
 
 class RecordingWindow:
-    """From the start of a worker that reads ahead, until what was read is recorded.
+    """The window from the start of a prefetch worker until the reads are recorded.
 
     Attributes:
-        images: that are recorded, or have been.
+        images: the recorded images.
         recorded: set at the end.
     """
 
@@ -58,14 +58,14 @@ class RecordingWindow:
         checkpoint: MountedCheckpoint | None = None,
         on_message: Callable[[FromWorker], None] = lambda message: None,
     ) -> None:
-        """Plan it; nothing is started yet.
+        """Create a window; nothing is started yet.
 
         Args:
-            job: what the worker is told.
-            context: of the job.
+            job: the job, as sent to the worker.
+            context: the job's context.
             served: the image, if it is served and not a file.
-            checkpoint: that is read ahead as well.
-            on_message: called with the worker's messages that are about more than this window.
+            checkpoint: the checkpoint, if it is prefetched too.
+            on_message: called with worker messages that concern more than this window.
         """
         self.images: list[JobImage] = []
         self.recorded = trio.Event()
@@ -82,10 +82,10 @@ class RecordingWindow:
         self._scope = trio.CancelScope()
 
     def close(self, *, is_cut_short: bool = False) -> None:
-        """Let it end now.
+        """Close the window.
 
         Args:
-            is_cut_short: because the job has ended.
+            is_cut_short: the job has ended within the window.
         """
         if is_cut_short and not (self._scope.cancel_called or self.recorded.is_set()):
             for image in self.images:
@@ -93,11 +93,11 @@ class RecordingWindow:
         self._scope.cancel()
 
     async def detach(self) -> None:
-        """Let the worker go on behind the job, which starts without having waited for the end."""
+        """Let the worker continue at low priority while the job starts."""
         await self.tell(YieldToJob())
 
     async def tell(self, message: ToWorker) -> None:
-        """Send the worker a message, if it is there."""
+        """Send the worker a message, if it is running."""
         if self._worker is not None:
             with suppress(Closed):
                 await self._worker.channel.send(message)
@@ -108,14 +108,14 @@ class RecordingWindow:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sample_often)
             if self._job.checkpoint:
-                nursery.start_soon(self._say_checkpoint, worker)
+                nursery.start_soon(self._announce_checkpoint, worker)
             if self._job.is_served:
-                nursery.start_soon(self._say_image, worker)
+                nursery.start_soon(self._announce_image, worker)
             try:
                 with self._scope, trio.move_on_after(self._config.image.window_s):
                     await self._follow(worker)
-                    # Whatever became of the worker, what it has handed over is recorded to the
-                    # end: a recording cut short would pass for a whole one.
+                    # Even without the worker, record its images to the end of the window: a
+                    # shortened recording would look complete.
                     await trio.sleep_forever()
             finally:
                 nursery.cancel_scope.cancel()
@@ -126,7 +126,7 @@ class RecordingWindow:
                         await worker.end()
                         await self._close_recording()
                 finally:
-                    self.recorded.set()  # whatever has failed: the epilog waits for it
+                    self.recorded.set()  # in any case: the epilog waits for it
 
     async def _close_recording(self) -> None:
         self._sample()
@@ -154,7 +154,7 @@ class RecordingWindow:
                 finally:
                     close_all(fds)
         except BootseerError as error:
-            self._events.fall_back("agent.worker", f"the worker has ended early: {error}")
+            self._events.fall_back("agent.worker", f"the prefetch worker has ended early: {error}")
             self._on_message(Ready("the worker has ended"))
 
     async def _handle(self, message: FromWorker, fds: list[int]) -> None:
@@ -176,15 +176,15 @@ class RecordingWindow:
             case _:
                 self._on_message(message)
 
-    async def _say_checkpoint(self, worker: Worker) -> None:
-        """Tell the worker when the checkpoint can be read, or never will."""
+    async def _announce_checkpoint(self, worker: Worker) -> None:
+        """Tell the worker when the checkpoint can be read, or that it never will be."""
         await self._has_task.wait()
         is_served = self._checkpoint is not None and await self._checkpoint.is_served()
         with suppress(Closed):
             await worker.channel.send(CheckpointReadable(is_served))
 
-    async def _say_image(self, worker: Worker) -> None:
-        """Tell the worker when the image can be read, or never will be."""
+    async def _announce_image(self, worker: Worker) -> None:
+        """Tell the worker when the image can be read, or that it never will be."""
         await self._has_task.wait()
         image = self._served
         message: ToWorker = ImageUnreadable()
@@ -192,7 +192,7 @@ class RecordingWindow:
             await image.served.wait()
             if image.is_served:
                 self.images.append(image)
-                message = await image.to_be_read()
+                message = await image.readable_message()
         with suppress(Closed):
             await worker.channel.send(message)
             if image is not None and image.copies:
@@ -222,7 +222,7 @@ class RecordingWindow:
                     self._give_up(image, error)
 
     def _give_up(self, image: JobImage, error: BootseerError) -> None:
-        """Look at an image no more, and tell why once; what it was seen to read is kept."""
+        """Stop sampling an image and report why, once; its touches so far are kept."""
         if image not in self._failed:
             self._failed.add(image)
             image.is_cut_short = True

@@ -1,4 +1,4 @@
-"""The pages of a file that the broker looks at, see `bootseer.agent.broker.residency_server`."""
+"""Client of the broker's page residency, see `bootseer.agent.broker.residency_server`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from bootseer.errors import Unavailable
 from bootseer.image.hot.residency import PAGE_BYTES
 
 _ANSWER_S = 10.0
-"""For the broker to look, longer than it may take to read pages of a slow file system again."""
+"""Timeout for the broker's answer, longer than re-reading pages of a slow file system takes."""
 
 
 class ResidencyClient:
-    """The supervisor's end: the `ResidentPages` of a file that the broker looks at."""
+    """`ResidentPages` of a file that the broker watches for the supervisor."""
 
     def __init__(self, end: socket.socket, size_bytes: int) -> None:
-        """Take over a socket."""
+        """Take over a socket to the broker."""
         end.settimeout(_ANSWER_S)
         self.size_bytes = size_bytes
         self._end = end
 
     def newly_resident(self, most: int) -> list[tuple[int, int]]:
-        """See `ResidentPages`; there may be some more, for they come in messages."""
+        """See `ResidentPages`; may return more than ``most``, as ranges come in messages."""
         found: list[tuple[int, int]] = []
         while len(found) < most:
             some = list(residency_server.RANGE.iter_unpack(self._ask(0, 0)[1:]))
@@ -51,8 +51,8 @@ class ResidencyClient:
             self._end.send(residency_server.RANGE.pack(start, stop))
             answer = self._end.recv(1 + residency_server.MAX_ANSWER_BYTES)
         except OSError as error:
-            self.close()  # an answer that comes too late must not be taken for that to a later one
-            raise Unavailable(f"nobody looks at the image any more: {error}") from error
+            self.close()  # a late answer must not be taken for that of a later request
+            raise Unavailable(f"lost the broker's watch of the image: {error}") from error
         if not answer:
-            raise Unavailable("nobody looks at the image any more")
+            raise Unavailable("lost the broker's watch of the image")
         return answer

@@ -1,4 +1,4 @@
-"""An image that the agent watches: its recorder, and how far its prefetch is."""
+"""An image file recorded by watching its resident pages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.units import NS_PER_S
 
 SETTLE_S = 2.0
-"""For looking at some 100,000 pages, a matter of 0.1 s while all of them are in memory."""
+"""Time to check some 100,000 pages, which takes 0.1 s if all are in memory."""
 
 
 class WatchedImage(JobImage):
-    """An image file whose pages are watched, from the worker's word that it is open."""
+    """An image file whose pages are watched, from when the worker has opened it."""
 
     def __init__(self, found: ImageFound, pages: ResidentPages) -> None:
-        """Begin to watch; takes over ``pages``.
+        """Start watching; takes over ``pages``.
 
         Raises:
             Unavailable: the file cannot be watched.
@@ -49,32 +49,31 @@ class WatchedImage(JobImage):
         self._touched_bytes += self._recorder.sample(now_ms)
         if self._judge is not None:
             fresh = [touch.range for touch in self._recorder.touches[noted:]]
-            # The tables come first, and are not hot.
+            # The tables are read first, and are not part of the hot set.
             self._judge.note(fresh, max(0, self.done_bytes - self._leading_bytes), now_ms)
 
     def is_worth(self) -> bool:
-        """Whether it is worth while to read on ahead."""
+        """Return whether the prefetch still seems useful."""
         return self._judge is None or self._judge.is_worth(self._now_ms())
 
     def _now_ms(self) -> int:
         return (time.monotonic_ns() - self._began_ns) * 1000 // NS_PER_S
 
     def touched_bytes(self) -> int:
-        """Say how much has come into the page cache."""
+        """Return the bytes that have come into the page cache."""
         return self._touched_bytes
 
     async def close(self, deadline: float) -> Event:
-        """End the recording; returns the stage that it was.
+        """End the recording; returns its event.
 
-        Kept is what was asked for beyond the prefetch, and not what the kernel read ahead of it.
-        Should telling them apart not be done in time, both are kept, and the recorder is left to
-        the thread that is in it.
+        The kernel's own read-ahead is excluded from the touches. If it cannot be separated in time,
+        it is included, and the recorder is left to its thread.
 
         Args:
-            deadline: for that, on trio's clock.
+            deadline: for the separation, on trio's clock.
 
         Raises:
-            Unavailable: nobody looks at its pages any more; what was touched is known all the same.
+            Unavailable: the pages are no longer watched; earlier touches are kept.
         """
         self._recorder.touches = self.touched()
         try:
@@ -104,16 +103,16 @@ class WatchedImage(JobImage):
         )
 
     def touched(self) -> list[Touch]:
-        """Return what the start touched beyond what was read ahead, in first-touch order."""
+        """Return what the start touched beyond the prefetched ranges, in first-touch order."""
         return self.new_touches(self._recorder.touches)
 
     def recorded(self) -> RecordedImage:
-        """Describe it for the worker that publishes."""
+        """Describe the recording for the worker `publish`."""
         resident = [Touch(r.start, r.stop, 0) for r in self._recorder.resident_before]
-        touches, holdout = self.judged(self.touched(), self._recorder.resident_before)
+        touches, holdout = self.to_record(self.touched(), self._recorder.resident_before)
         unaided = COMPLETE if self._recorder.found_cold else PARTIAL
         kind = MISSED if self.is_prefetched else unaided
         if not self.is_prefetched:
-            # What was in the page cache beforehand may have been read as well.
+            # The start may also have read what was in the page cache before.
             touches = [*resident, *touches]
         return RecordedImage(self.path, self.digest, self.size_bytes, kind, touches, holdout)

@@ -1,1 +1,1 @@
-"""What workers do about images: identify, check, choose how to read, prefetch and pack them."""
+"""Workers' operations on images: identify, check, choose access, prefetch, pack."""

@@ -1,4 +1,4 @@
-"""Which way an image comes to the node: found out while it is opened, chosen, and told."""
+"""Choose how an image is read on this node: from the store, its file or a full copy."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from bootseer.posix import read_fully
 from bootseer.startup.plans import read_plan
 from bootseer.units import GIB
 
-_LOOK_S = 1.0
-"""For the plan, and for the file that the image was added from: the job waits for the choice."""
+_GATHER_S = 1.0
+"""Timeout for reading the plan and the image's source file; the job waits for the choice."""
 
 
 class AccessSelector:
-    """Finds out what there is to know of one image, and chooses."""
+    """Gathers the facts about one image and chooses its access mode."""
 
     def __init__(
         self, task: Task, source: ImageSource, blocks: ImageBlocks, cache: NodeCache
     ) -> None:
-        """Take what it is about; nothing is read yet."""
+        """Create a selector; nothing is read yet."""
         self._task = task
         self._source = source
         self._blocks = blocks
@@ -46,35 +46,35 @@ class AccessSelector:
         self._file_speed = UNKNOWN
 
     async def choose(self, patience_s: float, say_lost: Callable[[str], None]) -> AccessMode:
-        """Choose, tell the agent why, and have the source read what was chosen.
+        """Choose a mode, report it to the agent, and set it in the image's source.
 
         Args:
-            patience_s: how long to wait for a read of the file that the image was added from.
-            say_lost: told why, should that not be read any more.
+            patience_s: timeout for reads of the file that the image was added from.
+            say_lost: called with the reason if that file is no longer used.
         """
         if self._task.job.record_only:
             return AccessMode.SERVED
-        with suppress(Closed):  # the agent has died: the job goes on
-            async with self._task.stage("image.choice") as said:
+        with suppress(Closed):  # the agent has died: the job continues
+            async with self._task.stage("image.choice") as report:
                 if not self._is_here:
-                    await self._gather_facts()
+                    await self._gather()
                 choice = choose(self._known(), self._allowed())
-                said.detail = choice.why
+                report.detail = choice.why
         if self._file is not None and choice.way is AccessMode.FILE:
             self._source.use_file(self._file, patience_s, say_lost)
         elif self._file is not None:
             os.close(self._file.fd)
         return choice.way
 
-    async def _gather_facts(self) -> None:
-        """Find out what can be in a while."""
-        with trio.move_on_after(_LOOK_S):
+    async def _gather(self) -> None:
+        """Gather the facts, within a time limit."""
+        with trio.move_on_after(_GATHER_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read_plan)
                 nursery.start_soon(self._read_hot_set)
                 nursery.start_soon(self._read_first)
                 if AccessMode.FILE.value in self._task.config.image.ways:
-                    nursery.start_soon(self._look_for_file)
+                    nursery.start_soon(self._find_source_file)
 
     @property
     def _is_here(self) -> bool:
@@ -94,7 +94,7 @@ class AccessSelector:
         image = next(
             (i for i in images if (i.path, i.digest) == (job.image, manifest.identity)), nothing
         )
-        # Of many reads before the one now, and of another image that came from there.
+        # Prefer speeds of earlier runs, also with other images of this store.
         store = image.store
         for speed in (*(i.store for i in images), self._source.speed.speed(job.nodes)):
             store = store.or_else(speed)
@@ -111,24 +111,24 @@ class AccessSelector:
 
     async def _read_plan(self) -> None:
         job = self._task.job
-        with suppress(BootseerError):  # the less is known
+        with suppress(BootseerError):  # less is known
             self._plan = await read_plan(self._task.store(), job.user, job.key)
 
     async def _read_hot_set(self) -> None:
-        with suppress(BootseerError):  # who reads ahead tells
+        with suppress(BootseerError):  # the prefetch worker reports it
             hot_set = await read_hot_set(self._task.store(), self._blocks.manifest.identity)
             self._hot_bytes = hot_set.hot_bytes if hot_set is not None else 0
 
     async def _read_first(self) -> None:
-        """Read what every start reads first, to see how long that takes."""
-        with suppress(BootseerError):  # who needs it is told
+        """Read the leading bytes that every start reads, to measure the store."""
+        with suppress(BootseerError):  # the next reader gets the error
             await self._blocks.read(0, 1)
 
-    async def _look_for_file(self) -> None:
-        """See whether this node has the file that the image was added from, and how fast that is.
+    async def _find_source_file(self) -> None:
+        """Check whether this node has the file that the image was added from, and measure it.
 
-        Of what is read from it later, every block is compared with the manifest. Here one is, that
-        nobody has read lately.
+        Every block read from it later is compared with the manifest. Here one random
+        block is read, which is probably not in memory.
         """
         manifest = self._blocks.manifest
         try:
@@ -140,7 +140,7 @@ class AccessSelector:
         index = random.randrange(manifest.blocks)
         block = manifest.block_range(index)
 
-        def look() -> tuple[OpenImage, int]:
+        def measure() -> tuple[OpenImage, int]:
             image = open_image(about.source)
             began = time.perf_counter()
             data = read_fully(image.fd, block.start, block.size_bytes)
@@ -151,7 +151,7 @@ class AccessSelector:
             return image, took_us
 
         try:
-            self._file, latency_us = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+            self._file, latency_us = await trio.to_thread.run_sync(measure, abandon_on_cancel=True)
         except (BootseerError, OSError):
-            return  # there is the store
+            return  # the store remains
         self._file_speed = Speed(latency_us=latency_us)

@@ -1,7 +1,7 @@
-"""Check an image on the node block by block, for the broker: it handles what users wrote.
+"""Check a cached image block by block, in a confined process, for the broker.
 
-A process with the service account's rights and nothing open but the image. It prints the image's
-digest, or why it is not as it should be, and ends with the error's exit code.
+It parses data that users wrote, so it runs under the cache's account with only the image open. It
+prints the image's digest, or an error, and exits with the error's exit code.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def check(manifest_fd: int, data_fd: int, map_fd: int) -> str:
     """Check an image; returns its digest.
 
     Raises:
-        NotFound: not all of it is there.
+        NotFound: blocks are missing.
         Corrupt: a block is damaged.
-        Unavailable: the disk does not give it.
+        Unavailable: the disk cannot be read.
     """
     encoded = read_manifest(manifest_fd)
     digest = image_manifest.image_digest(encoded)
@@ -41,7 +41,7 @@ def check(manifest_fd: int, data_fd: int, map_fd: int) -> str:
 
 
 def main() -> None:
-    """Check as the command line says: user, uid, gid, agent, and three descriptors."""
+    """Check an image; arguments: user, uid, gid, agent's process id, three descriptors."""
     user, uid, gid, agent, *numbers = sys.argv[1:8]
     fds = list(map(int, numbers))
     confine(user, int(uid), int(gid), int(agent), keep=fds)

@@ -1,7 +1,7 @@
-"""The hot pack of an image that is served: read at a start, and written behind one.
+"""The hot pack of a served image: read during a start, written after one.
 
-It is written by whoever serves the image, when the start is over, nobody waits for the store and
-the blocks are on this node: an epilog has a deadline, and the node's next job waits for it.
+The image's server writes it after the start, when the store is idle and the blocks are on this
+node. An epilog cannot: it has a deadline, and the node's next job waits for it.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
 _INDEX_S = 2.0
-"""For the index; the prefetch waits for it, the job does not."""
+"""Timeout for the index; only the prefetch waits for it."""
 _QUIET_S = 2.0
-"""After the start: many jobs that are short end then."""
+"""Delay after the start, in which many short jobs end."""
 _SPREAD = 10.0
-"""Times as long as it takes to write a pack: tasks of a job array, each on the first node of a job,
-come to the end of their starts together, and one of them is enough."""
+"""Random delay, as a multiple of the time to write a pack: tasks of a job array end their starts
+together, and one of them is enough."""
 MOST_COPIES = 10
-"""As many as Hadoop gives to what all nodes of a job read at its start (its
-mapreduce.client.submit.file.replication)."""
+"""Hadoop's default replication of files that all nodes of a job read at its start
+(mapreduce.client.submit.file.replication)."""
 _NODES_PER_COPY = 8
 _USUAL_COPIES = 3
-"""Of what is in HDFS."""
+"""HDFS's default replication."""
 
 
 class JobPack:
-    """What one job has to do with its image's pack."""
+    """The use and writing of an image's hot pack by one job."""
 
     def __init__(
         self, task: Task, store: Store, blocks: ImageBlocks, image: str, nursery: trio.Nursery
     ) -> None:
-        """Take what it is about; nothing is read yet.
+        """Create the object; nothing is read yet.
 
         Args:
-            task: of the worker.
-            store: that has packs.
-            blocks: the image.
-            image: its digest.
-            nursery: for what is to be told meanwhile.
+            task: the worker's task.
+            store: the store with packs.
+            blocks: the image's blocks.
+            image: the image's digest.
+            nursery: for reports in the background.
         """
         self._task = task
         self._store = store
@@ -67,7 +67,7 @@ class JobPack:
         self._is_damaged = False
 
     async def use(self) -> None:
-        """Have read from the pack what is read ahead, if there is one."""
+        """Use the pack for the prefetch, if there is one."""
         self._began_ns = time.time_ns()
         manifest = self._blocks.manifest
         try:
@@ -87,48 +87,48 @@ class JobPack:
             await self._source.close()
 
     async def report(self) -> None:
-        """Tell what was read from the pack."""
+        """Report what was read from the pack."""
         if self._source is None or self._is_lost:
             return
-        async with self._task.stage("image.pack") as said:
-            said.start_ns = self._began_ns
-            said.bytes = self._blocks.stats.packed_bytes
-            said.detail = (
+        async with self._task.stage("image.pack") as report:
+            report.start_ns = self._began_ns
+            report.bytes = self._blocks.stats.packed_bytes
+            report.detail = (
                 f"{self._blocks.stats.packed_reads} reads of a pack of "
                 f"{format_size(self._source.pack.size_bytes)}"
             )
 
     async def write(self, touched: Sequence[tuple[int, int]], bytes_per_s: float) -> None:
-        """Write a pack, if the hot set has settled and there is none that is as good.
+        """Write a pack, if the hot set has settled and no pack is as good.
 
         Args:
-            touched: what this start has read.
-            bytes_per_s: how fast; 0 for not at all.
+            touched: ranges that this start has read.
+            bytes_per_s: speed limit; 0 writes nothing.
         """
         if not self._task.job.is_first_node or not bytes_per_s:
             return  # one node of a job is enough
         await trio.sleep(_QUIET_S)
-        with suppress(BootseerError):  # the next start tries again; told as a fallback
+        with suppress(BootseerError):  # the next start tries again; reported as a fallback
             wanted = await self._wanted(touched)
             if wanted is not None:
                 writing_s = wanted.size_bytes / bytes_per_s
                 await trio.sleep(random.uniform(0, _SPREAD * writing_s))
-                wanted = await self._wanted(touched)  # or has another written it?
+                wanted = await self._wanted(touched)  # another job may have written it
             if wanted is None:
                 return
-            async with self._task.stage("image.pack.write") as said:
-                said.detail = "not finished before the job's end: the next start continues"
-                said.bytes = await pack_store.write_pack(
+            async with self._task.stage("image.pack.write") as report:
+                report.detail = "not finished before the job's end: the next start continues"
+                report.bytes = await pack_store.write_pack(
                     self._store,
                     wanted,
                     partial(self._read, bytes_per_s),
                     anew=self._is_damaged,
                     copies=copies_for(self._task.config.image.pack_copies, self._task.job.nodes),
                 )
-                said.detail = f"a pack of {format_size(wanted.size_bytes)}"
+                report.detail = f"a pack of {format_size(wanted.size_bytes)}"
 
     async def _read(self, bytes_per_s: float, blocks: Sequence[int]) -> bytes:
-        """Read some blocks from this node, checked, while nobody waits for the store."""
+        """Read and check some blocks from this node, while the store is idle."""
         await until_idle(self._blocks)
         began = trio.current_time()
         manifest = self._blocks.manifest
@@ -144,7 +144,7 @@ class JobPack:
         return bytes(data)
 
     async def _wanted(self, touched: Sequence[tuple[int, int]]) -> HotPack | None:
-        """Return the pack that is to be written, None if none is."""
+        """Return the pack to write, or None."""
         manifest, store = self._blocks.manifest, self._store
         hot_set = await read_hot_set(store, manifest.identity)
         if hot_set is None or not hot_set.ranges or not has_settled(manifest, hot_set, touched):
@@ -156,7 +156,7 @@ class JobPack:
         try:
             current = await pack_store.read_index(store, manifest.identity)
         except UnknownVersion:
-            return None  # whoever wrote it has a use for it
+            return None  # the job that wrote it uses it
         except Corrupt:
             return wanted
         if current is None or self._is_damaged or is_outdated(current.pack, wanted):
@@ -167,20 +167,20 @@ class JobPack:
         self._nursery.start_soon(self._give_up, error)
 
     async def _give_up(self, error: BootseerError) -> None:
-        """Tell that there is a pack and what it has is read from the image all the same."""
+        """Report that the pack is not used and its blocks are read from the image."""
         self._is_lost = True
         self._is_damaged = isinstance(error, Corrupt | NotFound)
         with suppress(Closed):
-            async with self._task.stage("image.pack") as said:
-                said.fall_back(f"the hot pack is not used: {error}")
+            async with self._task.stage("image.pack") as report:
+                report.fall_back(f"the hot pack is not used: {error}")
 
 
 def copies_for(setting: int, nodes: int) -> int:
-    """Say on how many machines to keep a pack; 0 for as many as the store keeps of anything.
+    """Return the replication of a pack; 0 for the store's default.
 
     Args:
         setting: `image.pack_copies`.
-        nodes: of the job that writes it, all of which will read it at once.
+        nodes: number of the job's nodes, all of which will read it at the same time.
     """
     copies = setting or min(MOST_COPIES, nodes // _NODES_PER_COPY)
     return copies if setting or copies > _USUAL_COPIES else 0

@@ -1,8 +1,8 @@
-"""Open and identify the job's image, as its user, while the agent is still starting.
+"""Open and identify the job's image as its user, while the agent is still starting.
 
-The supervisor's imports take longer than all that an image needs to be found out about, so a
-process of the user's does that meanwhile. The broker forks it first thing: this module and what it
-imports are the standard library and our own, which take 10 ms.
+The supervisor's imports take longer than identifying an image, so a process of the user's does that
+in parallel. The broker forks it first. This module imports only the standard library and bootseer's
+own modules, which takes 10 ms.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bootseer.ipc.typed_json import Messages
 
 _MAX_ANSWER_BYTES = 64 * 1024
 _MAX_ERROR_CHARS = 8000
-"""Of six bytes each, where they are escaped."""
+"""Characters of six bytes each when escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentifiedImage:
-    """An image that has been opened and identified, and since when that was under way."""
+    """An image that has been opened and identified, and when that began."""
 
     image: OpenImage
     identity: Identity
@@ -55,10 +55,10 @@ _ANSWERS: Messages[_Identified | _NotIdentified] = Messages.by_union(
 
 
 def open_and_identify(path: str) -> IdentifiedImage:
-    """Open an image with the rights of this process, and find out what it is.
+    """Open and identify an image with the rights of this process.
 
     Raises:
-        NotFound, Denied, Unavailable, Corrupt: with what to do about it.
+        NotFound, Denied, Unavailable, Corrupt: the message says what to do.
     """
     start_ns = time.time_ns()
     image = open_image(path)
@@ -66,14 +66,14 @@ def open_and_identify(path: str) -> IdentifiedImage:
 
 
 def receive(answer: socket.socket, path: str) -> IdentifiedImage:
-    """Wait for the opener's answer.
+    """Wait for the opener's answer; returns the identified image.
 
     Args:
-        answer: its socket.
-        path: of the image.
+        answer: the opener's socket.
+        path: path of the image.
 
     Raises:
-        BootseerError: what kept the image from being opened or identified.
+        BootseerError: the image cannot be opened or identified.
     """
     body, fds = descriptors.receive(answer, _MAX_ANSWER_BYTES, 1)
     if not body:
@@ -87,11 +87,11 @@ def receive(answer: socket.socket, path: str) -> IdentifiedImage:
 
 
 def serve(answer: socket.socket, path: str) -> None:
-    """Open an image, and tell what `receive` waits for."""
+    """Open and identify an image, and send the result to `receive`."""
     direct_output(None)
     try:
         opened = open_and_identify(path)
-    except Exception as error:  # noqa: BLE001 (said by who waits: nobody sees what is printed here)
+    except Exception as error:  # noqa: BLE001 (the receiver reports it: this output is not read)
         why = str(error) if isinstance(error, BootseerError) else f"internal error: {error!r}"
         answer.send(_ANSWERS.encode(_NotIdentified(why[:_MAX_ERROR_CHARS])))
         return

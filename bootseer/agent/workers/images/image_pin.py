@@ -1,4 +1,4 @@
-"""Tell when the name of an image leads to another one than in the job's last run, or refuse it."""
+"""Report or refuse an image whose name led to another image in the job's last run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bootseer.startup.plans import read_plan
 
 
 async def check_pin(task: Task, digest: str) -> None:
-    """Compare what the job's image leads to with what its warm plan says.
+    """Compare the image that the job's name leads to with that of its warm plan.
 
-    The plan is in the user's own store, where whoever gives names to images cannot write.
+    The plan is in the user's own store, which image publishers cannot write to.
 
     Args:
-        task: that serves the image.
-        digest: of the image that its name leads to.
+        task: the task that serves the image.
+        digest: digest of the image that its name leads to.
 
     Raises:
-        Denied: it is another one, names are pinned, and the user has not asked for a recording.
+        Denied: the image has changed, names are pinned, and the job is not recorded anew.
         BootseerError: names are pinned, and the plan cannot be read.
     """
     job, is_pinned = task.job, task.config.image.pin and not task.job.record_only
@@ -29,7 +29,7 @@ async def check_pin(task: Task, digest: str) -> None:
     except BootseerError:
         if is_pinned:
             raise
-        return  # who reads the plan for more than this tells
+        return  # other readers of the plan report it
     before = plan.retagged(job.image, digest) if plan is not None else ""
     if not before:
         return
@@ -41,5 +41,5 @@ async def check_pin(task: Task, digest: str) -> None:
                 f"accept it with --bootseer=record --job-name={job.key}"
             )
     with suppress(Closed):
-        async with task.stage("image.retagged") as said:
-            said.fall_back(f"{text}: the job gets the new one")
+        async with task.stage("image.retagged") as report:
+            report.fall_back(f"{text}: the job gets the new one")

@@ -1,4 +1,4 @@
-"""Bring a job's image into memory: identify it, hand it over, and read its hot set ahead."""
+"""Warm a job's image: identify it, pass it to the agent, and prefetch its hot set."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ from bootseer.units import format_size
 
 _PROGRESS_S = 0.05
 _GIVE_UP_S = 3.0
-"""For a start to read what has been read ahead, once the agent has seen that it does not."""
+"""Grace period for a start to read prefetched data, once the agent sees that it does not."""
 
 
 class ImagePrefetch:
-    """One job's image, or one environment's, on its way into memory.
+    """The warm-up of one image, or of one environment's image.
 
     Attributes:
-        readable: the agent's word on an image that is served.
-        copied: set once no more of a served image comes to the node by itself.
+        readable: the agent's message on a served image.
+        copied: set once the copy of the whole image has ended.
     """
 
     def __init__(self, task: Task, plan: PlanReader, budget: RateLimit) -> None:
-        """Take the task; nothing is done yet.
+        """Create a warm-up; nothing is read yet.
 
         Args:
-            task: of the worker.
-            plan: of the job.
-            budget: how fast to read.
+            task: the worker's task.
+            plan: the job's plan.
+            budget: limits the reading speed.
         """
         self.readable = Awaited[ImageReadable | ImageUnreadable]()
         self.copied = trio.Event()
@@ -71,18 +71,18 @@ class ImagePrefetch:
         self._has_stopped = False
 
     def hold(self, *, is_held: bool) -> None:
-        """Stop reading ahead for now, or go on."""
+        """Pause or resume the prefetch."""
         if self._prefetch is not None:
             self._prefetch.hold(is_held=is_held)
 
     def yield_to_job(self) -> None:
-        """Let the job go first from now on."""
+        """Lower the prefetch's priority below the job's."""
         self._yields = True
         if self._prefetch is not None:
             self._prefetch.yield_to_others()
 
     async def run(self, store: Store) -> str:
-        """Find, identify, hand over and read ahead the image; returns what was done."""
+        """Find, identify and prefetch the image; returns a summary."""
         task, job = self._task, self._task.job
         if job.is_served:
             return await self._served_image(store)
@@ -92,22 +92,22 @@ class ImagePrefetch:
             return "the image of the last start is served"
         if not path:
             return "no image is known for this key: give --bootseer-image=PATH once"
-        async with task.stage("image.identify") as said:
+        async with task.stage("image.identify") as report:
             opened = await task.opened(path)
             image, identity = opened.image, opened.identity
-            said.start_ns = opened.start_ns
-            said.bytes = total_bytes(identity.leading)
-            said.detail = identity.digest[:18]
+            report.start_ns = opened.start_ns
+            report.bytes = total_bytes(identity.leading)
+            report.detail = identity.digest[:18]
         found = ImageFound(path, identity.digest, list(identity.leading))
         await task.channel.send(found, [image.fd])
         hot_set = None if job.record_only else await self._hot_set(store, identity)
         if hot_set is None:
-            # The agent has taken its first sample before it reads what follows.
+            # The agent takes its first sample before it reads the next message.
             return "this start is recorded"
         return await self._read_ahead(image, identity, hot_set)
 
     async def _served_image(self, store: Store) -> str:
-        """Read ahead an image that is served, through its mount."""
+        """Prefetch a served image through its mount."""
         served = await self.readable.wait()
         if isinstance(served, ImageUnreadable):
             return "the image is not served"
@@ -130,7 +130,7 @@ class ImagePrefetch:
 
             detail = await self._read_files(served.tree, find, hot_set)
         else:
-            # What serves it has others go first.
+            # Its server gives other reads priority.
             detail = await self._read_ahead(image, identity, hot_set, others_wait=False)
         if served.copies and self._task.job.wait_s:
             await self.copied.wait()
@@ -140,17 +140,17 @@ class ImagePrefetch:
     async def _begin(
         self, hot_set: HotSet, holdout: Sequence[HeldOutPiece] = ()
     ) -> tuple[list[ByteRange], int]:
-        """Tell the agent what is read ahead; returns that, and how much memory it may take up."""
+        """Report the planned ranges to the agent; returns them, and the memory limit in bytes."""
         hot = [r.range for r in hot_set.ranges]
         begun = PrefetchBegun(hot, list(holdout), hot_set.doubts)
         await self._task.channel.send(begun)
         if not self._task.job.wait_s:
-            # Nobody asked the prolog to hold the job: its start and the prefetch overlap.
+            # The prolog does not hold the job: its start and the prefetch overlap.
             await self._task.channel.send(Ready("the prefetch is under way"))
         return hot, pinnable_bytes(self._task.config.image.memory_share)
 
     async def _hot_content(self, store: Store, hot: Sequence[ByteRange]) -> list[HotFile]:
-        """Find what is hot in the environment that this worker reads ahead."""
+        """Find the hot files of the environment that this worker prefetches."""
         task = self._task
         stores = [store, *shared_stores(task.config, owner_of(task.job))]
         key = task.job.image.removeprefix(ENVIRONMENT)
@@ -164,24 +164,24 @@ class ImagePrefetch:
         hot_set: HotSet,
         flags: int = 0,
     ) -> str:
-        """Read what is hot through a mount of the image's tree: it is decompressed then."""
+        """Prefetch the hot files through a mount of the image's tree, which decompresses them."""
         hot, budget = await self._begin(hot_set)
-        async with self._task.stage("image.prefetch") as said:
+        async with self._task.stage("image.prefetch") as report:
             prefetch = FilesPrefetch(root, await find(hot), budget, self._budget, flags)
             await prefetch.run()
-            said.bytes = prefetch.read_bytes
-            said.detail = (
+            report.bytes = prefetch.read_bytes
+            report.detail = (
                 f"{prefetch.files} files, decompressed, {format_size(prefetch.pinned_bytes)} pinned"
             )
             if prefetch.read_bytes > budget:
-                said.fall_back(
+                report.fall_back(
                     f"stopped after {format_size(prefetch.read_bytes)}: "
                     "image.memory_share of the free memory"
                 )
         return "the hot files are in memory"
 
     async def _read_leading(self, image: OpenImage, identity: Identity) -> None:
-        """Read ahead what every start reads, of an image that is new."""
+        """Prefetch what every start reads, for an image without a hot set."""
         prefetch = Prefetch(image.fd, image.size_bytes, self._task.config.image.streams)
         size_bytes = total_bytes(identity.leading)
         await prefetch.run(prefetch_order(identity.leading, (), size_bytes, PIECE_BYTES))
@@ -193,19 +193,19 @@ class ImagePrefetch:
 
     async def _hot_set(self, store: Store, identity: Identity) -> HotSet | None:
         try:
-            async with self._task.stage("hotset.read") as said:
+            async with self._task.stage("hotset.read") as report:
                 hot_set = await read_hot_set(store, identity.digest)
-                said.detail = "none yet"
+                report.detail = "none yet"
                 if hot_set is not None:
-                    said.bytes = hot_set.hot_bytes
-                    said.detail = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
+                    report.bytes = hot_set.hot_bytes
+                    report.detail = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
                     if not hot_set.ranges:
-                        said.detail = "starts read nearly all of it: nothing is prefetched"
+                        report.detail = "starts read nearly all of it: nothing is prefetched"
                         hot_set = None
         except Closed:
             raise
         except BootseerError:
-            return None  # told as a fallback
+            return None  # reported as a fallback
         return hot_set
 
     async def _read_ahead(
@@ -224,39 +224,39 @@ class ImagePrefetch:
         if self._yields:
             prefetch.yield_to_others()
         want_bytes = min(budget, hot_bytes)
-        async with self._task.stage("image.prefetch") as said:
+        async with self._task.stage("image.prefetch") as report:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._report, prefetch, want_bytes)
                 await prefetch.run(pieces)
                 nursery.cancel_scope.cancel()
-            await self._say_progress(prefetch, want_bytes)
-            said.bytes = prefetch.read_bytes
-            said.detail = f"{format_size(prefetch.pinned_bytes)} pinned"
+            await self._send_progress(prefetch, want_bytes)
+            report.bytes = prefetch.read_bytes
+            report.detail = f"{format_size(prefetch.pinned_bytes)} pinned"
             if self._has_stopped:
-                said.detail = (
+                report.detail = (
                     f"stopped after {format_size(prefetch.read_bytes)} of "
                     f"{format_size(want_bytes)}: this start reads little of it"
                 )
             elif prefetch.error:
-                said.fall_back(f"some reads failed: {prefetch.error}")
+                report.fall_back(f"some reads failed: {prefetch.error}")
             elif hot_bytes > budget:
-                said.fall_back(
+                report.fall_back(
                     f"stopped after {format_size(prefetch.read_bytes)} of "
                     f"{format_size(hot_bytes)}: image.memory_share of the free memory"
                 )
         return "the hot set is in memory"
 
     def _holdout(self, hot_set: HotSet, identity: Identity) -> list[HeldOutPiece]:
-        """Draw what is not read ahead, to see whether the start reads it: on one node of a job."""
+        """Choose pieces not to prefetch, to test whether the start reads them; on one node only."""
         if not self._task.job.is_first_node:
             return []
         ranges = [r.range for r in hot_set.ranges]
         return draw(subtract(ranges, identity.leading), Random(self._task.job.run))
 
     async def _report(self, prefetch: Prefetch, want_bytes: int) -> None:
-        """Tell the agent how far the prefetch is, until cancelled.
+        """Report the prefetch's progress to the agent, until cancelled.
 
-        Jobs that start together have all found the memory free: looking again holds them to it.
+        Jobs that start together all found the memory free, so free memory is checked repeatedly.
         """
         share = self._task.config.image.memory_share
         while True:
@@ -266,10 +266,10 @@ class ImagePrefetch:
                 self._has_stopped = True
                 prefetch.stop()
             try:
-                await self._say_progress(prefetch, want_bytes)
+                await self._send_progress(prefetch, want_bytes)
             except Closed:
                 return
             await trio.sleep(_PROGRESS_S)
 
-    async def _say_progress(self, prefetch: Prefetch, want_bytes: int) -> None:
+    async def _send_progress(self, prefetch: Prefetch, want_bytes: int) -> None:
         await self._task.channel.send(PrefetchProgress(prefetch.read_bytes, want_bytes))

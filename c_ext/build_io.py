@@ -19,7 +19,7 @@ SOURCES = (
     "fastpath.c",
     "tree.c",
     "tree_check.c",
-    "lz4frame.c",
+    "blocks.c",
     "unpack.c",
     "remove.c",
 )

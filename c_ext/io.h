@@ -266,8 +266,9 @@ int bs_make(const bs_ground *ground, const bs_step *steps, size_t count, const u
 /* Remove a file, a link, or a folder with its content. */
 int bs_remove(int folder, const char *name);
 
-/* Decompress one LZ4 frame, which must declare and have exactly `size_bytes`, and fill all of
- * `stored`; -EBADMSG if not. */
-int bs_lz4_frame(const uint8_t *stored, size_t stored_bytes, uint8_t *out, size_t size_bytes);
+/* Decompress consecutive blocks of a squashfs. `lengths` are their stored lengths, as squashfs has
+ * them, and `sizes` those of their content. They must fill `stored` and `out`; -EBADMSG if not. */
+int bs_extract_blocks(const uint32_t *lengths, const uint32_t *sizes, size_t count,
+                      const uint8_t *stored, size_t stored_bytes, uint8_t *out, size_t out_bytes);
 
 #endif

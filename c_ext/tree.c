@@ -5,13 +5,11 @@
 #include <dirent.h>
 #include <errno.h>
 #include <linux/fuse.h>
-#include <lz4.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 enum {
-    BLOCK_LENGTH = TREE_BLOCK_RAW - 1,
     /* Since Linux 3.15; before, answers have other lengths. */
     LEAST_MINOR = 23,
     BACKGROUND = 64,
@@ -129,7 +127,7 @@ int bs_tree_extent(const bs_tree *self, uint64_t node, uint64_t offset, size_t s
     out->count = (uint32_t)(last - first + 1);
     out->start = self->starts[out->block];
     for (uint32_t i = out->block; i < out->block + out->count; i++)
-        out->stored_bytes += self->blocks[i] & BLOCK_LENGTH;
+        out->stored_bytes += self->blocks[i] & TREE_BLOCK_LENGTH;
     out->content_bytes = (size_t)(content_stop - first * TREE_BLOCK_BYTES);
     out->skip_bytes = (size_t)(offset - first * TREE_BLOCK_BYTES);
     out->size_bytes = (size_t)(stop - offset);
@@ -142,19 +140,11 @@ int bs_tree_extract(const bs_tree *self, const bs_extent *extent, const uint8_t 
     size_t left = extent->content_bytes;
 
     for (uint32_t i = extent->block; i < extent->block + extent->count; i++) {
-        size_t content = left < TREE_BLOCK_BYTES ? left : TREE_BLOCK_BYTES;
-        uint32_t length = self->blocks[i] & BLOCK_LENGTH;
+        uint32_t content = left < TREE_BLOCK_BYTES ? (uint32_t)left : TREE_BLOCK_BYTES;
 
-        if (length == 0)
-            memset(out, 0, content); /* a hole */
-        else if (self->blocks[i] & TREE_BLOCK_RAW
-                     ? length != content
-                     : LZ4_decompress_safe((const char *)stored, (char *)out, (int)length,
-                                           (int)content) != (int)content)
+        if (bs_extract_block(self->blocks[i], stored, out, content) != 0)
             return -EIO;
-        else if (self->blocks[i] & TREE_BLOCK_RAW)
-            memcpy(out, stored, content);
-        stored += length;
+        stored += self->blocks[i] & TREE_BLOCK_LENGTH;
         out += content;
         left -= content;
     }

@@ -23,7 +23,7 @@ typedef struct {
     uint32_t *above;      /* for each folder: length of its path, with the slash */
     uint32_t entry;       /* first entry of the next folder */
     uint32_t block;       /* first block of the next file */
-    uint64_t tar;         /* end of the content of the last file */
+    uint64_t stop;        /* end of the blocks of the last file */
     uint64_t paths_bytes; /* sum so far */
     uint64_t texts_bytes; /* sum so far: no two share a text */
 } progress;
@@ -137,24 +137,23 @@ static int is_good_file(progress *self, const row_inode *inode)
     uint64_t whole =
         inode->size_bytes / TREE_BLOCK_BYTES + (inode->size_bytes % TREE_BLOCK_BYTES > 0);
 
-    if (inode->size_bytes > MAX_FILE_BYTES || start > MAX_FILE_BYTES ||
-        inode->tar > MAX_FILE_BYTES || inode->count != whole || inode->first != self->block ||
-        !bs_within(inode->first, inode->count, self->all->block_count))
+    if (inode->size_bytes > MAX_FILE_BYTES || start > MAX_FILE_BYTES || inode->count != whole ||
+        inode->first != self->block ||
+        !bs_within(inode->first, inode->count, self->all->block_count) ||
+        (whole > 0 && start < self->stop))
         return 0;
     for (uint32_t i = inode->first; i < inode->first + inode->count; i++) {
         uint32_t length = self->all->blocks[i] & ~(uint32_t)TREE_BLOCK_RAW;
 
-        if (length > TREE_BLOCK_BYTES || !bs_within(start, length, self->all->image_bytes))
+        if (length == 0 || length > TREE_BLOCK_BYTES ||
+            !bs_within(start, length, self->all->image_bytes))
             return 0;
         self->all->starts[i] = start;
         start += length;
     }
     self->block += inode->count;
-    if (inode->size_bytes > 0) {
-        if (inode->tar < self->tar)
-            return 0;
-        self->tar = inode->tar + inode->size_bytes;
-    }
+    if (whole > 0)
+        self->stop = start;
     return 1;
 }
 

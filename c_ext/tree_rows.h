@@ -6,6 +6,7 @@
 
 enum {
     TREE_BLOCK_RAW = 1 << 24,
+    TREE_BLOCK_LENGTH = TREE_BLOCK_RAW - 1,
     TREE_MAX_NAME_BYTES = 255,
     TREE_RIGHTS = 01777, /* all but set-user-ID and set-group-ID */
 };
@@ -14,7 +15,6 @@ typedef struct {
     uint64_t size_bytes;
     int64_t mtime_ns;
     uint64_t data;
-    uint64_t tar;
     uint32_t first;
     uint32_t count;
     uint32_t mode;
@@ -30,7 +30,11 @@ typedef struct {
     uint32_t inode;
 } row_entry;
 
-_Static_assert(sizeof(row_inode) == 88 && sizeof(row_entry) == 12, "as index.py packs them");
+_Static_assert(sizeof(row_inode) == 80 && sizeof(row_entry) == 12, "as index.py packs them");
+
+/* Decompress a block; `length` is its stored length, as squashfs has it, and `size` that of its
+ * content. Returns -EBADMSG if the content has another length. */
+int bs_extract_block(uint32_t length, const uint8_t *stored, uint8_t *out, uint32_t size);
 
 /* Whether [first, first + count) lies in [0, all). */
 static inline int bs_within(uint64_t first, uint64_t count, uint64_t all)

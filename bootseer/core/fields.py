@@ -111,7 +111,7 @@ class Fields:
         return value
 
 
-def open_document(data: bytes, name: str, wanted: str, version: int) -> Fields:
+def open_document(data: bytes, name: str, wanted: str, version: int, outdated: int = 0) -> Fields:
     """Open a JSON document that has ``"format"`` and ``"version"`` fields.
 
     Args:
@@ -119,10 +119,11 @@ def open_document(data: bytes, name: str, wanted: str, version: int) -> Fields:
         name: for messages.
         wanted: the expected format, such as "bootseer warm plan".
         version: the supported version.
+        outdated: the last version that is no longer supported, and may be replaced.
 
     Raises:
         UnknownVersion: the document has another version.
-        Corrupt: it is not a document of that format.
+        Corrupt: it is not a document of that format, or outdated.
     """
     try:
         document = json.loads(data)
@@ -131,6 +132,9 @@ def open_document(data: bytes, name: str, wanted: str, version: int) -> Fields:
     fields = Fields(document, name)
     if fields.text("format") != wanted:
         raise Corrupt(f"{name}: its format is not {wanted!r}")
-    if fields.count("version") != version:
+    found = fields.count("version")
+    if 0 < found <= outdated:
+        raise Corrupt(f"{name}: version {found} of {wanted!r} is outdated; create it again")
+    if found != version:
         raise UnknownVersion(f"{name}: only version {version} of {wanted!r} is supported")
     return fields

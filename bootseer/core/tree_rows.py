@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-INODE = struct.Struct("<QqQQIIIIII32s")
+INODE = struct.Struct("<QqQIIIIII32s")
 ENTRY = struct.Struct("<III")
 BLOCK = struct.Struct("<I")
 XATTR = struct.Struct("<HI")

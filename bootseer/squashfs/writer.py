@@ -37,6 +37,7 @@ class PackOptions:
             parts of others.
         processors: number of processors to use, 0 for all.
         memory_bytes: size of mksquashfs' queues.
+        is_linear: store every block, in the order of the files: no holes, no shared blocks.
     """
 
     block_bytes: int = 128 * KIB
@@ -45,6 +46,7 @@ class PackOptions:
     fragments: bool = False
     processors: int = 0
     memory_bytes: int = 256 * MIB
+    is_linear: bool = False
 
 
 class Packer:
@@ -112,6 +114,8 @@ def pack(
         *("-comp", packing.compressor),
         "-always-use-fragments" if packing.fragments else "-no-fragments",
     ]
+    if packing.is_linear:
+        options += ["-no-sparse", "-no-duplicates"]
     if packing.compressor == "zstd":
         options += ["-Xcompression-level", str(packing.level)]
     with _mksquashfs(path, [*options, *common], fds, start) as fd:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
+import lz4.block
 import pytest
 import trio
 from click.testing import CliRunner
@@ -31,10 +32,12 @@ from bootseer.env.restore.atomic import RestoreTarget, restore
 from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.session import serve
 from bootseer.env.server.session_context import SessionContext
-from bootseer.env.snapshot import frames, index, repository, tar_stream
+from bootseer.env.snapshot import index, repository
+from bootseer.env.snapshot.chunks import CHUNK_BYTES, split
 from bootseer.env.snapshot.index import BLOCK_BYTES, ContentPlace
 from bootseer.env.snapshot.manifest import Finding
 from bootseer.errors import BootseerError
+from bootseer.squashfs.superblock import BLOCK_RAW
 from bootseer.store.local.store import LocalStore
 from bootseer.store.memory import MemoryStore
 
@@ -47,16 +50,16 @@ class Snapshot:
 
     tree: dict
     index: bytes
-    table: bytes
     stored: bytes
     outside: tuple = ()
+    chunk_bytes: int = CHUNK_BYTES
 
     def opened(self):
         decoded = index.decode(self.index, "index", self.outside)
-        return decoded, frames.decode(self.table, "frames")
+        return decoded, split(decoded, self.chunk_bytes)
 
-    def read(self, frame):
-        return self.stored[frame.stored_start : frame.stored_start + frame.stored_bytes]
+    def read(self, chunk):
+        return self.stored[chunk.start : chunk.stop]
 
     def restore(self, *paths, read=None, **options):
         """Restore it from what is stored to paths, one for each of its folders."""
@@ -69,25 +72,30 @@ class Snapshot:
                 os.close(target.parent)
 
 
-def snapshot_of(tree, read, *, frame_bytes=frames.FRAME_BYTES, deleted=()):
-    layout = tar_stream.plan(tree)
-    places = {
-        path: ContentPlace(
-            96, (100,) * -(-node.size_bytes // BLOCK_BYTES), layout.places[path].content
-        )
-        for path, node in tree.items()
-        if node.kind == "file" and not node.same_as
-    }
-    starts = [place.start for place in layout.places.values()]
-    lengths = frames.cut(starts, layout.size_bytes, frame_bytes)
-    made = list(frames.compress(tar_stream.stream(tree, read), lengths))
+def snapshot_of(tree, read, *, chunk_bytes=CHUNK_BYTES, deleted=()):
+    """Take a snapshot of a tree, with blocks as mksquashfs stores them."""
+    places, stored = {}, bytearray(96)
+    for path in sorted(tree):
+        if tree[path].kind == "file" and not tree[path].same_as:
+            data = b"".join(map(bytes, read(path)))
+            blocks = [
+                block_of(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)
+            ]
+            places[path] = ContentPlace(len(stored), tuple(length for length, _ in blocks))
+            stored += b"".join(block for _, block in blocks)
     return Snapshot(
         tree=tree,
         index=index.encode(tree, places, deleted),
-        table=frames.encode(frame for frame, _ in made),
-        stored=b"".join(stored for _, stored in made),
+        stored=bytes(stored),
         outside=tuple(p for p, n in tree.items() if index.leads_out(p, n.target)),
+        chunk_bytes=chunk_bytes,
     )
+
+
+def block_of(data):
+    """Return a block's stored length, as squashfs has it, and its bytes."""
+    packed = lz4.block.compress(data, store_size=False)
+    return (len(packed), packed) if len(packed) < len(data) else (len(data) | BLOCK_RAW, data)
 
 
 def ownerless(tree):

@@ -79,7 +79,7 @@ def test_ls_and_show(says, installed):
     assert says("tag", snapshot.key[:12], "nightly") == f"nightly: {snapshot.key}\n"
     [row] = json.loads(says("ls", "--json"))
     assert row["key"] == snapshot.key and row["names"] == ["nightly"]
-    assert row["stored_bytes"] == snapshot.image_bytes + snapshot.frames_bytes
+    assert row["stored_bytes"] == snapshot.image_bytes
     assert snapshot.key[:12] in says("ls")
     shown = says("show", "nightly")
     for text in (snapshot.key, snapshot.image, "the command took 1.23 s", "target", "command: sh"):
@@ -191,12 +191,9 @@ def test_restore(says, call, installed, tmp_path):
 
 
 def objects_of(snapshot):
-    folder = repository.folder_of(snapshot.key, snapshot.capture)
     return {
         "manifest": repository.manifest_object(snapshot.key),
-        "index": f"{folder}/index",
-        "frames": f"{folder}/frames",
-        "frame": repository.frames_object(snapshot.key, snapshot.capture, 0),
+        "index": f"{repository.folder_of(snapshot.key, snapshot.capture)}/index",
         "squashfs": images.part_object(snapshot.image, 0),
         "image manifest": images.manifest_object(snapshot.image),
     }
@@ -215,11 +212,11 @@ def test_verify_finds_what_is_damaged(says, call, installed):
         assert code == Corrupt.exit_code, what
         assert f"{snapshot.key[:12]}: {name}: " in output
         assert "bootseer env rm" in output
-        if what == "frame":
+        if what == "squashfs":
             assert f"{installed.target}/lib/big: its content is damaged" in output
         installed.damage(name, at)
         total += 1
-    assert total == 6
+    assert total == 4
     for what, name in objects_of(snapshot).items():
         if what != "manifest":
             (installed.root / name).rename(installed.root / "away")

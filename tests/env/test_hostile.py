@@ -5,16 +5,15 @@ import os
 import struct
 from dataclasses import replace
 
-import lz4.frame
+import lz4.block
 import pytest
-import xxhash
-from blake3 import blake3
 
 from bootseer.core import table
+from bootseer.core.tree_rows import BLOCK_BYTES
 from bootseer.env.client.scan import TreeNode
-from bootseer.env.snapshot import frames, index
-from bootseer.env.snapshot.frames import Frame
+from bootseer.env.snapshot import index
 from bootseer.errors import Corrupt, Denied
+from bootseer.squashfs.superblock import BLOCK_RAW
 from bootseer.units import MIB
 
 FOLDER = TreeNode("folder", 0o755, 0, 0, mtime_ns=7)
@@ -42,14 +41,14 @@ TREE = {
 }
 INODE = {path: number for number, path in enumerate(p for p in sorted(TREE) if p != b"0/n")}
 ENTRY = {b"0": 0, b"0/AA": 1, b"0/a": 2, b"0/b": 3, b"0/l": 4, b"0/n": 5, b"0/b/c": 6}
-ROWS = {"inodes": 88, "entries": 12, "blocks": 4, "strings": 1, "deleted": 1}
-FRAME_BYTES = 4096
+ROWS = {"inodes": 80, "entries": 12, "blocks": 4, "strings": 1, "deleted": 1}
+CHUNK_BYTES = 4096
 
 
 @pytest.fixture
 def good(written):
     return lambda tree=TREE, **options: written(
-        tree, CONTENT, **{"frame_bytes": FRAME_BYTES, **options}
+        tree, CONTENT, **{"chunk_bytes": CHUNK_BYTES, **options}
     )
 
 
@@ -78,7 +77,7 @@ def inode(path, offset, layout, *values):
 
 
 def kind(path, mode):
-    return inode(path, 40, "<I", mode)
+    return inode(path, 32, "<I", mode)
 
 
 def renamed(old, new):
@@ -110,53 +109,9 @@ def too_deep(good):
     return good(tree | {path: FOLDER})
 
 
-def reframed(change):
-    """Change the frames, pairs of a frame and what is stored, and make a table of them."""
-
-    def attack(good):
-        snapshot = good()
-        found = [(frame, snapshot.read(frame)) for frame in snapshot.opened()[1]]
-        found = change(found) or found
-        data = frames.encode(frame for frame, _ in found)
-        return replace(snapshot, table=data, stored=b"".join(stored for _, stored in found))
-
-    return attack
-
-
-def second_frame(make):
-    """Store something else as the second frame, with the digest and lengths that it takes."""
-
-    def change(found):
-        frame = found[1][0]
-        stored = make(found[1][1], lz4.frame.decompress(found[1][1]))
-        moved = len(stored) - frame.stored_bytes
-        digest = blake3(stored).digest()
-        found[1] = replace(frame, stored_bytes=len(stored), digest=digest), stored
-        for number, (later, data) in enumerate(found[2:], 2):
-            found[number] = replace(later, stored_start=later.stored_start + moved), data
-
-    return reframed(change)
-
-
-def second_row(**changes):
-    def change(found):
-        found[1] = replace(found[1][0], **changes), found[1][1]
-
-    return reframed(change)
-
-
-def lying(size_bytes):
-    def make(stored, data):
-        made = bytearray(stored)
-        struct.pack_into("<Q", made, 6, size_bytes)
-        made[14] = xxhash.xxh32(bytes(made[4:14])).intdigest() >> 8 & 0xFF
-        return bytes(made)
-
-    return second_frame(make)
-
-
-def packed(data):
-    return lz4.frame.compress(data, store_size=True)
+def block(number, length):
+    """Give a block another stored length."""
+    return put("blocks", number, 0, "<I", length)
 
 
 def damaged(change):
@@ -168,27 +123,22 @@ def damaged(change):
     return attack
 
 
-def flipped(stored, found):
-    stored[found[1].stored_start + 20] ^= 1
-    return stored
+def second_block(make):
+    """Store something else as the second file's block, with the length that it takes."""
+
+    def attack(good):
+        snapshot = good()
+        chunk = snapshot.opened()[1][1]
+        stored = make(lz4.block.decompress(snapshot.read(chunk), uncompressed_size=8 << 20))
+        stored = stored.ljust(chunk.stored_bytes, b"\0")
+        before, after = snapshot.stored[: chunk.start], snapshot.stored[chunk.stop :]
+        return replace(snapshot, stored=before + stored + after)
+
+    return attack
 
 
-def swapped(stored, found):
-    pieces = [stored[f.stored_start : f.stored_start + f.stored_bytes] for f in found]
-    return b"".join([pieces[1], pieces[0], *pieces[2:]])
-
-
-def swapped_rows(found):
-    return [found[1], found[0], *found[2:]]
-
-
-def same_twice(found):
-    """One frame's stored bytes serve for another as well."""
-    found[1] = replace(found[0][0], start=found[1][0].start), found[0][1]
-
-
-def fewer(found):
-    return found[:1]
+def packed(data):
+    return lz4.block.compress(data, store_size=False)
 
 
 ATTACKS = {
@@ -221,36 +171,28 @@ ATTACKS = {
     "another attribute that gives rights": with_attribute(b"trusted.overlay.opaque"),
     "an access list": with_attribute(b"system.posix_acl_access"),
     "an attribute with a zero in its name": with_attribute(b"user.a\0b"),
-    "all files with the same content": inode(b"0/b/c", 24, "<Q", 4000),
+    "all files with the same content": inode(b"0/b/c", 16, "<Q", 96),
     "a file of a petabyte": inode(b"0/a", 0, "<Q", 1 << 50),
-    "content behind the last frame": inode(b"0/b/c", 24, "<Q", 1 << 40),
+    "content behind the end": inode(b"0/b/c", 16, "<Q", 1 << 40),
     "more inodes than there are": counts(inodes=1 << 40),
     "more entries than there are": counts(entries=(1 << 63) - 1),
     "less than no text": counts(strings=-4),
     "a deletion above": lambda good: good(deleted=[b"../precious"]),
     "an absolute deletion": lambda good: good(deleted=[b"/precious"]),
     "a deletion of what is in it": lambda good: good(deleted=[b"0/a"]),
-    "a frame that says it is more": lying(1 << 40),
-    "a frame that says it is less": lying(100),
-    "a frame with more in it": second_frame(lambda stored, data: packed(data + b"x")),
-    "a frame with less in it": second_frame(lambda stored, data: packed(data[:-1])),
-    "a frame with very much in it": second_frame(lambda stored, data: packed(bytes(64 * MIB))),
-    "two frames for one": second_frame(lambda stored, data: packed(data[:9]) + packed(data[9:])),
-    "a frame and something": second_frame(lambda stored, data: stored + b"something"),
-    "half a frame": second_frame(lambda stored, data: stored[: len(stored) // 2]),
-    "no frame": second_frame(lambda stored, data: b"\0" * 99),
-    "overlapping frames": second_row(start=FRAME_BYTES // 2),
-    "a gap between frames": second_row(start=FRAME_BYTES * 2),
-    "overlapping frames in the store": second_row(stored_start=0),
-    "a frame of a gigabyte": second_row(size_bytes=1 << 30),
-    "a frame of nothing": second_row(size_bytes=0),
-    "a frame that stands for two": reframed(same_twice),
-    "frames in another order": reframed(swapped_rows),
-    "frames that are missing": reframed(fewer),
-    "a damaged frame": damaged(flipped),
-    "swapped frames": damaged(swapped),
-    "frames cut short": damaged(lambda stored, found: stored[: found[1].stored_start + 9]),
-    "no frames": damaged(lambda stored, found: b""),
+    "content in another file's": inode(b"0/a", 16, "<Q", 97),
+    "files in another order": inode(b"0/AA", 16, "<Q", 4000),
+    "a hole": block(1, 0),
+    "a block that is not compressed, and is": block(1, BLOCK_RAW | 100),
+    "a block longer than blocks are": block(1, BLOCK_BYTES + 1),
+    "a block longer than it is": block(1, 4000),
+    "a block shorter than it is": block(1, 10),
+    "a block with more in it": second_block(lambda data: packed(data + b"x")),
+    "a block with less in it": second_block(lambda data: packed(data[:-1])),
+    "a block with very much in it": second_block(lambda data: packed(bytes(64 * MIB))),
+    "no block": second_block(lambda data: b""),
+    "no blocks": damaged(lambda stored, found: b""),
+    "blocks cut short": damaged(lambda stored, found: stored[: found[1].start + 9]),
 }
 
 
@@ -324,7 +266,11 @@ def test_a_deletion_does_not_go_through_a_link(good, beside, look):
     assert look(beside / "precious") == before
 
 
-def test_frames_are_what_the_attacks_take_them_for(good):
-    first, second = good().opened()[1][:2]
-    assert first == Frame(0, first.size_bytes, 0, first.stored_bytes, first.digest)
-    assert second.start < FRAME_BYTES * 2
+def test_chunks_are_what_the_attacks_take_them_for(good):
+    chunks = good().opened()[1]
+    assert [[piece.path for piece in chunk.pieces] for chunk in chunks] == [
+        [b"0/AA"],
+        [b"0/a"],
+        [b"0/b/c"],
+    ]
+    assert list(chunks[1].lengths) == [chunks[1].stored_bytes] and chunks[0].start == 96

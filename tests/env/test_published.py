@@ -7,18 +7,21 @@ import shutil
 import pytest
 import trio
 
+from bootseer.core import image_manifest
 from bootseer.env.capture import capture, upload
 from bootseer.env.capture.upload import Provenance, publish_snapshot
 from bootseer.env.client.key import KeyPart
 from bootseer.env.client.scan import tree_digest
 from bootseer.env.restore.atomic import RestoreTarget, restore
 from bootseer.env.snapshot import manifest, repository
-from bootseer.env.snapshot.frame_source import FrameSource
+from bootseer.env.snapshot.chunk_source import ChunkSource
+from bootseer.env.snapshot.chunks import split
 from bootseer.errors import BootseerError, Conflict, NotFound, Transient, Unavailable
 from bootseer.store.api import base as store_base
 from bootseer.store.local.store import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import CHANGES, FlakyStore, HangingStore
+from bootseer.units import MIB
 
 STORY = Provenance((KeyPart("command", "make it"),), ("/target",), ("empty",), "user", "node", 1234)
 KEY = STORY.key
@@ -36,7 +39,7 @@ def made(folder):
     """What a command has made: enough for several parts, if these are small."""
     before = [capture.scan_before(str(folder))]
     for number in range(5):
-        (folder / f"lib/{number}").write_bytes(os.urandom(30_000))
+        (folder / f"lib/{number}").write_bytes(os.urandom(600_000))
     os.link(folder / "lib/1", folder / "again")
     (folder / "link").symlink_to("lib")
     (folder / "out").symlink_to("/etc")
@@ -46,7 +49,7 @@ def made(folder):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(repository, "PART_BYTES", 50_000)
+    monkeypatch.setattr(image_manifest, "PART_BYTES", MIB)
 
 
 async def store_it(store, made, tmp_path, **options):
@@ -60,12 +63,11 @@ async def check_whole(store, folder, look, to):
     except NotFound:
         return False
     index = await repository.read_index(store, found)
-    frames = await repository.read_frames(store, found)
     parent = os.open(to.parent, os.O_RDONLY)
     try:
-        async with FrameSource(store, found) as source:
+        async with ChunkSource(store, found) as source:
             await trio.to_thread.run_sync(
-                restore, index, frames, source.read, [RestoreTarget(parent, to.name)]
+                restore, index, split(index), source.read, [RestoreTarget(parent, to.name)]
             )
     finally:
         os.close(parent)
@@ -85,10 +87,12 @@ async def test_what_is_published_is_whole(made, folder, tmp_path, look):
     counted = []
     found = await store_it(store, made(), tmp_path, count=counted.append)
     assert await check_whole(store, folder, look, tmp_path / "restored")
-    assert sum(counted) >= found.content_bytes == 150_000
+    assert sum(counted) >= found.content_bytes == 3_000_000
     assert await captures(store) == [found.capture]
     names = [info.name for info in await store.list(repository.folder_of(KEY, found.capture))]
-    assert sum("frames-" in name for name in names) == 4
+    assert [name.rpartition("/")[2] for name in names] == ["index"]
+    parts = await store.list(f"images/{found.image}")
+    assert sum("part-" in info.name for info in parts) == 3
     assert (found.files, found.command_ms, found.outside) == (10, 1234, (b"0/out".hex(),))
     assert os.listdir(tmp_path) == ["made"]
 
@@ -259,8 +263,8 @@ async def test_no_folder_for_the_squashfs(made, tmp_path):
 
 
 async def test_a_part_that_cannot_be_stored_ends_it_soon(made, tmp_path):
-    failing = FlakyStore(MemoryStore(), lambda n, operation, name: "frames-0001" in name)
-    with pytest.raises(Transient, match="frames-0001"):
+    failing = FlakyStore(MemoryStore(), lambda n, operation, name: "part-0001" in name)
+    with pytest.raises(Transient, match="part-0001"):
         await store_it(failing, made(), tmp_path)
     assert not any("index" in name for _, name in failing.calls)
 
@@ -268,12 +272,12 @@ async def test_a_part_that_cannot_be_stored_ends_it_soon(made, tmp_path):
 async def test_a_part_that_cannot_be_stored_does_not_wait_for_another(made, tmp_path):
     class Hanging(FlakyStore):
         async def around(self, operation, name, call):
-            if operation == "commit" and "frames-0000" in name:
+            if operation == "commit" and "part-0000" in name:
                 await trio.sleep_forever()
             return await super().around(operation, name, call)
 
-    store = Hanging(MemoryStore(), lambda n, operation, name: "frames-0001" in name)
-    with trio.fail_after(10), pytest.raises(Transient, match="frames-0001"):
+    store = Hanging(MemoryStore(), lambda n, operation, name: "part-0001" in name)
+    with trio.fail_after(10), pytest.raises(Transient, match="part-0001"):
         await store_it(store, made(), tmp_path)
 
 
@@ -323,8 +327,6 @@ FIELDS = {
     "image": ["x", None],
     "image_bytes": [-1, "1", None],
     "index": ["0" * 64, "", None],
-    "frames": ["0" * 64, "", None],
-    "frames_bytes": [-1, None],
     "files": [-1, 0.5, None],
     "content_bytes": [-1, None],
     "outside": [["x"], None, [], ["00" * 5000]],
@@ -350,7 +352,7 @@ async def test_a_manifest_with_a_wrong_field_is_captured_anew(lab, target, field
         shutil.rmtree(target)
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [0, 3])
 async def test_a_manifest_of_another_version_stays(lab, target, version):
     """Who wrote it can use it: two that capture in turn help nobody."""
     key, document = await captured(lab, target)
@@ -360,8 +362,16 @@ async def test_a_manifest_of_another_version_stays(lab, target, version):
     before = lab.runs()
     done = await lab.run(SCRIPT.format(target), target)
     assert (done.status, lab.runs()) == (0, before + 1)
-    assert "only version 1" in done.text and "stored as" not in done.text
+    assert "only version 2" in done.text and "stored as" not in done.text
     assert await store_base.read_all(lab.store, name, 1 << 20) == content
+
+
+async def test_a_manifest_of_an_outdated_version_is_captured_anew(lab, target):
+    key, document = await captured(lab, target)
+    old = document | {"version": 1, "frames": "0" * 64, "frames_bytes": 9}
+    name = repository.manifest_object(key)
+    await store_base.publish(lab.store, name, json.dumps(old).encode())
+    await check_recaptured(lab, target)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (5 << 20)])

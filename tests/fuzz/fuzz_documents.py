@@ -108,7 +108,7 @@ def _snapshot():
     return manifest.Snapshot(
         key=key.key_of(parts()), parts=parts(), targets=("/venv", "/x/y"),
         bases=(manifest.EMPTY, DIGEST), capture="0123456789abcdef", digest=DIGEST, image=DIGEST,
-        image_bytes=4096, index=DIGEST, frames=DIGEST, frames_bytes=9, files=3, content_bytes=5,
+        image_bytes=4096, index=DIGEST, files=3, content_bytes=5,
         outside=("302f6c",), findings=(manifest.Finding("owner", "/venv/a", "somebody's"),),
         captured_ns=5, captured_by="user", node="node", command_ms=7,
     )  # fmt: skip

@@ -10,17 +10,17 @@ import struct
 import subprocess
 import tarfile
 import tempfile
+from array import array
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import lz4.frame
-import xxhash
-from blake3 import blake3
+import lz4.block
 from fuzz_base import DIGEST, Decoder, in_memory
 
 from bootseer import tar
-from bootseer.env.snapshot import frames
+from bootseer.core.tree_rows import BLOCK_BYTES
+from bootseer.env.snapshot.chunks import Chunk, content
 from bootseer.errors import BootseerError, Corrupt, Unavailable
 from bootseer.image.oci.blob import Blob, ByteStream, DecompressionBudget, Layer
 from bootseer.image.oci.manifest import open_image
@@ -28,33 +28,34 @@ from bootseer.image.optimize.relocation import relocate_directories, relocate_xa
 from bootseer.squashfs import superblock
 from bootseer.squashfs.codec import decompressor
 from bootseer.squashfs.reader import Squashfs
+from bootseer.squashfs.superblock import BLOCK_RAW
 from bootseer.units import MIB
 
-# Frames and compressed blocks.
+# Compressed blocks.
+
+_SIZES = struct.Struct("<III")
 
 
-def frame_seeds():
+def block_seeds():
+    """Two blocks: stored length of the first, lengths of both contents, and what is stored."""
     data = bytes(range(256)) * 300
-    options = {"block_size": lz4.frame.BLOCKSIZE_MAX256KB, "store_size": True}
+    packed = lz4.block.compress(data, store_size=False)
     return [
-        lz4.frame.compress(data, block_linked=False, **options),
-        lz4.frame.compress(data[:9], **options),
-        lz4.frame.compress(random.Random(3).randbytes(900), content_checksum=True, **options),
+        _SIZES.pack(len(packed), len(data), len(data)) + packed * 2,
+        _SIZES.pack(len(packed), len(data), 9) + packed + lz4.block.compress(b"x" * 9)[4:],
+        _SIZES.pack(BLOCK_RAW | 900, 900, len(data)) + random.Random(3).randbytes(900) + packed,
     ]
 
 
-def run_frame(data):
-    stored = bytearray(data)
-    if len(stored) > 14:  # flags, length, checksum of both
-        stored[14] = xxhash.xxh32(bytes(stored[4:14])).intdigest() >> 8 & 0xFF
-        size_bytes = struct.unpack_from("<Q", stored, 6)[0]
-    else:
-        size_bytes = 9
-    if size_bytes > 4 * MIB:  # the table of frames allows no more
-        size_bytes = 76_800
-    stored = bytes(stored)
-    frame = frames.Frame(0, size_bytes, 0, len(stored), blake3(stored).digest())
-    assert len(frames.content(frame, stored)) == size_bytes
+def run_blocks(data):
+    """Decompress two blocks of a snapshot's squashfs."""
+    first, *sizes = _SIZES.unpack(data[: _SIZES.size].ljust(_SIZES.size, b"\0"))
+    stored = data[_SIZES.size :]
+    sizes = [size % (BLOCK_BYTES + 1) for size in sizes]
+    second = max(0, len(stored) - (first & ~BLOCK_RAW)) % BLOCK_RAW
+    lengths = array("I", [first, second])
+    chunk = Chunk(0, len(stored), sum(sizes), [], lengths, array("I", sizes))
+    assert len(content(chunk, stored)) == sum(sizes)
 
 
 def _blocks():
@@ -275,7 +276,7 @@ def run_docker(data):
 
 
 IMAGES = [
-    Decoder("frame", frame_seeds, run_frame),
+    Decoder("blocks", block_seeds, run_blocks),
     Decoder("block", _blocks, run_block, (Corrupt, Unavailable)),
     Decoder("squashfs", squashfs_seeds, run_squashfs, (Corrupt, Unavailable)),
     Decoder("tar", tar_seeds, run_tar),

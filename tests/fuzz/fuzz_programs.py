@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fuzz_images import frame_seeds
+from fuzz_images import block_seeds
 from fuzz_tables import index_seeds
 
 ROOT = Path(__file__).parents[2]
@@ -97,12 +97,14 @@ def _steps() -> list[bytes]:
     ]
 
 
+TREE = ("c_ext/tree.c", "c_ext/tree_check.c", "c_ext/blocks.c")
+
 PROGRAMS = {
     program.name: program
     for program in (
-        Program("tree", ("c_ext/tree.c", "c_ext/tree_check.c"), _trees, libraries=("-llz4",)),
+        Program("tree", TREE, _trees, libraries=("-llz4",)),
         Program("unpack", ("c_ext/unpack.c", "c_ext/remove.c"), _steps),
-        Program("lz4frame", ("c_ext/lz4frame.c",), frame_seeds, libraries=("-llz4",)),
+        Program("blocks", ("c_ext/blocks.c",), block_seeds, libraries=("-llz4",)),
         Program(
             "options",
             ("spank/options.c",),
@@ -112,7 +114,7 @@ PROGRAMS = {
         ),
         Program(
             "fastpath",
-            ("c_ext/fastpath.c", "c_ext/tree.c", "c_ext/tree_check.c"),
+            ("c_ext/fastpath.c", *TREE),
             sanitizers=("-fsanitize=thread",),
             libraries=("-llz4", "-lpthread"),
             is_guided=False,

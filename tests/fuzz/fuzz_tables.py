@@ -18,8 +18,8 @@ from bootseer.core import image_manifest as image
 from bootseer.core import table
 from bootseer.core.tree_rows import BLOCK_BYTES
 from bootseer.env.client.scan import TreeNode
-from bootseer.env.snapshot import frames, index
-from bootseer.env.snapshot import tar_stream as env_archive
+from bootseer.env.snapshot import index
+from bootseer.env.snapshot.chunks import split
 from bootseer.errors import Corrupt
 from bootseer.fuse.fastpath import TreeTable
 from bootseer.image.hot import hotset, pack, trace
@@ -117,10 +117,6 @@ def _decode_stripe(data):
     return found
 
 
-def _frames():
-    return [frames.Frame(0, 900, 0, 100, bytes(32)), frames.Frame(900, 8 * MIB, 100, 70_000, b"")]
-
-
 TABLES = [
     table_decoder("trace", trace, 20, lambda: [t.encode() for t in _traces()],
                   lambda data: trace.decode(data, "trace")),
@@ -129,8 +125,6 @@ TABLES = [
     table_decoder("pack", pack, 4, lambda: [_pack().encode()], _decode_pack),
     table_decoder("image", image, 32, lambda: [image_manifest().encode()], _decode_image),
     table_decoder("stripe", stripe_manifest, 26, lambda: [_layout().encode()], _decode_stripe),
-    table_decoder("frames", frames, struct.calcsize("<QIQI32s"),
-                  lambda: [frames.encode(_frames())], lambda data: frames.decode(data, "frames")),
 ]  # fmt: skip
 
 
@@ -158,8 +152,8 @@ def index_seeds():
         b"1": FOLDER,
     }
     places = {
-        b"0/a": index.ContentPlace(96, (100, 0), 512),
-        b"0/b/c": index.ContentPlace(500, (3,), 300_000),
+        b"0/a": index.ContentPlace(96, (100, 20)),
+        b"0/b/c": index.ContentPlace(500, (3,)),
     }
     seeds = []
     for one, gone in ((tree, [b"0/x", b"0/y/z"]), ({b"": FOLDER}, [])):
@@ -176,7 +170,7 @@ def sealed_index(data: bytes) -> bytes:
     rest = data[_COUNTS.size :]
     header, at = {}, 0
     for name, count, unit in zip(
-        ("inodes", "entries", "blocks"), counts, (88, 12, 4), strict=False
+        ("inodes", "entries", "blocks"), counts, (80, 12, 4), strict=False
     ):
         header[name] = min(count, (len(rest) - at) // unit)
         at += header[name] * unit
@@ -208,7 +202,10 @@ def run_index(data):
     assert (again.tree, again.places) == (found.tree, found.places)
     assert again.deleted == tuple(sorted(found.deleted))
     if all(node.size_bytes < MIB for node in found.tree.values()):
-        env_archive.plan(found.tree)
+        chunks = split(found, MIB)
+        files = found.places.keys()
+        content_bytes = sum(found.tree[path].size_bytes for path in files)
+        assert sum(chunk.size_bytes for chunk in chunks) == content_bytes
 
 
 TABLES.append(Decoder("index", index_seeds, run_index))

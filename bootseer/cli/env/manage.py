@@ -216,7 +216,7 @@ def share(env: str, group: str, quiet: bool) -> None:
     async def work(store: Store) -> tuple[Snapshot, bool]:
         target = group_store(settings.load(), runner.caller(), group)
         snapshot = await repository.read_snapshot(store, await repository.resolve(store, env))
-        progress.total_bytes = snapshot.frames_bytes + snapshot.image_bytes
+        progress.total_bytes = snapshot.image_bytes
         return snapshot, await copy_snapshot(store, target, snapshot, progress.add)
 
     bar = "" if quiet else "share"

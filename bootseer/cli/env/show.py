@@ -69,7 +69,7 @@ def ls(user: str | None, group: str, as_json: bool) -> None:
             found.key[:KEY_CHARS],
             names,
             format_size(snapshot.content_bytes),
-            format_size(snapshot.frames_bytes + snapshot.image_bytes),
+            format_size(snapshot.image_bytes),
             format_age((now_ns - snapshot.captured_ns) / NS_PER_S),
             used,
             plain(" ".join(snapshot.targets)),
@@ -254,7 +254,7 @@ def _row(found: ListedSnapshot) -> dict[str, object]:
     return row | {
         "targets": list(snapshot.targets),
         "content_bytes": snapshot.content_bytes,
-        "stored_bytes": snapshot.frames_bytes + snapshot.image_bytes,
+        "stored_bytes": snapshot.image_bytes,
         "files": snapshot.files,
         "captured_ns": snapshot.captured_ns,
         "captured_by": snapshot.captured_by,
@@ -275,10 +275,8 @@ def _say_snapshot(snapshot: Snapshot, names: Sequence[str], url: str) -> None:
         "captured": f"{captured}, the command took {took}",
         "content": f"{format_size(snapshot.content_bytes)} in {snapshot.files:,} files, folders "
         f"and links; tree {snapshot.digest}",
-        "frames": f"{format_size(snapshot.frames_bytes)}, capture {snapshot.capture}, "
-        f"table {snapshot.frames}",
         "squashfs": f"{format_size(snapshot.image_bytes)}, image {snapshot.image}",
-        "index": snapshot.index,
+        "index": f"{snapshot.index}, capture {snapshot.capture}",
         "store": url,
     }
     for title, text in rows.items():

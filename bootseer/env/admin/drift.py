@@ -19,8 +19,8 @@ from bootseer.env.client.options import RunOptions
 from bootseer.env.client.scan import TreeNode
 from bootseer.env.restore.apply import Read
 from bootseer.env.snapshot import repository
-from bootseer.env.snapshot.frame_source import FrameSource
-from bootseer.env.snapshot.frames import Frame, content
+from bootseer.env.snapshot.chunk_source import ChunkSource
+from bootseer.env.snapshot.chunks import Chunk, content, split
 from bootseer.env.snapshot.group_store import find_snapshot
 from bootseer.env.snapshot.index import Index
 from bootseer.env.snapshot.manifest import Snapshot
@@ -138,28 +138,27 @@ async def _without_records(
     ]
     if not records:
         return list(deltas)
-    frames = await repository.read_frames(store, snapshot)
+    chunks = await trio.to_thread.run_sync(split, index)
 
     def compare(read: Read) -> set[bytes]:
         return {delta.path for delta in records if is_same(delta.path, read)}
 
     def is_same(path: bytes, read: Read) -> bool:
         now = b"".join(bytes(piece) for piece in made.read(path))
-        return _lines(_read_file(index, frames, read, path)) == _lines(now)
+        return _lines(_read_file(chunks, read, index.tree[path].same_as or path)) == _lines(now)
 
-    async with FrameSource(store, snapshot) as source:
+    async with ChunkSource(store, snapshot) as source:
         same = await trio.to_thread.run_sync(compare, source.read)
     return [delta for delta in deltas if delta.path not in same]
 
 
-def _read_file(index: Index, frames: Sequence[Frame], read: Read, path: bytes) -> bytes:
-    """Read a file out of the frames of a snapshot."""
-    start = index.places[index.tree[path].same_as or path].tar
-    stop = start + index.tree[path].size_bytes
+def _read_file(chunks: Sequence[Chunk], read: Read, path: bytes) -> bytes:
+    """Read a file from the chunks that have pieces of it."""
     return b"".join(
-        bytes(content(frame, read(frame))[max(start - frame.start, 0) : stop - frame.start])
-        for frame in frames
-        if frame.start < stop and start < frame.start + frame.size_bytes
+        bytes(content(chunk, read(chunk))[piece.start : piece.start + piece.size_bytes])
+        for chunk in chunks
+        for piece in chunk.pieces
+        if piece.path == path
     )
 
 

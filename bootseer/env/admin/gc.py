@@ -79,7 +79,7 @@ async def collect(
     Args:
         store: of the user.
         keep_days: days since the last use; 0 for ever.
-        quota_bytes: most that all environments may take up, frames and squashfs; 0 for any.
+        quota_bytes: most that all environments may take up; 0 for any.
         now_ns: nanoseconds since 1970.
         dry_run: only report what would be removed.
 
@@ -257,4 +257,4 @@ class _Collector:
 
 def _stored_bytes(found: ListedSnapshot) -> int:
     snapshot = found.snapshot
-    return snapshot.image_bytes + snapshot.frames_bytes if snapshot is not None else 0
+    return snapshot.image_bytes if snapshot is not None else 0

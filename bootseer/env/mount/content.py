@@ -66,7 +66,7 @@ class TreeContent:
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
     async def _read(self, asked: ReadRequest) -> bytes:
-        size_bytes, _, start, _, first, count, *_ = INODE.unpack_from(
+        size_bytes, _, start, first, count, *_ = INODE.unpack_from(
             self._rows.inodes, (asked.node - 1) * INODE.size
         )
         stop = min(size_bytes, asked.offset + asked.size_bytes)
@@ -86,8 +86,6 @@ class TreeContent:
         return bytes(content[skip : skip + stop - asked.offset])
 
     async def _stored(self, start: int, size_bytes: int, is_ahead: bool) -> memoryview:
-        if not size_bytes:
-            return memoryview(b"")  # a hole
         if not is_ahead:
             self.touched.note(start, start + size_bytes)
         return await self._blocks.read(start, size_bytes, is_urgent=not is_ahead)
@@ -118,8 +116,6 @@ class TreeContent:
         return sum(self._lengths[blocks.start : blocks.stop]) % BLOCK_RAW
 
     def _block(self, stored: bytes, length: int, size_bytes: int) -> bytes:
-        if not length:
-            return bytes(size_bytes)
         data = stored if length & BLOCK_RAW else self._decompress(stored, size_bytes)
         if len(data) != size_bytes:
             raise Corrupt("a block of a snapshot holds another amount than its index says")

@@ -1,8 +1,8 @@
-"""Make the tree of a snapshot from its index and frames, in several threads.
+"""Make the tree of a snapshot from its index and squashfs, in several threads.
 
-The content is covered by the frames' BLAKE3, which is checked before a frame is decompressed, and
-where it belongs by the index's checksum. The files' own SHA-256 is not taken again: it was when the
-stream was made, and 2.1 GB would take 2.0 s instead of 1.4 s on two processors.
+The content is covered by the BLAKE3 of the squashfs's blocks, which is checked before a chunk is
+decompressed, and its place by the index's checksum. The files' own SHA-256 is not computed again:
+it was when the squashfs was written, and 2.1 GB would take 2.0 s instead of 1.4 on two processors.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 from bootseer._io import ffi, lib
 from bootseer.env.restore.extract_plan import STEP_BYTES, ExtractBatch, ExtractPlan
-from bootseer.env.snapshot.frames import Frame, Stored, content
+from bootseer.env.snapshot.chunks import Chunk, Stored, content
 from bootseer.errors import BootseerError, Conflict, Denied, NoSpace, OverQuota, Unavailable
 
-Read: TypeAlias = Callable[[Frame], Stored]
+Read: TypeAlias = Callable[[Chunk], Stored]
 Count: TypeAlias = Callable[[int], None]
 Check: TypeAlias = Callable[[], None]
 
@@ -51,7 +51,7 @@ _MEANINGS: dict[int, tuple[type[BootseerError], str]] = {
 
 def unpack_content(
     steps: ExtractPlan,
-    frames: Sequence[Frame],
+    chunks: Sequence[Chunk],
     read: Read,
     folders: Sequence[int],
     threads: int,
@@ -64,12 +64,12 @@ def unpack_content(
 
     Args:
         steps: that make the tree.
-        frames: of its tar stream.
-        read: the stored bytes of a frame, checked here; called in several threads, and must come
-            back in time after a cancellation.
+        chunks: of its content.
+        read: returns the stored bytes of a chunk, which were compared with their digests; called in
+            several threads, and must return in time after a cancellation.
         folders: descriptors of empty folders that no other user can write to, one for each target.
-        threads: number of threads that read and unpack, each with one frame in memory.
-        count: called with numbers of bytes of the stream that were unpacked, in the calling thread.
+        threads: number of threads that read and unpack, each with one chunk in memory.
+        count: called with numbers of bytes of content that were unpacked, in the calling thread.
         check_cancelled: called several times a second in the calling thread; raises to cancel.
 
     Raises:
@@ -80,7 +80,7 @@ def unpack_content(
     """
     with _ground(steps, folders) as ground:
         carry_out(ground, steps.before)
-        _unpack_frames(ground, steps, frames, read, threads, count, check_cancelled)
+        _unpack_chunks(ground, steps, chunks, read, threads, count, check_cancelled)
         carry_out(ground, steps.after)
 
 
@@ -135,34 +135,33 @@ def _ground(steps: ExtractPlan, folders: Sequence[int]) -> Iterator[Any]:
     yield ffi.new("bs_ground *", (fds, len(folders), texts, len(steps.texts), not has_openat2))
 
 
-def _unpack_frames(
+def _unpack_chunks(
     ground: Any,
     steps: ExtractPlan,
-    frames: Sequence[Frame],
+    chunks: Sequence[Chunk],
     read: Read,
     threads: int,
     count: Count,
     check_cancelled: Check,
 ) -> None:
-    """Unpack all frames that have wanted content."""
-    pairs = list(zip(frames, steps.frames, strict=True))
+    """Unpack all chunks."""
+    pairs = list(zip(chunks, steps.chunks, strict=True))
     # Threads far from each other: two that write the same file wait for each other.
     run = max(1, -(-len(pairs) // threads))
     wanted = iter([pair for first in range(run) for pair in pairs[first::run]])
-    largest = max((frame.size_bytes for frame in frames), default=0)
+    largest = max((chunk.size_bytes for chunk in chunks), default=0)
     buffers: SimpleQueue[bytearray] = SimpleQueue()
     for _ in range(threads):
         buffers.put(bytearray(largest))
 
-    def unpack_frame(frame: Frame, batch: ExtractBatch) -> int:
-        if batch.steps:
-            buffer = buffers.get()
-            try:
-                with content(frame, read(frame), buffer) as data:
-                    carry_out(ground, batch, data)
-            finally:
-                buffers.put(buffer)
-        return frame.size_bytes
+    def unpack_chunk(chunk: Chunk, batch: ExtractBatch) -> int:
+        buffer = buffers.get()
+        try:
+            with content(chunk, read(chunk), buffer) as data:
+                carry_out(ground, batch, data)
+        finally:
+            buffers.put(buffer)
+        return chunk.size_bytes
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="unpack")
     waiting: set[Future[int]] = set()
@@ -170,7 +169,7 @@ def _unpack_frames(
         while True:
             # One more for each, so that none waits for this thread.
             while len(waiting) < 2 * threads and (pair := next(wanted, None)) is not None:
-                waiting.add(pool.submit(unpack_frame, *pair))
+                waiting.add(pool.submit(unpack_chunk, *pair))
             if not waiting:
                 break
             done, waiting = wait(waiting, _LOOK_S, FIRST_COMPLETED)

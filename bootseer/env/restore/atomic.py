@@ -19,7 +19,7 @@ from bootseer.env.client.scan import TreeNode
 from bootseer.env.client.temporary import note_use, temporary_name
 from bootseer.env.restore.apply import Check, Count, Read, explained, finish, unpack_content
 from bootseer.env.restore.extract_plan import children, plan
-from bootseer.env.snapshot.frames import Frame
+from bootseer.env.snapshot.chunks import Chunk
 from bootseer.env.snapshot.index import Index
 from bootseer.errors import Conflict, Corrupt, Denied, NoSpace
 from bootseer.posix import OPEN_FOLDER, status_at
@@ -65,7 +65,7 @@ class _Place:
 
 def restore(
     index: Index,
-    frames: Sequence[Frame],
+    chunks: Sequence[Chunk],
     read: Read,
     targets: Sequence[RestoreTarget],
     *,
@@ -82,7 +82,7 @@ def restore(
     then leaves some paths as they were.
 
     Args:
-        index, frames: of the snapshot.
+        index, chunks: of the snapshot.
         read, threads, count, check_cancelled: see `bootseer.env.restore.apply.unpack_content`.
         targets: for the folders 0, 1 and so on of the snapshot; nothing else is written to.
 
@@ -95,14 +95,14 @@ def restore(
     Cancellation: what was made is removed, but for the case above. Durability: none; a crash can
     leave a folder ``.NAME.bootseer-…``, see `bootseer.env.client.temporary`.
     """
-    steps = plan(index, frames)
+    steps = plan(index, chunks)
     if len(targets) != steps.folders:
         raise Corrupt(f"the snapshot has {steps.folders} folders, and not {len(targets)}")
     with ExitStack() as stack:
         places = [stack.enter_context(_made_place(target)) for target in targets]
         _check_space(index, places)
         made = [place.made for place in places]
-        unpack_content(steps, frames, read, made, threads, count, check_cancelled)
+        unpack_content(steps, chunks, read, made, threads, count, check_cancelled)
         for number, place in enumerate(places):
             if place.old is not None:
                 _merge(index, b"%d" % number, place.made, place.old, check_cancelled)

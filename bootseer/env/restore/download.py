@@ -11,7 +11,8 @@ import trio
 
 from bootseer.env.restore.atomic import RestoreTarget, restore
 from bootseer.env.snapshot import repository
-from bootseer.env.snapshot.frame_source import FrameSource
+from bootseer.env.snapshot.chunk_source import ChunkSource
+from bootseer.env.snapshot.chunks import split
 from bootseer.env.snapshot.manifest import Snapshot
 from bootseer.errors import Unavailable
 from bootseer.store.api.base import Store
@@ -41,8 +42,8 @@ async def unpack(
         BootseerError: it cannot be read or written.
     """
     index = await repository.read_index(store, snapshot)
-    frames = await repository.read_frames(store, snapshot)
-    async with FrameSource(store, snapshot) as source:
+    chunks = await trio.to_thread.run_sync(split, index)
+    async with ChunkSource(store, snapshot) as source:
 
         def check_cancelled() -> None:
             try:
@@ -54,7 +55,7 @@ async def unpack(
         await trio.to_thread.run_sync(
             partial(
                 restore,
-                *(index, frames, source.read, places),
+                *(index, chunks, source.read, places),
                 count=count,
                 check_cancelled=check_cancelled,
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bootseer._io import lib
 from bootseer.env.client.scan import TreeNode
-from bootseer.env.snapshot.frames import Frame
+from bootseer.env.snapshot.chunks import Chunk
 from bootseer.env.snapshot.index import Index
 from bootseer.errors import Corrupt
 from bootseer.units import NS_PER_S
@@ -45,8 +45,8 @@ class ExtractPlan:
     Attributes:
         texts: paths and other texts that steps refer to.
         folders: number of targets.
-        before: folders, and files whose content is in several frames.
-        frames: steps of each frame, in any order.
+        before: folders, and files whose content is in several chunks.
+        chunks: steps of each chunk, in any order.
         after: attributes of files, hard links and links.
         last: for each target, attributes, modes and times of its folders, the deepest first.
     """
@@ -54,26 +54,26 @@ class ExtractPlan:
     texts: bytes
     folders: int
     before: ExtractBatch
-    frames: tuple[ExtractBatch, ...]
+    chunks: tuple[ExtractBatch, ...]
     after: ExtractBatch
     last: tuple[ExtractBatch, ...]
 
 
-def plan(index: Index, frames: Sequence[Frame]) -> ExtractPlan:
-    """Plan how to make the tree of an index.
+def plan(index: Index, chunks: Sequence[Chunk]) -> ExtractPlan:
+    """Plan how to make the tree of an index from its chunks.
 
     Raises:
-        Corrupt: a file is not in the frames.
+        Corrupt: its targets are not called 0, 1 and so on.
     """
-    return _Planner(index, frames).plan()
+    return _Planner(index, chunks).plan()
 
 
 class _Planner:
     """Collects steps and their texts."""
 
-    def __init__(self, index: Index, frames: Sequence[Frame]) -> None:
+    def __init__(self, index: Index, chunks: Sequence[Chunk]) -> None:
         self._index = index
-        self._frames = frames
+        self._chunks = chunks
         self._texts = bytearray(b"\0.\0")
         self._at: dict[bytes, tuple[int, int]] = {}  # a path's text and folder
         self._values = bytearray()
@@ -97,7 +97,7 @@ class _Planner:
                 after.append(self._step(lib.BS_LINK, path, node, other=self._text(node.target)))
             elif node.same_as:
                 after.append(self._name(path, node))
-        in_frames = list(self._contents(before, after))
+        in_chunks = list(self._contents(before, after))
         for path in reversed(paths):
             if tree[path].kind == "folder":
                 last[self._at[path][1]] += self._dressed(path, tree[path])
@@ -106,52 +106,39 @@ class _Planner:
             texts=bytes(self._texts),
             folders=len(targets),
             before=ExtractBatch(b"".join(before)),
-            frames=tuple(ExtractBatch(steps) for steps in in_frames),
+            chunks=tuple(ExtractBatch(steps) for steps in in_chunks),
             # Before its other names: it is the same file.
             after=ExtractBatch(b"".join(after), values),
             last=tuple(ExtractBatch(b"".join(last[n]), values) for n in range(len(targets))),
         )
 
     def _contents(self, before: list[bytes], after: list[bytes]) -> Iterator[bytes]:
-        """Yield the steps of each frame; steps for whole files are added to the lists."""
-        tree, places = self._index.tree, self._index.places
-        size_bytes = self._frames[-1].start + self._frames[-1].size_bytes if self._frames else 0
+        """Yield the steps of each chunk; steps for whole files are added to the lists."""
+        tree = self._index.tree
         dressed: list[bytes] = []
-        waiting = []
-        for path, place in places.items():
+        for path in self._index.places:
             node = tree[path]
-            if node.size_bytes:
-                if place.tar + node.size_bytes > size_bytes:
-                    raise Corrupt(f"{path[:200]!a} is not in the snapshot's frames; it is not used")
-                waiting.append((place.tar, path, node))
-            elif node.xattrs:
+            if not node.size_bytes and node.xattrs:
                 before.append(self._step(lib.BS_BEGIN, path, node))
                 dressed += self._dressed(path, node)
-            else:
+            elif not node.size_bytes:
                 before.append(self._step(lib.BS_FILE, path, node))
-        waiting.sort(reverse=True)
-        for frame in self._frames:
-            stop = frame.start + frame.size_bytes
+        for chunk in self._chunks:
             found = []
-            while waiting and waiting[-1][0] < stop:
-                tar, path, node = waiting.pop()
-                is_begun = tar < frame.start
-                is_whole = not is_begun and tar + node.size_bytes <= stop and not node.xattrs
-                if not is_whole and not is_begun:
+            for piece in chunk.pieces:
+                path, node = piece.path, tree[piece.path]
+                is_whole = piece.size_bytes == node.size_bytes and not node.xattrs
+                if not is_whole and piece.offset == 0:
                     before.append(self._step(lib.BS_BEGIN, path, node))
                     dressed += self._dressed(path, node)
-                at = max(tar, frame.start)
                 found.append(
                     self._step(
                         *(lib.BS_FILE if is_whole else lib.BS_PART, path, node),
-                        start=at - frame.start,
-                        size_bytes=min(tar + node.size_bytes, stop) - at,
-                        offset=at - tar,
+                        start=piece.start,
+                        size_bytes=piece.size_bytes,
+                        offset=piece.offset,
                     )
                 )
-                if tar + node.size_bytes > stop:
-                    waiting.append((tar, path, node))
-                    break
             yield b"".join(found)
         after[:0] = dressed
 

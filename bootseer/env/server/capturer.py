@@ -177,8 +177,8 @@ class Capturer:
                 mksquashfs=context.mksquashfs,
             )
             report.bytes = snapshot.content_bytes
-            stored_bytes = snapshot.image_bytes + snapshot.frames_bytes
-            report.detail = f"{snapshot.files} files, {format_size(stored_bytes)} stored"
+            stored = format_size(snapshot.image_bytes)
+            report.detail = f"{snapshot.files} files, {stored} stored"
             return snapshot
 
     async def _report_failure(self, why: str) -> None:

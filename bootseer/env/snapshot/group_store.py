@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import trio
-from blake3 import blake3
 
 from bootseer.config import Config, User
 from bootseer.core.ranges import ByteRange, split
 from bootseer.env.client.scan import tree_digest
 from bootseer.env.snapshot import repository
-from bootseer.env.snapshot.frames import Frame
 from bootseer.env.snapshot.manifest import MAX_BYTES, Snapshot
 from bootseer.errors import (
     BootseerError,
@@ -147,16 +145,13 @@ async def copy_snapshot(
     index = await repository.read_index(from_store, snapshot)
     if tree_digest(index.tree) != snapshot.digest:
         raise Corrupt(f"{folder}/index in {from_store.url}: its tree is not the manifest's")
-    frames = await repository.read_frames(from_store, snapshot)
     for name in _COMMON:
         await _make_folder(to_store, name, _COMMON_MODE)
     for name in (repository.folder_of(key), folder, f"images/{snapshot.image}"):
         await _make_folder(to_store, name, _FOLDER_MODE)
     try:
-        await _copy_frames(from_store, to_store, snapshot, frames, count)
         await _copy_image(from_store, to_store, snapshot.image, count)
-        for name in (f"{folder}/index", f"{folder}/frames"):
-            await _copy_object(from_store, to_store, name)
+        await _copy_object(from_store, to_store, f"{folder}/index")
         manifest = repository.manifest_object(key)
         data = snapshot.encode()
         await publish(to_store, manifest, data, overwrite=is_damaged, mode=OBJECT_MODE)
@@ -168,17 +163,6 @@ async def copy_snapshot(
             await to_store.delete_tree(folder)
         raise
     return True
-
-
-async def _copy_frames(
-    source: Store, target: Store, snapshot: Snapshot, frames: Sequence[Frame], count: Count
-) -> None:
-    """Copy the objects that frames are stored in, and compare every frame with its digest."""
-    frames_check = _Frames(frames)
-    size_bytes = sum(frame.stored_bytes for frame in frames)
-    for number, part in enumerate(split(ByteRange(0, size_bytes), repository.PART_BYTES)):
-        name = repository.frames_object(snapshot.key, snapshot.capture, number)
-        await _copy_part(source, target, name, part, frames_check.check, count)
 
 
 async def _copy_image(source: Store, target: Store, digest: str, count: Count) -> None:
@@ -248,33 +232,6 @@ async def _make_folder(store: Store, name: str, mode: int) -> None:
     if found is not None and not found & stat.S_ISGID and found != mode:
         with suppress(Unavailable):
             await store.set_mode(name, mode)
-
-
-class _Frames:
-    """Compares frames with their digests, in a stream of pieces of any length."""
-
-    def __init__(self, frames: Sequence[Frame]) -> None:
-        self._frames = iter(frames)
-        self._next()
-
-    def check(self, start: int, data: bytes) -> bool:
-        """Take the next piece; returns whether the frames that end in it are correct."""
-        rest = memoryview(data)
-        while rest and self._frame is not None:
-            taken = rest[: self._left_bytes]
-            self._digest.update(taken)
-            self._left_bytes -= len(taken)
-            rest = rest[len(taken) :]
-            if not self._left_bytes:
-                if self._digest.digest() != self._frame.digest:
-                    return False
-                self._next()
-        return True
-
-    def _next(self) -> None:
-        self._frame = next(self._frames, None)
-        self._left_bytes = self._frame.stored_bytes if self._frame is not None else 0
-        self._digest = blake3()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The index of a snapshot: its tree, and the place of every file's content.
 
-Mounts and unpacked trees are made from the index; from squashfs and tar frames only the content of
-files is read. c_ext/tree.c reads the same rows; see docs/formats/env-index.md.
+Mounts and unpacked trees are made from the index; from the squashfs only the content of files is
+read. c_ext/tree.c reads the same rows; see docs/formats/env-index.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bootseer.squashfs.superblock import BLOCK_RAW
 from bootseer.units import KIB, MIB
 
 MAGIC = b"BSENVIDX"
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 512 * MIB
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
@@ -44,12 +44,10 @@ class ContentPlace(NamedTuple):
         start: offset of its blocks in the squashfs.
         blocks: stored lengths of the blocks, as squashfs has them; each holds `BLOCK_BYTES`, the
             last one the rest.
-        tar: offset in the tar stream.
     """
 
     start: int
     blocks: tuple[int, ...]
-    tar: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ def encode(
 
     for path, number in numbers.items():
         node = tree[path]
-        size_bytes, data, tar, first, count = node.size_bytes, 0, 0, 0, 0
+        size_bytes, data, first, count = node.size_bytes, 0, 0, 0
         if node.kind == "folder":
             first, count = len(entries), len(children[path])
             entries += [ENTRY.pack(keep(name), len(name), n) for name, n in children[path]]
@@ -117,13 +115,13 @@ def encode(
             size_bytes, data = len(node.target), keep(node.target)
         else:
             place = places[path]
-            first, count, data, tar = len(blocks), len(place.blocks), place.start, place.tar
+            first, count, data = len(blocks), len(place.blocks), place.start
             blocks += [BLOCK.pack(length) for length in place.blocks]
         xattrs = b"".join(XATTR.pack(len(k), len(v)) + k + v for k, v in node.xattrs)
         links = names[number] + (node.kind == "folder") + (not path)
         inodes.append(
             INODE.pack(
-                *(size_bytes, node.mtime_ns, data, tar, first, count),
+                *(size_bytes, node.mtime_ns, data, first, count),
                 *(_KINDS[node.kind] | node.mode, links),
                 *(keep(xattrs), len(xattrs), node.digest),
             )
@@ -235,7 +233,7 @@ class _Reader:
             raise Corrupt(f"{self._name}: some of its inodes are nowhere in its tree")
         nodes: list[TreeNode] = []
         places: dict[bytes, ContentPlace] = {}
-        block, tar = 0, 0
+        block, stop = 0, 0
         for number in range(len(self._inodes)):
             path = firsts[number]
             node = self._node(path, number)
@@ -243,9 +241,9 @@ class _Reader:
                 place = places[path] = self._place(path, number, block)
                 block += len(place.blocks)
                 if node.size_bytes:
-                    if place.tar < tar:  # little could become very much
+                    if place.start < stop:  # little could become very much
                         raise self.refuse(path, "has the content of another file in it")
-                    tar = place.tar + node.size_bytes
+                    stop = place.start + sum(length & ~BLOCK_RAW for length in place.blocks)
             nodes.append(node)
         if block != len(self._blocks):
             raise Corrupt(f"{self._name}: some of its blocks are no file's")
@@ -264,13 +262,13 @@ class _Reader:
         Folders come before the folders in them, and their entries in the same order. So there are
         no loops, and few entries cannot make many paths.
         """
-        if not self._inodes or not stat.S_ISDIR(self._inodes[0][6]):
+        if not self._inodes or not stat.S_ISDIR(self._inodes[0][5]):
             raise Corrupt(f"{self._name}: it has no root")
         numbers = {b"": 0}
         folders = {0: b""}
         entry, paths_bytes = 0, 0
         for number, row in enumerate(self._inodes):
-            if not stat.S_ISDIR(row[6]):
+            if not stat.S_ISDIR(row[5]):
                 continue
             folder = folders.pop(number, None)
             if folder is None:
@@ -283,18 +281,18 @@ class _Reader:
                 if paths_bytes > MAX_PATHS_BYTES:
                     raise self.refuse(path, "is one of too many long paths")
                 numbers[path] = child
-                if stat.S_ISDIR(self._inodes[child][6]):
+                if stat.S_ISDIR(self._inodes[child][5]):
                     if child <= number or child in folders:
                         raise self.refuse(path, "is a folder in two places, or out of order")
                     folders[child] = path
-            entry += row[5]
+            entry += row[4]
         if entry != len(self._entries):
             raise Corrupt(f"{self._name}: some of its entries are nowhere in its tree")
         return numbers
 
     def _listed(self, folder: bytes, number: int, first: int) -> Iterator[tuple[bytes, int]]:
         """List a folder; its entries have to begin with this one."""
-        found, count = self._inodes[number][4:6]
+        found, count = self._inodes[number][3:5]
         if found != first or count > len(self._entries) - first:
             raise self.refuse(folder, "has entries that are not there, or another folder's")
         before = b""
@@ -306,7 +304,7 @@ class _Reader:
             yield name, inode
 
     def _node(self, path: bytes, number: int) -> TreeNode:
-        size_bytes, mtime_ns, data, _, _, _, mode, _, xattrs, length, digest = self._inodes[number]
+        size_bytes, mtime_ns, data, _, _, mode, _, xattrs, length, digest = self._inodes[number]
         kind = _KIND_OF.get(stat.S_IFMT(mode))
         if kind is None:
             raise self.refuse(path, "is no file, folder or link")
@@ -350,17 +348,17 @@ class _Reader:
 
     def _place(self, path: bytes, number: int, block: int) -> ContentPlace:
         """Return the place of a file's content; its blocks have to begin with this one."""
-        size_bytes, _, start, tar, first, count, *_ = self._inodes[number]
-        if size_bytes > MAX_FILE_BYTES or max(start, tar) > MAX_FILE_BYTES:
+        size_bytes, _, start, first, count, *_ = self._inodes[number]
+        if max(size_bytes, start) > MAX_FILE_BYTES:
             raise self.refuse(path, "is unreasonably large")
         if count != -(-size_bytes // BLOCK_BYTES):
             raise self.refuse(path, "has another number of blocks than its length takes")
         if first != block or count > len(self._blocks) - first:
             raise self.refuse(path, "has blocks that are not there, or another file's")
         blocks = tuple(self._blocks[first : first + count])
-        if any(length & ~BLOCK_RAW > BLOCK_BYTES for length in blocks):
+        if any(not 0 < length & ~BLOCK_RAW <= BLOCK_BYTES for length in blocks):
             raise self.refuse(path, "has a block of impossible length")
-        return ContentPlace(start, blocks, tar)
+        return ContentPlace(start, blocks)
 
     def _string(self, path: bytes, at: int, length: int) -> bytes:
         if at + length > len(self.rows.strings):

@@ -13,7 +13,9 @@ from bootseer.env.client import key as env_key
 from bootseer.env.client.key import EMPTY, KeyPart
 from bootseer.errors import Corrupt, Unavailable
 
-VERSION = 1
+VERSION = 2
+_OUTDATED = 1
+"""With tar frames beside the squashfs; the next capture replaces it."""
 MAX_BYTES = 4 << 20
 MAX_TARGETS = 16
 MAX_FINDINGS = 1000
@@ -53,8 +55,6 @@ class Snapshot:
         image: digest of its squashfs, which is stored as an image.
         image_bytes: length of the squashfs.
         index: SHA-256 of its index.
-        frames: SHA-256 of the table of its tar frames.
-        frames_bytes: length of all frames.
         files: number of files, folders and links.
         content_bytes: of its files.
         outside: paths of links that lead out of their target, in hexadecimal digits.
@@ -74,8 +74,6 @@ class Snapshot:
     image: str
     image_bytes: int
     index: str
-    frames: str
-    frames_bytes: int
     files: int
     content_bytes: int
     outside: tuple[str, ...]
@@ -111,10 +109,10 @@ def decode(data: bytes, name: str, key: str) -> Snapshot:
         key: that it should have.
 
     Raises:
-        UnknownVersion: it is of another version.
-        Corrupt: it is damaged, or another snapshot's.
+        UnknownVersion: it is of a later version.
+        Corrupt: it is damaged, of an earlier version, or another snapshot's.
     """
-    fields = open_document(data, name, _FORMAT, VERSION)
+    fields = open_document(data, name, _FORMAT, VERSION, _OUTDATED)
     parts = env_key.from_document(fields.unread("parts"), name)
     snapshot = Snapshot(
         key=_digest(fields, "key", name),
@@ -126,8 +124,6 @@ def decode(data: bytes, name: str, key: str) -> Snapshot:
         image=_digest(fields, "image", name),
         image_bytes=fields.count("image_bytes"),
         index=_digest(fields, "index", name),
-        frames=_digest(fields, "frames", name),
-        frames_bytes=fields.count("frames_bytes"),
         files=fields.count("files"),
         content_bytes=fields.count("content_bytes"),
         outside=tuple(fields.texts("outside", MAX_OUTSIDE, 2 * 4096)),

@@ -2,8 +2,6 @@
 
 env/snapshots/KEY/manifest.json           see `manifest`; written last
 env/snapshots/KEY/CAPTURE/index           its tree, see `index`
-env/snapshots/KEY/CAPTURE/frames          the table of its tar frames
-env/snapshots/KEY/CAPTURE/frames-NNNN     the frames, concatenated
 env/used/KEY                              empty; its time is that of the last use
 env/figures.json                          see `restore_stats`
 env/names/NAME                            a name of a snapshot: its key
@@ -31,10 +29,8 @@ from bootseer.core import table
 from bootseer.core.tree_rows import TreeRows
 from bootseer.env.client import key as env_key
 from bootseer.env.client.key import KeyPart
-from bootseer.env.snapshot import frames as frame_table
 from bootseer.env.snapshot import index as tree_index
 from bootseer.env.snapshot import manifest
-from bootseer.env.snapshot.frames import Frame
 from bootseer.env.snapshot.index import Index
 from bootseer.env.snapshot.manifest import Snapshot, is_key
 from bootseer.env.snapshot.restore_stats import RestoreStats
@@ -43,9 +39,6 @@ from bootseer.image.library import catalog as images
 from bootseer.store.api.base import Store, publish, read_all
 from bootseer.units import MIB, NS_PER_S
 
-PART_BYTES = 64 * MIB
-"""Of the objects that frames are stored in."""
-_MAX_TABLE_BYTES = 64 * MIB
 _STATS = "env/figures.json"
 _MAX_STATS_BYTES = 4096
 _MAX_FIGURE_S = 1e6
@@ -86,11 +79,6 @@ def folder_of(key: str, capture: str = "") -> str:
     return f"{FOLDER}/{key}/{capture}" if capture else f"{FOLDER}/{key}"
 
 
-def frames_object(key: str, capture: str, index: int) -> str:
-    """Return the name of the object with a part of a snapshot's frames."""
-    return f"{folder_of(key, capture)}/frames-{index:04}"
-
-
 async def read_snapshot(store: Store, key: str) -> Snapshot:
     """Read the manifest of a snapshot.
 
@@ -126,19 +114,6 @@ async def read_rows(store: Store, snapshot: Snapshot) -> TreeRows:
     """
     name, data = await _index(store, snapshot)
     return tree_index.open_rows(data, name)
-
-
-async def read_frames(store: Store, snapshot: Snapshot) -> tuple[Frame, ...]:
-    """Read the table of a snapshot's tar frames.
-
-    Raises:
-        NotFound: it was removed.
-        Corrupt: it is damaged.
-    """
-    name = f"{folder_of(snapshot.key, snapshot.capture)}/frames"
-    return frame_table.decode(
-        await _read_table(store, name, _MAX_TABLE_BYTES, snapshot.frames), name
-    )
 
 
 async def note_use(store: Store, key: str) -> None:
@@ -368,11 +343,7 @@ async def _is_used(store: Store, image: str) -> bool:
 
 async def _index(store: Store, snapshot: Snapshot) -> tuple[str, bytes]:
     name = f"{folder_of(snapshot.key, snapshot.capture)}/index"
-    return name, await _read_table(store, name, tree_index.MAX_BYTES, snapshot.index)
-
-
-async def _read_table(store: Store, name: str, most_bytes: int, digest: str) -> bytes:
-    data = await read_all(store, name, most_bytes)
-    if table.digest_of(data).hex() != digest:
+    data = await read_all(store, name, tree_index.MAX_BYTES)
+    if table.digest_of(data).hex() != snapshot.index:
         raise Corrupt(f"{name} in {store.url} does not match the manifest: capture it again")
-    return data
+    return name, data

@@ -1,4 +1,4 @@
-"""The tar stream of a tree: its layout and its bytes.
+"""The tar stream of a tree, which mksquashfs reads.
 
 The headers suit all readers (GNU tar, bsdtar, Python, mksquashfs): ustar; a pax record for times,
 sizes and attributes that the header has no room for; and GNU's own members for names of over 100
@@ -9,9 +9,8 @@ a pax record. Times have all nine digits: GNU tar restores them exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from bootseer.env.client.scan import TreeNode
 from bootseer.errors import Conflict
@@ -30,44 +29,6 @@ _HEADER = b"%s%07o\x000000000\x000000000\x00%011o\x00%011o\x00%s%s%s%sustar\x000
 _CHECKSUM = slice(148, 156)
 _SPACES = b" " * 8
 _KINDS = {"file": b"0", "link": b"2", "folder": b"5"}
-
-
-class TarPlace(NamedTuple):
-    """Place of a path in the stream.
-
-    Attributes:
-        start: offset of its headers.
-        content: offset of its content, behind them.
-    """
-
-    start: int
-    content: int
-
-
-@dataclass(frozen=True, slots=True)
-class TarLayout:
-    """Layout of the stream of a tree.
-
-    Attributes:
-        places: by path, in the order of the stream.
-        size_bytes: length of the stream.
-    """
-
-    places: Mapping[bytes, TarPlace]
-    size_bytes: int
-
-
-def plan(tree: Mapping[bytes, TreeNode]) -> TarLayout:
-    """Lay out the stream: in the order of paths, without the empty one."""
-    places: dict[bytes, TarPlace] = {}
-    at = 0
-    for path in sorted(tree):
-        if path:
-            node = tree[path]
-            content = at + len(headers(path, node))
-            places[path] = TarPlace(at, content)
-            at = _padded(content + _content_bytes(node))
-    return TarLayout(places, at + len(_END))
 
 
 def stream(tree: Mapping[bytes, TreeNode], read: Read) -> Iterator[bytes | memoryview]:

@@ -11,7 +11,8 @@ from bootseer.core.tree_rows import BLOCK_BYTES
 from bootseer.env.client.scan import TreeNode, scan
 from bootseer.env.snapshot.index import ContentPlace, encode
 from bootseer.env.snapshot.squashfs import find_content
-from bootseer_dev.material import images
+from bootseer.env.snapshot.tar_stream import stream
+from bootseer.squashfs.writer import PackOptions, pack
 
 _TIMES = (1_700_000_000_123_456_789, -1, 0, 4_000_000_000_000_000_001, 1)
 
@@ -57,13 +58,15 @@ def disown(tree: Mapping[bytes, TreeNode]) -> dict[bytes, TreeNode]:
 
 
 def squash(folder: Path, image: Path) -> tuple[dict[bytes, TreeNode], bytes]:
-    """Write a squashfs of a folder; returns its tree, and its encoded index."""
-    images.squash(folder, image, "-comp", "lz4", "-no-fragments", "-b", str(BLOCK_BYTES))
+    """Write a squashfs of a folder as a capture does; returns its tree, and its encoded index."""
     tree = disown(scan(str(folder)))
+    with pack(image, PackOptions(BLOCK_BYTES, "lz4", is_linear=True), None) as packer:
+        for piece in stream(tree, lambda path: [(folder / os.fsdecode(path)).read_bytes()]):
+            packer.write(piece)
     content = find_content(image)
-    places, tar = {}, 0
-    for path, node in tree.items():
-        if node.kind == "file" and not node.same_as:
-            places[path] = ContentPlace(*content[path], tar)
-            tar += node.size_bytes + 512
+    places = {
+        path: ContentPlace(*content[path])
+        for path, node in tree.items()
+        if node.kind == "file" and not node.same_as
+    }
     return tree, encode(tree, places)

@@ -15,6 +15,7 @@ from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.material.wheels import write_index, write_wheel
 from packaging.requirements import Requirement
 
+from bootseer.core.tree_rows import BLOCK_BYTES
 from bootseer.env.admin import drift as drift_module
 from bootseer.env.admin import sandbox
 from bootseer.env.client.options import RunOptions
@@ -108,26 +109,22 @@ def test_lines_of_a_record_count_but_for_what_tells_of_a_run(says, call, install
     assert code == 1 and "1 changed" in output and "a-1.dist-info/RECORD" in output
 
 
-def test_a_file_is_read_out_of_the_frames_that_have_it(source, take):
-    snapshot = take(source, frame_bytes=1000)
-    index, frames = snapshot.opened()
+def test_a_file_is_read_from_the_chunks_that_have_it(source, take):
+    snapshot = take(source, chunk_bytes=1000)
+    _, chunks = snapshot.opened()
 
-    def read(frame):
-        run_options.append(frame)
-        return snapshot.read(frame)
+    def read(chunk):
+        asked.append(chunk)
+        return snapshot.read(chunk)
 
     for path, node in snapshot.tree.items():
         if node.kind == "file":
-            run_options = []
-            found = drift_module._read_file(index, frames, read, path)
+            asked = []
+            first = node.same_as or path
+            found = drift_module._read_file(chunks, read, first)
             assert found == (source / os.fsdecode(path)).read_bytes()
-            start = index.places[node.same_as or path].tar
-            assert run_options == [
-                frame
-                for frame in frames
-                if max(start, frame.start)
-                < min(start + node.size_bytes, frame.start + frame.size_bytes)
-            ]
+            assert asked == [c for c in chunks if any(p.path == first for p in c.pieces)]
+            assert len(asked) == -(-node.size_bytes // BLOCK_BYTES)
 
 
 def test_a_target_that_is_not_there_is_not_there_afterwards(says, call, installed):

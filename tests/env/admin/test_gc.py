@@ -38,7 +38,7 @@ def keys(collected, kind="environment"):
 
 
 def stored(*snapshots):
-    return sum(s.image_bytes + s.frames_bytes for s in snapshots)
+    return sum(s.image_bytes for s in snapshots)
 
 
 async def test_what_was_not_used_for_long_goes(installed, made):
@@ -101,7 +101,7 @@ async def test_leftovers_of_captures_go_after_a_day(installed):
     snapshot = await to_thread.run_sync(installed.run, "echo x >TARGET/x")
     store, other = installed.store, "f" * 64
     for key in (snapshot.key, other):
-        await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/frames-0000", b"12345")
+        await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/index", b"12345")
     now_ns = time.time_ns()
     assert (await collect(store, DAYS, 0, now_ns, False)).gone == []
     held = await key_lease.try_claim(store, other, "bob on n2")
@@ -128,13 +128,13 @@ async def test_of_several_captures_those_go_that_came_to_no_end(installed):
     store, folder = installed.store, repository.folder_of(snapshot.key)
     names = ("0" * 15 + "1", "0" * 15 + "2", "f" * 15 + "e", "f" * 16, "f" * 15, "other")
     for name in names:
-        await publish(store, f"{folder}/{name}/frames-0000", b"12345")
+        await publish(store, f"{folder}/{name}/index", b"12345")
     await publish(store, f"{folder}/{'0' * 16}", b"no folder")
     now_ns = time.time_ns()
     for path in (installed.root / folder).rglob("*"):
         os.utime(path, (0, 0))
     os.utime(installed.root / folder / names[0], ns=(0, now_ns - DAY_NS))
-    os.utime(installed.root / folder / names[2] / "frames-0000", ns=(0, now_ns - DAY_NS))
+    os.utime(installed.root / folder / names[2] / "index", ns=(0, now_ns - DAY_NS))
     found = await collect(store, DAYS, 0, now_ns, False)
     assert keys(found, "capture") == [f"{folder}/{names[1]}", f"{folder}/{names[3]}"]
     found = await collect(store, DAYS, 0, now_ns + 1, False)
@@ -173,7 +173,7 @@ async def test_claims_go_that_have_run_out_for_long(installed):
 
 async def test_a_capture_that_goes_on_keeps_what_it_has(installed):
     store, key = installed.store, "f" * 64
-    await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/frames-0000", b"12345")
+    await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/index", b"12345")
     for path in (installed.root / "env/snapshots").rglob("*"):
         os.utime(path, (0, 0))
     await key_lease.try_claim(store, key, "bob on n2")
@@ -214,7 +214,7 @@ async def test_what_cannot_be_judged_stays(installed):
     manifest = installed.root / repository.manifest_object(snapshot.key)
     whole = manifest.read_bytes()
     later_ns = time.time_ns() + 10 * DAY_NS
-    for data in (whole.replace(b'"version": 1', b'"version": 2', 1), whole[1:]):
+    for data in (whole.replace(b'"version": 2', b'"version": 3', 1), whole[1:]):
         manifest.write_bytes(data)
         found = await collect(installed.store, DAYS, 1, later_ns, False)
         assert found.gone == [] and found.problems

@@ -1,29 +1,28 @@
 """What a snapshot is stored in is compared with what it promises, file by file."""
 
-import hashlib
 import os
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from trio import to_thread
 
+from bootseer.core import image_manifest
 from bootseer.env.admin import verify as verify_module
 from bootseer.env.admin.verify import verify
-from bootseer.env.snapshot import frames, repository
-from bootseer.env.snapshot.frames import Frame
-from bootseer.env.snapshot.index import ContentPlace
+from bootseer.env.snapshot import repository
+from bootseer.env.snapshot.chunks import split
 from bootseer.image.library import catalog as images
 from bootseer.image.library.upload import UploadProgress
+from bootseer.units import KIB, MIB
 
-SIZES = (0, 1, 400, 512, 2500, 0, 1000, 3000, 7, 0)
+SIZES = (0, 1, 400, 512, 4_600_000, 0, 1000, 3000, 7, 0)
 
 
 @pytest.fixture
 def snapshot(installed, monkeypatch, tmp_path):
-    """A snapshot with several files in a frame, and files in several frames and parts."""
-    monkeypatch.setattr(frames, "cut", partial(frames.cut, frame_bytes=2000))
-    monkeypatch.setattr(repository, "PART_BYTES", 3000)
+    """A snapshot with several files in a chunk, a file in several chunks, and several parts."""
+    monkeypatch.setattr(verify_module, "split", partial(split, chunk_bytes=2000))
+    monkeypatch.setattr(image_manifest, "PART_BYTES", MIB)
     (tmp_path / "made").mkdir()
     for number, size_bytes in enumerate(SIZES):
         (tmp_path / f"made/{number}").write_bytes(os.urandom(size_bytes))
@@ -33,38 +32,32 @@ def snapshot(installed, monkeypatch, tmp_path):
 async def test_all_is_read_and_nothing_is_wrong(installed, snapshot):
     progress = UploadProgress()
     assert await verify(installed.store, snapshot.key, progress) == []
-    whole = snapshot.frames_bytes + snapshot.image_bytes
-    assert (progress.done_bytes, progress.total_bytes) == (whole, whole)
-
-
-async def test_a_damaged_frame_is_named_and_the_files_that_have_content_in_it(installed, snapshot):
     index = await repository.read_index(installed.store, snapshot)
-    table = await repository.read_frames(installed.store, snapshot)
-    assert len(table) > 5 and snapshot.frames_bytes > 2 * repository.PART_BYTES
-    for frame in table:
-        part, offset = divmod(frame.stored_start, repository.PART_BYTES)
-        name = repository.frames_object(snapshot.key, snapshot.capture, part)
-        installed.damage(name, offset)
+    total = snapshot.image_bytes + sum(chunk.stored_bytes for chunk in split(index))
+    assert (progress.done_bytes, progress.total_bytes) == (total, total)
+
+
+async def test_a_damaged_part_is_named_and_the_files_that_have_content_in_it(installed, snapshot):
+    index = await repository.read_index(installed.store, snapshot)
+    assert snapshot.image_bytes > 4 * MIB
+    for part in range(5):
+        name = images.part_object(snapshot.image, part)
+        installed.damage(name, 0)
         problems = await verify(installed.store, snapshot.key, UploadProgress())
-        installed.damage(name, offset)
-        assert problems[0].name == name and "is damaged" in problems[0].reason
-        assert [(found.name, found.reason) for found in problems[1:]] == [
-            (f"{installed.target}/{number}", "its content is damaged or missing")
-            for number, size_bytes in enumerate(SIZES)
-            for start in [index.places[b"0/%d" % number].tar]
-            if size_bytes and start < frame.start + frame.size_bytes
-            if start + size_bytes > frame.start
+        installed.damage(name, 0)
+        block = range(part * MIB, part * MIB + 64 * KIB)
+        lost = {
+            piece.path
+            for chunk in split(index, 2000)
+            if chunk.start < block.stop and chunk.stop > block.start
+            for piece in chunk.pieces
+        }
+        assert lost
+        assert [(found.name, found.reason) for found in problems[:-1]] == [
+            (f"{installed.target}/{path[2:].decode()}", "its content is damaged or missing")
+            for path in sorted(lost)
         ]
-
-
-def test_a_file_that_ends_where_a_damaged_frame_begins_is_whole():
-    data = os.urandom(1000)
-    tree = SimpleNamespace(size_bytes=500, digest=hashlib.sha256(data[500:]).digest())
-    index = SimpleNamespace(places={b"0/file": ContentPlace(0, (), 500)}, tree={b"0/file": tree})
-    files = verify_module._Files(SimpleNamespace(targets=("/target",)), index)
-    files.add(Frame(0, 1000, 0, 0, b""), memoryview(data))
-    files.add(Frame(1000, 1000, 0, 0, b""), None)
-    assert files.problems() == []
+        assert problems[-1].name == name and "damaged at byte" in problems[-1].reason
 
 
 async def test_an_image_without_a_manifest_is_named(installed, snapshot):
@@ -92,13 +85,10 @@ async def test_every_file_is_compared_with_its_digest(installed, snapshot, monke
     ]
 
 
-@pytest.mark.parametrize("table", ["index", "frames"])
-async def test_what_can_be_compared_is_compared_though_a_table_is_gone(installed, snapshot, table):
-    folder = repository.folder_of(snapshot.key, snapshot.capture)
-    await installed.store.delete(f"{folder}/{table}")
-    name = repository.frames_object(snapshot.key, snapshot.capture, 1)
-    await to_thread.run_sync(installed.damage, name)
-    found = [
-        problem.name for problem in await verify(installed.store, snapshot.key, UploadProgress())
-    ]
-    assert found == [f"{folder}/index", name] if table == "index" else [f"{folder}/frames"]
+async def test_the_squashfs_is_compared_though_the_index_is_gone(installed, snapshot):
+    index = f"{repository.folder_of(snapshot.key, snapshot.capture)}/index"
+    await installed.store.delete(index)
+    part = images.part_object(snapshot.image, 1)
+    await to_thread.run_sync(installed.damage, part)
+    problems = await verify(installed.store, snapshot.key, UploadProgress())
+    assert [problem.name for problem in problems] == [index, part]

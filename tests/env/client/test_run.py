@@ -512,8 +512,7 @@ async def test_the_process_that_has_the_store_is_killed(command_line, when):
         assert status == 0
         assert "the result is not stored" in said
         assert not any(command_line.scratch.iterdir())
-        listed = await repository.list_snapshots(command_line.store)
-        assert [found.snapshot for found in listed] == ([None] if hangs else [])
+        assert await repository.list_snapshots(command_line.store) == []
         subprocess.run(["rm", "-r", command_line.target], check=True)
         status, _, said = await command_line.run(script)
         assert (status, command_line.runs()) == (0, 2)
@@ -606,7 +605,7 @@ class Stuck(MemoryStore):
 
     @asynccontextmanager
     async def open(self, name, **options):
-        if self.is_stuck and "/frames-" in name:
+        if self.is_stuck and "/part-" in name:
             self.reached.set()
             await self.goes_on.wait()
         async with super().open(name, **options) as reader:

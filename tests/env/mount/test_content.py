@@ -2,6 +2,7 @@
 
 import errno
 import random
+from contextlib import suppress
 from itertools import accumulate
 
 import lz4.block
@@ -31,30 +32,32 @@ class Places:
 @pytest.mark.parametrize("first", [0, COUNT - 1])
 async def test_where_a_block_is_is_worked_out_once_for_a_file(first):
     draw = random.Random(3)
-    stored = [draw.choice([BLOCK_BYTES | BLOCK_RAW, 0]) for _ in range(COUNT)]
+    stored = [draw.choice([BLOCK_BYTES | BLOCK_RAW, 9]) for _ in range(COUNT)]
     starts = list(accumulate((length & ~BLOCK_RAW for length in stored), initial=START))
     table = bytearray(b"".join(map(BLOCK.pack, [7] * BEFORE + stored)))
     size_bytes = COUNT * BLOCK_BYTES
-    inode = INODE.pack(size_bytes, 0, START, 0, BEFORE, COUNT, 0o100644, 1, 0, 0, bytes(32))
+    inode = INODE.pack(size_bytes, 0, START, BEFORE, COUNT, 0o100644, 1, 0, 0, bytes(32))
     places = Places()
     view = TreeContent(TreeRows(inode, b"", table, b""), places, print)
-    await view.read(ReadRequest(1, 0, first * BLOCK_BYTES, 1, 0))
+    with suppress(OSError):  # no content has these lengths
+        await view.read(ReadRequest(1, 0, first * BLOCK_BYTES, 1, 0))
     for index in (63, 64, 200, COUNT - 2):
         far_before = slice(BLOCK.size * BEFORE, BLOCK.size * (BEFORE + index // 64 * 64))
         table[far_before] = bytes(len(table[far_before]))  # nobody looks at these again
         places.asked.clear()
-        await view.read(ReadRequest(1, 0, index * BLOCK_BYTES, BLOCK_BYTES + 1, 0))
-        wanted = (starts[index], starts[index + 2])
-        assert places.asked == ([wanted] if wanted[0] < wanted[1] else [])
+        with suppress(OSError):
+            await view.read(ReadRequest(1, 0, index * BLOCK_BYTES, BLOCK_BYTES + 1, 0))
+        assert places.asked == [(starts[index], starts[index + 2])]
 
 
 class Stored:
-    """A squashfs of four blocks of a file: as they are, a hole, compressed, and a short one."""
+    """A squashfs of four blocks of a file: as they are, two compressed, and a short one."""
 
     def __init__(self):
-        blocks = [random.randbytes(BLOCK_BYTES), b"", b"x" * BLOCK_BYTES, random.randbytes(1000)]
-        stored = [blocks[0], b"", lz4.block.compress(blocks[2], store_size=False), blocks[3]]
-        self.content = b"".join([blocks[0], bytes(BLOCK_BYTES), *blocks[2:]])
+        blocks = [random.randbytes(BLOCK_BYTES), bytes(BLOCK_BYTES), b"x" * BLOCK_BYTES]
+        packed = [lz4.block.compress(block, store_size=False) for block in blocks[1:]]
+        stored = [blocks[0], *packed, random.randbytes(1000)]
+        self.content = b"".join([*blocks, stored[3]])
         self.lengths = [
             len(data) | (BLOCK_RAW if number in (0, 3) else 0) for number, data in enumerate(stored)
         ]
@@ -72,7 +75,7 @@ class Stored:
         """Show it as the second of two files."""
         table = b"".join(map(BLOCK.pack, [7] * BEFORE + self.lengths))
         numbers = (BEFORE, len(self.lengths), 0o100644, 1, 0, 0)
-        inode = INODE.pack(len(self.content), 0, START, 0, *numbers, bytes(32))
+        inode = INODE.pack(len(self.content), 0, START, *numbers, bytes(32))
         return TreeContent(TreeRows(bytes(INODE.size) + inode, b"", table, b""), self, on_error)
 
 
@@ -95,7 +98,6 @@ async def test_who_reads_ahead_lets_others_go_first_and_is_not_recorded():
     stored = Stored()
     view = stored.view()
     await view.read(ReadRequest(2, 0, 0, 1, AHEAD))
-    await view.read(ReadRequest(2, 0, BLOCK_BYTES, 1, 0))  # a hole
     assert view.touched.touches() == []
     await view.read(ReadRequest(2, 0, 0, 1, 0))
     first = ByteRange(START, START + BLOCK_BYTES)

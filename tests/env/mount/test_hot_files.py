@@ -5,7 +5,7 @@ import pytest
 from bootseer.core.ranges import ByteRange
 from bootseer.env.client.scan import TreeNode
 from bootseer.env.mount.hot_files import hot_content
-from bootseer.env.snapshot import index, tar_stream
+from bootseer.env.snapshot import index
 from bootseer.env.snapshot.index import BLOCK_BYTES, ContentPlace
 from bootseer.image.hot.files import HotFile
 from bootseer.squashfs.superblock import BLOCK_RAW
@@ -16,13 +16,12 @@ END = 2 * BLOCK_BYTES + 7
 
 @pytest.fixture
 def files():
-    """Two files of three blocks each: of 10 and 20 bytes, and one that is a hole or has 5."""
+    """Two files of three blocks each, of 5 to 20 bytes."""
     node = TreeNode("file", 0o644, 0, 0, END, digest=bytes(32))
     tree = {b"": FOLDER, b"0": FOLDER, b"0/a": node, b"0/b": node}
-    layout = tar_stream.plan(tree)
     places = {
-        b"0/a": ContentPlace(100, (10, 0, 20 | BLOCK_RAW), layout.places[b"0/a"].content),
-        b"0/b": ContentPlace(200, (10, 5, 20), layout.places[b"0/b"].content),
+        b"0/a": ContentPlace(100, (10, 7, 20 | BLOCK_RAW)),
+        b"0/b": ContentPlace(200, (10, 5, 20)),
     }
     return index.decode(index.encode(tree, places), "index")
 
@@ -38,9 +37,9 @@ FIRST, SECOND, LAST = (
     ("hot", "found"),
     [
         ([], []),
-        ([ByteRange(0, 100), ByteRange(130, 200)], []),
+        ([ByteRange(0, 100), ByteRange(137, 200)], []),
         ([ByteRange(109, 110)], [HotFile(b"0/a", (FIRST,))]),
-        ([ByteRange(109, 111)], [HotFile(b"0/a", (FIRST, LAST))]),
+        ([ByteRange(109, 110), ByteRange(120, 121)], [HotFile(b"0/a", (FIRST, LAST))]),
         ([ByteRange(129, 130)], [HotFile(b"0/a", (LAST,))]),
         ([ByteRange(214, 215)], [HotFile(b"0/b", (SECOND,))]),
         (

@@ -360,15 +360,16 @@ def changed(snapshot, part, offset, layout, *values):
 
 
 HARM = {
-    "entries past the end": (0, 32, "<I", 1 << 31),
-    "so many entries that it wraps": (0, 32, "<II", 0xFFFFFFFF, 0xFFFFFFFF),
-    "an attribute past the end": (0, 48, "<II", 0xFFFFFFF0, 0xFF),
-    "a device": (0, 88 + 40, "<I", 0o020644),
-    "a root that is a file": (0, 40, "<I", 0o100644),
+    "entries past the end": (0, 24, "<I", 1 << 31),
+    "so many entries that it wraps": (0, 24, "<II", 0xFFFFFFFF, 0xFFFFFFFF),
+    "an attribute past the end": (0, 40, "<II", 0xFFFFFFF0, 0xFF),
+    "a device": (0, 80 + 32, "<I", 0o020644),
+    "a root that is a file": (0, 32, "<I", 0o100644),
     "a name past the end": (1, 0, "<I", 0xFFFFFFFF),
     "a name of no length": (1, 4, "<I", 0),
     "a name that is too long": (1, 4, "<I", 256),
     "an entry for nothing": (1, 8, "<I", 1 << 30),
+    "a hole": (2, 0, "<I", 0),
     "a block that is too long": (2, 0, "<I", (1 << 24) - 1),
 }
 

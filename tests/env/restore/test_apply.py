@@ -56,14 +56,14 @@ def part(tree, number=0):
     return {p: n._replace(same_as=n.same_as[len(root) + 1 :]) for p, n in found.items()}
 
 
-@pytest.mark.parametrize("frame_bytes", [1000, 65536, 8 << 20])
+@pytest.mark.parametrize("chunk_bytes", [1000, 65536, 8 << 20])
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_tree_comes_back(attributes, take, look, tmp_path, ways, frame_bytes, threads):
-    snapshot = take(attributes, frame_bytes=frame_bytes)
+def test_a_tree_comes_back(attributes, take, look, tmp_path, ways, chunk_bytes, threads):
+    snapshot = take(attributes, chunk_bytes=chunk_bytes)
     counted = []
     snapshot.restore(tmp_path / "new", threads=threads, count=counted.append)
     assert look(tmp_path / "new") == part(snapshot.tree)
-    assert sum(counted) == sum(frame.size_bytes for frame in snapshot.opened()[1])
+    assert sum(counted) == sum(chunk.size_bytes for chunk in snapshot.opened()[1])
     assert sorted(os.listdir(tmp_path)) == ["new", "source"]
 
 
@@ -121,10 +121,10 @@ def test_what_is_there_stays_where_folders_cannot_be_moved(source, take, look, u
 
 @pytest.mark.root
 def test_what_fails_leaves_nothing_where_folders_cannot_be_moved(source, take, users_overlay):
-    snapshot = take(source, frame_bytes=1000)
+    snapshot = take(source, chunk_bytes=1000)
     before = sorted(os.listdir(users_overlay))
 
-    def read(frame):
+    def read(chunk):
         raise Unavailable("the store is gone")
 
     with pytest.raises(Unavailable, match="gone"):
@@ -168,10 +168,10 @@ def trees(draw):
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(trees(), st.integers(1, 3000), st.integers(1, 3))
-def test_any_tree_comes_back(tmp_path_factory, written, look, drawn, frame_bytes, threads):
+def test_any_tree_comes_back(tmp_path_factory, written, look, drawn, chunk_bytes, threads):
     folder = tmp_path_factory.mktemp("any")
     tree, content = drawn
-    written(tree, content, frame_bytes=frame_bytes).restore(folder / "new", threads=threads)
+    written(tree, content, chunk_bytes=chunk_bytes).restore(folder / "new", threads=threads)
     assert look(folder / "new") == part(tree)
 
 
@@ -207,7 +207,7 @@ def test_paths_as_long_as_they_can_be(written, tmp_path, ways):
     path += b"/" + b"f" * (4094 - len(path))
     assert len(path) == 4095
     tree[path] = file(b"deep" * 1000)
-    written(tree, {path: b"deep" * 1000}, frame_bytes=900).restore(tmp_path / "new")
+    written(tree, {path: b"deep" * 1000}, chunk_bytes=900).restore(tmp_path / "new")
     fd = os.open(tmp_path / "new", os.O_RDONLY)
     try:
         found = os.stat(path[2:], dir_fd=fd)
@@ -224,7 +224,7 @@ def test_several_targets_and_a_file_in_two_of_them(written, look, tmp_path):
     }
     (tmp_path / "elsewhere").mkdir()
     first, second = tmp_path / "first", tmp_path / "elsewhere/second"
-    written(tree, data, frame_bytes=1000).restore(first, second)
+    written(tree, data, chunk_bytes=1000).restore(first, second)
     assert os.path.samefile(first / "a", second / "a")
     assert {**look(first), b"": FOLDER} == part(tree)
     assert look(second)[b"b/c"] == tree[b"1/b/c"]
@@ -256,21 +256,21 @@ def test_what_is_there_is_kept_replaced_or_deleted(
     if os.geteuid() != 0 and user == 0:
         pytest.skip("not root")
     deleted = [b"0/gone", b"0/gone file", b"0/never", b"0/never/was", b"0/to kept/inner/file"]
-    snapshot = take(attributes, frame_bytes=65536, deleted=sorted(deleted))
+    snapshot = take(attributes, chunk_bytes=65536, deleted=sorted(deleted))
     old = before_and_after(tmp_path, attributes)
     if user and os.geteuid() == 0:
         subprocess.run(["chown", "-hR", f"{user}:{user}", str(old)], check=True)
         (old / "kept").chmod(0o500)
     kept = {p: n for p, n in look(old).items() if p.startswith((b"kept", b"lib/deep/own", b"to"))}
     old.chmod(0o500)
-    index, frames = snapshot.opened()
+    index, chunks = snapshot.opened()
     parent = os.open(tmp_path, os.O_RDONLY)
     tmp_path.chmod(0o755)
     if os.geteuid() == 0 and user:
         os.seteuid(user)
     try:
         target = restore_module.RestoreTarget(parent, "old")
-        restore_module.restore(index, frames, snapshot.read, [target])
+        restore_module.restore(index, chunks, snapshot.read, [target])
     finally:
         if os.getuid() == 0:
             os.seteuid(0)
@@ -292,7 +292,7 @@ class Cancelled(Exception):
 
 
 def test_a_cancellation_leaves_nothing(source, take, tmp_path, threads_left):
-    snapshot = take(source, frame_bytes=1000)
+    snapshot = take(source, chunk_bytes=1000)
     counted = []
 
     def check():
@@ -307,13 +307,13 @@ def test_a_cancellation_leaves_nothing(source, take, tmp_path, threads_left):
 
 
 def test_a_cancellation_does_not_wait_for_all_that_is_to_be_read(source, take, tmp_path):
-    snapshot = take(source, frame_bytes=1000)
+    snapshot = take(source, chunk_bytes=1000)
     asked, go_on = [], threading.Event()
 
-    def read(frame):
-        asked.append(frame)
+    def read(chunk):
+        asked.append(chunk)
         go_on.wait()
-        return snapshot.read(frame)
+        return snapshot.read(chunk)
 
     def check():
         go_on.set()
@@ -327,15 +327,15 @@ def test_a_cancellation_does_not_wait_for_all_that_is_to_be_read(source, take, t
 
 @pytest.mark.parametrize("nonempty", [False, True])
 def test_what_cannot_be_read_leaves_nothing(source, take, look, tmp_path, nonempty, threads_left):
-    snapshot = take(source, frame_bytes=1000)
+    snapshot = take(source, chunk_bytes=1000)
     if nonempty:
         before_and_after(tmp_path, source)
     before = look(tmp_path)
 
-    def read(frame):
-        if frame.start > 300_000:
+    def read(chunk):
+        if chunk.start > 300_000:
             raise Unavailable("the store is gone")
-        return snapshot.read(frame)
+        return snapshot.read(chunk)
 
     with pytest.raises(Unavailable, match="gone"):
         snapshot.restore(tmp_path / "old", read=read)
@@ -343,12 +343,12 @@ def test_what_cannot_be_read_leaves_nothing(source, take, look, tmp_path, nonemp
     assert not threads_left()
 
 
-def test_a_bounded_number_of_frames_is_read_ahead(source, take, tmp_path):
-    snapshot = take(source, frame_bytes=1000)
+def test_a_bounded_number_of_chunks_is_read_ahead(source, take, tmp_path):
+    snapshot = take(source, chunk_bytes=1000)
     now, most = 0, 0
     lock = threading.Lock()
 
-    def read(frame):
+    def read(chunk):
         nonlocal now, most
         with lock:
             now += 1
@@ -356,7 +356,7 @@ def test_a_bounded_number_of_frames_is_read_ahead(source, take, tmp_path):
         time.sleep(0)
         with lock:
             now -= 1
-        return snapshot.read(frame)
+        return snapshot.read(chunk)
 
     snapshot.restore(tmp_path / "new", read=read, threads=3)
     assert most <= 3
@@ -380,18 +380,18 @@ def test_what_is_no_folder_is_left_alone(source, take, tmp_path, what):
 def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(
     source, take, look, tmp_path, ways, threads
 ):
-    snapshot = take(source, frame_bytes=1000)
+    snapshot = take(source, chunk_bytes=1000)
     outside = tmp_path / "outside"
     outside.mkdir()
     swapped = []
 
-    def read(frame):
-        if frame.start > 100_000 and not swapped:
+    def read(chunk):
+        if chunk.start > 100_000 and not swapped:
             swapped.append(True)
             [made] = tmp_path.glob(".new.bootseer-*")
             (made / "lib").rename(made / "was lib")
             (made / "lib").symlink_to(outside)
-        return snapshot.read(frame)
+        return snapshot.read(chunk)
 
     with pytest.raises(Conflict, match="meanwhile"):
         snapshot.restore(tmp_path / "new", read=read, threads=threads)
@@ -403,9 +403,9 @@ def test_a_target_that_is_filled_meanwhile_is_left_alone(source, take, tmp_path)
     snapshot = take(source)
     (tmp_path / "new").mkdir()
 
-    def read(frame):
+    def read(chunk):
         (tmp_path / "new/file").touch()
-        return snapshot.read(frame)
+        return snapshot.read(chunk)
 
     with pytest.raises(Conflict, match="try again"):
         snapshot.restore(tmp_path / "new", read=read)
@@ -437,27 +437,27 @@ def nobody(tmp_path):
 def test_a_folder_of_another_user_is_refused(source, take, tmp_path, target, request):
     snapshot = take(source)
     (tmp_path / "there").mkdir(mode=0o777)
-    index, frames = snapshot.opened()
+    index, chunks = snapshot.opened()
     targets = [restore_module.RestoreTarget(request.getfixturevalue("nobody"), target)]
     with pytest.raises(Denied, match=r"a folder of your own|permission denied"):
-        restore_module.restore(index, frames, snapshot.read, targets)
+        restore_module.restore(index, chunks, snapshot.read, targets)
     os.seteuid(0)
     assert sorted(os.listdir(tmp_path)) == ["source", "there"]
 
 
 @pytest.mark.root
 def test_an_ordinary_user_restores_what_no_one_may_write_to(attributes, take, look, tmp_path):
-    snapshot = take(attributes, frame_bytes=65536)
+    snapshot = take(attributes, chunk_bytes=65536)
     snapshot.tree[b"0"] = snapshot.tree[b"0"]._replace(mode=0o555)
     (tmp_path / "home/new").mkdir(parents=True)
     os.chown(tmp_path / "home", 65534, 65534)
     os.chown(tmp_path / "home/new", 65534, 65534)
-    index, frames = snapshot.opened()
+    index, chunks = snapshot.opened()
     parent = os.open(tmp_path / "home", os.O_RDONLY)
     os.seteuid(65534)
     try:
         target = restore_module.RestoreTarget(parent, "new")
-        restore_module.restore(index, frames, snapshot.read, [target])
+        restore_module.restore(index, chunks, snapshot.read, [target])
     finally:
         os.seteuid(0)
         os.close(parent)
@@ -469,24 +469,25 @@ def test_an_ordinary_user_restores_what_no_one_may_write_to(attributes, take, lo
 
 MOUNTED = """
 import os, pickle, sys
-from bootseer.env.snapshot import frames, index
+from bootseer.env.snapshot import index
+from bootseer.env.snapshot.chunks import split
 from bootseer.env.restore.atomic import RestoreTarget, restore
 from bootseer.errors import BootseerError
 folder, how = sys.argv[1], sys.argv[2]
 snapshot = pickle.load(open(sys.argv[3], "rb"))
 found = index.decode(snapshot["index"], "index", snapshot["outside"])
 stored = snapshot["stored"]
-def read(frame):
-    if how == "fill" and frame.start > 200_000 and not os.path.exists(folder + "/hog"):
+def read(chunk):
+    if how == "fill" and chunk.start > 200_000 and not os.path.exists(folder + "/hog"):
         with open(folder + "/hog", "wb", buffering=0) as hog:
             try:
                 while hog.write(bytes(4096)): pass
             except OSError: pass
-    return stored[frame.stored_start : frame.stored_start + frame.stored_bytes]
+    return stored[chunk.start : chunk.stop]
 parent = os.open(folder if how != "target" else os.path.dirname(folder), os.O_RDONLY)
 name = "new" if how != "target" else os.path.basename(folder)
 try:
-    restore(found, frames.decode(snapshot["table"], "frames"), read, [RestoreTarget(parent, name)])
+    restore(found, split(found, 20_000), read, [RestoreTarget(parent, name)])
 except BootseerError as error:
     print(type(error).__name__, error)
 print(sorted(os.listdir(folder)))
@@ -499,7 +500,7 @@ def mounted(options, how, snapshot, tmp_path):
 
     kept = tmp_path / "kept"
     kept.write_bytes(
-        pickle.dumps({k: getattr(snapshot, k) for k in ("index", "table", "stored", "outside")})
+        pickle.dumps({k: getattr(snapshot, k) for k in ("index", "stored", "outside")})
     )
     (tmp_path / "mount").mkdir()
     script = f'mount -t tmpfs -o {options} none "$1" && exec "$0" -Ic "$2" "$1" "$3" "$4"'
@@ -521,7 +522,7 @@ def mounted(options, how, snapshot, tmp_path):
     ],
 )
 def test_no_space(source, take, tmp_path, options, how, said):
-    printed = mounted(options, how, take(source, frame_bytes=20_000), tmp_path)
+    printed = mounted(options, how, take(source, chunk_bytes=20_000), tmp_path)
     assert printed.startswith(said)
     assert printed.endswith("['hog']\n" if how == "fill" else "[]\n")
 
@@ -546,7 +547,7 @@ def test_a_file_system_without_what_it_takes_is_named(written, tmp_path, monkeyp
     monkeypatch.setattr(unpack_module, "lib", Lacking())
     tree = {b"": FOLDER, b"0": FOLDER, b"0/a": file(b"")}
     with pytest.raises(Unavailable, match="lacks what the snapshot has"):
-        written(tree, {}).restore(tmp_path / "new")
+        written(tree, {b"0/a": b""}).restore(tmp_path / "new")
 
 
 class TestRemove:

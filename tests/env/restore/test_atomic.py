@@ -90,10 +90,10 @@ def test_a_folder_in_one_that_others_own_is_filled(snapshot, place):
 def test_what_is_being_restored_is_no_leftover(snapshot, tmp_path):
     """To another `env run` that has no lock."""
 
-    def read(frame):
+    def read(chunk):
         remove_leftovers(str(tmp_path / "new"))
         assert len(list(tmp_path.glob(".new.bootseer-*"))) == 1
-        return snapshot.read(frame)
+        return snapshot.read(chunk)
 
     put(snapshot, tmp_path / "new", read=read)
     assert (tmp_path / "new/first").read_bytes() == DATA
@@ -125,11 +125,11 @@ def test_what_there_is_room_for_is_told_before(snapshot, tmp_path, monkeypatch, 
 
 
 def test_a_folder_that_others_have_put_there_gets_no_name(snapshot, tmp_path):
-    def read(frame):
+    def read(chunk):
         [made] = tmp_path.glob(".new.bootseer-*")
         made.rename(tmp_path / "moved")
         made.mkdir()
-        return snapshot.read(frame)
+        return snapshot.read(chunk)
 
     with pytest.raises(Conflict, match="meanwhile"):
         put(snapshot, tmp_path / "new", read=read)

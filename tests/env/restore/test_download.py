@@ -1,4 +1,4 @@
-"""Frames of a snapshot as they are read out of a store, and places to unpack them to."""
+"""Read chunks of a snapshot from a store, and open the places to unpack them to."""
 
 import os
 
@@ -6,79 +6,95 @@ import pytest
 import trio
 from trio import to_thread
 
+from bootseer.core import image_manifest
 from bootseer.env.restore.download import opened_places, unpack
 from bootseer.env.snapshot import repository
-from bootseer.env.snapshot.frame_source import FrameSource
-from bootseer.errors import Unavailable
+from bootseer.env.snapshot.chunk_source import ChunkSource
+from bootseer.env.snapshot.chunks import Chunk, split
+from bootseer.errors import Corrupt, Unavailable
+from bootseer.image.library import catalog as images
 from bootseer.store.open_parts import OpenParts
 from bootseer.testing.fault_store import FlakyStore
+from bootseer.units import MIB
 
 
 class Hanging(FlakyStore):
-    """Never gives what frames are stored in."""
+    """Never gives a part of an image."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.reached = trio.Event()
 
     async def around(self, operation, name, call):
-        if operation == "open" and name.endswith("frames-0000"):
+        if operation == "open" and name.endswith("part-0000"):
             self.reached.set()
             await trio.sleep_forever()
         return await call()
 
 
 @pytest.fixture
-def snapshot(installed):
-    return installed.run("head -c 200000 /dev/urandom >TARGET/a")
+def snapshot(installed, monkeypatch):
+    """A snapshot whose squashfs is stored in four parts."""
+    monkeypatch.setattr(image_manifest, "PART_BYTES", MIB)
+    return installed.run("head -c 3200000 /dev/urandom >TARGET/a")
 
 
 @pytest.fixture
-def part(installed, snapshot):
-    return installed.root / repository.frames_object(snapshot.key, snapshot.capture, 0)
+def chunk(installed, snapshot):
+    [chunk] = split(trio.run(repository.read_index, installed.store, snapshot))
+    return chunk
 
 
-async def test_frames_are_read_as_they_are_stored_and_counted(
-    installed, snapshot, part, monkeypatch
-):
-    whole = part.read_bytes()
-    monkeypatch.setattr(repository, "PART_BYTES", len(whole) // 3)
-    for number in range(4):
-        name = repository.frames_object(snapshot.key, snapshot.capture, number)
-        start = number * repository.PART_BYTES
-        (installed.root / name).write_bytes(whole[start : start + repository.PART_BYTES])
-    [frame] = await repository.read_frames(installed.store, snapshot)
-    async with FrameSource(installed.store, snapshot) as source:
+def parts_of(installed, snapshot):
+    names = [images.part_object(snapshot.image, number) for number in range(4)]
+    return [installed.root / name for name in names]
+
+
+async def test_a_chunk_is_read_across_parts_and_counted(installed, snapshot, chunk):
+    whole = b"".join(part.read_bytes() for part in parts_of(installed, snapshot))
+    async with ChunkSource(installed.store, snapshot) as source:
         for times in (1, 2):
-            assert await to_thread.run_sync(source.read, frame) == whole
-            assert source.read_bytes == times * len(whole)
+            stored = await to_thread.run_sync(source.read, chunk)
+            assert stored == whole[chunk.start : chunk.stop]
+            assert times * len(stored) <= source.read_bytes <= times * len(whole)
 
 
-async def test_of_a_frame_that_is_cut_short_what_there_is_is_read(installed, snapshot, part):
-    [frame] = await repository.read_frames(installed.store, snapshot)
-    os.truncate(part, 1000)
-    async with FrameSource(installed.store, snapshot) as source:
-        assert await to_thread.run_sync(source.read, frame) == part.read_bytes()
-        assert source.read_bytes == 1000
+@pytest.mark.parametrize("number", range(4))
+async def test_damage_is_found(installed, snapshot, chunk, number):
+    installed.damage(images.part_object(snapshot.image, number), 200)
+    async with ChunkSource(installed.store, snapshot) as source:
+        with pytest.raises(Corrupt, match=f"part-000{number}.* is damaged"):
+            await to_thread.run_sync(source.read, chunk)
 
 
-async def test_after_a_stop_nothing_more_is_read(installed, snapshot):
-    [frame] = await repository.read_frames(installed.store, snapshot)
-    async with FrameSource(installed.store, snapshot) as source:
+async def test_a_part_that_is_cut_short_is_damaged(installed, snapshot, chunk):
+    os.truncate(parts_of(installed, snapshot)[1], 1000)
+    async with ChunkSource(installed.store, snapshot) as source:
+        with pytest.raises(Corrupt, match=r"part-0001.* is damaged"):
+            await to_thread.run_sync(source.read, chunk)
+
+
+async def test_a_chunk_behind_the_end_is_refused(installed, snapshot):
+    async with ChunkSource(installed.store, snapshot) as source:
+        with pytest.raises(Corrupt, match=f"ends at byte {snapshot.image_bytes}"):
+            await to_thread.run_sync(source.read, Chunk(snapshot.image_bytes - 1, stored_bytes=2))
+
+
+async def test_after_a_stop_nothing_more_is_read(installed, snapshot, chunk):
+    async with ChunkSource(installed.store, snapshot) as source:
         await to_thread.run_sync(source.stop)
         with pytest.raises(Unavailable, match="given up"):
-            await to_thread.run_sync(source.read, frame)
+            await to_thread.run_sync(source.read, chunk)
         assert source.read_bytes == 0
 
 
-async def test_a_stop_ends_reads_that_hang(installed, snapshot):
+async def test_a_stop_ends_reads_that_hang(installed, snapshot, chunk):
     async def read():
         with pytest.raises(Unavailable, match="given up"):
-            await to_thread.run_sync(source.read, frame)
+            await to_thread.run_sync(source.read, chunk)
 
-    [frame] = await repository.read_frames(installed.store, snapshot)
     store = Hanging(installed.store, None)
-    source = FrameSource(store, snapshot)
+    source = ChunkSource(store, snapshot)
     async with source, trio.open_nursery() as nursery:
         nursery.start_soon(read)
         await store.reached.wait()
@@ -95,7 +111,7 @@ async def test_who_is_cancelled_does_not_wait_for_a_store_that_hangs(installed, 
     assert not (tmp_path / "new").exists()
 
 
-async def test_what_is_open_is_closed_for_who_is_cancelled(installed, snapshot, monkeypatch):
+async def test_what_is_open_is_closed_for_who_is_cancelled(installed, snapshot, chunk, monkeypatch):
     """Even if that takes a while."""
 
     async def close(parts):
@@ -105,10 +121,9 @@ async def test_what_is_open_is_closed_for_who_is_cancelled(installed, snapshot, 
 
     closed, real = [], OpenParts.close
     monkeypatch.setattr(OpenParts, "close", close)
-    [frame] = await repository.read_frames(installed.store, snapshot)
     with trio.CancelScope() as scope:
-        async with FrameSource(installed.store, snapshot) as source:
-            await to_thread.run_sync(source.read, frame)
+        async with ChunkSource(installed.store, snapshot) as source:
+            await to_thread.run_sync(source.read, chunk)
             scope.cancel()
             await trio.sleep_forever()
     assert scope.cancelled_caught and closed
@@ -120,8 +135,8 @@ async def test_what_the_store_has_given_is_counted_when_it_is_unpacked(
     counted = []
     with opened_places([str(tmp_path / "new")]) as places:
         read_bytes = await unpack(installed.store, snapshot, places, counted.append)
-    assert read_bytes == snapshot.frames_bytes
-    assert sum(counted) > snapshot.content_bytes
+    assert snapshot.content_bytes < read_bytes <= snapshot.image_bytes
+    assert sum(counted) == snapshot.content_bytes
     assert (tmp_path / "new/a").read_bytes() == (installed.target / "a").read_bytes()
 
 

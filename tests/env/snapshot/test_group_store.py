@@ -3,7 +3,6 @@
 import grp
 import os
 import stat
-from functools import partial
 
 import pytest
 import trio
@@ -11,17 +10,19 @@ from trio import to_thread
 
 from bootseer import config
 from bootseer.config import User
+from bootseer.core import image_manifest
 from bootseer.env.admin.verify import verify
-from bootseer.env.snapshot import frames, group_store, repository
+from bootseer.env.snapshot import group_store, repository
 from bootseer.errors import ConfigError, Corrupt, Denied, NotFound
 from bootseer.image.library import catalog as images
 from bootseer.image.library.upload import UploadProgress
 from bootseer.store.local.store import LocalStore
 from bootseer.testing.fault_store import FlakyStore
+from bootseer.units import MIB
 
 MINE = grp.getgrgid(os.getegid()).gr_name
 OTHERS = next(g.gr_name for g in grp.getgrall() if g.gr_gid not in {os.getegid(), *os.getgroups()})
-MAKE = "head -c 200000 /dev/urandom >TARGET/a; echo x >TARGET/b"
+MAKE = "head -c 2200000 /dev/urandom >TARGET/a; echo x >TARGET/b"
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ async def test_a_copy_is_whole_and_the_groups(installed, snapshot, folder, targe
         assert os.umask(0o077) == 0o077
     finally:
         os.umask(mask)
-    assert counted.done_bytes == snapshot.frames_bytes + snapshot.image_bytes
+    assert counted.done_bytes == snapshot.image_bytes
     assert await verify(target, snapshot.key, UploadProgress()) == []
     about = await images.read_about(target, snapshot.image)
     assert about is not None and about == await images.read_about(installed.store, snapshot.image)
@@ -83,7 +84,7 @@ async def test_without_set_group_id_modes_are_set_too(installed, snapshot, folde
     assert stat.S_IMODE((folder / repository.folder_of(snapshot.key)).stat().st_mode) == 0o750
 
 
-@pytest.mark.parametrize("what", ["frames-0000", "index", "frames", "image"])
+@pytest.mark.parametrize("what", ["index", "image"])
 async def test_what_is_damaged_is_not_published(installed, snapshot, folder, target, what):
     name = f"{repository.folder_of(snapshot.key, snapshot.capture)}/{what}"
     installed.damage(images.part_object(snapshot.image, 0) if what == "image" else name)
@@ -168,13 +169,12 @@ async def test_a_snapshot_is_looked_for_in_all_stores(installed, snapshot, folde
         await group_store.find_snapshot([own, empty], snapshot.key)
 
 
-async def test_a_snapshot_of_many_files_and_frames_is_copied(installed, monkeypatch, target):
-    monkeypatch.setattr(frames, "cut", partial(frames.cut, frame_bytes=30_000))
-    monkeypatch.setattr(repository, "PART_BYTES", 50_000)
+async def test_a_snapshot_of_many_files_and_parts_is_copied(installed, monkeypatch, target):
+    monkeypatch.setattr(image_manifest, "PART_BYTES", MIB)
     snapshot = await to_thread.run_sync(installed.run, f"{MAKE}; touch $(seq -f TARGET/%g 400)")
     counted = UploadProgress()
     assert await group_store.copy_snapshot(installed.store, target, snapshot, counted.add)
-    assert counted.done_bytes == snapshot.frames_bytes + snapshot.image_bytes
+    assert counted.done_bytes == snapshot.image_bytes
     assert await verify(target, snapshot.key, UploadProgress()) == []
 
 
@@ -200,7 +200,7 @@ async def test_an_image_that_is_there_is_kept_and_counted(installed, snapshot, t
     await images.remove(target, snapshot.image)
     counted = UploadProgress()
     assert await group_store.copy_snapshot(installed.store, target, snapshot, counted.add)
-    assert counted.done_bytes == snapshot.frames_bytes + snapshot.image_bytes
+    assert counted.done_bytes == snapshot.image_bytes
     assert await images.list_removed(target, 0) == []
 
 

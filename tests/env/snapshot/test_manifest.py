@@ -9,13 +9,13 @@ from bootseer.env.client import key
 from bootseer.env.client.key import KeyPart
 from bootseer.env.snapshot import manifest
 from bootseer.env.snapshot.manifest import EMPTY, Finding, Snapshot, check, decode, shown_path
-from bootseer.errors import Corrupt, Unavailable
+from bootseer.errors import Corrupt, Unavailable, UnknownVersion
 
 PARTS = (KeyPart("command", "make it", "what is run"),)
 DIGEST = "0123456789abcdef" * 4
 GOOD = Snapshot(
     *(key.key_of(PARTS), PARTS, ("/env", "/x/y"), (EMPTY, DIGEST), DIGEST[:16], DIGEST, DIGEST),
-    *(4096, DIGEST, DIGEST, 9, 3, 5, ("302f6c",), (Finding("owner", "/env/a", "somebody's"),)),
+    *(4096, DIGEST, 3, 5, ("302f6c",), (Finding("owner", "/env/a", "somebody's"),)),
     *(5, "user", "node", 7),
 )
 
@@ -59,10 +59,18 @@ def test_what_is_refused(what):
         decoded(replace(GOOD, **REFUSED[what]))
 
 
-@pytest.mark.parametrize("field", ["capture", "digest", "image", "index", "frames"])
+@pytest.mark.parametrize("field", ["capture", "digest", "image", "index"])
 def test_digests_are_hexadecimal_digits(field):
     with pytest.raises(Corrupt, match=f"{field}.* is no digest"):
         decoded(replace(GOOD, **{field: getattr(GOOD, field)[1:] + "x"}))
+
+
+def test_an_outdated_version_may_be_replaced_and_a_later_one_not():
+    for version, kind, reason in ((1, Corrupt, "outdated"), (3, UnknownVersion, "only version 2")):
+        data = GOOD.encode().replace(b'"version": 2', b'"version": %d' % version, 1)
+        with pytest.raises(kind, match=f"^m: .*{reason}") as found:
+            decode(data, "m", GOOD.key)
+        assert type(found.value) is kind
 
 
 def test_one_of_another_key_is_refused():

@@ -265,7 +265,7 @@ def test_no_process_of_a_capture_can_be_looked_into(arena):
     finally:
         (arena.cluster.shared / "m-stop").write_text("")
         said, _ = tracer.communicate(timeout=60)
-    assert "-noappend" in said.rpartition("tried")[2], "the packer was seen"
+    assert "-mkfs-time" in said.rpartition("tried")[2], "the packer was seen"
     assert "INTO" not in said, said
 
 

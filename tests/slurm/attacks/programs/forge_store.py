@@ -11,13 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-import lz4.frame
 from blake3 import blake3
 
-from bootseer.core import image_manifest, table
+from bootseer.core import image_manifest
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.warm_plan import PlannedImage, WarmPlan, object_name
-from bootseer.env.snapshot import frames
 from bootseer.image.hot.hotset import HotRange, HotSet
 from bootseer.image.identity import identify, open_image
 from bootseer.image.library import catalog
@@ -114,21 +112,6 @@ def flip(pattern, seed, bits):
             body = bytes(data[:-32])
             data = body + hashlib.sha256(body).digest()
         path.write_bytes(data)
-
-
-def bomb():
-    """Frames that are right and grow 255 times, more than a table says, in the only snapshot."""
-    [path] = STORE.glob("env/snapshots/*/manifest.json")
-    document = json.loads(path.read_text())
-    folder = path.parent / document["capture"]
-    stored = lz4.frame.compress(bytes(3 << 30), content_checksum=True)
-    (folder / "frames-0000").write_bytes(stored)
-    size = min(frames.MAX_FRAME_BYTES, 255 * len(stored))
-    one = frames.Frame(0, size, 0, len(stored), blake3(stored).digest())
-    data = frames.encode([one])
-    (folder / "frames").write_bytes(data)
-    document |= {"frames": table.digest_of(data).hex(), "frames_bytes": len(stored)}
-    path.write_text(json.dumps(document) + "\n")
 
 
 def squashfs(kind, path):

@@ -18,6 +18,17 @@ def os_error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
+def check_result(result: int) -> int:
+    """Return what a function of ours in C does, which says errno as a negative number.
+
+    Raises:
+        OSError: it has failed.
+    """
+    if result < 0:
+        raise os_error(-result)
+    return result
+
+
 def status_at(name: str, folder: int) -> os.stat_result:
     """Describe what is directly in the folder open as `folder`, without following a link."""
     return os.stat(name, dir_fd=folder, follow_symlinks=False)

@@ -23,6 +23,7 @@ from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.core.tree_rows import TreeRows
 from bootseer.errors import Corrupt
 from bootseer.fuse.errors import errno_of
+from bootseer.posix import check_result, os_error
 
 _log = logging.getLogger(__name__)
 
@@ -76,8 +77,7 @@ class TreeTable:
         result = lib.bs_tree_open(given, out)
         if result == -errno.EINVAL:
             raise Corrupt("the index of a snapshot holds what no snapshot may; capture it again")
-        if result < 0:
-            raise OSError(-result, os.strerror(-result))
+        check_result(result)
         self.pointer = ffi.gc(out[0], lib.bs_tree_close)
 
 
@@ -123,7 +123,7 @@ class FastPath:
         if result < 0:
             for end in (self._session, session, self._misses, self._asked):
                 end.close()
-            raise OSError(-result, os.strerror(-result))
+            raise os_error(-result)
         self._self = out[0]
         if tree is None:
             self.session = session.detach()

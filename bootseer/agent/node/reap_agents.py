@@ -106,14 +106,12 @@ def _group(folder: JobFolder) -> str:
 
 
 def _unmount_below(path: str) -> None:
-    from bootseer.fuse.mountinfo import read_mounts  # imported only now: with ctypes it takes 8 ms
+    from bootseer.fuse.mountinfo import read_mounts  # only now: it takes 8 ms
 
     below = [m.mountpoint for m in read_mounts() if m.mountpoint.startswith(f"{path}/")]
     if not below:
         return
-    import ctypes
+    from bootseer._io import lib
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    mnt_force, mnt_detach = 1, 2  # by force: waiting processes get errors
     for point in sorted(below, reverse=True):
-        libc.umount2(os.fsencode(point), mnt_force | mnt_detach)
+        lib.bs_unmount(os.fsencode(point))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from bootseer.checkpoint.read.readahead_window import ReadaheadWindow
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound
 from bootseer.fuse.view import Kernel
+from bootseer.posix import os_error
 from bootseer.units import MIB
 
 _FIRST_WINDOW_BYTES = 8 * MIB
@@ -53,7 +53,7 @@ class FileReader:
         if node.has_name and node.entry is not None:
             return replace(node.entry, info=self._inodes.info(node))
         if node.opened.aside is None:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            raise os_error(errno.ESTALE)
         return node.opened.aside
 
     async def open(self, node: CheckpointInode) -> ReadState:

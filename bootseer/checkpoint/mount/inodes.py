@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import secrets
 import time
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from bootseer.checkpoint.mount.folder_locks import FolderLocks
 from bootseer.checkpoint.mount.open_file import OpenFile
 from bootseer.checkpoint.mount.pending_version import PendingVersion
 from bootseer.fuse.view import ROOT_INODE
+from bootseer.posix import os_error
 from bootseer.store.api.base import ObjectInfo
 from bootseer.store.api.name import is_component
 
@@ -88,7 +88,7 @@ class CheckpointInode:
         if self.pending is not None:
             return {b"user.bootseer.state": self.pending.state.encode()}
         if self.entry is None:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            raise os_error(errno.ESTALE)
         found = {b"user.bootseer.state": b"complete", b"user.bootseer.layout": b"plain"}
         if self.entry.problem is not None:
             found[b"user.bootseer.state"] = f"damaged: {self.entry.problem}".encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from bootseer.checkpoint.mount.file_reader import FileReader
 from bootseer.checkpoint.mount.inodes import CheckpointInode, InodeTable
 from bootseer.checkpoint.mount.publisher import Publisher
 from bootseer.errors import BootseerError, Conflict
+from bootseer.posix import os_error
 
 
 class NameChanges:
@@ -55,12 +55,12 @@ class NameChanges:
             OSError: ENOTEMPTY.
         """
         if self._inodes.pending_files(node.inode):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+            raise os_error(errno.ENOTEMPTY)
         await self._publisher.empty_folder(node)
         try:
             await self._namespace.remove_folder(self._inodes.path(node))
         except Conflict as error:
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY)) from error
+            raise os_error(errno.ENOTEMPTY) from error
 
     async def rename_folder(
         self, node: CheckpointInode, parent: int, name: str, over: CheckpointInode | None

@@ -32,6 +32,7 @@ from bootseer.fuse.view import (
     Kernel,
     OpenedFile,
 )
+from bootseer.posix import os_error
 from bootseer.store.api.name import is_component
 from bootseer.units import MIB
 
@@ -121,7 +122,7 @@ class CheckpointView:
                 if node is None or node.pending is None:
                     if entry is None:
                         self._inodes.remove_name(parent, text)
-                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                        raise os_error(errno.ENOENT)
                     node = self._inodes.inode_for(parent, text, entry)
             return self._attributes(node)
 
@@ -151,7 +152,7 @@ class CheckpointView:
     async def link_target(self, inode: int) -> bytes:
         """See `View.link_target`: there are none."""
         await trio.lowlevel.checkpoint()
-        raise _os_error(errno.EINVAL)
+        raise os_error(errno.EINVAL)
 
     def forget(self, inode: int) -> None:
         """See `View.forget`."""
@@ -163,7 +164,7 @@ class CheckpointView:
         async with self._using(parent):
             path = self._inodes.path_in(parent, text)
             if await self._inodes.lookup(parent, text) is not None:
-                raise _os_error(errno.EEXIST)
+                raise os_error(errno.EEXIST)
             await self._namespace.mkdir(path, mode & 0o1777)
             entry = await self._tree.stat(path)
         self._inodes.touch(parent)
@@ -175,7 +176,7 @@ class CheckpointView:
         async with self._using(parent):
             node = await self._named(parent, text)
             if node.is_folder:
-                raise _os_error(errno.EISDIR)
+                raise os_error(errno.EISDIR)
             async with node.lock:
                 if node.entry is not None:
                     await self._names.remove(node)
@@ -190,7 +191,7 @@ class CheckpointView:
         async with self._using(parent):
             node = await self._named(parent, text)
             if not node.is_folder:
-                raise _os_error(errno.ENOTDIR)
+                raise os_error(errno.ENOTDIR)
             await self._names.remove_folder(node)
             self._inodes.remove_name(parent, text)
             self._inodes.touch(parent)
@@ -206,9 +207,9 @@ class CheckpointView:
             if over is node:
                 return
             if over is not None and flags & RENAME_NOREPLACE:
-                raise _os_error(errno.EEXIST)
+                raise os_error(errno.EEXIST)
             if over is not None and over.is_folder != node.is_folder:
-                raise _os_error(errno.EISDIR if over.is_folder else errno.ENOTDIR)
+                raise os_error(errno.EISDIR if over.is_folder else errno.ENOTDIR)
             if node.is_folder:
                 await self._names.rename_folder(node, new_parent, new, over)
             else:
@@ -245,7 +246,7 @@ class CheckpointView:
                 if node.pending.is_lost:
                     assert node.pending.failed is not None
                     # A killed writer's: the kernel looks again for what has the name now.
-                    raise node.pending.failed.again() if node.has_name else _os_error(errno.ESTALE)
+                    raise node.pending.failed.again() if node.has_name else os_error(errno.ESTALE)
             elif handle.open_writers is not None:
                 self._reader.version(node)  # raises if it is gone
             else:
@@ -274,9 +275,9 @@ class CheckpointView:
                 handle = _Handle(node, open_writers)
             else:
                 if flags & os.O_EXCL:
-                    raise _os_error(errno.EEXIST)
+                    raise os_error(errno.EEXIST)
                 if node.is_folder:
-                    raise _os_error(errno.EISDIR)
+                    raise os_error(errno.EISDIR)
                 with self._inodes.locks.holding(node.inode):
                     handle = await self._open(node, flags, thread)
         opened = await self._register(handle)
@@ -333,7 +334,7 @@ class CheckpointView:
             writers = node.opened.writers
             if not node.has_name and not writers:
                 # It would be published under a name that may be another file's.
-                raise _os_error(errno.ESTALE)
+                raise os_error(errno.ESTALE)
             pending = await self.publisher.begin(node, is_empty=size_bytes == 0)
             try:
                 await pending.truncate(size_bytes)
@@ -358,7 +359,7 @@ class CheckpointView:
         node = self._inodes.by_inode[inode]
         now = self._attributes(node)
         if uid not in (None, now.uid) or gid not in (None, now.gid):
-            raise _os_error(errno.EPERM)
+            raise os_error(errno.EPERM)
         async with self._using(inode), node.lock:
             if node.pending is not None:
                 node.pending.set_attributes(None if mode is None else mode & 0o1777, mtime_ns)
@@ -388,7 +389,7 @@ class CheckpointView:
         await trio.lowlevel.checkpoint()
         found = self._inodes.by_inode[inode].extended().get(name)
         if found is None:
-            raise _os_error(errno.ENODATA)
+            raise os_error(errno.ENODATA)
         return found
 
     async def extended_names(self, inode: int) -> Sequence[bytes]:
@@ -399,22 +400,22 @@ class CheckpointView:
     async def _named(self, parent: int, name: str) -> CheckpointInode:
         node = await self._inodes.lookup(parent, name)
         if node is None:
-            raise _os_error(errno.ENOENT)
+            raise os_error(errno.ENOENT)
         return node
 
     def _check_change(self, parent: int, name: bytes) -> str:
         """Return a name as text, after checking that it may be changed."""
         self._check_writable()
         if not self._inodes.by_inode[parent].has_name:
-            raise _os_error(errno.ENOENT)
+            raise os_error(errno.ENOENT)
         text = _decode(name)
         if not is_component(text):
-            raise _os_error(errno.EINVAL)
+            raise os_error(errno.EINVAL)
         return text
 
     def _check_writable(self) -> None:
         if self._options.read_only:
-            raise _os_error(errno.EROFS)
+            raise os_error(errno.EROFS)
 
     def _check_mode(self, node: CheckpointInode, flags: int) -> None:
         """Refuse an open(2) that the mode forbids the owner; the store checks all others.
@@ -427,7 +428,7 @@ class CheckpointView:
         wanted = {os.O_RDONLY: 4, os.O_WRONLY: 2, os.O_RDWR: 6}[flags & os.O_ACCMODE]
         wanted |= 2 if flags & os.O_TRUNC else 0
         if shown.uid == self._owners.own[0] and wanted & ~(shown.mode >> 6):
-            raise _os_error(errno.EACCES)
+            raise os_error(errno.EACCES)
 
     # Answers
 
@@ -444,7 +445,7 @@ class CheckpointView:
         pending = node.pending
         if node.entry is None:
             if pending is None:
-                raise _os_error(errno.ESTALE)
+                raise os_error(errno.ESTALE)
             mode = pending.draft.mode
             uid, gid = self._owners.own
         else:
@@ -473,8 +474,4 @@ def _decode(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as error:
-        raise _os_error(errno.EILSEQ) from error
-
-
-def _os_error(code: int) -> OSError:
-    return OSError(code, os.strerror(code))
+        raise os_error(errno.EILSEQ) from error

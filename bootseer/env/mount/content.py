@@ -13,6 +13,7 @@ from bootseer.errors import BootseerError, Corrupt
 from bootseer.fuse.fastpath import FastPath, ReadRequest
 from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.touch_log import TouchLog
+from bootseer.posix import os_error
 from bootseer.squashfs.codec import LZ4, decompressor
 from bootseer.squashfs.superblock import BLOCK_RAW
 
@@ -63,7 +64,7 @@ class TreeContent:
             return await self._read(asked)
         except BootseerError as error:
             self._on_error(str(error))
-            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
+            raise os_error(errno.EIO) from error
 
     async def _read(self, asked: ReadRequest) -> bytes:
         size_bytes, _, start, first, count, *_ = INODE.unpack_from(

@@ -22,7 +22,7 @@ from bootseer.env.restore.extract_plan import children, plan
 from bootseer.env.snapshot.chunks import Chunk
 from bootseer.env.snapshot.index import Index
 from bootseer.errors import Conflict, Corrupt, Denied, NoSpace
-from bootseer.posix import OPEN_FOLDER, status_at
+from bootseer.posix import OPEN_FOLDER, check_result, os_error, status_at
 from bootseer.units import format_size
 
 _OPEN = OPEN_FOLDER | os.O_CLOEXEC
@@ -217,7 +217,7 @@ def _folder_in(target: RestoreTarget, above: int, old: int | None) -> _Place:
     status = os.fstat(made)
     if status.st_uid != os.geteuid() or os.listdir(made):
         os.close(made)
-        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+        raise os_error(errno.EEXIST)
     return _Place(target, above, name, made, old)
 
 
@@ -264,7 +264,7 @@ def _put(place: _Place) -> None:
     target = place.target
     with explained(os.fsencode(target.name)):
         if not os.path.samestat(status_at(place.name, place.above), os.fstat(place.made)):
-            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+            raise os_error(errno.EEXIST)
         os.rename(place.name, target.name, src_dir_fd=place.above, dst_dir_fd=target.parent)
 
 
@@ -324,9 +324,7 @@ def _delete(root: int, path: bytes) -> None:
 
 @contextmanager
 def _opened(root: int, path: bytes) -> Iterator[int]:
-    fd = lib.bs_open_folder(root, path, not lib.bs_has_openat2())
-    if fd < 0:
-        raise OSError(-fd, os.strerror(-fd))
+    fd = check_result(lib.bs_open_folder(root, path, not lib.bs_has_openat2()))
     try:
         yield fd
     finally:

@@ -13,6 +13,7 @@ from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, OpenedFile
 from bootseer.image.library.catalog import FILE_NAME
 from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.touch_log import TouchLog
+from bootseer.posix import os_error
 
 _NAME = FILE_NAME.encode()
 _FILE_INODE = ROOT_INODE + 1
@@ -32,8 +33,7 @@ class MissingImage:
         """Do nothing: the folder does not change."""
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
-        """Raise ENOENT: the folder is empty."""
-        raise _missing()
+        raise os_error(errno.ENOENT)
 
     async def attributes(self, inode: int) -> Attributes:
         """Return the attributes of the folder."""
@@ -44,16 +44,13 @@ class MissingImage:
         return []
 
     async def link_target(self, inode: int) -> bytes:
-        """Raise ENOENT: there are no links."""
-        raise _missing()
+        raise os_error(errno.ENOENT)
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
-        """Raise ENOENT: there are no files."""
-        raise _missing()
+        raise os_error(errno.ENOENT)
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes:
-        """Raise ENOENT: there are no files."""
-        raise _missing()
+        raise os_error(errno.ENOENT)
 
     async def close(self, handle: int) -> None:
         """Do nothing: there are no files."""
@@ -108,7 +105,7 @@ class ImageView:
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return the attributes of the file; there are no other names."""
         if parent != ROOT_INODE or name != _NAME:
-            raise _missing()
+            raise os_error(errno.ENOENT)
         return self._file
 
     async def attributes(self, inode: int) -> Attributes:
@@ -120,8 +117,7 @@ class ImageView:
         return [(_NAME, self._file)]
 
     async def link_target(self, inode: int) -> bytes:
-        """Raise EINVAL: there are no links."""
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        raise os_error(errno.EINVAL)
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
         """Open the file."""
@@ -142,7 +138,7 @@ class ImageView:
             return await self._blocks.read(offset, size_bytes, is_urgent=not is_ahead)
         except BootseerError as error:
             self._on_error(str(error))
-            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
+            raise os_error(errno.EIO) from error
 
     async def close(self, handle: int) -> None:
         """Release a handle."""
@@ -150,7 +146,3 @@ class ImageView:
 
     def forget(self, inode: int) -> None:
         """Do nothing: folder and file keep their numbers."""
-
-
-def _missing() -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, TypedDict, TypeVar, runtime_checkable
 
 from bootseer.errors import Conflict, Corrupt
 from bootseer.store.api.name import TEMPORARY_PREFIX, problem_of
 
 Data: TypeAlias = bytes | bytearray | memoryview
+Mode = TypeVar("Mode", bound=int | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,20 @@ class Appender(Protocol):
             Closed: as for `write`.
         """
         ...
+
+
+class AppendOptions(TypedDict, total=False):
+    """The options of `Store.append`, for stores that hand them on."""
+
+    mode: int | None
+    replication: int | None
+    block_bytes: int | None
+
+
+class CreateOptions(AppendOptions, total=False):
+    """The options of `Store.create`."""
+
+    overwrite: bool
 
 
 class Store(Protocol):
@@ -478,12 +493,12 @@ def readable_bytes(offset: int, size: int, size_bytes: int) -> int:
     return max(0, min(size, size_bytes - offset))
 
 
-def check_mode(mode: int) -> int:
-    """Return what can be the mode of an object: permission bits and the sticky one.
+def check_mode(mode: Mode) -> Mode:
+    """Return what can be the mode of an object: permission bits and the sticky one; None for none.
 
     Raises:
         ValueError: it is anything else.
     """
-    if not 0 <= mode <= 0o1777:
+    if mode is not None and not 0 <= mode <= 0o1777:
         raise ValueError(f"{mode:#o} is not a mode between 0 and 0o1777")
     return mode

@@ -145,8 +145,7 @@ class ArrowStore:
         block_bytes: int | None = None,
     ) -> AsyncIterator[Writer]:
         parts = check_name(name)
-        if mode is not None:
-            check_mode(mode)
+        check_mode(mode)
         lease = Lease(self._threads)
 
         def work() -> TemporaryObject:
@@ -167,14 +166,7 @@ class ArrowStore:
             await lease.end()
 
     @asynccontextmanager
-    async def append(
-        self,
-        name: str,
-        *,
-        mode: int | None = None,
-        replication: int | None = None,
-        block_bytes: int | None = None,
-    ) -> AsyncIterator[Appender]:
+    async def append(self, name: str, **options: object) -> AsyncIterator[Appender]:
         check_name(name)
         await trio.lowlevel.checkpoint()
         raise Unavailable(f"cannot append to {name!r}: objects of {self.url} are written whole")
@@ -215,8 +207,7 @@ class ArrowStore:
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
         parts = check_name(name)
-        if mode is not None:
-            check_mode(mode)
+        check_mode(mode)
         await self._run("make folder", name, partial(self._bucket.make_folder, parts))
 
     async def set_mode(self, name: str, mode: int) -> None:

@@ -282,7 +282,7 @@ class HdfsStore:
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
         path = self._path(check_name(name))
-        mode = None if mode is None else check_mode(mode)
+        check_mode(mode)
 
         def work() -> None:
             if mode is None:
@@ -376,10 +376,8 @@ class HdfsStore:
     def _write_options(
         self, mode: int | None, replication: int | None, block_bytes: int | None
     ) -> WriteOptions:
-        if mode is None:
-            mode = 0o600 if self._private else None
-        else:
-            check_mode(mode)
+        if check_mode(mode) is None and self._private:
+            mode = 0o600
         return WriteOptions(
             replication=replication,
             block_size=block_bytes,

@@ -145,7 +145,7 @@ class LocalStore:
         block_bytes: int | None = None,
     ) -> AsyncIterator[Writer]:
         parts = check_name(name)
-        mode = None if mode is None else check_mode(mode)
+        check_mode(mode)
         lease = Lease(self._threads)
 
         def work() -> TemporaryFile:
@@ -178,7 +178,7 @@ class LocalStore:
         block_bytes: int | None = None,
     ) -> AsyncIterator[Appender]:
         parts = check_name(name)
-        mode = None if mode is None else check_mode(mode)
+        check_mode(mode)
         lease = Lease(self._threads)
 
         def work() -> int:
@@ -218,7 +218,7 @@ class LocalStore:
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
         parts = check_name(name)
-        mode = None if mode is None else check_mode(mode)
+        check_mode(mode)
         await self._run("make folder", name, partial(self._tree.make_folder, parts, mode))
 
     async def set_mode(self, name: str, mode: int) -> None:

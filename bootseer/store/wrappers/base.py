@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bootseer.errors import Unavailable
 from bootseer.store.api.base import (
     Appender,
+    AppendOptions,
     BlockLocation,
     Capabilities,
+    CreateOptions,
     Data,
     FolderListing,
     ObjectInfo,
@@ -22,6 +24,9 @@ from bootseer.store.api.base import (
     StoreSpace,
     Writer,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 
@@ -71,46 +76,17 @@ class WrappedStore(ABC):
             yield _WrappedReader(self, reader)
 
     @asynccontextmanager
-    async def create(
-        self,
-        name: str,
-        *,
-        overwrite: bool = True,
-        mode: int | None = None,
-        replication: int | None = None,
-        block_bytes: int | None = None,
-    ) -> AsyncIterator[Writer]:
-        def create() -> AbstractAsyncContextManager[Writer]:
-            return self._inner.create(
-                name,
-                overwrite=overwrite,
-                mode=mode,
-                replication=replication,
-                block_bytes=block_bytes,
-            )
-
+    async def create(self, name: str, **options: Unpack[CreateOptions]) -> AsyncIterator[Writer]:
         async with AsyncExitStack() as block:
-            writer = await self.around("create", name, lambda: block.enter_async_context(create()))
+            made = partial(self._inner.create, name, **options)
+            writer = await self.around("create", name, lambda: block.enter_async_context(made()))
             yield _WrappedWriter(self, name, writer)
 
     @asynccontextmanager
-    async def append(
-        self,
-        name: str,
-        *,
-        mode: int | None = None,
-        replication: int | None = None,
-        block_bytes: int | None = None,
-    ) -> AsyncIterator[Appender]:
-        def append() -> AbstractAsyncContextManager[Appender]:
-            return self._inner.append(
-                name, mode=mode, replication=replication, block_bytes=block_bytes
-            )
-
+    async def append(self, name: str, **options: Unpack[AppendOptions]) -> AsyncIterator[Appender]:
         async with AsyncExitStack() as block:
-            appender = await self.around(
-                "append", name, lambda: block.enter_async_context(append())
-            )
+            made = partial(self._inner.append, name, **options)
+            appender = await self.around("append", name, lambda: block.enter_async_context(made()))
             yield _WrappedAppender(self, name, appender)
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:

@@ -12,16 +12,27 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bootseer.errors import NotFound, Transient
-from bootseer.store.api.base import Appender, ObjectInfo, Reader, Store, Writer
+from bootseer.store.api.base import (
+    Appender,
+    AppendOptions,
+    CreateOptions,
+    ObjectInfo,
+    Reader,
+    Store,
+    Writer,
+)
 from bootseer.store.api.name import check_rename
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.store.wrappers.base import WrappedStore
 from bootseer.store.wrappers.reopen import ReopeningReader
 from bootseer.store.wrappers.replay import ReplayingWriter
 from bootseer.units import MIB
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 
@@ -72,26 +83,11 @@ class RetryStore(WrappedStore):
             await reader.end()
 
     @asynccontextmanager
-    async def create(
-        self,
-        name: str,
-        *,
-        overwrite: bool = True,
-        mode: int | None = None,
-        replication: int | None = None,
-        block_bytes: int | None = None,
-    ) -> AsyncIterator[Writer]:
+    async def create(self, name: str, **options: Unpack[CreateOptions]) -> AsyncIterator[Writer]:
         writer = ReplayingWriter(
             self._inner,
             name,
-            create=partial(
-                self._inner.create,
-                name,
-                overwrite=overwrite,
-                mode=mode,
-                replication=replication,
-                block_bytes=block_bytes,
-            ),
+            create=partial(self._inner.create, name, **options),
             backoff=self._backoff,
             limit_bytes=self._replay_limit_bytes,
         )
@@ -102,18 +98,9 @@ class RetryStore(WrappedStore):
             await writer.end()
 
     @asynccontextmanager
-    async def append(
-        self,
-        name: str,
-        *,
-        mode: int | None = None,
-        replication: int | None = None,
-        block_bytes: int | None = None,
-    ) -> AsyncIterator[Appender]:
+    async def append(self, name: str, **options: Unpack[AppendOptions]) -> AsyncIterator[Appender]:
         """Try once: a second attempt would find the name taken."""
-        async with self._inner.append(
-            name, mode=mode, replication=replication, block_bytes=block_bytes
-        ) as appender:
+        async with self._inner.append(name, **options) as appender:
             yield appender
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+import click
+
 from bootseer.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, OverflowMethod
+    from rich.table import Table
     from rich.text import Text
 
 UNLIMITED = 1 << 16
@@ -35,6 +39,21 @@ def plain(text: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text("".join(c if c.isprintable() else "\ufffd" for c in text), style)
+
+
+def new_table(*columns: str, overflow: OverflowMethod = "fold") -> Table:
+    """Return an empty table without lines, with these headings."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow=overflow)
+    return table
+
+
+def print_json(document: object) -> None:
+    """Print what JSON can carry, as ``--json`` does."""
+    click.echo(json.dumps(document, indent=1))
 
 
 def local_time(time_ns: int) -> str:

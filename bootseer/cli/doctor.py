@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bootseer import config as settings
-from bootseer.cli.console import console
+from bootseer.cli.console import console, new_table, print_json
 from bootseer.errors import BootseerError
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ def doctor(as_json: bool) -> None:
 
     Every setting is printed with its effective value and where that comes from.
     """
-    from rich.table import Table
 
     config = settings.load()
     checks = {name: check() for name, check in CHECKS.items()} | _stores(config)
@@ -45,11 +43,9 @@ def doctor(as_json: bool) -> None:
                 for name in settings.SETTINGS
             },
         }
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("setting", "value", "from", "what it is for"):
-        table.add_column(heading)
+    table = new_table("setting", "value", "from", "what it is for", overflow="ellipsis")
     for name, setting in settings.SETTINGS.items():
         table.add_row(
             name, str(config.values[name]), _origin(config, name), f"[dim]{setting.purpose}[/]"

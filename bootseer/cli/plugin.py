@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from bootseer import config as settings
+from bootseer.cli.console import print_json
 from bootseer.slurm import plugin as spank
 from bootseer.slurm.accounts import make_accounts
 
@@ -77,7 +77,7 @@ def build(slurm_include: Path | None, output: Path, advice: bool, as_json: bool)
             "slurm_version": built.slurm_version,
             "python": built.python,
         }
-        click.echo(json.dumps(result, indent=1))
+        print_json(result)
         return
     python = f", Python {built.python}" if built.python else ", without advice at submit"
     click.echo(f"built for Slurm {built.slurm_version}{python}:")
@@ -154,7 +154,7 @@ def install(
             "accounts_made": made,
             "next_steps": list(installed.next_steps),
         }
-        click.echo(json.dumps(result, indent=1))
+        print_json(result)
         return
     for name in made:
         click.echo(f"made the account {name}")
@@ -172,7 +172,7 @@ def uninstall(prefix: Path, plugstack_dir: Path, as_json: bool) -> None:
     """Remove what `install` installed, and nothing else."""
     removed = spank.uninstall(prefix.absolute(), plugstack_dir.absolute())
     if as_json:
-        click.echo(json.dumps({"removed": [str(path) for path in removed]}, indent=1))
+        print_json({"removed": [str(path) for path in removed]})
         return
     for path in removed:
         click.echo(f"removed {path}")

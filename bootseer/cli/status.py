@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +11,7 @@ from bootseer.agent.messages.control import AgentStatus, GetStatus
 from bootseer.agent.node import control_client
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.registry import job_folders
-from bootseer.cli.console import console, plain
+from bootseer.cli.console import console, new_table, plain, print_json
 from bootseer.errors import BootseerError, Corrupt
 from bootseer.ipc.typed_json import from_object
 from bootseer.units import format_size
@@ -30,7 +29,7 @@ def status(as_json: bool) -> None:
     """
     jobs = [state for state in map(_state, job_folders(settings.load().node.run_dir)) if state]
     if as_json:
-        click.echo(json.dumps([job._asdict() for job in jobs], indent=1))
+        print_json([job._asdict() for job in jobs])
     elif not jobs:
         click.echo("no job of yours with --bootseer is on this node")
     else:
@@ -51,11 +50,8 @@ def _state(folder: JobFolder) -> AgentStatus | None:
 
 def _table(jobs: list[AgentStatus]) -> Table:
     from rich.progress_bar import ProgressBar
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("job", "user", "key", "state", "image", "progress", ""):
-        table.add_column(name)
+    table = new_table("job", "user", "key", "state", "image", "progress", "", overflow="ellipsis")
     for job in jobs:
         about = job.job
         for image in job.images or [{}]:

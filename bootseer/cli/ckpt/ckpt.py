@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from bootseer.cli.options import json_option, quiet_option
 from bootseer.units import parse_age, parse_size
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ def _unit(text: str) -> int:
 
 
 _url = click.argument("url", shell_complete=_complete)
-_json = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-_quiet = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
 _checksum = click.option(
     "--checksum", is_flag=True, help="Compare contents of existing files, not only times."
 )
@@ -102,7 +101,7 @@ def ckpt() -> None:
 @_url
 @click.option("-l", "long", is_flag=True, help="Show mode, size, time and form.")
 @click.option("-R", "recursive", is_flag=True, help="Include all folders below.")
-@_json
+@json_option
 def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
     """List a folder, or show a file; damaged files are marked."""
     from bootseer.checkpoint.admin.progress import walk
@@ -125,8 +124,8 @@ def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
 
 @ckpt.command(epilog="Example:  bootseer ckpt show hdfs://nn/user/alice/run42/model.bin")
 @_url
-@_json
-def show(url: str, as_json: bool) -> None:
+@json_option
+def stat(url: str, as_json: bool) -> None:
     """Show details of a file: form, parts and their places, digest.
 
     The content is not read; `bootseer ckpt verify` does that.
@@ -145,8 +144,8 @@ def show(url: str, as_json: bool) -> None:
     is_flag=True,
     help="Complete interrupted moves and remove parts of abandoned writes.",
 )
-@_json
-@_quiet
+@json_option
+@quiet_option
 def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) -> None:
     """Check every byte of a file or a folder against its checksums.
 
@@ -185,7 +184,7 @@ def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) 
 @_write_options
 @click.option("--plain", is_flag=True, help="Write each file as one object, not striped.")
 @_checksum
-@_quiet
+@quiet_option
 def import_command(
     source: str,
     url: str,
@@ -223,7 +222,7 @@ def import_command(
 @_url
 @click.argument("target", metavar="FILE|DIR", type=click.Path())
 @_checksum
-@_quiet
+@quiet_option
 def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
     """Copy a file or folder from URL to this machine.
 
@@ -248,7 +247,7 @@ def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
 @ckpt.command(epilog="Example:  bootseer ckpt rm -r hdfs://nn/user/alice/run41")
 @_url
 @click.option("-r", "recursive", is_flag=True, help="Remove a folder and all below it.")
-@_quiet
+@quiet_option
 def rm(url: str, recursive: bool, quiet: bool) -> None:
     """Remove a file with its parts, or with -r a folder."""
     from bootseer.checkpoint.files.namespace import Namespace
@@ -287,8 +286,8 @@ def rm(url: str, recursive: bool, quiet: bool) -> None:
     multiple=True,
     help="Name below URL of a damaged file that has no parts or whose parts may be removed.",
 )
-@_quiet
-def gc(url: str, age_s: float, dry_run: bool, ignore: tuple[str, ...], quiet: bool) -> None:
+@quiet_option
+def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: bool) -> None:
     """Remove parts that belong to no file.
 
     They come from abandoned writes and lost names. Name the whole tree in which files are written
@@ -333,8 +332,8 @@ def gc(url: str, age_s: float, dry_run: bool, ignore: tuple[str, ...], quiet: bo
 )
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
 @_write_options
-@_json
-@_quiet
+@json_option
+@quiet_option
 def bench(
     url: str,
     size: int,

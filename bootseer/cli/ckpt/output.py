@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import stat
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import click
-from rich.table import Table
-
 from bootseer.checkpoint.admin.bench import Row
 from bootseer.checkpoint.admin.describe import FileDescription
 from bootseer.checkpoint.admin.progress import LINK
 from bootseer.checkpoint.admin.verify import VerifyResult
 from bootseer.checkpoint.files.entries import FileEntry
-from bootseer.cli.console import console
+from bootseer.cli.console import console, new_table, print_json
 from bootseer.cli.runner import print_line
 from bootseer.store.api.base import Unlisted
 from bootseer.units import MIB, NS_PER_S, format_size
@@ -27,7 +23,7 @@ def listing(entries: Sequence[FileEntry], above: str, *, long: bool, as_json: bo
     """Print the entries of a folder by their names below it."""
     cut = len(above) + 1 if above else 0
     if as_json:
-        click.echo(json.dumps([_document(e, e.name[cut:]) for e in entries], indent=1))
+        print_json([_document(e, e.name[cut:]) for e in entries])
         return
     width = max((len(str(entry.size_bytes)) for entry in entries), default=0)
     for entry in entries:
@@ -68,7 +64,7 @@ def description(found: FileDescription, *, as_json: bool) -> None:
         document["hosts"] = list(found.hosts)
     document["problems"] = [str(problem) for problem in found.problems]
     if as_json:
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.info.mtime_ns // NS_PER_S))
     rows = {
@@ -107,7 +103,7 @@ def findings(found: VerifyResult, *, as_json: bool) -> None:
             "notes": found.notes,
             "repaired": found.repaired,
         }
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
     for line in (*map(str, found.problems), *found.notes, *found.repaired):
         print_line(line)
@@ -122,9 +118,9 @@ def rates(rows: Sequence[Row], size_bytes: int, *, as_json: bool) -> None:
                 {"form": row.form, "what": row.what, "rates": row.rates} for row in rows
             ],
         }
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = new_table()
     table.add_column(f"{format_size(size_bytes)}, MB/s")
     table.add_column("")
     for name in ("min", "median", "max"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import suppress
@@ -10,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bootseer.cli.console import new_table, print_json
 from bootseer.cli.env.options import (
     KEY_CHARS,
-    as_json_option,
     counts,
     document_of,
     install_command,
-    quiet_option,
     say_deltas,
     with_env_store,
 )
+from bootseer.cli.options import json_option, quiet_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +42,7 @@ Examples:
 )
 @install_command(runs=False)
 @click.option("-v", "--verbose", is_flag=True, help="Say why each part is in the key.")
-@as_json_option
+@json_option
 def key(
     run_options: RunOptions,
     verbose: bool,
@@ -61,7 +60,7 @@ def key(
     parts = _warned(run_options, _keys_now(run_options)).parts
     if as_json:
         document = env_key.to_document(parts) | {"targets": list(run_options.targets)}
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
     for part in parts:
         runner.print_line(f"{part.name}: {part.value}")
@@ -78,8 +77,8 @@ Example:
 """,
 )
 @install_command(runs=False)
-@as_json_option
-def explain(
+@json_option
+def why(
     run_options: RunOptions,
     as_json: bool,
 ) -> None:
@@ -118,7 +117,7 @@ def explain(
             "changes": [change._asdict() for change in changes],
             "is_there": there[name],
         }
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
     if last is None:
         runner.print_line("no run with these targets is known")
@@ -146,7 +145,7 @@ Example:
 @install_command(runs=False)
 @click.option("-l", "--long", "is_long", is_flag=True, help="List every file.")
 @quiet_option
-@as_json_option
+@json_option
 def drift(
     run_options: RunOptions,
     is_long: bool,
@@ -188,7 +187,7 @@ def show_drift(run_options: RunOptions, *, is_long: bool, quiet: bool, as_json: 
             "versions": [version._asdict() for version in found.versions],
             **document_of(found.deltas, run_options.targets),
         }
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
     elif found.deltas:
         _say_drift(found, run_options.targets, is_long=is_long, quiet=quiet)
     elif not quiet:
@@ -198,15 +197,12 @@ def show_drift(run_options: RunOptions, *, is_long: bool, quiet: bool, as_json: 
 
 
 def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool, quiet: bool) -> None:
-    from rich.table import Table
 
     from bootseer.cli import runner
     from bootseer.cli.console import console, plain
 
     if found.versions:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in ("distribution", "kept", "now"):
-            table.add_column(column, overflow="fold")
+        table = new_table("distribution", "kept", "now")
         for version in found.versions:
             row = (version.name, version.before or "none", version.after or "none")
             table.add_row(*map(plain, row))

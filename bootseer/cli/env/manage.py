@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import TYPE_CHECKING
 
 import click
 
+from bootseer.cli.console import print_json
 from bootseer.cli.env.options import (
     KEY_CHARS,
-    as_json_option,
     complete,
     complete_name,
     env_argument,
     group_option,
-    quiet_option,
     user_option,
     with_env_store,
 )
+from bootseer.cli.options import json_option, quiet_option
 from bootseer.units import GIB, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def restore(env: str, targets: tuple[str, ...], over: bool, group: str, quiet: b
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @user_option
 @quiet_option
-@as_json_option
+@json_option
 def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
     """Remove old environments and leftovers of captures.
 
@@ -182,7 +181,7 @@ def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
             "problems": found.problems,
             "dry_run": dry_run,
         }
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
     for gone in found.gone:
         name = gone.name[:KEY_CHARS] if gone.kind == "environment" else gone.name

@@ -22,8 +22,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 KEY_CHARS = 12
 """Of a key, where people read it."""
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
 group_option = click.option(
     "--group", default="", metavar="NAME", help="Use the store of this Unix group."
 )

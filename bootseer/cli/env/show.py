@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import local_time
+from bootseer.cli.console import local_time, new_table, print_json
 from bootseer.cli.env.options import (
     KEY_CHARS,
-    as_json_option,
     complete,
     counts,
     document_of,
     env_argument,
     group_option,
-    quiet_option,
     say_deltas,
     user_option,
     with_env_store,
 )
+from bootseer.cli.options import json_option, quiet_option
 from bootseer.units import NS_PER_MS, NS_PER_S, format_age, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -41,23 +40,19 @@ if TYPE_CHECKING:
 @click.command(epilog="Example:  bootseer env ls")
 @user_option
 @group_option
-@as_json_option
+@json_option
 def ls(user: str | None, group: str, as_json: bool) -> None:
     """List the environments, most recently used first."""
-    from rich.table import Table
 
     from bootseer.cli.console import console, plain
     from bootseer.env.snapshot.repository import list_snapshots
 
     listed = with_env_store(list_snapshots, user=user, group=group)
     if as_json:
-        click.echo(json.dumps([_row(found) for found in listed], indent=1))
+        print_json([_row(found) for found in listed])
         return
     now_ns = time.time_ns()
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    columns = ("env", "names", "content", "stored", "captured", "used", "targets")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    table = new_table("env", "names", "content", "stored", "captured", "used", "targets")
     for found in listed:
         snapshot, names = found.snapshot, plain(" ".join(found.names))
         used = format_age((now_ns - found.used_ns) / NS_PER_S)
@@ -81,7 +76,7 @@ def ls(user: str | None, group: str, as_json: bool) -> None:
 @env_argument
 @user_option
 @group_option
-@as_json_option
+@json_option
 def show(env: str, user: str | None, group: str, as_json: bool) -> None:
     """Show the manifest of ENV, with its inputs and findings.
 
@@ -97,7 +92,7 @@ def show(env: str, user: str | None, group: str, as_json: bool) -> None:
     snapshot, names, url = with_env_store(read, user=user, group=group)
     if as_json:
         document = json.loads(snapshot.encode()) | {"names": names, "store": url}
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
     _say_snapshot(snapshot, names, url)
 
@@ -120,7 +115,7 @@ Examples:
     help="Compare with this folder instead of the target; one for each target.",
 )
 @user_option
-@as_json_option
+@json_option
 @quiet_option
 def diff(
     env: str,
@@ -170,7 +165,7 @@ def diff(
     snapshot, deltas = with_env_store(work, user=user, counted=progress, bar=bar)
     shown_at = folders or snapshot.targets
     if as_json:
-        click.echo(json.dumps(document_of(deltas, shown_at), indent=1))
+        print_json(document_of(deltas, shown_at))
     else:
         say_deltas(deltas, shown_at)
         if not quiet:
@@ -185,7 +180,7 @@ def diff(
 @user_option
 @group_option
 @quiet_option
-@as_json_option
+@json_option
 def verify(
     env: str | None, is_all: bool, user: str | None, group: str, quiet: bool, as_json: bool
 ) -> None:
@@ -223,7 +218,7 @@ def verify(
             {"key": name, "problems": [{"name": p.name, "reason": p.reason} for p in problems]}
             for name, problems in found.items()
         ]
-        click.echo(json.dumps(rows, indent=1))
+        print_json(rows)
     else:
         for name, problems in found.items():
             for problem in problems:

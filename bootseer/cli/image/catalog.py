@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import local_time
+from bootseer.cli.console import local_time, new_table, print_json
 from bootseer.cli.image.options import (
     SHORT_CHARS,
     complete_image,
     image_argument,
-    json_option,
     on_images,
-    quiet_option,
 )
-from bootseer.core.reference import SCHEME
+from bootseer.cli.options import json_option, quiet_option
 from bootseer.units import format_size
 
 if TYPE_CHECKING:
@@ -49,7 +46,6 @@ class _Description:
 @json_option
 def ls(as_json: bool) -> None:
     """List the images by name."""
-    from rich.table import Table
 
     from bootseer.cli.console import console, plain
     from bootseer.image.library.catalog import list_names
@@ -65,11 +61,9 @@ def ls(as_json: bool) -> None:
             }
             for n in names
         ]
-        click.echo(json.dumps(rows, indent=1))
+        print_json(rows)
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("image", "size", "named", "digest"):
-        table.add_column(column, overflow="fold")
+    table = new_table("image", "size", "named", "digest")
     for n in names:
         table.add_row(
             plain(n.name), format_size(n.size_bytes), local_time(n.named_ns), n.digest[:SHORT_CHARS]
@@ -108,7 +102,7 @@ def show(image: str, as_json: bool) -> None:
 
     found = on_images(read)
     if as_json:
-        click.echo(json.dumps(asdict(found), indent=1))
+        print_json(asdict(found))
         return
     lines = {
         "names": ", ".join(found.names) or "none",

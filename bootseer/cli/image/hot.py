@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import console, plain
+from bootseer.cli.console import console, new_table, plain, print_json
+from bootseer.cli.options import json_option
 from bootseer.cli.user_store import with_store
 from bootseer.errors import BootseerError, Corrupt, NotFound
 from bootseer.units import format_size
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from bootseer.store.api.base import Store
 
 _USER = click.option("--user", help="Owner of the hot sets; yours by default.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 
 
 @click.group()
@@ -32,10 +31,9 @@ def hot() -> None:
 
 @hot.command(epilog="Example:  bootseer hot ls")
 @_USER
-@_JSON
+@json_option
 def ls(user: str | None, as_json: bool) -> None:
     """List the images with a hot set."""
-    from rich.table import Table
 
     from bootseer.image.hot.repository import read_hot_set
 
@@ -51,11 +49,9 @@ def ls(user: str | None, as_json: bool) -> None:
 
     rows = with_store(user, read)
     if as_json:
-        click.echo(json.dumps([_document(d, h, e) for d, h, e in rows], indent=1))
+        print_json([_document(d, h, e) for d, h, e in rows])
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("size", "hot", "ranges", "runs", "image"):
-        table.add_column(name, overflow="fold")
+    table = new_table("size", "hot", "ranges", "runs", "image")
     for digest, hot_set, error in rows:
         if hot_set is None:
             table.add_row("", "", "", "", plain(f"{digest}: {error}", "yellow"))
@@ -73,7 +69,7 @@ def ls(user: str | None, as_json: bool) -> None:
 @hot.command(epilog="Example:  bootseer hot show /images/train.sqsh")
 @click.argument("image")
 @_USER
-@_JSON
+@json_option
 def show(image: str, user: str | None, as_json: bool) -> None:
     """Show the hot set of IMAGE.
 
@@ -94,7 +90,7 @@ def show(image: str, user: str | None, as_json: bool) -> None:
         blocks = {"size_bytes": pack.size_bytes, "blocks": len(pack.blocks)} if pack else None
         document["pack"] = {"error": error} if error else blocks
         document["ranges"] = [r._asdict() for r in hot_set.ranges]
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
     else:
         share = hot_set.hot_bytes / hot_set.size_bytes
         said = f"hot pack of {format_size(pack.size_bytes)}" if pack else error or "no hot pack"

@@ -7,6 +7,7 @@ import os
 
 import click
 
+from bootseer.cli.options import json_option
 from bootseer.slurm import importer as pyxis
 
 
@@ -22,7 +23,7 @@ def importer() -> None:
     epilog="Example, in a job with --bootseer:  bootseer importer get bootseer://train:v2"
 )
 @click.argument("uri")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@json_option
 def get(uri: str, as_json: bool) -> None:
     """Print the path of a squashfs with the image URI.
 

@@ -18,9 +18,6 @@ T = TypeVar("T")
 SHORT_CHARS = 12
 """Of a digest, where a person reads it."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
-
 
 def complete_image(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete the names of images in a store on this machine."""

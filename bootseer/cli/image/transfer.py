@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bootseer.cli.console import print_json
 from bootseer.cli.image.options import (
     complete_image,
     image_argument,
     image_store,
-    json_option,
     on_images,
-    quiet_option,
     scratch_option,
 )
+from bootseer.cli.options import json_option, quiet_option
 from bootseer.errors import Corrupt
 from bootseer.units import format_duration, format_size
 
@@ -84,7 +83,7 @@ def import_command(
         document = {"name": name, "digest": added.digest, "sent_bytes": added.sent_bytes}
         document |= {"size_bytes": added.manifest.size_bytes}
         document |= {"source_digest": converted.digest if converted else ""}
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
     elif not quiet:
         took = format_duration(time.monotonic() - began)
         runner.print_line(
@@ -176,7 +175,7 @@ def optimize(
 
     made = on_images(work, counted=progress, bar="" if quiet else "optimize")
     if as_json:
-        click.echo(json.dumps(made.document(), indent=1))
+        print_json(made.document())
     elif not quiet:
         where = name or str(output)
         runner.print_line(
@@ -214,7 +213,7 @@ def verify(image: str, quiet: bool, as_json: bool) -> None:
             {"name": d.name, "offset": d.offset, "size_bytes": d.size_bytes, "reason": d.reason}
             for d in found
         ]
-        click.echo(json.dumps({"damaged": rows, "size_bytes": progress.total_bytes}, indent=1))
+        print_json({"damaged": rows, "size_bytes": progress.total_bytes})
     else:
         for d in found:
             runner.print_line(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
+from bootseer.cli.console import print_json
 from bootseer.errors import BootseerError, NotFound
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
 
     reports = with_store(user, read)
     if as_json:
-        click.echo(json.dumps([r.document() for r in reports], indent=1))
+        print_json([r.document() for r in reports])
     else:
         timeline.show(console(), reports)
 

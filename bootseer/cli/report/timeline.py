@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bootseer.cli.console import plain
+from bootseer.cli.console import new_table, plain
 from bootseer.core.event import FALLBACK
 from bootseer.startup.report import Report, Stage
 from bootseer.units import format_duration, format_size
@@ -56,7 +56,7 @@ def _title(report: Report) -> Text:
 
 
 def _table(console: Console, report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = new_table()
     for name, justify in (("node", "left"), ("stage", "left"), ("at", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for name in ("took", "bytes"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from bootseer.checkpoint.admin.progress import BatchProgress, background
+from bootseer.checkpoint.admin.progress import Progress
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.namespace import Namespace
 from bootseer.checkpoint.files.tree import CheckpointTree
@@ -19,6 +19,7 @@ from bootseer.checkpoint.write.draft import Drafts
 from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, NotFound
+from bootseer.parallel import background
 
 PREFIX = "bootseer-bench-"
 _REMOVE_S = 30.0

@@ -26,7 +26,7 @@ from bootseer.checkpoint.admin.progress import (
     BatchProgress,
     Failure,
     LeftOut,
-    background,
+    Progress,
     for_each,
     limits_for,
     walk,
@@ -37,6 +37,7 @@ from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, ConfigError, Conflict
+from bootseer.parallel import background
 from bootseer.store.api.base import Unlisted
 from bootseer.store.local.errors import translated
 

@@ -28,7 +28,7 @@ from bootseer.checkpoint.admin.progress import (
     BatchProgress,
     Failure,
     LeftOut,
-    background,
+    Progress,
     for_each,
 )
 from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX
@@ -43,6 +43,7 @@ from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.checkpoint.write.draft import Drafts
 from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.errors import ConfigError, Conflict, Corrupt, Unavailable
+from bootseer.parallel import background
 from bootseer.posix import read_fully
 from bootseer.store.api.name import check_name
 from bootseer.store.local.errors import translated

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import trio
-
+from bootseer import parallel
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import FetchLimits
@@ -111,44 +109,19 @@ async def for_each(
     Raises:
         BootseerError: it would fail with all others, too: no space is left, or the store is away.
     """
-    waiting = iter(items)
     outages = 0
-    end: list[BootseerError] = []
 
-    async def some(scope: trio.CancelScope) -> None:
+    async def attempt(item: T) -> None:
         nonlocal outages
-        for item in waiting:
-            try:
-                await work(item)
-            except BootseerError as error:
-                progress.failures.append(Failure(name_of(item), error))
-                outages += isinstance(error, Unavailable | Transient)
-                if isinstance(error, NoSpace) or outages >= _OUTAGES:
-                    end.append(error)
-                    scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(at_once):
-            nursery.start_soon(some, nursery.cancel_scope)
-    if end:
-        raise end[0]
-
-
-@asynccontextmanager
-async def background() -> AsyncIterator[trio.Nursery]:
-    """Open a nursery for the length of a block, and cancel its tasks at the end.
-
-    A `BootseerError` that ends the block is raised as it is, and not in a group.
-    """
-    ended: BootseerError | None = None
-    async with trio.open_nursery() as nursery:
         try:
-            yield nursery
+            await work(item)
         except BootseerError as error:
-            ended = error
-        nursery.cancel_scope.cancel()
-    if ended is not None:
-        raise ended
+            progress.failures.append(Failure(name_of(item), error))
+            outages += isinstance(error, Unavailable | Transient)
+            if isinstance(error, NoSpace) or outages >= _OUTAGES:
+                raise
+
+    await parallel.for_each(items, attempt, at_once)
 
 
 def limits_for(entries: Iterable[FileEntry]) -> FetchLimits:

@@ -13,8 +13,7 @@ import trio
 from bootseer.checkpoint.admin.describe import FileProblem, find_parts, part_problems
 from bootseer.checkpoint.admin.progress import (
     LINK,
-    BatchProgress,
-    background,
+    Progress,
     for_each,
     limits_for,
     walk,
@@ -28,6 +27,7 @@ from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.checkpoint.read.lanes import Lanes
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, Transient, Unavailable
+from bootseer.parallel import background
 from bootseer.store.api.base import Unlisted
 
 

@@ -8,8 +8,7 @@ remove parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import trio
+from contextlib import suppress
 
 from bootseer.checkpoint.files import stripe_manifest
 from bootseer.checkpoint.files.entries import FileEntry, ManifestCache
@@ -17,7 +16,8 @@ from bootseer.checkpoint.files.parts import Parts, above
 from bootseer.checkpoint.files.source import FileSource, PlainSource, StripedSource
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER, StripeManifest
 from bootseer.checkpoint.files.truncation_probe import TruncationProbe
-from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
+from bootseer.errors import Conflict, Corrupt, NotFound
+from bootseer.parallel import for_each
 from bootseer.store.api.base import ObjectInfo, Store, Unlisted
 
 _READS_AT_ONCE = 16
@@ -83,27 +83,18 @@ class CheckpointTree:
             unlisted += listing.unlisted
         infos = [info for info in listing if is_shown(info.name)]
         entries: list[FileEntry | None] = [None] * len(infos)
-        limit = trio.CapacityLimiter(_READS_AT_ONCE)
-        errors: list[BootseerError] = []
+        striped: list[int] = []
+        for index, info in enumerate(infos):
+            if info.is_folder or not stripe_manifest.may_be_manifest(info.size_bytes):
+                entries[index] = FileEntry(info)
+            else:
+                striped.append(index)
 
-        async def read(index: int, scope: trio.CancelScope) -> None:
-            async with limit:
-                try:
-                    entries[index] = await self.manifests.entry(infos[index])
-                except NotFound:
-                    return
-                except BootseerError as error:
-                    errors.append(error)
-                    scope.cancel()
+        async def read(index: int) -> None:
+            with suppress(NotFound):
+                entries[index] = await self.manifests.entry(infos[index])
 
-        async with trio.open_nursery() as nursery:
-            for index, info in enumerate(infos):
-                if info.is_folder or not stripe_manifest.may_be_manifest(info.size_bytes):
-                    entries[index] = FileEntry(info)
-                else:
-                    nursery.start_soon(read, index, nursery.cancel_scope)
-        if errors:
-            raise errors[0]
+        await for_each(striped, read, min(_READS_AT_ONCE, len(striped)))
         return await self.probe.check(folder, [entry for entry in entries if entry is not None])
 
     def source(self, entry: FileEntry) -> FileSource:

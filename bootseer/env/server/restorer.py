@@ -17,7 +17,8 @@ from bootseer.env.server.session_context import SessionContext
 from bootseer.env.server.shared_folder import is_of_this_node
 from bootseer.env.snapshot import repository
 from bootseer.env.snapshot.restore_stats import MOUNT, RestoreStats, choose
-from bootseer.errors import BootseerError, Unavailable
+from bootseer.errors import Unavailable
+from bootseer.parallel import background
 from bootseer.units import format_size
 
 
@@ -128,18 +129,10 @@ class Restorer:
         snapshot = self._snapshot
         async with self._context.stage("env.unpack") as report:
             progress = UnpackProgress(snapshot.content_bytes)
-            read_bytes = 0
-            errors: list[BootseerError] = []
-            async with trio.open_nursery() as nursery:
+            async with background() as nursery:
                 nursery.start_soon(progress.send, self._connection)
-                try:
-                    read_bytes = await unpack(
-                        self._store, snapshot, self._request.places, progress.count
-                    )
-                except BootseerError as error:
-                    errors.append(error)
-                nursery.cancel_scope.cancel()
-            if errors:
-                raise errors[0]
+                read_bytes = await unpack(
+                    self._store, snapshot, self._request.places, progress.count
+                )
             report.bytes = snapshot.content_bytes
             report.detail = f"{snapshot.files} files, {format_size(read_bytes)} read"

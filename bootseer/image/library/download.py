@@ -10,8 +10,8 @@ import trio
 
 from bootseer.cache.keeper_link import MAX_BYTES
 from bootseer.core.image_manifest import ImageManifest
-from bootseer.errors import BootseerError
 from bootseer.image.library.source import ImageSource
+from bootseer.parallel import for_each
 from bootseer.posix import pwrite_fully
 from bootseer.store.api.base import Store
 from bootseer.store.local.atomic_file import new_file, writing
@@ -45,29 +45,17 @@ async def retrieve(
     """
     source = ImageSource(store, digest)
     per_read = MAX_BYTES // manifest.block_bytes
-    starts = iter(range(0, manifest.blocks, per_read))
-    errors: list[BootseerError | OSError] = []
     try:
         with new_file(target) as (fd, _), writing(target):
 
-            async def write_some(scope: trio.CancelScope) -> None:
-                for start in starts:
-                    blocks = range(start, min(start + per_read, manifest.blocks))
-                    try:
-                        data = await source.read(manifest, blocks)
-                        offset = manifest.block_range(start).start
-                        await trio.to_thread.run_sync(pwrite_fully, fd, data, offset)
-                    except (BootseerError, OSError) as error:
-                        errors.append(error)
-                        scope.cancel()
-                    else:
-                        note(len(data))
+            async def write_some(start: int) -> None:
+                blocks = range(start, min(start + per_read, manifest.blocks))
+                data = await source.read(manifest, blocks)
+                offset = manifest.block_range(start).start
+                await trio.to_thread.run_sync(pwrite_fully, fd, data, offset)
+                note(len(data))
 
-            async with trio.open_nursery() as nursery:
-                for _ in range(_STREAMS):
-                    nursery.start_soon(write_some, nursery.cancel_scope)
-            if errors:
-                raise errors[0]
+            await for_each(range(0, manifest.blocks, per_read), write_some, _STREAMS)
             # Here, where the rest of this process can go on.
             await trio.to_thread.run_sync(os.fsync, fd)
     finally:

@@ -18,12 +18,13 @@ import trio
 from bootseer.core import image_manifest
 from bootseer.core.image_manifest import ImageManifest, block_bytes_for, block_digest
 from bootseer.core.ranges import ByteRange, split
-from bootseer.errors import BootseerError, Conflict, NotFound, Unavailable
+from bootseer.errors import Conflict, NotFound, Unavailable
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
 from bootseer.image.library import catalog
 from bootseer.image.library.catalog import ImageOrigin
 from bootseer.image.oci.convert import ConvertedImage, convert
 from bootseer.image.oci.detect import ArchiveKind, kind_of
+from bootseer.parallel import for_each
 from bootseer.posix import read_fully
 from bootseer.store.api.base import Store
 from bootseer.units import MIB
@@ -207,9 +208,7 @@ async def _send(
     force: bool,
 ) -> int:
     """Send the parts that the store does not have; returns how many bytes those are."""
-    parts = iter(range(manifest.parts))
     sent_bytes = 0
-    errors: list[BootseerError] = []
 
     async def send(index: int) -> None:
         nonlocal sent_bytes
@@ -233,19 +232,7 @@ async def _send(
             if replaces or await _stored_bytes(store, name) != part.size_bytes:
                 raise
 
-    async def send_some(scope: trio.CancelScope) -> None:
-        for index in parts:
-            try:
-                await send(index)
-            except BootseerError as error:
-                errors.append(error)
-                scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(_STREAMS):
-            nursery.start_soon(send_some, nursery.cancel_scope)
-    if errors:
-        raise errors[0]
+    await for_each(range(manifest.parts), send, _STREAMS)
     return sent_bytes
 
 

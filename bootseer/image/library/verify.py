@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import trio
-
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.ranges import split
 from bootseer.errors import BootseerError
 from bootseer.image.library.catalog import part_object
+from bootseer.parallel import for_each
 from bootseer.store.api.base import Store
 from bootseer.units import MIB
 
@@ -49,15 +48,11 @@ async def verify(
         What is damaged, in order.
     """
     found: list[DamagedRange] = []
-    parts = iter(range(manifest.parts))
 
-    async def compare_next() -> None:
-        for index in parts:
-            await _compare(store, digest, manifest, index, found, note)
+    async def compare(index: int) -> None:
+        await _compare(store, digest, manifest, index, found, note)
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(_STREAMS):
-            nursery.start_soon(compare_next)
+    await for_each(range(manifest.parts), compare, _STREAMS)
     return sorted(found, key=lambda d: (d.name, d.offset))
 
 

@@ -6,12 +6,12 @@ import pytest
 import xxhash
 
 from bootseer.checkpoint.admin.compare import has_content, is_same_time, same_content
-from bootseer.checkpoint.admin.progress import background
 from bootseer.checkpoint.files.parts import parts_folder
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest, UnitPlace
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
 from bootseer.errors import BootseerError, Corrupt
+from bootseer.parallel import background
 from bootseer.store.api.base import publish
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrappers.base import WrappedStore

@@ -4,12 +4,13 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.checkpoint.admin.progress import BatchProgress, background, for_each, limits_for, walk
+from bootseer.checkpoint.admin.progress import Progress, for_each, limits_for, walk
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import FetchLimits
 from bootseer.errors import Conflict, Denied, NoSpace, NotFound, Unavailable
+from bootseer.parallel import background
 from bootseer.store.api.base import ObjectInfo, Unlisted, publish
 from bootseer.store.memory import MemoryStore
 from bootseer.units import GIB, MIB

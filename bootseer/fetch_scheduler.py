@@ -34,6 +34,7 @@ class Fetch:
 F = TypeVar("F", bound=Fetch)
 
 
+@dataclass(eq=False)
 class FetchScheduler(Generic[F]):
     """Starts fetches as tasks. Urgent ones are not limited, read-ahead is.
 
@@ -41,32 +42,20 @@ class FetchScheduler(Generic[F]):
 
     Attributes:
         running: the number of fetches that have a stream, urgent (True) and read-ahead (False).
+        nursery: runs the fetches, which go on when the readers that wait are cancelled.
+        run: carries a fetch out.
+        next_ahead: takes the next read-ahead out of the owner's queue; None if none may start
+            now.
+        streams: the number of read-ahead fetches that run at once.
+        streams_beside_urgent: the same while an urgent fetch runs.
     """
 
-    def __init__(
-        self,
-        nursery: trio.Nursery,
-        run: Callable[[F], Awaitable[None]],
-        next_ahead: Callable[[], F | None],
-        streams: int,
-        streams_beside_urgent: int,
-    ) -> None:
-        """Start nothing yet.
-
-        Args:
-            nursery: runs the fetches, which go on when the readers that wait are cancelled.
-            run: carries a fetch out.
-            next_ahead: takes the next read-ahead out of the owner's queue; None if none may start
-                now.
-            streams: the number of read-ahead fetches that run at once.
-            streams_beside_urgent: the same while an urgent fetch runs.
-        """
-        self.running = {True: 0, False: 0}
-        self._nursery = nursery
-        self._run = run
-        self._next_ahead = next_ahead
-        self._streams = streams
-        self._streams_beside_urgent = streams_beside_urgent
+    nursery: trio.Nursery
+    run: Callable[[F], Awaitable[None]]
+    next_ahead: Callable[[], F | None]
+    streams: int
+    streams_beside_urgent: int
+    running: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
 
     def promote(self, fetch: F) -> None:
         """Start a fetch now, for a reader; does nothing if it has started already."""
@@ -75,8 +64,8 @@ class FetchScheduler(Generic[F]):
 
     def start_ahead(self) -> None:
         """Start read-ahead while there are streams for it."""
-        streams = self._streams_beside_urgent if self.running[True] else self._streams
-        while self.running[False] < streams and (fetch := self._next_ahead()) is not None:
+        streams = self.streams_beside_urgent if self.running[True] else self.streams
+        while self.running[False] < streams and (fetch := self.next_ahead()) is not None:
             self._start(fetch, is_urgent=False)
 
     def release(self, fetch: F) -> None:
@@ -90,10 +79,10 @@ class FetchScheduler(Generic[F]):
         fetch.has_started = fetch.has_stream = True
         fetch.is_urgent = is_urgent
         self.running[is_urgent] += 1
-        self._nursery.start_soon(self._carry_out, fetch)
+        self.nursery.start_soon(self._carry_out, fetch)
 
     async def _carry_out(self, fetch: F) -> None:
         try:
-            await self._run(fetch)
+            await self.run(fetch)
         finally:
             self.release(fetch)

@@ -71,7 +71,6 @@ class CachedBlocks:
         self.refresh(range(manifest.blocks))
 
     def close(self) -> None:
-        """Close the descriptors."""
         os.close(self.data_fd)
         os.close(self._map_fd)
 
@@ -101,14 +100,12 @@ class CachedBlocks:
 
     @property
     def present_bytes(self) -> int:
-        """Return how many bytes of the image are present."""
         states = self.states
         absent = states.count(BlockState.ABSENT) + states.count(BlockState.LOST)
         return max(0, self.manifest.size_bytes - absent * self.manifest.block_bytes)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all of the image is present."""
         return not (BlockState.ABSENT in self.states or BlockState.LOST in self.states)
 
     def read(self, offset: int, size_bytes: int) -> memoryview | None:

@@ -246,7 +246,6 @@ class BlockCache:
     # Space.
 
     def reserve(self, entry: CacheEntry, uid: int, size_bytes: int, wanted_bytes: int) -> int:
-        """See `CacheEntry.reserve`."""
         granted_bytes = 0
 
         def demand(book: UsageBook) -> SpaceDemand | None:
@@ -278,7 +277,6 @@ class BlockCache:
         return granted_bytes
 
     def release(self, entry: CacheEntry) -> None:
-        """See `CacheEntry.close`."""
         os.close(entry.lock_fd)
         with suppress(OSError), self._ledger.locked():
             os.utime(entry.path / "account")

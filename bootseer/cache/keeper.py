@@ -11,6 +11,7 @@ import os
 import struct
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from bootseer.cache.cached_blocks import checksum, read_map
@@ -90,6 +91,7 @@ def check_entry(fds: Sequence[int], digest: str, token: bytes) -> ImageManifest:
     return manifest
 
 
+@dataclass(eq=False)
 class BlockKeeper:
     """Writes the blocks of one entry of the cache.
 
@@ -101,34 +103,23 @@ class BlockKeeper:
         counts as missing.
 
     Concurrency: calls for different blocks may overlap.
+
+    Attributes:
+        data_fd, map_fd: see `bootseer.cache.blocks`.
+        claims_fd: of a file whose bytes can be locked, one for each block.
+        manifest: of the image.
+        has_room: called before so many bytes are written; False if the cache is full.
     """
 
-    def __init__(
-        self,
-        data_fd: int,
-        map_fd: int,
-        claims_fd: int,
-        manifest: ImageManifest,
-        has_room: Callable[[int], bool],
-    ) -> None:
-        """Take over an entry's descriptors, open for writing.
-
-        Args:
-            data_fd, map_fd: see `bootseer.cache.cached_blocks`.
-            claims_fd: a file with one lockable byte per block.
-            manifest: of the image.
-            has_room: called with the number of bytes before a write; returns False if the cache is
-                full.
-        """
-        self._data_fd = data_fd
-        self._map_fd = map_fd
-        self._claims_fd = claims_fd
-        self._manifest = manifest
-        self._has_room = has_room
+    data_fd: int
+    map_fd: int
+    claims_fd: int
+    manifest: ImageManifest
+    has_room: Callable[[int], bool]
 
     def close(self) -> None:
-        """Release all claims, and close the descriptors."""
-        for fd in (self._data_fd, self._map_fd, self._claims_fd):
+        """Give up all claims, and close the descriptors."""
+        for fd in (self.data_fd, self.map_fd, self.claims_fd):
             os.close(fd)
 
     def claim(self, blocks: range, *, anew: bool = False) -> list[BlockClaim]:
@@ -147,7 +138,7 @@ class BlockKeeper:
         # Read after the claim: the previous holder may just have written the block.
         entries = array("Q", bytes(len(blocks) * SUM_BYTES))
         if not anew:
-            entries = read_map(self._map_fd, blocks)
+            entries = read_map(self.map_fd, blocks)
         for number, (index, entry) in enumerate(zip(blocks, entries, strict=True)):
             if entry:
                 if claims[number] == BlockClaim.GRANTED:
@@ -156,7 +147,6 @@ class BlockKeeper:
         return claims
 
     def release(self, blocks: range) -> None:
-        """Release the claims on these blocks."""
         self._lock(blocks.start, fcntl.F_UNLCK, len(blocks))
 
     def keep(self, first: int, data: memoryview) -> None:
@@ -173,27 +163,27 @@ class BlockKeeper:
         """
         if not data:  # a lock of length 0 would release all claims
             raise Corrupt(f"there are no bytes of block {first}")
-        blocks = self._manifest.covering(first * self._manifest.block_bytes, len(data))
+        blocks = self.manifest.covering(first * self.manifest.block_bytes, len(data))
         try:
             self._keep(blocks, data)
         finally:
             self.release(blocks)
 
     def _keep(self, blocks: range, data: memoryview) -> None:
-        start = self._manifest.block_range(blocks.start).start
-        if len(data) != self._manifest.block_range(blocks[-1]).stop - start:
+        start = self.manifest.block_range(blocks.start).start
+        if len(data) != self.manifest.block_range(blocks[-1]).stop - start:
             raise Corrupt(f"{len(data)} bytes do not make whole blocks at byte {start}")
         sums = array("Q")
-        for index, block in self._manifest.cut(blocks, data):
-            if not self._manifest.matches(index, block):
-                at = self._manifest.block_range(index).start
+        for index, block in self.manifest.cut(blocks, data):
+            if not self.manifest.matches(index, block):
+                at = self.manifest.block_range(index).start
                 raise Corrupt(f"block {index} at byte {at} has another digest")
             sums.append(checksum(block))
-        if not self._has_room(on_disk(len(data))):
+        if not self.has_room(on_disk(len(data))):
             raise NoSpace("the block cache is full")
         try:
-            pwrite_fully(self._data_fd, data, start)
-            pwrite_fully(self._map_fd, memoryview(sums), blocks.start * SUM_BYTES)
+            pwrite_fully(self.data_fd, data, start)
+            pwrite_fully(self.map_fd, memoryview(sums), blocks.start * SUM_BYTES)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise NoSpace(f"the block cache's disk is full: {error.strerror}") from error
@@ -203,7 +193,7 @@ class BlockKeeper:
         """Set or release the lock on blocks; returns False if another keeper holds it."""
         try:
             fcntl.fcntl(
-                self._claims_fd,
+                self.claims_fd,
                 fcntl.F_OFD_SETLK,
                 _LOCK.pack(kind, os.SEEK_SET, first, count, 0),
             )

@@ -162,7 +162,6 @@ class KeeperLink:
         return [BlockClaim(value) for value in await self._claims.ask(operation, blocks)]
 
     async def release(self, blocks: Sequence[int]) -> None:
-        """See `BlockKeeper.release`."""
         await self._claims.ask(_Operation.RELEASE, blocks)
 
     async def keep(self, blocks: Sequence[int], data: bytes | memoryview) -> None:
@@ -175,7 +174,6 @@ class KeeperLink:
         await self._blocks.ask(_Operation.KEEP, blocks, data)
 
     def close(self) -> None:
-        """Close both sockets."""
         self._claims.socket.close()
         self._blocks.socket.close()
 

@@ -52,7 +52,6 @@ class ReservationClient:
                 raise Unavailable(f"no answer from the block cache's lender: {error}") from error
 
     def close(self) -> None:
-        """Close the socket."""
         self._end.close()
 
 

@@ -35,7 +35,6 @@ class LazyGroup(click.Group):
         return [name for name in COMMANDS if _is_installed(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
         if cmd_name not in COMMANDS or not _is_installed(cmd_name):
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")

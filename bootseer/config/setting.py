@@ -59,7 +59,6 @@ class Setting(Generic[_T]):
         is_power_of_two: bool = False,
         items: str = "absolute paths",
     ) -> None:
-        """Declare a setting."""
         self.default: _T = default
         self.kind: type[Value] = type(default)
         self.purpose = purpose
@@ -70,16 +69,13 @@ class Setting(Generic[_T]):
         self.items = items
 
     def __set_name__(self, section: type[Section], name: str) -> None:
-        """Take the name from the section."""
         self.name = f"{section.name()}.{name}"
         SETTINGS[self.name] = self
 
     def __get__(self, section: Section, kind: type[Section]) -> _T:
-        """Return the effective value."""
         return cast(_T, section.values[self.name])  # `check` has seen to the type
 
     def __set__(self, section: Section, value: NoReturn) -> NoReturn:
-        """Refuse: settings are read."""
         raise AttributeError(f"{self.name} is only read")
 
     def check(self, path: str, value: object) -> Value:
@@ -122,7 +118,6 @@ class Section:
     """Effective settings of one section of the file."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
-        """Hold checked settings, those of other sections too."""
         self.values = values
 
     @classmethod

@@ -102,7 +102,6 @@ class NodeReads:
     files: tuple[FileReads, ...]
 
     def encode(self) -> bytes:
-        """Encode as a file."""
         files = [
             {"path": file.path, "newest": file.newest, "ranges": file.ranges} for file in self.files
         ]

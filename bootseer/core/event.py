@@ -40,7 +40,6 @@ class Event:
     detail: str = ""
 
     def document(self) -> dict[str, object]:
-        """Return the fields as a JSON object."""
         return asdict(self)
 
     def check(self, name: str) -> None:

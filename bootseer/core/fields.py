@@ -38,7 +38,6 @@ class Fields:
         return [self._text(key, value, max_chars) for value in self.items(key, max_items)]
 
     def part(self, key: str) -> Fields:
-        """Read an object's fields."""
         return Fields(self._get(key, dict), f"{self._name}: {key}")
 
     def unread(self, key: str) -> dict[str, object]:
@@ -58,10 +57,6 @@ class Fields:
         if isinstance(value, bool) or not -1 <= value < 2**31:
             raise Corrupt(f"{self._name}: field {key!r} is out of its range")
         return value
-
-    def flag(self, key: str) -> bool:
-        """Read true or false."""
-        return self._get(key, bool)
 
     def items(self, key: str, max_items: int = 1000) -> list[object]:
         """Read a list of at most ``max_items``."""
@@ -91,7 +86,6 @@ class Fields:
         return rows
 
     def objects(self, key: str, max_items: int = 1000) -> list[Fields]:
-        """Read a list of objects."""
         name = f"{self._name}: {key}"
         return [Fields(item, name) for item in self.items(key, max_items)]
 

@@ -57,12 +57,10 @@ class ImageManifest:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks."""
         return len(self.digests) // _DIGEST_BYTES
 
     @property
     def parts(self) -> int:
-        """Return the number of stored objects."""
         return -(-self.size_bytes // self.part_bytes)
 
     def block_range(self, index: int) -> ByteRange:
@@ -83,7 +81,6 @@ class ImageManifest:
         return range(offset // self.block_bytes, -(-stop // self.block_bytes))
 
     def matches(self, index: int, data: bytes | bytearray | memoryview) -> bool:
-        """Return whether ``data`` has the digest of block ``index``."""
         at = index * _DIGEST_BYTES
         return block_digest(data) == self.digests[at : at + _DIGEST_BYTES]
 

@@ -18,7 +18,6 @@ class ByteRange(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Length in bytes."""
         return self.stop - self.start
 
 

@@ -107,7 +107,6 @@ class WarmPlan:
     names: tuple[PlannedName, ...] = ()
 
     def encode(self) -> bytes:
-        """Encode as a file."""
         document: dict[str, object] = {"format": _FORMAT, "version": VERSION}
         document.update(asdict(self))
         return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"

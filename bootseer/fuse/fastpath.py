@@ -170,7 +170,6 @@ class FastPath:
         return touches
 
     def stop(self) -> None:
-        """Stop answering requests."""
         lib.bs_fastpath_stop(self._self)
         self._self = None
         for end in (self._session, self._misses, self._asked):

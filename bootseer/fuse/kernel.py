@@ -40,7 +40,6 @@ class KernelLink:
         return await self._call(pyfuse3.notify_store, inode, offset, data)
 
     async def forget_data(self, inode: int) -> None:
-        """Drop a file's pages and attributes from the kernel's caches."""
         await self._call(pyfuse3.invalidate_inode, inode)
 
     def forget_entry(self, parent: int, name: bytes) -> None:
@@ -49,7 +48,6 @@ class KernelLink:
         pyfuse3.invalidate_entry_async(parent, name, ignore_enoent=True)
 
     def reads(self, *, go_on: bool) -> list[tuple[int, int, int]]:
-        """Return the fast path's reads, see `FastPath.touches`."""
         return self._fast.touches(go_on=go_on) if self._fast is not None else []
 
     async def close(self) -> None:

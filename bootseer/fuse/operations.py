@@ -49,7 +49,6 @@ class OpenDirectory:
     _names: frozenset[bytes] | None = None
 
     def fill(self, entries: Sequence[tuple[bytes, Attributes]]) -> None:
-        """Set the directory's entries."""
         self.entries, self.is_fresh, self._names = entries, True, None
 
     def note(self, name: bytes) -> None:
@@ -87,7 +86,6 @@ class ViewOperations(pyfuse3.Operations):
         self._listing_handles = itertools.count(1)
 
     def init(self) -> None:
-        """Handle the kernel's first request."""
         self._on_start()
 
     async def lookup(
@@ -107,17 +105,14 @@ class ViewOperations(pyfuse3.Operations):
             self._forget(inode, count)
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        """Return a file's attributes."""
         with as_errno():
             return self._entry(await self._view.attributes(inode))
 
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
-        """Return a symbolic link's text."""
         with as_errno():
             return await self._view.link_target(inode)
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        """Open a file."""
         with as_errno():
             opened = await self._view.open(inode, flags)
             return pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
@@ -128,7 +123,6 @@ class ViewOperations(pyfuse3.Operations):
             return await self._view.read(fh, off, size)
 
     async def release(self, fh: int) -> None:
-        """Close a file."""
         with as_errno():
             await self._view.close(fh)
 
@@ -189,7 +183,6 @@ class ViewOperations(pyfuse3.Operations):
         return listed
 
     async def releasedir(self, fh: int) -> None:
-        """Drop a listing."""
         self._unlist(self._listings.pop(fh))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:

@@ -141,7 +141,7 @@ async def serve(
 
     connection = attach(mountpoint, os.getuid(), os.getgid(), options)
     try:
-        await serve_fd(view, connection, blocks, task_status=_Calling(started))
+        await serve_fd(view, connection, blocks, task_status=CallWhenStarted(started))
     except BaseException:
         detach(mountpoint)
         raise
@@ -166,14 +166,14 @@ def run(serving: Callable[..., Awaitable[None]], *, ready: str) -> None:
         with trio.CancelScope() as scope:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: token.run_sync_soon(scope.cancel))
-            await serving(task_status=_Calling(announce))
+            await serving(task_status=CallWhenStarted(announce))
 
     trio.run(main)
 
 
 @dataclass(frozen=True, slots=True)
-class _Calling:
-    """A trio task status that calls a function on start."""
+class CallWhenStarted:
+    """A task's status whose start is told to a function."""
 
     function: Callable[[], None]
 

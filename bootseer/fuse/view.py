@@ -92,18 +92,15 @@ class Kernel(Protocol):
         Returns:
             Whether the kernel knows the file and has stored the bytes.
         """
-        ...
 
     async def forget_data(self, inode: int) -> None:
         """Drop what the kernel has cached of a file: its pages and attributes.
 
         Waits for reads in progress, as `store` does.
         """
-        ...
 
     def forget_entry(self, parent: int, name: bytes) -> None:
         """Drop a name from the kernel's cache, asynchronously."""
-        ...
 
     def reads(self, *, go_on: bool) -> list[tuple[int, int, int]]:
         """Return reads that bypassed `View.read`, since the last call.
@@ -114,7 +111,6 @@ class Kernel(Protocol):
         Returns:
             Start, end and time of each read, on the monotonic clock in nanoseconds.
         """
-        ...
 
 
 class View(Protocol):
@@ -136,11 +132,9 @@ class View(Protocol):
 
     def attach(self, kernel: Kernel) -> None:
         """Set the link to the kernel; called once, before any other call."""
-        ...
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return the attributes of the entry `name` of a directory."""
-        ...
 
     async def attributes(self, inode: int) -> Attributes:
         """Return a file's present attributes, even if its name was removed.
@@ -148,15 +142,12 @@ class View(Protocol):
         If size or mtime have changed, the kernel drops its cached content. For a writable view it
         is called for each entry of a listing.
         """
-        ...
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
         """Return a directory's entries, without ``.`` and ``..``."""
-        ...
 
     async def link_target(self, inode: int) -> bytes:
         """Return a symbolic link's target."""
-        ...
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
         """Open a file.
@@ -166,25 +157,21 @@ class View(Protocol):
             flags: as for open(2): O_ACCMODE, and in a `WritableView` O_TRUNC, O_APPEND, O_DIRECT
                 and O_SYNC. O_CREAT and O_EXCL never: such an open is a lookup or a create.
         """
-        ...
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
         """Return bytes from `offset` on; fewer than ``size_bytes`` only at the end of the file."""
-        ...
 
     async def close(self, handle: int) -> None:
         """Release an open file; the last call with its handle.
 
         No process waits for it, and errors are not reported.
         """
-        ...
 
     def forget(self, inode: int) -> None:
         """Handle that the kernel has dropped the file; it will look it up again if needed.
 
         A file without a name can be freed: it is not open either.
         """
-        ...
 
 
 @runtime_checkable
@@ -238,7 +225,6 @@ class WritableView(View, Protocol):
             thread: id of the opening thread, which waits; 0 if it is in another pid namespace than
                 the mount.
         """
-        ...
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
@@ -252,7 +238,6 @@ class WritableView(View, Protocol):
             flags: as for `open`; O_EXCL: fail with EEXIST if it exists.
             thread: as for `open`.
         """
-        ...
 
     async def write(self, handle: int, offset: int, data: bytes) -> int:
         """Write bytes; writing beyond the end leaves zeros in between.
@@ -260,15 +245,12 @@ class WritableView(View, Protocol):
         Returns:
             The number of bytes written; a lower number ends the caller's write(2) there.
         """
-        ...
 
     async def flush(self, handle: int) -> None:
         """Complete the writes of a descriptor being closed; errors are returned by close(2)."""
-        ...
 
     async def sync(self, handle: int) -> None:
         """Make written data durable (fsync, fdatasync)."""
-        ...
 
     async def truncate(self, inode: int, handle: int | None, size_bytes: int) -> Attributes:
         """Truncate a file, or extend it with zeros.
@@ -278,7 +260,6 @@ class WritableView(View, Protocol):
             handle: handle of the file for ftruncate(2); None for truncate(2).
             size_bytes: the new length.
         """
-        ...
 
     async def change(
         self,
@@ -292,19 +273,15 @@ class WritableView(View, Protocol):
 
         Access times are not kept: setting one alone calls this without changes.
         """
-        ...
 
     async def make_folder(self, parent: int, name: bytes, mode: int) -> Attributes:
         """Create a directory with these permission bits."""
-        ...
 
     async def remove(self, parent: int, name: bytes) -> None:
         """Remove the name of a file; open handles stay valid."""
-        ...
 
     async def remove_folder(self, parent: int, name: bytes) -> None:
         """Remove an empty directory."""
-        ...
 
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
@@ -317,19 +294,15 @@ class WritableView(View, Protocol):
                 empty directory. Renaming a file to itself does nothing.
             flags: 0, or `RENAME_NOREPLACE` to replace nothing. RENAME_EXCHANGE is refused before.
         """
-        ...
 
     async def space(self) -> FilesystemSpace:
         """Return the total and free space."""
-        ...
 
     async def extended(self, inode: int, name: bytes) -> bytes:
         """Return an extended attribute; ENODATA if the file does not have it.
 
         Names ``security.…`` are not passed on: the kernel gets one before each write(2).
         """
-        ...
 
     async def extended_names(self, inode: int) -> Sequence[bytes]:
         """Return the names of a file's extended attributes."""
-        ...

@@ -30,7 +30,6 @@ class WritableOperations(ViewOperations):
         super().__init__(view, on_start)
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        """Open a file."""
         with as_errno():
             opened = await self._view.open(inode, flags, ctx.pid)
             return pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
@@ -71,7 +70,6 @@ class WritableOperations(ViewOperations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        """Create a file and open it."""
         with as_errno(conflict=errno.EEXIST), self._changing((parent_inode, name)):
             attributes, opened = await self._view.create(
                 parent_inode, checked(name), mode & 0o7777, flags, ctx.pid
@@ -80,17 +78,14 @@ class WritableOperations(ViewOperations):
             return info, self._looked_up(attributes)
 
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        """Write bytes to an open file."""
         with as_errno():
             return await self._view.write(fh, off, buf)
 
     async def flush(self, fh: int) -> None:
-        """Answer a close(2)."""
         with as_errno():
             await self._view.flush(fh)
 
     async def fsync(self, fh: int, datasync: bool) -> None:
-        """Make a file's content durable."""
         with as_errno():
             await self._view.sync(fh)
 
@@ -119,19 +114,16 @@ class WritableOperations(ViewOperations):
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Create a directory."""
         with as_errno(conflict=errno.EEXIST), self._changing((parent_inode, name)):
             return self._looked_up(
                 await self._view.make_folder(parent_inode, checked(name), mode & 0o7777)
             )
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        """Remove a file's name."""
         with as_errno(), self._changing((parent_inode, name)):
             await self._view.remove(parent_inode, checked(name))
 
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        """Remove an empty directory."""
         with as_errno(), self._changing((parent_inode, name)):
             await self._view.remove_folder(parent_inode, checked(name))
 
@@ -155,23 +147,19 @@ class WritableOperations(ViewOperations):
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Refuse to create a symbolic link."""
         raise pyfuse3.FUSEError(errno.EPERM)
 
     async def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Refuse to create a hard link."""
         raise pyfuse3.FUSEError(errno.EPERM)
 
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Refuse to create pipes, sockets and devices."""
         raise pyfuse3.FUSEError(errno.EPERM)
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """Return the total and free space."""
         with as_errno():
             space = await self._view.space()
             data = pyfuse3.StatvfsData()
@@ -184,7 +172,6 @@ class WritableOperations(ViewOperations):
             return data
 
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
-        """Return an extended attribute."""
         with as_errno():
             # Before each write(2) the kernel gets security.capability, which writing clears.
             if name.startswith(_SECURITY):
@@ -192,6 +179,5 @@ class WritableOperations(ViewOperations):
             return await self._view.extended(inode, name)
 
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
-        """Return the names of a file's extended attributes."""
         with as_errno():
             return await self._view.extended_names(inode)

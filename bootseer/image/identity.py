@@ -31,6 +31,7 @@ MAX_TABLE_BYTES = 64 * MIB
 
 _PIECE_BYTES = 128 * KIB
 """One request of most file systems, so that all of the tables is on its way at once."""
+_STREAMS = 16
 _SAMPLES = 32
 _SAMPLE_BYTES = 64 * 1024
 
@@ -120,15 +121,15 @@ def _is_answered_for(fd: int) -> bool:
     return False
 
 
-def identify(image: OpenImage, streams: int = 16) -> Identity:
-    """Compute the identity digest; reads superblock and tables with ``streams`` parallel reads.
+def identify(image: OpenImage) -> Identity:
+    """Compute the identity digest; reads superblock and tables with several reads at once.
 
     Raises:
         Corrupt: it says squashfs and its tables do not lie inside the file.
         Unavailable: it cannot be read.
     """
     superblock = ByteRange(0, min(SUPERBLOCK_BYTES, image.size_bytes))
-    with ThreadPoolExecutor(streams) as pool:
+    with ThreadPoolExecutor(_STREAMS) as pool:
         tables = find_tables(_read(image, superblock), image.size_bytes)
         if tables is None:
             return Identity(_digest("file1", image, _samples(image), pool, image.mtime_ns), ())

@@ -103,7 +103,6 @@ class Channel(Generic[Sent, Received]):
         return message
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
     async def _receive_head(self) -> tuple[bytes, list[int]]:
@@ -135,17 +134,14 @@ class Awaited(Generic[Received]):
     """A message that tasks wait for until it is received."""
 
     def __init__(self) -> None:
-        """Create an object without the message."""
         self._has_come = trio.Event()
         self._message: Received | None = None
 
     def set(self, message: Received) -> None:
-        """Pass the message to all waiting tasks."""
         self._message = message
         self._has_come.set()
 
     async def wait(self) -> Received:
-        """Return the message once it is set."""
         await self._has_come.wait()
         assert self._message is not None
         return self._message

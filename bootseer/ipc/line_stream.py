@@ -6,6 +6,7 @@ Descriptors may arrive with the line before theirs, so the ends must take turns.
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass, field
 
 import trio
 
@@ -13,25 +14,23 @@ from bootseer.errors import Closed, Corrupt
 from bootseer.ipc.descriptors import close_all, received
 
 
+@dataclass(eq=False)
 class LineStream:
-    """One end of a stream; any number of tasks send, and one at a time receives."""
+    """One end of a stream; any number of tasks send, and one at a time receives.
 
-    def __init__(
-        self, end: trio.socket.SocketType, name: str, max_line_bytes: int, max_fds: int = 0
-    ) -> None:
-        """Take over a socket.
+    Attributes:
+        end: a SOCK_STREAM socket.
+        name: name of the other end, for errors.
+        max_line_bytes, max_fds: limits of one received line.
+    """
 
-        Args:
-            end: a SOCK_STREAM socket.
-            name: name of the other end, for errors.
-            max_line_bytes, max_fds: limits of one received line.
-        """
-        self._socket = end
-        self._name = name
-        self._max_line_bytes = max_line_bytes
-        self._max_fds = max_fds
-        self._rest = bytearray()
-        self._sending = trio.Lock()  # keeps one line's bytes together
+    end: trio.socket.SocketType
+    name: str
+    max_line_bytes: int
+    max_fds: int = 0
+    _rest: bytearray = field(default_factory=bytearray)
+    # Keeps one line's bytes together.
+    _sending: trio.Lock = field(default_factory=trio.Lock)
 
     async def send(self, line: bytes) -> None:
         """Send a line, which ends with a line break.
@@ -46,7 +45,7 @@ class LineStream:
             left = data
             try:
                 while left:
-                    left = left[await self._socket.send(left) :]
+                    left = left[await self.end.send(left) :]
             except (OSError, trio.ClosedResourceError) as error:
                 raise self._closed() from error
             finally:
@@ -68,8 +67,8 @@ class LineStream:
                 self._rest += data
                 if not data:
                     raise self._closed()
-                if len(self._rest) > self._max_line_bytes or len(fds) > self._max_fds:
-                    raise Corrupt(f"a message of {self._name} is too long")
+                if len(self._rest) > self.max_line_bytes or len(fds) > self.max_fds:
+                    raise Corrupt(f"a message of {self.name} is too long")
         except BaseException:
             close_all(fds)
             raise
@@ -79,24 +78,21 @@ class LineStream:
     async def closed(self) -> None:
         """Wait until the other end is gone, while nothing is expected from it."""
         try:
-            if await self._socket.recv(1, socket.MSG_PEEK):
-                await trio.sleep_forever()  # the next call of receive gets it
+            if await self.end.recv(1, socket.MSG_PEEK):
+                await trio.sleep_forever()  # the next to receive is told of it
         except (OSError, trio.ClosedResourceError):
             return
 
     def close(self) -> None:
-        """Close this end."""
-        self._socket.close()
+        self.end.close()
 
     def _closed(self) -> Closed:
-        return Closed(f"lost the connection to {self._name}")
+        return Closed(f"lost the connection to {self.name}")
 
     async def _receive_some(self) -> tuple[bytes, list[int]]:
-        space = socket.CMSG_SPACE(4 * self._max_fds)
+        space = socket.CMSG_SPACE(4 * self.max_fds)
         try:
-            data, ancillary, _, _ = await self._socket.recvmsg(
-                1 << 20, space, socket.MSG_CMSG_CLOEXEC
-            )
+            data, ancillary, _, _ = await self.end.recvmsg(1 << 20, space, socket.MSG_CMSG_CLOEXEC)
         except (OSError, trio.ClosedResourceError) as error:
             raise self._closed() from error
         return data, received(ancillary)

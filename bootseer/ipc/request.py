@@ -78,7 +78,6 @@ class Reply:
     )
 
     def encode(self) -> bytes:
-        """Encode the reply."""
         kind, why = 0, b""
         if self.error is not None:
             known = type(self.error) in self.ERRORS

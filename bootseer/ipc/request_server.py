@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Thread
 from typing import Any
 
@@ -25,43 +26,40 @@ CarryOut = Callable[[Any, list[int], list[int]], int]
 descriptors; returns the reply's value."""
 
 
+@dataclass(eq=False)
 class RequestServer:
-    """Serves the requests of one client."""
+    """Serves the requests of one client.
 
-    def __init__(
-        self, end: socket.socket, verbs: Verbs, carry_out: CarryOut, *here: type[Any]
-    ) -> None:
-        """Take over a socket (SOCK_SEQPACKET).
+    Attributes:
+        end: our end of the socket (SOCK_SEQPACKET).
+        verbs: the accepted verbs.
+        carry_out: carries out a request; raises BootseerError or OSError if it fails.
+        here: verbs that run in the thread that calls `run`.
+    """
 
-        Args:
-            end: our end of the socket.
-            verbs: the accepted verbs.
-            carry_out: carries out a request; raises BootseerError or OSError if it fails.
-            here: verbs that run in the thread that calls `run`.
-        """
-        self._end = end
-        self._verbs = verbs
-        self._carry_out = carry_out
-        self._here = here
-        self._at_once = BoundedSemaphore(MAX_AT_ONCE)
+    end: socket.socket
+    verbs: Verbs
+    carry_out: CarryOut
+    here: tuple[type[Any], ...] = ()
+    _at_once: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(MAX_AT_ONCE))
 
     def run(self) -> None:
         """Serve requests until the client has ended or sends an invalid message."""
         while True:
             try:
-                message, fds = receive(self._end, MAX_BYTES, MAX_DESCRIPTORS)
+                message, fds = receive(self.end, MAX_BYTES, MAX_DESCRIPTORS)
             except OSError:  # the client has ended with a reply unread
                 return
             if not message:
                 return
             try:
-                number, request = self._verbs.decode(message)
+                number, request = self.verbs.decode(message)
             except Corrupt as error:
                 close_all(fds)
                 print(f"closed the connection: {error}", file=sys.stderr)
                 return
             self._at_once.acquire()
-            if isinstance(request, self._here):
+            if isinstance(request, self.here):
                 self._answer(number, request, fds)
             else:
                 Thread(target=self._answer, args=(number, request, fds), daemon=True).start()
@@ -69,7 +67,7 @@ class RequestServer:
     def _answer(self, number: int, request: Any, fds: list[int]) -> None:
         sent: list[int] = []
         try:
-            reply = Reply(number, None, self._carry_out(request, fds, sent))
+            reply = Reply(number, None, self.carry_out(request, fds, sent))
         except BootseerError as error:
             reply = Reply(number, error)
         except OSError as error:
@@ -81,8 +79,8 @@ class RequestServer:
         finally:
             close_all(fds)
         try:
-            with suppress(OSError):  # the client has ended
-                socket.send_fds(self._end, [reply.encode()], sent)
+            with suppress(OSError):  # it has ended
+                socket.send_fds(self.end, [reply.encode()], sent)
         finally:
             close_all(sent)
             self._at_once.release()

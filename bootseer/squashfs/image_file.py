@@ -67,7 +67,6 @@ class ImageFile:
             self.decompress = decompressor(self.superblock.compressor)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

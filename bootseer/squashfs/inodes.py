@@ -112,12 +112,10 @@ class SquashfsInode:
 
     @property
     def is_directory(self) -> bool:
-        """Return whether it is a directory."""
         return stat.S_ISDIR(self.mode)
 
     @property
     def is_file(self) -> bool:
-        """Return whether it is a regular file."""
         return stat.S_ISREG(self.mode)
 
     @property

@@ -25,11 +25,9 @@ class Program(Protocol):
 
     def wait(self) -> int:
         """Wait for its end; returns its exit status, or the negative number of a signal."""
-        ...
 
     def kill(self) -> None:
         """Kill it if it has not ended; call `wait` afterwards."""
-        ...
 
 
 Start = Callable[[Sequence[str], int, int, Sequence[int]], Program]

@@ -76,7 +76,6 @@ class Squashfs(ImageFile):
         self._fragment = lru_cache(_FRAGMENTS_KEPT)(self._read_fragment)
 
     def __enter__(self) -> Squashfs:
-        """Return the image."""
         return self
 
     def __exit__(
@@ -85,12 +84,10 @@ class Squashfs(ImageFile):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the image."""
         self.close()
 
     @property
     def root(self) -> SquashfsInode:
-        """Return the root directory."""
         root = self.superblock.root
         return self.inode_at(self.inode_table.locate(root >> 16, root & 0xFFFF))
 

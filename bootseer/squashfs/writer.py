@@ -58,13 +58,11 @@ class Packer:
         self._waiting = bytearray()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Add to the stream."""
         self._waiting += data
         if len(self._waiting) >= _PIPE_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Pass the added data on."""
         try:
             with memoryview(self._waiting) as data:
                 write_fully(self._fd, data)

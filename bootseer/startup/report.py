@@ -28,7 +28,6 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds."""
         return self.end_s - self.start_s
 
 
@@ -63,7 +62,6 @@ class Report:
     nodes: tuple[NodeStages, ...]
 
     def document(self) -> dict[str, object]:
-        """Return the report as what JSON can carry."""
         return asdict(self)
 
     @property

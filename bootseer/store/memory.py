@@ -67,7 +67,6 @@ class MemoryStore:
     capabilities = Capabilities(atomic_rename=True, replication=False, attributes=True, append=True)
 
     def __init__(self) -> None:
-        """Start empty."""
         self._entries: dict[str, _Entry] = {}
 
     async def stat(self, name: str) -> ObjectInfo:
@@ -134,7 +133,7 @@ class MemoryStore:
         mode = _OBJECT_MODE if mode is None else check_mode(mode)
         await trio.lowlevel.checkpoint()
         self.put(name, b"", mode, overwrite=False)
-        appender = _MemoryAppender(self, name, mode)
+        appender = _MemoryAppender(self, name, True, mode)
         try:
             yield appender
         finally:
@@ -276,24 +275,14 @@ class _MemoryWriter:
     async def commit(self) -> None:
         with self.gate.step(last=True):
             await trio.lowlevel.checkpoint()
-            content = bytes(self._content)
-            self._store.put(self._name, content, self._mode, overwrite=self._overwrite)
+            self._show()
+
+    def _show(self) -> None:
+        self._store.put(self._name, bytes(self._content), self._mode, overwrite=self._overwrite)
 
 
-class _MemoryAppender:
-    """Collects the data and shows what was synced."""
-
-    def __init__(self, store: MemoryStore, name: str, mode: int) -> None:
-        self.gate = WriteSequence(name)
-        self._store = store
-        self._name = name
-        self._mode = mode
-        self._content = bytearray()
-
-    async def write(self, data: Data) -> None:
-        with self.gate.step():
-            await trio.lowlevel.checkpoint()
-            self._content += data
+class _MemoryAppender(_MemoryWriter):
+    """Shows what was synced."""
 
     async def sync(self) -> None:
         with self.gate.step():
@@ -301,12 +290,7 @@ class _MemoryAppender:
             self._show()
 
     async def finish(self) -> None:
-        with self.gate.step(last=True):
-            await trio.lowlevel.checkpoint()
-            self._show()
-
-    def _show(self) -> None:
-        self._store.put(self._name, bytes(self._content), self._mode, overwrite=True)
+        await self.commit()
 
 
 def _above(name: str) -> Sequence[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import trio
@@ -14,39 +15,11 @@ from bootseer.store.wrappers.base import WrappedStore
 
 T = TypeVar("T")
 
-CHANGES = frozenset(
-    (
-        "create",
-        "append",
-        "write",
-        "grow",
-        "sync",
-        "finish",
-        "commit",
-        "rename",
-        "delete",
-        "delete_tree",
-        "mkdir",
-        "set_mode",
-        "set_mtime",
-        "set_replication",
-        "reap_temporaries",
-    )
-)
+_MAKES = frozenset(("create", "append", "write", "grow", "sync", "finish", "commit", "mkdir"))
+_TAKES = frozenset(("rename", "delete", "delete_tree", "set_mode", "set_mtime", "set_replication"))
+CHANGES = _MAKES | _TAKES | {"reap_temporaries"}
 """The operations that change a store."""
-
-_MAKES = {
-    "create",
-    "append",
-    "write",
-    "grow",
-    "sync",
-    "finish",
-    "commit",
-    "mkdir",
-    "reap_temporaries",
-}
-_NEEDS = CHANGES - _MAKES | {"stat", "open"}
+_NEEDS = _TAKES | {"stat", "open"}
 
 
 class FlakyStore(WrappedStore):
@@ -68,7 +41,6 @@ class FlakyStore(WrappedStore):
         self._late = late
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await `call()`, or raise Transient before or after it."""
         self.calls.append((operation, name))
         if not self._fails(len(self.calls), operation, name):
             return await call()
@@ -100,12 +72,10 @@ class SlowStore(WrappedStore):
     """Takes a while before each operation; combine with trio's autojump clock."""
 
     def __init__(self, inner: Store, latency_s: float) -> None:
-        """Delay each operation by `latency_s` seconds."""
         super().__init__(inner)
         self._latency_s = latency_s
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Wait, then await `call()`."""
         await trio.sleep(self._latency_s)
         return await call()
 
@@ -118,12 +88,10 @@ class HangingStore(WrappedStore):
     """
 
     def __init__(self, inner: Store, operations: Container[str] | None = None) -> None:
-        """Hang in the given `operations`."""
         super().__init__(inner)
         self.operations = operations
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await `call()`, or sleep forever."""
         if self.operations is None or operation in self.operations:
             await trio.sleep_forever()
         return await call()
@@ -133,11 +101,6 @@ class ReadOnlyStore(WrappedStore):
     """Denies every change, like a file system that is mounted read-only."""
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await `call()` unless it would change something.
-
-        Raises:
-            Denied: it would.
-        """
         if operation in CHANGES:
             await trio.lowlevel.checkpoint()
             raise Denied(f"cannot {operation} {name!r} in {self.url}: it is read-only")
@@ -153,18 +116,12 @@ class MissingStore(WrappedStore):
         self._is_missing = is_missing or (lambda name: True)
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await `call()` unless it needs an object that is missing.
-
-        Raises:
-            NotFound: it does.
-        """
         if operation in _NEEDS and self._is_missing(name):
             await trio.lowlevel.checkpoint()
             raise NotFound(f"cannot {operation} {name!r} in {self.url}: missing on purpose")
         return await call()
 
     async def list(self, folder: str = "") -> FolderListing:
-        """List what is not missing."""
         listing = await super().list(folder)
         return FolderListing(info for info in listing if not self._is_missing(info.name))
 
@@ -177,13 +134,8 @@ class FullStore(WrappedStore):
         super().__init__(inner)
         self._left_bytes = capacity_bytes
 
-    async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await `call()`; writes are counted where they are made."""
-        return await call()
-
     @asynccontextmanager
     async def create(self, name: str, **options: Any) -> AsyncIterator[Writer]:
-        """Write an object until the store is full."""
         async with super().create(name, **options) as writer:
             yield _FullWriter(self, name, writer)
 
@@ -198,18 +150,18 @@ class FullStore(WrappedStore):
         self._left_bytes -= size_bytes
 
 
+@dataclass(eq=False)
 class _FullWriter:
-    def __init__(self, store: FullStore, name: str, writer: Writer) -> None:
-        self._store = store
-        self._name = name
-        self._writer = writer
+    store: FullStore
+    name: str
+    writer: Writer
 
     async def write(self, data: Data) -> None:
-        self._store.take(self._name, memoryview(data).nbytes)
-        await self._writer.write(data)
+        self.store.take(self.name, memoryview(data).nbytes)
+        await self.writer.write(data)
 
     async def commit(self) -> None:
-        await self._writer.commit()
+        await self.writer.commit()
 
 
 class TornStore(WrappedStore):
@@ -220,13 +172,8 @@ class TornStore(WrappedStore):
         super().__init__(inner)
         self._damage = damage or (lambda content: content[: len(content) // 2])
 
-    async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await `call()`; the damage is done where objects are written."""
-        return await call()
-
     @asynccontextmanager
     async def create(self, name: str, **options: Any) -> AsyncIterator[Writer]:
-        """Write an object that comes out damaged."""
         async with super().create(name, **options) as writer:
             yield _TornWriter(writer, self._damage)
 
@@ -261,12 +208,8 @@ class OpenCountingStore(WrappedStore):
     """
 
     def __init__(self, inner: Store) -> None:
-        """Count the readers of `inner`."""
         super().__init__(inner)
         self.open_now = self.opened = 0
-
-    async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        return await call()
 
     @asynccontextmanager
     async def open(

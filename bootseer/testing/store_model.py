@@ -25,7 +25,6 @@ class StoreModel:
     """Names and contents, None for a folder."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.entries: dict[str, bytes | None] = {}
 
     def publish(self, name: str, content: bytes, overwrite: bool) -> None:
@@ -36,14 +35,12 @@ class StoreModel:
         self.entries[name] = content
 
     def read(self, name: str) -> bytes:
-        """Return an object's content."""
         content = self.need(name)
         if content is None:
             raise Conflict(name)
         return content
 
     def mkdir(self, name: str) -> None:
-        """Make a folder and those above it."""
         if not name:
             return
         self.mkdir(name.rpartition("/")[0])
@@ -69,7 +66,6 @@ class StoreModel:
         }
 
     def delete(self, name: str) -> None:
-        """Remove an object or an empty folder."""
         self.need(name)
         if any(other.startswith(f"{name}/") for other in self.entries):
             raise Conflict(name)
@@ -85,12 +81,10 @@ class StoreModel:
         }
 
     def stat(self, name: str) -> tuple[str, int, bool]:
-        """Return name, size and whether it is a folder."""
         content = self.need(name)
         return name, len(content or b""), content is None
 
     def list(self, folder: str) -> list[tuple[str, int, bool]]:
-        """Describe what is directly in a folder."""
         return [self.stat(name) for name in sorted(self.entries) if _above(name) == folder]
 
     def need(self, name: str) -> bytes | None:
@@ -108,14 +102,12 @@ class StoreMachine(RuleBasedStateMachine):
     """Does to a store and to the model the same, and wants the same result or error."""
 
     def __init__(self, store: Store) -> None:
-        """Compare an empty store."""
         super().__init__()
         self.store = store
         self.model = StoreModel()
 
     @rule(name=NAMES, content=CONTENTS, overwrite=st.booleans())
     def publish(self, name: str, content: bytes, overwrite: bool) -> None:
-        """Write an object."""
         self.same(
             partial(publish, self.store, name, content, overwrite=overwrite),
             partial(self.model.publish, name, content, overwrite),
@@ -133,17 +125,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def read(self, name: str) -> None:
-        """Read an object."""
         self.same(partial(read_all, self.store, name, LIMIT_BYTES), partial(self.model.read, name))
 
     @rule(name=NAMES)
     def mkdir(self, name: str) -> None:
-        """Make a folder."""
         self.same(partial(self.store.mkdir, name), partial(self.model.mkdir, name))
 
     @rule(name=NAMES, new_name=NAMES, overwrite=st.booleans())
     def rename(self, name: str, new_name: str, overwrite: bool) -> None:
-        """Rename an object or a folder."""
         self.same(
             partial(self.store.rename, name, new_name, overwrite=overwrite),
             partial(self.model.rename, name, new_name, overwrite),
@@ -151,7 +140,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
-        """Delete an object or a folder."""
         self.same(partial(self.store.delete, name), partial(self.model.delete, name))
 
     @rule(name=NAMES)
@@ -161,7 +149,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def stat(self, name: str) -> None:
-        """Describe an object or a folder."""
 
         async def stat() -> tuple[str, int, bool]:
             return _seen(await self.store.stat(name))
@@ -170,7 +157,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(folder=NAMES | st.just(""))
     def list(self, folder: str) -> None:
-        """List a folder."""
 
         async def list_folder() -> object:
             return [_seen(info) for info in await self.store.list(folder)]

@@ -66,13 +66,7 @@ def test_a_number_is_whole_and_in_its_range(read, least, most):
         refused(lambda wrong=wrong: read(fields(wrong)))
 
 
-def test_a_flag_is_true_or_false():
-    assert fields(True).flag("it") is True and fields(False).flag("it") is False
-    for wrong in (0, 1, "true", None):
-        refused(lambda wrong=wrong: fields(wrong).flag("it"))
-
-
-def test_a_part_names_its_place_in_errors():
+def test_a_part_says_where_it_is():
     assert fields({"a": 5}).part("it").count("a") == 5
     assert fields({"a": 5}).unread("it") == {"a": 5}
     with pytest.raises(Corrupt, match="the document: it: field 'b'"):

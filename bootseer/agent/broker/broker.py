@@ -73,7 +73,7 @@ class Broker:
         try:
             # Workers die with the thread that started them, so start them in this one.
             here = (messages.StartWorker, messages.StartImageServer)
-            RequestServer(supervisor, messages.VERBS, self._carry_out, *here).run()
+            RequestServer(supervisor, messages.VERBS, self._carry_out, here).run()
         finally:
             self._has_ended.set()
             with suppress(OSError):

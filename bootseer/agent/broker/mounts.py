@@ -108,7 +108,6 @@ class Mounts:
         }[mount]
 
     def set_read_ahead(self, mount: MountKind, number: int, kib: int) -> None:
-        """See `root_mounts.set_read_ahead`."""
         if mount in (MountKind.CHECKPOINT, MountKind.IMAGE) and 0 <= kib <= 1 << 16:
             root_mounts.set_read_ahead(Path(self.path(mount, number)), kib)
 

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from threading import Lock
 
@@ -48,6 +48,7 @@ class _Child:
     times_stopped: int = 0
 
 
+@dataclass(eq=False)
 class Processes:
     """Children of the broker, by handle.
 
@@ -55,21 +56,19 @@ class Processes:
 
     Concurrency: any number of threads. Only the first thread starts children, because they die with
         the thread that started them.
+
+    Attributes:
+        folder, job: the job and its folder.
+        slots: limits the processes of all of this user's jobs on the node.
     """
 
-    def __init__(self, folder: JobFolder, job: Job, slots: UserSlots) -> None:
-        """Create an object without children.
-
-        Args:
-            folder, job: the job and its folder.
-            slots: limits the processes of all of this user's jobs on the node.
-        """
-        self._folder = folder
-        self._job = job
-        self._slots = slots
-        self._numbers = count(1)
-        self._children: dict[int, _Child] = {}
-        self._lock = Lock()  # guards the children; a child is not reaped while it is held
+    folder: JobFolder
+    job: Job
+    slots: UserSlots
+    _numbers: count[int] = field(default_factory=lambda: count(1))
+    _children: dict[int, _Child] = field(default_factory=dict)
+    # Guards the children; a child is not reaped while it is held.
+    _lock: Lock = field(default_factory=Lock)
 
     def adopt(self, pid: int) -> int:
         """Register a child; returns its handle."""
@@ -90,19 +89,19 @@ class Processes:
         if len(self._children) >= MAX_WORKERS:
             raise Unavailable(f"this job may have only {MAX_WORKERS} workers")
         with self._lock:
-            slot = self._slots.take()
+            slot = self.slots.take()
         try:
-            pid, end = spawn.spawn_worker(self._folder, self._job, role, connection)
+            pid, end = spawn.spawn_worker(self.folder, self.job, role, connection)
         except BaseException:
             with self._lock:
-                self._slots.give(slot)
+                self.slots.give(slot)
             raise
         child = _Child(pid, slot, connection is not None, role == "serve_image")
         handle = self._keep(child)
         if child.outlives:
             with self._lock:
                 lasting = [one.pid for one in self._children.values() if one.outlives]
-            register_servers(self._folder, lasting)
+            register_servers(self.folder, lasting)
         return handle, end
 
     def kill(self, handle: int) -> None:
@@ -116,7 +115,7 @@ class Processes:
             if child is None:
                 raise NotFound(f"there is no process {handle}")
             if child.slot is not None:
-                self._slots.give(child.slot)
+                self.slots.give(child.slot)
         os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
         until = time.monotonic() + _KILL_S
         while os.waitpid(child.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:

@@ -53,7 +53,6 @@ class UserSlots:
         raise Unavailable(f"a user may have only {MAX_OF_USER} workers on this node")
 
     def give(self, slot: int) -> None:
-        """Release a slot."""
         self._taken.discard(slot)
         self._set(slot, fcntl.F_UNLCK)
 

@@ -21,7 +21,6 @@ class Role(IntEnum):
 
     @property
     def module(self) -> str:
-        """Return the name of the role's module."""
         return self.name.lower()
 
 

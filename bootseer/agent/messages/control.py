@@ -48,7 +48,6 @@ class WaitReady(NamedTuple):
     timeout_s: float
 
     def check(self, name: str) -> None:
-        """Check the time."""
         _check_seconds(self.timeout_s, _MAX_WAIT_S, name)
 
 
@@ -58,7 +57,6 @@ class Finish(NamedTuple):
     timeout_s: float
 
     def check(self, name: str) -> None:
-        """Check the time."""
         _check_seconds(self.timeout_s, _MAX_FINISH_S, name)
 
 
@@ -72,7 +70,6 @@ class ServeImage(NamedTuple):
     image: str
 
     def check(self, name: str) -> None:
-        """Check the text."""
         _check_text(self.image, MAX_URI_CHARS, f"{name}: image")
 
 
@@ -83,7 +80,6 @@ class KeepImport(NamedTuple):
     path: str
 
     def check(self, name: str) -> None:
-        """Check the texts."""
         _check_text(self.image, MAX_URI_CHARS, f"{name}: image")
         _check_text(self.path, MAX_PATH_CHARS, f"{name}: path")
 

@@ -262,7 +262,6 @@ class MountEnvironment(NamedTuple):
     targets: list[str]
 
     def check(self, name: str) -> None:
-        """Check all of it."""
         _check_text(self.key, 64, name)
         if len(self.targets) > MAX_TARGETS:
             raise Corrupt(f"{name}: more than {MAX_TARGETS} targets")
@@ -288,7 +287,6 @@ class ImageFound(NamedTuple):
     leading: list[ByteRange]
 
     def check(self, name: str) -> None:
-        """Check all of it."""
         _check_text(self.path, 4096, name)
         _check_text(self.digest, 200, name)
         check_ranges(self.leading, MAX_RANGES, name)
@@ -308,7 +306,6 @@ class PrefetchBegun(NamedTuple):
     doubts: int
 
     def check(self, name: str) -> None:
-        """Check all of it."""
         check_ranges(self.ranges, MAX_RANGES, name)
         check_pieces(self.holdout, name)
         check_not_negative(self, name)
@@ -321,7 +318,6 @@ class PrefetchProgress(NamedTuple):
     want_bytes: int
 
     def check(self, name: str) -> None:
-        """Check the numbers."""
         check_not_negative(self, name)
 
 
@@ -336,7 +332,6 @@ class CheckpointFileAhead(NamedTuple):
     ranges: list[ByteRange]
 
     def check(self, name: str) -> None:
-        """Check both."""
         _check_text(self.path, 4096, name)
         check_ranges(self.ranges, MAX_FILE_RANGES, name)
 
@@ -355,7 +350,6 @@ class BorrowBlocks(NamedTuple):
     token: str
 
     def check(self, name: str) -> None:
-        """Check both."""
         _check_text(self.digest, 64, name)
         if len(self.token) not in (0, 2 * TOKEN_BYTES) or not _is_hex(self.token):
             raise Corrupt(f"{name}: the token is not 32 bytes in hexadecimal digits")
@@ -381,7 +375,6 @@ class ImageServed(NamedTuple):
     copies: bool
 
     def check(self, name: str) -> None:
-        """Check all of it."""
         _check_text(self.identity, 200, name)
         _check_text(self.content, 64, name)
         check_not_negative(self, name)
@@ -435,7 +428,6 @@ class MountSnapshot(NamedTuple):
     read_only: bool
 
     def check(self, name: str) -> None:
-        """Check the key."""
         _check_text(self.key, 64, name)
 
 

@@ -41,7 +41,6 @@ class BrokerSettings(NamedTuple):
 
     @property
     def blocks(self) -> str:
-        """Return the folder of the block cache."""
         return f"{self.cache_dir}/images"
 
     @property
@@ -51,7 +50,6 @@ class BrokerSettings(NamedTuple):
 
     @property
     def unpublished(self) -> str:
-        """Return the folder for events that could not be published."""
         return f"{self.cache_dir}/{UNPUBLISHED}"
 
     @classmethod

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from bootseer.agent.messages.control import MAX_LINE_BYTES, REQUESTS, Answer, Refusal, Request
@@ -24,15 +26,10 @@ def tell(path: str, request: Request) -> None:
         NotFound: no agent listens there.
         Unavailable: the agent's queue is full.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+    with _socket(path) as connection:
         connection.settimeout(0)
-        try:
-            connection.connect(path)
-            connection.sendall(REQUESTS.encode(request) + b"\n")
-        except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise NotFound(f"no agent listens at {path}") from error
-        except OSError as error:
-            raise Unavailable(f"cannot talk to the agent: {error.strerror}") from error
+        connection.connect(path)
+        connection.sendall(REQUESTS.encode(request) + b"\n")
 
 
 def ask(path: str, request: Request, answer: type[A], deadline_s: float) -> A:
@@ -69,8 +66,8 @@ def _exchange(path: str, line: bytes, deadline_s: float) -> bytes:
         NotFound, Unavailable: as for `ask`.
     """
     until = time.monotonic() + deadline_s
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-        answer = b""
+    answer = b""
+    with _socket(path) as connection:
         try:
             connection.settimeout(max(0.001, deadline_s))
             _connect(connection, path, until)
@@ -81,13 +78,21 @@ def _exchange(path: str, line: bytes, deadline_s: float) -> bytes:
                 if not part or len(answer) > MAX_LINE_BYTES:
                     raise Unavailable("the agent closed the connection without an answer")
                 answer += part
-        except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise NotFound(f"no agent listens at {path}") from error
         except TimeoutError as error:
             raise Unavailable(f"no answer from the agent within {deadline_s:g} s") from error
+    return answer
+
+
+@contextmanager
+def _socket(path: str) -> Iterator[socket.socket]:
+    """Make a socket that is to be connected to an agent, and say what its errors mean."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        try:
+            yield connection
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NotFound(f"no agent listens at {path}") from error
         except OSError as error:
             raise Unavailable(f"cannot talk to the agent: {error.strerror}") from error
-    return answer
 
 
 def _connect(connection: socket.socket, path: str, until: float) -> None:

@@ -106,7 +106,6 @@ class Job(NamedTuple):
 
     @property
     def groups(self) -> list[int]:
-        """Return the ids of all groups of the job's user."""
         return os.getgrouplist(self.user, self.gid)
 
 
@@ -114,7 +113,6 @@ class JobFolder:
     """The folder of a job under the run directory; only root writes to it, except `state`."""
 
     def __init__(self, path: str) -> None:
-        """Take the folder's path, without any I/O."""
         self.path = path
         self.socket = f"{path}/agent.sock"
         self.mounts = f"{path}/mounts.sock"
@@ -151,7 +149,6 @@ class JobFolder:
 
     @classmethod
     def of(cls, run_dir: str, job_id: int) -> JobFolder:
-        """Return the folder of a job."""
         return cls(f"{run_dir}/jobs/{job_id}")
 
     def write(self, name: str, document: dict[str, Any], mode: int = 0o600) -> None:

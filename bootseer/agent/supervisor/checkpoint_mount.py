@@ -41,7 +41,6 @@ class MountedCheckpoint:
     """
 
     def __init__(self, broker: RequestClient, worker: Worker) -> None:
-        """Take over a worker that has been started."""
         self.served = trio.Event()
         self.reads: list[AccessedFile] = []
         self.ahead: list[CheckpointFileAhead] = []

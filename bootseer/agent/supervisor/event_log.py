@@ -38,7 +38,6 @@ class EventLog:
         self._told_bytes = 0
 
     def __len__(self) -> int:
-        """Return the number of events."""
         return len(self._events)
 
     def recover(self) -> None:
@@ -49,7 +48,6 @@ class EventLog:
                     self._events.append(from_json(json.loads(line), "events.jsonl"))
 
     def note(self, event: Event) -> None:
-        """Record an event, and log it."""
         if len(self._events) < MAX_EVENTS:
             self._events.append(event)
             _log_event(event)
@@ -78,7 +76,6 @@ class EventLog:
         return "warm" if known else "cold"
 
     def documents(self) -> list[dict[str, Any]]:
-        """Return all events as JSON objects."""
         return [event.document() for event in self._events]
 
 

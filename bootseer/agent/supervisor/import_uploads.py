@@ -28,7 +28,6 @@ class ImportUploads:
     """The uploads of a job, which run in the background."""
 
     def __init__(self, context: JobContext) -> None:
-        """Create an object without uploads."""
         self._context = context
         self._under_way: dict[str, _Upload] = {}
 

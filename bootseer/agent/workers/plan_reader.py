@@ -14,7 +14,6 @@ class PlanReader:
     """The warm plan of one job."""
 
     def __init__(self, task: Task) -> None:
-        """Create a reader; nothing is read yet."""
         self._task = task
         self._lock = trio.Lock()
         self._has_read = False

@@ -20,7 +20,6 @@ class AgentMounter:
     """Asks the agent to mount snapshots."""
 
     def __init__(self, task: Task) -> None:
-        """Create a mounter that uses a task's channel."""
         self._task = task
 
     async def mount(self, key: str, folders: Sequence[int], read_only: bool) -> None:

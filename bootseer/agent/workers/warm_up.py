@@ -38,7 +38,6 @@ class WarmUp:
     """The warm-up of one job's image, checkpoint and environments."""
 
     def __init__(self, task: Task) -> None:
-        """Create a warm-up; nothing is read yet."""
         self._task = task
         self._budget = RateLimit(task.config.prefetch.mib_per_s * MIB)
         self._plan = PlanReader(task)
@@ -85,7 +84,8 @@ class WarmUp:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell, self._image.run)
-            if not self._task.job.record_only and not self._is_environments:
+            is_environments_own = self._task.job.image.startswith(ENVIRONMENT)
+            if not self._task.job.record_only and not is_environments_own:
                 nursery.start_soon(self._environments)
             if self._task.job.environment:
                 nursery.start_soon(tell, self._named_environment)
@@ -93,11 +93,6 @@ class WarmUp:
                 nursery.start_soon(tell, self._warm_checkpoint)
         with suppress(Closed):
             await self._task.channel.send(Ready("; ".join(details)))
-
-    @property
-    def _is_environments(self) -> bool:
-        """Return whether this worker warms a single environment."""
-        return self._task.job.image.startswith(ENVIRONMENT)
 
     async def _environments(self) -> None:
         """Mount the environments of the last run where only root sees them, for `env run`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from bootseer.checkpoint.admin.progress import Progress
+from bootseer.checkpoint.admin.progress import BatchProgress
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.namespace import Namespace
 from bootseer.checkpoint.files.tree import CheckpointTree

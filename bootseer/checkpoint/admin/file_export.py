@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -26,7 +27,6 @@ from bootseer.checkpoint.admin.progress import (
     BatchProgress,
     Failure,
     LeftOut,
-    Progress,
     for_each,
     limits_for,
     walk,
@@ -100,16 +100,14 @@ async def export_files(
                 os.utime(path_of(folder), ns=(folder.info.mtime_ns, folder.info.mtime_ns))
 
 
+@dataclass(eq=False)
 class _Export:
     """Exports one file after another, from the same tree."""
 
-    def __init__(
-        self, tree: CheckpointTree, fetcher: Fetcher, checksum: bool, progress: BatchProgress
-    ) -> None:
-        self._tree = tree
-        self._fetcher = fetcher
-        self._checksum = checksum
-        self._progress = progress
+    tree: CheckpointTree
+    fetcher: Fetcher
+    checksum: bool
+    progress: BatchProgress
 
     async def export_file(self, entry: FileEntry, path: str) -> None:
         """Export a file, unless it is there already."""
@@ -117,14 +115,14 @@ class _Export:
             raise ConfigError(
                 f"{entry.name!r} has a name that exports in the making have; give it another first"
             )
-        source = self._tree.source(entry)
+        source = self.tree.source(entry)
         if await self._has(entry, path):
             with suppress(OSError):  # the folder may be read-only
                 await trio.to_thread.run_sync(remove_leftovers, path)
-            self._progress.skip(entry.size_bytes)
+            self.progress.skip(entry.size_bytes)
             return
         version = {
-            "url": self._tree.store.url,
+            "url": self.tree.store.url,
             "name": entry.name,
             "size_bytes": entry.size_bytes,
             "mtime_ns": entry.info.mtime_ns,
@@ -141,7 +139,7 @@ class _Export:
                 with suppress(BootseerError):
                     await trio.to_thread.run_sync(file.sync)
                 file.close()
-        self._progress.done_files += 1
+        self.progress.done_files += 1
 
     async def _has(self, entry: FileEntry, path: str) -> bool:
         with translated("read", path, THIS_MACHINE):
@@ -153,13 +151,13 @@ class _Export:
                 raise Conflict(f"{path} is a folder")
             if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size_bytes:
                 return False
-            if not self._checksum:
+            if not self.checksum:
                 return is_same_time(status.st_mtime_ns, entry.info.mtime_ns)
             fd = await trio.to_thread.run_sync(open_local, path)
             try:
                 if entry.layout is not None:
                     return await has_content(fd, entry.layout)
-                return await same_content(self._fetcher, self._tree, entry, fd)
+                return await same_content(self.fetcher, self.tree, entry, fd)
             finally:
                 os.close(fd)
 
@@ -169,16 +167,14 @@ class _Export:
 
         async def write(offset: int, data: bytes) -> None:
             await trio.to_thread.run_sync(file.put, offset, data)
-            self._progress.move(len(data))
+            self.progress.move(len(data))
             if file.mark_written(offset):
                 async with syncing:
                     await trio.to_thread.run_sync(file.sync)
 
-        source = self._tree.source(entry)
-        self._progress.done_bytes += sum(
-            source.piece_range(piece).size_bytes for piece in file.done
-        )
-        fetch = self._fetcher.open(source, write, sunk=file.done)
+        source = self.tree.source(entry)
+        self.progress.done_bytes += sum(source.piece_range(piece).size_bytes for piece in file.done)
+        fetch = self.fetcher.open(source, write, sunk=file.done)
         try:
             await source.plan()
             fetch.read_ahead(ByteRange(0, entry.size_bytes))
@@ -186,7 +182,7 @@ class _Export:
         finally:
             await fetch.close()
         if entry.layout is None and not entry.info.is_version(
-            await self._tree.store.stat(entry.name)
+            await self.tree.store.stat(entry.name)
         ):
             await trio.to_thread.run_sync(file.discard)
             raise Conflict(f"{entry.name!r} was replaced while it was being read; export it again")

@@ -28,7 +28,6 @@ from bootseer.checkpoint.admin.progress import (
     BatchProgress,
     Failure,
     LeftOut,
-    Progress,
     for_each,
 )
 from bootseer.checkpoint.admin.resumable_file import EXPORT_PREFIX

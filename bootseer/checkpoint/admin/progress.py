@@ -70,7 +70,6 @@ class BatchProgress:
         self.done_bytes += size_bytes
 
     def move(self, size_bytes: int) -> None:
-        """Count bytes that were copied."""
         self.done_bytes += size_bytes
         self.moved_bytes += size_bytes
 

@@ -73,7 +73,6 @@ class ResumableFile:
                 raise
 
     def put(self, offset: int, data: bytes) -> None:
-        """Write a piece at its place."""
         with self._writing():
             pwrite_fully(self._fd, data, offset)
 

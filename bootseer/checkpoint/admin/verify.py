@@ -13,7 +13,7 @@ import trio
 from bootseer.checkpoint.admin.describe import FileProblem, find_parts, part_problems
 from bootseer.checkpoint.admin.progress import (
     LINK,
-    Progress,
+    BatchProgress,
     for_each,
     limits_for,
     walk,
@@ -94,61 +94,52 @@ async def verify(
                 )
 
 
+@dataclass(eq=False)
 class _Verify:
     """Verifies one file after another of a tree."""
 
-    def __init__(
-        self,
-        tree: CheckpointTree,
-        fetcher: Fetcher,
-        result: VerifyResult,
-        folders: Collection[str],
-        *,
-        repair: bool,
-    ) -> None:
-        self._tree = tree
-        self._fetcher = fetcher
-        self._result = result
-        self._folders = folders
-        self._repair = repair
-        self._searching = trio.Lock()
-        # The folders that may have parts, by their id; None until some are missing.
-        self._kept: dict[str, list[str]] | None = None
+    tree: CheckpointTree
+    fetcher: Fetcher
+    result: VerifyResult
+    folders: Collection[str]
+    repair: bool = field(kw_only=True)
+    _searching: trio.Lock = field(default_factory=trio.Lock)
+    # The folders that may have parts, by their id; None until some are missing.
+    _kept: dict[str, list[str]] | None = None
 
     async def verify_file(self, entry: FileEntry) -> None:
-        """Verify a file."""
         if entry.problem is not None:
             raise entry.problem
         lost: set[int] = set()
         if entry.layout is not None:
             lost = await self._parts(entry, entry.layout)
         await self._read(entry, lost)
-        if not any(problem.name == entry.name for problem in self._result.problems):
-            self._result.progress.done_files += 1
+        if not any(problem.name == entry.name for problem in self.result.problems):
+            self.result.progress.done_files += 1
 
     async def _parts(self, entry: FileEntry, layout: StripeManifest) -> set[int]:
         """Check the parts, and return the units that cannot be read."""
-        folder, parts = await find_parts(self._tree, entry, layout)
+        folder, parts = await find_parts(self.tree, entry, layout)
         is_lost = all(part.size_bytes is None for part in parts)
         if is_lost and (found := await self._search(layout)) is not None:
             folder = found
         if folder != parts_beside(entry.name, layout):
             await self._move(entry, layout, folder)
-            if is_lost and self._repair:
-                _, parts = await find_parts(self._tree, entry, layout)
+            if is_lost and self.repair:
+                _, parts = await find_parts(self.tree, entry, layout)
         problems = part_problems(entry, layout, parts)
         if problems and await self._is_replaced(entry):
             raise _replaced(entry)
-        self._result.problems += problems
+        self.result.problems += problems
         return {unit for problem in problems for unit in problem.units}
 
     async def _search(self, layout: StripeManifest) -> str | None:
         """Find parts without a link: a folder was renamed while the file was moved."""
-        store = self._tree.store
+        store = self.tree.store
         async with self._searching:
             if self._kept is None:
                 self._kept = {}
-                for folder in self._folders:
+                for folder in self.folders:
                     for info in await store.list(parts_of(folder)):
                         self._kept.setdefault(info.name.rpartition("/")[2], []).append(info.name)
         for name in self._kept.get(layout.parts_id, ()):
@@ -159,27 +150,27 @@ class _Verify:
     async def _move(self, entry: FileEntry, layout: StripeManifest, there: str) -> None:
         """Complete an interrupted move of a file, or note it."""
         said = f"{entry.name}: its parts are in {above(there)!r}, as in the midst of a move"
-        if not self._repair:
-            self._result.notes.append(f"{said}; --repair completes it")
+        if not self.repair:
+            self.result.notes.append(f"{said}; --repair completes it")
         elif await self._is_replaced(entry):
             raise _replaced(entry)
-        elif await self._tree.parts.move_beside(entry.name, layout, there):
-            self._result.repaired.append(f"{entry.name}: its parts are beside it again")
+        elif await self.tree.parts.move_beside(entry.name, layout, there):
+            self.result.repaired.append(f"{entry.name}: its parts are beside it again")
 
     async def _read(self, entry: FileEntry, lost: set[int]) -> None:
         """Read all pieces but the lost ones, by as many streams at once as allowed."""
-        progress = self._result.progress
-        source = _RecordingSource(self._tree.source(entry))
+        progress = self.result.progress
+        source = _RecordingSource(self.tree.source(entry))
         await source.plan()
-        lanes = Lanes(self._fetcher.limits.streams_per_lane)
+        lanes = Lanes(self.fetcher.limits.streams_per_lane)
         for piece in range(source.pieces):
             if piece in lost:
                 progress.done_bytes += source.piece_range(piece).size_bytes
             else:
                 lanes.add(piece, source.lane(piece))
-        file = self._fetcher.open(source)
-        streams = self._fetcher.limits.memory_bytes // max(1, source.piece_bytes)
-        streams = max(1, min(self._fetcher.limits.streams, streams))
+        file = self.fetcher.open(source)
+        streams = self.fetcher.limits.memory_bytes // max(1, source.piece_bytes)
+        streams = max(1, min(self.fetcher.limits.streams, streams))
         end: list[BootseerError] = []
         wrong: dict[int, BootseerError] = {}
         silent: dict[Hashable, list[int]] = {}  # by lane, whose machine does not answer
@@ -219,17 +210,17 @@ class _Verify:
                 raise wrong[min(wrong)]  # nothing at all could be read
         for piece, error in sorted(wrong.items()):
             pieces = together.get(piece, (piece,))
-            self._result.problems.append(_problem(entry, source, pieces, error))
+            self.result.problems.append(_problem(entry, source, pieces, error))
             if entry.layout is None:
                 break  # one problem for an ordinary object
         for piece, mistake in sorted(source.failed.items()):
             if piece not in wrong:
-                self._result.notes.append(f"{mistake}; another copy is right")
+                self.result.notes.append(f"{mistake}; another copy is right")
 
     async def _is_replaced(self, entry: FileEntry) -> bool:
         """Tell whether a file was replaced or removed, which would explain missing parts."""
         try:
-            return not entry.info.is_version(await self._tree.store.stat(entry.name))
+            return not entry.info.is_version(await self.tree.store.stat(entry.name))
         except NotFound:
             return True
 

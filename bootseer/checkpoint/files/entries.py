@@ -33,7 +33,6 @@ class FileEntry:
 
     @property
     def is_folder(self) -> bool:
-        """Tell whether it is a folder."""
         return self.info.is_folder
 
     @property
@@ -54,7 +53,6 @@ class ManifestCache:
     """Reads the manifests of a store, and keeps each until its object changes."""
 
     def __init__(self, store: Store) -> None:
-        """Read manifests of `store`."""
         self._store = store
         self._entries: dict[str, FileEntry] = {}
 
@@ -76,7 +74,6 @@ class ManifestCache:
         return replace(known, info=info)
 
     def forget(self, name: str) -> None:
-        """Drop what is cached under a name."""
         self._entries.pop(name, None)
 
     async def _read(self, info: ObjectInfo) -> FileEntry:

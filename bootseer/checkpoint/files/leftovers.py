@@ -22,7 +22,6 @@ class Leftovers:
     """Finds and removes what writes, moves and removals have left in a tree."""
 
     def __init__(self, tree: CheckpointTree) -> None:
-        """Find and remove leftovers of `tree`."""
         self._tree = tree
 
     async def remove_abandoned(self, folder: str, older_than_s: float = ABANDONED_S) -> int:

@@ -24,7 +24,6 @@ class Namespace:
     """
 
     def __init__(self, tree: CheckpointTree) -> None:
-        """Change names in `tree`."""
         self._tree = tree
         self._store = tree.store
         self._parts = tree.parts
@@ -34,7 +33,6 @@ class Namespace:
         self._unfinished: dict[str, str] = {}
 
     async def mkdir(self, name: str, mode: int | None = None) -> None:
-        """Make a folder."""
         check_shown(name)
         await self._store.mkdir(name, mode=mode)
 

@@ -98,7 +98,6 @@ class Parts:
     """The parts of a store's striped files."""
 
     def __init__(self, store: Store) -> None:
-        """Find and move parts in `store`."""
         self._store = store
 
     async def folders(self, name: str, layout: StripeManifest) -> AsyncGenerator[str, None]:

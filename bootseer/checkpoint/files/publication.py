@@ -35,7 +35,6 @@ class Publication:
     """
 
     def __init__(self, tree: CheckpointTree) -> None:
-        """Publish in `tree`."""
         self._tree = tree
         self._store = tree.store
         self._retired = RetiredParts(tree)

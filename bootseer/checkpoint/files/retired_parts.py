@@ -24,7 +24,6 @@ class RetiredParts:
     """
 
     def __init__(self, tree: CheckpointTree) -> None:
-        """Remove and keep content of files of `tree`."""
         self._tree = tree
 
     async def remove(self, entry: FileEntry) -> None:

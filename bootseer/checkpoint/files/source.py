@@ -199,7 +199,6 @@ class PlainSource(FileSource):
         return data
 
     async def close(self) -> None:
-        """See `FileSource.close`."""
         await self._readers.close()
 
     async def _reader(self, number: int) -> Reader:
@@ -257,7 +256,6 @@ class StripedSource(FileSource):
         return data
 
     async def close(self) -> None:
-        """See `FileSource.close`."""
         await self._readers.close()
 
     async def _part(self, part: int, attempt: int) -> Reader:

@@ -37,7 +37,6 @@ class CheckpointTree:
     """
 
     def __init__(self, store: Store) -> None:
-        """Look up files of `store`; nothing is read yet."""
         self.store = store
         self.parts = Parts(store)
         self.manifests = ManifestCache(store)

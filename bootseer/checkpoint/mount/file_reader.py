@@ -76,7 +76,6 @@ class FileReader:
         return reading
 
     async def read(self, node: CheckpointInode, offset: int, size_bytes: int) -> bytes | memoryview:
-        """Return bytes of a published file."""
         opened = node.opened
         if opened.recording is not None and node.entry is not None:
             opened.recording.add(offset, min(size_bytes, node.entry.size_bytes - offset))

@@ -9,31 +9,28 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
 import trio
 
 
+@dataclass(eq=False)
 class FolderLocks:
     """Locks folders of a mount while names below them are used, or while they are renamed.
 
     Concurrency: the tasks of one trio run. No block of `moving` runs while one of `using` runs for
     an inode below the folder.
+
+    Attributes:
+        is_below: tells whether an inode is below a folder.
+        on_unused: called with each inode that is not in use any more.
     """
 
-    def __init__(
-        self, is_below: Callable[[int, int], bool], on_unused: Callable[[int], None]
-    ) -> None:
-        """Begin with nothing under way.
-
-        Args:
-            is_below: tells whether an inode is below a folder.
-            on_unused: called with each inode that is not in use any more.
-        """
-        self._is_below = is_below
-        self._on_unused = on_unused
-        self._used: dict[int, int] = {}
-        self._moving: set[int] = set()
-        self._changed = trio.Event()
+    is_below: Callable[[int, int], bool]
+    on_unused: Callable[[int], None]
+    _used: dict[int, int] = field(default_factory=dict)
+    _moving: set[int] = field(default_factory=set)
+    _changed: trio.Event = field(default_factory=trio.Event)
 
     @asynccontextmanager
     async def using(self, *inodes: int) -> AsyncIterator[None]:
@@ -55,12 +52,11 @@ class FolderLocks:
                 self._used[inode] -= 1
                 if not self._used[inode]:
                     del self._used[inode]
-                    self._on_unused(inode)
+                    self.on_unused(inode)
             if self._moving:
                 self._notify()
 
     def uses(self, inode: int) -> bool:
-        """Tell whether an inode is in use."""
         return inode in self._used
 
     @asynccontextmanager
@@ -76,7 +72,7 @@ class FolderLocks:
             self._notify()
 
     def _is_moved(self, inode: int, folder: int) -> bool:
-        return inode == folder or self._is_below(inode, folder)
+        return inode == folder or self.is_below(inode, folder)
 
     def _notify(self) -> None:
         self._changed.set()

@@ -26,7 +26,7 @@ _LISTINGS = 5
 """Listings of a folder that changes meanwhile, before one is used that may be outdated."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class CheckpointInode:
     """A file or folder that the kernel knows, in one version.
 
@@ -59,7 +59,6 @@ class CheckpointInode:
 
     @property
     def is_folder(self) -> bool:
-        """Tell whether it is a folder."""
         return self.entry is not None and self.entry.is_folder
 
     def move_versions(self, path: str) -> None:
@@ -134,7 +133,6 @@ class InodeTable:
         self._numbers = itertools.count(secrets.randbelow(2**20) + 1 << 32)
 
     def add(self, parent: int, name: str, entry: FileEntry | None) -> CheckpointInode:
-        """Return a new inode for a name."""
         node = CheckpointInode(next(self._numbers), parent, name, entry)
         self.by_inode[node.inode] = node
         self.by_inode[parent].children += 1
@@ -169,7 +167,6 @@ class InodeTable:
             self.by_inode[inode].children -= 1
 
     def move(self, node: CheckpointInode, parent: int, name: str) -> None:
-        """Set the new name of a file or folder."""
         if self.by_name.get((node.parent, node.name)) is node:
             del self.by_name[node.parent, node.name]
         self.remove_name(parent, name)
@@ -262,7 +259,6 @@ class InodeTable:
                 return entry
 
     def invalidate(self, inode: int) -> None:
-        """Drop the listing of a folder."""
         self._listings.pop(inode, None)
 
     def touch(self, inode: int) -> None:

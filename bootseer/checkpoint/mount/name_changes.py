@@ -32,7 +32,6 @@ class NameChanges:
         reader: FileReader,
         publisher: Publisher,
     ) -> None:
-        """Change names of `tree` through `namespace`."""
         self._inodes = inodes
         self._namespace = namespace
         self._retired = RetiredParts(tree)

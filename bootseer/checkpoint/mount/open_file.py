@@ -43,7 +43,6 @@ class OpenFile:
     """
 
     def __init__(self) -> None:
-        """Begin with a file that is not open."""
         self.handles = 0
         self.writers: set[OpenWriters] = set()
         self.reading: ReadState | None = None
@@ -66,7 +65,6 @@ class OpenFile:
             self.writers.remove(writers)
 
     def record(self, recording: Recording | None) -> None:
-        """Record what is read from now on."""
         self.recording = recording
 
     def stop_recording(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 from enum import Enum
 
 from bootseer.checkpoint.files.stripe_manifest import units_between
@@ -18,6 +19,7 @@ class ReadKind(Enum):
     DROPPED = 3
 
 
+@dataclass(eq=False)
 class CachedPieces:
     """The pieces of one file that the kernel has been given as a whole.
 
@@ -27,31 +29,27 @@ class CachedPieces:
 
     Attributes:
         numbers: of the pieces; a piece that is pushed into the page cache is added by the caller.
+        piece_bytes: length of a piece; the last may be shorter.
+        size_bytes: length of the file.
     """
 
-    def __init__(self, piece_bytes: int, size_bytes: int) -> None:
-        """Begin with nothing.
-
-        Args:
-            piece_bytes: length of a piece; the last may be shorter.
-            size_bytes: length of the file.
-        """
-        self.numbers: set[int] = set()
-        self._piece_bytes = piece_bytes
-        self._size_bytes = size_bytes
-        self._asked: defaultdict[int, int] = defaultdict(int)  # bytes of what is not whole yet
-        self._holes: set[int] = set()  # pieces that have one
+    piece_bytes: int
+    size_bytes: int
+    numbers: set[int] = field(default_factory=set)
+    # Bytes of what is not whole yet; pieces that have a hole.
+    _asked: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _holes: set[int] = field(default_factory=set)
 
     def ask(self, offset: int, size_bytes: int) -> ReadKind:
         """Note a read of the kernel, and return its kind."""
-        stop = min(self._size_bytes, offset + size_bytes)
+        stop = min(self.size_bytes, offset + size_bytes)
         asked = ReadKind.NEW
-        for number in units_between(offset, stop, self._piece_bytes):
+        for number in units_between(offset, stop, self.piece_bytes):
             if number in self.numbers:
                 asked = self._hole(number)
                 continue
-            start = number * self._piece_bytes
-            end = min(self._size_bytes, start + self._piece_bytes)
+            start = number * self.piece_bytes
+            end = min(self.size_bytes, start + self.piece_bytes)
             self._asked[number] += min(stop, end) - max(offset, start)
             if self._asked[number] >= end - start:
                 del self._asked[number]

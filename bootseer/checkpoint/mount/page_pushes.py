@@ -23,7 +23,6 @@ class PagePushes:
     """
 
     def __init__(self) -> None:
-        """Begin with nothing pushed."""
         self._marks: dict[int, bytes] = {}
         self._under_way = 0
         self._ended = trio.Event()

@@ -24,7 +24,6 @@ class PendingVersion:
     """
 
     def __init__(self, draft: Draft) -> None:
-        """Begin with a draft, written just now."""
         self.draft = draft
         self.mtime_ns = time.time_ns()
         self.failed: BootseerError | None = None
@@ -39,7 +38,6 @@ class PendingVersion:
         return f"{'lost' if self.is_lost else 'waiting'}: {self.failed}"
 
     async def write(self, offset: int, data: bytes) -> None:
-        """Put bytes at an offset; see `Draft.write`."""
         await self.draft.write(offset, data)
         self._note_change()
 
@@ -73,6 +71,5 @@ class PendingVersion:
             raise
 
     def lose(self, error: BootseerError) -> None:
-        """Give it up because of an error."""
         self.draft.lose(error)
         self.failed, self.is_lost = error, True

@@ -84,7 +84,6 @@ class Publisher:
         nursery.start_soon(self._touch_parts)
 
     def create(self, parent: int, name: str, mode: int) -> CheckpointInode:
-        """Begin a new file, and return its inode."""
         node = self._inodes.add(parent, name, None)
         draft = self._drafts.begin(self._inodes.path_in(parent, name), mode)
         node.pending = PendingVersion(draft)

@@ -15,7 +15,7 @@ from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
 from bootseer.checkpoint.read.recorder import ReadRecorder
 from bootseer.checkpoint.write.draft import Drafts
 from bootseer.checkpoint.write.options import WriteContext, WriteOptions
-from bootseer.fuse.serve_view import serve_fd
+from bootseer.fuse.serve_view import CallWhenStarted, serve_fd
 from bootseer.store.api.base import Store
 from bootseer.units import MIB
 
@@ -107,24 +107,15 @@ async def _serve(
                 await trio.sleep(service.settle_s * _LAST_SHARE / 2)
                 view.publisher.interrupt()
 
+            def started() -> None:
+                task_status.started(service)
+
             nursery.start_soon(until_stopped)
             with trio.CancelScope() as serving:
-                await serve_fd(view, connection, task_status=_ServiceStatus(task_status, service))
+                await serve_fd(view, connection, task_status=CallWhenStarted(started))
             await view.publisher.end(service.settle_s * _LAST_SHARE / 2)
             nursery.cancel_scope.cancel()
     ended.set()
-
-
-@dataclass(frozen=True, slots=True)
-class _ServiceStatus:
-    """Reports that the mount is served, with the service as value."""
-
-    status: trio.TaskStatus[CheckpointService]
-    service: CheckpointService
-
-    def started(self, value: None = None) -> None:
-        """Report it."""
-        self.status.started(self.service)
 
 
 def keep_large_buffers() -> None:

@@ -106,13 +106,11 @@ class CheckpointView:
         self._scan_limit = trio.CapacityLimiter(SCANS_AT_ONCE)
 
     def attach(self, kernel: Kernel) -> None:
-        """See `View.attach`."""
         self._reader.kernel = kernel
 
     # Names
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
-        """See `View.lookup`."""
         text = _decode(name)
         async with self._using(parent):
             node = self._inodes.by_name.get((parent, text))
@@ -131,7 +129,6 @@ class CheckpointView:
         return self._attributes(self._inodes.by_inode[inode])
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
-        """See `View.entries`."""
         async with self._using(inode):
             # A file that is published meanwhile may be missing in the listing and in the second
             # list of pending files; the kernel would forget it.
@@ -155,11 +152,9 @@ class CheckpointView:
         raise os_error(errno.EINVAL)
 
     def forget(self, inode: int) -> None:
-        """See `View.forget`."""
         self._inodes.forget(inode)
 
     async def make_folder(self, parent: int, name: bytes, mode: int) -> Attributes:
-        """See `WritableView.make_folder`."""
         text = self._check_change(parent, name)
         async with self._using(parent):
             path = self._inodes.path_in(parent, text)
@@ -171,7 +166,6 @@ class CheckpointView:
         return self._attributes(self._inodes.inode_for(parent, text, entry))
 
     async def remove(self, parent: int, name: bytes) -> None:
-        """See `WritableView.remove`."""
         text = self._check_change(parent, name)
         async with self._using(parent):
             node = await self._named(parent, text)
@@ -186,7 +180,6 @@ class CheckpointView:
                     await self.publisher.abandon(node)
 
     async def remove_folder(self, parent: int, name: bytes) -> None:
-        """See `WritableView.remove_folder`."""
         text = self._check_change(parent, name)
         async with self._using(parent):
             node = await self._named(parent, text)
@@ -199,7 +192,6 @@ class CheckpointView:
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
-        """See `WritableView.rename`."""
         old, new = self._check_change(parent, name), self._check_change(new_parent, new_name)
         async with self._using(parent, new_parent):
             node = await self._named(parent, old)
@@ -224,7 +216,6 @@ class CheckpointView:
     # Files
 
     async def open(self, inode: int, flags: int, thread: int = 0) -> OpenedFile:
-        """See `WritableView.open`."""
         async with self._using(inode):
             handle = await self._open(self._inodes.by_inode[inode], flags, thread)
         return await self._register(handle)
@@ -262,7 +253,6 @@ class CheckpointView:
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, thread: int = 0
     ) -> tuple[Attributes, OpenedFile]:
-        """See `WritableView.create`."""
         text = self._check_change(parent, name)
         async with self._using(parent):
             node = await self._inodes.lookup(parent, text)
@@ -284,7 +274,6 @@ class CheckpointView:
         return self._attributes(node), opened
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | memoryview:
-        """See `View.read`."""
         opened = self._handles[handle]
         node = opened.node
         if node.pending is not None:
@@ -294,7 +283,6 @@ class CheckpointView:
         return await self._reader.read(node, offset, size_bytes)
 
     async def write(self, handle: int, offset: int, data: bytes) -> int:
-        """See `WritableView.write`."""
         opened = self._handles[handle]
         node = opened.node
         async with self._using(node.inode), node.lock:
@@ -307,7 +295,6 @@ class CheckpointView:
         return len(data)
 
     async def flush(self, handle: int) -> None:
-        """See `WritableView.flush`."""
         opened = self._handles[handle]
         if opened.open_writers is not None:
             await self.publisher.flush(opened.node, opened.open_writers)
@@ -320,12 +307,10 @@ class CheckpointView:
                 await node.pending.draft.flush()
 
     async def close(self, handle: int) -> None:
-        """See `View.close`."""
         opened = self._handles.pop(handle)
         await self.publisher.release(opened.node, opened.open_writers)
 
     async def truncate(self, inode: int, handle: int | None, size_bytes: int) -> Attributes:
-        """See `WritableView.truncate`."""
         self._check_writable()
         node = self._inodes.by_inode[inode]
         if handle is None:
@@ -377,7 +362,6 @@ class CheckpointView:
         return self._attributes(node)
 
     async def space(self) -> FilesystemSpace:
-        """See `WritableView.space`."""
         with suppress(BootseerError):
             found = await self._tree.store.space()
             if found.total_bytes is not None and found.free_bytes is not None:
@@ -385,7 +369,6 @@ class CheckpointView:
         return FilesystemSpace(_NO_SPACE_KNOWN, _NO_SPACE_KNOWN)
 
     async def extended(self, inode: int, name: bytes) -> bytes:
-        """See `WritableView.extended`."""
         await trio.lowlevel.checkpoint()
         found = self._inodes.by_inode[inode].extended().get(name)
         if found is None:
@@ -393,7 +376,6 @@ class CheckpointView:
         return found
 
     async def extended_names(self, inode: int) -> Sequence[bytes]:
-        """See `WritableView.extended_names`."""
         await trio.lowlevel.checkpoint()
         return sorted(self._inodes.by_inode[inode].extended())
 

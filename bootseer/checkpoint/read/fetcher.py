@@ -89,7 +89,6 @@ class Fetcher:
     """
 
     def __init__(self, nursery: trio.Nursery, limits: FetchLimits | None = None) -> None:
-        """Run the fetches as tasks of `nursery`."""
         self.limits = limits or FetchLimits()
         self.nursery = nursery
         self.fetched = Meter(time.time_ns)
@@ -408,7 +407,6 @@ class FileFetch:
         self._shared._scheduler.start_ahead()
 
     def _drop(self, piece: _Piece) -> None:
-        """Give up the memory of a piece."""
         self._shared._used_bytes -= piece.size_bytes
         if self._pieces.get(piece.number) is piece:
             del self._pieces[piece.number]

@@ -27,20 +27,16 @@ class Lanes:
         self._busy: Counter[Hashable] = Counter()
 
     def __len__(self) -> int:
-        """Count the pieces that wait."""
         return len(self._waiting)
 
     def __contains__(self, piece: int) -> bool:
-        """Whether a piece waits."""
         return piece in self._waiting
 
     def add(self, piece: int, lane: Hashable) -> None:
-        """Let a piece wait in its lane."""
         self._waiting.add(piece)
         heappush(self._heaps.setdefault(lane, []), piece)
 
     def remove(self, piece: int) -> None:
-        """Let a piece wait no longer, if it does."""
         self._waiting.discard(piece)
 
     def take(self) -> tuple[int, Hashable] | None:

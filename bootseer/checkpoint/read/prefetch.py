@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
@@ -21,42 +22,33 @@ _FILES_AT_ONCE = 4
 """For each of them, the mount reads from all machines of the store."""
 
 
+@dataclass(eq=False)
 class CheckpointPrefetch:
     """The prefetch of the files of one node.
 
     Attributes:
+        root: where the checkpoint is mounted.
+        budget: the rate.
+        left_bytes: the most that is still to be read.
+        on_open: called with path and ranges of every file before it is opened.
         read_bytes: read so far.
         files: number of files read so far.
         want_bytes: to be read, of all files that exist now.
         error: the first error as text, with the path of its file; "" without one.
     """
 
-    def __init__(
-        self,
-        root: str,
-        budget: RateLimit,
-        limit_bytes: int,
-        on_open: Callable[[str, tuple[ByteRange, ...]], Awaitable[None]],
-    ) -> None:
-        """Read nothing yet.
-
-        Args:
-            root: where the checkpoint is mounted.
-            budget: the rate.
-            limit_bytes: the most to read.
-            on_open: called with path and ranges of every file before it is opened.
-        """
-        self._root = root
-        self._budget = budget
-        self._left_bytes = limit_bytes
-        self._on_open = on_open
-        self._lock = Lock()  # guards what is left and the counters below
-        self._stopped = False
-        self._listings: dict[str, list[str]] = {}
-        self.read_bytes = 0
-        self.files = 0
-        self.want_bytes = 0
-        self.error = ""
+    root: str
+    budget: RateLimit
+    left_bytes: int
+    on_open: Callable[[str, tuple[ByteRange, ...]], Awaitable[None]]
+    read_bytes: int = 0
+    files: int = 0
+    want_bytes: int = 0
+    error: str = ""
+    # Guards what is left and the counters.
+    _lock: Lock = field(default_factory=Lock)
+    _stopped: bool = False
+    _listings: dict[str, list[str]] = field(default_factory=dict)
 
     async def run(self, files: Sequence[FileReads]) -> None:
         """Read files in order; returns when all are read or the limit is reached.
@@ -73,7 +65,7 @@ class CheckpointPrefetch:
         async def stream() -> None:
             while waiting:
                 path, ranges = waiting.popleft()
-                await self._on_open(path, ranges)
+                await self.on_open(path, ranges)
                 await in_thread(self._read, path, ranges)
 
         try:
@@ -86,14 +78,14 @@ class CheckpointPrefetch:
     def _list(self, folder: str) -> list[str]:
         if folder not in self._listings:
             try:
-                self._listings[folder] = os.listdir(os.path.join(self._root, folder))
+                self._listings[folder] = os.listdir(os.path.join(self.root, folder))
             except OSError:
                 self._listings[folder] = []
         return self._listings[folder]
 
     def _read(self, path: str, ranges: tuple[ByteRange, ...]) -> None:
         try:
-            fd = os.open(os.path.join(self._root, path), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(os.path.join(self.root, path), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 for byte_range in ranges:
                     self._read_range(fd, byte_range)
@@ -119,8 +111,8 @@ class CheckpointPrefetch:
 
     def _may_read(self, size_bytes: int) -> bool:
         with self._lock:
-            if self._stopped or not 0 < size_bytes <= self._left_bytes:
+            if self._stopped or not 0 < size_bytes <= self.left_bytes:
                 return False
-            self._left_bytes -= size_bytes
-        time.sleep(self._budget.take(size_bytes, time.monotonic()))
+            self.left_bytes -= size_bytes
+        time.sleep(self.budget.take(size_bytes, time.monotonic()))
         return True

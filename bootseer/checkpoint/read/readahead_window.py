@@ -13,6 +13,9 @@ class ReadaheadWindow:
     A read is in sequence if it begins near the end of the last ones, on either side: the kernel
     asks for several pieces at once, and not always in order. A first read at the beginning of the
     file counts as in sequence; elsewhere, only the second read can.
+
+    Attributes:
+        window_bytes: how far it reads ahead; 0 while reads are not in sequence.
     """
 
     def __init__(self, size_bytes: int, first_bytes: int, limit_bytes: int) -> None:
@@ -26,18 +29,13 @@ class ReadaheadWindow:
         self._size_bytes = size_bytes
         self._first_bytes = first_bytes
         self._limit_bytes = max(first_bytes, limit_bytes)
-        self._window_bytes = 0
+        self.window_bytes = 0
         self._position = 0
         self._ahead = 0
 
-    @property
-    def is_sequential(self) -> bool:
-        """Whether the file is being read in sequence."""
-        return self._window_bytes > 0
-
     def restart(self, offset: int) -> None:
         """Forget all earlier read-ahead: a reader goes on in sequence from here."""
-        self._window_bytes = 0
+        self.window_bytes = 0
         self._position = self._ahead = offset
 
     def read(self, offset: int, size_bytes: int) -> ByteRange:
@@ -50,11 +48,11 @@ class ReadaheadWindow:
             return ByteRange(stop, stop)
         self._position = max(self._position, stop)
         self._ahead = max(self._ahead, self._position)
-        if self._ahead - self._position > self._window_bytes // 2:
+        if self._ahead - self._position > self.window_bytes // 2:
             return ByteRange(self._ahead, self._ahead)
-        grown = self._window_bytes * GROWTH or self._first_bytes
-        self._window_bytes = min(self._limit_bytes, grown)
+        grown = self.window_bytes * GROWTH or self._first_bytes
+        self.window_bytes = min(self._limit_bytes, grown)
         start = self._ahead
-        self._ahead = min(self._size_bytes, self._position + self._window_bytes)
+        self._ahead = min(self._size_bytes, self._position + self.window_bytes)
         self._ahead = max(start, self._ahead)
         return ByteRange(start, self._ahead)

@@ -45,7 +45,6 @@ class ReadRecorder:
         return self._files[path]
 
     async def close(self) -> list[AccessedFile]:
-        """End the recording; returns all files."""
         self._is_open = False
         folders: dict[str, Sequence[ObjectInfo]] = {}
         for path in self._files:

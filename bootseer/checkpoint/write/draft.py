@@ -87,7 +87,6 @@ class Draft:
 
     @property
     def size_bytes(self) -> int:
-        """Return the present length."""
         return self._units.size_bytes
 
     @property

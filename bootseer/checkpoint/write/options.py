@@ -51,7 +51,6 @@ class WriteOptions:
     recovery_s: float = 120.0
 
     def __post_init__(self) -> None:
-        """Check the unit's length."""
         check_unit_bytes(self.unit_bytes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -21,26 +22,23 @@ class FileTooLarge(NoSpace):
     """The file is longer than a manifest can describe, or too much was written out of order."""
 
 
+@dataclass(eq=False)
 class Spill:
     """Keeps whole units of one file, in a file without a name that ends with this process.
 
     Concurrency: one call at a time.
+
+    Attributes:
+        folder: on a disk of the node.
+        limit_bytes: the most to keep.
     """
 
-    def __init__(self, folder: str, limit_bytes: int) -> None:
-        """Keep units in `folder`; the file is created with the first unit.
-
-        Args:
-            folder: on a disk of the node.
-            limit_bytes: the most to keep.
-        """
-        self._folder = folder
-        self._limit_bytes = limit_bytes
-        self._fd = -1
-        self._units: dict[int, int] = {}
+    folder: str
+    limit_bytes: int
+    _fd: int = -1
+    _units: dict[int, int] = field(default_factory=dict)
 
     def __contains__(self, unit: int) -> bool:
-        """Tell whether a unit is kept."""
         return unit in self._units
 
     def units(self) -> list[int]:
@@ -55,16 +53,15 @@ class Spill:
             NoSpace: the disk is full.
             Unavailable: the folder is missing, or its disk has failed.
         """
-        if unit not in self._units and (len(self._units) + 1) * unit_bytes > self._limit_bytes:
+        if unit not in self._units and (len(self._units) + 1) * unit_bytes > self.limit_bytes:
             raise FileTooLarge(
-                f"more than {format_size(self._limit_bytes)} of a file were written out of "
+                f"more than {format_size(self.limit_bytes)} of a file were written out of "
                 "order: write it from beginning to end, or raise checkpoint.spill_gib"
             )
         await self._run(partial(self._write, unit * unit_bytes, data))
         self._units[unit] = len(data)
 
     async def get(self, unit: int, unit_bytes: int) -> bytearray:
-        """Return a unit that is kept."""
         return bytearray(await self._run(partial(self._read, unit * unit_bytes, self._units[unit])))
 
     def drop(self, unit: int) -> None:
@@ -72,7 +69,6 @@ class Spill:
         self._units.pop(unit, None)
 
     async def close(self) -> None:
-        """Drop all units and free their space."""
         self._units.clear()
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
@@ -84,15 +80,15 @@ class Spill:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise NoSpace(
-                    f"{self._folder} is full: there is no room for what is written out of order"
+                    f"{self.folder} is full: there is no room for what is written out of order"
                 ) from error
             raise Unavailable(
-                f"{self._folder} does not keep what is written out of order: {error.strerror}"
+                f"{self.folder} does not keep what is written out of order: {error.strerror}"
             ) from error
 
     def _open(self) -> int:
         if self._fd < 0:
-            self._fd = os.open(self._folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         return self._fd
 
     def _write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -101,5 +97,5 @@ class Spill:
     def _read(self, offset: int, size_bytes: int) -> bytes:
         data = os.pread(self._open(), size_bytes, offset)
         if len(data) != size_bytes:
-            raise OSError(errno.EIO, f"{self._folder}: the spill file is too short")
+            raise OSError(errno.EIO, f"{self.folder}: the spill file is too short")
         return data

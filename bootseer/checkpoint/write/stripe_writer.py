@@ -38,7 +38,7 @@ class _PendingUnit(NamedTuple):
     data: bytearray
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class PartFile:
     """A part file, and what the store has acknowledged of it.
 

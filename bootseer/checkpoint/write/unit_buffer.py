@@ -51,7 +51,6 @@ class UnitBuffer:
         self._spill = Spill(context.options.spill_dir, context.options.spill_bytes)
 
     async def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return bytes of the present content."""
         stop = min(self.size_bytes, offset + size_bytes)
         pieces = []
         for unit in units_between(offset, stop, self._unit_bytes):

@@ -125,7 +125,7 @@ def ls(url: str, long: bool, recursive: bool, as_json: bool) -> None:
 @ckpt.command(epilog="Example:  bootseer ckpt show hdfs://nn/user/alice/run42/model.bin")
 @_url
 @json_option
-def stat(url: str, as_json: bool) -> None:
+def show(url: str, as_json: bool) -> None:
     """Show details of a file: form, parts and their places, digest.
 
     The content is not read; `bootseer ckpt verify` does that.
@@ -287,7 +287,7 @@ def rm(url: str, recursive: bool, quiet: bool) -> None:
     help="Name below URL of a damaged file that has no parts or whose parts may be removed.",
 )
 @quiet_option
-def gc(url: str, age_s: float, dry_run: bool, despite: tuple[str, ...], quiet: bool) -> None:
+def gc(url: str, age_s: float, dry_run: bool, ignore: tuple[str, ...], quiet: bool) -> None:
     """Remove parts that belong to no file.
 
     They come from abandoned writes and lost names. Name the whole tree in which files are written

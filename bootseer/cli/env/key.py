@@ -78,7 +78,7 @@ Example:
 )
 @install_command(runs=False)
 @json_option
-def why(
+def explain(
     run_options: RunOptions,
     as_json: bool,
 ) -> None:

@@ -15,6 +15,7 @@ from bootseer.cli.image.options import (
     on_images,
 )
 from bootseer.cli.options import json_option, quiet_option
+from bootseer.core.reference import SCHEME
 from bootseer.units import format_size
 
 if TYPE_CHECKING:

@@ -61,7 +61,6 @@ class GcResult:
 
     @property
     def freed_bytes(self) -> int:
-        """Size of all that is removed."""
         return sum(gone.size_bytes for gone in self.gone)
 
 

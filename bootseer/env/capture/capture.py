@@ -66,7 +66,6 @@ class CaptureResult:
 
     @property
     def content_bytes(self) -> int:
-        """Of all files."""
         return sum(node.size_bytes for node in self.tree.values() if not node.same_as)
 
     def read(self, path: bytes) -> Iterator[memoryview]:

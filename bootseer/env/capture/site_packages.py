@@ -38,7 +38,6 @@ class PathRules:
     """Tells which paths exist on other nodes, and later."""
 
     def __init__(self, targets: Sequence[str], home: str, environ: Mapping[str, str]) -> None:
-        """See `bootseer.env.capture.lint.examine`."""
         named = [os.path.normpath(environ.get(name, "")) for name in _TEMPORARY_NAMED]
         # In this order: a target may be in a temporary folder, and that in a home.
         self._kinds = (

@@ -52,7 +52,6 @@ class Provenance:
 
     @property
     def key(self) -> str:
-        """Key that the snapshot is stored under."""
         return key_of(self.parts)
 
 
@@ -100,7 +99,7 @@ async def publish_snapshot(
             image = await trio.to_thread.run_sync(work, abandon_on_cancel=True)
             content = await trio.to_thread.run_sync(find_content, image)
             about = about_now(f"environment {key}", provenance.user)
-            added = await put(store, image, about, again=replace)  # it may be damaged
+            added = await put(store, image, about, force=replace)  # it may be damaged
         places = {
             path: ContentPlace(*content[path])
             for path, node in made.tree.items()

@@ -92,7 +92,6 @@ class ClientConnection:
     """
 
     def __init__(self, end: socket.socket) -> None:
-        """Take over a socket."""
         self.image = ""
         self._takes_locks = False
         self._socket = end
@@ -100,11 +99,9 @@ class ClientConnection:
         self._rest = b""
 
     def __enter__(self) -> ClientConnection:
-        """Begin."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the socket."""
         self._socket.close()
 
     def greet(self) -> None:

@@ -83,7 +83,6 @@ class Restored(NamedTuple):
     took_s: float
 
     def check(self, name: str) -> None:
-        """Check the numbers."""
         check_not_negative(self, name)
 
 
@@ -117,7 +116,6 @@ class CaptureDone(NamedTuple):
     findings: int = 0
 
     def check(self, name: str) -> None:
-        """Check the numbers."""
         check_not_negative(self, name)
 
 
@@ -166,7 +164,6 @@ class Request(NamedTuple):
     stays: bool = False
 
     def check(self, name: str) -> None:
-        """Check the numbers."""
         check_not_negative(self, name)
 
 
@@ -186,7 +183,6 @@ class CommandEnded(NamedTuple):
     files: Tuple[str, ...] = ()
 
     def check(self, name: str) -> None:
-        """Check the numbers."""
         check_not_negative(self, name)
 
 

@@ -22,15 +22,12 @@ class ProgressLine:
     """A line on a terminal that shows how much is unpacked; a context that ends the line."""
 
     def __init__(self) -> None:
-        """Show nothing yet."""
         self._is_shown = False
 
     def __enter__(self) -> ProgressLine:
-        """Begin."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the line, if there is one."""
         if self._is_shown:
             print(file=sys.stderr)
 

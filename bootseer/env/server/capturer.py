@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -29,28 +30,21 @@ _NAME_CHARS = 250
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+@dataclass(eq=False)
 class Capturer:
-    """One command, and the capture of its result."""
+    """One command, and the capture of its result.
 
-    def __init__(
-        self,
-        connection: ServerConnection,
-        context: SessionContext,
-        request: RunRequest,
-        nursery: trio.Nursery,
-    ) -> None:
-        """Prepare for it.
+    Attributes:
+        connection: connection to the client.
+        context: the session's context.
+        request: the client's request.
+        nursery: for messages that keep the client waiting.
+    """
 
-        Args:
-            connection: to the client.
-            context: of the session.
-            request: of the client.
-            nursery: for what tells the client to wait.
-        """
-        self._connection = connection
-        self._context = context
-        self._request = request
-        self._nursery = nursery
+    connection: ServerConnection
+    context: SessionContext
+    request: RunRequest
+    nursery: trio.Nursery
 
     async def run(self, release_targets: Callable[[], None], *, replace: bool) -> None:
         """Have the command run, and store what it makes.
@@ -63,24 +57,24 @@ class Capturer:
             Closed: the client has gone before the command had ended.
             BootseerError: the targets cannot be read; the command has not run yet.
         """
-        with keep_client_waiting(self._connection, self._nursery):
+        with keep_client_waiting(self.connection, self.nursery):
             befores = await self._scan_before()
         release_targets()
-        await self._connection.send(RunCommand(why="", key=self._request.key))
+        await self.connection.send(RunCommand(why="", key=self.request.key))
         ended = await self._wait_for_command()
         if ended.status:
             await self._report_failure(f"the command failed with {ended.status}")
             return
         began_ns = time.time_ns()
-        with keep_client_waiting(self._connection, self._nursery), ExitStack() as opened:
+        with keep_client_waiting(self.connection, self.nursery), ExitStack() as opened:
             try:
                 made = await self._scan_after(befores, opened)
             except OSError as error:
                 await self._report_failure(f"a target cannot be read: {error}")
                 return
-            waits = self._request.message.waits
+            waits = self.request.message.waits
             if not waits:
-                await self._connection.send(CaptureDone())
+                await self.connection.send(CaptureDone())
             try:
                 snapshot = await self._publish(made, befores, ended, replace, began_ns)
             except BootseerError as error:
@@ -93,7 +87,7 @@ class Capturer:
                     findings=len(snapshot.findings),
                 )
             if waits:
-                await self._connection.send(done)
+                await self.connection.send(done)
 
     async def _wait_for_command(self) -> CommandEnded:
         """Wait until the command has ended.
@@ -102,7 +96,7 @@ class Capturer:
             Closed: the client has gone.
             Corrupt: it says something else.
         """
-        ended, fds = await self._connection.receive()
+        ended, fds = await self.connection.receive()
         for fd in fds:
             os.close(fd)
         if not isinstance(ended, CommandEnded):
@@ -114,7 +108,7 @@ class Capturer:
         return ended
 
     async def _scan_before(self) -> list[Baseline]:
-        paths = [f"/proc/self/fd/{folder}" for folder in self._request.folders]
+        paths = [f"/proc/self/fd/{folder}" for folder in self.request.folders]
         try:
             return [
                 await trio.to_thread.run_sync(capture.scan_before, path, abandon_on_cancel=True)
@@ -130,7 +124,7 @@ class Capturer:
             OSError: one cannot be read.
         """
         paths = []
-        for place in self._request.places:
+        for place in self.request.places:
             fd = os.open(place.name, _FOLDER, dir_fd=place.parent)
             opened.callback(os.close, fd)
             paths.append(f"/proc/self/fd/{fd}")
@@ -150,7 +144,7 @@ class Capturer:
         Raises:
             BootseerError: it is not stored; the stage reports that.
         """
-        asked, context = self._request.message, self._context
+        asked, context = self.request.message, self.context
         provenance = Provenance(
             parts=asked.key,
             targets=asked.targets,
@@ -168,7 +162,7 @@ class Capturer:
             find = partial(examine, made.tree, read, asked.targets, context.home, asked.environ)
             findings = await trio.to_thread.run_sync(find, abandon_on_cancel=True)
             snapshot = await publish_snapshot(
-                self._context.store,
+                self.context.store,
                 made,
                 provenance,
                 [*_inputs_not_in_key(ended), *findings],
@@ -182,9 +176,9 @@ class Capturer:
             return snapshot
 
     async def _report_failure(self, why: str) -> None:
-        async with self._context.stage("env.capture") as report:
+        async with self.context.stage("env.capture") as report:
             report.fall_back(why)
-        await self._connection.send(CaptureDone(why=why))
+        await self.connection.send(CaptureDone(why=why))
 
 
 def _inputs_not_in_key(ended: CommandEnded) -> Iterator[Finding]:

@@ -53,5 +53,4 @@ class ServerConnection:
         await self._lines.closed()
 
     def close(self) -> None:
-        """End the conversation."""
         self._lines.close()

@@ -31,7 +31,6 @@ class SnapshotLookup:
     """Looks for what a client asks for."""
 
     def __init__(self, context: SessionContext, request: RunRequest) -> None:
-        """Look for what this request asks for."""
         self._context = context
         self._request = request
 

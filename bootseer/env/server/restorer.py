@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import trio
 
@@ -22,28 +23,21 @@ from bootseer.parallel import background
 from bootseer.units import format_size
 
 
+@dataclass(eq=False)
 class Restorer:
-    """Restores one snapshot to the targets of a client."""
+    """Restores one snapshot to the targets of a client.
 
-    def __init__(
-        self,
-        connection: ServerConnection,
-        context: SessionContext,
-        request: RunRequest,
-        found: FoundSnapshot,
-    ) -> None:
-        """Prepare for it.
+    Attributes:
+        connection: connection to the client.
+        context: the session's context.
+        request: the client's request.
+        found: the snapshot to restore.
+    """
 
-        Args:
-            connection: to the client.
-            context: of the session.
-            request: of the client.
-            found: the snapshot to restore.
-        """
-        self._connection = connection
-        self._context = context
-        self._request = request
-        self._store, self._snapshot = found
+    connection: ServerConnection
+    context: SessionContext
+    request: RunRequest
+    found: FoundSnapshot
 
     async def run(self, release_targets: Callable[[], None]) -> None:
         """Restore the snapshot, and tell the client that the command need not run.
@@ -55,13 +49,13 @@ class Restorer:
             BootseerError: it cannot be restored.
         """
         began = trio.current_time()
-        snapshot = self._snapshot
+        snapshot = self.found.snapshot
         how, stats = "there", None
-        if snapshot.key == self._request.key:
-            stats = await repository.read_stats(self._context.store)
+        if snapshot.key == self.request.key:
+            stats = await repository.read_stats(self.context.store)
             how, stats = await self._put(stats)
         release_targets()
-        await self._connection.send(
+        await self.connection.send(
             Restored(
                 how=how,
                 key=snapshot.key,
@@ -71,9 +65,9 @@ class Restorer:
                 took_s=trio.current_time() - began,
             )
         )
-        await repository.note_use(self._store, snapshot.key)
+        await repository.note_use(self.found.store, snapshot.key)
         if stats is not None:
-            await repository.write_stats(self._context.store, stats)
+            await repository.write_stats(self.context.store, stats)
 
     async def _put(self, stats: RestoreStats) -> tuple[str, RestoreStats]:
         """Mount or unpack the snapshot; returns which, and the restore times with this one.
@@ -86,16 +80,16 @@ class Restorer:
             return "mounted", stats.with_mount(trio.current_time() - began)
         began = trio.current_time()
         await self._unpack()
-        content_bytes, files = self._snapshot.content_bytes, self._snapshot.files
+        content_bytes, files = self.found.snapshot.content_bytes, self.found.snapshot.files
         return "unpacked", stats.with_unpack(content_bytes, files, trio.current_time() - began)
 
     async def _mount(self, stats: RestoreStats) -> bool:
         """Mount the snapshot, if that is possible, and faster or asked for; returns whether."""
-        mounter, request, snapshot = self._context.mounter, self._request, self._snapshot
+        mounter, request, snapshot = self.context.mounter, self.request, self.found.snapshot
         if mounter is None or request.message.mode == "unpack":
             return False
         with suppress(Unavailable):  # the stage reports it
-            async with self._context.stage("env.mount") as report:
+            async with self.context.stage("env.mount") as report:
                 report.bytes = snapshot.content_bytes
                 if why := self._why_not(stats):
                     report.detail = f"unpacked: {why}"
@@ -107,14 +101,14 @@ class Restorer:
 
     def _why_not(self, stats: RestoreStats) -> str:
         """Return why the snapshot is not to be mounted, "" if it is."""
-        request, snapshot = self._request, self._snapshot
+        request, snapshot = self.request, self.found.snapshot
         if not snapshot.is_whole:
             return "its targets were not empty before the command ran"
         if request.message.stays:
             return "the client's working folder is a target, where it would not see a mount"
         if request.message.mode == "mount":
             return ""
-        if self._context.nodes != 1 and not all(map(is_of_this_node, request.folders)):
+        if self.context.nodes != 1 and not all(map(is_of_this_node, request.folders)):
             return "other nodes share the target's file system, and would not see a mount"
         how, why = choose(stats, snapshot.content_bytes, snapshot.files)
         return "" if how == MOUNT else why
@@ -126,13 +120,13 @@ class Restorer:
             Corrupt: it is damaged.
             BootseerError: it cannot be read or written.
         """
-        snapshot = self._snapshot
-        async with self._context.stage("env.unpack") as report:
+        snapshot = self.found.snapshot
+        async with self.context.stage("env.unpack") as report:
             progress = UnpackProgress(snapshot.content_bytes)
             async with background() as nursery:
-                nursery.start_soon(progress.send, self._connection)
+                nursery.start_soon(progress.send, self.connection)
                 read_bytes = await unpack(
-                    self._store, snapshot, self._request.places, progress.count
+                    self.found.store, snapshot, self.request.places, progress.count
                 )
             report.bytes = snapshot.content_bytes
             report.detail = f"{snapshot.files} files, {format_size(read_bytes)} read"

@@ -36,7 +36,6 @@ class RunRequest:
 
     @property
     def key(self) -> str:
-        """What the snapshot is stored under."""
         return env_key.key_of(self.message.key)
 
 

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 
 import trio
 
@@ -56,7 +57,11 @@ async def serve(connection: ServerConnection, context: SessionContext) -> None:
                     raise Corrupt("the client of `env run` asks for nothing")
                 request = read_request(message, fds)
                 with _while_connected(connection, locks, nursery) as release_targets:
-                    await _Session(connection, context, request, nursery, release_targets).run()
+                    lookup = SnapshotLookup(context, request)
+                    session = _Session(
+                        connection, context, request, lookup, nursery, release_targets
+                    )
+                    await session.run()
             except Closed:
                 raise
             except BootseerError as error:
@@ -97,48 +102,40 @@ def _while_connected(
         raise Closed("lost the connection to `env run`")
 
 
+@dataclass(eq=False)
 class _Session:
-    def __init__(
-        self,
-        connection: ServerConnection,
-        context: SessionContext,
-        request: RunRequest,
-        nursery: trio.Nursery,
-        release_targets: Callable[[], None],
-    ) -> None:
-        self._release_targets = release_targets
-        self._nursery = nursery
-        self._connection = connection
-        self._context = context
-        self._request = request
-        self._store = context.store
-        self._lookup = SnapshotLookup(context, request)
+    connection: ServerConnection
+    context: SessionContext
+    request: RunRequest
+    lookup: SnapshotLookup
+    nursery: trio.Nursery
+    release_targets: Callable[[], None]
 
     async def run(self) -> None:
-        self._nursery.start_soon(self._note_run)
+        self.nursery.start_soon(self._note_run)
         found, is_damaged = None, False
         try:
-            found = await self._lookup.find()
-            if found is not None and not self._request.message.force:
+            found = await self.lookup.find()
+            if found is not None and not self.request.message.force:
                 await self._restore(found)
                 return
         except UnknownVersion:
             raise  # the version that has written it can use it
         except (Corrupt, NotFound):
             is_damaged = True  # the stage reports it
-        if not self._request.message.captures:
+        if not self.request.message.captures:
             raise Unavailable("--no-capture is given")
         before = found.snapshot.capture if found is not None else ""
-        with keep_client_waiting(self._connection, self._nursery):
+        with keep_client_waiting(self.connection, self.nursery):
             held = await self._claim(before)
         if isinstance(held, FoundSnapshot):
             await self._restore(held)
             return
-        async with key_lease.kept(self._store, self._request.key, held, self._nursery):
-            found = await self._lookup.find_newer(before)  # by the last holder of the lease
+        async with key_lease.kept(self.context.store, self.request.key, held, self.nursery):
+            found = await self.lookup.find_newer(before)  # by the last holder of the lease
             if found is None:
-                capturer = Capturer(self._connection, self._context, self._request, self._nursery)
-                await capturer.run(self._release_targets, replace=is_damaged or bool(before))
+                capturer = Capturer(self.connection, self.context, self.request, self.nursery)
+                await capturer.run(self.release_targets, replace=is_damaged or bool(before))
         if found is not None:
             await self._restore(found)
         else:
@@ -146,20 +143,24 @@ class _Session:
 
     async def _restore(self, found: FoundSnapshot) -> None:
         """Restore a snapshot; raises BootseerError if that cannot be."""
-        restorer = Restorer(self._connection, self._context, self._request, found)
-        await restorer.run(self._release_targets)
+        restorer = Restorer(self.connection, self.context, self.request, found)
+        await restorer.run(self.release_targets)
 
     async def _note_run(self) -> None:
-        asked = self._request.message
+        asked = self.request.message
         with suppress(BootseerError):  # nothing depends on it
-            await repository.note_run(self._store, asked.targets, asked.key)
+            await repository.note_run(self.context.store, asked.targets, asked.key)
 
     async def _collect_garbage(self) -> None:
         """Make room in the store, now that there is more in it."""
-        context = self._context
+        context = self.context
         with suppress(BootseerError):  # another time
             await collect(
-                self._store, context.keep_days, context.quota_bytes, time.time_ns(), dry_run=False
+                self.context.store,
+                context.keep_days,
+                context.quota_bytes,
+                time.time_ns(),
+                dry_run=False,
             )
 
     async def _claim(self, before: str) -> KeyLease | FoundSnapshot:
@@ -172,26 +173,26 @@ class _Session:
             Unavailable: it takes too long.
             BootseerError: the store does not say.
         """
-        key, owner = self._request.key, f"{self._context.user} on {self._context.node}"
-        wait_s = self._request.message.wait_s
-        async with self._context.stage("env.claim") as report:
+        key, owner = self.request.key, f"{self.context.user} on {self.context.node}"
+        wait_s = self.request.message.wait_s
+        async with self.context.stage("env.claim") as report:
             report.detail = f"key {key[:12]}: {owner} captures"
             deadline = trio.current_time() + wait_s
             is_told = False
             while True:
-                found = await self._lookup.find_newer(before)
+                found = await self.lookup.find_newer(before)
                 if found is not None:
                     report.detail = f"key {key[:12]}: {found.snapshot.node} has captured it"
                     return found
-                held = await key_lease.try_claim(self._store, key, owner)
+                held = await key_lease.try_claim(self.context.store, key, owner)
                 if held is not None:
                     return held
-                other = await key_lease.read_claim(self._store, key)
+                other = await key_lease.read_claim(self.context.store, key)
                 name = other.who if other is not None else "somebody"
                 if trio.current_time() > deadline:
                     raise Unavailable(f"{name} has not captured it within {wait_s} s")
                 if not is_told:
                     text = f"waiting for {name}, where the same command is running"
-                    await self._connection.send(Notice(text))
+                    await self.connection.send(Notice(text))
                     is_told = True
                 await trio.sleep(_POLL_S)

@@ -49,7 +49,6 @@ class KeyLease:
 
     @property
     def is_live(self) -> bool:
-        """Whether it has not run out."""
         return time.time_ns() < self.until_ns
 
 

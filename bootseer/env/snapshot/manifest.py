@@ -94,7 +94,6 @@ class Snapshot:
         return all(base == EMPTY for base in self.bases)
 
     def encode(self) -> bytes:
-        """Encode it as a file."""
         document = asdict(self)
         document["parts"] = env_key.to_document(self.parts)
         return json.dumps({"format": _FORMAT, "version": VERSION, **document}).encode() + b"\n"

@@ -44,7 +44,6 @@ class HeldOutPiece(NamedTuple):
 
     @property
     def range(self) -> ByteRange:
-        """The bytes of the image."""
         return ByteRange(self.start, self.stop)
 
 

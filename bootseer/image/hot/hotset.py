@@ -73,7 +73,6 @@ class HotRange(NamedTuple):
 
     @property
     def range(self) -> ByteRange:
-        """The bytes of the image."""
         return ByteRange(self.start, self.stop)
 
 
@@ -97,11 +96,9 @@ class HotSet:
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes of all ranges together."""
         return sum(r.stop - r.start for r in self.ranges)
 
     def encode(self) -> bytes:
-        """Encode as a file."""
         header = {
             "digest": self.digest,
             "size_bytes": self.size_bytes,

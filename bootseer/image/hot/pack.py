@@ -64,7 +64,6 @@ class HotPack:
 
     @property
     def parts(self) -> int:
-        """How many objects it is stored in."""
         return -(-self.size_bytes // self.part_bytes)
 
     def part_range(self, index: int) -> ByteRange:

@@ -137,7 +137,6 @@ class PackSource:
         return data
 
     async def close(self) -> None:
-        """Close the objects of the pack."""
         await self._parts.close()
 
     def _check(self, blocks: Sequence[int], data: memoryview, name: str) -> None:

@@ -179,7 +179,6 @@ class Prefetch:
             self.stop()
 
     def hold(self, *, is_held: bool) -> None:
-        """Pause the reads, or go on."""
         if is_held:
             self._held_since = time.monotonic()
             self._may_read.clear()
@@ -194,7 +193,6 @@ class Prefetch:
         return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
-        """Read no more pieces."""
         with self._lock:
             self._pieces = iter(())
         self.hold(is_held=False)

@@ -53,14 +53,12 @@ class KernelResidency:
             raise
 
     def newly_resident(self, most: int) -> list[tuple[int, int]]:
-        """See `ResidentPages`."""
         out = ffi.new("bs_range[]", most)
         count = lib.bs_residency_sample(self._handle, out, most)
         _check(count, "sample the image's residency")
         return [(r.start, r.stop) for r in out[0:count]]
 
     def active(self, start: int, stop: int) -> bytes | None:
-        """See `ResidentPages`."""
         pages = -(-stop // PAGE_BYTES) - start // PAGE_BYTES
         out = ffi.new("uint8_t[]", max(1, pages))
         if lib.bs_residency_active(self._handle, start, stop, out) < 0:
@@ -68,7 +66,6 @@ class KernelResidency:
         return bytes(ffi.buffer(out, pages))
 
     def close(self) -> None:
-        """See `ResidentPages`."""
         if self._handle != ffi.NULL:
             lib.bs_residency_close(self._handle)
             self._handle = ffi.NULL

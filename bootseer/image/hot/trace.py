@@ -50,7 +50,6 @@ class Touch(NamedTuple):
 
     @property
     def range(self) -> ByteRange:
-        """The bytes of the image."""
         return ByteRange(self.start, self.stop)
 
 
@@ -82,7 +81,6 @@ class Trace:
     usage: str = ""
 
     def encode(self) -> bytes:
-        """Encode as a file."""
         header = {
             "digest": self.digest,
             "size_bytes": self.size_bytes,

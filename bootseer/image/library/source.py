@@ -36,7 +36,6 @@ class ImageSource:
     """
 
     def __init__(self, store: Store, digest: str) -> None:
-        """Name the image; nothing is read yet."""
         self.store = store
         self.digest = digest
         self.speed = SpeedMeter(time.monotonic)
@@ -102,7 +101,6 @@ class ImageSource:
         return data
 
     async def close(self) -> None:
-        """Close what is open."""
         await self._parts.close()
 
     async def _read_file(

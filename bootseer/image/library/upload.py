@@ -42,7 +42,6 @@ class UploadProgress:
     done_bytes: int = 0
 
     def add(self, size_bytes: int) -> None:
-        """Count what has been done."""
         self.done_bytes += size_bytes
 
 

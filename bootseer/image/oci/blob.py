@@ -164,7 +164,6 @@ class DecompressionBudget:
     """How many bytes may still come out of what is compressed or has holes."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Allow `max_bytes`."""
         self._max_bytes = self._left_bytes = max_bytes
 
     def take(self, name: str, size_bytes: int) -> None:

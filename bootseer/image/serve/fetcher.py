@@ -200,7 +200,6 @@ class BlockFetcher:
                 del self._under_way[index]
 
     async def _fetch(self, fetch: _BlockFetch, blocks: list[int]) -> None:
-        """Read blocks from the store and keep them."""
         if fetch.pack is not None:
             blocks = await self._fetch_packed(fetch, fetch.pack, blocks)
         left = deque(self.runs(blocks))

@@ -56,7 +56,6 @@ class ImageBlocks:
 
     @property
     def stats(self) -> FetchStats:
-        """What was read from the store so far."""
         return self._fetcher.stats
 
     def use_pack(self, pack: PackSource, on_lost: Callable[[BootseerError], None]) -> None:

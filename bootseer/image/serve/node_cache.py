@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import trio
 
@@ -22,6 +23,7 @@ _FULL_S = 30.0
 """How long a full cache is not asked to keep anything."""
 
 
+@dataclass(eq=False)
 class NodeCache:
     """What a node has of an image, and the link to the keeper that writes more.
 
@@ -29,40 +31,28 @@ class NodeCache:
 
     Attributes:
         cached: the blocks that the node has; None without a cache.
+        manifest: of the image.
+        cached: the blocks that the node has.
+        link: to their keeper; without one, no blocks are added.
+        note: called once with each reason why the cache is not used as it should be.
+        patience_s: how long to wait for other servers, in seconds; less than the deadline of
+            readers.
     """
 
-    def __init__(
-        self,
-        manifest: ImageManifest,
-        cached: CachedBlocks | None = None,
-        link: KeeperLink | None = None,
-        note: Callable[[str], None] = lambda reason: None,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        """Ask for nothing yet.
-
-        Args:
-            manifest: of the image.
-            cached: the blocks that the node has.
-            link: to their keeper; without one, no blocks are added.
-            note: called once with each reason why the cache is not used as it should be.
-            patience_s: how long to wait for other servers, in seconds; less than the deadline of
-                readers.
-        """
-        self.cached = cached
-        self._manifest = manifest
-        self._link = link
-        self._note = note
-        self._noted: set[str] = set()
-        self._threads = trio.CapacityLimiter(_THREADS)
-        self._patience_s = patience_s
-        self._full_until = 0.0
+    manifest: ImageManifest
+    cached: CachedBlocks | None = None
+    link: KeeperLink | None = None
+    note: Callable[[str], None] = lambda reason: None
+    patience_s: float = PATIENCE_S
+    _noted: set[str] = field(default_factory=set)
+    _threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(_THREADS))
+    _full_until: float = 0.0
 
     @property
     def grows(self) -> bool:
         """Whether fetched blocks are kept, as far as is known."""
         full = trio.current_time() < self._full_until
-        return self.cached is not None and self._link is not None and not full
+        return self.cached is not None and self.link is not None and not full
 
     async def read(self, offset: int, size_bytes: int) -> memoryview | None:
         """Read from the node's disk; None if a block is missing or damaged.
@@ -87,7 +77,7 @@ class NodeCache:
             The blocks to fetch, and those that other servers of this node fetch; the rest is in the
             cache. Where nothing can be claimed, all are to be fetched.
         """
-        cached, link = self.cached, self._link
+        cached, link = self.cached, self.link
         if cached is None or link is None:
             return list(blocks), []
         anew = any(cached.is_lost(i) for i in blocks)
@@ -110,10 +100,10 @@ class NodeCache:
         Returns:
             False if they have had enough time: the caller fetches the blocks itself.
         """
-        if trio.current_time() - since < self._patience_s:
+        if trio.current_time() - since < self.patience_s:
             await trio.sleep(_POLL_S)
             return True
-        self._patience_s = 0.0  # the other server hangs, or is hostile
+        self.patience_s = 0.0  # the other server hangs, or is hostile
         self._say("a block that another job was fetching did not arrive; fetching it here")
         return False
 
@@ -124,7 +114,7 @@ class NodeCache:
             blocks: that were fetched.
             data: their bytes, one block behind the other.
         """
-        cached, link = self.cached, self._link
+        cached, link = self.cached, self.link
         if cached is None or link is None:
             return
         if trio.current_time() < self._full_until:
@@ -139,23 +129,23 @@ class NodeCache:
         except BootseerError as error:
             self._fail(error)
             return
-        for index, block in self._manifest.cut(blocks, data):
+        for index, block in self.manifest.cut(blocks, data):
             cached.note_kept(index, block)
 
     async def release(self, blocks: Sequence[int]) -> None:
         """Give up the claims on blocks that are not kept."""
-        if self._link is not None:
+        if self.link is not None:
             try:
-                await self._link.release(blocks)
+                await self.link.release(blocks)
             except BootseerError as error:
                 self._fail(error)
 
     def _fail(self, error: BootseerError) -> None:
         if isinstance(error, Closed):
-            self._link = None
+            self.link = None
         self._say(f"the block cache does not grow: {error}")
 
     def _say(self, reason: str) -> None:
         if reason not in self._noted:
             self._noted.add(reason)
-            self._note(reason)
+            self.note(reason)

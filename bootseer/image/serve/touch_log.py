@@ -29,7 +29,6 @@ class FirstTouches:
     """
 
     def __init__(self) -> None:
-        """Begin with nothing read."""
         self.touches: list[Touch] = []
         self._starts: list[int] = []  # of what was read, joined; and where that ends
         self._stops: list[int] = []
@@ -63,7 +62,6 @@ class TouchLog:
     """First touches from now on, until it is stopped."""
 
     def __init__(self) -> None:
-        """Begin to record."""
         self._touched = FirstTouches()
         self._began_ns = time.monotonic_ns()
         self._records = True

@@ -26,7 +26,6 @@ class MissingImage:
     valid_s = 0.0
 
     def __init__(self, uid: int, gid: int) -> None:
-        """Show a folder that belongs to a user."""
         self._root = Attributes(ROOT_INODE, stat.S_IFDIR | 0o555, links=2, uid=uid, gid=gid)
 
     def attach(self, kernel: Kernel) -> None:
@@ -36,11 +35,9 @@ class MissingImage:
         raise os_error(errno.ENOENT)
 
     async def attributes(self, inode: int) -> Attributes:
-        """Return the attributes of the folder."""
         return self._root
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
-        """Return no entries."""
         return []
 
     async def link_target(self, inode: int) -> bytes:
@@ -109,18 +106,15 @@ class ImageView:
         return self._file
 
     async def attributes(self, inode: int) -> Attributes:
-        """Return the attributes of folder or file."""
         return self._root if inode == ROOT_INODE else self._file
 
     async def entries(self, inode: int) -> Sequence[tuple[bytes, Attributes]]:
-        """Return the file's entry."""
         return [(_NAME, self._file)]
 
     async def link_target(self, inode: int) -> bytes:
         raise os_error(errno.EINVAL)
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
-        """Open the file."""
         handle = next(self._next_handle)
         self._handles[handle] = bool(flags & os.O_NOATIME)
         return OpenedFile(handle, keep_cache=True)
@@ -141,7 +135,6 @@ class ImageView:
             raise os_error(errno.EIO) from error
 
     async def close(self, handle: int) -> None:
-        """Release a handle."""
         del self._handles[handle]
 
     def forget(self, inode: int) -> None:

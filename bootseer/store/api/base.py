@@ -75,7 +75,6 @@ class FolderListing(list[ObjectInfo]):
     """
 
     def __init__(self, infos: Iterable[ObjectInfo] = ()) -> None:
-        """Begin with these."""
         super().__init__(infos)
         self.unlisted: list[Unlisted] = []
 
@@ -153,7 +152,6 @@ class Reader(Protocol):
             Corrupt: the object was cut short by a writer that is not BootSeer.
             Conflict: the object was replaced, and its opened version can't be had any more.
         """
-        ...
 
 
 class Writer(Protocol):
@@ -172,7 +170,6 @@ class Writer(Protocol):
             Closed: the object was committed, an earlier step failed, or the block was left.
             Unavailable: there is no space.
         """
-        ...
 
     async def commit(self) -> None:
         """Make the object visible under its name, all at once.
@@ -186,7 +183,6 @@ class Writer(Protocol):
             Closed: as for `write`.
             Conflict: the name is taken and may not be overwritten, or is a folder's.
         """
-        ...
 
 
 class Appender(Protocol):
@@ -202,7 +198,6 @@ class Appender(Protocol):
             Closed: the object is finished, an earlier step failed, or the block was left.
             Unavailable: there is no space.
         """
-        ...
 
     async def sync(self) -> None:
         """Make all that was written durable; it can be read when the object has ended, or before.
@@ -213,7 +208,6 @@ class Appender(Protocol):
         Raises:
             Closed: as for `write`.
         """
-        ...
 
     async def finish(self) -> None:
         """Sync, and end the object.
@@ -221,7 +215,6 @@ class Appender(Protocol):
         Raises:
             Closed: as for `write`.
         """
-        ...
 
 
 class AppendOptions(TypedDict, total=False):
@@ -255,16 +248,13 @@ class Store(Protocol):
     @property
     def url(self) -> str:
         """Where the store is; `bootseer.store.from_url.open_store` understands it."""
-        ...
 
     @property
     def capabilities(self) -> Capabilities:
         """What this store can do."""
-        ...
 
     async def stat(self, name: str) -> ObjectInfo:
         """Describe an object or a folder."""
-        ...
 
     async def list(self, folder: str = "") -> FolderListing:
         """Describe what is directly in a folder, sorted by name; ``""`` is the root.
@@ -272,7 +262,6 @@ class Store(Protocol):
         Where no such folder exists, there is nothing in it. Objects in the making are left out;
         `FolderListing.unlisted` tells of anything else that is.
         """
-        ...
 
     def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
@@ -290,7 +279,6 @@ class Store(Protocol):
             Conflict: another than `version` is there by now.
             Denied: it is neither an object nor a folder (a symbolic link, a FIFO, a device).
         """
-        ...
 
     def create(
         self,
@@ -315,7 +303,6 @@ class Store(Protocol):
         Raises:
             ValueError: it is no mode, see `check_mode`.
         """
-        ...
 
     def append(
         self,
@@ -342,7 +329,6 @@ class Store(Protocol):
             Unavailable: the store has no such objects (see `Capabilities`).
             ValueError: it is no mode, see `check_mode`.
         """
-        ...
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Give an object or a folder another name; missing folders of the target are made.
@@ -352,7 +338,6 @@ class Store(Protocol):
         Raises:
             Conflict: the target exists. With `overwrite`, an object does replace an object.
         """
-        ...
 
     async def delete(self, name: str) -> None:
         """Remove an object or an empty folder.
@@ -362,7 +347,6 @@ class Store(Protocol):
         Raises:
             Conflict: the folder is not empty (objects in the making count).
         """
-        ...
 
     async def delete_tree(self, name: str) -> None:
         """Remove an object, or a folder with all that is below, objects in the making included.
@@ -372,7 +356,6 @@ class Store(Protocol):
 
         Durability: after a crash, what was removed may be back.
         """
-        ...
 
     async def mkdir(self, name: str, *, mode: int | None = None) -> None:
         """Make a folder and those above it; existing folders are left unchanged.
@@ -385,7 +368,6 @@ class Store(Protocol):
             Conflict: an object has that name or one above.
             ValueError: it is no mode, see `check_mode`.
         """
-        ...
 
     async def set_mode(self, name: str, mode: int) -> None:
         """Change the permission bits of an object or a folder.
@@ -394,7 +376,6 @@ class Store(Protocol):
             Unavailable: the store has none (see `Capabilities`).
             ValueError: it is no mode, see `check_mode`.
         """
-        ...
 
     async def set_mtime(self, name: str, mtime_ns: int) -> None:
         """Change when an object or a folder was last changed, to a millisecond at least.
@@ -408,7 +389,6 @@ class Store(Protocol):
         Raises:
             Unavailable: the store keeps no such time (see `Capabilities`).
         """
-        ...
 
     async def set_replication(self, name: str, copies: int) -> None:
         """Ask the store to keep an object on this many machines.
@@ -416,11 +396,9 @@ class Store(Protocol):
         Raises:
             Unavailable: the store does not replicate (see `Capabilities`).
         """
-        ...
 
     async def space(self) -> StoreSpace:
         """Return total and free space."""
-        ...
 
     async def reap_temporaries(self, older_than_s: float, folder: str = "") -> int:
         """Remove objects that dead writers left in the making; returns how many.
@@ -430,7 +408,6 @@ class Store(Protocol):
                 writer.
             folder: only objects below it, where the store knows their names.
         """
-        ...
 
 
 @runtime_checkable
@@ -445,7 +422,6 @@ class Placement(Protocol):
         Raises:
             Unavailable: the store cannot tell, or not now.
         """
-        ...
 
 
 async def read_all(store: Store, name: str, limit_bytes: int) -> bytes:

@@ -37,7 +37,6 @@ class Bucket:
         self._connection: tuple[FileSystem, str] | None = None
 
     def filesystem(self) -> FileSystem:
-        """Return the file system that the bucket is in."""
         return self._connect()[0]
 
     def path(self, parts: Sequence[str]) -> str:
@@ -64,7 +63,6 @@ class Bucket:
         return found
 
     def open(self, parts: Sequence[str]) -> NativeFile:
-        """Open an object for reading."""
         return self.filesystem().open_input_file(self.path(parts))
 
     def check_free(self, parts: Sequence[str], *, overwrite: bool) -> None:

@@ -78,11 +78,7 @@ def translate(error: BaseException, operation: str, name: str, url: str) -> Boot
 
 @contextmanager
 def translated(operation: str, name: str, url: str) -> Iterator[None]:
-    """Turn every error that pyarrow raises in the block into the error of ours.
-
-    Raises:
-        BootseerError: the one that `translate` chose.
-    """
+    """Turn every error that pyarrow raises in the block into the error of ours."""
     try:
         yield
     except BootseerError:

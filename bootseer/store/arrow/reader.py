@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,41 +18,33 @@ if TYPE_CHECKING:
     from pyarrow import NativeFile
 
 
+@dataclass(eq=False)
 class ArrowReader(Reader):
     """Reads one version, and sees afterwards whether it still was that one."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        info: ObjectInfo,
-        parts: Sequence[str],
-        file: NativeFile,
-        lease: Lease,
-    ) -> None:
-        """Read a file that `lease` closes, from the object with these parts of its name."""
-        self.info = info
-        self._bucket = bucket
-        self._parts = parts
-        self._file = file
-        self._lease = lease
+    bucket: Bucket
+    info: ObjectInfo
+    parts: Sequence[str]
+    file: NativeFile
+    lease: Lease
 
     async def pread(self, offset: int, size: int) -> bytes:
         size = readable_bytes(offset, size, self.size_bytes)
-        with translated("read", self.info.name, self._bucket.url):
-            return await self._lease.run(partial(self._read, offset, size))
+        with translated("read", self.info.name, self.bucket.url):
+            return await self.lease.run(partial(self._read, offset, size))
 
     def _read(self, offset: int, size: int) -> bytes:
         data = b""
         problem: OSError | None = None
         try:
-            data = self._file.read_at(size, offset) if size else b""
+            data = self.file.read_at(size, offset) if size else b""
         except OSError as error:  # of an object that is gone, it may be any
             problem = error
         # A range is asked for by name: of an object replaced meanwhile it is the new one's.
         if not self._is_same():
             name = self.info.name
             raise Conflict(
-                f"{name!r} in {self._bucket.url} was replaced or deleted; open it again"
+                f"{name!r} in {self.bucket.url} was replaced or deleted; open it again"
             ) from problem
         if problem is not None:
             raise problem
@@ -61,7 +54,7 @@ class ArrowReader(Reader):
 
     def _is_same(self) -> bool:
         try:
-            with self._bucket.open(self._parts) as now:
+            with self.bucket.open(self.parts) as now:
                 return arrowfs.version(now) == self.info.version
         except FileNotFoundError:
             return False

@@ -34,40 +34,31 @@ class TemporaryObject:
         self.filesystem.delete_file(self.path)
 
 
+@dataclass(eq=False)
 class ArrowWriter:
     """Writes one temporary object and copies it to its name."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        name: str,
-        overwrite: bool,
-        upload: TemporaryObject,
-        lease: Lease,
-        gate: WriteSequence,
-    ) -> None:
-        """Write to `upload`, which `lease` discards, and commit it as the object `name`."""
-        self._bucket = bucket
-        self._name = name
-        self._overwrite = overwrite
-        self._upload = upload
-        self._lease = lease
-        self._gate = gate
+    bucket: Bucket
+    name: str
+    overwrite: bool
+    upload: TemporaryObject
+    lease: Lease
+    gate: WriteSequence
 
     async def write(self, data: Data) -> None:
         # pyarrow uploads in the background, from memory of its own or from this.
         copy = bytes(data)
-        with self._gate.step(), translated("write", self._name, self._bucket.url):
-            await self._lease.run(partial(self._upload.stream.write, copy))
+        with self.gate.step(), translated("write", self.name, self.bucket.url):
+            await self.lease.run(partial(self.upload.stream.write, copy))
 
     async def commit(self) -> None:
-        with self._gate.step(last=True), translated("commit", self._name, self._bucket.url):
-            await self._lease.run(self._publish)
+        with self.gate.step(last=True), translated("commit", self.name, self.bucket.url):
+            await self.lease.run(self._publish)
 
     def _publish(self) -> None:
-        self._upload.stream.close()
-        if self._lease.ended:  # Abandoned meanwhile: don't replace what others wrote since.
+        self.upload.stream.close()
+        if self.lease.ended:  # Abandoned meanwhile: don't replace what others wrote since.
             return
-        parts = check_name(self._name)
-        self._bucket.check_free(parts, overwrite=self._overwrite)
-        self._upload.filesystem.copy_file(self._upload.path, self._bucket.path(parts))
+        parts = check_name(self.name)
+        self.bucket.check_free(parts, overwrite=self.overwrite)
+        self.upload.filesystem.copy_file(self.upload.path, self.bucket.path(parts))

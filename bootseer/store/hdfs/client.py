@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import trio
@@ -24,39 +25,33 @@ DEADLINES = {
 """Of the library's own, which would take minutes; what they do not cover, `LimitStore` does."""
 
 
+@dataclass(eq=False)
 class HdfsCalls:
     """One client of an HDFS, made at the first use: it must not be older than a fork.
 
     Attributes:
         failed_s: when DataNodes last did not take the beginning of a file, by trio's clock.
+        authority: ``hdfs://HOST:PORT``, or ``hdfs://`` and a nameservice.
+        url: of the store, for messages.
+        options: how to reach it.
+        threads: how many calls may be under way at once.
     """
 
-    def __init__(
-        self, authority: str, url: str, options: HdfsOptions, threads: trio.CapacityLimiter
-    ) -> None:
-        """Nothing is asked yet.
-
-        Args:
-            authority: ``hdfs://HOST:PORT``, or ``hdfs://`` and a nameservice.
-            url: of the store, for messages.
-            options: how to reach it.
-            threads: how many calls may be under way at once.
-        """
-        self.url = url
-        self.failed_s = -math.inf
-        self._authority = authority
-        self._options = options
-        self._threads = threads
-        self._lock = threading.Lock()
-        self._made: Client | None = None
+    authority: str
+    url: str
+    options: HdfsOptions
+    threads: trio.CapacityLimiter
+    failed_s: float = -math.inf
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _made: Client | None = None
 
     def client(self) -> Client:
         """Return the client; for use in a thread of `run`."""
         with self._lock:
             if self._made is None:
-                options = self._options
+                options = self.options
                 self._made = Client(
-                    self._authority,
+                    self.authority,
                     dict(DEADLINES),
                     config_dir=options.conf_dir or None,
                     kerberos_cache=options.kerberos_cache or None,
@@ -91,5 +86,5 @@ class HdfsCalls:
                 return work()
 
         return await trio.to_thread.run_sync(
-            guarded, abandon_on_cancel=True, limiter=threads or self._threads
+            guarded, abandon_on_cancel=True, limiter=threads or self.threads
         )

@@ -75,9 +75,6 @@ def translated(operation: str, name: str, url: str) -> Iterator[None]:
     """Turn every error that hdfs-native raises in the block into the error of ours.
 
     Its panics are no `Exception`, and are meant, too.
-
-    Raises:
-        BootseerError: the one that `translate` chose.
     """
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -13,33 +14,24 @@ from bootseer.store.api.base import ObjectInfo, Reader, readable_bytes
 from bootseer.store.hdfs.client import HdfsCalls
 
 
+@dataclass(eq=False)
 class HdfsReader(Reader):
-    """Reads one version, for as long as its blocks are there."""
+    """Reads one version, for as long as its blocks are there.
 
-    def __init__(
-        self,
-        calls: HdfsCalls,
-        info: ObjectInfo,
-        file: FileReader,
-        describe: Callable[[], Awaitable[ObjectInfo]],
-        *,
-        knows_version: bool,
-    ) -> None:
-        """Read what was opened.
+    Attributes:
+        calls: by which it is read.
+        info: of the version that was opened.
+        file: of the library.
+        describe: says what has the object's name by now.
+        knows_version: `info` is of the version, and not only of its length.
+    """
 
-        Args:
-            calls: by which it is read.
-            info: of the version that was opened.
-            file: of the library.
-            describe: says what has the object's name by now.
-            knows_version: `info` is of the version, and not only of its length.
-        """
-        self.info = info
-        self.closed = False
-        self._knows_version = knows_version
-        self._calls = calls
-        self._describe = describe
-        self._file = file
+    calls: HdfsCalls
+    info: ObjectInfo
+    file: FileReader
+    describe: Callable[[], Awaitable[ObjectInfo]]
+    knows_version: bool = field(kw_only=True)
+    closed: bool = False
 
     async def pread(self, offset: int, size: int) -> bytes:
         if self.closed:
@@ -51,17 +43,17 @@ class HdfsReader(Reader):
             return b""
         name = self.info.name
         try:
-            return await self._calls.run("read", name, partial(self._file.read_range, offset, size))
+            return await self.calls.run("read", name, partial(self.file.read_range, offset, size))
         except BootseerError as error:
             if await self._is_replaced():
-                raise Conflict(f"{name!r} in {self._calls.url} was replaced or deleted") from error
+                raise Conflict(f"{name!r} in {self.calls.url} was replaced or deleted") from error
             raise
 
     async def _is_replaced(self) -> bool:
         try:
-            found = await self._describe()
+            found = await self.describe()
         except NotFound:
             return True
         except BootseerError:
             return False
-        return self._knows_version and not self.info.is_version(found)
+        return self.knows_version and not self.info.is_version(found)

@@ -26,7 +26,6 @@ class TrustedStore(WrappedStore):
     """
 
     def __init__(self, inner: HdfsStore, owners: OwnerRule) -> None:
-        """Wrap a store."""
         super().__init__(inner)
         self._hdfs = inner
         self._owners = owners
@@ -86,11 +85,6 @@ class PrivateStore(TrustedStore):
     """
 
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Do an operation where only trusted users can write.
-
-        Raises:
-            Denied: others can write there.
-        """
         await self._check(())
         return await call()
 

@@ -9,7 +9,9 @@ So a file's first bytes are synced at once, and until that works the file is del
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -77,13 +79,11 @@ class HdfsFile:
         self._is_begun = self._is_unsynced = False
 
     async def make(self) -> None:
-        """Make it, empty."""
         self._writer = await self._calls.run("create", self._name, self._make_one)
         # A step that hangs takes no place from what asks the NameNode.
         self._thread = trio.CapacityLimiter(1)
 
     async def discard(self) -> None:
-        """Delete it, if it is there."""
         await self._calls.run("discard", self._name, self._delete)
 
     async def write(self, data: Data) -> None:
@@ -148,7 +148,7 @@ class HdfsFile:
         # Python closes a FileWriter when it is let go, as it does its own files, in whatever thread
         # that happens; and a machine that is silent holds it up for a quarter of a minute.
         writer: RawFileWriter = made.inner
-        made.inner = cast("RawFileWriter", _Closed())
+        made.inner = cast("RawFileWriter", SimpleNamespace(close=lambda: None))
         if self.is_left:
             self._delete()
         return writer
@@ -157,13 +157,7 @@ class HdfsFile:
         self._calls.client().delete(self.path, False)
 
 
-class _Closed:
-    """What has nothing to close."""
-
-    def close(self) -> None:
-        """Done."""
-
-
+@dataclass(eq=False)
 class HdfsWriter:
     """Writes a temporary file and gives it its name.
 
@@ -171,33 +165,30 @@ class HdfsWriter:
         is_published: it has its name.
     """
 
-    def __init__(
-        self, calls: HdfsCalls, file: HdfsFile, path: str, gate: WriteSequence, *, overwrite: bool
-    ) -> None:
-        """Write a file that is empty, and is going to be at `path`."""
-        self.is_published = False
-        self._calls = calls
-        self._file = file
-        self._path = path
-        self._gate = gate
-        self._overwrite = overwrite
+    calls: HdfsCalls
+    file: HdfsFile
+    path: str
+    gate: WriteSequence
+    overwrite: bool = field(kw_only=True)
+    is_published: bool = False
 
     async def write(self, data: Data) -> None:
-        with self._gate.step():
-            await self._file.write(data)
+        with self.gate.step():
+            await self.file.write(data)
 
     async def commit(self) -> None:
-        with self._gate.step(last=True):
-            await self._file.step("commit", self._publish)
+        with self.gate.step(last=True):
+            await self.file.step("commit", self._publish)
 
     def _publish(self) -> None:
-        self._file.close()
-        if self._file.is_left:  # Abandoned meanwhile: don't replace what others wrote since.
+        self.file.close()
+        if self.file.is_left:  # Abandoned meanwhile: don't replace what others wrote since.
             return
-        self._calls.client().rename(self._file.path, self._path, self._overwrite)
+        self.calls.client().rename(self.file.path, self.path, self.overwrite)
         self.is_published = True
 
 
+@dataclass(eq=False)
 class HdfsAppender:
     """Writes to a file under its own name.
 
@@ -205,21 +196,19 @@ class HdfsAppender:
         is_finished: it has ended.
     """
 
-    def __init__(self, file: HdfsFile, gate: WriteSequence) -> None:
-        """Write a file that is empty."""
-        self.is_finished = False
-        self._file = file
-        self._gate = gate
+    file: HdfsFile
+    gate: WriteSequence
+    is_finished: bool = False
 
     async def write(self, data: Data) -> None:
-        with self._gate.step():
-            await self._file.write(data)
+        with self.gate.step():
+            await self.file.write(data)
 
     async def sync(self) -> None:
-        with self._gate.step():
-            await self._file.step("sync", self._file.sync)
+        with self.gate.step():
+            await self.file.step("sync", self.file.sync)
 
     async def finish(self) -> None:
-        with self._gate.step(last=True):
-            await self._file.step("finish", self._file.close)
+        with self.gate.step(last=True):
+            await self.file.step("finish", self.file.close)
             self.is_finished = True

@@ -202,7 +202,6 @@ class DirfdTree:
             os.utime(path, ns=(os.stat(path).st_atime_ns, mtime_ns))
 
     def space(self) -> os.statvfs_result:
-        """Describe the file system."""
         with self.folder(()) as root:
             return os.fstatvfs(root)
 

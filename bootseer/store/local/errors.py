@@ -56,11 +56,7 @@ def translate(error: OSError, operation: str, name: str, url: str) -> BootseerEr
 
 @contextmanager
 def translated(operation: str, name: str, url: str) -> Iterator[None]:
-    """Turn every OSError of the block into the error of ours.
-
-    Raises:
-        BootseerError: the one that `translate` chose.
-    """
+    """Turn every OSError of the block into the error of ours."""
     try:
         yield
     except OSError as error:

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -260,97 +261,89 @@ class LocalStore:
             )
 
 
+@dataclass(eq=False)
 class _LocalReader(Reader):
     """Reads one open file, whatever its name means by now.
 
     One that `stays` may not be written to in place either, which is seen after each read.
     """
 
-    def __init__(self, url: str, info: ObjectInfo, fd: int, lease: Lease, *, stays: bool) -> None:
-        self.info = info
-        self._url = url
-        self._fd = fd
-        self._lease = lease
-        self._stays = stays
+    url: str
+    info: ObjectInfo
+    fd: int
+    lease: Lease
+    stays: bool = field(kw_only=True)
 
     async def pread(self, offset: int, size: int) -> bytes:
         size = readable_bytes(offset, size, self.size_bytes)
-        with translated("read", self.info.name, self._url):
-            data, status = await self._lease.run(partial(self._read, offset, size))
+        with translated("read", self.info.name, self.url):
+            data, status = await self.lease.run(partial(self._read, offset, size))
         now = (status.st_size, status.st_mtime_ns)
-        if self._stays and now != (self.size_bytes, self.info.mtime_ns):
+        if self.stays and now != (self.size_bytes, self.info.mtime_ns):
             raise Conflict(
-                f"{self.info.name!r} in {self._url} was written to in place while it was being "
+                f"{self.info.name!r} in {self.url} was written to in place while it was being "
                 "read; open it again"
             )
         if len(data) < size:
             raise Corrupt(
-                f"{self.info.name!r} in {self._url} became shorter than the {self.size_bytes} "
+                f"{self.info.name!r} in {self.url} became shorter than the {self.size_bytes} "
                 "bytes it had when opened: something writes to it in place"
             )
         return data
 
     def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
-        return posix.read_fully(self._fd, offset, size), os.fstat(self._fd)
+        return posix.read_fully(self.fd, offset, size), os.fstat(self.fd)
 
 
+@dataclass(eq=False)
 class _LocalWriter:
     """Writes one temporary file and gives it its name."""
 
-    def __init__(
-        self,
-        url: str,
-        name: str,
-        overwrite: bool,
-        file: TemporaryFile,
-        lease: Lease,
-        gate: WriteSequence,
-    ) -> None:
-        self._url = url
-        self._name = name
-        self._overwrite = overwrite
-        self._file = file
-        self._lease = lease
-        self._gate = gate
+    url: str
+    name: str
+    overwrite: bool
+    file: TemporaryFile
+    lease: Lease
+    gate: WriteSequence
 
     async def write(self, data: Data) -> None:
         view = memoryview(data).cast("B")
-        with self._gate.step(), translated("write", self._name, self._url):
-            await self._lease.run(partial(posix.write_fully, self._file.fd, view))
+        with self.gate.step(), translated("write", self.name, self.url):
+            await self.lease.run(partial(posix.write_fully, self.file.fd, view))
 
     async def commit(self) -> None:
-        with self._gate.step(last=True), translated("commit", self._name, self._url):
-            await self._lease.run(self._publish)
+        with self.gate.step(last=True), translated("commit", self.name, self.url):
+            await self.lease.run(self._publish)
 
     def _publish(self) -> None:
-        os.fsync(self._file.fd)
-        if self._lease.ended:  # Abandoned in the sync: don't replace what others wrote since.
+        os.fsync(self.file.fd)
+        if self.lease.ended:  # Abandoned in the sync: don't replace what others wrote since.
             return
-        self._file.publish(self._name.rpartition("/")[2], overwrite=self._overwrite)
+        self.file.publish(self.name.rpartition("/")[2], overwrite=self.overwrite)
 
 
+@dataclass(eq=False)
 class _LocalAppender:
     """Adds to a file under its own name."""
 
-    def __init__(self, url: str, name: str, fd: int, lease: Lease, gate: WriteSequence) -> None:
-        self._url = url
-        self._name = name
-        self._fd = fd
-        self._lease = lease
-        self._gate = gate
+    url: str
+    name: str
+    fd: int
+    lease: Lease
+    gate: WriteSequence
 
     async def write(self, data: Data) -> None:
         view = memoryview(data).cast("B")
-        with self._gate.step(), translated("write", self._name, self._url):
-            await self._lease.run(partial(posix.write_fully, self._fd, view))
+        with self.gate.step(), translated("write", self.name, self.url):
+            await self.lease.run(partial(posix.write_fully, self.fd, view))
 
     async def sync(self) -> None:
-        with self._gate.step(), translated("sync", self._name, self._url):
-            await self._lease.run(partial(os.fsync, self._fd))
+        with self.gate.step(), translated("sync", self.name, self.url):
+            await self.lease.run(partial(os.fsync, self.fd))
 
     async def finish(self) -> None:
-        with self._gate.step(last=True), translated("finish", self._name, self._url):
-            await self._lease.run(partial(os.fsync, self._fd))
+        with self.gate.step(last=True), translated("finish", self.name, self.url):
+            await self.lease.run(partial(os.fsync, self.fd))
 
 
 def _info(name: str, file: TreeFile) -> ObjectInfo:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,18 +31,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class WrappedStore(ABC):
-    """Hands every operation to another store, through one method that subclasses fill in.
+class WrappedStore:
+    """Hands every operation to another store, through one method that subclasses can replace.
 
     Opening an object, each read of it, creating one, each write and the commit are operations of
     their own; leaving the block is not, because stores promise that it ends.
     """
 
     def __init__(self, inner: Store) -> None:
-        """Wrap the store `inner`."""
         self._inner = inner
 
-    @abstractmethod
     async def around(self, operation: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
         """Carry out one operation of the inner store, by awaiting `call()`.
 
@@ -51,6 +49,7 @@ class WrappedStore(ABC):
             name: the object or folder, for messages; the source of a rename.
             call: starts the operation; each call starts it anew.
         """
+        return await call()
 
     @property
     def url(self) -> str:
@@ -149,30 +148,30 @@ class _WrappedReader(Reader):
         )
 
 
+@dataclass(eq=False)
 class _WrappedWriter:
-    def __init__(self, store: WrappedStore, name: str, writer: Writer) -> None:
-        self._store = store
-        self._name = name
-        self._writer = writer
+    store: WrappedStore
+    name: str
+    writer: Writer
 
     async def write(self, data: Data) -> None:
-        await self._store.around("write", self._name, lambda: self._writer.write(data))
+        await self.store.around("write", self.name, lambda: self.writer.write(data))
 
     async def commit(self) -> None:
-        await self._store.around("commit", self._name, self._writer.commit)
+        await self.store.around("commit", self.name, self.writer.commit)
 
 
+@dataclass(eq=False)
 class _WrappedAppender:
-    def __init__(self, store: WrappedStore, name: str, appender: Appender) -> None:
-        self._store = store
-        self._name = name
-        self._appender = appender
+    store: WrappedStore
+    name: str
+    appender: Appender
 
     async def write(self, data: Data) -> None:
-        await self._store.around("grow", self._name, lambda: self._appender.write(data))
+        await self.store.around("grow", self.name, lambda: self.appender.write(data))
 
     async def sync(self) -> None:
-        await self._store.around("sync", self._name, self._appender.sync)
+        await self.store.around("sync", self.name, self.appender.sync)
 
     async def finish(self) -> None:
-        await self._store.around("finish", self._name, self._appender.finish)
+        await self.store.around("finish", self.name, self.appender.finish)

@@ -20,6 +20,7 @@ class _Opened:
     users: int = 0
 
 
+@dataclass(eq=False)
 class ReopeningReader(Reader):
     """Opens the object again after a failed read: a stale handle or a lost server stays bad.
 
@@ -29,32 +30,23 @@ class ReopeningReader(Reader):
     read that still uses it ends.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        backoff: Backoff,
-        known: ObjectInfo | None = None,
-        version: ObjectInfo | None = None,
-    ) -> None:
-        """Read the object `name`, see `Store.open` for the rest; `start` opens it."""
-        self._store = store
-        self._name = name
-        self._known = known
-        self._version = version
-        self._backoff = backoff
-        self._current: _Opened | None = None
-        self._ended = False
+    store: Store
+    name: str
+    backoff: Backoff
+    known: ObjectInfo | None = None
+    version: ObjectInfo | None = None
+    _current: _Opened | None = None
+    _ended: bool = False
 
     async def start(self) -> None:
         """Open the object for the first time."""
-        self._current = await self._backoff.run(self._open)
+        self._current = await self.backoff.run(self._open)
         self.info: ObjectInfo = self._current.reader.info
-        if self._known is None or self._version is not None:
-            self._version = self.info
+        if self.known is None or self.version is not None:
+            self.version = self.info
 
     async def pread(self, offset: int, size: int) -> bytes:
-        return await self._backoff.run(partial(self._attempt, offset, size))
+        return await self.backoff.run(partial(self._attempt, offset, size))
 
     async def end(self) -> None:
         """Close what is open; nothing can be read any more."""
@@ -65,7 +57,7 @@ class ReopeningReader(Reader):
 
     async def _attempt(self, offset: int, size: int) -> bytes:
         if self._ended:
-            raise Closed(f"{self._name!r} was closed")
+            raise Closed(f"{self.name!r} was closed")
         opened = self._current or await self._reopen()
         opened.users += 1
         try:
@@ -83,20 +75,20 @@ class ReopeningReader(Reader):
         opened = await self._open()
         if self._ended:
             await opened.block.aclose()
-            raise Closed(f"{self._name!r} was closed")
+            raise Closed(f"{self.name!r} was closed")
         if self._current is not None:  # Another read was faster.
             await opened.block.aclose()
             return self._current
         if opened.reader.size_bytes != self.info.size_bytes:
             await opened.block.aclose()
             raise Conflict(
-                f"{self._name!r} in {self._store.url} was replaced while it was read; open it again"
+                f"{self.name!r} in {self.store.url} was replaced while it was read; open it again"
             )
         self._current = opened
         return opened
 
     async def _open(self) -> _Opened:
         block = AsyncExitStack()
-        opened = self._store.open(self._name, known=self._known, version=self._version)
+        opened = self.store.open(self.name, known=self.known, version=self.version)
         reader = await block.enter_async_context(opened)
         return _Opened(reader, block)

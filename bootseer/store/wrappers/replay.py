@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 
 from bootseer.errors import Conflict, Transient
@@ -12,6 +13,7 @@ from bootseer.store.api.write_sequence import WriteSequence
 from bootseer.store.wrappers.backoff import Backoff
 
 
+@dataclass(eq=False)
 class ReplayingWriter:
     """Keeps what was written, and writes all of it again after a failure.
 
@@ -24,38 +26,28 @@ class ReplayingWriter:
     bytes written here. Whoever uses an object as a claim must thus put something of its own in it.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        *,
-        create: Callable[[], AbstractAsyncContextManager[Writer]],
-        backoff: Backoff,
-        limit_bytes: int,
-    ) -> None:
-        """Write the object `name` of the store; `start` calls `create` for the first time."""
-        self._store = store
-        self._name = name
-        self._create = create
-        self._backoff = backoff
-        self._limit_bytes = limit_bytes
-        self._gate = WriteSequence(name)
-        self._size_bytes = 0
-        self._complete = True  # `_kept` is all that was written.
-        self._kept: list[Data] = []
-        self._sent: int  # How many of `_kept` the writer of this attempt has.
-        self._block = AsyncExitStack()
-        self._writer: Writer | None = None
-        self._in_doubt = False  # A commit failed that may have happened.
+    store: Store
+    name: str
+    create: Callable[[], AbstractAsyncContextManager[Writer]]
+    backoff: Backoff
+    limit_bytes: int
+    gate: WriteSequence
+    _size_bytes: int = 0
+    _complete: bool = True  # `_kept` is all that was written.
+    _kept: list[Data] = field(default_factory=list)
+    _sent: int = 0  # How many of `_kept` the writer of this attempt has.
+    _block: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _writer: Writer | None = None
+    _in_doubt: bool = False  # A commit failed that may have happened.
 
     async def start(self) -> None:
         """Create the object for the first time."""
         await self._advance(commit=False)
 
     async def write(self, data: Data) -> None:
-        with self._gate.step():
+        with self.gate.step():
             self._size_bytes += memoryview(data).nbytes
-            if self._size_bytes > self._limit_bytes:
+            if self._size_bytes > self.limit_bytes:
                 self._complete = False
                 self._kept.clear()
                 self._sent = 0
@@ -63,24 +55,24 @@ class ReplayingWriter:
             await self._advance(commit=False)
 
     async def commit(self) -> None:
-        with self._gate.step(last=True):
+        with self.gate.step(last=True):
             await self._advance(commit=True)
 
     async def end(self) -> None:
         """Discard what was not committed; nothing can be written any more."""
-        self._gate.shut()
+        self.gate.shut()
         await self._drop()
 
     async def _advance(self, *, commit: bool) -> None:
         if self._complete:
-            await self._backoff.run(partial(self._attempt, commit))
+            await self.backoff.run(partial(self._attempt, commit))
         else:
             await self._attempt(commit)
 
     async def _attempt(self, commit: bool) -> None:
         try:
             if self._writer is None:
-                self._writer = await self._block.enter_async_context(self._create())
+                self._writer = await self._block.enter_async_context(self.create())
                 self._sent = 0
             while self._sent < len(self._kept):
                 await self._writer.write(self._kept[self._sent])
@@ -102,7 +94,7 @@ class ReplayingWriter:
                 raise
 
     async def _is_there(self) -> bool:
-        async with self._store.open(self._name) as reader:
+        async with self.store.open(self.name) as reader:
             if reader.size_bytes != self._size_bytes:
                 return False
             return await reader.pread(0, self._size_bytes) == b"".join(self._kept)

@@ -25,6 +25,7 @@ from bootseer.store.api.base import (
     Writer,
 )
 from bootseer.store.api.name import check_rename
+from bootseer.store.api.write_sequence import WriteSequence
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.store.wrappers.base import WrappedStore
 from bootseer.store.wrappers.reopen import ReopeningReader
@@ -84,13 +85,9 @@ class RetryStore(WrappedStore):
 
     @asynccontextmanager
     async def create(self, name: str, **options: Unpack[CreateOptions]) -> AsyncIterator[Writer]:
-        writer = ReplayingWriter(
-            self._inner,
-            name,
-            create=partial(self._inner.create, name, **options),
-            backoff=self._backoff,
-            limit_bytes=self._replay_limit_bytes,
-        )
+        create = partial(self._inner.create, name, **options)
+        gate, limit_bytes = WriteSequence(name), self._replay_limit_bytes
+        writer = ReplayingWriter(self._inner, name, create, self._backoff, limit_bytes, gate)
         try:
             await writer.start()
             yield writer

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.checkpoint.admin.progress import Progress, for_each, limits_for, walk
+from bootseer.checkpoint.admin.progress import BatchProgress, for_each, limits_for, walk
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
 from bootseer.checkpoint.files.tree import CheckpointTree

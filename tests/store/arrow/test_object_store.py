@@ -165,7 +165,7 @@ async def test_what_is_replaced_while_it_is_opened_is_another_version(server, mo
     told = [fs.FileInfo("object", fs.FileType.File, size=1, mtime_ns=times_ns[0])]
     async with store.open("object") as reader:
         assert await reader.pread(0, 1) == b"1"
-    assert reader._file.closed
+    assert reader.file.closed
 
 
 async def test_a_bucket_that_is_not_there(server):

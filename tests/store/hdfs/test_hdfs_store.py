@@ -364,7 +364,7 @@ async def test_a_commit_that_was_left_behind_replaces_nothing(
         nursery.start_soon(stuck.cancel, nursery.cancel_scope)
         await writer.commit()
     stuck.release.set()
-    await writer._file._thread.acquire()  # type: ignore[attr-defined]
+    await writer.file._thread.acquire()  # type: ignore[attr-defined]
     assert len(namenode.asked("rename")) == 1
     assert await read_all(store, "object", 3) == b"old"
 

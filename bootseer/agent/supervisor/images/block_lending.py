@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import trio
 
@@ -21,25 +22,21 @@ from bootseer.errors import BootseerError, NotFound
 from bootseer.ipc.request_client import RequestClient
 
 
+@dataclass(eq=False)
 class BlockLending:
     """Answers one worker's requests for cached blocks.
 
     Attributes:
+        lender: opens the block cache.
+        worker: the image's server.
+        kernel: the kernel's mount of the image, made once the image is cached.
         has_lent: whether blocks have been lent.
     """
 
-    def __init__(self, lender: RequestClient, worker: Worker, kernel: KernelMount | None) -> None:
-        """Create an object that has lent nothing.
-
-        Args:
-            lender: opens the block cache.
-            worker: the image's server.
-            kernel: the kernel's mount of the image, made once the image is cached.
-        """
-        self.has_lent = False
-        self._lender = lender
-        self._worker = worker
-        self._kernel = kernel
+    lender: RequestClient
+    worker: Worker
+    kernel: KernelMount | None
+    has_lent: bool = False
 
     async def answer(
         self, wanted: BorrowBlocks, fds: list[int], events: EventLog, nursery: trio.Nursery
@@ -54,7 +51,7 @@ class BlockLending:
             events: log for failures.
             nursery: for the threads that write to the cache.
         """
-        send = self._worker.channel.send
+        send = self.worker.channel.send
         try:
             lent = await self._open_entry(wanted, fds)
         except NotFound:
@@ -68,9 +65,9 @@ class BlockLending:
             what = f"{lent.foreign_files} foreign files in the block cache; agent.log lists them"
             events.fall_back("image.cache", what)
         self.has_lent = True
-        if self._kernel is not None:
+        if self.kernel is not None:
             mounted = [os.dup(fd) for fd in lent.readers]
-            nursery.start_soon(self._kernel.make, wanted.digest, mounted, events)
+            nursery.start_soon(self.kernel.make, wanted.digest, mounted, events)
         with ExitStack() as theirs:
             ends, given = [], list(lent.readers)
             theirs.callback(lent.close_readers)
@@ -83,7 +80,7 @@ class BlockLending:
 
     async def _open_entry(self, wanted: BorrowBlocks, fds: list[int]) -> CacheEntryHandle:
         if fds:
-            return await create_cache_entry(self._lender, wanted.digest, fds[0])
+            return await create_cache_entry(self.lender, wanted.digest, fds[0])
         if not wanted.token:
             raise NotFound("the worker has no token")
-        return await open_cache_entry(self._lender, wanted.digest, bytes.fromhex(wanted.token))
+        return await open_cache_entry(self.lender, wanted.digest, bytes.fromhex(wanted.token))

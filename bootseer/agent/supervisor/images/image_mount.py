@@ -113,7 +113,6 @@ class ServedImage(JobImage):
 
     @property
     def file(self) -> str:
-        """Return the path at which it can be read."""
         return self.mount if self.is_tree else f"{self.mount}/{FILE_NAME}"
 
     async def readable_message(self) -> ImageReadable:
@@ -240,7 +239,6 @@ class ServedImage(JobImage):
         )
 
     def recorded(self) -> RecordedImage:
-        """Describe the recording for the worker `publish`."""
         touches, holdout = self.to_record(self.new_touches(self._touches))
         kind = MISSED if self.is_prefetched else COMPLETE
         about = (self.path, self.digest, self.size_bytes, kind, touches, holdout)

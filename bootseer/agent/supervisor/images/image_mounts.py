@@ -31,7 +31,6 @@ class ServedImages:
     """
 
     def __init__(self, context: JobContext) -> None:
-        """Create an object without mounts."""
         self.windows: list[RecordingWindow] = []
         self._context = context
         self._folder = context.folder

@@ -30,7 +30,6 @@ class JobImage(ABC):
     """
 
     def __init__(self, path: str, digest: str, size_bytes: int) -> None:
-        """Create a record with nothing prefetched."""
         self.path = path
         self.digest = digest
         self.size_bytes = size_bytes
@@ -51,7 +50,6 @@ class JobImage(ABC):
         self.is_prefetched = True
 
     def note_progress(self, progress: PrefetchProgress) -> None:
-        """Record the progress of the prefetch."""
         self.done_bytes, self.want_bytes = progress
 
     def sample(self) -> None:

@@ -16,7 +16,6 @@ class ResidencyClient:
     """`ResidentPages` of a file that the broker watches for the supervisor."""
 
     def __init__(self, end: socket.socket, size_bytes: int) -> None:
-        """Take over a socket to the broker."""
         end.settimeout(_ANSWER_S)
         self.size_bytes = size_bytes
         self._end = end
@@ -32,7 +31,6 @@ class ResidencyClient:
         return found
 
     def active(self, start: int, stop: int) -> bytes | None:
-        """See `ResidentPages`."""
         found = b""
         for at in range(start - start % PAGE_BYTES, stop, residency_server.PAGES * PAGE_BYTES):
             until = min(stop, at + residency_server.PAGES * PAGE_BYTES)
@@ -43,7 +41,6 @@ class ResidencyClient:
         return found
 
     def close(self) -> None:
-        """See `ResidentPages`."""
         self._end.close()
 
     def _ask(self, start: int, stop: int) -> bytes:

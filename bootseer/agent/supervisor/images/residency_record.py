@@ -38,13 +38,11 @@ class WatchedImage(JobImage):
         self._judge: HoldoutJudge | None = None
 
     def note_prefetch(self, begun: PrefetchBegun) -> None:
-        """See `JobImage`."""
         super().note_prefetch(begun)
         if self.holdout:
             self._judge = HoldoutJudge(self.holdout, self.prefetched)
 
     def sample(self) -> None:
-        """Take a sample."""
         noted, now_ms = len(self._recorder.touches), self._now_ms()
         self._touched_bytes += self._recorder.sample(now_ms)
         if self._judge is not None:
@@ -107,7 +105,6 @@ class WatchedImage(JobImage):
         return self.new_touches(self._recorder.touches)
 
     def recorded(self) -> RecordedImage:
-        """Describe the recording for the worker `publish`."""
         resident = [Touch(r.start, r.stop, 0) for r in self._recorder.resident_before]
         touches, holdout = self.to_record(self.touched(), self._recorder.resident_before)
         unaided = COMPLETE if self._recorder.found_cold else PARTIAL

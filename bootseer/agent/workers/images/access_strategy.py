@@ -35,7 +35,6 @@ class AccessSelector:
     def __init__(
         self, task: Task, source: ImageSource, blocks: ImageBlocks, cache: NodeCache
     ) -> None:
-        """Create a selector; nothing is read yet."""
         self._task = task
         self._source = source
         self._blocks = blocks

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -41,48 +42,44 @@ _USUAL_COPIES = 3
 """HDFS's default replication."""
 
 
+@dataclass(eq=False)
 class JobPack:
-    """The use and writing of an image's hot pack by one job."""
+    """The use and writing of an image's hot pack by one job.
 
-    def __init__(
-        self, task: Task, store: Store, blocks: ImageBlocks, image: str, nursery: trio.Nursery
-    ) -> None:
-        """Create the object; nothing is read yet.
+    Attributes:
+        task: the worker's task.
+        store: the store with packs.
+        blocks: the image's blocks.
+        image: the image's digest.
+        nursery: for reports in the background.
+    """
 
-        Args:
-            task: the worker's task.
-            store: the store with packs.
-            blocks: the image's blocks.
-            image: the image's digest.
-            nursery: for reports in the background.
-        """
-        self._task = task
-        self._store = store
-        self._blocks = blocks
-        self._image = image
-        self._nursery = nursery
-        self._source: PackSource | None = None
-        self._began_ns = 0
-        self._is_lost = False
-        self._is_damaged = False
+    task: Task
+    store: Store
+    blocks: ImageBlocks
+    image: str
+    nursery: trio.Nursery
+    _source: PackSource | None = None
+    _began_ns: int = 0
+    _is_lost: bool = False
+    _is_damaged: bool = False
 
     async def use(self) -> None:
         """Use the pack for the prefetch, if there is one."""
         self._began_ns = time.time_ns()
-        manifest = self._blocks.manifest
+        manifest = self.blocks.manifest
         try:
             with trio.fail_after(_INDEX_S):
-                self._source = await pack_store.open_pack(self._store, manifest, self._image)
+                self._source = await pack_store.open_pack(self.store, manifest, self.image)
         except trio.TooSlowError:
-            late = f"{self._store.url} has not given its index within {_INDEX_S:g} s"
+            late = f"{self.store.url} has not given its index within {_INDEX_S:g} s"
             await self._give_up(Unavailable(late))
         except BootseerError as error:
             await self._give_up(error)
         if self._source is not None:
-            self._blocks.use_pack(self._source, self._lose)
+            self.blocks.use_pack(self._source, self._lose)
 
     async def close(self) -> None:
-        """Close the pack, if one was opened."""
         if self._source is not None:
             await self._source.close()
 
@@ -90,11 +87,11 @@ class JobPack:
         """Report what was read from the pack."""
         if self._source is None or self._is_lost:
             return
-        async with self._task.stage("image.pack") as report:
+        async with self.task.stage("image.pack") as report:
             report.start_ns = self._began_ns
-            report.bytes = self._blocks.stats.packed_bytes
+            report.bytes = self.blocks.stats.packed_bytes
             report.detail = (
-                f"{self._blocks.stats.packed_reads} reads of a pack of "
+                f"{self.blocks.stats.packed_reads} reads of a pack of "
                 f"{format_size(self._source.pack.size_bytes)}"
             )
 
@@ -105,7 +102,7 @@ class JobPack:
             touched: ranges that this start has read.
             bytes_per_s: speed limit; 0 writes nothing.
         """
-        if not self._task.job.is_first_node or not bytes_per_s:
+        if not self.task.job.is_first_node or not bytes_per_s:
             return  # one node of a job is enough
         await trio.sleep(_QUIET_S)
         with suppress(BootseerError):  # the next start tries again; reported as a fallback
@@ -116,27 +113,27 @@ class JobPack:
                 wanted = await self._wanted(touched)  # another job may have written it
             if wanted is None:
                 return
-            async with self._task.stage("image.pack.write") as report:
+            async with self.task.stage("image.pack.write") as report:
                 report.detail = "not finished before the job's end: the next start continues"
                 report.bytes = await pack_store.write_pack(
-                    self._store,
+                    self.store,
                     wanted,
                     partial(self._read, bytes_per_s),
                     anew=self._is_damaged,
-                    copies=copies_for(self._task.config.image.pack_copies, self._task.job.nodes),
+                    copies=copies_for(self.task.config.image.pack_copies, self.task.job.nodes),
                 )
                 report.detail = f"a pack of {format_size(wanted.size_bytes)}"
 
     async def _read(self, bytes_per_s: float, blocks: Sequence[int]) -> bytes:
-        """Read and check some blocks from this node, while the store is idle."""
-        await until_idle(self._blocks)
+        """Read some blocks from this node, checked, while nobody waits for the store."""
+        await until_idle(self.blocks)
         began = trio.current_time()
-        manifest = self._blocks.manifest
+        manifest = self.blocks.manifest
         data = bytearray()
         for run in runs(blocks):
             start = manifest.block_range(run.start).start
             stop = manifest.block_range(run[-1]).stop
-            data += await self._blocks.read(start, stop - start, is_urgent=False)
+            data += await self.blocks.read(start, stop - start, is_urgent=False)
         bad = await trio.to_thread.run_sync(manifest.bad_block, blocks, memoryview(data))
         if bad is not None:
             raise Corrupt(f"block {bad} of the image is damaged where it was read for a hot pack")
@@ -144,12 +141,12 @@ class JobPack:
         return bytes(data)
 
     async def _wanted(self, touched: Sequence[tuple[int, int]]) -> HotPack | None:
-        """Return the pack to write, or None."""
-        manifest, store = self._blocks.manifest, self._store
+        """Return the pack that is to be written, None if none is."""
+        manifest, store = self.blocks.manifest, self.store
         hot_set = await read_hot_set(store, manifest.identity)
         if hot_set is None or not hot_set.ranges or not has_settled(manifest, hot_set, touched):
             return None
-        wanted = plan_pack(manifest, self._image, hot_set)
+        wanted = plan_pack(manifest, self.image, hot_set)
         if not is_worth_it(manifest, wanted):
             return None
         await pack_store.sweep(store, manifest.identity)
@@ -164,14 +161,14 @@ class JobPack:
         return None
 
     def _lose(self, error: BootseerError) -> None:
-        self._nursery.start_soon(self._give_up, error)
+        self.nursery.start_soon(self._give_up, error)
 
     async def _give_up(self, error: BootseerError) -> None:
         """Report that the pack is not used and its blocks are read from the image."""
         self._is_lost = True
         self._is_damaged = isinstance(error, Corrupt | NotFound)
         with suppress(Closed):
-            async with self._task.stage("image.pack") as report:
+            async with self.task.stage("image.pack") as report:
                 report.fall_back(f"the hot pack is not used: {error}")
 
 

@@ -53,11 +53,9 @@ class InstallerCall(NamedTuple):
     arguments: tuple[str, ...]
 
     def values(self, *names: str) -> list[str]:
-        """Return the values of options."""
         return [value for name, value in self.options if name in names]
 
     def has(self, *names: str) -> bool:
-        """Whether one of the options is given."""
         return any(name in names for name, _ in self.options)
 
 

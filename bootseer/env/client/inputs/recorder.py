@@ -181,7 +181,6 @@ class InputRecorder:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Remove the record."""
         self._opened.close()
 
     def not_in(self, parts: Iterable[KeyPart], cwd: str) -> RecordedInputs:

@@ -19,15 +19,15 @@ import lz4.block
 from fuzz_base import DIGEST, Decoder, in_memory
 
 from bootseer import tar
+from bootseer.core.ranges import ByteRange
 from bootseer.core.tree_rows import BLOCK_BYTES
 from bootseer.env.snapshot.chunks import Chunk, content
 from bootseer.errors import BootseerError, Corrupt, Unavailable
+from bootseer.image.hot.files import hot_files
 from bootseer.image.oci.blob import Blob, ByteStream, DecompressionBudget, Layer
 from bootseer.image.oci.manifest import open_image
-from bootseer.image.optimize.relocation import relocate_directories, relocate_xattrs
 from bootseer.squashfs import superblock
 from bootseer.squashfs.codec import decompressor
-from bootseer.squashfs.reader import Squashfs
 from bootseer.squashfs.superblock import BLOCK_RAW
 from bootseer.units import MIB
 
@@ -114,19 +114,7 @@ def run_squashfs(data):
         if found is None:
             return
         try:
-            with Squashfs(Path(path)) as opened:
-                left = 4 * MIB
-                for _, inode in opened.walk():
-                    opened.xattrs(inode)
-                    opened.owner(inode.owner)
-                    if inode.is_file and left > 0:
-                        for piece in opened.content(inode):
-                            left -= len(piece)
-                assert opened.data_start > 0
-                inodes = opened.inodes.values()
-                with suppress(Corrupt):
-                    relocate_directories(opened.inode_table, opened.directory_table, inodes)
-                relocate_xattrs(opened.xattr_values, opened.xattr_sets)
+            hot_files(Path(path), [ByteRange(0, len(data))])
         finally:
             superblock.decode_superblock(data[:96], len(data))
 

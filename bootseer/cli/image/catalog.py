@@ -39,7 +39,6 @@ class _Description:
     source: str
     added_by: str
     added_ns: int
-    optimized_from: str
     store: str
 
 
@@ -97,7 +96,6 @@ def show(image: str, as_json: bool) -> None:
             source=about.source if about else "",
             added_by=about.added_by if about else "",
             added_ns=about.added_ns if about else 0,
-            optimized_from=about.optimized_from if about else "",
             store=store.url,
         )
 
@@ -116,8 +114,6 @@ def show(image: str, as_json: bool) -> None:
         + (f" {local_time(found.added_ns)}" if found.added_ns else ""),
         "store": found.store,
     }
-    if found.optimized_from:
-        lines["optimized from"] = found.optimized_from
     for title, text in lines.items():
         runner.print_line(f"{title:16}{text}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -33,13 +32,6 @@ def complete_image(ctx: click.Context, param: click.Parameter, typed: str) -> li
 
 
 image_argument = click.argument("image", shell_complete=complete_image)
-scratch_option = click.option(
-    "--scratch",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    default="/var/tmp",
-    show_default=True,
-    help="Folder for temporary images.",
-)
 
 
 def on_images(

@@ -1,4 +1,4 @@
-"""bootseer image import, export, optimize, verify: what reads or writes all of an image."""
+"""bootseer image import, export, verify: what reads or writes all of an image."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import click
 
 from bootseer.cli.console import print_json
 from bootseer.cli.image.options import (
-    complete_image,
     image_argument,
-    image_store,
     on_images,
     scratch_option,
 )
@@ -119,73 +117,6 @@ def export(image: str, path: Path, quiet: bool) -> None:
         runner.print_line(f"{path}: {format_size(size_bytes)}")
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  bootseer image optimize train:v2 --name train:v2-fast
-  bootseer image optimize /share/train.sqsh --output /share/train-fast.sqsh
-"""
-)
-@click.argument("image", shell_complete=complete_image)
-@click.option("--name", default="", help="Upload the new image under this name.")
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the new image to this file.",
-)
-@click.option(
-    "--storing",
-    type=click.Choice(["lz4", "as-they-are", "hot-uncompressed"]),
-    default="lz4",
-    show_default=True,
-    help="Compression of its blocks.",
-)
-@scratch_option
-@quiet_option
-@json_option
-def optimize(
-    image: str,
-    name: str,
-    output: Path | None,
-    storing: str,
-    scratch: Path,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Rewrite IMAGE with the blocks that starts read at its front.
-
-    IMAGE is a name in the store, or the path of a squashfs file; its starts must have been
-    recorded. The new image has the same tree (checked), its own digest and a hot set. lz4 makes it
-    larger, but faster to read where it is prefetched.
-    """
-    from bootseer import config as settings
-    from bootseer.cli import runner
-    from bootseer.image.library import upload
-    from bootseer.image.optimize import reorder
-    from bootseer.store.from_settings import connect
-
-    if bool(name) == (output is not None):
-        raise click.UsageError("no target for the new image: give --name NAME or --output PATH")
-    progress = upload.UploadProgress()
-    config, caller = settings.load(), runner.caller()
-    job = reorder.Reordering(connect(config, caller), image_store(), caller.name, progress)
-
-    async def work(store: Store) -> reorder.ReorderedImage:
-        return await job.run(image, name, output, scratch, storing)
-
-    made = on_images(work, counted=progress, bar="" if quiet else "optimize")
-    if as_json:
-        print_json(made.document())
-    elif not quiet:
-        where = name or str(output)
-        runner.print_line(
-            f"{where}: {format_size(made.size_bytes)}, {format_size(made.hot_bytes)} of it hot"
-            + (f"; digest {made.digest}" if made.digest else "")
-        )
-        if made.storing != storing:
-            runner.print_line(f"{where}: stored {made.storing}, because {storing} did not fit")
-
-
 @click.command(epilog="Example:  bootseer image verify train:v2")
 @image_argument
 @quiet_option
@@ -231,4 +162,4 @@ def verify(image: str, quiet: bool, as_json: bool) -> None:
         sys.exit(Corrupt.exit_code)
 
 
-COMMANDS = (import_command, export, optimize, verify)
+COMMANDS = (import_command, export, verify)

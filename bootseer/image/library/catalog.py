@@ -48,13 +48,11 @@ class ImageOrigin:
         source: the path or archive that it was added from, as it was given.
         added_by: name of the user.
         added_ns: nanoseconds since 1970.
-        optimized_from: digest of the image that it has the tree of, "" for none.
     """
 
     source: str
     added_by: str
     added_ns: int
-    optimized_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,6 @@ async def read_about(store: Store, digest: str) -> ImageOrigin | None:
             source=fields.text("source"),
             added_by=fields.text("added_by", 256),
             added_ns=fields.count("added_ns"),
-            optimized_from=fields.text("optimized_from", 64),
         )
     except (NotFound, Corrupt):
         return None

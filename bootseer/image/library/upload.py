@@ -293,6 +293,6 @@ def _blocks(data: bytes, block_bytes: int) -> Iterator[memoryview]:
         yield view[at : at + block_bytes]
 
 
-def about_now(source: str, user: str, optimized_from: str = "") -> ImageOrigin:
+def about_now(source: str, user: str) -> ImageOrigin:
     """Say that an image comes from here, now."""
-    return ImageOrigin(source, user, time.time_ns(), optimized_from)
+    return ImageOrigin(source, user, time.time_ns())

@@ -67,7 +67,6 @@ class ImageBench:
         self.store_bytes = 0.0
         self.hot_bytes = 0.0
         self.memory_mib: list[float] = []
-        self._is_optimized = False
         self._lab = Lab(cluster, share)
         self._cluster = cluster
         self._console = console
@@ -101,10 +100,6 @@ class ImageBench:
             "served": ("served, recorded", self._served),
             "served_warm": ("served and warm, on a node that has none of it", self._served_warm),
             "served_again": ("served and warm, on a node that has it", self._serve),
-            "optimized": (
-                "the same of the image written anew, hot files first",
-                self._optimized_warm,
-            ),
             "kernel_warm": (
                 "mounted by the kernel and warm; the time after the prolog",
                 self._kernel_warm,
@@ -123,7 +118,7 @@ class ImageBench:
             Name and MB/s. Sequential reads find the node's blocks in memory, and nothing of the
             mount's; random ones find nothing in memory.
         """
-        options = self._options(NAME, "record")  # nothing is read ahead
+        options = self._options("record")  # nothing is read ahead
         mounted, local = "$BOOTSEER_IMAGE", str(self._local)
         self._read_all(options)
         for how in ("sequential", "random") * _SPEED_PAIRS:
@@ -161,38 +156,21 @@ class ImageBench:
         self.hot_bytes = self._stages()["hotset.read"]["bytes"]
         return took_s
 
-    def _optimized_warm(self) -> float:
-        """Start from the image that is written anew with what the starts before have shown."""
-        name = f"{NAME}-fast"
-        if not self._is_optimized:
-            self._optimize(name)
-        self._forget_blocks()
-        return self._serve(name)
-
     def _kernel_warm(self) -> float:
         """Start from the tree that the kernel has mounted, once the prolog has read its hot files.
 
         Returns:
             Seconds from the end of the prolog to when the job was ready.
         """
-        self._read_all(self._options(NAME, "bench"))
-        options = (*self._options(NAME, "bench"), "--bootseer-wait=60")
+        self._read_all(self._options("bench"))
+        options = (*self._options("bench"), "--bootseer-wait=60")
         took_s = self._start("rootfs", options=options)
         prolog = self._stages()["prolog"]
         prolog_s: float = prolog["end_s"] - prolog["start_s"]
         return took_s - prolog_s
 
-    def _optimize(self, name: str) -> None:
-        """Write the image anew, behind the share, which jobs cannot write to."""
-        argv = [site.bootseer(), "image", "optimize", f"{SHARE}/image.sqsh"]
-        fast = self._cluster.shared / "fast.sqsh"
-        self._cluster.run([*argv, "--output", str(fast)], user=USER, node="n1", timeout_s=600)
-        _store(self._share, fast, name)
-        fast.unlink()
-        self._is_optimized = True
-
-    def _serve(self, name: str = NAME, key: str = "bench") -> float:
-        took_s = self._start(options=self._options(name, key))
+    def _serve(self, key: str = "bench") -> float:
+        took_s = self._start(options=self._options(key))
         stages = self._stages()
         self.store_bytes = stages["image.serve"]["bytes"]
         self._console.print(f"  {format_size(self.store_bytes)} from the store")
@@ -213,8 +191,8 @@ class ImageBench:
         return (int(ready[1]) - began_ns) / NS_PER_S
 
     @staticmethod
-    def _options(name: str, key: str) -> tuple[str, ...]:
-        return f"--bootseer={key}", f"--bootseer-image=bootseer://{name}"
+    def _options(key: str) -> tuple[str, ...]:
+        return f"--bootseer={key}", f"--bootseer-image=bootseer://{NAME}"
 
     def _forget_blocks(self) -> None:
         self._cluster.run(["rm", "-rf", _CACHE], node="n1")

@@ -83,7 +83,7 @@ async def test_a_name_says_of_which_image_it_is_since_when_and_how_long_that_is(
 
 async def test_where_an_image_comes_from_is_said_if_it_is_known(store):
     assert await catalog.read_about(store, DIGEST) is None
-    about = ImageOrigin("/images/a.sqsh", "alice", NOW_NS, OTHER)
+    about = ImageOrigin("/images/a.sqsh", "alice", NOW_NS)
     await catalog.write_about(store, DIGEST, about)
     assert await catalog.read_about(store, DIGEST) == about
     down = FlakyStore(store, lambda *call: True)
@@ -91,10 +91,10 @@ async def test_where_an_image_comes_from_is_said_if_it_is_known(store):
         await catalog.read_about(down, DIGEST)
     name = f"images/{DIGEST}/about.json"
     document = json.loads(await read_all(store, name, 10_000))
-    for change in ({"optimized_from": "f" * 65}, {"added_by": "x" * 257}, {"added_ns": -1}):
+    for change in ({"added_by": "x" * 257}, {"added_ns": -1}):
         await publish(store, name, json.dumps(document | change).encode())
         assert await catalog.read_about(store, DIGEST) is None
-    for change in ({"optimized_from": "f" * 64}, {"added_by": "x" * 256}, {"added_ns": 0}):
+    for change in ({"added_by": "x" * 256}, {"added_ns": 0}, {"optimized_from": "f" * 64}):
         await publish(store, name, json.dumps(document | change).encode())
         assert await catalog.read_about(store, DIGEST) is not None
 

@@ -17,13 +17,10 @@ from bootseer.cache.token import manifest_token
 from bootseer.cli.image.image import image as command
 from bootseer.core import image_manifest as image
 from bootseer.errors import ConfigError, Conflict, Corrupt, NotFound, Transient, Unavailable
-from bootseer.image.hot.repository import publish_trace, read_hot_set, rebuild
-from bootseer.image.hot.trace import COMPLETE, Touch, Trace
 from bootseer.image.identity import identify, open_image
 from bootseer.image.library import catalog, upload
 from bootseer.image.library.upload import about_now, add
 from bootseer.image.library.verify import verify
-from bootseer.image.optimize.equal import same_tree
 from bootseer.store.api.base import publish, read_all
 from bootseer.store.local.store import LocalStore
 from bootseer.store.memory import MemoryStore
@@ -650,35 +647,6 @@ class TestCommand:
             self.call("export", "tiny", tmp_path / "back.sqsh")
         assert (tmp_path / "back.sqsh").read_bytes() == path.read_bytes()
         assert not list(tmp_path.glob(".back*"))
-
-    @pytest.mark.parametrize("kind", ["store", "file"])
-    def test_an_image_is_optimized(self, path, tmp_path, kind, monkeypatch):
-        store = LocalStore(tmp_path / "own")
-        monkeypatch.setattr("bootseer.store.from_settings.connect", lambda config, user: store)
-        self.says("import", path, "--name", "tiny", "-q")
-        image = "tiny" if kind == "store" else str(path)
-        to = ("--name", "fast") if kind == "store" else ("--output", tmp_path / "fast.sqsh")
-        with pytest.raises(NotFound, match="nothing is known of starts"):
-            self.call("optimize", image, *to, "--scratch", tmp_path)
-        recipe, identity = TinyImage(), json.loads(self.says("show", "tiny", "--json"))["identity"]
-        content = path.read_bytes()
-        found = [content.index(recipe.content(name)) for name in recipe.hot]
-        hot = tuple(Touch(at, at + recipe.file_bytes, ms) for ms, at in enumerate(found))
-        trace = Trace(identity, len(content), "c.1", 1, "n1", COMPLETE, hot)
-        trio.run(publish_trace, store, trace, 1)
-        trio.run(rebuild, store, identity, 1)
-        made = json.loads(self.says("optimize", image, *to, "--scratch", tmp_path, "--json"))
-        fast = tmp_path / "fast.sqsh"
-        if kind == "store":
-            self.says("export", "fast", fast, "-q")
-            shown = json.loads(self.says("show", "fast", "--json"))
-            assert shown["optimized_from"] == trio.run(catalog.resolve, self.images(), "tiny")
-            assert shown["identity"] == made["identity"]
-        assert same_tree(path, fast) is None
-        hot_set = trio.run(read_hot_set, store, made["identity"])
-        assert hot_set.hot_bytes == made["hot_bytes"] >= len(hot) * recipe.file_bytes
-        assert max(r.stop for r in hot_set.ranges) < 2 * made["hot_bytes"]
-        assert not list(tmp_path.glob("bootseer-image-*"))
 
     def test_what_is_not_there(self):
         with pytest.raises(NotFound, match="image import"):

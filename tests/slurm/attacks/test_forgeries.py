@@ -128,7 +128,7 @@ SQUASHED = (
 
 
 def test_a_squashfs_that_promises_what_cannot_be(arena):
-    """Opened, identified, added, served, kept and optimized: errors of ours, no trace-back."""
+    """Opened, identified, added, served and kept: errors of ours, no trace-back."""
     failed = {}
     for number, kind in enumerate(SQUASHED):
         path = f"/shared/m-{number}.sqsh"
@@ -137,7 +137,6 @@ def test_a_squashfs_that_promises_what_cannot_be(arena):
             f"image import {path} --name m{number} --quiet",
             f"image show m{number}",
             f"image verify m{number}",
-            f"image optimize m{number} --name o{number}",
         ]
         for command in commands:
             done = arena.sh(

@@ -1,1 +1,0 @@
-"""Rewrite an image so that a start reads it from front to back."""

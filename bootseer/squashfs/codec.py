@@ -6,23 +6,18 @@ Every call limits the decompressed size, so that a small block cannot use much m
 from __future__ import annotations
 
 import lzma
-import struct
 import zlib
 from collections.abc import Callable
 
 import lz4.block
 
 from bootseer.errors import Corrupt, Unavailable
-from bootseer.squashfs.superblock import METADATA_RAW
 
 Decompress = Callable[[bytes, int], bytes]
 """Decompresses a block of at most so many decompressed bytes."""
 
 LZ4 = 5
 """Number of lz4 in a superblock."""
-
-LZ4_OPTIONS = struct.pack("<H2I", METADATA_RAW | 8, 1, 0)
-"""The options block after the superblock of an lz4 image: version 1, not "HC"."""
 
 _NAMES = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
@@ -56,11 +51,6 @@ def decompressor(compressor: int) -> Decompress:
         return found
 
     return checked
-
-
-def lz4_compress(data: bytes) -> bytes:
-    """Compress a block with lz4."""
-    return bytes(lz4.block.compress(data, store_size=False))
 
 
 def _find(name: str) -> Decompress | None:

@@ -36,7 +36,6 @@ class ImageFile:
     Attributes:
         path: path of the image.
         size_bytes: length of the file.
-        mode: permissions of the file.
         superblock: the image's superblock.
         decompress: decompresses a block to at most so many bytes.
     """
@@ -61,7 +60,7 @@ class ImageFile:
             info = os.fstat(self._fd)
             if not stat.S_ISREG(info.st_mode):
                 raise Unavailable(f"{path} is not a regular file")
-            self.size_bytes, self.mode = info.st_size, info.st_mode & 0o777
+            self.size_bytes = info.st_size
             data = self.pread(0, min(SUPERBLOCK_BYTES, self.size_bytes))
             self.superblock = decode_superblock(data, self.size_bytes)
             self.decompress = decompressor(self.superblock.compressor)
@@ -70,14 +69,6 @@ class ImageFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    @property
-    def data_start(self) -> int:
-        """Return where files' data may begin: after the superblock and the compressor's options."""
-        if not self.superblock.has_options:
-            return SUPERBLOCK_BYTES
-        (length,) = _LENGTH.unpack(self.pread(SUPERBLOCK_BYTES, _LENGTH.size))
-        return SUPERBLOCK_BYTES + _LENGTH.size + int(length & ~METADATA_RAW)
 
     def pread(self, start: int, size_bytes: int) -> bytes:
         """Return bytes of the file.

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bootseer.errors import Corrupt
-from bootseer.squashfs.superblock import BLOCK_RAW, METADATA_BYTES, NO_FRAGMENT, NO_XATTRS
+from bootseer.squashfs.superblock import BLOCK_RAW, METADATA_BYTES, NO_FRAGMENT
 
 _HEADER = struct.Struct("<4H2I")  # type, mode, owner, group, mtime, number
 _DIRECTORY = struct.Struct("<2I2HI")  # block, links, size, offset, parent
 _FILE = struct.Struct("<4I")  # start, fragment, offset in it, size
 _LINKS = struct.Struct("<I")
+_XATTRS = struct.Struct("<I")  # at the end of the longer types
 _PAIR = struct.Struct("<2I")  # links and length of the target, or device
 _LONG_DIRECTORY = struct.Struct("<4I2HI")  # links, size, block, parent, index, offset, attributes
 _LONG_FILE = struct.Struct("<3Q4I")  # start, size, sparse, links, fragment, offset, attributes
@@ -68,47 +69,25 @@ class MetadataTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SquashfsInode:
-    """One inode. Fields that do not apply are 0, b"" or (); NO_… without fragment or attributes.
+    """One inode. Fields that do not apply are 0, () or NO_FRAGMENT.
 
     Attributes:
         at: offset in the table's data.
-        long: its type is the one with more fields.
-        number: its number.
         mode: type and permissions, as in stat.
-        owner: index into the table of owners.
-        group: the same.
-        mtime: seconds since 1970.
-        links: number of its names.
         size: size of a file or directory, in bytes.
         start: of a file's first block in the image; of a directory's list, its block in the table.
         blocks: a file's blocks: stored lengths, with BLOCK_RAW; 0 for a hole of zeros.
-        blocks_at: offset of ``blocks`` in the table's data.
         fragment: number of the fragment block with a file's end.
         offset: offset of a file's end in the fragment, or of a directory's list in its block.
-        indexes_at: offsets in the table's data of the parts of a directory's index.
-        device: as in stat.
-        target: a symbolic link's target.
-        xattrs: number of its set of attributes.
     """
 
     at: int
-    long: bool
-    number: int
     mode: int
-    owner: int
-    group: int
-    mtime: int
-    links: int = 1
     size: int = 0
     start: int = 0
     blocks: tuple[int, ...] = ()
-    blocks_at: int = 0
     fragment: int = NO_FRAGMENT
     offset: int = 0
-    indexes_at: tuple[int, ...] = ()
-    device: int = 0
-    target: bytes = b""
-    xattrs: int = NO_XATTRS
 
     @property
     def is_directory(self) -> bool:
@@ -117,11 +96,6 @@ class SquashfsInode:
     @property
     def is_file(self) -> bool:
         return stat.S_ISREG(self.mode)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Return the bytes of a file's blocks in the image, without its end in a fragment."""
-        return sum(length & ~BLOCK_RAW for length in self.blocks)
 
 
 class DirectoryEntry(NamedTuple):
@@ -171,16 +145,6 @@ def read_directory(
             yield DirectoryEntry(name, inodes.locate(block, offset))
 
 
-def header_places(directories: MetadataTable, inode: SquashfsInode) -> Iterator[int]:
-    """Yield the offsets of a directory list's fields that hold the inodes' block.
-
-    Raises:
-        Corrupt: the directory is damaged.
-    """
-    for at, _ in _headers(directories, *_extent(directories, inode)):
-        yield at + 4
-
-
 def _extent(directories: MetadataTable, inode: SquashfsInode) -> tuple[int, int]:
     if inode.size <= _EMPTY_LIST:
         return 0, 0
@@ -210,7 +174,7 @@ def _headers(directories: MetadataTable, at: int, stop: int) -> Iterator[tuple[i
 
 def _read_inode(data: bytes, at: int, block_size: int) -> tuple[SquashfsInode, int]:
     """Read the inode at an offset; return it and the offset of the next one."""
-    kind, mode, owner, group, mtime, number = _HEADER.unpack_from(data, at)
+    kind, mode, *_ = _HEADER.unpack_from(data, at)
     long = kind > _LONG
     try:
         form = _KINDS[kind - _LONG if long else kind]
@@ -218,76 +182,56 @@ def _read_inode(data: bytes, at: int, block_size: int) -> tuple[SquashfsInode, i
         form = 0
     if not form:
         raise Corrupt(f"the image has an inode of unknown type {kind}")
-    common = (at, long, number, form | (mode & 0o7777), owner, group, mtime)
-    at += _HEADER.size
+    mode = form | (mode & 0o7777)
     if form == stat.S_IFDIR:
-        return _read_directory_inode(common, data, at, long)
+        return _read_directory_inode(data, at, mode, long)
     if form == stat.S_IFREG:
-        return _read_file_inode(common, data, at, long, block_size)
-    return _read_other_inode(common, data, at, long, form)
+        return _read_file_inode(data, at, mode, long, block_size)
+    return SquashfsInode(at, mode), _end_of_other_inode(data, at, form, long)
 
 
-_Common = tuple[int, bool, int, int, int, int, int]
-
-
-def _read_directory_inode(
-    common: _Common, data: bytes, at: int, long: bool
-) -> tuple[SquashfsInode, int]:
+def _read_directory_inode(data: bytes, at: int, mode: int, long: bool) -> tuple[SquashfsInode, int]:
+    stop = at + _HEADER.size
     if not long:
-        block, links, size, offset, _ = _DIRECTORY.unpack_from(data, at)
-        inode = SquashfsInode(*common, links=links, size=size, start=block, offset=offset)
-        return inode, at + _DIRECTORY.size
-    links, size, block, _, count, offset, xattrs = _LONG_DIRECTORY.unpack_from(data, at)
-    at += _LONG_DIRECTORY.size
-    indexes = []
-    for _ in range(count):
-        indexes.append(at)
-        at += _INDEX.size + _INDEX.unpack_from(data, at)[2] + 1
-    places = tuple(indexes)
-    fields = {"links": links, "size": size, "start": block, "offset": offset, "xattrs": xattrs}
-    return SquashfsInode(*common, indexes_at=places, **fields), at
+        block, _, size, offset, _ = _DIRECTORY.unpack_from(data, stop)
+        stop += _DIRECTORY.size
+    else:
+        _, size, block, _, count, offset, _ = _LONG_DIRECTORY.unpack_from(data, stop)
+        stop += _LONG_DIRECTORY.size
+        for _ in range(count):
+            stop += _INDEX.size + _INDEX.unpack_from(data, stop)[2] + 1
+    return SquashfsInode(at, mode, size=size, start=block, offset=offset), stop
 
 
 def _read_file_inode(
-    common: _Common, data: bytes, at: int, long: bool, block_size: int
+    data: bytes, at: int, mode: int, long: bool, block_size: int
 ) -> tuple[SquashfsInode, int]:
-    links, xattrs = 1, NO_XATTRS
+    stop = at + _HEADER.size
     if long:
-        start, size, _, links, fragment, offset, xattrs = _LONG_FILE.unpack_from(data, at)
-        at += _LONG_FILE.size
+        start, size, _, _, fragment, offset, _ = _LONG_FILE.unpack_from(data, stop)
+        stop += _LONG_FILE.size
     else:
-        start, fragment, offset, size = _FILE.unpack_from(data, at)
-        at += _FILE.size
+        start, fragment, offset, size = _FILE.unpack_from(data, stop)
+        stop += _FILE.size
     count = size // block_size if fragment != NO_FRAGMENT else -(-size // block_size)
-    if count > (len(data) - at) // 4:
+    if count > (len(data) - stop) // 4:
         raise Corrupt("a file of the image has more blocks than the table holds")
-    blocks = struct.unpack_from(f"<{count}I", data, at)
+    blocks = struct.unpack_from(f"<{count}I", data, stop)
     if any(length & ~BLOCK_RAW > block_size for length in blocks):
         raise Corrupt("a file of the image has a block larger than the superblock allows")
-    fields = {"links": links, "size": size, "start": start, "blocks_at": at}
-    fields |= {"fragment": fragment, "offset": offset, "xattrs": xattrs}
-    return SquashfsInode(*common, blocks=blocks, **fields), at + 4 * count
+    return SquashfsInode(at, mode, size, start, blocks, fragment, offset), stop + 4 * count
 
 
-def _read_other_inode(
-    common: _Common, data: bytes, at: int, long: bool, form: int
-) -> tuple[SquashfsInode, int]:
-    fields = {}
-    target = b""
+def _end_of_other_inode(data: bytes, at: int, form: int, long: bool) -> int:
+    """Return where the inode of a link, device, pipe or socket ends."""
+    stop = at + _HEADER.size
     if form in (stat.S_IFIFO, stat.S_IFSOCK):
-        (fields["links"],) = _LINKS.unpack_from(data, at)
-        at += _LINKS.size
+        stop += _LINKS.size
     else:
-        fields["links"], value = _PAIR.unpack_from(data, at)
-        at += _PAIR.size
-        if form == stat.S_IFLNK:
-            target = data[at : at + value]
-            if len(target) < value:
-                raise Corrupt("a symbolic link of the image goes past the table's end")
-            at += value
-        else:
-            fields["device"] = value
+        _, target_bytes = _PAIR.unpack_from(data, stop)
+        stop += _PAIR.size + (target_bytes if form == stat.S_IFLNK else 0)
     if long:
-        (fields["xattrs"],) = _LINKS.unpack_from(data, at)
-        at += _LINKS.size
-    return SquashfsInode(*common, target=target, **fields), at
+        stop += _XATTRS.size
+    if stop > len(data):
+        raise Corrupt("an inode of the image goes past the table's end")
+    return stop

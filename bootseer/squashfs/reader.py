@@ -1,4 +1,4 @@
-"""Read a squashfs image without mounting it: its tree, files' contents and data places.
+"""Read a squashfs image without mounting it: its tree, and the places of its files' data.
 
 The image is untrusted: it may be damaged or malicious. All tables are held in memory, so their
 sizes are limited: by the MAX_… below, and each by `MAX_TABLE_BYTES`.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -19,18 +18,11 @@ from bootseer.squashfs.image_file import ImageFile
 from bootseer.squashfs.inodes import (
     DirectoryEntry,
     Fragment,
-    MetadataTable,
     SquashfsInode,
     read_directory,
     read_inodes,
 )
-from bootseer.squashfs.superblock import (
-    BLOCK_RAW,
-    NO_FRAGMENT,
-    NO_TABLE,
-    NO_XATTRS,
-)
-from bootseer.squashfs.xattrs import SET, read_xattrs
+from bootseer.squashfs.superblock import BLOCK_RAW, NO_TABLE
 
 MAX_INODES = 600_000
 MAX_NAMES = 1_000_000
@@ -41,11 +33,8 @@ MAX_SHARED = 4
 """How often directories may share the table's content; no known writer shares any."""
 
 _FRAGMENT = struct.Struct("<QII")
-_XATTRS = struct.Struct("<QII")  # where the values begin, number of sets, unused
-_SIZE = struct.Struct("<I")
-_PLACE = struct.Struct("<Q")
-_FRAGMENTS_KEPT = 16
-"""Decompressed fragments kept in memory: a directory's files mostly use few of them."""
+_ID_BYTES = 4
+_REFERENCE_BYTES = 8
 
 
 class Squashfs(ImageFile):
@@ -55,10 +44,6 @@ class Squashfs(ImageFile):
         inode_table: all inodes.
         directory_table: all directories' lists.
         fragments: the blocks with files' ends.
-        export: references of all inodes, by number; empty where the image has no such table.
-        ids: the users and groups that own files, as stored.
-        xattr_sets: sets of extended attributes, as stored.
-        xattr_values: the attributes.
         inodes: inodes, by offset in the inode table's data.
     """
 
@@ -73,7 +58,6 @@ class Squashfs(ImageFile):
         super().__init__(path)
         with self._closed_on_error():
             self._read_tables()
-        self._fragment = lru_cache(_FRAGMENTS_KEPT)(self._read_fragment)
 
     def __enter__(self) -> Squashfs:
         return self
@@ -136,93 +120,29 @@ class Squashfs(ImageFile):
             raise Corrupt(f"the image {self.path} has more than {MAX_NAMES} names")
         return found
 
-    def stored(self, inode: SquashfsInode) -> Iterator[tuple[ByteRange, int, int]]:
-        """Yield the range, stored length and content length of each of a file's blocks."""
+    def stored(self, inode: SquashfsInode) -> Iterator[tuple[ByteRange, int]]:
+        """Yield the range and content length of each of a file's blocks."""
         at, left = inode.start, inode.size
         for length in inode.blocks:
+            part = ByteRange(at, at + (length & ~BLOCK_RAW))
             content = min(left, self.superblock.block_size)
-            yield ByteRange(at, at + (length & ~BLOCK_RAW)), length, content
-            at += length & ~BLOCK_RAW
+            yield part, content
+            at = part.stop
             left -= content
-
-    def content(self, inode: SquashfsInode) -> Iterator[bytes]:
-        """Yield a file's content, a block at a time.
-
-        Raises:
-            Corrupt: it cannot be decompressed, or its length differs from the inode's.
-        """
-        for (start, _), length, size_bytes in self.stored(inode):
-            yield self.block(start, length, size_bytes)
-        yield from self.tail(inode)
-
-    def tail(self, inode: SquashfsInode) -> Iterator[bytes]:
-        """Yield the end of a file that lies in a fragment; raises Corrupt."""
-        if inode.fragment == NO_FRAGMENT:
-            return
-        size_bytes = inode.size - len(inode.blocks) * self.superblock.block_size
-        if inode.fragment >= len(self.fragments):
-            raise Corrupt("a file of the image ends in a fragment that does not exist")
-        data = self._fragment(inode.fragment)[inode.offset : inode.offset + size_bytes]
-        if len(data) != size_bytes:
-            raise Corrupt("a file of the image ends outside its fragment")
-        if data:
-            yield data
-
-    def block(self, start: int, length: int, size_bytes: int) -> bytes:
-        """Return the content of a data block.
-
-        Args:
-            start: place of the block in the image.
-            length: stored length with BLOCK_RAW; 0 for a hole.
-            size_bytes: length of its content.
-
-        Raises:
-            Corrupt: its length is wrong, or it cannot be decompressed.
-        """
-        if not length:
-            return bytes(size_bytes)
-        data = self._most(start, length, size_bytes)
-        if len(data) != size_bytes:
-            raise Corrupt("a block of the image has another length than its inode says")
-        return data
-
-    def whole_fragment(self, fragment: Fragment) -> bytes:
-        """Return the content of a fragment block; raises Corrupt."""
-        return self._most(fragment.start, fragment.length, self.superblock.block_size)
-
-    def xattrs(self, inode: SquashfsInode) -> dict[bytes, bytes]:
-        """Return a file's extended attributes; raises Corrupt."""
-        if inode.xattrs == NO_XATTRS:
-            return {}
-        try:
-            reference, count, _ = SET.unpack_from(self.xattr_sets, inode.xattrs * SET.size)
-        except struct.error as error:
-            raise Corrupt(
-                "a file of the image has extended attributes that do not exist"
-            ) from error
-        return {x.name: x.value for x in read_xattrs(self.xattr_values, reference, count)}
-
-    def owner(self, index: int) -> int:
-        """Return the user or group id of that index; raises Corrupt."""
-        try:
-            return int(_SIZE.unpack_from(self.ids, index * _SIZE.size)[0])
-        except struct.error as error:
-            raise Corrupt("a file of the image has an unknown owner") from error
 
     def _read_tables(self) -> None:
         block = self.superblock
         fragments = self._indexed(block.fragment_table, block.fragments, _FRAGMENT.size)
-        export = self._indexed(block.export_table, block.inodes, _PLACE.size)
-        ids = self._indexed(block.id_table, block.ids, _SIZE.size)
+        export = self._indexed(block.export_table, block.inodes, _REFERENCE_BYTES)
+        ids = self._indexed(block.id_table, block.ids, _ID_BYTES)
         later = (block.id_table, block.xattr_table, block.fragment_table, block.export_table)
         behind = [start for start in later if start != NO_TABLE]
         behind += [table[0] for table in (fragments, export, ids) if table]
-        stop = min(start for start in behind)
+        stop = min(behind)
         if stop < block.directory_table:
             raise Corrupt("the image's tables are out of order")
         self.inode_table = self.table(ByteRange(block.inode_table, block.directory_table))
         self.directory_table = self.table(ByteRange(block.directory_table, stop))
-        self.ids = self.gather(ids, block.ids * _SIZE.size)
         count = block.fragments if fragments else 0
         rows = _FRAGMENT.iter_unpack(self.gather(fragments, count * _FRAGMENT.size))
         self.fragments = [Fragment(start, length) for start, length, _ in rows]
@@ -230,11 +150,7 @@ class Squashfs(ImageFile):
             length & ~BLOCK_RAW > block.block_size for _, length in self.fragments
         ):
             raise Corrupt("the image's table of fragments is damaged")
-        count = block.inodes if export else 0
-        rows = _PLACE.iter_unpack(self.gather(export, count * _PLACE.size))
-        self.export = [reference for (reference,) in rows]
         self.inodes = self._read_inodes()
-        self._read_xattrs()
 
     def _read_inodes(self) -> dict[int, SquashfsInode]:
         block = self.superblock
@@ -256,26 +172,5 @@ class Squashfs(ImageFile):
             raise Corrupt("the image's directories overlap")
         return inodes
 
-    def _read_xattrs(self) -> None:
-        self.xattr_sets, self.xattr_values = b"", MetadataTable(b"", {})
-        at = self.superblock.xattr_table
-        if at == NO_TABLE:
-            return
-        start, count, _ = _XATTRS.unpack(self.pread(at, _XATTRS.size))
-        index = self.index(at + _XATTRS.size, count, SET.size)
-        self.xattr_sets = self.gather(index, count * SET.size)
-        if index:
-            self.xattr_values = self.table(ByteRange(start, index[0]))
-
     def _indexed(self, start: int, count: int, row_bytes: int) -> list[int]:
         return [] if start == NO_TABLE else self.index(start, count, row_bytes)
-
-    def _most(self, start: int, length: int, size_bytes: int) -> bytes:
-        data = self.pread(start, length & ~BLOCK_RAW)
-        try:
-            return data if length & BLOCK_RAW else self.decompress(data, size_bytes)
-        except Corrupt as error:
-            raise Corrupt(f"{self.path}: {error}, at byte {start}") from error
-
-    def _read_fragment(self, number: int) -> bytes:
-        return self.whole_fragment(self.fragments[number])

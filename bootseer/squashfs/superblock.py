@@ -15,17 +15,8 @@ SUPERBLOCK_BYTES = 96
 _SUPERBLOCK = struct.Struct("<5I6H8Q")
 _MAGIC = 0x73717368
 _VERSION = (4, 0)
-INODES_RAW = 0x0001
-XATTRS_RAW = 0x0100
-IDS_RAW = 0x0800
-"""Flags of the superblock: how mksquashfs has stored tables. Readers use the blocks' own flags."""
-
-HAS_OPTIONS = 0x0400
-"""Flag of the superblock: the compressor's options follow it."""
-
 NO_TABLE = 0xFFFFFFFFFFFFFFFF
 NO_FRAGMENT = 0xFFFFFFFF
-NO_XATTRS = 0xFFFFFFFF
 
 METADATA_BYTES = 8192
 """Content length of a table's block; the last one holds less."""
@@ -69,15 +60,12 @@ class Superblock:
 
     Attributes:
         inodes: number of inodes.
-        mkfs_time: when it was made, in seconds since 1970.
         block_size: of file contents, in bytes, before compression.
         fragments: number of fragment blocks.
         compressor: number of the compressor.
-        flags: as stored.
         ids: number of owners.
         root: reference of the root directory's inode.
-        bytes_used: end of the last table.
-        id_table: place of that table's index, like the next one; NO_TABLE for none.
+        id_table: place of that table's index, like the next ones; NO_TABLE for none.
         xattr_table: the same.
         inode_table: place of that table's first block.
         directory_table: the same.
@@ -86,34 +74,17 @@ class Superblock:
     """
 
     inodes: int
-    mkfs_time: int
     block_size: int
     fragments: int
     compressor: int
-    flags: int
     ids: int
     root: int
-    bytes_used: int
     id_table: int
     xattr_table: int
     inode_table: int
     directory_table: int
     fragment_table: int
     export_table: int
-
-    @property
-    def has_options(self) -> bool:
-        """Return whether the compressor's options follow the superblock."""
-        return bool(self.flags & HAS_OPTIONS)
-
-    def encode(self) -> bytes:
-        """Encode as the first SUPERBLOCK_BYTES of an image."""
-        return _SUPERBLOCK.pack(
-            *(_MAGIC, self.inodes, self.mkfs_time, self.block_size, self.fragments),
-            *(self.compressor, self.block_size.bit_length() - 1, self.flags, self.ids, *_VERSION),
-            *(self.root, self.bytes_used, self.id_table, self.xattr_table, self.inode_table),
-            *(self.directory_table, self.fragment_table, self.export_table),
-        )
 
 
 def decode_superblock(data: bytes, size_bytes: int) -> Superblock:
@@ -128,13 +99,13 @@ def decode_superblock(data: bytes, size_bytes: int) -> Superblock:
     """
     if find_tables(data, size_bytes) is None:
         raise Corrupt("the image is no squashfs")
-    _, inodes, made, block, fragments, *rest = _SUPERBLOCK.unpack_from(data)
-    compressor, block_log, flags, ids, major, minor, *places = rest
+    _, inodes, _, block, fragments, *rest = _SUPERBLOCK.unpack_from(data)
+    compressor, block_log, _, ids, major, minor, root, _, *tables = rest
     if (major, minor) != _VERSION:
         raise Corrupt(f"the image is a squashfs of version {major}.{minor}, not 4.0")
     if block != 1 << min(block_log, 31) or not MIN_BLOCK_BYTES <= block <= MAX_BLOCK_BYTES:
         raise Corrupt(f"the image's superblock has impossible blocks of {block} bytes")
-    found = Superblock(inodes, made, block, fragments, compressor, flags, ids, *places)
+    found = Superblock(inodes, block, fragments, compressor, ids, root, *tables)
     later = (found.id_table, found.xattr_table, found.fragment_table, found.export_table)
     if found.id_table == NO_TABLE or found.inode_table >= found.directory_table:
         raise Corrupt("the image's superblock has no table of owners, or tables out of order")

@@ -7,12 +7,13 @@ import sys
 import zlib
 from collections.abc import Callable
 
+import lz4.block
 import lzallright
 import pytest
 import zstandard
 
 from bootseer.errors import Corrupt, Unavailable
-from bootseer.squashfs.codec import LZ4, decompressor, lz4_compress
+from bootseer.squashfs.codec import LZ4, decompressor
 
 CONTENT = b"content " * 100
 COMPRESS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
@@ -20,7 +21,7 @@ COMPRESS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
     "lzma": (2, lambda data: lzma.compress(data, lzma.FORMAT_ALONE)),
     "lzo": (3, lambda data: bytes(lzallright.LZOCompressor().compress(data))),
     "xz": (4, lzma.compress),
-    "lz4": (LZ4, lz4_compress),
+    "lz4": (LZ4, lambda data: bytes(lz4.block.compress(data, store_size=False))),
     "zstd": (6, zstandard.compress),
     "zstd of unknown length": (
         6,

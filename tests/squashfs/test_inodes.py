@@ -1,7 +1,8 @@
-"""Tables of a squashfs made by hand: every kind of inode, directories, attributes, and limits."""
+"""Tables of a squashfs made by hand: every kind of inode, directories, and limits."""
 
 import stat
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -10,12 +11,10 @@ from bootseer.squashfs.inodes import (
     DirectoryEntry,
     MetadataTable,
     SquashfsInode,
-    header_places,
     read_directory,
     read_inodes,
 )
-from bootseer.squashfs.superblock import BLOCK_RAW, METADATA_BYTES, NO_FRAGMENT, NO_XATTRS
-from bootseer.squashfs.xattrs import MAX_XATTRS, Xattr, read_xattrs
+from bootseer.squashfs.superblock import BLOCK_RAW, METADATA_BYTES, NO_FRAGMENT
 
 BLOCK = 4096
 COMMON = {"mode": 0o4751, "owner": 3, "group": 4, "mtime": 5, "number": 6}
@@ -31,44 +30,37 @@ def table(data, first_block=0):
     return MetadataTable(data, {first_block + 1000 * number: number for number in range(count)})
 
 
-def inode(form, at=0, long=False, **fields):
-    common = COMMON | {"mode": form | COMMON["mode"]}
-    return SquashfsInode(at=at, long=long, **common, **fields)
+def inode(form, **fields):
+    return SquashfsInode(at=0, mode=form | COMMON["mode"], **fields)
 
 
 SHORT_FILE = head(2) + struct.pack("<4I2I", 7000, NO_FRAGMENT, 0, BLOCK + 1, BLOCK, 1 | BLOCK_RAW)
 KINDS = [
     (head(1) + struct.pack("<2I2HI", 1000, 7, 80, 90, 99), inode(
-        stat.S_IFDIR, links=7, size=80, start=1000, offset=90)),
+        stat.S_IFDIR, size=80, start=1000, offset=90)),
     (SHORT_FILE, inode(
-        stat.S_IFREG, size=BLOCK + 1, start=7000, blocks=(BLOCK, 1 | BLOCK_RAW), blocks_at=32)),
+        stat.S_IFREG, size=BLOCK + 1, start=7000, blocks=(BLOCK, 1 | BLOCK_RAW))),
     (head(2) + struct.pack("<4II", 7000, 8, 9, 2 * BLOCK - 1, 70), inode(
-        stat.S_IFREG, size=2 * BLOCK - 1, start=7000, blocks=(70,), blocks_at=32, fragment=8,
-        offset=9)),
-    (head(3) + struct.pack("<2I", 7, 3) + b"a/b", inode(stat.S_IFLNK, links=7, target=b"a/b")),
-    (head(4) + struct.pack("<2I", 7, 0x801), inode(stat.S_IFBLK, links=7, device=0x801)),
-    (head(5) + struct.pack("<2I", 7, 0x502), inode(stat.S_IFCHR, links=7, device=0x502)),
-    (head(6) + struct.pack("<I", 7), inode(stat.S_IFIFO, links=7)),
-    (head(7) + struct.pack("<I", 7), inode(stat.S_IFSOCK, links=7)),
+        stat.S_IFREG, size=2 * BLOCK - 1, start=7000, blocks=(70,), fragment=8, offset=9)),
+    (head(3) + struct.pack("<2I", 7, 3) + b"a/b", inode(stat.S_IFLNK)),
+    (head(4) + struct.pack("<2I", 7, 0x801), inode(stat.S_IFBLK)),
+    (head(5) + struct.pack("<2I", 7, 0x502), inode(stat.S_IFCHR)),
+    (head(6) + struct.pack("<I", 7), inode(stat.S_IFIFO)),
+    (head(7) + struct.pack("<I", 7), inode(stat.S_IFSOCK)),
     (head(8) + struct.pack("<4I2HI", 7, 80, 1000, 99, 0, 90, 12), inode(
-        stat.S_IFDIR, long=True, links=7, size=80, start=1000, offset=90, xattrs=12)),
+        stat.S_IFDIR, size=80, start=1000, offset=90)),
     (
         head(8) + struct.pack("<4I2HI", 7, 80, 1000, 99, 2, 90, 12)
         + struct.pack("<3I", 1, 0, 2) + b"abc" + struct.pack("<3I", 40, 1000, 0) + b"d",
-        inode(stat.S_IFDIR, long=True, links=7, size=80, start=1000, offset=90, xattrs=12,
-              indexes_at=(40, 55)),
+        inode(stat.S_IFDIR, size=80, start=1000, offset=90),
     ),
     (head(9) + struct.pack("<3Q4I2I", 1 << 33, 2 * BLOCK, 99, 7, NO_FRAGMENT, 0, 12, 0, 70), inode(
-        stat.S_IFREG, long=True, links=7, size=2 * BLOCK, start=1 << 33, blocks=(0, 70),
-        blocks_at=56, xattrs=12)),
-    (head(10) + struct.pack("<2I", 7, 3) + b"a/b" + struct.pack("<I", 12), inode(
-        stat.S_IFLNK, long=True, links=7, target=b"a/b", xattrs=12)),
-    (head(11) + struct.pack("<3I", 7, 0x801, 12), inode(
-        stat.S_IFBLK, long=True, links=7, device=0x801, xattrs=12)),
-    (head(12) + struct.pack("<3I", 7, 0x502, 12), inode(
-        stat.S_IFCHR, long=True, links=7, device=0x502, xattrs=12)),
-    (head(13) + struct.pack("<2I", 7, 12), inode(stat.S_IFIFO, long=True, links=7, xattrs=12)),
-    (head(14) + struct.pack("<2I", 7, 12), inode(stat.S_IFSOCK, long=True, links=7, xattrs=12)),
+        stat.S_IFREG, size=2 * BLOCK, start=1 << 33, blocks=(0, 70))),
+    (head(10) + struct.pack("<2I", 7, 3) + b"a/b" + struct.pack("<I", 12), inode(stat.S_IFLNK)),
+    (head(11) + struct.pack("<3I", 7, 0x801, 12), inode(stat.S_IFBLK)),
+    (head(12) + struct.pack("<3I", 7, 0x502, 12), inode(stat.S_IFCHR)),
+    (head(13) + struct.pack("<2I", 7, 12), inode(stat.S_IFIFO)),
+    (head(14) + struct.pack("<2I", 7, 12), inode(stat.S_IFSOCK)),
 ]  # fmt: skip
 
 
@@ -79,11 +71,12 @@ def inodes_of(data):
 @pytest.mark.parametrize(("data", "expected"), KINDS)
 def test_each_kind_of_inode_is_read(data, expected):
     assert inodes_of(data) == [expected]
-    second = inodes_of(SHORT_FILE + data)[1]  # blocks follow a file's inode
+    first, second = inodes_of(SHORT_FILE + data)  # blocks follow a file's inode
     assert (second.at, second.mode) == (len(SHORT_FILE), expected.mode)
+    assert inodes_of(data + SHORT_FILE) == [expected, replace(first, at=len(data))]
 
 
-@pytest.mark.parametrize("data", [data for data, read in KINDS if not read.indexes_at])
+@pytest.mark.parametrize("data", [data for data, _ in KINDS if not data.endswith(b"d")])
 def test_an_inode_that_is_cut_is_refused(data):
     for length in range(1, len(data)):
         with pytest.raises(Corrupt, match="image"):
@@ -91,16 +84,13 @@ def test_an_inode_that_is_cut_is_refused(data):
 
 
 def test_fields_that_do_not_apply_are_empty():
-    plain = SquashfsInode(0, False, 1, stat.S_IFREG, 0, 0, 0)
-    assert (plain.links, plain.size, plain.start, plain.blocks, plain.blocks_at) == (1, 0, 0, (), 0)
-    assert (plain.fragment, plain.offset, plain.xattrs) == (NO_FRAGMENT, 0, NO_XATTRS)
-    assert (plain.indexes_at, plain.device, plain.target) == ((), 0, b"")
-    assert plain.is_file and not plain.is_directory and plain.stored_bytes == 0
+    plain = SquashfsInode(0, stat.S_IFREG)
+    assert (plain.size, plain.start, plain.blocks) == (0, 0, ())
+    assert (plain.fragment, plain.offset) == (NO_FRAGMENT, 0)
 
 
-def test_a_files_blocks_take_their_stored_lengths():
+def test_files_and_directories_are_told_apart():
     (found,) = inodes_of(SHORT_FILE)
-    assert found.stored_bytes == BLOCK + 1
     assert found.is_file and not found.is_directory
     (found,) = inodes_of(KINDS[0][0])
     assert found.is_directory and not found.is_file
@@ -164,14 +154,12 @@ def entries_of(data, **place):
 
 
 def test_the_entries_of_a_directory_are_read_in_order():
-    first = listed((0, [entry(b"a", 5), entry(b"bcd", 7)]))
-    data = first + listed((2000, [entry(b"e" * 256, 9)]))
+    data = listed((0, [entry(b"a", 5), entry(b"bcd", 7)]), (2000, [entry(b"e" * 256, 9)]))
     assert entries_of(data) == [
         DirectoryEntry(b"a", 5),
         DirectoryEntry(b"bcd", 7),
         DirectoryEntry(b"e" * 256, 2 * METADATA_BYTES + 9),
     ]
-    assert list(header_places(table(data), directory(data))) == [4, len(first) + 4]
 
 
 def test_a_directory_may_be_a_part_of_the_table():
@@ -179,8 +167,6 @@ def test_a_directory_may_be_a_part_of_the_table():
     data = bytes(METADATA_BYTES + 20) + one + listed((0, [entry(b"z")]))
     place = {"start": 1000, "offset": 20, "size_bytes": len(one)}
     assert entries_of(data, **place) == [DirectoryEntry(b"a", METADATA_BYTES + 5)]
-    places = list(header_places(table(data), directory(data, **place)))
-    assert places == [METADATA_BYTES + 24]
 
 
 def test_many_names_of_one_letter_are_read():
@@ -193,7 +179,6 @@ def test_many_names_of_one_letter_are_read():
 def test_an_empty_directory_may_be_anywhere(size):
     empty = inode(stat.S_IFDIR, start=77, offset=9999, size=size)
     assert list(read_directory(table(b""), INODES, empty)) == []
-    assert list(header_places(table(b""), empty)) == []
 
 
 @pytest.mark.parametrize("name", [b".", b"..", b"a/b", b"/", b"a\0", b"\0"])
@@ -226,55 +211,3 @@ def test_an_inode_at_an_invalid_place_is_refused():
     for block, offset in ((1001, 0), (0, METADATA_BYTES)):
         with pytest.raises(Corrupt, match="a place outside"):
             entries_of(listed((block, [entry(b"a", offset)])))
-
-
-# Extended attributes.
-
-
-def xattr(kind, name, value):
-    return struct.pack("<2H", kind, len(name)) + name + struct.pack("<I", len(value)) + value
-
-
-def test_the_attributes_of_a_file_are_read_from_a_place_on():
-    shared = xattr(0, b"first", b"long and shared")
-    at = METADATA_BYTES
-    data = shared.ljust(at, b"\0") + xattr(1, b"b", b"") + xattr(2, b"", b"\0\xff")
-    reference_at = len(data) + 4 + 1 + 4
-    elsewhere = struct.pack("<Q", 4 + len(b"first"))
-    data += xattr(0x100, b"d", elsewhere) + xattr(0, b"last", b"v")
-    found = list(read_xattrs(table(data), 1000 << 16, 4))
-    assert found == [
-        Xattr(b"trusted.b", b"", None),
-        Xattr(b"security.", b"\0\xff", None),
-        Xattr(b"user.d", b"long and shared", reference_at),
-        Xattr(b"user.last", b"v", None),
-    ]
-    assert list(read_xattrs(table(data), 0, 1)) == [Xattr(b"user.first", b"long and shared", None)]
-    assert list(read_xattrs(table(data), 1000 << 16 | 9, 1)) == [found[1]]
-
-
-def test_a_file_has_so_many_attributes_at_most():
-    data = xattr(0, b"a", b"") * (MAX_XATTRS + 1)
-    found = table(data)
-    assert len(list(read_xattrs(found, 0, MAX_XATTRS))) == MAX_XATTRS
-    assert list(read_xattrs(found, 0, 0)) == []
-    with pytest.raises(Corrupt, match="unreasonably many"):
-        list(read_xattrs(found, 0, MAX_XATTRS + 1))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        xattr(0, b"a", b"value")[:-1],
-        xattr(0, b"a", b"")[:-1],
-        xattr(0, b"a", b"")[:3],
-        xattr(3, b"a", b""),
-        xattr(0x200, b"a", b""),
-        xattr(0x100, b"a", b"too short"[:7]),
-        xattr(0x100, b"a", struct.pack("<Q", 77 << 16)),
-        xattr(0x100, b"a", struct.pack("<Q", 1000)),
-    ],
-)
-def test_attributes_that_are_damaged_are_refused(data):
-    with pytest.raises(Corrupt, match="image"):
-        list(read_xattrs(table(data), 0, 1))

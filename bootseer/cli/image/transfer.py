@@ -13,7 +13,6 @@ from bootseer.cli.console import print_json
 from bootseer.cli.image.options import (
     image_argument,
     on_images,
-    scratch_option,
 )
 from bootseer.cli.options import json_option, quiet_option
 from bootseer.errors import Corrupt
@@ -37,7 +36,13 @@ Examples:
 @click.option(
     "--platform", default="", help="Platform, such as linux/arm64.  [default: this machine's]"
 )
-@scratch_option
+@click.option(
+    "--scratch",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    default="/var/tmp",
+    show_default=True,
+    help="Folder for temporary images.",
+)
 @click.option("--force", is_flag=True, help="Upload all blocks, even those in the store.")
 @quiet_option
 @json_option

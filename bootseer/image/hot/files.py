@@ -96,7 +96,7 @@ def hot_files(image: Path, hot: Sequence[ByteRange]) -> list[HotFile]:
 def _parts(squashfs: Squashfs, inode: SquashfsInode) -> Iterator[tuple[ByteRange, ByteRange]]:
     """Yield the place of each block of a file in the image, and the range of content in it."""
     at = 0
-    for part, _, size_bytes in squashfs.stored(inode):
+    for part, size_bytes in squashfs.stored(inode):
         yield part, ByteRange(at, at + size_bytes)
         at += size_bytes
     if inode.fragment != NO_FRAGMENT and at < inode.size:

@@ -41,7 +41,7 @@ def start(lab, first_mb, count_mb, *options, after="true"):
 
 def held_out(said):
     """How many pieces were read, and how many there were."""
-    read, pieces = re.search(r"; (\d+) of (\d+) pieces", said).groups()
+    read, pieces = re.search(r"; (\d+) of (\d+) held-out pieces", said).groups()
     return int(read), int(pieces)
 
 

@@ -32,7 +32,7 @@ def groups():
 def start():
     started = []
 
-    def run(command="sleep 60"):
+    def run(command="exec sleep 60"):
         child = subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True)
         started.append(child)
         return child

@@ -58,8 +58,8 @@ def _table(jobs: list[AgentStatus]) -> Table:
             want, done = image.get("want_bytes", 0), image.get("done_bytes", 0)
             table.add_row(
                 str(about["job_id"]),
-                plain(about["user"]),
-                plain(about["key"]),
+                plain(str(about["user"])),
+                plain(str(about["key"])),
                 job.state,
                 plain(image.get("path", "")),
                 ProgressBar(total=want, completed=done, width=20) if want else "recording",

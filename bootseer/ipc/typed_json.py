@@ -98,7 +98,7 @@ def read_object(data: bytes | bytearray, name: str) -> dict[str, Any]:
     return document
 
 
-def from_object(document: dict[str, Any], kind: type[M], name: str) -> M:
+def from_object(document: Mapping[str, Any], kind: type[M], name: str) -> M:
     """Convert a decoded object to a NamedTuple or dataclass, and check it.
 
     Args:
@@ -140,7 +140,7 @@ def check_not_negative(message: Any, name: str) -> None:
             raise Corrupt(f"{name}: field {field!r} is below 0")
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _fields(value: Any) -> dict[str, object]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
@@ -179,7 +179,7 @@ def _reader(hint: Any) -> Read:
     """Return the decoder of a type."""
     if hint in _forms:
         return _forms[hint][1]
-    if hint is Any:
+    if hint is Any or hint is object:
         return lambda value: value
     origin, inner = get_origin(hint), get_args(hint)
     if origin is list:

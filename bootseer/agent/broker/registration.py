@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.spawn import start_time
@@ -29,7 +28,7 @@ def _cgroup() -> str:
         return next((line[3:].rstrip("\n") for line in file if line.startswith("0::")), "")
 
 
-def _mark(pid: int) -> dict[str, Any]:
+def _mark(pid: int) -> dict[str, int | str | None]:
     return {"pid": pid, "start": start_time(pid)}
 
 

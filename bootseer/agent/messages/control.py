@@ -145,7 +145,7 @@ class AgentStatus(NamedTuple):
         errors: number of unexpected errors.
     """
 
-    job: dict[str, Any]
+    job: dict[str, object]
     state: str
     detail: str
     window_open: bool

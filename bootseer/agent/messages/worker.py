@@ -225,8 +225,8 @@ class PublishEvents(NamedTuple):
         waiting: events of earlier runs kept on the node; other versions may have written them.
     """
 
-    run: dict[str, Any]
-    waiting: list[dict[str, Any]]
+    run: dict[str, object]
+    waiting: list[dict[str, object]]
 
 
 # From a worker to the supervisor, which does not trust them.

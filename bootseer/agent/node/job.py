@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -151,7 +151,7 @@ class JobFolder:
     def of(cls, run_dir: str, job_id: int) -> JobFolder:
         return cls(f"{run_dir}/jobs/{job_id}")
 
-    def write(self, name: str, document: dict[str, Any], mode: int = 0o600) -> None:
+    def write(self, name: str, document: Mapping[str, object], mode: int = 0o600) -> None:
         """Replace one of the folder's JSON files atomically."""
         target = f"{self.path}/{name}"
         descriptor = os.open(f"{target}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from contextlib import suppress
-from typing import Any
 
 from bootseer.agent.supervisor import spool
 from bootseer.core.event import FALLBACK, Event, from_json, one_line
@@ -75,7 +74,7 @@ class EventLog:
         known = any(e.stage in _WARMING and e.bytes for e in self._events)
         return "warm" if known else "cold"
 
-    def documents(self) -> list[dict[str, Any]]:
+    def documents(self) -> list[dict[str, object]]:
         return [event.document() for event in self._events]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import trio
 
@@ -123,7 +122,7 @@ async def _handle_messages(
                 raise unexpected(message)
 
 
-def _run_document(context: JobContext, kind: str) -> dict[str, Any]:
+def _run_document(context: JobContext, kind: str) -> dict[str, object]:
     """Describe this run as `bootseer.startup.run_events.NodeRun` reads it."""
     job = context.job
     return {

@@ -11,7 +11,6 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from bootseer.agent.node.broker_settings import UNPUBLISHED
 from bootseer.errors import Corrupt
@@ -24,7 +23,7 @@ MAX_TAKEN_BYTES = 16 * 1024 * 1024
 """Limit of events published by one epilog, in one message. The rest waits for the next epilog."""
 
 
-Waiting = tuple[Path, dict[str, Any]]
+Waiting = tuple[Path, dict[str, object]]
 """A waiting run: its file and content, which another version may have written."""
 
 
@@ -56,7 +55,7 @@ def make_folder(cache_dir: str, uid: int) -> str:
     return str(folder)
 
 
-def put(cache_dir: str, uid: int, run: dict[str, Any]) -> None:
+def put(cache_dir: str, uid: int, run: dict[str, object]) -> None:
     """Store a run's events; beyond MAX_FILES the oldest are removed.
 
     Raises:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from bootseer.agent.messages.worker import (
     EventsWanted,
@@ -238,7 +237,7 @@ async def _reads(task: Task, store: Store, recording: PublishRecording) -> None:
         pass  # reported as a fallback
 
 
-async def _publish_waiting(store: Store, waiting: list[dict[str, Any]]) -> tuple[list[int], str]:
+async def _publish_waiting(store: Store, waiting: list[dict[str, object]]) -> tuple[list[int], str]:
     """Publish the runs that waited on the node, each independently.
 
     Unreadable runs are dropped: no later job could publish them either.
@@ -259,7 +258,7 @@ async def _publish_waiting(store: Store, waiting: list[dict[str, Any]]) -> tuple
     return left, one_line("; ".join(details))
 
 
-def _node_run(document: dict[str, Any]) -> NodeRun:
+def _node_run(document: dict[str, object]) -> NodeRun:
     """Decode a run; a newer version may have added fields.
 
     Raises:

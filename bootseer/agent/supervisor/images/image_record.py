@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import compress
-from typing import Any
 
 from bootseer.agent.messages.worker import PrefetchBegun, PrefetchProgress, RecordedImage
 from bootseer.core.event import Event
@@ -76,7 +75,7 @@ class JobImage(ABC):
     def touched_bytes(self) -> int:
         """Return the bytes known to have been read so far."""
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, object]:
         """Describe the image for `bootseer status`."""
         return {
             "path": self.path,

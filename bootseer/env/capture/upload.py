@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -100,15 +100,7 @@ async def publish_snapshot(
             content = await trio.to_thread.run_sync(find_content, image)
             about = about_now(f"environment {key}", provenance.user)
             added = await put(store, image, about, force=replace)  # it may be damaged
-        places = {
-            path: ContentPlace(*content[path])
-            for path, node in made.tree.items()
-            if node.kind == "file" and not node.same_as
-        }
-        index = tree_index.encode(made.tree, places, made.deleted)
-        check = partial(tree_index.decode, index, f"{folder}/index", made.outside)
-        await trio.to_thread.run_sync(check)  # what would be refused later is not stored
-        await publish(store, f"{folder}/index", index)
+        index = await _store_index(store, folder, made, content)
         snapshot = Snapshot(
             key=key,
             parts=provenance.parts,
@@ -139,6 +131,26 @@ async def publish_snapshot(
                 await store.delete_tree(folder)
         raise
     return snapshot
+
+
+async def _store_index(
+    store: Store, folder: str, made: CaptureResult, content: Mapping[bytes, ContentPlace]
+) -> bytes:
+    """Store and return the index of a result, from where its content is in the squashfs.
+
+    Raises:
+        Corrupt: it would be refused later.
+        BootseerError: it cannot be stored.
+    """
+    places = {
+        path: content[path]
+        for path, node in made.tree.items()
+        if node.kind == "file" and not node.same_as
+    }
+    index, name = tree_index.encode(made.tree, places, made.deleted), f"{folder}/index"
+    await trio.to_thread.run_sync(partial(tree_index.decode, index, name, made.outside))
+    await publish(store, name, index)
+    return index
 
 
 def _pack(

@@ -5,20 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from bootseer.core.tree_rows import BLOCK_BYTES
+from bootseer.env.snapshot.index import ContentPlace
 from bootseer.errors import Corrupt
 from bootseer.squashfs.codec import LZ4
 from bootseer.squashfs.reader import Squashfs
 from bootseer.squashfs.superblock import NO_FRAGMENT
 
 
-def find_content(image: Path) -> dict[bytes, tuple[int, tuple[int, ...]]]:
+def find_content(image: Path) -> dict[bytes, ContentPlace]:
     """Find the blocks of all files.
 
     Args:
         image: an lz4 squashfs without fragments, with blocks of `BLOCK_BYTES`.
 
     Returns:
-        By path, the offset of the first block, and the stored lengths of all.
+        By path, where the content is.
 
     Raises:
         Corrupt: it is another kind of squashfs, or damaged.
@@ -31,5 +32,5 @@ def find_content(image: Path) -> dict[bytes, tuple[int, tuple[int, ...]]]:
             if inode.is_file:
                 if inode.fragment != NO_FRAGMENT:
                     raise Corrupt(f"{image} has fragments")
-                found[path.lstrip(b"/")] = (inode.start, tuple(inode.blocks))
+                found[path.lstrip(b"/")] = ContentPlace(inode.start, tuple(inode.blocks))
     return found

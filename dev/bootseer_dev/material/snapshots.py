@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bootseer.core.tree_rows import BLOCK_BYTES
 from bootseer.env.client.scan import TreeNode, scan
-from bootseer.env.snapshot.index import ContentPlace, encode
+from bootseer.env.snapshot.index import encode
 from bootseer.env.snapshot.squashfs import find_content
 from bootseer.env.snapshot.tar_stream import stream
 from bootseer.squashfs.writer import PackOptions, pack
@@ -65,7 +65,7 @@ def squash(folder: Path, image: Path) -> tuple[dict[bytes, TreeNode], bytes]:
             packer.write(piece)
     content = find_content(image)
     places = {
-        path: ContentPlace(*content[path])
+        path: content[path]
         for path, node in tree.items()
         if node.kind == "file" and not node.same_as
     }

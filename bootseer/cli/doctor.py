@@ -14,6 +14,7 @@ import click
 from bootseer import config as settings
 from bootseer.cli.console import console, new_table, print_json
 from bootseer.errors import BootseerError
+from bootseer.units import format_size
 
 if TYPE_CHECKING:
     from bootseer.store.api.base import Store
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _LISTED = ("file:", "hdfs:")
 """Stores that report owners of files."""
 _LOOK_S = 5.0
+_SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3"}
+_IN_MEMORY = {"tmpfs", "ramfs"}
 
 PLUGSTACK = Path("/etc/slurm/plugstack.conf.d/bootseer.conf")
 
@@ -87,6 +90,22 @@ def _fuse() -> tuple[bool, str]:
     return False, "/dev/fuse cannot be opened by you: container runtimes need mode 0666"
 
 
+def _cache() -> tuple[bool, str]:
+    """Check that the cache folder, or the folder that it will be made in, is on a local disk."""
+    import psutil
+
+    folder = Path(settings.load().node.cache_dir)
+    found = Path(os.path.realpath(next(p for p in (folder, *folder.parents) if os.path.exists(p))))
+    kinds = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    kind = next((kinds[p] for p in (found, *found.parents) if p in kinds), "unknown file system")
+    detail = f"{folder} is on {kind}, {format_size(psutil.disk_usage(str(found)).free)} free"
+    if kind in _SHARED:
+        return False, f"{detail}: set node.cache_dir to a folder on a local disk"
+    if kind in _IN_MEMORY:
+        return False, f"{detail}: cached blocks take memory from jobs; set node.cache_dir to a disk"
+    return True, detail
+
+
 def _residency() -> tuple[bool, str]:
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if found and (int(found[1]), int(found[2])) >= (6, 5):
@@ -133,5 +152,6 @@ CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
     "plugin": _plugin,
     "accounts": _accounts,
     "FUSE": _fuse,
+    "cache": _cache,
     "residency": _residency,
 }

@@ -1,0 +1,55 @@
+"""`bootseer doctor`: what it says about a node."""
+
+import os
+import subprocess
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from bootseer import config
+from bootseer.cli import doctor
+
+
+@pytest.fixture
+def cache_dir(tmp_path, monkeypatch):
+    """Set node.cache_dir to a folder that does not exist yet."""
+    file = tmp_path / "bootseer.toml"
+    file.write_text(f'[node]\ncache_dir = "{tmp_path}/cache/blocks"\n')
+    found = config.load(str(file))
+    monkeypatch.setattr(config, "load", lambda: found)
+    return tmp_path / "cache/blocks"
+
+
+def mounted(monkeypatch, found):
+    """Have the machine's file systems be of these kinds, by mount point."""
+    mounts = [SimpleNamespace(mountpoint=str(path), fstype=kind) for path, kind in found.items()]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
+
+
+def test_the_cache_folder_is_on_a_local_disk(cache_dir, monkeypatch):
+    mounted(monkeypatch, {"/": "ext4"})
+    is_good, detail = doctor._cache()
+    assert is_good
+    assert detail.startswith(f"{cache_dir} is on ext4, ")
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "tmpfs"])
+def test_the_cache_folder_is_not_on_a_local_disk(cache_dir, monkeypatch, kind):
+    mounted(monkeypatch, {"/": "ext4", cache_dir.parents[1]: kind})
+    is_good, detail = doctor._cache()
+    assert not is_good
+    assert f"is on {kind}, " in detail
+    assert "set node.cache_dir to a" in detail
+
+
+@pytest.mark.root
+def test_a_mounted_file_system_is_recognised(cache_dir):
+    os.makedirs(cache_dir)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5M", "x", cache_dir], check=True)
+    try:
+        is_good, detail = doctor._cache()
+    finally:
+        subprocess.run(["umount", cache_dir], check=True)
+    assert not is_good
+    assert detail.startswith(f"{cache_dir} is on tmpfs, 5.")

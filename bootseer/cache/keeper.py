@@ -122,12 +122,12 @@ class BlockKeeper:
         for fd in (self.data_fd, self.map_fd, self.claims_fd):
             os.close(fd)
 
-    def claim(self, blocks: range, *, anew: bool = False) -> list[BlockClaim]:
+    def claim(self, blocks: range, *, replace: bool = False) -> list[BlockClaim]:
         """Claim blocks before fetching them; returns an answer per block.
 
         Args:
             blocks: consecutive blocks of the image.
-            anew: also claim blocks that are in the cache, because they are damaged.
+            replace: also claim blocks that are in the cache, because they are damaged.
 
         Raises:
             OSError: the file cannot be locked.
@@ -137,7 +137,7 @@ class BlockKeeper:
         ]
         # Read after the claim: the previous holder may just have written the block.
         entries = array("Q", bytes(len(blocks) * SUM_BYTES))
-        if not anew:
+        if not replace:
             entries = read_map(self.map_fd, blocks)
         for number, (index, entry) in enumerate(zip(blocks, entries, strict=True)):
             if entry:

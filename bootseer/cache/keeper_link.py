@@ -31,7 +31,7 @@ _ANSWER = struct.Struct("<BxxxI")  # outcome, bytes that follow
 
 class _Operation(IntEnum):
     CLAIM = 1
-    CLAIM_ANEW = 2
+    CLAIM_AGAIN = 2
     RELEASE = 3
     KEEP = 4
 
@@ -92,8 +92,8 @@ def _carry_out(
             for run in runs(blocks):
                 keeper.release(run)
         else:
-            anew = _Operation(operation) == _Operation.CLAIM_ANEW
-            claims = [claim for run in runs(blocks) for claim in keeper.claim(run, anew=anew)]
+            replace = _Operation(operation) == _Operation.CLAIM_AGAIN
+            claims = [claim for run in runs(blocks) for claim in keeper.claim(run, replace=replace)]
             return _Outcome.OK, bytes(claims)
     except NoSpace as error:
         return _Outcome.NO_SPACE, str(error).encode()
@@ -151,14 +151,14 @@ class KeeperLink:
         """Take over two sockets, given as descriptors."""
         return cls(socket.socket(fileno=claims), socket.socket(fileno=blocks))
 
-    async def claim(self, blocks: Sequence[int], *, anew: bool = False) -> list[BlockClaim]:
+    async def claim(self, blocks: Sequence[int], *, replace: bool = False) -> list[BlockClaim]:
         """See `BlockKeeper.claim`.
 
         Raises:
             Closed: the keeper is gone.
             Unavailable: the keeper cannot claim.
         """
-        operation = _Operation.CLAIM_ANEW if anew else _Operation.CLAIM
+        operation = _Operation.CLAIM_AGAIN if replace else _Operation.CLAIM
         return [BlockClaim(value) for value in await self._claims.ask(operation, blocks)]
 
     async def release(self, blocks: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 The identity digest of a squashfs covers its superblock and all its tables: a few MB of a file of
 several GB, and the very blocks that every start reads first. The tables hold the compressed length
-and place of every data block, all names, sizes and times, so an image that was built anew has
+and place of every data block, all names, sizes and times, so an image that was built again has
 another digest. Someone could make two images with equal tables and different data on purpose;
 nothing is lost then, because the digest decides only which ranges are read *ahead*: every byte a
 job sees still comes from its own file. (docs/design/003-image-identity.md)
@@ -110,8 +110,8 @@ def _is_answered_for(fd: int) -> bool:
     """Whether an open file lies on a mount that root has made, found without a word to its server.
 
     The server of a FUSE mount can leave any request unanswered, even the one that closing sends,
-    and neither the deadline nor the death of whoever waits for it ends that: the agent would stay
-    as it is. What a user mounts in a namespace of their own is not in our list of mounts.
+    and neither the deadline nor the death of the waiting process ends that: the agent would hang.
+    What a user mounts in a namespace of their own is not in our list of mounts.
     """
     with open(f"/proc/self/fdinfo/{fd}") as file:
         about = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)

@@ -1,6 +1,6 @@
 """End a job's agent: what it recorded is published, and nothing of it stays on the node.
 
-Called by the plugin's job_epilog hook and by slurm.conf's Epilog=; whoever comes second finds
+Called by the plugin's job_epilog hook and by slurm.conf's Epilog=; the second call finds
 nothing left to do. Always ends well: an epilog that fails would drain the node.
 
 Only the standard library is imported.

@@ -192,7 +192,7 @@ def _make_folder(environ: Mapping[str, str]) -> str:
 def _remove_left(environ: Mapping[str, str]) -> None:
     """Remove what this user's jobs have left on this node: a step that is killed releases nothing.
 
-    Whoever has such a file open still goes on reading it.
+    A process that has such a file open can still read it.
 
     Raises:
         OSError: it cannot be looked for, or not be removed.

@@ -1,6 +1,6 @@
 """The options of a job as they arrive on the node: checked again, because root acts on them.
 
-The plugin has checked them at submit, but whoever submits without it, or with variables of their
+The plugin has checked them at submit, but a user who submits without it, or with variables of their
 own, gets here as well. The grammar is that of spank/options.c, and a test holds the two equal.
 
 Imported by the hook path: the standard library only.

@@ -182,7 +182,7 @@ def install(
                 files.append(_put(prefix / name, (built / name).read_bytes(), mode=0o755))
         conf = plugstack_dir / CONF
         line = shlex.join(["optional", str(prefix / PLUGIN), *(arguments or _arguments(conf))])
-        # Slurm reads the line anew for every job: it must not name what is not there yet.
+        # Slurm reads the line again for every job: it must not name what is not there yet.
         files.append(_put(conf, f"{line}\n".encode(), mode=0o644))
     return InstalledPlugin(tuple(files), _plugin_steps(conf))
 

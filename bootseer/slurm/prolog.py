@@ -1,7 +1,7 @@
 """Warm a node for a job: start its agent and hold the job until it is ready or the wait is over.
 
-Called by the plugin's job_prolog hook, by its step hook, and by slurm.conf's Prolog=; whoever comes
-first does the work. Always ends well: a prolog that fails would drain the node.
+Called by the plugin's job_prolog hook, by its step hook, and by slurm.conf's Prolog=; the first
+call does the work. Always ends well: a prolog that fails would drain the node.
 
 Until a job is known to have asked, only the standard library is imported.
 """

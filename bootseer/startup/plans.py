@@ -39,14 +39,14 @@ async def add_run(
     images: tuple[PlannedImage, ...],
     names: tuple[PlannedName, ...] = (),
 ) -> WarmPlan:
-    """Add a run to the plan of a user's key, made anew where it is missing or damaged.
+    """Add a run to the plan of a user's key; creates it if it is missing or damaged.
 
     Raises:
         UnknownVersion: another version has written it; it stays as it is.
 
     Concurrency: any number of nodes and jobs at once. Each reads the plan back after writing it
     and writes again while its run is not in it. One that has read the plan before that, and writes
-    it after, takes the run out again: who calls this once more, a little later, adds it anew.
+    it after, removes the run again: a second call, a little later, adds it back.
     """
     for _ in range(_ATTEMPTS):
         try:

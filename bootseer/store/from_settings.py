@@ -110,7 +110,7 @@ def check_bucket(url: str, section: StoreSettings | ImageSettings | EnvSettings)
         section: of the settings; its `shared_bucket` allows it.
 
     Raises:
-        ConfigError: whoever writes there first would have all others run it.
+        ConfigError: the first user who writes there would have all others run it.
     """
     if url.partition("://")[0] not in filesystem.SCHEMES or is_per_user(url):
         return

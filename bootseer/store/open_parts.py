@@ -50,7 +50,7 @@ class OpenParts:
     async def read(self, index: int, offset: int, size: int) -> bytes:
         """Read bytes of one of them, for who can tell that they are the right ones.
 
-        One that was replaced since it was opened is opened anew: who puts an image into a store
+        One that was replaced since it was opened is opened again: who puts an image into a store
         again sends the same bytes, and a reader is of one version.
 
         Raises:

@@ -182,7 +182,7 @@ def test_one_at_a_time_has_the_claim_on_a_block(entry, keeper):
     assert other.claim(range(2, 4)) == [BlockClaim.BUSY, BlockClaim.GRANTED]
     keeper.keep(2, block(2))
     assert other.claim(range(2, 3)) == [BlockClaim.PRESENT]
-    assert other.claim(range(2, 3), anew=True) == [BlockClaim.GRANTED]
+    assert other.claim(range(2, 3), replace=True) == [BlockClaim.GRANTED]
     keeper.release(range(0, 11))
     assert other.claim(range(0, 1)) == [BlockClaim.GRANTED]
     other.close()  # as a process that dies

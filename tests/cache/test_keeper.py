@@ -103,9 +103,9 @@ def test_a_claim_on_a_present_block_is_released():
             BlockClaim.GRANTED,
         ]
         expected = [BlockClaim.BUSY, BlockClaim.GRANTED, BlockClaim.BUSY]
-        assert other.claim(range(3), anew=True) == expected
+        assert other.claim(range(3), replace=True) == expected
         assert keeper.claim(range(1, 2)) == [BlockClaim.PRESENT]  # though the other has it
-        assert other.claim(range(1, 2), anew=True) == [BlockClaim.GRANTED]
+        assert other.claim(range(1, 2), replace=True) == [BlockClaim.GRANTED]
         keeper.release(range(1))
         assert other.claim(range(3)) == [BlockClaim.GRANTED, BlockClaim.PRESENT, BlockClaim.BUSY]
         other.close()

@@ -96,7 +96,7 @@ async def test_a_present_block_can_be_claimed_if_damaged(entry):
     async with keeper_link(entry) as link:
         await link.keep([3], content(3))
         assert await link.claim([2, 3]) == [BlockClaim.GRANTED, BlockClaim.PRESENT]
-        assert await link.claim([2, 3], anew=True) == [BlockClaim.GRANTED] * 2
+        assert await link.claim([2, 3], replace=True) == [BlockClaim.GRANTED] * 2
 
 
 async def test_as_much_as_is_taken_at_once_is_claimed_and_kept():

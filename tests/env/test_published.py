@@ -1,4 +1,4 @@
-"""A snapshot is there whole or not at all, whatever fails; one that is damaged is made anew."""
+"""A snapshot is stored whole or not at all; one that is damaged is captured again."""
 
 import json
 import os
@@ -247,7 +247,7 @@ async def test_a_manifest_that_would_be_too_long(made, folder, tmp_path, monkeyp
 
 
 async def test_what_no_index_takes_is_not_published(made, folder, tmp_path, monkeypatch):
-    """Rather than found damaged, and captured anew, at each run."""
+    """Rather than found damaged, and captured again, at each run."""
     monkeypatch.setattr("bootseer.env.snapshot.index.MAX_XATTRS_BYTES", 10)
     seen = made()
     seen.tree[b"0/lib/2"] = seen.tree[b"0/lib/2"]._replace(xattrs=((b"user.a", bytes(100)),))

@@ -173,7 +173,7 @@ class Keeper:
     def __init__(self, made):
         self.made = made
 
-    def claim(self, blocks, *, anew):
+    def claim(self, blocks, *, replace):
         assert 0 <= blocks.start < blocks.stop <= self.made.blocks
         return [1] * len(blocks)
 

@@ -2,7 +2,7 @@
 
 Jobs come, read, copy, end and die at any step; others want the room of what they do not use; the
 disk loses what was written to it, the store fails, images are removed from it, and the file that an
-image was added from is written anew while it is read.
+image was added from is written again while it is read.
 
 What holds:
 
@@ -172,10 +172,10 @@ class Link:
         self._keeper = keeper
         self._claims, self._blocks = trio.Lock(), trio.Lock()
 
-    async def claim(self, blocks, *, anew=False):
+    async def claim(self, blocks, *, replace=False):
         return await self._ask(
             self._claims,
-            lambda keeper: [c for run in runs(blocks) for c in keeper.claim(run, anew=anew)],
+            lambda keeper: [c for run in runs(blocks) for c in keeper.claim(run, replace=replace)],
         )
 
     async def release(self, blocks):
@@ -570,7 +570,7 @@ MENDS = {
     ),
     "a block that is there is not fetched": (
         (BlockKeeper, "claim"),
-        "if not anew:",
+        "if not replace:",
         "if False:",
     ),
     "an entry in use is locked": (

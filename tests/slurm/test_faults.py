@@ -114,7 +114,7 @@ def test_the_hot_set_is_damaged(lab, damage):
     job = lab.srun(*BOOTSEER)
     assert "hotset.read" in lab.fallbacks(job)
     assert lab.report(job)["kind"] == "cold"
-    assert lab.report(lab.srun(*BOOTSEER))["kind"] == "warm", "the epilog has made it anew"
+    assert lab.report(lab.srun(*BOOTSEER))["kind"] == "warm", "the epilog has created it again"
 
 
 @pytest.mark.parametrize("plan", [b"", b"{}", b"\xff\xfe", b"[" * 10**5])

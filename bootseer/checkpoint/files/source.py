@@ -74,7 +74,7 @@ class FileSource(ABC):
 
         Args:
             piece: its number.
-            attempt: 0 for the first; later ones use readers opened anew, which may lead to other
+            attempt: 0 for the first; later ones use readers opened again, which may lead to other
                 copies.
 
         Raises:

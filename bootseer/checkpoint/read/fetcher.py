@@ -180,7 +180,7 @@ class FileFetch:
             Corrupt, Conflict: see `FileSource.fetch`.
             BootseerError: the store cannot be read.
 
-        Cancellation: the fetch goes on.
+        Cancellation: the fetch continues.
         """
         piece = self._pieces.get(number)
         if piece is None:

@@ -34,7 +34,7 @@ class ReadaheadWindow:
         self._ahead = 0
 
     def restart(self, offset: int) -> None:
-        """Forget all earlier read-ahead: a reader goes on in sequence from here."""
+        """Forget all earlier read-ahead: a reader continues in sequence from here."""
         self.window_bytes = 0
         self._position = self._ahead = offset
 

@@ -1,4 +1,4 @@
-"""Find out what a command has changed in its targets, and read it while the job goes on.
+"""Find out what a command has changed in its targets, and read it while the job continues.
 
 One scan when the command has ended fixes which files are captured. Their content is read later. If
 a file has changed by then, nothing is published.
@@ -274,5 +274,5 @@ def _open(folder: str, path: bytes) -> int:
 def _gone(path: bytes) -> Conflict:
     return Conflict(
         f"{path.partition(b'/')[2]!a} was changed after the command had ended, and before it was "
-        "stored: the result is not stored; with `--wait` the job goes on only then"
+        "stored: the result is not stored; with `--wait` the job continues only then"
     )

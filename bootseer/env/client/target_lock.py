@@ -2,7 +2,7 @@
 
 The lock is a file beside the target. The process that locks it (flock(2)) removes it at its end,
 and writes into it which result it has made. A process that waits has the file open. When it gets
-the lock, it reads the result: if it wants the same, it is done, else it locks the target anew. The
+the lock, it reads the result: if it wants the same, it is done, else it locks the target again. The
 server shares the lock of its client: others get it only when both have closed it.
 
 If no file can be made beside the target, it is in the folder for temporary files, and keeps only

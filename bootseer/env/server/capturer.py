@@ -118,7 +118,7 @@ class Capturer:
             raise Unavailable(f"a target cannot be read: {error}") from error
 
     async def _scan_after(self, befores: Sequence[Baseline], opened: ExitStack) -> CaptureResult:
-        """Scan the targets, which the command may have made anew, and keep them open.
+        """Scan the targets, which the command may have replaced, and keep them open.
 
         Raises:
             OSError: one cannot be read.

@@ -1,4 +1,4 @@
-"""Tell a client that waits that work goes on, and how far it is."""
+"""Tell a waiting client how far the work is."""
 
 from __future__ import annotations
 

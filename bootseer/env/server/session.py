@@ -75,7 +75,7 @@ def _while_connected(
     """Cancel the block when the client goes, and keep its targets locked until the block ends.
 
     No other `env run` is to begin there before all work there has stopped. Both end with the
-    block, or when the function that this yields is called: the client goes on then.
+    block, or when the function that this yields is called: the client continues then.
 
     Raises:
         Closed: the client has gone.

@@ -44,7 +44,7 @@ _MAX_STATS_BYTES = 4096
 _MAX_FIGURE_S = 1e6
 _MAX_FILE_BYTES = 16 * MIB
 _USED_S = 3600.0
-"""How old the note of the last use may get before it is written anew."""
+"""How old the note of the last use may get before it is written again."""
 FOLDER = "env/snapshots"
 _NAME = re.compile(r"[A-Za-z0-9_@+][A-Za-z0-9._@+-]{0,127}", re.ASCII)
 _BEGINNING = re.compile(r"[0-9a-f]{8,63}", re.ASCII)

@@ -164,7 +164,7 @@ async def write_pack(
     pack: HotPack,
     pieces: Callable[[Sequence[int]], Awaitable[bytes]],
     *,
-    anew: bool = False,
+    replace: bool = False,
     copies: int = 0,
 ) -> int:
     """Write a pack, and make it the image's current one; returns how many bytes were written.
@@ -173,12 +173,12 @@ async def write_pack(
         store: to write it to.
         pack: its index.
         pieces: returns the bytes of blocks of the image, one block behind the other.
-        anew: overwrite objects of this pack that exist: they are damaged.
+        replace: overwrite objects of this pack that exist: they are damaged.
         copies: the replication of the pack, if the store has such a thing; 0 for the store's
             default.
 
     Raises:
-        BootseerError: the store does not take it. The next attempt goes on with what was written.
+        BootseerError: the store does not take it. The next attempt resumes with what was written.
 
     Concurrency: any number of nodes, with the same or with different packs: none fails because of
         another. The index that is written last counts.
@@ -191,10 +191,10 @@ async def write_pack(
     names = [part_object(pack.identity, digest, number) for number in range(pack.parts)]
     for number, name in enumerate(names):
         part = pack.part_range(number)
-        if not anew and await _has(store, name, part.size_bytes):
+        if not replace and await _has(store, name, part.size_bytes):
             continue
         with suppress(Conflict):  # another node has written the same bytes
-            async with store.create(name, overwrite=anew) as writer:
+            async with store.create(name, overwrite=replace) as writer:
                 for blocks in _pieces(pack, number):
                     await writer.write(await pieces(blocks))
                 await writer.commit()

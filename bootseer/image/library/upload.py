@@ -71,7 +71,7 @@ async def add(
 ) -> UploadResult:
     """Put a squashfs image into the store and give it a name.
 
-    What was interrupted goes on where it was: parts that are there are not sent again.
+    An interrupted upload is resumed: parts that are there are not sent again.
 
     Args:
         store: for images.

@@ -149,7 +149,8 @@ class Layer:
         for wanted, digest in ((self.digest, raw), (self.diff_id, unpacked)):
             if digest is not None and wanted != f"sha256:{digest.hexdigest()}":
                 raise Corrupt(
-                    f"{self.blob.name} is damaged: its digest is not {wanted}; fetch the image anew"
+                    f"{self.blob.name} is damaged: its digest is not {wanted}; "
+                    "fetch the image again"
                 )
 
     def _watched(self, digest: hashlib._Hash | None, progress: ProgressCallback) -> Iterator[bytes]:
@@ -191,7 +192,7 @@ def _compression(blob: Blob) -> Callable[[str, Iterator[bytes]], Iterator[bytes]
     for magic, name in ((b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz")):
         if head.startswith(magic):
             raise Unavailable(
-                f"{blob.name} is compressed with {name}; write the image anew with gzip or zstd"
+                f"{blob.name} is compressed with {name}; write the image again with gzip or zstd"
             )
     return None
 

@@ -86,8 +86,8 @@ def convert(
 ) -> ConvertedImage:
     """Write an image of `source` as a squashfs file, replacing what `target` was.
 
-    Owners, modes, times and extended attributes are those of the image, whoever runs this. Equal
-    images converted by the same user with the same mksquashfs give equal bytes.
+    Owners, modes, times and extended attributes are those of the image, whichever user runs this.
+    Equal images converted by the same user with the same mksquashfs give equal bytes.
 
     Args:
         source: an archive of ``docker save`` and its like, or an OCI layout.

@@ -93,7 +93,7 @@ def opened(path: Path) -> Iterator[tuple[ArchiveKind, LayoutFiles | None]]:
         try:
             tables = find_tables(head[:SUPERBLOCK_BYTES], info.st_size)
         except Corrupt as error:
-            raise Corrupt(f"{path}: {error}; copy it anew") from error
+            raise Corrupt(f"{path}: {error}; copy it again") from error
         if tables is not None:
             yield ArchiveKind.SQUASHFS, None
             return
@@ -149,7 +149,7 @@ class _Folder:
         try:
             fd, file = self._tree.open_object(name.split("/"))
         except FileNotFoundError as error:
-            raise Corrupt(f"{what} is missing; fetch the image anew") from error
+            raise Corrupt(f"{what} is missing; fetch the image again") from error
         except OSError as error:
             raise _translate(what, error) from error
         self._stack.callback(os.close, fd)
@@ -187,7 +187,7 @@ class _Archive:
             found = posixpath.normpath(self._links[found]).lstrip("/")
         what = f"{self._blob.name}: {name}"
         if found not in self._files:
-            raise Corrupt(f"{what} is missing; save the image anew")
+            raise Corrupt(f"{what} is missing; save the image again")
         offset, size = self._files[found]
         return Blob(what, self._blob.fd, offset, size)
 

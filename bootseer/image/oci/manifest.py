@@ -237,7 +237,7 @@ def _open_sized(files: LayoutFiles, described: _Described) -> Blob:
     if blob.size_bytes != described.size_bytes:
         raise Corrupt(
             f"{blob.name} has {blob.size_bytes} bytes instead of {described.size_bytes}: it is cut "
-            "or damaged; fetch the image anew"
+            "or damaged; fetch the image again"
         )
     return blob
 
@@ -246,7 +246,7 @@ def _open_described(files: LayoutFiles, described: _Described) -> tuple[Blob, by
     blob = _open_sized(files, described)
     data = _read_document(blob)
     if hashlib.sha256(data).hexdigest() != described.digest[7:]:
-        raise Corrupt(f"{blob.name} is damaged: its digest is another; fetch the image anew")
+        raise Corrupt(f"{blob.name} is damaged: its digest is another; fetch the image again")
     return blob, data
 
 

@@ -27,7 +27,7 @@ async def fill(blocks: ImageBlocks, cache: NodeCache, bytes_per_s: float) -> Non
         cache: what the node has of it.
         bytes_per_s: the rate; 0 to fetch nothing.
 
-    Cancellation: a fetch that has started goes on.
+    Cancellation: a fetch that has started continues.
     """
     if not bytes_per_s:
         return

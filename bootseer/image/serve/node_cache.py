@@ -80,9 +80,9 @@ class NodeCache:
         cached, link = self.cached, self.link
         if cached is None or link is None:
             return list(blocks), []
-        anew = any(cached.is_lost(i) for i in blocks)
+        replace = any(cached.is_lost(i) for i in blocks)
         try:
-            claims = dict(zip(blocks, await link.claim(blocks, anew=anew), strict=True))
+            claims = dict(zip(blocks, await link.claim(blocks, replace=replace), strict=True))
         except BootseerError as error:
             self._fail(error)
             return list(blocks), []

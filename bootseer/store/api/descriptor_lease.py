@@ -18,7 +18,7 @@ CLOSE_GRACE_S = 1.0
 
 
 class Lease:
-    """Resources used from threads, cleaned up by whoever is the last to let go of them.
+    """Resources used from threads, cleaned up by the last one that releases them.
 
     A thread that hangs in a file system can't be stopped, only abandoned. The descriptor it works
     on must stay open until it returns: closed earlier, its number could be given to another file,
@@ -45,7 +45,7 @@ class Lease:
     async def run(self, work: Callable[[], T]) -> T:
         """Call `work` in a thread, which may add to `resources` what it opens.
 
-        Cancellation: the thread is abandoned and goes on alone; its result is dropped.
+        Cancellation: the thread is abandoned and ends alone; its result is dropped.
 
         Raises:
             Closed: the lease has ended.

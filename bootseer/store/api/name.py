@@ -59,7 +59,7 @@ def check_rename(source: str, target: str) -> tuple[tuple[str, ...], tuple[str, 
 def temporary_name() -> str:
     """Return a name for an object that is not complete yet.
 
-    The random part makes it unique; host and process are for whoever finds one left behind.
+    The random part makes it unique; host and process are for a person who finds one left behind.
     """
     host = socket.gethostname().split(".")[0][:64]
     return f"{TEMPORARY_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(8)}"

@@ -1,7 +1,7 @@
 """What a NameNode tells over HTTP alone: where blocks are, and how much room there is.
 
-The library for HDFS has no calls for these. Nothing here is needed to read or write: whoever asks
-goes on without where there is no WebHDFS, or only one that wants Kerberos.
+The library for HDFS has no calls for these. Nothing here is needed to read or write: the caller
+continues without it where there is no WebHDFS, or only one that wants Kerberos.
 """
 
 from __future__ import annotations

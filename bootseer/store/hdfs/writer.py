@@ -2,7 +2,7 @@
 
 hdfs-native writes a block to the DataNodes that the NameNode has chosen. If one of them does not
 answer, the file is lost: the library neither gives the block back nor says whom to leave out, as
-Java's does. And for the ten minutes until the NameNode calls a machine dead it goes on choosing it.
+Java's does. And for the ten minutes until the NameNode calls a machine dead it still chooses it.
 So a file's first bytes are synced at once, and until that works the file is deleted and made again.
 """
 

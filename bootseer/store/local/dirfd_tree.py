@@ -82,7 +82,7 @@ class DirfdTree:
     """The tree below `root`.
 
     Attributes:
-        root: an absolute path; links that lead to it are followed, as whoever set it meant.
+        root: an absolute path; links that lead to it are followed, as the administrator meant.
         access: who may own and write it.
     """
 

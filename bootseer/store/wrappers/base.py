@@ -47,7 +47,7 @@ class WrappedStore:
         Args:
             operation: a method's name, of Store, Reader or Writer.
             name: the object or folder, for messages; the source of a rename.
-            call: starts the operation; each call starts it anew.
+            call: starts the operation; each call starts it again.
         """
         return await call()
 

@@ -1,4 +1,4 @@
-"""Reads that are tried again, on the object opened anew."""
+"""Reads that are tried again, on the object opened again."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Two others wait and try again, each what is more than one operation:
 
-- `bootseer.store.hdfs.writer` makes a file anew, on other machines, until its first bytes arrive.
+- `bootseer.store.hdfs.writer` creates a file again, on other machines, until its first bytes
+  arrive.
 - `bootseer.checkpoint.mount.publisher` publishes a file again until the mount ends.
 """
 
@@ -44,7 +45,7 @@ REPLAY_LIMIT_BYTES = 64 * MIB
 class RetryStore(WrappedStore):
     """Repeats operations that are Transient, in a way that is safe for each of them.
 
-    Reads continue on the object opened anew, and writes begin again with a new object. A delete or
+    Reads continue on the object opened again, and writes begin again with a new object. A delete or
     rename asks first whether there is something to change: if a later attempt finds it gone, a
     failed one has worked. Put it outside of `LimitStore`, so that each attempt has its deadline.
     """

@@ -297,7 +297,7 @@ class Machine:
             self._named.setdefault(new, self._number())
 
     def compare(self) -> None:
-        """Open a file anew and read all of it."""
+        """Open a file again and read all of it."""
         self._compare(self._random.choice(NAMES), self._random.choice((_PAGE, 77_777, 1 << 20)))
 
     # How it is done

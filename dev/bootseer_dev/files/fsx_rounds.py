@@ -1,7 +1,7 @@
 """Random operations through the checkpoint mount on a real HDFS, for as long as one likes.
 
 Each round has a seed, a tree and a mount of its own, and goes on to the first difference. At its
-end the tree is mounted anew, compared whole, verified, and searched for parts that are nobody's.
+end the tree is mounted again, compared whole, verified, and searched for parts that are nobody's.
 """
 
 from __future__ import annotations

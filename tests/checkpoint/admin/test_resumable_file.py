@@ -402,7 +402,7 @@ def test_what_was_closed_is_let_go(tmp_path, monkeypatch, open_files, least_byte
         end(made)
         made.close()
         assert open_files() == 0
-        begin(tmp_path / "file", "2").close()  # and another one begun anew
+        begin(tmp_path / "file", "2").close()  # and another one begun
         assert open_files() == 0
 
 

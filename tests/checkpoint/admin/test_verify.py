@@ -173,7 +173,7 @@ async def test_a_manifest_that_cannot_be_used_is_named(store, tmp_path, damage, 
 
 
 async def test_what_another_copy_has_right_is_whole_and_noted(store, layout):
-    """The first reader of a part gives wrong bytes, one that is opened anew right ones."""
+    """The first reader of a part gives wrong bytes, one that is opened again right ones."""
     opened = {}
 
     class WrongOnce(WrappedStore):

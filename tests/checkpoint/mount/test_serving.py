@@ -211,7 +211,7 @@ libc.fflush(None)
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_large_buffers_are_used_again(is_kept):
-    """They are neither mapped anew each time nor given back, and threads share them."""
+    """They are neither mapped again each time nor given back, and threads share them."""
     argv = [sys.executable, "-P", "-c", BUFFERS, "kept" if is_kept else ""]
     told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     mapped, left_mib = map(int, told.split()[:2])

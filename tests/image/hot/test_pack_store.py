@@ -205,7 +205,7 @@ async def test_what_is_there_is_not_written_again(store):
 async def test_a_damaged_pack_is_written_anew(store):
     await publish(store, parts()[1], bytes(PACK.part_range(1).size_bytes))
     assert await pack_store.write_pack(store, PACK, pieces) == 0, "it has its length"
-    assert await pack_store.write_pack(store, PACK, pieces, anew=True) == PACK.size_bytes
+    assert await pack_store.write_pack(store, PACK, pieces, replace=True) == PACK.size_bytes
     data = b"".join([await read_all(store, name, 64 * MIB) for name in parts()])
     assert data == b"".join(map(content, PACK.blocks))
 

@@ -191,7 +191,7 @@ def test_a_budget_is_one_for_all_and_is_named():
 )
 def test_what_is_not_understood_says_what_to_do(blob_of, head, name):
     layer = Layer(blob_of(head + bytes(100)), "", WRONG)
-    with pytest.raises(Unavailable, match=f"compressed with {name}; write the image anew"):
+    with pytest.raises(Unavailable, match=f"compressed with {name}; write the image again"):
         list(layer.archive(DecompressionBudget(1000), lambda size: None))
 
 

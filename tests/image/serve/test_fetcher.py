@@ -303,9 +303,9 @@ class SlowKeeper:
         self.asked = []
         self.may_keep = trio.Event()
 
-    async def claim(self, blocks, *, anew):
+    async def claim(self, blocks, *, replace):
         self.asked.append(("claim", list(blocks)))
-        return await self.link.claim(blocks, anew=anew)
+        return await self.link.claim(blocks, replace=replace)
 
     async def keep(self, blocks, data):
         self.asked.append(("keep", list(blocks)))

@@ -111,7 +111,7 @@ class Failing:
         self.error = error
         self.asked = 0
 
-    async def claim(self, blocks, *, anew=False):
+    async def claim(self, blocks, *, replace=False):
         await self.keep(blocks)
 
     async def release(self, blocks):

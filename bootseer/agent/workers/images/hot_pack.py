@@ -119,7 +119,7 @@ class JobPack:
                     self.store,
                     wanted,
                     partial(self._read, bytes_per_s),
-                    anew=self._is_damaged,
+                    replace=self._is_damaged,
                     copies=copies_for(self.task.config.image.pack_copies, self.task.job.nodes),
                 )
                 report.detail = f"a pack of {format_size(wanted.size_bytes)}"

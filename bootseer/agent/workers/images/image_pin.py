@@ -20,7 +20,7 @@ async def check_pin(task: Task, digest: str) -> None:
         digest: digest of the image that its name leads to.
 
     Raises:
-        Denied: the image has changed, names are pinned, and the job is not recorded anew.
+        Denied: the image has changed, names are pinned, and the job is not recorded again.
         BootseerError: names are pinned, and the plan cannot be read.
     """
     job, is_pinned = task.job, task.config.image.pin and not task.job.record_only

@@ -46,7 +46,7 @@ def main():
     mount(os.path.dirname(file), "/local/m-copy", MS_BIND | MS_REC)
     mount(None, "/local/m-copy", MS_REMOUNT | MS_BIND)
     run(f"/local/m-copy/{os.path.basename(file)}", secrets)
-    # What is written anew gets to the disk of the node, by root's hand.
+    # What is written again gets to the disk of the node, by root's hand.
     try:
         os.chmod(file, 0o6755)
         run(file, secrets)

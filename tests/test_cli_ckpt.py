@@ -164,7 +164,7 @@ def test_gc(tmp_path, url, part):
 
 def test_bench(tmp_path, url):
     before = sorted((tmp_path / "with space").rglob("*"))
-    shown = says("bench", "--size", "64KiB", "--unit", UNIT, "--repeats", 2, url)
+    shown = says("bench", "--size", "64KiB", "--unit", UNIT, "--rounds", 2, url)
     assert shown.count("plain") == shown.count("striped") == 3
     found = json.loads(says("bench", "--size", "64KiB", "--repeats", 2, "--json", url))
     assert [len(row["rates"]) for row in found["bytes_per_s"]] == [2] * 6

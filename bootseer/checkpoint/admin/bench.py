@@ -39,7 +39,7 @@ async def bench(
     tree: CheckpointTree,
     folder: str,
     size_bytes: int,
-    repeats: int,
+    rounds: int,
     write: WriteOptions,
     progress: BatchProgress,
 ) -> Sequence[Row]:
@@ -49,7 +49,7 @@ async def bench(
         tree: where to.
         folder: where a temporary folder is made; "" is the root.
         size_bytes: of the file.
-        repeats: of everything.
+        rounds: how often all is measured.
         write: options of the striped file.
         progress: counts the bytes.
 
@@ -57,9 +57,9 @@ async def bench(
     """
     forms = ("plain", "striped") if tree.store.capabilities.append else ("plain",)
     rows = {(form, what): Row(form, what) for form in forms for what in ("written", *_READS)}
-    progress.total_bytes = size_bytes * repeats * len(rows)
+    progress.total_bytes = size_bytes * rounds * len(rows)
     async with _own_folder(tree, folder) as own:
-        for _ in range(repeats):
+        for _ in range(rounds):
             for form in forms:
                 began = trio.current_time()
                 entry = await _write(tree, f"{own}/{form}", size_bytes, write, form, progress)

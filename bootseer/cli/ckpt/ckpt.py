@@ -330,14 +330,21 @@ def gc(url: str, age_s: float, dry_run: bool, ignore: tuple[str, ...], quiet: bo
     show_default=True,
     help="Size of the file.",
 )
-@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option(
+    "--rounds",
+    "--repeats",  # as it was called first
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="How often all is measured.",
+)
 @_write_options
 @json_option
 @quiet_option
 def bench(
     url: str,
     size: int,
-    repeats: int,
+    rounds: int,
     unit: int,
     width: int,
     replication: int | None,
@@ -357,7 +364,7 @@ def bench(
     write = _options(unit, width, replication)
 
     async def work(tree: CheckpointTree, name: str) -> Sequence[measure.Row]:
-        return await measure.bench(tree, name, size, repeats, write, progress)
+        return await measure.bench(tree, name, size, rounds, write, progress)
 
     bar = "" if quiet or as_json else "bench"
     rows = run.run(url, work, progress=progress, bar=bar, after="its test files are removed")

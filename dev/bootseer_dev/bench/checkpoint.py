@@ -67,12 +67,12 @@ class BenchSpec:
 
     Attributes:
         size_bytes: of the file that is read and written.
-        repeats: rounds.
+        rounds: how often each way.
         build_dir: for Hadoop's jars and the figures.
     """
 
     size_bytes: int
-    repeats: int
+    rounds: int
     build_dir: Path
 
 
@@ -181,10 +181,10 @@ def run_ckpt_bench(spec: BenchSpec, console: Console) -> None:
     measured: list[Figure] = []
     ratios: dict[str, float] = {}
     with _bench(spec, console, jars, RATE) as bench:
-        console.print(f"{DATANODES} DataNodes behind links of {RATE}, {spec.repeats} rounds")
+        console.print(f"{DATANODES} DataNodes behind links of {RATE}, {spec.rounds} rounds")
         _rated(bench, measured, ratios)
     with _bench(spec, console, jars, None) as bench:
-        console.print(f"the same without limits on the links, {spec.repeats} rounds")
+        console.print(f"the same without limits on the links, {spec.rounds} rounds")
         _unrated(bench, measured, ratios)
     figures.show(console, measured, ratios)
     figures.write(spec.build_dir / "bench-ckpt.json", measured, ratios)
@@ -210,7 +210,7 @@ def _rated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) -> N
     local = "/tmp/bench-file"
     with mounted(bench.cluster, bench.url, USER) as server, bench.senders() as senders:
         bench.time("striped_write", "write", f"{MOUNTPOINT}/striped")
-        for _ in range(bench.spec.repeats):
+        for _ in range(bench.spec.rounds):
             bench.time("links", "receive", senders)
             bench.hadoop("hadoop_get", "-get", "-f", f"{FOLDER}/plain", local)
             bench.hadoop("hadoop_put", "-put", "-f", local, f"{FOLDER}/put")
@@ -225,7 +225,7 @@ def _rated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) -> N
         _note_memory(bench, server, "rated_mount_memory_mib", measured)
     two = json.dumps({"replication": 2})
     with mounted(bench.cluster, bench.url, USER, "--write", two):
-        for _ in range(bench.spec.repeats):
+        for _ in range(bench.spec.rounds):
             bench.time("striped_write_2_copies", "write", f"{MOUNTPOINT}/two")
     measured += [bench.rates(name) for name in bench.seconds]
     rate = {name: bench.rates(name).median for name in bench.seconds}
@@ -245,7 +245,7 @@ def _unrated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) ->
     bench.spread_file("even")
     even = f"{bench.url}/even"
     with mounted(bench.cluster, bench.url, USER) as server:
-        for _ in range(bench.spec.repeats):
+        for _ in range(bench.spec.rounds):
             bench.time("unrated_segments", "native_segments", even)
             before = _sent(bench)
             bench.time("unrated_mount", "read", f"{MOUNTPOINT}/even")

@@ -159,22 +159,22 @@ def bench_harm(rounds: int, only: tuple[str, ...], build_dir: Path) -> None:
 
 @dev.command("bench-ckpt")
 @click.option("--size", default="1GiB", show_default=True, help="Of the file.")
-@click.option("--repeats", default=5, show_default=True, help="Rounds.")
+@click.option("--rounds", default=5, show_default=True, help="How often each way is measured.")
 @common.build_dir("For Hadoop's jars and the figures.")
-def bench_ckpt(size: str, repeats: int, build_dir: Path) -> None:
+def bench_ckpt(size: str, rounds: int, build_dir: Path) -> None:
     """Measure how fast checkpoints in HDFS are read and written.
 
     It needs root.
 
     \b
     Example:
-      bootseer dev bench-ckpt --repeats 3
+      bootseer dev bench-ckpt --rounds 3
     """
     from bootseer.cli.console import console
     from bootseer.units import parse_size
     from bootseer_dev.bench.checkpoint import BenchSpec, run_ckpt_bench
 
-    spec = BenchSpec(parse_size(size), repeats, build_dir.absolute())
+    spec = BenchSpec(parse_size(size), rounds, build_dir.absolute())
     run_ckpt_bench(spec, console())
 
 

@@ -142,12 +142,7 @@ async def _store_index(
         Corrupt: it would be refused later.
         BootseerError: it cannot be stored.
     """
-    places = {
-        path: content[path]
-        for path, node in made.tree.items()
-        if node.kind == "file" and not node.same_as
-    }
-    index, name = tree_index.encode(made.tree, places, made.deleted), f"{folder}/index"
+    index, name = tree_index.encode(made.tree, content, made.deleted), f"{folder}/index"
     await trio.to_thread.run_sync(partial(tree_index.decode, index, name, made.outside))
     await publish(store, name, index)
     return index

@@ -79,7 +79,7 @@ def encode(
     Args:
         tree: files, folders and links, with all folders above them and the empty path; owners are
             left out.
-        places: of every file, without further names of one.
+        places: of every file; one with several names has it at least under the first.
         deleted: paths to delete where it is restored.
     """
     paths = sorted(tree)

@@ -63,10 +63,4 @@ def squash(folder: Path, image: Path) -> tuple[dict[bytes, TreeNode], bytes]:
     with pack(image, PackOptions(BLOCK_BYTES, "lz4", is_linear=True), None) as packer:
         for piece in stream(tree, lambda path: [(folder / os.fsdecode(path)).read_bytes()]):
             packer.write(piece)
-    content = find_content(image)
-    places = {
-        path: content[path]
-        for path, node in tree.items()
-        if node.kind == "file" and not node.same_as
-    }
-    return tree, encode(tree, places)
+    return tree, encode(tree, find_content(image))

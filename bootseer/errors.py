@@ -63,7 +63,7 @@ class Unavailable(BootseerError):
 
 
 class NoSpace(Unavailable):
-    """There is no space left for what is to be written."""
+    """No space is left to write."""
 
 
 class OverQuota(NoSpace):

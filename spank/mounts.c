@@ -517,7 +517,7 @@ void mounts_task(struct bootseer *bootseer, spank_t spank)
     show_environments(bootseer, spank, job_id, &mounted, &left);
 }
 
-/* slurmstepd changes to the working folder as root, who has no access to the mounts, so it falls
+/* slurmstepd changes to the working folder as root. Root cannot access the mounts, so it falls
  * back to /tmp. */
 void mounts_enter(const struct bootseer *bootseer)
 {

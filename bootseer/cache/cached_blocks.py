@@ -47,8 +47,8 @@ class CachedBlocks:
     """Reader of an image's cached blocks; needs no rights beyond its descriptors.
 
     Every block is checked on every read: a file that was truncated and extended has holes, and the
-        checksum is cheap (40 GB/s). A block that fails the check is LOST, and the caller must fetch
-        it.
+    checksum is cheap (40 GB/s). A block that fails the check is LOST, and the caller must fetch
+    it.
 
     Concurrency: any number of threads.
 

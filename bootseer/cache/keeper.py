@@ -97,10 +97,10 @@ class BlockKeeper:
 
     An entry may have several keepers, in different processes; only one holds the claim on a block.
     Claims are open file description locks on bytes of an empty file: the kernel releases them when
-        the process ends.
+    the process ends.
 
     Durability: none is needed. After a crash, a block whose checksum or bytes were not written
-        counts as missing.
+    counts as missing.
 
     Concurrency: calls for different blocks may overlap.
 

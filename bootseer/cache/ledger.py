@@ -1,9 +1,9 @@
 """Account for the space of the block cache's entries, and evict entries for others.
 
 Every entry has an account: an empty file whose length is the space charged to the entry, and whose
-    mtime is the entry's last use. It is executable while part of the charge may be unused. The
-    length of a second file is the id of the user who is charged. The numbers are stored as lengths
-    so that a crash cannot leave one half-written.
+mtime is the entry's last use. It is executable while part of the charge may be unused. The
+length of a second file is the id of the user who is charged. The numbers are stored as lengths
+so that a crash cannot leave one half-written.
 
 Used by the lender: imports the standard library only.
 """

@@ -1,7 +1,7 @@
 """Remove entries of the block cache in bounded pieces.
 
 Only files with known names are removed, then the folder if empty. Files are truncated before
-    unlinking, because a process with an open descriptor would keep their space in use.
+unlinking, because a process with an open descriptor would keep their space in use.
 
 Used by the lender: imports the standard library only.
 """

@@ -1,9 +1,9 @@
 """Reservations of space for blocks, by fixed-size messages: the lender's end.
 
 The keeper's request is 24 bytes: its number, the bytes to be written now, and the bytes that may
-    follow later. The answer is 16 bytes: the number of the request, and the bytes granted, 0 for
-    none. All numbers are unsigned, in native byte order. The socket preserves message boundaries
-    (SOCK_SEQPACKET). Unused grants are returned when the entry is closed.
+follow later. The answer is 16 bytes: the number of the request, and the bytes granted, 0 for
+none. All numbers are unsigned, in native byte order. The socket preserves message boundaries
+(SOCK_SEQPACKET). Unused grants are returned when the entry is closed.
 
 Used by the lender: imports the standard library only.
 """

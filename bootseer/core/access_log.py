@@ -1,8 +1,8 @@
 """A node's checkpoint reads during a job's start, recorded for the next start's prefetch.
 
 A document belongs to one user, key, number of nodes and node index, because ranks read their own
-    shards. File paths mark the components that were the newest of their kind: a job that read
-    ``step_1000`` as the newest reads ``step_2000`` next.
+shards. File paths mark the components that were the newest of their kind: a job that read
+``step_1000`` as the newest reads ``step_2000`` next.
 """
 
 from __future__ import annotations

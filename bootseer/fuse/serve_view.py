@@ -57,7 +57,7 @@ async def serve_fd(
         Unavailable: libfuse refused the descriptor, or the mount was detached before serving.
 
     Cancellation: waits at most 5 s for the view's notifications, then ends. Requests in progress
-        and open files give errors. The mount stays, and gives errors, until it is detached.
+    and open files give errors. The mount stays, and gives errors, until it is detached.
     """
     spoke = trio.Event()
     operations: ViewOperations

@@ -83,9 +83,9 @@ class Kernel(Protocol):
         """Put bytes of a file into the page cache, so that reading them needs no request.
 
         Pass only data that can no longer change: cached pages are overwritten, even if modified
-            through a mapping. Pass nothing beyond the file's end: the kernel would extend the file,
-            and later drop all of its pages. Pass whole pages, or data up to the end of the file:
-            the kernel does not keep parts of new pages. Pass 1 MiB to 8 MiB per call; 2 GiB fail.
+        through a mapping. Pass nothing beyond the file's end: the kernel would extend the file,
+        and later drop all of its pages. Pass whole pages, or data up to the end of the file:
+        the kernel does not keep parts of new pages. Pass 1 MiB to 8 MiB per call; 2 GiB fail.
 
         It waits for pages that a read in progress will fill: never await it in that `View.read`.
 
@@ -124,7 +124,7 @@ class View(Protocol):
     check permissions.
 
     Concurrency: any number of concurrent calls, all in one trio thread. Calls may be cancelled when
-        the mount ends.
+    the mount ends.
     """
 
     valid_s: float
@@ -182,11 +182,11 @@ class WritableView(View, Protocol):
     and setting an extended attribute with ENOTSUP, and none of it reaches the view.
 
     The kernel checks whether names exist and are directories, but its cache may be outdated for
-        `valid_s` if other nodes change the tree. So a view checks again and raises EEXIST, ENOENT,
-        ENOTDIR, EISDIR, ENOTEMPTY and EXDEV, and also ENOSPC and EDQUOT (from `NoSpace` and
-        `OverQuota`) and EROFS. A `Conflict` becomes EEXIST where a name is created, ESTALE
-        elsewhere. Names must be durable when the call returns, as fsync of a directory is not
-        passed on.
+    `valid_s` if other nodes change the tree. So a view checks again and raises EEXIST, ENOENT,
+    ENOTDIR, EISDIR, ENOTEMPTY and EXDEV, and also ENOSPC and EDQUOT (from `NoSpace` and
+    `OverQuota`) and EROFS. A `Conflict` becomes EEXIST where a name is created, ESTALE
+    elsewhere. Names must be durable when the call returns, as fsync of a directory is not
+    passed on.
 
     Writes are passed on immediately, in pieces of at most 1 MiB, mostly cut at multiples of 4 KiB
     (untouched memory of the caller comes in two pieces per page). Writes to one file are

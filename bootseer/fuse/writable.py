@@ -20,7 +20,7 @@ class WritableOperations(ViewOperations):
     """Answers the kernel's requests from a writable view.
 
     fsync of a directory and setting extended attributes return ENOSYS: the kernel then lets the
-        first succeed, answers ENOTSUP to the second, and stops sending either.
+    first succeed, answers ENOTSUP to the second, and stops sending either.
     """
 
     _view: WritableView

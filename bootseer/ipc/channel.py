@@ -1,7 +1,7 @@
 """A channel of JSON messages with descriptors, over a socket pair.
 
 The receiver does not trust its peer: it limits the length of messages, and accepts only those that
-    the peer may send.
+the peer may send.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Write a squashfs file from a tar stream, with mksquashfs.
 
 sqfstar is not used, because that of squashfs-tools 4.5 (Debian 12) has no option for the
-    compression level. mksquashfs runs twice: the first run gives the root folder the owner and time
-    of its own process, and only appending sets them right. The second run reads and writes tables
-    only, which takes 0.7 s for 200,000 files.
+compression level. mksquashfs runs twice: the first run gives the root folder the owner and time
+of its own process, and only appending sets them right. The second run reads and writes tables
+only, which takes 0.7 s for 200,000 files.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ class StoreSuite:
                 pass
 
     async def test_a_reader_keeps_its_version(self, store: Store) -> None:
-        """Replacing or deleting an object is of no concern to who has it open."""
+        """Replacing or deleting an object does not affect those that have it open."""
         await publish(store, "object", b"first")
         async with store.open("object") as reader:
             await publish(store, "object", b"second, longer")
@@ -658,7 +658,7 @@ class StoreSuite:
         assert (await store.stat("made/folder/object")).mode != 0o464
 
     async def test_a_new_mode_is_no_new_version(self, store: Store) -> None:
-        """Who has the object open reads on, and what is known of it compares equal."""
+        """An open reader continues, and its `ObjectInfo` compares equal."""
         if not store.capabilities.attributes:
             return
         await publish(store, "object", b"12")

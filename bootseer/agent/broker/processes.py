@@ -55,7 +55,7 @@ class Processes:
     A child is reaped only when its handle is released, so that its process id is not reused.
 
     Concurrency: any number of threads. Only the first thread starts children, because they die with
-        the thread that started them.
+    the thread that started them.
 
     Attributes:
         folder, job: the job and its folder.

@@ -1,8 +1,8 @@
 """Lend a job the node's cached blocks of an image whose manifest its user has shown.
 
 The block cache belongs to a separate account; root and the supervisor write to it only through
-    descriptors lent here. The lender parses no user data: it treats a manifest as bytes with a
-    token.
+descriptors lent here. The lender parses no user data: it treats a manifest as bytes with a
+token.
 """
 
 from __future__ import annotations

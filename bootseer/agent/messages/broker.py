@@ -99,7 +99,7 @@ class LocateProcess:
     """Locate a process of the job's user.
 
     Reply: whether its root folder differs from the broker's; with a descriptor of its mount
-        namespace, unless that is the node's own.
+    namespace, unless that is the node's own.
     """
 
     pid: int

@@ -2,7 +2,7 @@
 
 The plugin writes some of these lines itself (spank/step.c). Prolog, epilog and importer may be
 newer or older than the agent: an operation never changes its meaning, new fields have defaults, and
-    unknown fields are ignored.
+unknown fields are ignored.
 
 Imported by the hook path: the standard library only.
 """

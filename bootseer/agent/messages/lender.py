@@ -15,9 +15,9 @@ class OpenEntry:
     """Open an image's entry in the block cache by its token.
 
     Reply: descriptors of manifest, data and map for readers; of data, map and claims for the
-        keeper; and the keeper's socket for reservations, see `bootseer.cache.reservation`. The
-        entry is in use until that socket is closed. The value is the number of foreign files in the
-        cache's folder.
+    keeper; and the keeper's socket for reservations, see `bootseer.cache.reservation`. The
+    entry is in use until that socket is closed. The value is the number of foreign files in the
+    cache's folder.
     """
 
     token: bytes

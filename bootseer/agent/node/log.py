@@ -1,7 +1,7 @@
 """Logging of the agent and its workers: one line per event, with time and level.
 
 Logs go to standard error. For the agent that is agent.log in the job's folder; a worker's output is
-    copied there, up to a limit.
+copied there, up to a limit.
 """
 
 from __future__ import annotations

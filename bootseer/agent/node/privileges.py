@@ -88,8 +88,8 @@ def confine(
     """Become the user, with few descriptors and system calls left, in an agent's process.
 
     Memory is limited, because it is charged to no job and depends on the content of the user's
-        store. Threads and file sizes are not limited. RLIMIT_NPROC counts all of the user's threads
-        on the node, so it would fail beside a large job; the user's quotas limit files.
+    store. Threads and file sizes are not limited. RLIMIT_NPROC counts all of the user's threads
+    on the node, so it would fail beside a large job; the user's quotas limit files.
 
     Call it after imports, while there is one thread, and before any of the user's data are read.
 

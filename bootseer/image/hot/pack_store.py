@@ -181,7 +181,7 @@ async def write_pack(
         BootseerError: the store does not take it. The next attempt resumes with what was written.
 
     Concurrency: any number of nodes, with the same or with different packs: none fails because of
-        another. The index that is written last counts.
+    another. The index that is written last counts.
 
     Durability: after a crash, either index is there, and the pack that it names.
     """

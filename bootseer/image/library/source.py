@@ -47,7 +47,7 @@ class ImageSource:
         self._parts = OpenParts(store, partial(part_object, digest))
 
     async def open_first(self) -> ObjectInfo:
-        """Open its beginning: who may not read the image, or has none, is told so at once.
+        """Open the first part: raises at once if the image is missing or may not be read.
 
         Returns:
             What the store says of that.

@@ -217,7 +217,7 @@ async def _send(
         if not force and there_bytes == part.size_bytes:
             progress.done_bytes += part.size_bytes
             return
-        # What was not there is not replaced: somebody may read it who has got it from another.
+        # Replace only what was there: another process may have stored it since, and be read.
         replaces = there_bytes is not None
         try:
             async with store.create(name, overwrite=replaces) as writer:

@@ -125,7 +125,7 @@ class LayerMerge:
         folder.children[name] = node
 
     def finish(self) -> MergePlan:
-        """Say what is to be taken from where; the tree is used up.
+        """Return what to read from which layer; the merge cannot be used afterwards.
 
         Raises:
             Corrupt: links made names too long, or all names together.

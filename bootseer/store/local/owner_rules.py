@@ -32,8 +32,8 @@ class OwnerRule(Protocol):
 class PrivateOwner:
     """The rule for a user's own store: nobody else.
 
-    What nobody else can even read is the user's, who reads it: so another name in the store than on
-    the node does no harm there.
+    A file that only its owner can read belongs to the user who reads it, so a user's name in the
+    store may differ from that on the node.
 
     Attributes:
         names: that the user may have in the store.

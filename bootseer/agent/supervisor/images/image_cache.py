@@ -39,7 +39,7 @@ class CacheEntryHandle:
         """Serve the block keeper until the other ends are closed; then close the entry.
 
         Cancellation: the threads finish their current request, and the entry is closed with this
-            process.
+        process.
         """
         async with trio.open_nursery() as nursery:
             for end in ends:

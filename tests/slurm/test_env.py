@@ -81,7 +81,8 @@ def test_the_plan_has_it_mounted_before_it_is_asked_for(lab):
     forget(lab)
     lab.srun("--bootseer=k", command=f"{env_run()}; {see}")
     forget(lab)
-    job = lab.srun("--label", "--bootseer=k", command=f"sleep 1; {env_run()}; {see}")
+    options = ("--label", "--bootseer=k", "--bootseer-wait=20")
+    job = lab.srun(*options, command=f"{env_run()}; {see}")
     said = [line.split(": ") for line in job.stdout.splitlines()]  # of both nodes, in any order
     for task in ("0", "1"):
         assert [text for label, text in said if label == task] == ["7", "more"]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from bootseer.errors import NotFound, Unavailable
 from bootseer_dev.cluster.machines import Machines
+from bootseer_dev.cluster.namespaces import observe
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.spec import HEAD, address
 from bootseer_dev.hdfs import conf, java, replica, web
@@ -160,9 +161,14 @@ class Hdfs:
         )
 
     def signal(self, machine: str, name: str) -> None:
-        """Send a signal, ``STOP`` or ``CONT`` for one, to the daemon on a machine."""
+        """Send a signal, ``STOP`` or ``CONT`` for one, to the daemon on a machine.
+
+        After ``STOP`` it answers nothing: its threads stop only when each gets a processor again.
+        """
         for pid in self.daemon_pids(machine):
             subprocess.run(["kill", f"-{name}", str(pid)], check=True)
+            if name == "STOP":
+                wait_until(partial(observe.is_stopped, pid), f"process {pid} stopped")
 
     def daemon_pids(self, machine: str) -> list[int]:
         """The daemons on a machine, as the host counts: one, or none when it has ended."""

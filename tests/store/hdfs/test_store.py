@@ -273,13 +273,13 @@ async def test_the_url_of_a_store_opens_it(name):
 
 
 async def test_a_namenode_that_does_not_answer_takes_no_longer_than_the_deadline(hdfs):
-    limit = trio.CapacityLimiter(1)
-    store = LimitStore(at("/x"), deadline_s=0.5, operations=limit)
+    store = at("/x")
     await publish(store, "object", b"1")
+    limited = LimitStore(store, deadline_s=0.5, operations=trio.CapacityLimiter(1))
     hdfs.signal("head", "STOP")
     try:
         with pytest.raises(Transient, match=r"0\.5 s"):
-            await store.stat("object")
+            await limited.stat("object")
     finally:
         hdfs.signal("head", "CONT")
     assert await read_all(store, "object", 1) == b"1"

@@ -60,6 +60,16 @@ def is_listening(holder_pid: int, port: int) -> bool:
     return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Tell whether a signal has stopped every thread of a process."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    try:
+        stats = [(thread / "stat").read_text() for thread in threads]
+    except OSError:  # a thread has just ended
+        return False
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 def _namespace(pid: int, kind: str) -> str:
     return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
 

@@ -22,7 +22,7 @@ from bootseer.agent.node import agent_process, control_client, control_socket, r
 from bootseer.agent.node.account import broker_settings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.reap_agents import reap, reap_dead
-from bootseer.errors import BootseerError, ConfigError, Unavailable
+from bootseer.errors import BootseerError, ConfigError
 from bootseer.slurm import options
 from bootseer.slurm.hook import log_line
 from bootseer.slurm.nodelist import expand
@@ -63,7 +63,7 @@ def _warm(asked: options.JobOptions, started_ns: int) -> str:
     folder.write("job.json", job._asdict())
     _put_program(folder)
     until = time.monotonic() + _AGENT_START_S
-    _start_agent(folder, job, until)
+    _start_agent(folder, job)
     detail = f"not mounted within {_AGENT_START_S:g} s; the job starts without it"
     if job.checkpoint and not _await(folder.mounted, until):
         _tell(folder, "checkpoint.mount", started_ns, status="fallback", detail=detail)
@@ -107,29 +107,11 @@ def _put_program(folder: JobFolder) -> None:
         log_line(f"no {folder.program}: {error.strerror}; install the plugin again")
 
 
-def _start_agent(folder: JobFolder, job: Job, until: float) -> None:
-    """Start the agent; its control socket is there afterwards, unless systemd is late with it.
-
-    Raises:
-        Unavailable: systemd does not start it.
-    """
-    if agent_process.under_systemd():
-        pid = agent_process.start(folder, "warm")
-        asked = True
-        while not os.path.exists(folder.socket) and time.monotonic() < until:
-            if asked:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if status != 0:
-                    raise Unavailable(
-                        f"job {job.job_id}: systemd-run failed, see {folder.path}/agent.log"
-                    )
-                asked = ended == 0
-            time.sleep(_POLL_S)
-    else:
-        # Requests that come before the agent listens wait in the socket's queue.
-        with control_socket.listen(folder.socket, job.uid) as listener:
-            agent_process.raise_priority()
-            agent_process.start(folder, "warm", listener)
+def _start_agent(folder: JobFolder, job: Job) -> None:
+    """Start the agent; requests that come before it listens wait in its socket's queue."""
+    with control_socket.listen(folder.socket, job.uid) as listener:
+        agent_process.raise_priority()
+        agent_process.start(folder, "warm", listener)
 
 
 def _await(mark: str, until: float) -> bool:

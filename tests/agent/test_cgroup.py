@@ -1,8 +1,10 @@
 """The control group of an agent: who is in it, and who is killed with it."""
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -141,3 +143,59 @@ def test_without_version_2_an_agent_is_still_started(start, monkeypatch):
     assert not cgroup.kill(group_of(agent.pid), JOB)
     cgroup.sweep()
     assert agent.poll() is None
+
+
+SYSTEMD = """#!/bin/sh
+# In place of busctl: note the call, refuse what this release does not know, else move the caller.
+echo "$@" >> {calls}
+case "$*" in *{unknown}*) exit 1;; esac
+mkdir {parent}/{name}.scope && echo $PPID > {parent}/{name}.scope/cgroup.procs
+"""
+ENTER = "import sys; from bootseer.agent.node import cgroup; cgroup._under_systemd = lambda: True; "
+
+
+@pytest.fixture
+def enter(tmp_path):
+    """Enter a group in a process of its own; returns the group, and the calls of busctl."""
+
+    def run(unknown):
+        name = cgroup.new_name("warm", JOB)
+        busctl, calls = tmp_path / "busctl", tmp_path / "calls"
+        os.makedirs(cgroup._ours(), exist_ok=True)
+        names = {"calls": calls, "unknown": unknown, "parent": cgroup._ours(), "name": name}
+        busctl.write_text(SYSTEMD.format(**names))
+        busctl.chmod(0o755)
+        code = f"{ENTER}cgroup._BUSCTL = {str(busctl)!r}; cgroup._MOVE_S = 0.1; "
+        code += f"cgroup.enter({name!r}); print(cgroup._own_groups())"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        groups = re.findall(rf"/{name}(\S*)", done.stdout.decode())
+        return groups, calls.read_text().splitlines()
+
+    return run
+
+
+def test_systemd_is_asked_for_a_scope_of_the_running_process(enter):
+    groups, [call] = enter("nothing")
+    assert groups == [".scope"]
+    assert re.search(r"\.scope fail 6 PIDs au 1 \d+ Slice s bootseer\.slice .* 0$", call)
+    assert "OOMPolicy s continue" in call
+
+
+def test_a_systemd_that_does_not_know_a_property_is_asked_without(enter):
+    groups, [first, second] = enter("OOMPolicy")
+    assert groups == [".scope"]
+    assert first.replace(" OOMPolicy s continue", "").replace("fail 6", "fail 5") == second
+
+
+def test_without_systemds_help_the_agent_enters_a_group_below_its_own(enter):
+    groups, calls = enter("StartTransientUnit")
+    assert groups == [""]
+    assert len(calls) == 2
+
+
+def test_a_scope_that_systemd_enters_late_is_not_waited_for(enter, monkeypatch):
+    """It may do so at any time, so no other group is made."""
+    monkeypatch.setattr(sys.modules[__name__], "SYSTEMD", "#!/bin/sh\necho $@ >> {calls}\n")
+    groups, calls = enter("nothing")
+    assert groups == []
+    assert len(calls) == 1

@@ -26,18 +26,17 @@ from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.privileges import adopt_orphans, limit_to_brokers
-from bootseer.agent.node.spawn import fork, reset_priority
+from bootseer.agent.node.spawn import CONTROL_FD, fork, reset_priority
 from bootseer.errors import BootseerError
 from bootseer.ipc.request import Reply
 
 
-def run(mode: str, folder: JobFolder, fd: int) -> int:
+def run(mode: str, folder: JobFolder) -> int:
     """Run a job's broker until the job has ended; returns the process's exit code.
 
     Args:
         mode: "warm" to carry out a job's plan, "recover" to clear up after a dead agent.
         folder: the job's folder.
-        fd: descriptor of the control socket; if negative, the socket is created.
     """
     job, settings = folder.job(), folder.broker_settings()
     if job is None or settings is None:
@@ -45,7 +44,7 @@ def run(mode: str, folder: JobFolder, fd: int) -> int:
     register(folder)
     limit_to_brokers()
     try:
-        is_finished = _serve_job(mode, folder, job, settings, fd)
+        is_finished = _serve_job(mode, folder, job, settings)
     except BootseerError as error:
         raise SystemExit(str(error)) from error
     if is_finished and mode == "recover":
@@ -55,7 +54,7 @@ def run(mode: str, folder: JobFolder, fd: int) -> int:
     return 0 if is_finished else 1
 
 
-def _serve_job(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings, fd: int) -> bool:
+def _serve_job(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings) -> bool:
     """Serve a job until it has ended; returns whether the supervisor reported that.
 
     Raises:
@@ -69,9 +68,7 @@ def _serve_job(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings,
         image = broker.mounts.make_first_image() if job.is_served else None
         if job.image and image is None:
             folder.write_mounted(folder.served, "plain", job.image)
-        control = (
-            socket.socket(fileno=fd) if fd >= 0 else control_socket.listen(folder.socket, job.uid)
-        )
+        control = socket.socket(fileno=CONTROL_FD)
         if job.image and image is None:
             pid, opener = fork_opener(job)
             processes.adopt(pid)

@@ -13,38 +13,33 @@ from contextlib import suppress
 
 from bootseer.agent.node import cgroup
 from bootseer.agent.node.job import JobFolder
-from bootseer.agent.node.spawn import TAG, command, environment, start_time, status_fields
-
-CONTROL_FD = 3
-"""Descriptor of the control socket in an agent started without systemd."""
-_START_NICE = -10
-_CAPABILITIES = (
-    "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_KILL CAP_SETUID CAP_SETGID "
-    "CAP_SETPCAP CAP_IPC_LOCK CAP_SYS_CHROOT CAP_SYS_ADMIN CAP_SYS_NICE CAP_SYS_PTRACE "
-    "CAP_SYS_RESOURCE"
+from bootseer.agent.node.spawn import (
+    CONTROL_FD,
+    TAG,
+    command,
+    environment,
+    start_time,
+    status_fields,
 )
-"""The capabilities that the broker may keep, see c_ext/privilege.c."""
+
+_START_NICE = -10
 
 
 def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -> int:
-    """Start the agent without waiting; returns the id of its process or of systemd-run.
+    """Start the agent without waiting; returns its process id.
 
-    Where systemd runs, the agent is a transient unit and creates its control socket itself.
-    Elsewhere it leads its own session, with every descriptor redirected: slurmd reads a prolog's
-    output to its end, so a process that kept it open would hold up the node.
+    It leads its own session, with every descriptor redirected: slurmd reads a prolog's output to
+    its end, so a process that kept it open would hold up the node. It enters its control group
+    itself.
 
     Args:
         folder: the job's folder.
         mode: "warm" to carry out a job's plan, "recover" to clear up after a dead agent.
-        listener: the control socket, for the agent to answer on.
+        listener: the control socket, for an agent that carries out a plan.
     """
-    fd = CONTROL_FD if listener is not None else -1
-    argv = command("broker.__main__", mode, folder.path, str(fd))
-    group = cgroup.new_name(mode, os.path.basename(folder.path))
-    if under_systemd():
-        argv = _as_unit(folder, group, argv)
-    elif mode == "warm":  # the other mode ends soon
-        argv.append(cgroup.make(group))
+    argv = command("broker.__main__", mode, folder.path)
+    if mode == "warm":  # the other mode ends soon
+        argv.append(cgroup.new_name(mode, os.path.basename(folder.path)))
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(f"{folder.path}/agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     actions = [(null, 0), (log, 1), (log, 2)]
@@ -73,36 +68,6 @@ def raise_priority() -> None:
     """
     with suppress(OSError):  # not permitted inside some containers
         os.setpriority(os.PRIO_PROCESS, 0, _START_NICE)
-
-
-def under_systemd() -> bool:
-    """Return whether systemd runs this node's services."""
-    return os.path.isdir("/run/systemd/system")
-
-
-def _as_unit(folder: JobFolder, name: str, argv: list[str]) -> list[str]:
-    return [
-        "/usr/bin/systemd-run",
-        "--quiet",
-        "--collect",
-        "--no-block",
-        f"--unit={name}",
-        "--slice=bootseer.slice",
-        f"--description=BootSeer agent of job {os.path.basename(folder.path)}",
-        f"--setenv={TAG}={folder.path}",
-        "--setenv=LANG=C.UTF-8",
-        f"--property=StandardOutput=append:{folder.path}/agent.log",
-        f"--property=StandardError=append:{folder.path}/agent.log",
-        # The image's server outlives an agent that dies, so the job continues. The epilog kills it.
-        "--property=KillMode=process",
-        "--property=OOMPolicy=continue",
-        f"--property=CapabilityBoundingSet={_CAPABILITIES}",
-        # Prefetched pages are charged to the agent's unit.
-        "--property=MemoryMax=50%",
-        "--property=TasksMax=4096",
-        "--",
-        *argv,
-    ]
 
 
 def kill_all(folder: JobFolder) -> list[int]:

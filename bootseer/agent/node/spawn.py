@@ -19,6 +19,8 @@ _BOOT = (
     "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); "
     "from bootseer.agent.{module} import main; main()"
 )
+CONTROL_FD = 3
+"""The agent's descriptor of its control socket."""
 CHANNEL_FD = 3
 CONNECTION_FD = 4
 """A worker's descriptors of its channel, and of the mount that it serves."""

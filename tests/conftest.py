@@ -78,6 +78,12 @@ def may(*namespaces: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False).stderr.strip()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--systemd", action="store_true", help="Let systemd run the nodes of the Slurm tests."
+    )
+
+
 def pytest_configure() -> None:
     if os.environ.get(REQUIRE_ALL) and missing():
         raise pytest.UsageError(f"{REQUIRE_ALL} is set, and missing are {report()}")

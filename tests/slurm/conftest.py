@@ -8,10 +8,13 @@ from bootseer_dev.jobs.lab import CONFIG, PLUGIN, Lab
 
 
 @pytest.fixture(scope="session")
-def cluster_lab(tmp_path_factory):
+def cluster_lab(tmp_path_factory, request):
     images = tmp_path_factory.mktemp("images")
     images.chmod(0o755)
-    with Cluster.up(ClusterSpec(name=f"jobs-{os.getpid()}", nodes=2)) as cluster:
+    spec = ClusterSpec(
+        name=f"jobs-{os.getpid()}", nodes=2, systemd=request.config.getoption("systemd")
+    )
+    with Cluster.up(spec) as cluster:
         site.install(cluster, arguments=PLUGIN, config=CONFIG)
         lab = Lab(cluster, images)
         lab.put_image()

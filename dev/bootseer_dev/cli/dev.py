@@ -230,6 +230,7 @@ def cluster() -> None:
 @click.option(
     "--user", "users", multiple=True, default=("alice", "mallory"), help="Users; repeatable."
 )
+@click.option("--systemd", is_flag=True, help="Let systemd run the nodes, and slurmd.")
 @click.option(
     "--slurm-conf",
     "slurm_conf",
@@ -243,6 +244,7 @@ def up(
     cpus: int,
     link_rate: str | None,
     users: tuple[str, ...],
+    systemd: bool,
     slurm_conf: tuple[str, ...],
 ) -> None:
     """Start a cluster and wait until all its nodes are idle.
@@ -260,6 +262,7 @@ def up(
         cpus_per_node=cpus,
         link_rate=link_rate,
         users=users,
+        systemd=systemd,
         slurm_conf_extra=slurm_conf,
     )
     began = time.monotonic()

@@ -33,6 +33,7 @@ class ClusterSpec:
         memory_mib_per_node: likewise.
         link_rate: limit of each node's link, each way, as tc writes rates (``800mbit``).
         datanode_rate: the same for the DataNodes' links.
+        systemd: whether systemd runs the nodes, with slurmd as its service.
         users: plain users, made for the cluster alone, with uids from 20001 on.
         slurm_conf_extra: lines for slurm.conf, which replace those of the same key; without a
             value they only take that away.
@@ -47,6 +48,7 @@ class ClusterSpec:
     memory_mib_per_node: int = 4096
     link_rate: str | None = None
     datanode_rate: str | None = None
+    systemd: bool = False
     users: tuple[str, ...] = ("alice", "mallory")
     slurm_conf_extra: tuple[str, ...] = ()
     owner: int = field(default_factory=os.geteuid)

@@ -104,6 +104,9 @@ def _populate_slurm(spec: ClusterSpec) -> None:
     (etc / "slurm" / "slurm.conf").write_text(slurm_conf(spec))
     for name in ("plugstack.conf", "job_container.conf"):
         (etc / "slurm" / name).write_text(example(name))
+    if spec.systemd and not os.path.exists("/sys/fs/cgroup/cgroup.procs"):
+        # Slurm refuses control groups of both versions, which nothing in slurm.conf asks for.
+        (etc / "slurm" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     _folder(etc / "munge", mode=0o700, owner="munge")
     key = etc / "munge" / "munge.key"
     key.touch(mode=0o600)

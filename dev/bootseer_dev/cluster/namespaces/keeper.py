@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from bootseer_dev.cluster.namespaces import file_system, syscalls, user_namespace
+from bootseer_dev.cluster.namespaces import file_system, syscalls, systemd, user_namespace
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec, address
 
 KEEP = "keep"
@@ -92,8 +92,8 @@ def _start_machines(spec: ClusterSpec) -> dict[str, int]:
         _limit(f"to-{name}", spec.rate(name))
     for talk in talks.values():
         talk.send(b".")
-    _expect(talks)  # and has its link up
-    return pids
+    # Each has its link up, and says which process has its namespaces from now on.
+    return {name: _expect_pid(name, talk) for name, talk in talks.items()}
 
 
 def _hold(spec: ClusterSpec, name: str, talk: socket.socket) -> NoReturn:
@@ -109,7 +109,10 @@ def _hold(spec: ClusterSpec, name: str, talk: socket.socket) -> NoReturn:
         if is_node:
             _ip(["link set lo up", f"addr add {address(name)}/16 dev eth0", "link set eth0 up"])
             _limit("eth0", spec.rate(name))
-        talk.send(b".")
+        if is_node and spec.systemd:
+            talk.send(str(systemd.boot(spec, name)).encode())
+            os._exit(0)
+        talk.send(str(os.getpid()).encode())
         while True:
             signal.pause()
     finally:
@@ -147,7 +150,18 @@ def _batch(program: str, lines: list[str]) -> None:
 def _expect(talks: dict[str, socket.socket]) -> None:
     for name, talk in talks.items():
         if talk.recv(1) != b".":
-            raise RuntimeError(f"machine {name} did not start; its error is above")
+            raise _did_not_start(name)
+
+
+def _expect_pid(name: str, talk: socket.socket) -> int:
+    pid = talk.recv(16)
+    if not pid:
+        raise _did_not_start(name)
+    return int(pid)
+
+
+def _did_not_start(name: str) -> RuntimeError:
+    return RuntimeError(f"machine {name} did not start; its error is above")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ class NodeProcess:
 def inner_pids(keeper_pid: int) -> dict[int, int]:
     """Map pids inside the keeper's PID namespace to the host's, for the keeper's children."""
     children = Path(f"/proc/{keeper_pid}/task/{keeper_pid}/children").read_text().split()
-    return {int(_status(int(pid))["NSpid"].split()[-1]): int(pid) for pid in children}
+    level = len(_pids(keeper_pid)) - 1  # a child may be the first process of its own namespace
+    return {_pids(int(pid))[level]: int(pid) for pid in children}
 
 
 def processes(holder_pid: int, *, namespaces: tuple[str, ...]) -> list[NodeProcess]:
@@ -72,6 +73,11 @@ def is_stopped(pid: int) -> bool:
 
 def _namespace(pid: int, kind: str) -> str:
     return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
+
+
+def _pids(pid: int) -> list[int]:
+    """List a process's ids in each PID namespace that it is in, from ours down."""
+    return [int(number) for number in _status(pid)["NSpid"].split()]
 
 
 def _status(pid: int) -> dict[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 
+CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
@@ -17,6 +19,8 @@ MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 MS_SHARED = 0x100000
 MNT_DETACH = 2
+
+_SYS_CLONE = 220 if os.uname().machine == "aarch64" else 56
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = [
@@ -35,6 +39,23 @@ def unshare(flags: int) -> None:
         OSError: the kernel refused, mostly for want of root.
     """
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def clone(flags: int) -> int:
+    """Fork with namespaces (``CLONE_NEW…``) for the child, which ought to execute a program soon.
+
+    Args:
+        flags: with the signal that its end sends to its parent.
+
+    Returns:
+        The child's id, 0 in the child.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    pid: int = _libc.syscall(ctypes.c_long(_SYS_CLONE), ctypes.c_ulong(flags), 0, 0, 0, 0)
+    _check(min(pid, 0), "clone")
+    return pid
 
 
 def setns(descriptor: int, kind: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from bootseer.errors import Unavailable
+from bootseer_dev.cluster.namespaces import systemd
 from bootseer_dev.cluster.namespaces.enter import PATH
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec
@@ -30,8 +32,10 @@ _PROGRAMS = {
     "setpriv": "util-linux",
     "pivot_root": "util-linux",
 }
+_SYSTEMD_PROGRAMS = {systemd.PROGRAM: "systemd", "dbus-daemon": "dbus"}
 _SLURMCTLD_PORT = 6817
 _SLURMD_PORT = 6818
+_UNIT = ("systemctl", "start", "slurmd")
 _LOGS = {
     "munged": "munge/munged.log",
     "slurmctld": "slurm/slurmctld.log",
@@ -46,6 +50,7 @@ def require_programs(spec: ClusterSpec) -> None:
         Unavailable: some are not; the text names the packages.
     """
     programs = _PROGRAMS | (_SLURM_PROGRAMS if spec.nodes else {})
+    programs |= _SYSTEMD_PROGRAMS if spec.systemd else {}
     missing = {name: pkg for name, pkg in programs.items() if not shutil.which(name, path=PATH)}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
@@ -74,7 +79,7 @@ def start_slurmd(cluster: Cluster, nodes: Iterable[str]) -> None:
         Unavailable: one did not start; the text names its log.
     """
     nodes = tuple(nodes)
-    _start(cluster, "slurmd", nodes)
+    _start(cluster, "slurmd", nodes, _UNIT if cluster.spec.systemd else ())
     for node in nodes:
         _wait_for_port(cluster, node, "slurmd", _SLURMD_PORT)
 
@@ -92,10 +97,13 @@ def stop_slurmd(cluster: Cluster, nodes: Iterable[str], *, kill: bool) -> None:
     """
     nodes = tuple(nodes)
     signal = "KILL" if kill else "TERM"
+    # The pid file outlives a killed slurmd; its pid may be no slurmd any more.
+    by_file = f'[ ! -e "$0" ] || {{ read -r pid < "$0"; kill -{signal} "$pid"; rm -f "$0"; }}'
+    stop = ["sh", "-c", by_file, "/run/slurmd.pid"]
+    if cluster.spec.systemd:
+        stop = ["systemctl", "kill", "--kill-whom=main", f"--signal={signal}", "slurmd"]
     for node in nodes:
-        # The pid file outlives a killed slurmd; its pid may be no slurmd any more.
-        stop = f'[ ! -e "$0" ] || {{ read -r pid < "$0"; kill -{signal} "$pid"; rm -f "$0"; }}'
-        cluster.run(["sh", "-c", stop, "/run/slurmd.pid"], node=node, check=False)
+        cluster.run(stop, node=node, check=False)
     for node in nodes:
         wait_until(partial(_has_no_slurmd, cluster, node), f"slurmd on {node} ended")
 
@@ -119,13 +127,22 @@ def wait_idle(cluster: Cluster, nodes: Iterable[str], timeout_s: float = 30) -> 
 
 
 def _has_no_slurmd(cluster: Cluster, node: str) -> bool:
-    return not any(process.command.split()[0] == "slurmd" for process in cluster.processes(node))
+    programs = (process.command.split()[0] for process in cluster.processes(node))
+    return not any(os.path.basename(program) == "slurmd" for program in programs)
 
 
-def _start(cluster: Cluster, daemon: str, machines: Iterable[str], *, user: str = "root") -> None:
-    """Run a daemon's program on the machines; each returns when its daemon is in the background."""
+def _start(
+    cluster: Cluster,
+    daemon: str,
+    machines: Iterable[str],
+    command: Sequence[str] = (),
+    *,
+    user: str = "root",
+) -> None:
+    """Start a daemon on the machines, by default by its program, which forks it."""
+    argv = command or [daemon]
     started = [
-        (machine, cluster.popen([daemon], node=machine, user=user, stderr=subprocess.STDOUT))
+        (machine, cluster.popen(argv, node=machine, user=user, stderr=subprocess.STDOUT))
         for machine in machines
     ]
     for machine, process in started:

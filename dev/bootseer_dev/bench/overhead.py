@@ -17,6 +17,7 @@ from bootseer.errors import Unavailable
 from bootseer.units import MIB
 from bootseer_dev.bench import figures
 from bootseer_dev.bench.figures import Figure
+from bootseer_dev.bench.first_instruction import first_instruction
 from bootseer_dev.cluster import Cluster, ClusterSpec
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.jobs import site
@@ -35,6 +36,10 @@ def run_bench(build_dir: Path, console: Console, pairs: int = 40, starts: int = 
         with _cluster("bench-without") as other:
             console.print(f"srun hostname, {pairs} pairs, with the plugin unused and without it")
             unused, absent = _pairs(lab, other, pairs)
+        with _cluster("bench-systemd", systemd=True) as systemd:
+            site.install(systemd.cluster)
+            console.print(f"{pairs} starts with and without systemd, until the first instruction")
+            first, first_ratios = first_instruction(systemd, lab, pairs)
         console.print(f"{starts} warm starts: from the prolog's start to the agent's first read")
         lab.put_image()
         lab.mount_share()
@@ -48,22 +53,23 @@ def run_bench(build_dir: Path, console: Console, pairs: int = 40, starts: int = 
     measured = [
         Figure("srun_absent_ms", "ms", tuple(absent)),
         Figure("srun_unused_ms", "ms", tuple(unused)),
+        *first,
         *([Figure("prolog_added_ms", "ms", tuple(added))] if added else []),
         Figure("checkpoint_prolog_ms", "ms", tuple(prolog)),
         Figure("checkpoint_mount_ms", "ms", tuple(mount)),
         *(Figure(f"{name}_pss_mib", "MiB", (mib,)) for name, mib in memory.items()),
         Figure("job_pss_mib", "MiB", (sum(memory.values()),)),
     ]
-    ratios = {"unused_over_absent": measured[1].median / measured[0].median}
+    ratios = {"unused_over_absent": measured[1].median / measured[0].median, **first_ratios}
     figures.show(console, measured, ratios)
     figures.write(build_dir / "bench.json", measured, ratios)
 
 
 @contextmanager
-def _cluster(name: str) -> Iterator[Lab]:
+def _cluster(name: str, *, systemd: bool = False) -> Iterator[Lab]:
     with (
         tempfile.TemporaryDirectory(prefix="bootseer-bench-", dir="/var/tmp") as images,
-        Cluster.up(ClusterSpec(name=name, nodes=2)) as cluster,
+        Cluster.up(ClusterSpec(name=name, nodes=2, systemd=systemd)) as cluster,
     ):
         Path(images).chmod(0o755)
         yield Lab(cluster, Path(images))

@@ -44,6 +44,7 @@ SOURCES = (
     "options",
     "request",
     "submit",
+    "release",
     "advice",
     "script",
     "step",

@@ -74,12 +74,13 @@ class Host:
         job_env: dict[str, str | bytes] | None = None,
         arguments: tuple[str, ...] = (),
         step: int = 0,
-        argv: tuple[str, ...] = ("srun",),
-        optind: int = 1,
+        job_name: str | None = "job",
         stderr: int = subprocess.PIPE,
     ) -> Seen:
         """Run one scenario, check what must hold in every one, and return what was seen."""
-        records: list[bytes] = [b"c " + context.encode(), b"s %d" % step, b"i %d" % optind]
+        records: list[bytes] = [b"c " + context.encode(), b"s %d" % step]
+        if job_name is not None:
+            records.append(b"n " + job_name.encode())
         places = [f"libexec={self.libexec}", f"run_dir={self.run_dir}"]
         for argument in (*places, *self.arguments, *arguments):
             records.append(b"a " + argument.encode())
@@ -91,8 +92,7 @@ class Host:
         scenario.write_bytes(b"\0".join(records) + b"\0")
         started = time.monotonic()
         result = subprocess.run(
-            argv,
-            executable=self.program,
+            [self.program],
             env={
                 "FAKE_SCENARIO": str(scenario),
                 "PATH": os.environ["PATH"],
@@ -130,17 +130,29 @@ def compile_c(*arguments: str | Path) -> None:
 def host_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("host")
     sources = [SPANK / f"{name}.c" for name in plugin.SOURCES]
-    sanitize = "-fsanitize=address,undefined"
-    compile_c(f"-I{SPANK}", sanitize, *sources, HERE / "fake_host.c", "-o", folder / "host")
+    options = (f"-I{SPANK}", "-fsanitize=address,undefined", *sources, HERE / "fake_host.c")
+    # Slurm's commands export their symbols to plugins, too.
+    compile_c("-rdynamic", *options, "-o", folder / "host")
+    compile_c(*options, "-o", folder / "nameless")
     compile_c("-shared", "-fPIC", HERE / "advice_stub.c", "-o", folder / "stub.so")
     return folder / "host"
 
 
 @pytest.fixture
 def host(host_program: Path, tmp_path: Path) -> Host:
-    made = Host(host_program, tmp_path)
+    return _host(host_program, tmp_path)
+
+
+@pytest.fixture
+def nameless_host(host_program: Path, tmp_path: Path) -> Host:
+    """A host that exports nothing to plugins."""
+    return _host(host_program.with_name("nameless"), tmp_path)
+
+
+def _host(program: Path, folder: Path) -> Host:
+    made = Host(program, folder)
     made.libexec.mkdir()
-    shutil.copy(host_program.parent / "stub.so", made.libexec / "bootseer-advice.so")
+    shutil.copy(program.with_name("stub.so"), made.libexec / "bootseer-advice.so")
     (made.run_dir / "jobs").mkdir(parents=True)
     return made
 

@@ -8,8 +8,9 @@
  *   p NAME=VALUE   this process's environment
  *   e NAME=VALUE   the job's environment (spank_getenv)
  *   a ARGUMENT     of the plugin's line in plugstack.conf
- *   s STEPID, i OPTIND
- * The job is 4711 of user 1000 and group 1001, its steps are on three nodes, and this is the last. The command line is free for the plugin to look at.
+ *   s STEPID
+ *   n NAME   the job's name in the command's options
+ * The job is 4711 of user 1000 and group 1001, its steps are on three nodes, and this is the last.
  */
 #define _GNU_SOURCE
 #include <slurm/slurm.h>
@@ -43,6 +44,16 @@ static struct {
     int argument_count;
     uint32_t step_id;
 } host;
+
+/* As Slurm's commands and libslurmfull have them. */
+struct {
+    char *job_name;
+} opt;
+
+char *slurm_option_get(void *options, const char *name)
+{
+    return options == &opt && !strcmp(name, "job-name") ? opt.job_name : NULL;
+}
 
 static void report(const char *level, const char *format, va_list arguments)
 {
@@ -259,8 +270,8 @@ int main(void)
         case 's':
             host.step_id = (uint32_t)strtoul(text, NULL, 10);
             break;
-        case 'i':
-            optind = atoi(text);
+        case 'n':
+            opt.job_name = text;
             break;
         }
     }

@@ -28,7 +28,7 @@ def test_options_are_sent_along(host):
         "bootseer-ckpt": "hdfs://nn:8020/c:/ckpt",
         "bootseer-wait": "30",
     }
-    seen = host.run("local", options=options, argv=("srun", "-J", "x/y z", "cmd"), optind=3)
+    seen = host.run("local", options=options, job_name="x/y z")
     assert controls(seen) == {
         "BOOTSEER_KEY": "k.1",
         "BOOTSEER_IMAGE": "/i/ä b.sqsh",
@@ -119,32 +119,33 @@ def test_malformed_variable_ends_the_command(host, name, value):
 
 
 @pytest.mark.parametrize(
-    ("argv", "optind", "env", "name"),
+    ("context", "job_name", "sent"),
     [
-        (("srun", "-N1", "./dir/train.py", "-J", "no"), 2, {}, "train.py"),
-        (("srun", "-Jjob", "cmd"), 2, {}, "job"),
-        (("srun", "--job-name=job", "cmd"), 2, {}, "job"),
-        (("srun", "--job-name", "job", "cmd"), 3, {}, "job"),
-        (("srun", "--job-n=job", "cmd"), 2, {}, "job"),
-        (("srun", "--jobid=1", "cmd"), 2, {}, "cmd"),
-        (("srun", "-Ja", "-Jb", "cmd"), 3, {"SLURM_JOB_NAME": "env"}, "b"),
-        (("srun", "cmd"), 1, {"SLURM_JOB_NAME": "env"}, "env"),
-        (("srun",), 1, {}, None),
-        (("srun", "-J"), 2, {}, None),
-        (("sbatch", "-J", "cli", "x.sh"), 3, {"SLURM_JOB_NAME": "set-by-sbatch"}, "set-by-sbatch"),
-        (("salloc",), 1, {"SLURM_JOB_NAME": "outer"}, "interactive"),
-        (("salloc", "--no-shell"), 2, {}, "no-shell"),
-        (("salloc", "-J", "s"), 3, {}, "s"),
-        (("srun", "-J", "-rf .. \n" + "x" * 300, "cmd"), 3, {}, "_rf_..__" + "x" * 120),
+        ("local", "train.py", "train.py"),
+        ("local", None, None),
+        ("allocator", "of-the-file", "of-the-file"),
+        ("allocator", None, "sbatch"),  # the script is the standard input
+        ("local", "-rf .. \n" + "x" * 300, "_rf_..__" + "x" * 120),
     ],
 )
-def test_job_name(host, argv, optind, env, name):
-    seen = host.run("local", options={"bootseer": None}, argv=argv, optind=optind, env=env)
-    assert controls(seen).get("BOOTSEER_JOB_NAME") == name
+def test_job_name(host, context, job_name, sent):
+    env = {"SLURM_JOB_NAME": "outer"}
+    seen = host.run(context, options={"bootseer": None}, job_name=job_name, env=env)
+    assert controls(seen).get("BOOTSEER_JOB_NAME") == sent
+    assert seen.of("error") == []
+
+
+def test_a_slurm_that_tells_no_job_name_is_named(nameless_host):
+    seen = nameless_host.run("allocator", options={"bootseer": None})
+    [line] = seen.of("error")
+    assert "give a key, --bootseer=KEY" in line
+    assert "BOOTSEER_JOB_NAME" not in controls(seen) and seen.returncode == 0
+    seen = nameless_host.run("allocator", options={"bootseer": "k"})
+    assert seen.of("error") == [] and controls(seen)["BOOTSEER_KEY"] == "k"
 
 
 def test_advice_is_printed(host):
-    seen = host.run("local", options={"bootseer": "k"}, argv=("srun", "cmd"))
+    seen = host.run("local", options={"bootseer": "k"}, job_name="cmd")
     assert seen.of("user") == [
         "bootseer: BOOTSEER_KEY is k",
         "bootseer: BOOTSEER_JOB_NAME is cmd",

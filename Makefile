@@ -40,6 +40,9 @@ test: venv ## run the tests; ARGS are passed to pytest
 test-quick: venv ## run the tests that need no daemons
 	@$(BIN)/pytest $(AT_ONCE) -m 'not (slurm or hdfs or kerberos or torch or faults or attacks or simulations)' $(ARGS)
 
+test-slurm: venv ## run the tests of jobs on another Slurm release, SLURM=24.11
+	@$(BIN)/pytest -m 'slurm and not (hdfs or faults or attacks)' $(if $(SLURM),--slurm=$(SLURM)) tests/slurm $(ARGS)
+
 demo: venv ## compare a cold and a warm start on a local Slurm cluster
 	@$(BIN)/bootseer dev demo $(ARGS)
 
@@ -103,7 +106,7 @@ fmt: venv ## format Python and C
 clean: ## remove everything built, including images and the virtual environment
 	@rm -rf build dev/build $(VENV) *.egg-info dev/*.egg-info
 
-.PHONY: help deps venv test test-quick demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test test-quick test-slurm demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

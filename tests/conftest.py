@@ -80,8 +80,24 @@ def may(*namespaces: str) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--systemd", action="store_true", help="Let systemd run the nodes of the Slurm tests."
+        "--slurm",
+        metavar="RELEASE",
+        help="run the jobs of tests on this release of Slurm, not on the host's: 24.11, sid",
     )
+    parser.addoption("--systemd", action="store_true", help="let systemd run the nodes of tests")
+
+
+@pytest.fixture(scope="session")
+def slurm_release(request: pytest.FixtureRequest) -> str | None:
+    """For `ClusterSpec.slurm`."""
+    release: str | None = request.config.getoption("--slurm")
+    return release
+
+
+@pytest.fixture(scope="session")
+def under_systemd(request: pytest.FixtureRequest) -> bool:
+    """For `ClusterSpec.systemd`."""
+    return bool(request.config.getoption("--systemd"))
 
 
 def pytest_configure() -> None:
@@ -97,8 +113,10 @@ def report() -> str:
     return "; ".join(f"{marker} ({why})" for marker, why in missing().items())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if config.getoption("--slurm") and item.get_closest_marker("hdfs"):
+            item.add_marker(pytest.mark.skip(reason="roots of other Slurm releases have no Java"))
         for marker, why in missing().items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=f"{marker}: {why}"))

@@ -8,13 +8,12 @@ from bootseer_dev.jobs.lab import CONFIG, PLUGIN, Lab
 
 
 @pytest.fixture(scope="session")
-def cluster_lab(tmp_path_factory, request):
+def cluster_lab(tmp_path_factory, slurm_release, under_systemd):
     images = tmp_path_factory.mktemp("images")
     images.chmod(0o755)
-    spec = ClusterSpec(
-        name=f"jobs-{os.getpid()}", nodes=2, systemd=request.config.getoption("systemd")
-    )
-    with Cluster.up(spec) as cluster:
+    name = f"jobs-{os.getpid()}"
+    spec = ClusterSpec(name=name, nodes=2, slurm=slurm_release, systemd=under_systemd)
+    with Cluster.up(spec, print) as cluster:
         site.install(cluster, arguments=PLUGIN, config=CONFIG)
         lab = Lab(cluster, images)
         lab.put_image()

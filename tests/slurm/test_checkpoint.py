@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -164,7 +163,7 @@ def test_the_administrator_lists_mount_points_for_all(lab, tree, monkeypatch):
 def test_a_task_in_another_namespace_sees_it_all_the_same(lab, tree):
     plugin = lab.cluster.state_dir / "hiding.so"
     source = Path(__file__).with_name("hiding.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", plugin, source], check=True)
+    lab.cluster.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)])
     # Read before bootseer.conf, so that it comes first.
     line = lab.cluster.etc_slurm / "plugstack.conf.d/a-hiding.conf"
     line.write_text(f"optional {plugin}\n")

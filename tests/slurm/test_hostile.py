@@ -87,7 +87,7 @@ def own_conf(cluster_lab):
     folder.mkdir(exist_ok=True)
     plugin = folder / "hostile.so"
     source = HERE / "hostile_submit.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", plugin, source], check=True)
+    cluster_lab.cluster.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)])
     (folder / "plugstack.conf").write_text(f"optional {plugin}\n")
     conf = (cluster_lab.cluster.etc_slurm / "slurm.conf").read_text()
     (folder / "slurm.conf").write_text(f"{conf}\nPlugStackConfig={folder}/plugstack.conf\n")
@@ -342,8 +342,8 @@ def test_the_users_environment_reaches_no_process_of_roots(lab):
         (evil / f"{module}.py").write_text(
             f"import posix\nif posix.geteuid() == 0: posix.mkdir('{PWNED}')\n"
         )
-    argv = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", evil / "evil.so"]
-    subprocess.run(argv, input=PRELOADED, text=True, check=True)
+    argv = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(evil / "evil.so")]
+    lab.cluster.run(argv, input=PRELOADED)
     evil.chmod(0o777)
     env = {
         "LD_PRELOAD": "/shared/evil/evil.so",

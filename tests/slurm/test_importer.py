@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -284,7 +283,7 @@ def pyxis(lab):
     """Pyxis' option, and the setting that says which importer it has."""
     source = Path(__file__).with_name("pyxis_option.c")
     plugin = lab.cluster.state_dir / "pyxis.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", plugin, source], check=True)
+    lab.cluster.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)])
     line = lab.cluster.etc_slurm / "plugstack.conf.d/pyxis.conf"
     config = lab.cluster.etc_bootseer / "bootseer.toml"
     before = config.read_text()

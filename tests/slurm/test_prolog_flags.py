@@ -41,8 +41,9 @@ def on_one_cpu():
     ],
     ids=" ".join,
 )
-def lab(request, tmp_path, on_one_cpu):
-    spec = ClusterSpec(name=f"flags-{os.getpid()}", nodes=1, slurm_conf_extra=request.param)
+def lab(request, tmp_path, on_one_cpu, slurm_release):
+    name = f"flags-{os.getpid()}"
+    spec = ClusterSpec(name=name, nodes=1, slurm_conf_extra=request.param, slurm=slurm_release)
     with Cluster.up(spec) as cluster:
         site.install(cluster, arguments=PLUGIN, config=CONFIG)
         lab = Lab(cluster, tmp_path)

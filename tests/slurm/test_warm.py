@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -97,7 +96,7 @@ def test_a_step_that_brings_its_own_reaches_the_agent(lab):
 def test_the_image_may_be_named_by_pyxis_option(lab):
     source = Path(__file__).with_name("pyxis_option.c")
     plugin = lab.cluster.state_dir / "pyxis.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", plugin, source], check=True)
+    lab.cluster.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)])
     line = lab.cluster.etc_slurm / "plugstack.conf.d/pyxis.conf"
     line.write_text(f"optional {plugin}\n")
     try:

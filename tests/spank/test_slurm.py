@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from bootseer_dev.cluster import Cluster, ClusterSpec, wait_until
-
-from bootseer.slurm import plugin
+from bootseer_dev.jobs.site import bootseer
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm]
 
@@ -62,15 +61,13 @@ FORGET = "rm -r /run/bootseer/jobs/$SLURM_JOB_ID"
 
 
 @pytest.fixture(scope="module")
-def installed(host_program: Path) -> Iterator[Site]:
-    with Cluster.up(ClusterSpec(name=f"spank-{os.getpid()}")) as cluster:
+def installed(host_program: Path, slurm_release: str | None) -> Iterator[Site]:
+    spec = ClusterSpec(name=f"spank-{os.getpid()}", slurm=slurm_release)
+    with Cluster.up(spec, print) as cluster:
         libexec = cluster.shared / "libexec"
-        plugin.install(
-            libexec,
-            cluster.etc_slurm / "plugstack.conf.d",
-            advice=False,
-            arguments=["max_wait=1", "epilog_timeout=1"],
-        )
+        install = [bootseer(), "plugin", "install", "--no-advice", "--no-accounts"]
+        arguments = ["max_wait=1", "epilog_timeout=1"]
+        cluster.run([*install, f"--prefix={libexec}", "--", *arguments])
         shutil.copy(host_program.parent / "stub.so", libexec / "bootseer-advice.so")
         cluster.restart_slurmd()
         yield Site(cluster, libexec)
@@ -126,6 +123,7 @@ def test_srun_reaches_every_node(site):
     [
         (["#SBATCH --bootseer", "#SBATCH -J of-the-file"], "", "of-the-file"),
         (["#SBATCH --bootseer=k2"], "k2", "job.sh"),
+        (["#SBATCH --bootseer", "#SBATCH --comment=x --job-name  'of it'"], "", "of_it"),
         # A step's own request: the job's prolog had no reason to start anything.
         (["srun -J step --bootseer=k3 true"], "k3", "step"),
     ],
@@ -140,6 +138,29 @@ def test_batch_scripts(site, lines, key, name):
     assert site.cluster.wait_for_job(job_id) == "COMPLETED"
     [env] = site.seen(job_id).values()
     assert (env["SPANK_BOOTSEER_KEY"], env["SPANK_BOOTSEER_JOB_NAME"]) == (key, name)
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "script", "name"),
+    [
+        (["--wrap=true"], {}, None, "wrap"),
+        (["--wrap=true", "-J", "cli"], {"SBATCH_JOB_NAME": "env"}, None, "cli"),
+        ([], {"SBATCH_JOB_NAME": "env"}, "#SBATCH -J of-the-file", "env"),
+        ([], {}, "", "sbatch"),
+        ([], {"SLURM_JOB_NAME": "outer"}, "#SBATCH -J mine", "mine"),
+    ],
+)
+def test_the_key_is_made_of_the_name_that_slurm_gives_the_job(site, options, env, script, name):
+    submit = ["sbatch", "--parsable", "--bootseer", "-o", "/dev/null", *options]
+    text = None if script is None else f"#!/bin/sh\n{script}\ntrue\n"
+    answer = site.cluster.run(submit, user="alice", env=env, input=text)
+    assert f"bootseer: BOOTSEER_JOB_NAME is {name}" in answer.stderr
+    job_id = answer.stdout.strip()
+    assert site.cluster.wait_for_job(job_id) == "COMPLETED"
+    [seen] = site.seen(job_id).values()
+    assert seen["SPANK_BOOTSEER_JOB_NAME"] == name
+    shown = site.cluster.run(["scontrol", "--oneliner", "show", "job", job_id]).stdout
+    assert f" JobName={name} " in f" {shown}"
 
 
 def test_salloc(site):

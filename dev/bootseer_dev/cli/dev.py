@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -232,6 +233,11 @@ def cluster() -> None:
 )
 @click.option("--systemd", is_flag=True, help="Let systemd run the nodes, and slurmd.")
 @click.option(
+    "--slurm",
+    metavar="RELEASE",
+    help="A Slurm release other than this machine's: 22.05, 24.11 or sid (Debian's newest).",
+)
+@click.option(
     "--slurm-conf",
     "slurm_conf",
     metavar="KEY=VALUE",
@@ -245,13 +251,18 @@ def up(
     link_rate: str | None,
     users: tuple[str, ...],
     systemd: bool,
+    slurm: str | None,
     slurm_conf: tuple[str, ...],
 ) -> None:
     """Start a cluster and wait until all its nodes are idle.
 
+    The machines have this machine's files and Slurm. With --slurm they have a Debian root of that
+    release, which is made on the first use in the checkout's build/roots: some minutes, 1 GB.
+
     \b
     Example:
       bootseer dev cluster up --nodes 4 --link-rate 800mbit --slurm-conf SlurmdDebug=debug
+      bootseer dev cluster up --slurm 24.11
     """
     from bootseer.units import format_duration
     from bootseer_dev.cluster import Cluster, ClusterSpec
@@ -264,9 +275,10 @@ def up(
         users=users,
         systemd=systemd,
         slurm_conf_extra=slurm_conf,
+        slurm=slurm,
     )
     began = time.monotonic()
-    started = Cluster.up(spec)
+    started = Cluster.up(spec, partial(click.echo, err=True))
     took = format_duration(time.monotonic() - began)
     click.echo(f"{nodes} nodes idle after {took}; state and logs in {started.state_dir}")
 

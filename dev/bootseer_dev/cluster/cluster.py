@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,7 @@ from bootseer_dev.cluster import share, state_folder
 from bootseer_dev.cluster.machines import Machines
 from bootseer_dev.cluster.namespaces import launch
 from bootseer_dev.cluster.poll import wait_until
+from bootseer_dev.cluster.roots import prepare
 from bootseer_dev.cluster.slurm import daemons
 from bootseer_dev.cluster.spec import ClusterSpec
 from bootseer_dev.files.slow_share import Throttle
@@ -38,10 +40,17 @@ class Cluster(Machines):
     """Machines with Slurm on them; as a context manager they are taken down at the end."""
 
     @classmethod
-    def up(cls, spec: ClusterSpec | None = None) -> Cluster:
+    def up(
+        cls, spec: ClusterSpec | None = None, say: Callable[[str], None] = lambda line: None
+    ) -> Cluster:
         """Start a cluster and return when Slurm, if it has nodes, calls them all idle.
 
-        A failure or an interrupt on the way leaves nothing behind.
+        A failure or an interrupt on the way leaves nothing behind. The root of another Slurm
+        release is made on its first use, which takes minutes.
+
+        Args:
+            spec: its size and settings.
+            say: takes a line for each thing that takes more than seconds.
 
         Raises:
             Conflict: a cluster of this name is up.
@@ -55,6 +64,7 @@ class Cluster(Machines):
                 "root there is HDFS alone, `bootseer dev hdfs up`"
             )
         daemons.require_programs(spec)
+        prepare.prepare(spec.slurm, say)
         lock = state_folder.lock(spec.state_dir)
         try:
             try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bootseer.errors import ConfigError
+from bootseer_dev.cluster.slurm import releases
 
 HEAD = "head"
 HEAD2 = "head2"
@@ -37,6 +38,8 @@ class ClusterSpec:
         users: plain users, made for the cluster alone, with uids from 20001 on.
         slurm_conf_extra: lines for slurm.conf, which replace those of the same key; without a
             value they only take that away.
+        slurm: a release of Slurm other than the host's, by its name in `slurm.releases`; the
+            machines then have a Debian root of that release. None is the host's own.
         owner: the uid whose cluster it is, the caller's.
     """
 
@@ -51,6 +54,7 @@ class ClusterSpec:
     systemd: bool = False
     users: tuple[str, ...] = ("alice", "mallory")
     slurm_conf_extra: tuple[str, ...] = ()
+    slurm: str | None = None
     owner: int = field(default_factory=os.geteuid)
 
     def __post_init__(self) -> None:
@@ -74,6 +78,10 @@ class ClusterSpec:
             raise ConfigError("a cluster without nodes and DataNodes is none")
         if self.namenodes not in (1, 2):
             raise ConfigError(f"an HDFS has one NameNode or two, not {self.namenodes}")
+        if self.slurm is not None:
+            releases.release(self.slurm)
+            if self.datanodes:
+                raise ConfigError("a local HDFS runs with the host's Slurm alone")
         if self.cpus_per_node < 1:
             raise ConfigError(f"a node needs at least one CPU, not {self.cpus_per_node}")
         for rate in (self.link_rate, self.datanode_rate):

@@ -14,6 +14,8 @@ import shutil
 from pathlib import Path
 
 from bootseer.errors import Conflict, Denied
+from bootseer_dev.cluster.roots.root import find
+from bootseer_dev.cluster.slurm import releases
 from bootseer_dev.cluster.slurm.configuration import example, slurm_conf
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec
 
@@ -80,7 +82,8 @@ def populate(spec: ClusterSpec) -> None:
     _folder(state_dir / "shared", mode=0o1777)
     if not spec.is_rootless:
         for user in spec.users:
-            _folder(state_dir / "home" / user, mode=0o700, owner=spec.uid(user))
+            uid = spec.uid(user)
+            _folder(state_dir / "home" / user, mode=0o700, owner=(uid, uid))
     for name in spec.machine_names:
         machine = state_dir / "machines" / name
         _folder(machine / "cache")
@@ -94,28 +97,33 @@ def populate(spec: ClusterSpec) -> None:
 
 
 def _populate_slurm(spec: ClusterSpec) -> None:
+    root = find(spec.slurm)
+    slurm, munge = root.ids("slurm"), root.ids("munge")
     for name in spec.machine_names:
         machine = spec.state_dir / "machines" / name
-        _folder(machine / "spool", owner="slurm" if name == HEAD else None)
-        _folder(machine / "log" / "slurm", owner="slurm")
-        _folder(machine / "log" / "munge", mode=0o700, owner="munge")
+        _folder(machine / "spool", owner=slurm if name == HEAD else None)
+        _folder(machine / "log" / "slurm", owner=slurm)
+        _folder(machine / "log" / "munge", mode=0o700, owner=munge)
     etc = spec.state_dir / "etc"
     _folder(etc / "slurm" / "plugstack.conf.d")
     (etc / "slurm" / "slurm.conf").write_text(slurm_conf(spec))
     for name in ("plugstack.conf", "job_container.conf"):
         (etc / "slurm" / name).write_text(example(name))
+    if spec.slurm:
+        for name, text in releases.release(spec.slurm).files.items():
+            (etc / "slurm" / name).write_text(text)
     if spec.systemd and not os.path.exists("/sys/fs/cgroup/cgroup.procs"):
         # Slurm refuses control groups of both versions, which nothing in slurm.conf asks for.
         (etc / "slurm" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    _folder(etc / "munge", mode=0o700, owner="munge")
+    _folder(etc / "munge", mode=0o700, owner=munge)
     key = etc / "munge" / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
-    shutil.chown(key, "munge", "munge")
+    os.chown(key, *munge)
 
 
-def _folder(path: Path, *, mode: int = 0o755, owner: str | int | None = None) -> None:
+def _folder(path: Path, *, mode: int = 0o755, owner: tuple[int, int] | None = None) -> None:
     path.mkdir(parents=True)
     path.chmod(mode)
     if owner is not None:
-        shutil.chown(path, owner, owner)
+        os.chown(path, *owner)

@@ -224,8 +224,8 @@ class Victim:
 class World:
     """A cluster with a victim; after an attack that did harm the next one gets another."""
 
-    def __init__(self, name):
-        self._name = name
+    def __init__(self, spec):
+        self._spec = spec
         self._cluster = None
         self.arena = None
         self.victim = None
@@ -239,7 +239,7 @@ class World:
         return self.arena
 
     def _begin(self):
-        self._cluster = Cluster.up(ClusterSpec(name=self._name, nodes=2))
+        self._cluster = Cluster.up(self._spec, print)
         cluster = self._cluster
         site.install(cluster, config=CONFIG)
         shutil.copytree(PROGRAMS, cluster.state_dir / "programs")
@@ -291,9 +291,9 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(request):
+def world(request, slurm_release):
     name = request.module.__name__.rpartition("test_")[2].replace("_", "-")
-    world = World(f"attack-{name}"[:31])
+    world = World(ClusterSpec(name=f"attack-{name}"[:31], nodes=2, slurm=slurm_release))
     yield world
     world.leave()
 

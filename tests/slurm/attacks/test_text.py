@@ -237,7 +237,7 @@ def test_variables_of_a_job_reach_nothing_of_roots(arena):
         code = "import posix\nif posix.getuid() == 0: posix.mkdir('/shared/pwned')\n"
         (shared / "m-py" / f"{name}.py").write_text(code)
     library = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(shared / "m-evil.so")]
-    subprocess.run(library, input=LIBRARY, text=True, check=True)
+    arena.cluster.run(library, input=LIBRARY)
     exported = ",".join(f"{name}={value}" for name, value in VARIABLES.items() if name != "HOME")
     options = ("--bootseer=m", "--bootseer-image=/mnt/share/tiny.sqsh")
     spank = {f"SLURM_SPANK_{name}": value for name, value in VARIABLES.items()}

@@ -13,6 +13,10 @@ trace on the host. All of it lives in private mount namespaces and goes with the
     /run, /dev/shm      tmpfs, one per machine (/run/munge is one for all)
     /proc               of the cluster's PID namespace
 
+With another release of Slurm than the host's, "the host" above is a Debian root of that release
+(`bootseer_dev.cluster.roots`), and from the host proper come /dev, /sys, /tmp and /var/tmp, the
+checkout, and, in the place of the virtual environment that runs this, one of the root's own Python.
+
 In an ordinary user's cluster there is nothing of Slurm's and munge's, and no /home/USER; its /root
 is an empty folder, the host's being closed to it.
 """
@@ -20,17 +24,19 @@ is an empty folder, the host's being closed to it.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 from bootseer_dev.cluster.namespaces import syscalls
+from bootseer_dev.cluster.roots.root import checkout, find
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec, address
 
 # Kept out of users' sight at the root of the cluster's tmpfs.
 _PRIVATE = ".cluster"
 _OPENED = ("home", "mnt")
+_DEVICES_AND_TMP = ("dev", "sys", "tmp")
 _VAR = ("spool/slurmd", "spool/slurmctld", "cache/bootseer", "lib/hdfs")
 
 
@@ -43,15 +49,19 @@ def enter_base(spec: ClusterSpec) -> None:
         OSError: the kernel refused a mount (no rights, no overlayfs).
     """
     syscalls.mount("", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+    source = find(spec.slurm)
     root = spec.state_dir / "root"
     syscalls.mount("bootseer-cluster", str(root), "tmpfs", data="mode=755")
     # Entries are added to these by root's clusters alone, whose root may list them whatever is set.
     opened = () if spec.is_rootless else _OPENED
     made = {"proc", "run", "shared", "local", "etc", "var"}
     made |= {"root"} if spec.is_rootless else set()
-    _mirror(Path("/"), root, leave_out=made.union(opened))
+    hosts = () if source.is_hosts else _DEVICES_AND_TMP
+    _mirror(source.folder, root, leave_out=made.union(opened, hosts))
     for name in opened:
-        _mirror(Path("/", name), root / name, leave_out=set(spec.users))
+        _mirror(source.folder / name, root / name, leave_out=set(spec.users))
+    for name in hosts:
+        _bind_to(Path("/", name), root / name)
     for name in made:
         (root / name).mkdir()
     private = root / _PRIVATE
@@ -59,12 +69,15 @@ def enter_base(spec: ClusterSpec) -> None:
     # What the overlays add is there before they are: an ordinary user may add nothing afterwards
     # to folders of the host's.
     etc, var = private / "etc-upper", private / "var-upper"
-    _write_etc(etc, spec)
+    _write_etc(source.folder / "etc", etc, spec)
     for name in _VAR:
         (var / name).mkdir(parents=True)
     for upper, name in ((etc, "etc"), (var, "var")):
-        _overlay(Path("/", name), root / name, upper, spec)
+        _overlay(source.folder / name, root / name, upper, spec)
     syscalls.bind("/var/tmp", str(root / "var/tmp"))
+    if not source.is_hosts:
+        _bind_to(checkout(), Path(f"{root}{checkout()}"))
+        _bind_to(source.environment, Path(f"{root}{sys.prefix}"))
     syscalls.detach(f"{root}{root}")  # the bind shows the new root a second time, within itself
     syscalls.mount("proc", str(root / "proc"), "proc")
 
@@ -77,7 +90,7 @@ def enter_base(spec: ClusterSpec) -> None:
         _open_fuse(root, private)
     if spec.nodes:
         (private / "munge").mkdir()
-        shutil.chown(private / "munge", "munge", "munge")
+        os.chown(private / "munge", *source.ids("munge"))
 
     os.chdir(root)
     subprocess.run(["pivot_root", ".", "."], check=True)
@@ -134,9 +147,9 @@ def _bind_to(source: Path, target: Path) -> None:
     syscalls.bind(str(source), str(target))
 
 
-def _write_etc(etc: Path, spec: ClusterSpec) -> None:
+def _write_etc(lower: Path, etc: Path, spec: ClusterSpec) -> None:
     etc.mkdir()
-    passwd, group = (Path("/etc", name).read_text() for name in ("passwd", "group"))
+    passwd, group = ((lower / name).read_text() for name in ("passwd", "group"))
     for user in spec.users:
         uid = spec.uid(user)
         passwd += f"{user}:*:{uid}:{uid}::{spec.home(user)}:/bin/bash\n"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from bootseer.errors import NotFound
 from bootseer.slurm.plugin import share
+from bootseer_dev.cluster.slurm import releases
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec
 
 
@@ -46,8 +48,14 @@ def slurm_conf(spec: ClusterSpec) -> str:
         "CPUS": str(spec.cpus_per_node),
         "MEMORY": str(spec.memory_mib_per_node),
     }
-    keys = {line.partition("=")[0].lower() for line in spec.slurm_conf_extra}
     lines = fill_in(example("slurm.conf"), values).splitlines()
+    if spec.slurm:
+        lines = _replace(lines, releases.release(spec.slurm).lines)
+    return "\n".join([*_replace(lines, spec.slurm_conf_extra), ""])
+
+
+def _replace(lines: Sequence[str], by: Sequence[str]) -> list[str]:
+    """Put lines in the place of those of the same key; one without a value only removes."""
+    keys = {line.partition("=")[0].lower() for line in by}
     kept = [line for line in lines if line.partition("=")[0].lower() not in keys]
-    extra = [line for line in spec.slurm_conf_extra if not line.endswith("=")]
-    return "\n".join([*kept, "", "# Extra", *extra, ""])
+    return [*kept, "", *(line for line in by if not line.endswith("="))]

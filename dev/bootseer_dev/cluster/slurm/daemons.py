@@ -49,7 +49,8 @@ def require_programs(spec: ClusterSpec) -> None:
     Raises:
         Unavailable: some are not; the text names the packages.
     """
-    programs = _PROGRAMS | (_SLURM_PROGRAMS if spec.nodes else {})
+    is_hosts_slurm = spec.nodes and spec.slurm is None
+    programs = _PROGRAMS | (_SLURM_PROGRAMS if is_hosts_slurm else {})
     programs |= _SYSTEMD_PROGRAMS if spec.systemd else {}
     missing = {name: pkg for name, pkg in programs.items() if not shutil.which(name, path=PATH)}
     if missing:

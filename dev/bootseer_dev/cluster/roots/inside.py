@@ -1,0 +1,72 @@
+"""Run a command in a Debian root, with the host's network and devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bootseer.errors import Unavailable
+from bootseer_dev.cluster.namespaces.enter import PATH
+from bootseer_dev.cluster.roots.root import Root, checkout
+
+# What the host's network needs to be of use: names, certificates, the settings of pip.
+_FROM_HOST = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs", "/etc/pip.conf")
+_FOLDERS = ("/dev", "/proc", "/sys", "/tmp")
+_SCRIPT = """
+root=$1; shift
+while [ "$1" != -- ]; do
+    if [ -d "$1" ]; then mkdir -p "$root$2"; else [ -e "$root$2" ] || : >"$root$2"; fi
+    mount --rbind "$1" "$root$2"
+    shift 2
+done
+shift
+exec chroot "$root" "$@"
+"""
+
+
+def run(root: Root, argv: Sequence[str], log: Path, *, cwd: str = "/") -> None:
+    """Run a command as root in mounts of its own, which end with it.
+
+    The root's Python environment and the checkout are at the host's paths.
+
+    Args:
+        root: where.
+        argv: the command.
+        log: gets what the command writes, at its end.
+        cwd: the working folder.
+
+    Raises:
+        Unavailable: it failed; the text has the end of the log.
+    """
+    binds = [(path, path) for path in (*_FOLDERS, *_FROM_HOST) if os.path.exists(path)]
+    binds.append((str(checkout()), str(checkout())))
+    if root.environment.exists():
+        binds.append((str(root.environment), sys.prefix))
+    pip = {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
+    proxies = {key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}
+    env = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": PATH, "DEBIAN_FRONTEND": "noninteractive"}
+    command = [
+        *("unshare", "--mount", "--propagation=private", "--", "sh", "-ec", _SCRIPT, "sh"),
+        *(str(root.folder), *(word for bind in binds for word in bind), "--"),
+        *("env", f"--chdir={cwd}", *argv),
+    ]
+    with log.open("a") as output:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**env, **pip, **proxies},
+            check=False,
+        )
+    if done.returncode:
+        raise failure(f"`{' '.join(argv[:3])} ...`", log)
+
+
+def failure(what: str, log: Path) -> Unavailable:
+    """Word the failure of something that has a log."""
+    end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    return Unavailable(f"{what} failed; the end of {log}:\n{end}")

@@ -1,0 +1,98 @@
+"""The roots of other Slurm releases: what they are made of, and what depends on the release."""
+
+from pathlib import Path
+
+import pytest
+from bootseer_dev.cluster import ClusterSpec
+from bootseer_dev.cluster.roots import debian, prepare, root
+from bootseer_dev.cluster.slurm.configuration import slurm_conf
+from bootseer_dev.cluster.slurm.releases import RELEASES, Release
+
+from bootseer.errors import ConfigError, Unavailable
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def roots(tmp_path, monkeypatch):
+    """A checkout with a short list of packages, and its folder of roots."""
+    (tmp_path / "pyproject.toml").touch()
+    text = "# all\ngcc  # builds\n\nmunge\n# -- on the host alone --\nmaven\n"
+    (tmp_path / "debian-packages.txt").write_text(text)
+    for module in (root, debian, prepare):
+        monkeypatch.setattr(module, "checkout", lambda: tmp_path)
+    return tmp_path / "build/roots"
+
+
+def made(folder):
+    (folder / "etc").mkdir(parents=True)
+    (folder / "etc/bootseer-root").write_text("\n".join(debian.packages()))
+
+
+def test_the_hosts_root_is_the_host():
+    host = root.find(None)
+    assert host.is_hosts and host.ids("root") == (0, 0)
+    assert prepare.prepare(None) == host
+    with pytest.raises(Unavailable, match="no user 'nobody-such'"):
+        host.ids("nobody-such")
+
+
+def test_other_roots_are_in_the_checkout():
+    assert root.checkout() == CHECKOUT
+    found = root.find("24.11")
+    assert not found.is_hosts
+    assert found.folder == CHECKOUT / "build/roots/trixie"
+
+
+def test_a_release_that_is_not_known_is_refused():
+    with pytest.raises(ConfigError, match=r"no Slurm release '1\.0'.*: use 22\.05, 24\.11"):
+        ClusterSpec(slurm="1.0")
+    with pytest.raises(ConfigError, match="HDFS"):
+        ClusterSpec(slurm="24.11", datanodes=1)
+
+
+def test_packages_below_the_mark_are_the_hosts_alone(roots):
+    assert debian.packages() == ["ca-certificates", "gcc", "munge"]
+
+
+def test_the_real_list_has_slurm_and_its_headers():
+    assert {"slurm-wlm", "libslurm-dev", "munge"} <= set(debian.packages())
+    assert not {"maven", "clang"} & set(debian.packages())
+
+
+def test_a_root_is_made_once_and_again_for_other_packages(roots, monkeypatch):
+    calls = []
+
+    def make(wanted, say):
+        calls.append("made")
+        made(wanted.folder)
+
+    def install(wanted):
+        calls.append("installed")
+        wanted.environment.mkdir(parents=True, exist_ok=True)
+        (wanted.environment / "installed").touch()
+
+    monkeypatch.setattr(debian, "make", make)
+    monkeypatch.setattr(prepare, "_install", install)
+    prepare.prepare("24.11")
+    prepare.prepare("24.11")
+    assert calls == ["made", "installed"]
+    (roots / "trixie/etc/bootseer-root").write_text("ca-certificates gcc")
+    monkeypatch.setattr(debian, "make", lambda wanted, say: calls.append("made again"))
+    prepare.prepare("24.11")
+    assert calls[2:] == ["made again", "installed"]
+
+
+def test_a_half_made_root_is_not_taken_for_one(roots):
+    half = root.find("24.11")
+    (half.folder / "etc").mkdir(parents=True)
+    assert not debian.is_made(half)
+
+
+def test_lines_of_a_release_replace_those_of_the_example(monkeypatch):
+    monkeypatch.setitem(
+        RELEASES, "24.11", Release("trixie", lines=("SelectType=select/x", "MpiDefault="))
+    )
+    lines = slurm_conf(ClusterSpec(slurm="24.11", slurm_conf_extra=("SelectType=select/y",)))
+    settings = [line for line in lines.splitlines() if line.startswith(("SelectType=", "MpiD"))]
+    assert settings == ["SelectType=select/y"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from bootseer_dev.cluster import ClusterSpec
-from bootseer_dev.cluster.roots import debian, prepare, root
+from bootseer_dev.cluster.roots import debian, inside, prepare, root
 from bootseer_dev.cluster.slurm.configuration import slurm_conf
 from bootseer_dev.cluster.slurm.releases import RELEASES, Release
 
@@ -96,3 +96,13 @@ def test_lines_of_a_release_replace_those_of_the_example(monkeypatch):
     lines = slurm_conf(ClusterSpec(slurm="24.11", slurm_conf_extra=("SelectType=select/y",)))
     settings = [line for line in lines.splitlines() if line.startswith(("SelectType=", "MpiD"))]
     assert settings == ["SelectType=select/y"]
+
+
+@pytest.mark.root
+def test_what_a_command_in_a_root_mounts_ends_with_it(tmp_path):
+    empty = root.Root(tmp_path / "empty", tmp_path / "none")
+    (empty.folder / "etc").mkdir(parents=True)
+    with pytest.raises(Unavailable, match=r"`true \.\.\.` failed; the end of .*log:\n.*env"):
+        inside.run(empty, ["true"], tmp_path / "log")
+    assert (empty.folder / "proc").is_dir() and not any((empty.folder / "proc").iterdir())
+    assert str(empty.folder) not in Path("/proc/self/mounts").read_text()

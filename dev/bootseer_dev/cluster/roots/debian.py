@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from bootseer.errors import Unavailable
+from bootseer_dev.cluster.namespaces.enter import PATH
 from bootseer_dev.cluster.roots import inside
 from bootseer_dev.cluster.roots.root import Root, checkout
 
@@ -69,26 +72,19 @@ def size_bytes(folder: Path) -> int:
 
 
 def _bootstrap(suite: str, folder: Path, log: Path) -> None:
-    if not shutil.which("debootstrap"):
+    if not shutil.which("debootstrap", path=PATH):
         raise Unavailable("a root needs debootstrap; install with: apt-get install debootstrap")
-    argv = ["debootstrap", "--variant=minbase", suite, str(folder), _mirror()]
+    argv = [*inside.PRIVATELY, "debootstrap", "--variant=minbase", suite, str(folder), _mirror()]
+    env = {**os.environ, "PATH": PATH}
     with log.open("a") as output:
-        done = subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, env=env, check=False)
     if done.returncode:
         raise inside.failure("debootstrap", log)
 
 
 def _mirror() -> str:
     """Return the mirror that the host's own apt uses for Debian."""
-    release = "/etc/os-release"
-    codename = next(
-        (
-            line.partition("=")[2].strip('"')
-            for line in Path(release).read_text().splitlines()
-            if line.startswith("VERSION_CODENAME=")
-        ),
-        "",
-    )
+    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     argv = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
     wanted = ["Created-By: Packages", "Origin: Debian", f"Codename: {codename}"]
     said = subprocess.run([*argv, *wanted], capture_output=True, text=True, check=True)

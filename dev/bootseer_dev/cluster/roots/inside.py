@@ -12,6 +12,12 @@ from bootseer.errors import Unavailable
 from bootseer_dev.cluster.namespaces.enter import PATH
 from bootseer_dev.cluster.roots.root import Root, checkout
 
+PRIVATELY = (
+    *("setpriv", "--pdeathsig=KILL", "--"),
+    *("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child"),
+    *("--mount-proc", "--"),
+)
+"""Before a command: it, its processes and what it mounts end with the caller."""
 # What the host's network needs to be of use: names, certificates, the settings of pip.
 _FROM_HOST = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs", "/etc/pip.conf")
 _FOLDERS = ("/dev", "/proc", "/sys", "/tmp")
@@ -49,7 +55,7 @@ def run(root: Root, argv: Sequence[str], log: Path, *, cwd: str = "/") -> None:
     proxies = {key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}
     env = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": PATH, "DEBIAN_FRONTEND": "noninteractive"}
     command = [
-        *("unshare", "--mount", "--propagation=private", "--", "sh", "-ec", _SCRIPT, "sh"),
+        *(*PRIVATELY, "sh", "-ec", _SCRIPT, "sh"),
         *(str(root.folder), *(word for bind in binds for word in bind), "--"),
         *("env", f"--chdir={cwd}", *argv),
     ]

@@ -93,6 +93,26 @@ def open_image(path: str) -> OpenImage:
     return OpenImage(path, fd, info.st_size, info.st_mtime_ns)
 
 
+def has_image(path: str) -> bool:
+    """Return whether a file begins as a squashfs or a SIF does.
+
+    Raises:
+        NotFound, Denied, Unavailable: as for `open_image`.
+        Corrupt: it says squashfs and its tables do not lie inside the file.
+    """
+    image = open_image(path)
+    try:
+        head = _read(image, ByteRange(0, min(SUPERBLOCK_BYTES, image.size_bytes)))
+        return find_tables(head, image.size_bytes) is not None or is_sif(head)
+    finally:
+        os.close(image.fd)
+
+
+def is_sif(head: bytes) -> bool:
+    """Return whether a file that begins so is an image of Apptainer."""
+    return head[32:41] == b"SIF_MAGIC"
+
+
 def open_served(path: str, size_bytes: int) -> OpenImage:
     """Open an image on a mount of the agent's, to read ahead of those who wait for it.
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from bootseer import tar
 from bootseer.errors import BootseerError, Corrupt, Denied, NotFound, Unavailable
+from bootseer.image.identity import is_sif
 from bootseer.image.oci.blob import Blob
 from bootseer.posix import read_fully
 from bootseer.squashfs.superblock import SUPERBLOCK_BYTES, find_tables
@@ -117,7 +118,7 @@ def _refuse_others(path: Path, head: bytes) -> None:
     for magic, command in _COMPRESSED.items():
         if head.startswith(magic):
             raise Unavailable(f"{path} is compressed as a whole; decompress it with `{command}`")
-    if head[32:41] == b"SIF_MAGIC":
+    if is_sif(head):
         raise Unavailable(
             f"{path} is an image of Apptainer; get its squashfs with `apptainer sif list` and "
             "`apptainer sif dump`, or export the image it was made from"

@@ -30,7 +30,7 @@ static void print_line(const char *line)
 /* Runs in the child. Returns its exit status. */
 static int advise(const char *library, const struct request *request)
 {
-    const char *names[OPTION_COUNT + 1], *values[OPTION_COUNT + 1];
+    const char *names[OPTION_COUNT + 2], *values[OPTION_COUNT + 2];
     int count = 0;
     void *handle = dlopen(library, RTLD_NOW | RTLD_GLOBAL);
     advise_f *function = handle ? (advise_f *)dlsym(handle, "bootseer_advise") : NULL;
@@ -44,6 +44,10 @@ static int advise(const char *library, const struct request *request)
         }
     names[count] = CONTROL_JOB_NAME;
     values[count++] = request->job_name;
+    if (*request->container) {
+        names[count] = CONTROL_PYXIS;
+        values[count++] = request->container;
+    }
     /* 1 means done: an up-call that never reached Python returns 0. */
     return function(count, names, values) == 1 ? 0 : 1;
 }

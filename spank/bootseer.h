@@ -24,7 +24,8 @@ struct settings {
 struct request {
     bool given[OPTION_COUNT];
     char value[OPTION_COUNT][VALUE_MAX + 1];
-    char job_name[KEY_MAX + 1]; /* "" when it is not known */
+    char job_name[KEY_MAX + 1];    /* "" when it is not known */
+    char container[VALUE_MAX + 1]; /* Pyxis' image; "" when none is named or it is not known */
 };
 
 struct bootseer {
@@ -46,6 +47,10 @@ struct option_names {
 
 extern const struct option_names option_names[OPTION_COUNT];
 #define CONTROL_JOB_NAME "BOOTSEER_JOB_NAME"
+/* Pyxis' option as Slurm passes it to the node, there with SPANK_ before it. */
+#define CONTROL_PYXIS "_SLURM_SPANK_OPTION_pyxis_container_image"
+/* In a job whose submission has been advised. */
+#define VARIABLE_TOLD "BOOTSEER_TOLD"
 
 /* request.c: reads and checks the user's request. */
 enum origin { FROM_OPTION, FROM_ENVIRONMENT };
@@ -91,7 +96,7 @@ __attribute__((format(printf, 4, 5))) void step_fallback(const struct bootseer *
 struct asked {
     bool known;
     const char *value[OPTION_COUNT]; /* of those that a step may ask for as well */
-    char text[3 * (VALUE_MAX + 1) + 1];
+    char text[4 * (VALUE_MAX + 1) + 1];
 };
 
 /* mounts.c: each task, before it takes on the user's identity. */

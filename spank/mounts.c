@@ -27,6 +27,7 @@
 #include <sys/un.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Since Linux 5.2; missing from older C libraries. The numbers are the same everywhere. */
@@ -44,6 +45,7 @@ enum {
     SQUASHFS_MAGIC = 0x73717368,
     OVERLAY_MAGIC = 0x794c7630,
     OPEN_MS = 5000, /* the user's folder may be on a file system that hangs */
+    FIND_MS = 1000, /* the same of the user's image; and until the store has it or not */
     ASK_MS = 1500,  /* the agent may be only starting */
     RETRY_MS = 10,
 };
@@ -96,7 +98,7 @@ struct mounted {
 
 void asked_read(const char *run_dir, uint32_t job_id, struct asked *asked)
 {
-    static const enum option lines[] = {OPTION_IMAGE, OPTION_ENV, OPTION_CKPT};
+    static const enum option lines[] = {OPTION_IMAGE, OPTION_ENV, OPTION_CKPT, OPTION_KEY};
     char path[PATH_MAX + 32], *line = asked->text, *end;
     ssize_t length;
     int fd;
@@ -114,8 +116,8 @@ void asked_read(const char *run_dir, uint32_t job_id, struct asked *asked)
             return;
         *end = '\0';
         asked->value[lines[i]] = line;
+        asked->known |= lines[i] == OPTION_CKPT; /* earlier versions wrote no key */
     }
-    asked->known = true;
 }
 
 /* Returns this step's own request, or NULL. Slurm gives the steps of all components of a
@@ -176,6 +178,25 @@ static bool read_mounted(const char *mark, const char *folder, const char *run_d
                     job_id) < (int)sizeof(mounted->socket) &&
            snprintf(mounted->path, sizeof(mounted->path), "%s/jobs/%u/%s", run_dir, job_id,
                     folder) < (int)sizeof(mounted->path);
+}
+
+/* Whether the job's mounted image is empty, because its store does not have it or does not answer.
+ * An agent that has only just mounted it is waited for, as the task's first read would. */
+static bool is_missing(const char *run_dir, uint32_t job_id)
+{
+    struct mounted answer = {.failed = false};
+    char mark[PATH_MAX + 32];
+    struct stat info;
+
+    snprintf(mark, sizeof(mark), "%s/jobs/%u/served", run_dir, job_id);
+    for (int waited = 0;; waited += RETRY_MS) {
+        if (read_mounted("state/readable", "image", run_dir, job_id, &answer))
+            return answer.failed;
+        if (waited >= FIND_MS || stat(mark, &info) ||
+            time(NULL) - info.st_mtime > 1 + FIND_MS / 1000)
+            return false;
+        poll(NULL, 0, RETRY_MS);
+    }
 }
 
 /* Connects to the agent, which has to be root's. Returns a socket, or -1 with errno set. */
@@ -256,16 +277,21 @@ static int copy_mount(const struct mounted *mounted)
     return ask_for_mount(mounted);
 }
 
-/* In a child: returns the mount point, which the user can reach and owns. */
+static bool become_user(const struct mounted *mounted)
+{
+    return !setgroups((size_t)mounted->group_count, mounted->groups) && !setgid(mounted->gid) &&
+           !setuid(mounted->uid) && !prctl(PR_SET_DUMPABLE, 0); /* whatever fs.suid_dumpable says */
+}
+
+/* Opens something as the user, in a child. */
+typedef int open_f(const struct mounted *mounted);
+
+/* Returns the mount point, which the user can reach and owns. */
 static int open_owned(const struct mounted *mounted)
 {
+    int fd = open(mounted->mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
     struct stat info;
-    int fd;
 
-    if (setgroups((size_t)mounted->group_count, mounted->groups) || setgid(mounted->gid) ||
-        setuid(mounted->uid) || prctl(PR_SET_DUMPABLE, 0)) /* whatever fs.suid_dumpable says */
-        return -1;
-    fd = open(mounted->mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info))
         return -1;
     if (info.st_uid != mounted->uid) {
@@ -275,9 +301,15 @@ static int open_owned(const struct mounted *mounted)
     return fd;
 }
 
+/* Returns what a variable without a mount names, which the user can reach. */
+static int open_plain(const struct mounted *mounted)
+{
+    return open(mounted->mountpoint, O_PATH | O_CLOEXEC);
+}
+
 /* Opens the mount point in a child that shares this process's descriptors, but not its rights.
  * Returns the descriptor, or -1 with errno set. */
-static int open_as_user(const struct mounted *mounted)
+static int open_as_user(const struct mounted *mounted, open_f *opener, int timeout_ms)
 {
     int answer[2] = {-1, ETIMEDOUT}; /* a descriptor, an errno */
     struct pollfd ready;
@@ -289,7 +321,7 @@ static int open_as_user(const struct mounted *mounted)
     /* Like fork(), which cannot share descriptors. */
     pid = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
     if (pid == 0) {
-        int opened[2] = {open_owned(mounted), 0};
+        int opened[2] = {become_user(mounted) ? opener(mounted) : -1, 0};
 
         opened[1] = opened[0] < 0 ? errno : 0;
         _exit(write(ends[1], opened, sizeof(opened)) != sizeof(opened));
@@ -297,7 +329,7 @@ static int open_as_user(const struct mounted *mounted)
     ready = (struct pollfd){.fd = ends[0], .events = POLLIN};
     if (pid < 0)
         answer[1] = errno;
-    else if (poll(&ready, 1, OPEN_MS) == 1 &&
+    else if (poll(&ready, 1, timeout_ms) == 1 &&
              read(ends[0], answer, sizeof(answer)) != sizeof(answer))
         answer[0] = -1;
     if (pid > 0) {
@@ -342,8 +374,8 @@ static bool show(const struct mounted *mounted, const char *path, bool owned, bo
 
     if (!leave_namespace(left))
         return false;
-    target =
-        owned ? open_as_user(mounted) : open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    target = owned ? open_as_user(mounted, open_owned, OPEN_MS)
+                   : open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     done = mount_copy(mounted, target);
     error = errno;
     if (target >= 0)
@@ -352,15 +384,35 @@ static bool show(const struct mounted *mounted, const char *path, bool owned, bo
     return done;
 }
 
+/* Sets a task's variable to a path without a mount, if the path exists; otherwise tells the task.
+ * One on a file system that hangs is taken to exist: the task waits for it by itself. */
+static void tell_path(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
+                      const char *path, struct mounted *mounted)
+{
+    int fd;
+
+    if (path != mounted->mountpoint)
+        snprintf(mounted->mountpoint, sizeof(mounted->mountpoint), "%s", path);
+    fd = open_as_user(mounted, open_plain, FIND_MS);
+    if (fd < 0 && errno != ETIMEDOUT) {
+        step_fallback(bootseer, spank, kind->stage, "%s is not set: %s: %s", kind->variable,
+                      mounted->mountpoint, strerror(errno));
+        return;
+    }
+    if (fd >= 0)
+        close(fd);
+    spank_setenv(spank, kind->variable, mounted->mountpoint, 1);
+}
+
 /* Reports a task's request that the job does not fulfil. */
 static void tell_wish(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
-                      const char *wish, const struct asked *asked)
+                      const char *wish, const struct asked *asked, struct mounted *mounted)
 {
     bool is_jobs = asked->known && !strcmp(wish, asked->value[kind->option]);
     bool is_path = *wish == '/'; /* needs no mount */
 
     if (is_path)
-        spank_setenv(spank, kind->variable, wish, 1);
+        tell_path(kind, bootseer, spank, wish, mounted);
     if (is_path && asked->known && !is_jobs)
         step_fallback(bootseer, spank, kind->stage,
                       "%s is not the job's image: it is not prefetched", wish);
@@ -397,17 +449,18 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
     if (is_other ||
         !read_mounted(kind->mark, kind->folder, bootseer->settings.run_dir, job_id, mounted)) {
         if (wish && kind->option >= 0)
-            tell_wish(kind, bootseer, spank, wish, asked);
+            tell_wish(kind, bootseer, spank, wish, asked, mounted);
         return;
     }
     if (mounted->none)
         return;
     if (mounted->plain) {
-        spank_setenv(spank, kind->variable, mounted->mountpoint, 1);
+        tell_path(kind, bootseer, spank, mounted->mountpoint, mounted);
         return;
     }
     mounted->request = (struct mount_request){kind->mount, 0};
-    if (mounted->failed) {
+    if (mounted->failed ||
+        (kind->mount == MOUNT_IMAGE && is_missing(bootseer->settings.run_dir, job_id))) {
         step_fallback(bootseer, spank, kind->stage,
                       "the %s is not mounted: `bootseer report` says why", kind->name);
         return;
@@ -511,6 +564,12 @@ void mounts_task(struct bootseer *bootseer, spank_t spank)
     asked_read(bootseer->settings.run_dir, job_id, &asked);
     for (size_t i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++)
         tell_task(&KINDS[i], bootseer, spank, job_id, &asked, &mounted, &left);
+    wish = step_wish(bootseer, spank, OPTION_KEY);
+    if (wish && *wish && asked.value[OPTION_KEY] && strcmp(wish, asked.value[OPTION_KEY]))
+        step_fallback(bootseer, spank, "options",
+                      "--bootseer=%s has no effect in a step of a job that began with another key: "
+                      "give it to the job",
+                      wish);
     wish = step_wish(bootseer, spank, OPTION_ENV);
     if (wish && asked.known && strcmp(wish, asked.value[OPTION_ENV]))
         tell_too_late(bootseer, spank, "env.mount", OPTION_ENV, &asked);

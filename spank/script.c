@@ -91,7 +91,7 @@ static int wait_ms(int limit_ms, const char *value)
 static void run_prolog(const struct bootseer *bootseer, struct environment *environment,
                        const char *const values[OPTION_COUNT], const char *job_name, int limit_ms)
 {
-    static const char pyxis[] = "SPANK__SLURM_SPANK_OPTION_pyxis_container_image";
+    static const char pyxis[] = "SPANK_" CONTROL_PYXIS;
     const char *wait = values[OPTION_WAIT];
     int timeout_ms = wait_ms(limit_ms, wait);
     char path[PATH_MAX + 32];

@@ -2,7 +2,12 @@
 #include "bootseer.h"
 #include "release.h"
 
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static void find_job_name(struct request *request)
 {
@@ -16,6 +21,42 @@ static void find_job_name(struct request *request)
             "since all jobs without one share the key 'unnamed'");
 }
 
+/* Reads this process's own arguments into `buffer`. Returns how many there are. */
+static int read_arguments(char *buffer, size_t size, char **argv, int max)
+{
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd < 0 ? -1 : read(fd, buffer, size - 1);
+    int argc = 0;
+
+    if (fd >= 0)
+        close(fd);
+    if (length <= 0)
+        return 0;
+    buffer[length] = '\0';
+    for (char *p = buffer; p < buffer + length && argc < max; p += strlen(p) + 1)
+        argv[argc++] = p;
+    return argc;
+}
+
+/* Finds the image that the command's own arguments name for Pyxis, whose options SPANK hides. */
+static void find_container(char out[VALUE_MAX + 1])
+{
+    static const char option[] = "--container-image";
+    const size_t length = sizeof(option) - 1;
+    char buffer[16 * 1024];
+    char *argv[1024];
+    int argc = read_arguments(buffer, sizeof(buffer), argv, sizeof(argv) / sizeof(*argv));
+
+    for (int i = 1; i < argc && i < optind; i++) {
+        if (strncmp(argv[i], option, length))
+            continue;
+        if (argv[i][length] == '=')
+            snprintf(out, VALUE_MAX + 1, "%s", argv[i] + length + 1);
+        else if (!argv[i][length] && i + 1 < argc)
+            snprintf(out, VALUE_MAX + 1, "%s", argv[i + 1]);
+    }
+}
+
 static void send_control(spank_t spank, const char *name, const char *value)
 {
     spank_err_t rc = spank_job_control_setenv(spank, name, value, 1);
@@ -25,10 +66,24 @@ static void send_control(spank_t spank, const char *name, const char *value)
                     spank_strerror(rc));
 }
 
-/* Whether this is an srun within a job, which got advice at its own submission. */
+/* Whether this is an srun within a job. */
 static bool is_step(void)
 {
     return spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
+}
+
+/* Whether a step's job got advice: at its submission, or when an earlier step brought the request
+ * that started the job's agent, whose folder is here if this is one of the job's nodes. */
+static bool is_told(const struct settings *settings)
+{
+    char folder[PATH_MAX + 32];
+    struct stat info;
+
+    if (getenv(VARIABLE_TOLD))
+        return true;
+    snprintf(folder, sizeof(folder), "%s/jobs/%lu", settings->run_dir,
+             strtoul(getenv("SLURM_JOB_ID"), NULL, 10));
+    return !lstat(folder, &info);
 }
 
 int submit_post_opt(struct bootseer *bootseer, spank_t spank)
@@ -39,6 +94,8 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
      * job is better than silently ignoring the user's environment. */
     if (!request_complete(request, NULL))
         exit(1);
+    if (!is_step())
+        unsetenv(VARIABLE_TOLD); /* of the job that this command is a part of */
     if (!request_is_active(request))
         return 0;
 
@@ -50,9 +107,13 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
     if (*request->job_name)
         send_control(spank, CONTROL_JOB_NAME, request->job_name);
 
-    if (!bootseer->advised && !is_step())
+    if (!bootseer->advised && (!is_step() || !is_told(&bootseer->settings))) {
+        find_container(request->container);
         advice_begin(bootseer);
+    }
     bootseer->advised = true;
+    if (!is_step())
+        setenv(VARIABLE_TOLD, "1", 1); /* for the job's own sruns */
     /* sbatch and salloc call no hook before they end. */
     if (spank_context() == S_CTX_ALLOCATOR)
         advice_end(bootseer);

@@ -87,7 +87,8 @@ def _warm(asked: options.JobOptions, started_ns: int) -> str:
 
 def _put_asked(folder: JobFolder, asked: options.JobOptions) -> None:
     """Keep for the plugin what this job has asked for: its steps may ask for something else."""
-    lines = (asked.image, asked.environment, options.join_ckpt(asked))
+    key = "record" if asked.record_only else asked.key
+    lines = (asked.image, asked.environment, options.join_ckpt(asked), key)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with os.fdopen(os.open(folder.asked, flags, 0o600), "wb") as file:
         file.write(b"".join(b"%s\n" % line.encode() for line in lines))

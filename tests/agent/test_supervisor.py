@@ -381,6 +381,18 @@ async def test_waiters_for_an_image_get_the_servers_end_first(monkeypatch):
     assert image.served.is_set() and not image.is_served
 
 
+@pytest.mark.parametrize(("is_served", "state"), [(True, "none"), (False, "failed")])
+async def test_the_plugin_is_told_whether_the_image_can_be_read(agent, tmp_path, is_served, state):
+    mark = tmp_path / "job/state/readable"
+    image = SimpleNamespace(served=trio.Event(), is_served=is_served)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(agent._note_readable, image)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not mark.exists()
+        image.served.set()
+    assert mark.read_text() == f"{state}\n\n"
+
+
 # What it sees.
 
 

@@ -301,6 +301,8 @@ int main(void)
         call("init_post_opt", slurm_spank_init_post_opt);
         call("exit", slurm_spank_exit);
     }
+    if (getenv("BOOTSEER_TOLD"))
+        printf("env BOOTSEER_TOLD=%s\n", getenv("BOOTSEER_TOLD"));
     printf("leaked descriptors %d\n", count_descriptors() - descriptors);
     printf("leaked children %d\n", waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD ? 0 : 1);
     free(records);

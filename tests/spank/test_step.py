@@ -261,7 +261,7 @@ def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
     (host.job_dir / "asked").write_text("".join(f"{value}\n" for value in asked.values()))
     (host.job_dir / "state").mkdir()
     for mark in ("checkpoint", "served", "state/named"):
-        (host.job_dir / mark).write_text("plain\n/jobs\n")  # of the job's, however it is shown
+        (host.job_dir / mark).write_text("plain\n/srv\n")  # of the job's, however it is shown
     assert host.run("step", options=asked).of("error") == []
     seen = host.run(
         "step",
@@ -277,14 +277,26 @@ def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
             "has no effect in a step of a job that began with another: give it to the job"
         )
     assert {"BOOTSEER_CKPT", "BOOTSEER_IMAGE", "BOOTSEER_ROOTFS"} == set(seen.of("unsetenv"))
-    assert not [line for line in seen.of("setenv") if line.partition("=")[2] == "/jobs"]
-    seen = host.run("step", options={"bootseer-image": "/b.sqsh"})
-    assert "BOOTSEER_IMAGE=/b.sqsh" in seen.of("setenv")
+    assert not [line for line in seen.of("setenv") if line.partition("=")[2] == "/srv"]
+    seen = host.run("step", options={"bootseer-image": "/etc/passwd"})
+    assert "BOOTSEER_IMAGE=/etc/passwd" in seen.of("setenv")
     assert "it is not prefetched" in seen.of("error")[0]
     # Slurm gives all components of a heterogeneous job the options of the last.
     job_env = {"SLURM_HET_SIZE": "2"}
-    seen = host.run("step", options={"bootseer-image": "/b.sqsh"}, job_env=job_env)
-    assert "BOOTSEER_IMAGE=/jobs" in seen.of("setenv") and seen.of("error") == []
+    seen = host.run("step", options={"bootseer-image": "/etc/passwd"}, job_env=job_env)
+    assert "BOOTSEER_IMAGE=/srv" in seen.of("setenv") and seen.of("error") == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "steps", "is_told"),
+    [("k", "k", False), ("k", "", False), ("k", "x", True), ("", "x", True), (None, "x", False)],
+)
+def test_a_step_with_another_key_than_its_job_is_told(host, agent, jobs, steps, is_told):
+    (host.job_dir / "asked").write_text("\n\n\n" + (f"{jobs}\n" if jobs is not None else ""))
+    seen = host.run("step", options={"bootseer": steps})
+    told = "bootseer: --bootseer=x has no effect in a step of a job that began with another key"
+    assert [line.partition(":")[0] for line in seen.of("error")] == ["bootseer"] * is_told
+    assert all(line.startswith(told) for line in seen.of("error"))
 
 
 INHERITED = {
@@ -313,6 +325,57 @@ def test_a_request_is_not_left_in_the_variable_of_a_path(host):
         assert seen.of("setenv") == seen.of("unsetenv") == []
 
 
+@pytest.fixture
+def shut(tmp_path_factory):
+    """A file in a folder that only root can enter."""
+    folder = tmp_path_factory.mktemp("shut", numbered=True)
+    (folder / "image").touch()
+    folder.chmod(0o700)
+    return folder / "image"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("by", ["job", "step"])
+@pytest.mark.parametrize("path", ["/usr/nosuch.sqsh", "/etc/passwd/x", "shut", "/etc/passwd"])
+def test_no_variable_names_an_image_that_is_not_there(host, agent, shut, by, path):
+    path = str(shut) if path == "shut" else path
+    if by == "job":
+        (host.job_dir / "served").write_text(f"plain\n{path}\n")
+    (host.job_dir / "asked").write_text(f"{path}\n\n\n\n")
+    seen = host.run("step", options={"bootseer-image": path})
+    told = [line for line in seen.of("setenv") if line.startswith("BOOTSEER_IMAGE=")]
+    if path == "/etc/passwd":
+        assert told == [f"BOOTSEER_IMAGE={path}"] and seen.of("error") == []
+        return
+    (why,) = seen.of("error")
+    assert told == [] and why.startswith(f"bootseer: BOOTSEER_IMAGE is not set: {path}: ")
+    (event,) = (e for e in events(agent, 3) if e["stage"] == "image.mountpoint")
+    assert event["status"] == "fallback"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("state", ["failed", "none", "later", None])
+def test_no_variable_names_a_mount_without_its_image(host, agent, state):
+    (host.job_dir / "asked").write_text("bootseer://a\n\n\n\n")
+    (host.job_dir / "state").mkdir()
+    (host.job_dir / "image").mkdir()
+    (host.job_dir / "served").write_text("owned\n\n")
+    mark = host.job_dir / "state" / "readable"
+    timer = threading.Timer(0.3, mark.write_text, ["failed\n\n"])
+    if state == "later":
+        timer.start()
+    elif state is not None:
+        mark.write_text(f"{state}\n\n")
+    seen = host.run("step", options={"bootseer-image": "bootseer://a"})
+    assert not [line for line in seen.of("setenv") if line.startswith("BOOTSEER_IMAGE=")]
+    said = "is not mounted" if state in ("failed", "later") else "cannot be made visible"
+    assert said in seen.of("error")[0]
+    os.utime(host.job_dir / "served", (1, 1))
+    mark.unlink(missing_ok=True)
+    # Nobody waits for what has had its time.
+    assert "cannot be made visible" in host.run("step").of("error")[0]
+
+
 @pytest.mark.parametrize("starts", [False, True], ids=["another", "this one"])
 def test_a_step_waits_for_the_agent_that_another_has_just_started(host, agent, starts):
     """Both see that there is none, and the one that comes second goes on before it has mounted."""
@@ -321,11 +384,11 @@ def test_a_step_waits_for_the_agent_that_another_has_just_started(host, agent, s
     (host.job_dir / "asked").write_text("\n\nfile:///x\n")
     if starts:
         host.job_dir.rename(host.folder / "later")
-    mount = threading.Timer(0.5, made.write_text, ["plain\n/x\n"])
+    mount = threading.Timer(0.5, made.write_text, ["plain\n/srv\n"])
     mount.start()
     seen = host.run("step", options={"bootseer-ckpt": "file:///x"})
     mount.join()
-    assert "BOOTSEER_CKPT=/x" in seen.of("setenv")
+    assert "BOOTSEER_CKPT=/srv" in seen.of("setenv")
     made.unlink()
     os.utime(host.job_dir / "asked", (1, 1))  # it has had its time
     assert host.run("step", options={"bootseer-ckpt": "file:///x"}).seconds < 2

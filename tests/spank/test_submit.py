@@ -165,11 +165,63 @@ def test_advice_on_a_terminal_begins_each_line_at_its_left(host, is_raw):
     assert seen.of("user")[0] == "bootseer: BOOTSEER_KEY is k" + "\r" * is_raw
 
 
-def test_a_step_within_a_job_is_not_advised(host):
-    env = {"SLURM_JOB_ID": "5"}
+@pytest.mark.parametrize("by", ["submission", "agent"])
+def test_a_step_within_a_job_that_was_told_loads_no_python(host, by):
+    env = {"SLURM_JOB_ID": "4711"}
+    if by == "submission":
+        env["BOOTSEER_TOLD"] = "1"
+    else:
+        host.job_dir.mkdir()
+    (host.libexec / "bootseer-advice.so").write_text("not to be loaded")
     seen = host.run("local", options={"bootseer": "k"}, env=env)
-    assert seen.of("user") == [] and controls(seen)["BOOTSEER_KEY"] == "k"
+    assert seen.of("user") == seen.of("verbose") == []
+    assert controls(seen)["BOOTSEER_KEY"] == "k"
+    assert host.run("allocator", options={"bootseer": "k"}, env=env).of("verbose") != []
+
+
+def test_a_step_that_asks_first_in_its_job_is_advised(host):
+    seen = host.run("local", options={"bootseer": "k"}, env={"SLURM_JOB_ID": "4711"})
+    assert seen.of("user")[0] == "bootseer: BOOTSEER_KEY is k"
+    # An sbatch within a job that was told is told for its own job.
+    env = {"SLURM_JOB_ID": "4711", "BOOTSEER_TOLD": "1"}
     assert host.run("allocator", options={"bootseer": "k"}, env=env).of("user") != []
+
+
+@pytest.mark.parametrize(
+    ("context", "options", "env", "told"),
+    [
+        ("allocator", {"bootseer": "k"}, {}, "1"),
+        ("local", {"bootseer": "k"}, {}, "1"),
+        ("allocator", {}, {"BOOTSEER_TOLD": "1"}, None),
+        ("allocator", {"bootseer": "off"}, {"BOOTSEER_TOLD": "1"}, None),
+        ("local", {}, {"BOOTSEER_TOLD": "1", "SLURM_JOB_ID": "5"}, "1"),
+        ("local", {"bootseer": "k"}, {"SLURM_JOB_ID": "5"}, None),
+    ],
+)
+def test_a_job_knows_whether_its_own_submission_was_told(host, context, options, env, told):
+    seen = host.run(context, options=options, env=env)
+    assert dict(line.split("=", 1) for line in seen.of("env")).get("BOOTSEER_TOLD") == told
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--container-image=a#b",),
+        ("--container-image", "a#b"),
+        ("--container-image=x", "--container-image=a#b"),
+    ],
+)
+def test_advice_knows_the_image_that_pyxis_is_given(host, argv):
+    seen = host.run(
+        "local",
+        options={"bootseer": "k"},
+        argv=("srun", *argv, "cmd", "--container-image=no"),
+        optind=1 + len(argv),
+    )
+    assert seen.of("user")[-1] == "bootseer: _SLURM_SPANK_OPTION_pyxis_container_image is a#b"
+    for argv in (("srun", "--container-image"), ("srun", "--container-image-not=x", "cmd")):
+        seen = host.run("local", options={"bootseer": "k"}, argv=argv, optind=2)
+        assert "pyxis" not in seen.of("user")[-1]
 
 
 def test_srun_continues_while_advice_is_computed(host):

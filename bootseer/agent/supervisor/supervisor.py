@@ -123,6 +123,7 @@ class Supervisor:
                     self._start("checkpoint.mount", self._follow_checkpoint, self._checkpoint)
                 if self._first is not None:
                     self._served.begin(self._first, nursery)
+                    self._start("image.mount", self._note_readable, self._first)
                 self._start("agent.state", self._keep_state)
 
     def _start(self, stage: str, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
@@ -166,6 +167,13 @@ class Supervisor:
                     "checkpoint.mount",
                     f"its files return errors: the checkpoint server has ended: {error}",
                 )
+
+    async def _note_readable(self, image: ServedImage) -> None:
+        """Tell the plugin whether tasks find the job's image on its mount, once that is known."""
+        await image.served.wait()
+        state = "none" if image.is_served else "failed"
+        with suppress(OSError):  # /run is full: tasks find an empty mount
+            self._folder.write_mounted(self._folder.readable, state)
 
     def _on_message(self, message: FromWorker) -> None:
         """Handle messages of the prefetch worker that concern more than its window."""

@@ -50,11 +50,11 @@ class Outages:
     """
 
     def __init__(self, folder: str, kind: str) -> None:
-        """Use a folder that only this process's account, and root, can write to.
+        """Use a folder, which is checked each time.
 
         Args:
-            folder: its path.
-            kind: of process: each kind finds out for itself how long it waits.
+            folder: its path; only this process's account, and root, can write there.
+            kind: of process: each waits for a store as long as it can afford.
         """
         self._folder = folder
         self._kind = kind
@@ -62,7 +62,7 @@ class Outages:
     def note(self, url: str, why: str) -> None:
         """Remember that a store has not answered just now."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with suppress(OSError):
+        with suppress(OSError, BootseerError):
             fd = os.open(self._path(url), flags, 0o600)
             try:
                 os.write(fd, why.encode(errors="backslashreplace")[:_MAX_BYTES])
@@ -71,7 +71,7 @@ class Outages:
 
     def clear(self, url: str) -> None:
         """Forget an outage: the store has answered."""
-        with suppress(OSError):
+        with suppress(OSError, BootseerError):
             os.unlink(self._path(url))
 
     def recent(self, url: str) -> str:
@@ -86,10 +86,11 @@ class Outages:
                 why = os.read(fd, _MAX_BYTES).decode(errors="replace") or "no answer"
             finally:
                 os.close(fd)
-        except OSError:
+        except (OSError, BootseerError):
             return ""
         return f"{why}, {age_s:.0f} s ago"
 
     def _path(self, url: str) -> str:
+        check_alone(self._folder, uid=os.geteuid())
         name = hashlib.sha256(f"{self._kind} {url}".encode()).hexdigest()[:32]
         return f"{self._folder}/outage-{name}"

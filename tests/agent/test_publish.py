@@ -12,6 +12,7 @@ from bootseer.agent.messages.worker import (
     PublishRecording,
     RecordedImage,
     StartTask,
+    StoreAway,
 )
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import publish
@@ -19,7 +20,7 @@ from bootseer.agent.workers.base import Task
 from bootseer.core.ranges import ByteRange
 from bootseer.core.speed import UNKNOWN
 from bootseer.core.warm_plan import PlannedImage, PlannedRun
-from bootseer.errors import Denied
+from bootseer.errors import Denied, Transient
 from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL, Touch
 from bootseer.startup.plans import add_run, read_plan
@@ -48,9 +49,11 @@ class Agent:
         self.events = PublishEvents(run(7), list(waiting))
         self.asked = trio.Event()
         self.said = None
+        self.heard = []
 
     async def send(self, message):
         self.said = message
+        self.heard.append(message)
 
     async def receive_only(self):
         if not isinstance(self.said, EventsWanted):
@@ -122,6 +125,33 @@ async def test_unpublished_runs_keep_waiting():
     await publish.run(task)
     assert task.channel.said.ok and task.channel.said.left == [1]
     assert await published(task) == ["runs/c.1", "runs/c.3", "runs/c.7"]
+
+
+class Away(WrappedStore):
+    """A store that refuses, or answers nothing; counts what it is asked."""
+
+    def __init__(self, hangs):
+        super().__init__(MemoryStore())
+        self.hangs = hangs
+        self.asked = 0
+
+    async def around(self, operation, name, call):
+        self.asked += 1
+        await trio.sleep(10 * publish.FIRST_ANSWER_S if self.hangs else 0)
+        raise Transient("connection refused")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_dead_store_is_asked_once_and_the_agent_is_told(hangs, autojump_clock):
+    store = Away(hangs)
+    task = Publishing([recorded("/i.sqsh", [(0, 2, 5)])], [run(1)], store)
+    began = trio.current_time()
+    await publish.run(task)
+    assert store.asked == 1
+    assert trio.current_time() - began <= publish.FIRST_ANSWER_S
+    (away,) = [message for message in task.channel.heard if isinstance(message, StoreAway)]
+    assert away.why == ("no answer within 2 s" if hangs else "connection refused")
+    assert not task.channel.said.ok and "does not answer" in task.channel.said.detail
 
 
 class Counting(WrappedStore):

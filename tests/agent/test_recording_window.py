@@ -14,6 +14,7 @@ from bootseer.agent.supervisor.images.residency_client import ResidencyClient
 from bootseer.agent.supervisor.images.residency_record import WatchedImage
 from bootseer.config import Config
 from bootseer.image.hot.trace import Touch
+from bootseer.store.outages import Outages
 
 JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "/i", 1.0, 1)
 CONFIG = Config({"image.window_s": 30, "image.sample_interval_s": 0.1})
@@ -29,7 +30,7 @@ class Silent:
     async def send(self, message):
         self.told.append(message)
 
-    async def send_task(self, job, config):
+    async def send_task(self, job, config, outage):
         pass
 
     async def receive(self):
@@ -54,7 +55,10 @@ def image():
 async def run_with(image):
     """Run a window with an image; returns the events that it tells."""
     worker, events = Silent(), EventLog("/nowhere/events.jsonl")
-    window = RecordingWindow(JOB, SimpleNamespace(config=CONFIG, broker=None, events=events))
+    outages = Outages("/nowhere", "agent")
+    context = SimpleNamespace(config=CONFIG, broker=None, events=events, store_url="file:///s")
+    context.outages = lambda kind: outages
+    window = RecordingWindow(JOB, context)
     window.images.append(image)
     try:
         await window.run(worker)

@@ -37,6 +37,7 @@ from bootseer.agent.messages.worker import (
     Published,
     Ready,
     StartTask,
+    StoreAway,
 )
 from bootseer.agent.node import log
 from bootseer.agent.node.job import Job, JobFolder
@@ -53,6 +54,7 @@ from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.images.image_mount import ServedImage
 from bootseer.agent.supervisor.images.image_mounts import MAX_MOUNTS
 from bootseer.agent.supervisor.images.kernel_mount import KernelMount
+from bootseer.agent.supervisor.images.recording_window import RecordingWindow
 from bootseer.agent.supervisor.images.residency_record import SETTLE_S, WatchedImage
 from bootseer.agent.workers.base import Task
 from bootseer.config import Config
@@ -219,6 +221,70 @@ async def test_a_run_that_cannot_be_removed_is_still_published(agent, monkeypatc
     monkeypatch.setattr(spool, "read_waiting", lambda *_: [(OnReadOnlyDisk(), {})])
     monkeypatch.setattr(publish_recording, "_publish_by_worker", publish)
     assert await publish_with(agent) == (True, "x")
+
+
+@pytest.mark.root
+async def test_a_store_that_does_not_answer_costs_the_next_epilog_nothing(
+    agent, tmp_path, monkeypatch
+):
+    cache_dir = str(tmp_path / "cache")
+    (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
+    spool.make_folder(cache_dir, USER)
+    answers = [StoreAway("connection refused"), Published(False, "no", [])]
+    started = []
+
+    class Publisher:
+        channel = SimpleNamespace()
+
+        async def send_task(self, job, config):
+            started.append(job)
+
+        async def end(self):
+            pass
+
+    async def send(message):
+        pass
+
+    async def receive_only():
+        if not answers:
+            raise Closed("it has ended")
+        return answers.pop(0)
+
+    async def start(broker, role):
+        return Publisher()
+
+    Publisher.channel.send, Publisher.channel.receive_only = send, receive_only
+    monkeypatch.setattr(publish_recording, "start", start)
+    assert await publish_with(agent) == (False, "no")
+    published, detail = await publish_with(agent)
+    assert not published and "is not asked: connection refused" in detail
+    assert agent._config.store.url.startswith("file://{home}")
+    assert "file:///home/alice/.bootseer" in detail  # the user is told which
+    assert len(started) == 1 and len(spool.read_waiting(cache_dir, USER)) == 1
+    (outage,) = (tmp_path / f"cache/unpublished/{USER}").glob("outage-*")
+    os.utime(outage, (1, 1))
+    answers.append(Published(True, "x", []))
+    assert await publish_with(agent) == (True, "x")
+    assert not outage.exists() and spool.read_waiting(cache_dir, USER) == []
+
+
+async def test_an_outage_at_the_start_is_known_to_the_next_job(agent, tmp_path):
+    cache_dir = str(tmp_path / "cache")
+    (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
+    spool.make_folder(cache_dir, USER)
+    sent = []
+
+    class Warming:
+        async def send_task(self, job, config, outage):
+            sent.append(outage)
+            raise Closed("it has ended")
+
+    await agent._window._handle(StoreAway("connection refused"), [])
+    for window in (agent._window, RecordingWindow(JOB, agent._context)):
+        await window._follow(Warming())
+    assert [outage.partition(",")[0] for outage in sent] == ["connection refused"] * 2
+    details = [event.detail for event in agent.events._events if event.stage == "store.outage"]
+    assert "file:///home/alice/.bootseer is not asked: connection refused" in details[0]
 
 
 def test_waiting_runs_are_removed_if_damaged_but_not_on_disk_errors(agent, tmp_path, monkeypatch):

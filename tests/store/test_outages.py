@@ -43,6 +43,17 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path, kind):
     assert other.read_text() == "precious" and seen.recent("hdfs://a/") == ""
 
 
+def test_a_folder_of_others_is_neither_believed_nor_used(tmp_path):
+    seen = Outages(str(tmp_path), "agent")
+    seen.note("hdfs://a/", "x")
+    (file,) = tmp_path.iterdir()
+    tmp_path.chmod(0o777)
+    assert seen.recent("hdfs://a/") == ""
+    seen.clear("hdfs://a/")
+    seen.note("hdfs://b/", "x")
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_a_missing_folder_costs_nothing(tmp_path):
     seen = Outages(str(tmp_path / "none"), "agent")
     seen.note("hdfs://a/", "x")

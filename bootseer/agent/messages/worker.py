@@ -42,11 +42,14 @@ class StartTask(NamedTuple):
         job: the job; its image is the one that this worker handles.
         config: effective settings, see `bootseer.config.Config.values`.
         version: version of the messages.
+        outage: why the user's store did not answer another job a moment ago; "" if nothing is
+            known against it.
     """
 
     job: Job
     config: dict[str, Any]
     version: int = VERSION
+    outage: str = ""
 
     def check(self, name: str) -> None:
         """Check the version.
@@ -435,6 +438,12 @@ class ImportOpened(NamedTuple):
     """From `upload_import`: the file is open, so its name may be removed."""
 
 
+class StoreAway(NamedTuple):
+    """From `warm_up` and `publish`: the user's store does not answer, and is not asked again."""
+
+    why: str
+
+
 class EventsWanted(NamedTuple):
     """From `publish`: the recordings are published. Answer: `PublishEvents`."""
 
@@ -495,6 +504,7 @@ FromWorker = (
     | CheckpointEnded
     | MountSnapshot
     | ImportOpened
+    | StoreAway
     | EventsWanted
     | Published
 )

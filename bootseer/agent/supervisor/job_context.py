@@ -10,10 +10,12 @@ from typing import Any
 import trio
 
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.agent.supervisor import spool
 from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.event_log import EventLog
-from bootseer.config import Config
+from bootseer.config import Config, User
 from bootseer.ipc.request_client import RequestClient
+from bootseer.store.outages import Outages
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,20 @@ class JobContext:
     broker: RequestClient
     lender: RequestClient
     events: EventLog
+
+    @property
+    def store_url(self) -> str:
+        """Return the URL of the user's store."""
+        job = self.job
+        return User(job.user, job.uid, job.home).fill(self.config.store.url)
+
+    def outages(self, kind: str) -> Outages:
+        """Return the outages of the user's stores that this node's agents have seen.
+
+        Args:
+            kind: of the task that asks: `Outages` of each are separate.
+        """
+        return Outages(spool.folder_of(self.config.node.cache_dir, self.job.uid), kind)
 
     def start(
         self, stage: str, nursery: trio.Nursery, work: Callable[..., Awaitable[Any]], *args: Any

@@ -15,6 +15,7 @@ from bootseer.agent.messages.worker import (
     PublishEvents,
     PublishRecording,
     StageEnded,
+    StoreAway,
 )
 from bootseer.agent.supervisor import spool
 from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
@@ -54,19 +55,24 @@ async def publish(
     with suppress(BootseerError, OSError):  # reported below, where it matters
         waiting = spool.read_waiting(cache_dir, uid)
     published = Published(False, f"not within {timeout_s:.1f} s", [])
+    outages, store_url = context.outages("epilog"), context.store_url
     recording = PublishRecording(
         kind,
         [image.recorded() for image in images if image.is_used],
         checkpoint.reads if checkpoint is not None else [],
         checkpoint.ahead if checkpoint is not None else [],
     )
-    with trio.move_on_after(timeout_s):
-        try:
-            published = await _publish_by_worker(context, recording, waiting, began_ns)
-        except (BootseerError, OSError) as error:
-            published = Published(False, str(error), [])
+    if outage := outages.recent(store_url):
+        published = Published(False, f"store {store_url} is not asked: {outage}", [])
+    else:
+        with trio.move_on_after(timeout_s):
+            try:
+                published = await _publish_by_worker(context, recording, waiting, began_ns)
+            except (BootseerError, OSError) as error:
+                published = Published(False, str(error), [])
     detail = one_line(published.detail)
     if published.ok:
+        outages.clear(store_url)
         for number, (path, _) in enumerate(waiting):
             if number not in published.left:
                 with suppress(OSError):  # the disk is read-only: the run is published again
@@ -108,6 +114,8 @@ async def _handle_messages(
         match message := await worker.channel.receive_only():
             case StageEnded():
                 context.events.note(message.event)
+            case StoreAway():
+                context.outages("epilog").note(context.store_url, message.why)
             case EventsWanted():
                 if began_ns:
                     context.events.note(Event("epilog", began_ns, time.time_ns(), "epilog"))

@@ -2,7 +2,8 @@
 
 Unpublished runs wait for the user's next job on the node, in
 
-CACHE_DIR/unpublished/UID/RUN-NODE-STARTED.json; all but CACHE_DIR is the service account's.
+CACHE_DIR/unpublished/UID/RUN-NODE-STARTED.json; all but CACHE_DIR is the service account's. Beside
+them are the outages of the user's store, see `bootseer.store.outages`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def append_event(path: str, line: str) -> None:
         os.close(descriptor)
 
 
+def folder_of(cache_dir: str, uid: int) -> str:
+    """Return the path of the folder of a user's waiting runs."""
+    return f"{cache_dir}/{UNPUBLISHED}/{uid}"
+
+
 def make_folder(cache_dir: str, uid: int) -> str:
     """Create the folder of a user's waiting runs, unless it exists; returns its path.
 
@@ -49,7 +55,7 @@ def make_folder(cache_dir: str, uid: int) -> str:
         OSError: the disk is full or read-only.
         Denied: other users can change the folder.
     """
-    folder = Path(cache_dir, UNPUBLISHED, str(uid))
+    folder = Path(folder_of(cache_dir, uid))
     folder.mkdir(mode=0o700, exist_ok=True)
     check_alone(str(folder.parent), str(folder), uid=os.geteuid())
     return str(folder)
@@ -82,7 +88,7 @@ def read_waiting(cache_dir: str, uid: int) -> list[Waiting]:
         Denied: other users can change the folder.
     """
     waiting: list[Waiting] = []
-    folder = Path(cache_dir, UNPUBLISHED, str(uid))
+    folder = Path(folder_of(cache_dir, uid))
     if not folder.exists():
         return waiting
     check_alone(str(folder.parent), str(folder), uid=os.geteuid())

@@ -42,8 +42,11 @@ class Worker:
             self._channel = supervisor_end(self._end)
         return self._channel
 
-    async def send_task(self, job: Job, config: Config) -> None:
+    async def send_task(self, job: Job, config: Config, outage: str = "") -> None:
         """Send the worker its job, and copy its output from then on.
+
+        Args:
+            job, config, outage: as for `StartTask`.
 
         Raises:
             Closed: the worker has died already.
@@ -51,7 +54,7 @@ class Worker:
         printed, output = os.pipe()
         trio.lowlevel.spawn_system_task(copy_output, printed)
         try:
-            await self.channel.send(StartTask(job, config.values), [output])
+            await self.channel.send(StartTask(job, config.values, outage=outage), [output])
         finally:
             os.close(output)
 

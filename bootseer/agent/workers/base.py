@@ -11,11 +11,17 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import trio
 
-from bootseer.agent.messages.worker import StageEnded, StartTask, WorkerEnd, worker_end
+from bootseer.agent.messages.worker import (
+    StageEnded,
+    StartTask,
+    StoreAway,
+    WorkerEnd,
+    worker_end,
+)
 from bootseer.agent.node import log
 from bootseer.agent.node.job import Job
 from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls
@@ -24,7 +30,7 @@ from bootseer.agent.workers import mksquashfs_starter
 from bootseer.agent.workers.images.identify_image import IdentifiedImage, open_and_identify, receive
 from bootseer.agent.workers.redirect_output import direct_output
 from bootseer.config import Config, User
-from bootseer.core.event import FALLBACK, StageReport
+from bootseer.core.event import FALLBACK, StageReport, one_line
 from bootseer.env.snapshot.group_store import shared_urls
 from bootseer.errors import BootseerError, Closed, Corrupt
 from bootseer.ipc.channel import unexpected
@@ -33,6 +39,7 @@ from bootseer.squashfs.mksquashfs import Start, start_plainly
 from bootseer.store.api.base import Store
 from bootseer.store.from_settings import connect
 from bootseer.store.from_url import needs_network
+from bootseer.store.wrappers.breaker import BreakerStore
 
 
 def owner_of(job: Job) -> User:
@@ -63,6 +70,7 @@ class Task:
         self._opened = opened
         self.job = start.job
         self.config = Config(start.config, "the agent's task")
+        self._outage = start.outage
 
     def store(self) -> Store:
         """Open the user's store, without any I/O.
@@ -71,6 +79,22 @@ class Task:
             ConfigError: this version does not support the configured store.
         """
         return connect(self.config, owner_of(self.job))
+
+    def watched_store(self, first_answer_s: float) -> BreakerStore:
+        """Open the user's store, which is not used after an outage; the agent is told of one.
+
+        Args:
+            first_answer_s: how long to wait for the first answer.
+
+        Raises:
+            ConfigError: as for `store`.
+        """
+
+        async def tell(why: str) -> None:
+            with suppress(Closed):
+                await self.channel.send(StoreAway(one_line(why)))
+
+        return BreakerStore(self.store(), first_answer_s, tell, self._outage)
 
     async def opened(self, path: str) -> IdentifiedImage:
         """Open and identify an image, or take over the opener's result.

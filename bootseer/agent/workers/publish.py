@@ -41,6 +41,8 @@ from bootseer.startup.run_events import MAX_ROWS, NodeRun, drop_old_runs, publis
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
+FIRST_ANSWER_S = 2.0
+"""An epilog holds its node."""
 _SPARES = 3
 """Spare nodes per recording node: they publish a trace if no recording node has."""
 
@@ -55,7 +57,7 @@ async def run(task: Task) -> None:
     if not isinstance(recording, PublishRecording):
         raise unexpected(recording)
     try:
-        store = task.store()
+        store = task.watched_store(FIRST_ANSWER_S)
         job, count = task.job, task.config.image.traces_per_run
         is_first = is_among(count, job.nodes, job.node_index)
         planned = await _record_all(task, store, recording.images, count if is_first else 0)

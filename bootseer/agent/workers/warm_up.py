@@ -33,6 +33,9 @@ from bootseer.rate_limit import RateLimit
 from bootseer.store.api.base import Store
 from bootseer.units import MIB
 
+FIRST_ANSWER_S = 5.0
+"""Longer than a busy store takes when a thousand nodes start; a job may be held for its data."""
+
 
 class WarmUp:
     """The warm-up of one job's image, checkpoint and environments."""
@@ -44,6 +47,13 @@ class WarmUp:
         self._image = ImagePrefetch(task, self._plan, self._budget)
         self._checkpoint = Awaited[CheckpointReadable]()
         self._environment = Awaited[EnvironmentMounted]()
+        self._opened: Store | None = None
+
+    def _store(self) -> Store:
+        """Return the user's store, one for all parts: an outage of one is known to the others."""
+        if self._opened is None:
+            self._opened = self._task.watched_store(FIRST_ANSWER_S)
+        return self._opened
 
     async def listen(self, scope: trio.CancelScope) -> None:
         """Handle the agent's messages; end the worker when the agent ends."""
@@ -76,7 +86,7 @@ class WarmUp:
 
         async def tell(part: Callable[[Store], Awaitable[str]]) -> None:
             try:
-                details.append(await part(self._task.store()))
+                details.append(await part(self._store()))
             except Closed:
                 return  # `listen` sees the same and ends this worker
             except BootseerError as error:
@@ -97,7 +107,7 @@ class WarmUp:
     async def _environments(self) -> None:
         """Mount the environments of the last run where only root sees them, for `env run`."""
         with suppress(BootseerError):  # reported by the plan's reader, or the agent has ended
-            plan = await self._plan.read(self._task.store())
+            plan = await self._plan.read(self._store())
             for image in plan.images if plan is not None else ():
                 if image.path.startswith(ENVIRONMENT):
                     await self._task.channel.send(MountImage(image.path))

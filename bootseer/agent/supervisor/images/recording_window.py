@@ -23,6 +23,7 @@ from bootseer.agent.messages.worker import (
     Ready,
     ServedImageOpened,
     StageEnded,
+    StoreAway,
     ToWorker,
     YieldToJob,
 )
@@ -71,6 +72,8 @@ class RecordingWindow:
         self.recorded = trio.Event()
         self._job = job
         self._config = context.config
+        self._outages = context.outages("agent")
+        self._store_url = context.store_url
         self._events = context.events
         self._on_message = on_message
         self._broker = context.broker
@@ -145,7 +148,10 @@ class RecordingWindow:
 
     async def _follow(self, worker: Worker) -> None:
         try:
-            await worker.send_task(self._job, self._config)
+            outage = self._outages.recent(self._store_url)
+            if outage:
+                self._events.fall_back("store.outage", f"{self._store_url} is not asked: {outage}")
+            await worker.send_task(self._job, self._config, outage)
             self._has_task.set()
             while True:
                 message, fds = await worker.channel.receive()
@@ -171,6 +177,8 @@ class RecordingWindow:
                 await self._served.note_opened()
             case CheckpointFileAhead() if self._checkpoint is not None:
                 self._checkpoint.note_ahead(message)
+            case StoreAway():
+                self._outages.note(self._store_url, message.why)
             case StageEnded():
                 self._events.note(message.event)
             case _:

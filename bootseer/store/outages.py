@@ -21,7 +21,7 @@ LASTS_S = 60.0
 _MAX_BYTES = 1000
 _SESSION = "/run/user/{}"
 """Of systemd's, removed when the user's last session ends."""
-_OWN = "/tmp/bootseer-{}"
+_OWN = "/dev/shm/bootseer-{}"
 
 
 def user_folder(uid: int) -> str:

@@ -145,9 +145,19 @@ def test_a_namenode_that_is_gone_costs_the_job_nothing_but_the_warmth(lab_with_h
     hdfs.stop("head")
     try:
         lost = lab.srun(*BOOTSEER)
+        again = lab.srun(*BOOTSEER)
+        inside = f"srun -N2 {' '.join(BOOTSEER)} true"
+        job_id = lab.sbatch(f"#!/bin/sh\n{inside}\n", "-N2", *BOOTSEER)
+        lab.cluster.wait_for_job(job_id, timeout_s=60)
     finally:
         hdfs.start_namenode()
-    assert "not published, kept for the user's next job here" in lab.slurmd_log("n1")
+    # It is named once, and asked once: by the submission, by an agent and by an epilog.
+    assert "store hdfs://site/user/alice/.bootseer does not answer" in lost.stderr
+    assert "bootseer: " not in again.stderr
+    assert "bootseer: " not in (lab.cluster.shared / f"{job_id}.out").read_text()
+    said = [line for line in lab.slurmd_log("n1").splitlines() if "not published, kept" in line]
+    assert ["is not asked" in line for line in said[-3:]] == [False, True, True]
+    lab.forget_outages()
     lab.srun(*BOOTSEER)
     assert "publish" in lab.fallbacks(lost)
     lab.assert_clean()

@@ -1,6 +1,7 @@
 """What a job's steps and tasks are told: what they have asked for, or nothing."""
 
 import json
+import re
 
 import pytest
 from bootseer_dev.jobs import site
@@ -45,7 +46,7 @@ def test_a_step_that_asks_for_something_else_gets_nothing_of_the_jobs(lab, folde
         "srun -n1 --bootseer-image=bootseer://other --bootseer-ckpt=file:///shared/run2"
         " --bootseer-env=nosuch"
         " sh -c 'echo image=$BOOTSEER_IMAGE; echo x > ${BOOTSEER_CKPT:?}/lost'",
-        "srun -n1 --bootseer-image=/shared/b.sqsh"
+        "touch /shared/b.sqsh; srun -n1 --bootseer-image=/shared/b.sqsh"
         " sh -c 'echo image=$BOOTSEER_IMAGE; echo x > $BOOTSEER_CKPT/kept'",
         options=["-n1", f"--bootseer-image={IMAGE}", "--bootseer-ckpt=file:///shared/run"],
     )
@@ -54,6 +55,42 @@ def test_a_step_that_asks_for_something_else_gets_nothing_of_the_jobs(lab, folde
     assert said.count("give it to the job") == 3
     assert "bootseer: key" not in said, "advice is for the job"
     assert {"checkpoint.mountpoint", "image.mountpoint", "env.mount"} <= lab.fallbacks(job_id)
+
+
+ADVICE = "bootseer: key "
+
+
+@pytest.mark.parametrize("export", ["ALL", "NONE"])
+def test_the_sruns_of_a_job_that_was_told_say_nothing(lab, export):
+    step = "srun -n1 sh -c 'echo told=$BOOTSEER_TOLD'"
+    options = ["-n1", "--bootseer=train", f"--bootseer-image={IMAGE}", f"--export={export}"]
+    _, said = run_script(lab, step, "srun -n1 --bootseer=train true", options=options)
+    assert "told=" in said and "bootseer: " not in said
+    inside = f"{step}; srun -n1 --bootseer true"
+    argv = ["salloc", "-n1", "--bootseer=train", f"--bootseer-image={IMAGE}", "sh", "-c", inside]
+    answer = lab.cluster.run(argv, user="alice")
+    assert answer.stderr.count("bootseer: ") == answer.stderr.count(ADVICE) == 1
+
+
+def test_a_step_that_asks_first_or_otherwise_gets_its_line_once(lab):
+    step = f"srun -n1 --bootseer=step --bootseer-image={IMAGE} true"
+    _, said = run_script(lab, step, step, "srun -n1 --bootseer=other true")
+    assert said.count(ADVICE) == 1 and f"{ADVICE}step: first start under this key" in said
+    assert said.count("--bootseer=other has no effect in a step of a job that began with") == 1
+
+
+@pytest.mark.parametrize("name", ["bootseer://nosuch", "/shared/nosuch.sqsh", "shut"])
+def test_no_task_is_told_of_an_image_that_is_not_there(lab, name):
+    shut = lab.cluster.shared / "shut"
+    shut.mkdir(0o700, exist_ok=True)
+    (shut / "i.sqsh").touch()
+    path = "/shared/shut/i.sqsh" if name == "shut" else name
+    job = lab.srun("--bootseer=train", f"--bootseer-image={path}", command="env", check=False)
+    assert not re.search("^BOOTSEER_IMAGE=", job.stdout, re.MULTILINE)
+    assert "BOOTSEER_SOCKET=" in job.stdout
+    assert "is recorded" not in job.stderr and "nothing can be recorded" in job.stderr
+    assert job.stderr.count("the image is not mounted" if "://" in path else "is not set") == 2
+    assert "image.mountpoint" in lab.fallbacks(job)
 
 
 def test_jobs_that_a_job_submits(lab, folders):

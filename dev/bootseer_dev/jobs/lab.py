@@ -196,6 +196,15 @@ class Lab:
         self.cluster.run(["rm", "-rf", str(self.store(user))])
         for node in self.cluster.node_names:
             self.cluster.run(["rm", "-rf", "/var/cache/bootseer/unpublished"], node=node)
+        self.forget_outages(user)
+
+    def forget_outages(self, user: str = "alice") -> None:
+        """Let a user's store be asked again at once after an outage."""
+        uid = self.cluster.spec.uid(user)
+        folders = (f"/dev/shm/bootseer-{uid}", f"/var/cache/bootseer/unpublished/{uid}")
+        remove = ["sh", "-c", "rm -f " + " ".join(f"{folder}/outage-*" for folder in folders)]
+        for machine in (None, *self.cluster.node_names):
+            self.cluster.run(remove, node=machine)
 
     def slurmd_log(self, node: str) -> str:
         """Return what a node's slurmd has logged."""

@@ -45,7 +45,8 @@ enum {
     SQUASHFS_MAGIC = 0x73717368,
     OVERLAY_MAGIC = 0x794c7630,
     OPEN_MS = 5000, /* the user's folder may be on a file system that hangs */
-    FIND_MS = 1000, /* the same of the user's image; and until the store has it or not */
+    FIND_MS = 1000, /* the same of the user's image */
+    KNOW_MS = 3000, /* for the agent to find out whether the store has the image */
     ASK_MS = 1500,  /* the agent may be only starting */
     RETRY_MS = 10,
 };
@@ -192,8 +193,8 @@ static bool is_missing(const char *run_dir, uint32_t job_id)
     for (int waited = 0;; waited += RETRY_MS) {
         if (read_mounted("state/readable", "image", run_dir, job_id, &answer))
             return answer.failed;
-        if (waited >= FIND_MS || stat(mark, &info) ||
-            time(NULL) - info.st_mtime > 1 + FIND_MS / 1000)
+        if (waited >= KNOW_MS || stat(mark, &info) ||
+            time(NULL) - info.st_mtime > 1 + KNOW_MS / 1000)
             return false;
         poll(NULL, 0, RETRY_MS);
     }

@@ -109,7 +109,7 @@ class _Request:
         self._key = key
         self._asked = asked
         self._is_named = bool(self.image)
-        self._is_imported = not asked.image
+        self._is_imported = self._is_named and not asked.image
         self._stores = _Stores(config, user)
 
     async def lines(self) -> list[str]:

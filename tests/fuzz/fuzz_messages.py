@@ -130,7 +130,12 @@ FROM_WORKER = (
     *(worker.ImageMissing(), worker.ImageCopied(), worker.ImageRecorded(TOUCHES)),
     *(worker.ImageReported(Speed(1, 2, 3), Speed()), worker.CheckpointServed()),
     *(worker.CheckpointReads(FILES), worker.CheckpointEnded(), worker.MountSnapshot("k", True)),
-    *(worker.ImportOpened(), worker.EventsWanted(), worker.Published(True, "there", [1])),
+    *(
+        worker.ImportOpened(),
+        worker.EventsWanted(),
+        worker.StoreAway("refused"),
+        worker.Published(True, "there", [1]),
+    ),
 )
 TO_WORKER = (
     *(

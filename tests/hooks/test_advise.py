@@ -187,3 +187,10 @@ def test_an_error_that_is_an_answer_is_no_outage(store, image):
     store(Corrupted(MemoryStore()))
     for _ in range(2):
         assert ask(IMAGE=str(image)) == ["key k: nothing known: private"]
+
+
+def test_the_last_starts_image_may_have_been_removed_from_the_store(store):
+    mine = store(MemoryStore())
+    put(mine, PlannedImage("bootseer://gone", "sqfs1-x", 1_000_000, 100_000))
+    (line,) = ask()
+    assert "there is no image 'gone'" in line and line.endswith("nothing can be recorded")

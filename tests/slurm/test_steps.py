@@ -62,9 +62,9 @@ ADVICE = "bootseer: key "
 
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
 def test_the_sruns_of_a_job_that_was_told_say_nothing(lab, export):
-    step = "srun -n1 sh -c 'echo told=$BOOTSEER_TOLD'"
+    step = "/usr/bin/srun -n1 /bin/sh -c 'echo told=$BOOTSEER_TOLD'"
     options = ["-n1", "--bootseer=train", f"--bootseer-image={IMAGE}", f"--export={export}"]
-    _, said = run_script(lab, step, "srun -n1 --bootseer=train true", options=options)
+    _, said = run_script(lab, step, "/usr/bin/srun -n1 --bootseer=train /bin/true", options=options)
     assert "told=" in said and "bootseer: " not in said
     inside = f"{step}; srun -n1 --bootseer true"
     argv = ["salloc", "-n1", "--bootseer=train", f"--bootseer-image={IMAGE}", "sh", "-c", inside]
@@ -85,7 +85,8 @@ def test_no_task_is_told_of_an_image_that_is_not_there(lab, name):
     shut.mkdir(0o700, exist_ok=True)
     (shut / "i.sqsh").touch()
     path = "/shared/shut/i.sqsh" if name == "shut" else name
-    job = lab.srun("--bootseer=train", f"--bootseer-image={path}", command="env", check=False)
+    asked = ("--bootseer=train", f"--bootseer-image={path}", "--bootseer-wait=10")
+    job = lab.srun(*asked, command="env", check=False)
     assert not re.search("^BOOTSEER_IMAGE=", job.stdout, re.MULTILINE)
     assert "BOOTSEER_SOCKET=" in job.stdout
     assert "is recorded" not in job.stderr and "nothing can be recorded" in job.stderr

@@ -9,6 +9,7 @@ import pytest
 
 from bootseer import config
 from bootseer.cli import doctor
+from bootseer.slurm import plugin
 
 
 @pytest.fixture
@@ -53,3 +54,21 @@ def test_a_mounted_file_system_is_recognised(cache_dir):
         subprocess.run(["umount", cache_dir], check=True)
     assert not is_good
     assert detail.startswith(f"{cache_dir} is on tmpfs, 5.")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "lacks this line: include "),
+        (["include plugstack.conf.d/*.conf"], "is included by "),
+        (["include plugstack.conf.d/*.conf"] * 2, "plugstack.conf:2: include plugstack"),
+    ],
+)
+def test_the_plugin_is_to_be_included_once(tmp_path, monkeypatch, lines, said):
+    monkeypatch.setattr(plugin, "PLUGSTACK_DIR", tmp_path / "plugstack.conf.d")
+    assert "bootseer plugin install" in doctor._plugin()[1]
+    (tmp_path / "plugstack.conf.d").mkdir()
+    (tmp_path / "plugstack.conf.d/bootseer.conf").touch()
+    (tmp_path / "plugstack.conf").write_text("\n".join(lines))
+    is_good, detail = doctor._plugin()
+    assert (is_good, said in detail) == (len(lines) == 1, True)

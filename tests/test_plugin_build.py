@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from bootseer.cli.plugin import plugin as command
-from bootseer.errors import ConfigError, NotFound, Unavailable
-from bootseer.slurm import plugin
+from bootseer.errors import ConfigError, Conflict, NotFound, Unavailable
+from bootseer.slurm import plugin, program_link
 
 pytestmark = pytest.mark.skipif(
     not Path("/usr/include/slurm/spank.h").exists() or shutil.which("cc") is None,
@@ -191,22 +191,140 @@ def test_install_and_uninstall(built, site):
         assert stat.S_IMODE(info.st_mode) == 0o755 and info.st_uid == os.geteuid()
     conf = plugstack_dir / "bootseer.conf"
     assert conf.read_text() == f"optional {prefix}/bootseer.so\n"
-    assert "include" in done.next_steps[0] and "restart slurmd" in done.next_steps[1]
+    assert f"--include:  include {conf}" in done.next_steps[0]
+    assert "restart slurmd" in done.next_steps[1]
 
     (prefix / "theirs").touch()
-    assert len(plugin.uninstall(prefix, plugstack_dir)) == 7
+    link = prefix / "no-link"
+    assert len(plugin.uninstall(prefix, plugstack_dir, link=link).files) == 7
     assert list(prefix.iterdir()) == [prefix / "theirs"] and not conf.exists()
     (prefix / "theirs").unlink()
-    assert plugin.uninstall(prefix, plugstack_dir) == ()
+    assert plugin.uninstall(prefix, plugstack_dir, link=link) == plugin.RemovedPlugin((), ())
 
 
-@pytest.mark.parametrize("pattern", ["plugstack.conf.d/*.conf", "{dir}/plugstack.conf.d/*"])
-def test_include_line_that_is_there_is_not_asked_for(built, site, pattern):
+INCLUDES = ["plugstack.conf.d/*.conf", "{dir}/plugstack.conf.d/*", "{dir}/nested.conf"]
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+@pytest.mark.parametrize("pattern", INCLUDES)
+def test_include_line_that_is_there_is_not_added(built, site, pattern, is_asked_for):
     prefix, plugstack_dir = site
     line = f"include {pattern.format(dir=plugstack_dir.parent)}\n"
-    (plugstack_dir.parent / "plugstack.conf").write_text(line)
+    (plugstack_dir.parent / "nested.conf").write_text("include plugstack.conf.d/bootseer.conf\n")
+    plugstack = plugstack_dir.parent / "plugstack.conf"
+    plugstack.write_text(line)
+    where = built.files[0].parent
+    done = plugin.install(prefix, plugstack_dir, built=where, include=is_asked_for)
+    assert "nothing is to be added" in done.notes[0]
+    assert not any("include" in step for step in done.next_steps)
+    assert plugstack.read_text() == line
+
+
+def test_an_include_of_another_folder_is_not_taken_for_ours(built, site):
+    prefix, plugstack_dir = site
+    text = (
+        f"# include {plugstack_dir}/*.conf\ninclude {plugstack_dir.parent}/*.other\ninclude *.d\n"
+    )
+    (plugstack_dir.parent / "plugstack.conf").write_text(text)
     done = plugin.install(prefix, plugstack_dir, built=built.files[0].parent)
-    assert len(done.next_steps) == 1
+    assert done.notes == ()
+    assert "add this line" in done.next_steps[0]
+
+
+def test_two_lines_that_include_the_same_are_named(built, site):
+    """The README's line beside the one that Debian ships: srun warned of each option."""
+    prefix, plugstack_dir = site
+    plugstack = plugstack_dir.parent / "plugstack.conf"
+    plugstack.write_text(f"include plugstack.conf.d/*.conf\ninclude {plugstack_dir}/*.conf\n")
+    done = plugin.install(prefix, plugstack_dir, built=built.files[0].parent, include=True)
+    assert f"{plugstack}:1: include" in done.next_steps[0]
+    assert f"{plugstack}:2: include" in done.next_steps[0]
+    assert "keep one" in done.next_steps[0]
+
+
+@pytest.mark.parametrize("before", [None, "required other.so", "# theirs\ninclude x.d/*.conf\n"])
+def test_include_is_added_once_and_removed_again(built, site, before):
+    prefix, plugstack_dir = site
+    plugstack = plugstack_dir.parent / "plugstack.conf"
+    if before is not None:
+        plugstack.write_text(before)
+        plugstack.chmod(0o640)
+    where = built.files[0].parent
+    for _ in range(2):
+        plugin.install(prefix, plugstack_dir, built=where, include=True)
+        lines = plugstack.read_text().splitlines()
+        assert lines[: len((before or "").splitlines())] == (before or "").splitlines()
+        assert lines.count(f"include {plugstack_dir}/bootseer.conf") == 1
+    removed = plugin.uninstall(prefix, plugstack_dir, link=prefix / "no-link")
+    assert removed.changed == (plugstack,)
+    if before is None:
+        assert not plugstack.exists()
+    else:
+        assert plugstack.read_text().rstrip("\n") == before.rstrip("\n")
+        assert stat.S_IMODE(plugstack.stat().st_mode) == 0o640
+
+
+@pytest.fixture
+def installation(tmp_path, monkeypatch):
+    """A folder with a program, as a virtual environment has it."""
+    program = tmp_path / "opt/bin/bootseer"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.setenv("PATH", str(tmp_path / "usr"))
+    return program
+
+
+def test_a_link_to_the_program_is_made_found_and_removed(installation, tmp_path):
+    link = tmp_path / "usr/bootseer"
+    assert not program_link.is_in_path()
+    for _ in range(2):
+        program_link.make(link)
+        assert link.readlink() == installation and program_link.is_in_path()
+    assert program_link.remove(link)
+    assert not link.is_symlink() and not program_link.remove(link)
+
+
+def test_a_link_of_another_installation_is_replaced_and_not_removed(installation, tmp_path):
+    link, other = tmp_path / "usr/bootseer", tmp_path / "opt-0.1/bin/bootseer"
+    link.parent.mkdir()
+    other.parent.mkdir(parents=True)
+    other.touch(mode=0o755)
+    link.symlink_to(other)
+    assert not program_link.is_in_path() and not program_link.remove(link)
+    assert program_link.make(link).readlink() == installation
+    other.unlink()
+    link.unlink()
+    link.symlink_to(other)
+    assert program_link.remove(link)  # it led nowhere
+
+
+def test_what_others_have_at_the_place_of_the_link_stays(installation, tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("theirs")
+    link.symlink_to("/bin/sh")
+    for path in (file, link):
+        with pytest.raises(Conflict, match="move it away"):
+            program_link.make(path)
+        assert not program_link.remove(path)
+    assert file.read_text() == "theirs" and link.readlink() == Path("/bin/sh")
+
+
+def test_a_program_out_of_the_path_is_told(built, site, monkeypatch):
+    prefix, plugstack_dir = site
+    where = built.files[0].parent
+    for is_in_path, count in ((True, 0), (False, 1)):
+        monkeypatch.setattr(program_link, "is_in_path", lambda is_in_path=is_in_path: is_in_path)
+        done = plugin.install(prefix, plugstack_dir, built=where)
+        assert sum("--link" in step for step in done.next_steps) == count
+
+
+def test_examples_name_the_paths_that_install_writes():
+    example = plugin.share("slurm-conf-examples") / "plugstack.conf.d/bootseer.conf"
+    (line,) = (x for x in example.read_text().splitlines() if not x.startswith("#"))
+    assert line == f"optional {plugin.PREFIX / plugin.PLUGIN}"
+    importer = example.with_name("pyxis.conf").read_text()
+    assert f"importer={plugin.PREFIX}/bootseer-importer " in importer
 
 
 def test_arguments_are_checked_and_survive_a_reinstall(built, site):
@@ -224,6 +342,7 @@ def test_arguments_are_checked_and_survive_a_reinstall(built, site):
 def test_install_from_a_folder_without_a_build(site, tmp_path):
     with pytest.raises(NotFound, match="plugin build"):
         plugin.install(*site, built=tmp_path)
+    assert not any(path.exists() for path in site)  # nothing was left behind
 
 
 def test_entry_scripts_run_and_cost_a_job_that_does_not_ask_nothing(site, tmp_path):
@@ -260,7 +379,7 @@ def test_command_line(built, site):
         command, ["install", "--no-accounts", *where, *origin, "--", "max_wait=5"]
     )
     assert len(json.loads(result.output)["files"]) == 7
-    result = CliRunner().invoke(command, ["uninstall", *where])
+    result = CliRunner().invoke(command, ["uninstall", *where, "--link", str(prefix / "link")])
     assert len(json.loads(result.output)["removed"]) == 7
     for name in ("build", "install", "uninstall"):
         help_text = CliRunner().invoke(command, [name, "--help"]).output

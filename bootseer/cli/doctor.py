@@ -25,8 +25,6 @@ _LOOK_S = 5.0
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3"}
 _IN_MEMORY = {"tmpfs", "ramfs"}
 
-PLUGSTACK = Path("/etc/slurm/plugstack.conf.d/bootseer.conf")
-
 
 @click.command(epilog="Example:  bootseer doctor --json")
 @click.option("--json", "as_json", is_flag=True, help="Print checks and settings as JSON.")
@@ -65,9 +63,19 @@ def _origin(config: settings.Config, name: str) -> str:
 
 
 def _plugin() -> tuple[bool, str]:
-    if PLUGSTACK.exists():
-        return True, f"{PLUGSTACK} is there"
-    return False, f"{PLUGSTACK} is missing: run `bootseer plugin install`"
+    from bootseer.slurm.plugin import CONF, PLUGSTACK_DIR, plugstack_of
+    from bootseer.slurm.plugstack import lines_that_include
+
+    conf = PLUGSTACK_DIR / CONF
+    if not conf.exists():
+        return False, f"{conf} is missing: run `bootseer plugin install`"
+    found = lines_that_include(plugstack_of(conf), conf)
+    if not found:
+        return False, f"{plugstack_of(conf)} lacks this line: include {conf}"
+    if len(found) > 1:
+        lines = ";  ".join(map(str, found))
+        return False, f"srun warns of each option: keep one of these lines:  {lines}"
+    return True, f"{conf} is included by {plugstack_of(conf)}"
 
 
 def _accounts() -> tuple[bool, str]:

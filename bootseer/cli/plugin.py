@@ -9,10 +9,12 @@ import click
 from bootseer import config as settings
 from bootseer.cli.console import print_json
 from bootseer.slurm import plugin as spank
+from bootseer.slurm import program_link
 from bootseer.slurm.accounts import make_accounts
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_LINK = click.Path(dir_okay=False, path_type=Path)
 _SLURM_INCLUDE = click.option(
     "--slurm-include",
     type=_FOLDER,
@@ -49,6 +51,11 @@ def plugin() -> None:
 
     It gives srun, sbatch and salloc the options --bootseer..., and runs BootSeer's prolog and
     epilog for jobs that use them.
+
+    \b
+    Examples:
+      bootseer plugin install --include --link
+      bootseer plugin uninstall
     """
 
 
@@ -88,8 +95,8 @@ def build(slurm_include: Path | None, output: Path, advice: bool, as_json: bool)
 
 @plugin.command(
     epilog="\b\nExamples:\n"
-    "  bootseer plugin install\n"
-    "  bootseer plugin install --from bootseer-plugin -- max_wait=120 advice_timeout=0\n"
+    "  bootseer plugin install --include --link\n"
+    "  bootseer plugin install --from bootseer-plugin -- max_wait=120\n"
     "  bootseer plugin install --prolog-only\n"
     "\b\nARGUMENTS of the plugin (none keeps those of an earlier install):\n"
     "  max_wait=SECONDS        longest a user's --bootseer-wait can hold a job [60]\n"
@@ -115,6 +122,19 @@ def build(slurm_include: Path | None, output: Path, advice: bool, as_json: bool)
     help="Only the entry scripts, for slurm.conf's Prolog= and Epilog=.",
 )
 @click.option(
+    "--include",
+    is_flag=True,
+    help="Have plugstack.conf include the plugin's line, if it does not do so already.",
+)
+@click.option(
+    "--link",
+    is_flag=False,
+    flag_value=str(program_link.LINK),
+    type=_LINK,
+    metavar="[FILE]",
+    help=f"Make a link to this program for users' PATH.  [FILE: {program_link.LINK}]",
+)
+@click.option(
     "--no-accounts",
     is_flag=True,
     help="Do not make the accounts that node.service_user and node.cache_user name.",
@@ -128,6 +148,8 @@ def install(
     slurm_include: Path | None,
     advice: bool,
     prolog_only: bool,
+    include: bool,
+    link: Path | None,
     no_accounts: bool,
     as_json: bool,
     arguments: tuple[str, ...],
@@ -146,12 +168,15 @@ def install(
         slurm_include=slurm_include,
         advice=advice,
         prolog_only=prolog_only,
+        include=include,
+        link=link.absolute() if link else None,
         arguments=arguments,
     )
     if as_json:
         result = {
             "files": [str(path) for path in installed.files],
             "accounts_made": made,
+            "notes": list(installed.notes),
             "next_steps": list(installed.next_steps),
         }
         print_json(result)
@@ -160,6 +185,8 @@ def install(
         click.echo(f"made the account {name}")
     for path in installed.files:
         click.echo(f"installed {path}")
+    for note in installed.notes:
+        click.echo(note)
     for step in installed.next_steps:
         click.echo(f"next: {step}")
 
@@ -167,13 +194,24 @@ def install(
 @plugin.command(epilog="Example:  bootseer plugin uninstall")
 @_PREFIX
 @_PLUGSTACK_DIR
+@click.option(
+    "--link",
+    type=_LINK,
+    metavar="FILE",
+    default=program_link.LINK,
+    show_default=True,
+    help="Link that `install --link` made.",
+)
 @_AS_JSON
-def uninstall(prefix: Path, plugstack_dir: Path, as_json: bool) -> None:
+def uninstall(prefix: Path, plugstack_dir: Path, link: Path, as_json: bool) -> None:
     """Remove what `install` installed, and nothing else."""
-    removed = spank.uninstall(prefix.absolute(), plugstack_dir.absolute())
+    removed = spank.uninstall(prefix.absolute(), plugstack_dir.absolute(), link=link.absolute())
     if as_json:
-        print_json({"removed": [str(path) for path in removed]})
+        files, changed = map(str, removed.files), map(str, removed.changed)
+        print_json({"removed": list(files), "changed": list(changed)})
         return
-    for path in removed:
+    for path in removed.files:
         click.echo(f"removed {path}")
-    click.echo("next: restart slurmd on the nodes" if removed else "nothing was installed")
+    for path in removed.changed:
+        click.echo(f"removed the include line from {path}")
+    click.echo("next: restart slurmd on the nodes" if removed.files else "nothing was installed")

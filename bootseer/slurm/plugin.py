@@ -9,11 +9,11 @@ srun and every step its loading, and would make the nodes depend on it.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +26,7 @@ import bootseer
 from bootseer.env import build_zipapp
 from bootseer.errors import ConfigError, Denied, NotFound, Unavailable
 from bootseer.posix import write_fully
+from bootseer.slurm import plugstack, program_link
 from bootseer.store.local.atomic_file import new_file
 
 PREFIX = Path("/usr/local/libexec/bootseer")
@@ -58,6 +59,8 @@ _ARGUMENT = re.compile(
     re.ASCII,
 )
 
+_RESTART = "restart slurmd on the nodes: it looks for prolog hooks only when it starts"
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlugin:
@@ -77,10 +80,25 @@ class BuiltPlugin:
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugin:
-    """What was put where, and what is left for the administrator to do."""
+    """What was put where, and what is left for the administrator to do.
+
+    Attributes:
+        files: all that were written, and the link.
+        notes: what is as it should be.
+        next_steps: what is left to do.
+    """
 
     files: tuple[Path, ...]
+    notes: tuple[str, ...]
     next_steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedPlugin:
+    """What was removed, and the plugstack.conf whose include line was."""
+
+    files: tuple[Path, ...]
+    changed: tuple[Path, ...]
 
 
 def share(name: str) -> Path:
@@ -139,6 +157,8 @@ def install(
     slurm_include: Path | None = None,
     advice: bool = True,
     prolog_only: bool = False,
+    include: bool = False,
+    link: Path | None = None,
     arguments: Sequence[str] = (),
 ) -> InstalledPlugin:
     """Put the plugin, the entry scripts and the plugstack line in place.
@@ -150,10 +170,13 @@ def install(
         slurm_include: as for `build`.
         advice: as for `build`.
         prolog_only: the entry scripts only, for slurm.conf's ``Prolog=`` and ``Epilog=``.
+        include: add a line to plugstack.conf if no line there includes the plugin's.
+        link: also make this link to the program `bootseer`.
         arguments: for the plugin's line; none keeps those of an existing line.
 
     Raises:
         ConfigError: an argument is not one of the plugin's.
+        Conflict: something else is where the link should be.
         Denied: a folder cannot be written to.
         Unavailable: as for `build`.
 
@@ -165,19 +188,17 @@ def install(
             raise ConfigError(
                 f"{argument!r} is not an argument of the plugin; see `install --help`"
             )
-    files = []
     with _denied_is_ours(), tempfile.TemporaryDirectory() as scratch:
-        for name, folder in SCRIPTS.items():
-            text = _fill_in((share(folder) / name).read_text())
-            files.append(_put(prefix / name, text.encode(), mode=0o755))
-        files.append(_put(prefix / build_zipapp.NAME, build_zipapp.build(), mode=0o755))
-        if prolog_only:
-            return InstalledPlugin(tuple(files), _prolog_steps(prefix))
-        if built is None:
+        if built is None and not prolog_only:
             built = Path(scratch)
             build(built, slurm_include, advice=advice)
-        if not (built / PLUGIN).is_file():
+        # What is missing is told before anything is written.
+        if built is not None and not (built / PLUGIN).is_file():
             raise NotFound(f"there is no {PLUGIN} in {built}; run `bootseer plugin build` first")
+        files = [program_link.make(link)] if link is not None else []
+        files += _put_scripts(prefix)
+        if prolog_only or built is None:
+            return InstalledPlugin(tuple(files), (), (*_prolog_steps(prefix), *_link_step()))
         for name in (PLUGIN, ADVICE):
             if (built / name).is_file():
                 files.append(_put(prefix / name, (built / name).read_bytes(), mode=0o755))
@@ -185,20 +206,27 @@ def install(
         line = shlex.join(["optional", str(prefix / PLUGIN), *(arguments or _arguments(conf))])
         # Slurm reads the line again for every job: it must not name what is not there yet.
         files.append(_put(conf, f"{line}\n".encode(), mode=0o644))
-    return InstalledPlugin(tuple(files), _plugin_steps(conf))
+        notes, steps = _include(conf, add=include)
+    return InstalledPlugin(tuple(files), notes, (*steps, _RESTART, *_link_step()))
 
 
-def uninstall(prefix: Path = PREFIX, plugstack_dir: Path = PLUGSTACK_DIR) -> tuple[Path, ...]:
+def uninstall(
+    prefix: Path = PREFIX,
+    plugstack_dir: Path = PLUGSTACK_DIR,
+    *,
+    link: Path = program_link.LINK,
+) -> RemovedPlugin:
     """Remove what `install` has put in place, and nothing else; list what was there.
 
     Raises:
         Denied: a file cannot be removed.
     """
-    removed = []
+    removed, changed = [], []
+    conf = plugstack_dir / CONF
     with _denied_is_ours():
         # The line goes first, or srun would look for a plugin that is gone.
         for path in (
-            plugstack_dir / CONF,
+            conf,
             *(prefix / n for n in (PLUGIN, ADVICE, *SCRIPTS, build_zipapp.NAME)),
         ):
             if path.is_symlink() or path.exists():
@@ -206,7 +234,14 @@ def uninstall(prefix: Path = PREFIX, plugstack_dir: Path = PLUGSTACK_DIR) -> tup
                 removed.append(path)
         with contextlib.suppress(OSError):  # not there, or somebody else's files are in it
             prefix.rmdir()
-    return tuple(removed)
+        if program_link.remove(link):
+            removed.append(link)
+        including = plugstack_of(conf)
+        text = including.read_text() if including.is_file() else ""
+        if (left := plugstack.without_include(text, conf)) != text:
+            _rewrite(including, left) if left else including.unlink()
+            changed.append(including)
+    return RemovedPlugin(tuple(removed), tuple(changed))
 
 
 def _slurm_include(given: Path | None) -> Path:
@@ -306,6 +341,15 @@ def _fill_in(script: str) -> str:
     )
 
 
+def _put_scripts(prefix: Path) -> list[Path]:
+    files = []
+    for name, folder in SCRIPTS.items():
+        text = _fill_in((share(folder) / name).read_text())
+        files.append(_put(prefix / name, text.encode(), mode=0o755))
+    files.append(_put(prefix / build_zipapp.NAME, build_zipapp.build(), mode=0o755))
+    return files
+
+
 def _put(path: Path, content: bytes, *, mode: int) -> Path:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with new_file(path, 0o600) as (fd, _):
@@ -325,21 +369,42 @@ def _arguments(conf: Path) -> list[str]:
     return []
 
 
-def _plugin_steps(conf: Path) -> tuple[str, ...]:
-    plugstack = conf.parent.parent / "plugstack.conf"
-    steps = []
-    if not _includes(plugstack, conf):
-        steps.append(f"add this line to {plugstack}:  include {conf.parent}/*.conf")
-    steps.append("restart slurmd on the nodes: it looks for prolog hooks only when it starts")
-    return tuple(steps)
+def plugstack_of(conf: Path) -> Path:
+    """Return the path of the plugstack.conf whose folder of includes has ``conf``."""
+    return conf.parent.parent / "plugstack.conf"
 
 
-def _includes(plugstack: Path, conf: Path) -> bool:
-    lines = plugstack.read_text().splitlines() if plugstack.is_file() else []
-    includes = [
-        words[1] for words in map(str.split, lines) if words[:1] == ["include"] and words[1:]
-    ]
-    return any(fnmatch.fnmatch(str(conf), str(plugstack.parent / pattern)) for pattern in includes)
+def _include(conf: Path, *, add: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Add the include line if that is wanted and needed; returns notes, and what is left to do."""
+    including = plugstack_of(conf)
+    found = plugstack.lines_that_include(including, conf)
+    if len(found) > 1:
+        lines = ";  ".join(map(str, found))
+        return (), (
+            f"keep one of these lines, or srun warns of each option of the plugin:  {lines}",
+        )
+    if found:
+        return (f"{including} includes it already, nothing is to be added:  {found[0].text}",), ()
+    if add:
+        text = including.read_text() if including.is_file() else ""
+        _rewrite(including, plugstack.with_include(text, conf))
+        return (f"added to {including}:  include {conf}",), ()
+    return (), (f"add this line to {including}, or repeat with --include:  include {conf}",)
+
+
+def _rewrite(plugstack_conf: Path, text: str) -> None:
+    path = plugstack_conf.resolve()  # sites link it to a folder that all nodes mount
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+    _put(path, text.encode(), mode=mode)
+
+
+def _link_step() -> tuple[str, ...]:
+    if program_link.is_in_path():
+        return ()
+    return (
+        f"for users' PATH, repeat with --link (makes {program_link.LINK}); without, the program is "
+        f"{program_link.program()}",
+    )
 
 
 def _prolog_steps(prefix: Path) -> tuple[str, ...]:
@@ -358,5 +423,5 @@ def _denied_is_ours() -> Iterator[None]:
         yield
     except PermissionError as error:
         raise Denied(
-            f"cannot write {error.filename}: {error.strerror}; run this as root"
+            f"cannot write {error.filename2 or error.filename}: {error.strerror}; run this as root"
         ) from error

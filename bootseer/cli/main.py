@@ -9,6 +9,7 @@ import click
 
 from bootseer import __version__
 from bootseer.agent.node.spawn import leave
+from bootseer.cli import standard_output
 from bootseer.errors import BootseerError
 
 COMMANDS = {
@@ -62,6 +63,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; errors of ours end as one line and an exit code."""
+    standard_output.guard()
     try:
         cli.main(prog_name="bootseer", standalone_mode=True)
     except BootseerError as error:

@@ -145,6 +145,30 @@ def test_reports_show_cold_beside_warm_at_any_width(width):
     assert max(map(len, text.splitlines())) <= width
 
 
+@pytest.mark.parametrize("has_marks", [False, True])
+def test_of_many_nodes_the_slowest_are_shown_slowest_first(has_marks):
+    """By name, the first ones were: of a hundred nodes hardly ever the one that all wait for."""
+
+    def run(number):
+        took_s = number + 1
+        read = Event("image.prefetch", 100 * S, (100 + took_s) * S, "worker")
+        step = Event("step", 100 * S, 1000 * S, "step")
+        name = f"n{number:02}"
+        return node_run(name, took_s if has_marks else None, more=(read, step))
+
+    count = timeline.MAX_TABLE_NODES + 4
+    out = io.StringIO()
+    report = build([run(number) for number in range(count)])
+    timeline.show(Console(file=out, width=120), [report])
+    text = out.getvalue()
+    shown = [
+        line.split()[0] for line in text.splitlines() if line.startswith("n") and "█" not in line
+    ]
+    slowest = [f"n{number:02}" for number in range(count - 1, 3, -1)]
+    assert [name for name in dict.fromkeys(shown) if name != "node"] == slowest
+    assert "the 16 slowest nodes; 4 faster ones: see --json" in text
+
+
 def test_what_comes_after_the_start_is_no_part_of_its_timeline():
     ahead = Event("checkpoint.prefetch", 101 * S, 104 * S, "worker")
     after = Event("epilog", 105 * S, 107 * S, "agent")

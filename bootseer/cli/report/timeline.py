@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -10,10 +10,12 @@ from rich.text import Text
 
 from bootseer.cli.console import new_table, plain
 from bootseer.core.event import FALLBACK
-from bootseer.startup.report import Report, Stage
+from bootseer.startup.report import NodeStages, Report, Stage
 from bootseer.units import format_duration, format_size
 
 MAX_TABLE_NODES = 16
+_AFTER_START = ("step", "epilog")
+"""Stages that last as long as the job does."""
 _LABEL_CHARS = 20
 _STYLES = {
     "prolog": "blue",
@@ -29,9 +31,13 @@ def show(console: Console, reports: Iterable[Report]) -> None:
     shown = list(reports)
     scale_s = max((_last_s(report) for report in shown), default=0.0)
     for report in shown:
+        nodes = _slowest(report.nodes)
         console.print(_title(report))
-        console.print(_table(console, report))
-        _timeline(console, report, scale_s)
+        console.print(_table(console, nodes))
+        if len(nodes) < len(report.nodes):
+            faster = len(report.nodes) - len(nodes)
+            console.print(f"the {len(nodes)} slowest nodes; {faster} faster ones: see --json")
+        _timeline(console, nodes, scale_s)
         for node, stage in report.fallbacks:
             said = plain(f" {node} {stage.stage}: {stage.detail}")
             console.print(Text("fallback", "yellow").append_text(said))
@@ -45,6 +51,20 @@ def show(console: Console, reports: Iterable[Report]) -> None:
         )
 
 
+def _slowest(nodes: Sequence[NodeStages]) -> Sequence[NodeStages]:
+    """Return all nodes if they are few, else the slowest of them, and these by slowness."""
+    if len(nodes) <= MAX_TABLE_NODES:
+        return nodes
+    return sorted(nodes, key=_slowness, reverse=True)[:MAX_TABLE_NODES]
+
+
+def _slowness(node: NodeStages) -> tuple[bool, float]:
+    if node.ready_s is not None:
+        return True, node.ready_s
+    ends = (s.end_s for s in node.stages if s.stage.partition(".")[0] not in _AFTER_START)
+    return False, max(ends, default=0.0)
+
+
 def _title(report: Report) -> Text:
     ready = f", ready after {format_duration(report.ready_s)}" if report.ready_s else ""
     straggler = f" (slowest/median {report.straggler:.2f})" if report.straggler else ""
@@ -55,14 +75,14 @@ def _title(report: Report) -> Text:
     )
 
 
-def _table(console: Console, report: Report) -> Table:
+def _table(console: Console, nodes: Sequence[NodeStages]) -> Table:
     table = new_table()
     for name, justify in (("node", "left"), ("stage", "left"), ("at", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for name in ("took", "bytes"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)  # gives way to the others
-    for node in report.nodes[:MAX_TABLE_NODES]:
+    for node in nodes:
         for index, stage in enumerate(node.stages):
             table.add_row(
                 plain(node.node if index == 0 else ""),
@@ -72,18 +92,16 @@ def _table(console: Console, report: Report) -> Table:
                 format_size(stage.bytes) if stage.bytes else "",
                 plain(stage.detail, "dim"),
             )
-    if len(report.nodes) > MAX_TABLE_NODES:
-        table.add_row(f"… {len(report.nodes) - MAX_TABLE_NODES} more nodes: see --json")
     # Only then the last column gives way; else lines would end in blanks.
     table.expand = console.measure(table).maximum >= console.width
     return table
 
 
-def _timeline(console: Console, report: Report, scale_s: float) -> None:
+def _timeline(console: Console, nodes: Sequence[NodeStages], scale_s: float) -> None:
     width = max(20, min(console.width, 120) - _LABEL_CHARS - 12)
     if scale_s <= 0:
         return
-    for node in report.nodes[:MAX_TABLE_NODES]:
+    for node in nodes:
         for stage in node.stages:
             is_of_start = node.ready_s is None or stage.start_s <= node.ready_s
             if stage.end_s > stage.start_s and is_of_start:

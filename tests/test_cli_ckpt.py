@@ -112,6 +112,30 @@ def test_import_and_export(tmp_path, source, url):
     assert "2 were there already" in says("export", "--checksum", url, target)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ls"],
+        ["ls", "-R"],
+        ["show"],
+        ["verify"],
+        ["verify", "-R"],
+        ["rm"],
+        ["gc"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_there_is_named_as_it_was_typed(url, words):
+    with pytest.raises(NotFound) as told:
+        call(*words, f"{url}/nope")
+    assert str(told.value) == f"there is no file or folder {url}/nope"
+
+
+def test_an_export_of_what_is_not_there(tmp_path, url):
+    with pytest.raises(NotFound, match=f"there is no file or folder {url}/nope"):
+        call("export", f"{url}/nope", tmp_path / "target")
+
+
 def test_a_file_goes_into_a_folder(tmp_path, source, url):
     says("import", source / "large", f"{url}/folder")
     says("import", source / "large", f"{url}/new/")

@@ -67,7 +67,7 @@ def get(uri: str, environ: Mapping[str, str]) -> str:
         BootseerError: neither the agent nor Enroot has it.
     """
     if not is_uri(uri) or not uri.isascii() or not uri.isprintable() or " " in uri:
-        raise ConfigError(f"{uri[:80]!a} does not name an image")
+        raise ConfigError(f"{uri[:80]!a} is no URI of an image, such as bootseer://train:v2")
     name = reference(uri)
     if not name.startswith(_SCHEMES):
         raise ConfigError(f"{uri[:80]!a}: an image is one of {', '.join(_SCHEMES)}")

@@ -68,6 +68,7 @@ def _write_options(command: F) -> F:
             click.option(
                 "--width",
                 type=click.IntRange(1, 256),
+                metavar="N",
                 default=16,
                 show_default=True,
                 help="Parts of a file written in parallel.",
@@ -75,6 +76,7 @@ def _write_options(command: F) -> F:
             click.option(
                 "--replication",
                 type=click.IntRange(1, 512),
+                metavar="N",
                 help="Copies of each part.  [default: the file system's]",
             ),
         )
@@ -334,6 +336,7 @@ def gc(url: str, age_s: float, dry_run: bool, ignore: tuple[str, ...], quiet: bo
     "--rounds",
     "--repeats",  # as it was called first
     type=click.IntRange(1, 100),
+    metavar="N",
     default=3,
     show_default=True,
     help="How often all is measured.",
@@ -367,7 +370,8 @@ def bench(
         return await measure.bench(tree, name, size, rounds, write, progress)
 
     bar = "" if quiet or as_json else "bench"
-    rows = run.run(url, work, progress=progress, bar=bar, after="its test files are removed")
+    after = "its test files are removed"
+    rows = run.run(url, work, progress=progress, bar=bar, after=after, is_new=True)
     output.rates(rows, size, as_json=as_json)
 
 

@@ -13,7 +13,7 @@ from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.mount.serve import keep_large_buffers
 from bootseer.cli import runner
 from bootseer.cli.runner import caller, print_line
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NotFound
 from bootseer.store.api.base import Store
 from bootseer.store.from_settings import connect_to
 from bootseer.store.from_url import divide
@@ -32,6 +32,7 @@ def run(
     progress: BatchProgress | None = None,
     bar: str = "",
     after: str = "no changes made",
+    is_new: bool = False,
 ) -> T:
     """Run ``work`` on the tree of a URL and the name in it, as the calling user.
 
@@ -41,12 +42,19 @@ def run(
         progress: counts of the work; its failures are printed even if the work is aborted.
         bar: the verb of a progress bar on a terminal; none if empty.
         after: printed after an interruption.
+        is_new: what the URL names need not exist.
     """
     root, name = divide(url)
     keep_large_buffers()
 
     async def main() -> T:
-        return await work(CheckpointTree(open_at(root)), name)
+        tree = CheckpointTree(open_at(root))
+        try:
+            return await work(tree, name)
+        except NotFound as error:
+            if is_new or await tree.find(name) is not None:
+                raise
+            raise NotFound(f"there is no file or folder {url}") from error
 
     try:
         return runner.run(main, counted=progress, bar=bar, after=after)
@@ -79,7 +87,8 @@ def move(
         await work(tree, name, progress)
 
     bar = "" if quiet else verb
-    run(url, counted, progress=progress, bar=bar, after="run the same command again to continue")
+    after = "run the same command again to continue"
+    run(url, counted, progress=progress, bar=bar, after=after, is_new=verb == "import")
     conclude(f"{verb}ed", progress, began, quiet=quiet)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from bootseer.image.hot.pack import HotPack
     from bootseer.store.api.base import Store
 
+_DIGEST = re.compile(r"(sqfs|file)[0-9]+-[0-9a-z]+", re.ASCII)
 _USER = click.option("--user", help="Owner of the hot sets; yours by default.")
 
 
@@ -24,8 +27,14 @@ _USER = click.option("--user", help="Owner of the hot sets; yours by default.")
 def hot() -> None:
     """Inspect and rebuild hot sets.
 
-    A hot set lists the parts of an image that starts read. IMAGE is a path, or a digest as
-    `bootseer hot ls` prints it.
+    A hot set lists the parts of an image that starts read. It is merged from traces, the recordings
+    of single starts. A hot pack is a copy of these parts, for images in a store. IMAGE is the path
+    of an image file, or a digest as `bootseer hot ls` prints it.
+
+    \b
+    Examples:
+      bootseer hot ls
+      bootseer hot show /images/train.sqsh
     """
 
 
@@ -84,7 +93,7 @@ def show(image: str, user: str | None, as_json: bool) -> None:
 
     digest, hot_set, pack, error = with_store(user, read)
     if hot_set is None:
-        raise NotFound(f"no hot set for {digest}: run a job with --bootseer first")
+        raise _not_recorded(image)
     if as_json:
         document = _document(digest, hot_set, "")
         blocks = {"size_bytes": pack.size_bytes, "blocks": len(pack.blocks)} if pack else None
@@ -119,7 +128,11 @@ def rebuild_command(image: str, user: str | None) -> None:
     runs_kept = settings.load().image.runs_kept
 
     async def work(store: Store, _: str) -> str:
-        merged = await rebuild(store, _digest(image), runs_kept)
+        digest = _digest(image)
+        try:
+            merged = await rebuild(store, digest, runs_kept)
+        except NotFound as error:
+            raise _not_recorded(image) from error
         return f"{merged.traces} traces, hot {format_size(merged.hot_set.hot_bytes)}"
 
     click.echo(with_store(user, work))
@@ -143,9 +156,9 @@ def rm(image: str, user: str | None) -> None:
         is_packed = await pack_store.remove(store, digest)
         try:
             await store.delete(hot_set_name(digest))
-        except NotFound:
+        except NotFound as error:
             if not is_packed:
-                raise
+                raise _not_recorded(image) from error
         return digest
 
     click.echo(f"forgotten: {with_store(user, work)}")
@@ -155,7 +168,20 @@ def _digest(image: str) -> str:
     """Name what lies at a path; opened only with the rights of the user whom it is about."""
     from bootseer.image.identity import identify, open_image
 
-    return identify(open_image(image)).digest if image.startswith("/") else image
+    if _DIGEST.fullmatch(image):
+        return image
+    opened = open_image(os.path.abspath(image))
+    try:
+        return identify(opened).digest
+    finally:
+        os.close(opened.fd)
+
+
+def _not_recorded(image: str) -> NotFound:
+    return NotFound(
+        f"no start from the image {image} was recorded: see `bootseer hot ls`, or run a job with "
+        "--bootseer"
+    )
 
 
 async def _pack(store: Store, digest: str) -> tuple[HotPack | None, str]:

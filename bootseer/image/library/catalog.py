@@ -22,7 +22,7 @@ from bootseer.cache.token import TOKEN_BYTES, manifest_token
 from bootseer.core import image_manifest
 from bootseer.core.fields import open_document
 from bootseer.core.image_manifest import ImageManifest
-from bootseer.core.reference import SCHEME
+from bootseer.core.reference import SCHEME, reference
 from bootseer.errors import BootseerError, ConfigError, Corrupt, Denied, NotFound
 from bootseer.store.api.base import Store, publish, read_all
 from bootseer.units import NS_PER_S
@@ -68,6 +68,8 @@ class NamedImage:
 def check_name(name: str) -> str:
     """Return a name that an image can have: printable ASCII without spaces, as `train:v2`.
 
+    It is not one that `bootseer.core.reference` changes: nobody could ask for it.
+
     Raises:
         ConfigError: it cannot.
     """
@@ -78,6 +80,12 @@ def check_name(name: str) -> str:
         )
     if is_digest(name):
         raise ConfigError(f"{name} is a digest; the name of an image must be something else")
+    asked_for = reference(name).removeprefix(SCHEME)
+    if asked_for != name:
+        raise ConfigError(
+            f"{name} cannot be the name of an image: jobs that ask for it get the image "
+            f"{asked_for}; name it {asked_for}"
+        )
     return name
 
 

@@ -59,6 +59,15 @@ def test_what_is_too_long_or_means_something_else_is_no_name(name):
         catalog.check_name(name)
 
 
+@pytest.mark.parametrize(
+    "name", ["bootseer://x", "docker://bootseer://x", "docker://me@host#a/b:1", "bootseer://"]
+)
+def test_a_name_that_asks_for_another_is_refused(name):
+    """It was given, and could not be addressed afterwards, not even to remove it."""
+    with pytest.raises(ConfigError, match="name it"):
+        catalog.check_name(name)
+
+
 def test_where_things_are():
     assert catalog.name_object("a/b:1") == "image-names/a%2Fb%3A1.json"
     assert catalog.part_object(DIGEST, 12) == f"images/{DIGEST}/part-0012"

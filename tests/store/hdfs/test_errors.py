@@ -61,6 +61,12 @@ def rpc(kind: str, text: str = "what the server says") -> RuntimeError:
             NO_TICKET,
         ),
         (RuntimeError("GSS_S_CREDENTIALS_EXPIRED"), Denied, NO_TICKET),
+        (
+            RuntimeError('InvalidArgument("No NameNode hosts found")'),
+            ConfigError,
+            "it names neither HOST:PORT nor a nameservice of Hadoop's configuration; the "
+            "settings hdfs.conf_dir and HADOOP_CONF_DIR say where that is",
+        ),
         (RuntimeError("Connection reset\nby peer"), Transient, "Connection reset by peer"),
         (RuntimeError("\n"), Transient, "RuntimeError"),
         (RuntimeError("x" * 1000), Transient, "x" * 300),

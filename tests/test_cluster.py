@@ -114,6 +114,16 @@ class TestACluster:
         assert cluster.shared.stat().st_mode & 0o7777 == 0o1777
         assert not Path("/etc/bootseer/made-outside").exists()
 
+    def test_what_is_installed_in_usr_local_is_the_cluster_s(self, cluster: Cluster) -> None:
+        """`bootseer plugin install` in a cluster wrote to the host's /usr/local/libexec."""
+        host = sorted(Path("/usr/local").iterdir())
+        assert cluster.run(["ls", "/usr/local"]).stdout.split() == [p.name for p in host]
+        folder = f"/usr/local/libexec/{NAME}"
+        cluster.run(["mkdir", "-p", folder])
+        assert cluster.run(["ls", "-d", folder], node="n2").stdout == f"{folder}\n"
+        assert not Path(folder).exists()
+        assert sorted(Path("/usr/local").iterdir()) == host
+
     def test_links_are_limited_both_ways(self, cluster: Cluster) -> None:
         for node, device in ((None, "to-n3"), ("n3", "eth0")):
             shown = cluster.run(["tc", "qdisc", "show", "dev", device], node=node).stdout

@@ -1,11 +1,13 @@
 """What a machine of the cluster sees as its file system.
 
-The host's folders appear at their own paths, on a root, an /etc and a /var that belong to the
-cluster: a tmpfs and two overlays, so that mount points, users and settings can be made without a
-trace on the host. All of it lives in private mount namespaces and goes with the last process.
+The host's folders appear at their own paths, on a root, an /etc, a /var and a /usr/local that
+belong to the cluster: a tmpfs and three overlays, so that mount points, users, settings and
+programs can be made without a trace on the host. All of it lives in private mount namespaces and
+goes with the last process.
 
     /                   tmpfs; the host's top-level folders bound in, /home and /mnt entry by entry
-    /etc, /var          overlays over the host's, written to memory
+    /etc, /var, /usr/local
+                        overlays over the host's, written to memory
     /etc/{slurm,munge,bootseer,hadoop}, /home/USER, /shared
                         from the state directory, one for all
     /var/log, /var/spool/slurm*, /var/cache/bootseer, /var/lib/hdfs, /local
@@ -68,11 +70,12 @@ def enter_base(spec: ClusterSpec) -> None:
     private.mkdir(mode=0o700)
     # What the overlays add is there before they are: an ordinary user may add nothing afterwards
     # to folders of the host's.
-    etc, var = private / "etc-upper", private / "var-upper"
+    etc, var, local = (private / f"{name}-upper" for name in ("etc", "var", "local"))
+    local.mkdir()
     _write_etc(source.folder / "etc", etc, spec)
     for name in _VAR:
         (var / name).mkdir(parents=True)
-    for upper, name in ((etc, "etc"), (var, "var")):
+    for upper, name in ((etc, "etc"), (var, "var"), (local, "usr/local")):
         _overlay(source.folder / name, root / name, upper, spec)
     syscalls.bind("/var/tmp", str(root / "var/tmp"))
     if not source.is_hosts:

@@ -9,6 +9,8 @@ import pytest
 from bootseer_dev.bench import overhead
 from rich.console import Console
 
+from bootseer.errors import Unavailable
+
 PROLOG = {"prolog": {"start_s": 0.0, "end_s": 0.03}}
 READ = PROLOG | {"image.identify": {"start_s": 0.25, "end_s": 0.3}}
 MOUNTED = PROLOG | {"checkpoint.mount": {"start_s": 0.01, "end_s": 0.02}}
@@ -64,3 +66,29 @@ def test_how_many_starts_came_to_a_read_is_told(told, count, tmp_path, monkeypat
     counts = {figure["name"]: figure["n"] for figure in written}
     assert counts.get("prolog_added_ms", 0) == count
     assert counts["checkpoint_mount_ms"] == 4
+    assert counts["job_pss_mib"] == 1
+
+
+def test_what_a_slow_machine_does_not_come_to_is_left_out(tmp_path, monkeypatch):
+    """The measurements were lost with the one that failed."""
+
+    class SlowLab(Lab):
+        def stages(self, is_mounted, node):
+            return PROLOG
+
+    @contextmanager
+    def cluster(name):
+        yield SlowLab([])
+
+    def not_in_time(lab):
+        raise Unavailable("not within 120 s: the hot set in memory")
+
+    monkeypatch.setattr(overhead, "_cluster", cluster)
+    monkeypatch.setattr(overhead.site, "install", lambda _: None)
+    monkeypatch.setattr(overhead, "_memory", not_in_time)
+    out = io.StringIO()
+    overhead.run_bench(tmp_path, Console(file=out, width=200), pairs=2, starts=2)
+    assert "left out: not within 120 s" in out.getvalue()
+    written = json.loads((tmp_path / "bench.json").read_text())["figures"]
+    names = {figure["name"] for figure in written}
+    assert names == {"srun_absent_ms", "srun_unused_ms", "checkpoint_prolog_ms"}

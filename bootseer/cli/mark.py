@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from bootseer.cli import program
+from bootseer.cli import send_mark
 
 
 @click.command(
@@ -18,4 +18,4 @@ def mark(name: str, quiet: bool) -> None:
     first-step ends the start-up window: recording stops, pinned memory is let go, and reports show
     the time up to here as the time to ready. Never fails the job.
     """
-    program.mark(name, is_quiet=quiet)
+    send_mark.mark(name, is_quiet=quiet)

@@ -20,7 +20,12 @@ _SQUEUE_S = 20
 
 @click.group()
 def node() -> None:
-    """Care for this compute node."""
+    """Care for this compute node.
+
+    \b
+    Example:
+      bootseer node reap
+    """
 
 
 @node.command("reap", epilog="Example, for HealthCheckProgram or cron:  bootseer node reap")

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import trio
 
@@ -218,8 +217,12 @@ def _decode(data: bytes, name: str) -> NodeRun:
 
 
 def _text_bytes(column: Any) -> int:
-    """Add up the lengths of a column's texts, each as often as it is there."""
-    return sum(
-        pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices)).as_py() or 0
-        for chunk in column.chunks
-    )
+    """Add up the lengths of a column's texts, each as often as it is there.
+
+    Without `pyarrow.compute`, whose import takes a fifth of the time of a report.
+    """
+    total_bytes = 0
+    for chunk in column.chunks:
+        lengths = [len(text.encode()) for text in chunk.dictionary.to_pylist()]
+        total_bytes += sum(lengths[i] for i in chunk.indices.to_pylist() if i is not None)
+    return total_bytes

@@ -34,9 +34,10 @@ def test_a_hook_imports_the_standard_library_only(module):
     assert not tops & HEAVY
 
 
-def test_a_mark_of_a_task_imports_the_standard_library_only():
+@pytest.mark.parametrize("module", ["program", "send_mark"])
+def test_a_mark_of_a_task_imports_the_standard_library_only(module):
     """For a job may have hundreds on a node, each while the others still start."""
-    argv = [sys.executable, "-IS", "-c", IMPORTED, ROOT, "bootseer.cli.program"]
+    argv = [sys.executable, "-IS", "-c", IMPORTED, ROOT, f"bootseer.cli.{module}"]
     answer = subprocess.run(argv, capture_output=True, text=True, check=True)
     tops = {name.partition(".")[0] for name in json.loads(answer.stdout)}
     assert tops - set(sys.stdlib_module_names) == {"bootseer"}

@@ -21,7 +21,8 @@ def env() -> None:
 
     \b
     Examples:
-      bootseer env run --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
+      bootseer env run --target /tmp/env -- \\
+        pip install --target /tmp/env -r requirements.txt
       bootseer env ls
     """
 
@@ -30,8 +31,10 @@ def env() -> None:
     context_settings={"ignore_unknown_options": True},
     epilog="""\b
 Examples:
-  bootseer env run --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
-  bootseer env run --target /tmp/venv -- sh -c 'uv venv /tmp/venv && uv pip sync lock.txt'
+  bootseer env run --target /tmp/env -- \\
+    pip install --target /tmp/env -r requirements.txt
+  bootseer env run --target /tmp/venv -- \\
+    sh -c 'uv venv /tmp/venv && uv pip sync lock.txt'
 """,
 )
 @install_command(runs=True)

@@ -36,8 +36,10 @@ _PASS_ON = {"ignore_unknown_options": True}
     context_settings=_PASS_ON,
     epilog="""\b
 Examples:
-  bootseer env key --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
-  bootseer env key --json --target /tmp/env -- pip install --target /tmp/env . > env.json
+  bootseer env key --target /tmp/env -- \\
+    pip install --target /tmp/env -r requirements.txt
+  bootseer env key --json --target /tmp/env -- \\
+    pip install --target /tmp/env . > env.json
 """,
 )
 @install_command(runs=False)
@@ -73,7 +75,8 @@ def key(
     context_settings=_PASS_ON,
     epilog="""\b
 Example:
-  bootseer env explain --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
+  bootseer env explain --target /tmp/env -- \\
+    pip install --target /tmp/env -r requirements.txt
 """,
 )
 @install_command(runs=False)
@@ -139,7 +142,8 @@ def explain(
     context_settings=_PASS_ON,
     epilog="""\b
 Example:
-  bootseer env drift --target /tmp/env -- pip install --target /tmp/env -r requirements.txt
+  bootseer env drift --target /tmp/env -- \\
+    pip install --target /tmp/env -r requirements.txt
 """,
 )
 @install_command(runs=False)

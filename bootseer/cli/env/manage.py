@@ -107,7 +107,7 @@ Examples:
     "targets",
     multiple=True,
     metavar="DIR",
-    help="Folder to unpack to, one for each.  [default: where it was captured]",
+    help="Folder to unpack to; one for each target.  [default: where it was captured]",
 )
 @click.option("--over", is_flag=True, help="Unpack into folders that are not empty, too.")
 @group_option

@@ -15,7 +15,12 @@ from bootseer.slurm import importer as pyxis
 def importer() -> None:
     """Get the image of a container for Pyxis.
 
-    Pyxis itself runs `bootseer-importer`, which `bootseer plugin install` installs.
+    Pyxis itself runs `bootseer-importer`, which `bootseer plugin install` installs. With these
+    commands you can try it in a job.
+
+    \b
+    Example:
+      srun --bootseer bootseer importer get bootseer://train:v2
     """
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   bootseer image import train.sqsh --name train:v2
-  docker save -o train.tar train:v2; bootseer image import train.tar --name train:v2
+  docker save -o train.tar train:v2
+  bootseer image import train.tar --name train:v2
 """,
 )
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
@@ -127,7 +128,10 @@ def export(image: str, path: Path, quiet: bool) -> None:
 @quiet_option
 @json_option
 def verify(image: str, quiet: bool, as_json: bool) -> None:
-    """Check every block of IMAGE against its digest."""
+    """Check every block of IMAGE against its digest.
+
+    Damage is listed, a line for each range, and the exit code is 4.
+    """
     from bootseer.cli import runner
     from bootseer.image.library import catalog
     from bootseer.image.library.upload import UploadProgress

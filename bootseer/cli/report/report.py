@@ -14,18 +14,27 @@ if TYPE_CHECKING:
     from bootseer.store.api.base import Store
 
 
+def _job_id(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    if value.isascii() and value.isdecimal() and int(value) > 0:
+        return int(value)
+    raise click.BadParameter(
+        f"{value!a} is not the number of a job, such as 1234; of a job in an array, "
+        "`squeue --format=%A` shows it"
+    )
+
+
 @click.command(epilog="Examples:  bootseer report 1234   ·   bootseer report 1234 --json")
-@click.argument("job", type=click.IntRange(min=1))
+@click.argument("job", callback=_job_id)
 @click.option("--user", help="Owner of the job; yours by default.")
 @click.option("--alone", is_flag=True, help="Do not compare a warm start with the latest cold one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
     """Show the stages of JOB's start-up on each node.
 
-    A cold start is shown beside a warm one. A job's events are there once its epilog has run.
+    A cold start, which prefetched nothing, is shown beside a warm one. Of a job with many nodes,
+    the slowest are shown; --json has all. A line that begins with "fallback" names an action that
+    failed, and the reason. A job's events are there once its epilog has run.
     """
-    from bootseer.cli.console import console
-    from bootseer.cli.report import timeline
     from bootseer.cli.user_store import with_store
 
     async def read(store: Store, owner: str) -> list[Report]:
@@ -34,8 +43,11 @@ def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
     reports = with_store(user, read)
     if as_json:
         print_json([r.document() for r in reports])
-    else:
-        timeline.show(console(), reports)
+        return
+    from bootseer.cli.console import console
+    from bootseer.cli.report import timeline
+
+    timeline.show(console(), reports)
 
 
 async def _reports(store: Store, owner: str, job: int, alone: bool) -> list[Report]:

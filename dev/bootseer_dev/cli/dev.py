@@ -24,7 +24,13 @@ _name = click.option(
 
 @click.group()
 def dev() -> None:
-    """Develop, try and measure BootSeer."""
+    """Develop, try and measure BootSeer.
+
+    \b
+    Examples:
+      bootseer dev demo
+      bootseer dev cluster up
+    """
 
 
 dev.add_command(hdfs)
@@ -260,8 +266,8 @@ def up(
     release, which is made on the first use in the checkout's build/roots: some minutes, 1 GB.
 
     \b
-    Example:
-      bootseer dev cluster up --nodes 4 --link-rate 800mbit --slurm-conf SlurmdDebug=debug
+    Examples:
+      bootseer dev cluster up --nodes 4 --link-rate 800mbit
       bootseer dev cluster up --slurm 24.11
     """
     from bootseer.units import format_duration
@@ -283,7 +289,7 @@ def up(
     click.echo(f"{nodes} nodes idle after {took}; state and logs in {started.state_dir}")
 
 
-@cluster.command()
+@cluster.command(epilog="Example:  bootseer dev cluster down")
 @_name
 def down(name: str) -> None:
     """End a cluster and delete all that is left of it.
@@ -295,7 +301,7 @@ def down(name: str) -> None:
     Cluster.remove(name)
 
 
-@cluster.command()
+@cluster.command(epilog="Example:  bootseer dev cluster status")
 @_name
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def status(name: str, as_json: bool) -> None:

@@ -70,7 +70,7 @@ def up(
     Examples:
       bootseer dev hdfs up
       bootseer dev hdfs up --datanodes 3 --nodes 2
-      bootseer dev hdfs up --datanodes 8 --rate 800mbit --replication 3 --block-size 16MiB
+      bootseer dev hdfs up --datanodes 8 --rate 800mbit --replication 3
     """
     from bootseer.units import format_duration, parse_size
     from bootseer_dev.cluster import Cluster, ClusterSpec

@@ -160,6 +160,41 @@ def test_stripe_page_has_the_fields_limits_and_names_of_the_code():
     assert f"`{stripe_manifest.part_name(0)}`, `{stripe_manifest.part_name(1)}`" in page_text
 
 
+GIVEN = re.compile(r"BOOTSEER_[A-Z]+|SLURM_[A-Z_]+|HOME|PATH|J")
+"""Variables that a job has, and the one that an example itself sets."""
+JOB_SCRIPTS = sorted((ROOT / "slurm-conf-examples" / "jobs").glob("*.sh"))
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", ROOT / "docs/user.md", *JOB_SCRIPTS], ids=lambda path: path.name
+)
+def test_commands_use_no_variable_that_is_not_set(path):
+    """The first command of user.md had $MOUNT, which was empty: ch-run ended with an error."""
+    code = path.read_text()
+    if path.suffix == ".md":
+        code = "\n".join(re.findall(r"^ {4}.*$", code, re.MULTILINE))
+    named = re.findall(r"\$\{?([A-Za-z_]+|[0-9])", code)
+    assert [name for name in named if not GIVEN.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize("path", JOB_SCRIPTS, ids=lambda path: path.name)
+def test_job_scripts_make_nothing_on_the_batch_host_alone(path):
+    """A folder made there is missing on the job's other nodes: only srun's command may make one."""
+    commands = [line for line in path.read_text().splitlines() if line and line[0] != "#"]
+    assert all(line.startswith(("srun ", "python ")) for line in commands)
+
+
+def test_the_packages_to_install_are_those_of_the_checkout():
+    """README and admin.md lacked python3-venv, without which their next command fails."""
+    listed = set(text("debian-packages.txt").split())
+    for page in ("README.md", "docs/admin.md"):
+        named = set(
+            re.findall(r"[a-z0-9-]+", re.search(r"gcc python3-dev [a-z0-9 -]+", text(page))[0])
+        )
+        assert named >= {"python3-venv", "libslurm-dev", "libfuse3-dev"}
+        assert named <= listed
+
+
 def test_every_decision_is_listed():
     index = text("docs/design/README.md")
     for path in (ROOT / "docs" / "design").glob("[0-9]*.md"):

@@ -9,7 +9,7 @@ import pytest
 
 from bootseer import config
 from bootseer.cli import doctor
-from bootseer.slurm import plugin
+from bootseer.slurm import plugin, plugstack
 
 
 @pytest.fixture
@@ -72,3 +72,17 @@ def test_the_plugin_is_to_be_included_once(tmp_path, monkeypatch, lines, said):
     (tmp_path / "plugstack.conf").write_text("\n".join(lines))
     is_good, detail = doctor._plugin()
     assert (is_good, said in detail) == (len(lines) == 1, True)
+
+
+def test_a_folder_of_slurm_s_that_is_closed_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugin, "PLUGSTACK_DIR", tmp_path)
+
+    def closed(*_):
+        raise PermissionError(13, "Permission denied", "/etc/slurm/plugstack.conf")
+
+    (tmp_path / "bootseer.conf").touch()
+    monkeypatch.setattr(plugstack, "lines_that_include", closed)
+    assert doctor._plugin() == (
+        False,
+        "/etc/slurm/plugstack.conf cannot be read by you, and srun reads it with your rights",
+    )

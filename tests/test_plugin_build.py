@@ -242,17 +242,17 @@ def test_two_lines_that_include_the_same_are_named(built, site):
     assert "keep one" in done.next_steps[0]
 
 
-@pytest.mark.parametrize("before", [None, "required other.so", "# theirs\ninclude x.d/*.conf\n"])
+@pytest.mark.parametrize("before", [None, "required other.so", "# theirs \xe9\ninclude x.d/*\n"])
 def test_include_is_added_once_and_removed_again(built, site, before):
     prefix, plugstack_dir = site
     plugstack = plugstack_dir.parent / "plugstack.conf"
     if before is not None:
-        plugstack.write_text(before)
+        plugstack.write_text(before, "latin-1")
         plugstack.chmod(0o640)
     where = built.files[0].parent
     for _ in range(2):
         plugin.install(prefix, plugstack_dir, built=where, include=True)
-        lines = plugstack.read_text().splitlines()
+        lines = plugstack.read_text("latin-1").splitlines()
         assert lines[: len((before or "").splitlines())] == (before or "").splitlines()
         assert lines.count(f"include {plugstack_dir}/bootseer.conf") == 1
     removed = plugin.uninstall(prefix, plugstack_dir, link=prefix / "no-link")
@@ -260,7 +260,7 @@ def test_include_is_added_once_and_removed_again(built, site, before):
     if before is None:
         assert not plugstack.exists()
     else:
-        assert plugstack.read_text().rstrip("\n") == before.rstrip("\n")
+        assert plugstack.read_text("latin-1").rstrip("\n") == before.rstrip("\n")
         assert stat.S_IMODE(plugstack.stat().st_mode) == 0o640
 
 

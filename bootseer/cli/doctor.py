@@ -67,9 +67,12 @@ def _plugin() -> tuple[bool, str]:
     from bootseer.slurm.plugstack import lines_that_include
 
     conf = PLUGSTACK_DIR / CONF
-    if not conf.exists():
-        return False, f"{conf} is missing: run `bootseer plugin install`"
-    found = lines_that_include(plugstack_of(conf), conf)
+    try:
+        if not conf.exists():
+            return False, f"{conf} is missing: run `bootseer plugin install`"
+        found = lines_that_include(plugstack_of(conf), conf)
+    except PermissionError as error:
+        return False, f"{error.filename} cannot be read by you, and srun reads it with your rights"
     if not found:
         return False, f"{plugstack_of(conf)} lacks this line: include {conf}"
     if len(found) > 1:

@@ -237,7 +237,7 @@ def uninstall(
         if program_link.remove(link):
             removed.append(link)
         including = plugstack_of(conf)
-        text = including.read_text() if including.is_file() else ""
+        text = _text_of(including)
         if (left := plugstack.without_include(text, conf)) != text:
             _rewrite(including, left) if left else including.unlink()
             changed.append(including)
@@ -386,16 +386,24 @@ def _include(conf: Path, *, add: bool) -> tuple[tuple[str, ...], tuple[str, ...]
     if found:
         return (f"{including} includes it already, nothing is to be added:  {found[0].text}",), ()
     if add:
-        text = including.read_text() if including.is_file() else ""
+        text = _text_of(including)
         _rewrite(including, plugstack.with_include(text, conf))
         return (f"added to {including}:  include {conf}",), ()
     return (), (f"add this line to {including}, or repeat with --include:  include {conf}",)
 
 
+def _text_of(plugstack_conf: Path) -> str:
+    return (
+        plugstack_conf.read_bytes().decode(errors="surrogateescape")
+        if plugstack_conf.is_file()
+        else ""
+    )
+
+
 def _rewrite(plugstack_conf: Path, text: str) -> None:
     path = plugstack_conf.resolve()  # sites link it to a folder that all nodes mount
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
-    _put(path, text.encode(), mode=mode)
+    _put(path, text.encode(errors="surrogateescape"), mode=mode)
 
 
 def _link_step() -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The roots of other Slurm releases: what they are made of, and what depends on the release."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,19 @@ def test_what_a_command_in_a_root_mounts_ends_with_it(tmp_path):
         inside.run(empty, ["true"], tmp_path / "log")
     assert (empty.folder / "proc").is_dir() and not any((empty.folder / "proc").iterdir())
     assert str(empty.folder) not in Path("/proc/self/mounts").read_text()
+
+
+@pytest.mark.root
+def test_a_command_in_a_root_cannot_write_what_it_is_shown_of_the_host(tmp_path, monkeypatch):
+    """A package's script once wrote the root's list of certificates over the host's."""
+    shown, busy = tmp_path / "shown", root.Root(tmp_path / "root", tmp_path / "none")
+    shown.mkdir()
+    (busy.folder / "bin").mkdir(parents=True)
+    shutil.copy("/bin/busybox", busy.folder / "bin/busybox")
+    env = busy.folder / "bin/env"  # Busybox' own has no --chdir
+    env.write_text('#!/bin/busybox sh\nshift; exec "$@"\n')
+    env.chmod(0o755)
+    monkeypatch.setattr(inside, "_FROM_HOST", (str(shown),))
+    with pytest.raises(Unavailable, match="Read-only file system"):
+        inside.run(busy, ["/bin/busybox", "touch", f"{shown}/file"], tmp_path / "log")
+    assert list(shown.iterdir()) == []

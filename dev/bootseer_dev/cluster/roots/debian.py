@@ -16,6 +16,7 @@ from bootseer_dev.cluster.roots.root import Root, checkout
 
 _END_OF_PACKAGES = "# -- on the host alone --"
 _MADE_OF = "etc/bootseer-root"
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # Settings of the host's apt that its mirror or network may need.
 _APT_SETTINGS = ("Acquire::http", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIPv4")
 _NO_DOCUMENTATION = "".join(
@@ -56,9 +57,9 @@ def make(root: Root, say: Callable[[str], None]) -> None:
     _bootstrap(suite, new.folder, log)
     _configure(new.folder)
     say(f"installing {len(packages())} packages and what they need")
-    inside.run(new, [*_APT, "update"], log)
+    inside.run(new, [*_APT, "update"], log, certificates=False)
     install = ("install", "--no-install-recommends", "--assume-yes")
-    inside.run(new, [*_APT, *install, *packages()], log)
+    inside.run(new, [*_APT, *install, *packages()], log, certificates=False)
     _shrink(new.folder)
     (new.folder / _MADE_OF).write_text("\n".join(packages()) + "\n")
     new.folder.rename(root.folder)
@@ -102,6 +103,10 @@ def _configure(folder: Path) -> None:
     said = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True)
     lines = [line for line in said.stdout.splitlines() if line.startswith(_APT_SETTINGS)]
     (folder / "etc/apt/apt.conf.d/90host").write_text("\n".join(lines) + "\n")
+    if _CERTIFICATES.exists():  # of a mirror's, until the root has its own
+        own = folder / _CERTIFICATES.relative_to("/")
+        own.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_CERTIFICATES, own)
 
 
 def _shrink(folder: Path) -> None:

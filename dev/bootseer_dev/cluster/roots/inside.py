@@ -19,38 +19,46 @@ PRIVATELY = (
 )
 """Before a command: it, its processes and what it mounts end with the caller."""
 # What the host's network needs to be of use: names, certificates, the settings of pip.
-_FROM_HOST = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs", "/etc/pip.conf")
+_FROM_HOST = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf")
+_CERTIFICATES = "/etc/ssl/certs"
 _FOLDERS = ("/dev", "/proc", "/sys", "/tmp")
 _SCRIPT = """
 root=$1; shift
 while [ "$1" != -- ]; do
-    if [ -d "$1" ]; then mkdir -p "$root$2"; else [ -e "$root$2" ] || : >"$root$2"; fi
-    mount --rbind "$1" "$root$2"
-    shift 2
+    if [ -d "$2" ]; then mkdir -p "$root$3"; else [ -e "$root$3" ] || : >"$root$3"; fi
+    mount --rbind "$2" "$root$3"
+    [ "$1" = rw ] || mount -o remount,bind,ro "$root$3"
+    shift 3
 done
 shift
 exec chroot "$root" "$@"
 """
 
 
-def run(root: Root, argv: Sequence[str], log: Path, *, cwd: str = "/") -> None:
+def run(
+    root: Root, argv: Sequence[str], log: Path, *, cwd: str = "/", certificates: bool = True
+) -> None:
     """Run a command as root in mounts of its own, which end with it.
 
-    The root's Python environment and the checkout are at the host's paths.
+    The root's Python environment and the checkout are at the host's paths. What is the host's own
+    can only be read.
 
     Args:
         root: where.
         argv: the command.
         log: gets what the command writes, at its end.
         cwd: the working folder.
+        certificates: show the host's in place of the root's; packages are to write the root's.
 
     Raises:
         Unavailable: it failed; the text has the end of the log.
     """
-    binds = [(path, path) for path in (*_FOLDERS, *_FROM_HOST) if os.path.exists(path)]
-    binds.append((str(checkout()), str(checkout())))
+    read = (*_FROM_HOST, *([_CERTIFICATES] if certificates else []))
+    binds = [("rw", path, path) for path in _FOLDERS]
+    binds += [("ro", path, path) for path in read if os.path.exists(path)]
+    binds.append(("rw", str(checkout()), str(checkout())))
     if root.environment.exists():
-        binds.append((str(root.environment), sys.prefix))
+        binds.append(("rw", str(root.environment), sys.prefix))
     pip = {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
     proxies = {key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}
     env = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": PATH, "DEBIAN_FRONTEND": "noninteractive"}

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import bootseer_dev
 import pytest
-from click.testing import CliRunner
 from rich.table import Table
 
 import bootseer
-from bootseer import config
-from bootseer.cli import doctor
 from bootseer.cli.console import console
 from bootseer.cli.report import timeline
 from bootseer.core.event import FALLBACK, Event
@@ -62,17 +59,6 @@ def test_a_terminal_is_as_wide_as_columns_says(printed, err):
     lines = printed(err=err, is_terminal=True)
     assert len(lines) > 20
     assert max(len(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in lines) <= 40
-
-
-def test_a_row_of_a_command_is_one_line_in_a_pipe(monkeypatch):
-    monkeypatch.setattr(doctor, "CHECKS", {"plugin": lambda: (False, SENTENCE.strip())})
-    monkeypatch.setattr(doctor, "_stores", lambda _: {})
-    done = CliRunner().invoke(doctor.doctor, [], env={"COLUMNS": "40"})
-    lines = done.output.splitlines()
-    assert f"look plugin: {SENTENCE.strip()}" in lines
-    for name, setting in config.SETTINGS.items():
-        (row,) = (line for line in lines if line.split()[:1] == [name])
-        assert row.rstrip().endswith(setting.purpose)
 
 
 def test_a_report_is_neither_cut_nor_filled_up_in_a_pipe(monkeypatch):

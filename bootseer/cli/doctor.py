@@ -1,168 +1,189 @@
-"""bootseer doctor: is this node ready, and which settings are in force?"""
+"""bootseer doctor: is this machine ready, and what must be mended?"""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+import pwd
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from bootseer import config as settings
-from bootseer.cli.console import console, new_table, print_json
-from bootseer.errors import BootseerError
-from bootseer.units import format_size
+from bootseer.agent.node.spawn import leave
+from bootseer.cli.console import print_json
+from bootseer.errors import BootseerError, ConfigError
 
 if TYPE_CHECKING:
-    from bootseer.store.api.base import Store
-
-_LISTED = ("file:", "hdfs:")
-"""Stores that report owners of files."""
-_LOOK_S = 5.0
-_SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3"}
-_IN_MEMORY = {"tmpfs", "ramfs"}
+    from bootseer.doctor.check import CheckResult, Finding
+    from bootseer.doctor.machine import Machine
 
 
-@click.command(epilog="Example:  bootseer doctor --json")
-@click.option("--json", "as_json", is_flag=True, help="Print checks and settings as JSON.")
-def doctor(as_json: bool) -> None:
-    """Check this node and print its settings.
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  bootseer doctor                    on a login node, as a user\n"
+    "  sudo bootseer doctor --verbose     on a compute node\n"
+    "  sudo bootseer doctor --fix\n"
+    "  bootseer doctor --json --strict    for monitoring"
+)
+@click.option(
+    "--role",
+    type=click.Choice(["submit", "compute"]),
+    help="What this machine is for. Default: a compute node, if it has a slurmd or a NodeName.",
+)
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="As root: try stores with this user's rights. Default: who called sudo.",
+)
+@click.option("--fix", is_flag=True, help="Mend what can be mended safely, and say what was done.")
+@click.option("--strict", is_flag=True, help="End with exit code 1 for warnings, too.")
+@click.option("-v", "--verbose", is_flag=True, help="List all checks, and what they saw.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def doctor(
+    role: str | None, user: str | None, fix: bool, strict: bool, verbose: bool, as_json: bool
+) -> None:
+    """Check that this machine is ready for BootSeer.
 
-    Every setting is printed with its effective value and where that comes from.
+    Each finding says what is wrong, why that matters, and the command or line of configuration
+    that mends it. What only root can see is said to be unchecked. `bootseer config show` prints
+    the settings.
+
+    The exit code is 1 if there is an error, otherwise 0.
     """
+    from bootseer.doctor.runner import run_checks
 
-    config = settings.load()
-    checks = {name: check() for name, check in CHECKS.items()} | _stores(config)
+    machine = _machine(user, role)
+    results = run_checks(machine)
+    fixed: list[str] = []
+    if fix:
+        fixed = [_apply(f) for result in results for f in result.findings if f.fix is not None]
+        if fixed:
+            machine = _machine(user, role)
+            results = run_checks(machine)
     if as_json:
-        document = {
-            "checks": {name: {"ok": ok, "detail": detail} for name, (ok, detail) in checks.items()},
-            "settings": {
-                name: {"value": config.values[name], "from": _origin(config, name)}
-                for name in settings.SETTINGS
-            },
-        }
-        print_json(document)
-        return
-    table = new_table("setting", "value", "from", "what it is for", overflow="ellipsis")
-    for name, setting in settings.SETTINGS.items():
-        table.add_row(
-            name, str(config.values[name]), _origin(config, name), f"[dim]{setting.purpose}[/]"
-        )
-    shown = console()
-    for name, (ok, detail) in checks.items():
-        shown.print(f"{'[green]ok  [/]' if ok else '[yellow]look[/]'} {name}: {detail}")
-    shown.print()
-    shown.print(table)
+        print_json(_document(machine, results, fixed))
+    else:
+        _show(machine, results, fixed, verbose=verbose)
+    errors, warnings = _count(results)
+    # Not a return: the thread of a check that hangs is left behind.
+    leave(1 if errors or (strict and warnings) else 0)
 
 
-def _origin(config: settings.Config, name: str) -> str:
-    return config.path if name in config.from_file else "default"
+def _machine(user: str | None, role: str | None) -> Machine:
+    from bootseer.doctor.check import Role
+    from bootseer.doctor.machine import Machine
+    from bootseer.doctor.slurm import find_role
 
-
-def _plugin() -> tuple[bool, str]:
-    from bootseer.slurm.plugin import CONF, PLUGSTACK_DIR, plugstack_of
-    from bootseer.slurm.plugstack import lines_that_include
-
-    conf = PLUGSTACK_DIR / CONF
+    problem = ""
     try:
-        if not conf.exists():
-            return False, f"{conf} is missing: run `bootseer plugin install`"
-        found = lines_that_include(plugstack_of(conf), conf)
-    except PermissionError as error:
-        return False, f"{error.filename} cannot be read by you, and srun reads it with your rights"
-    if not found:
-        return False, f"{plugstack_of(conf)} lacks this line: include {conf}"
-    if len(found) > 1:
-        lines = ";  ".join(map(str, found))
-        return False, f"srun warns of each option: keep one of these lines:  {lines}"
-    return True, f"{conf} is included by {plugstack_of(conf)}"
+        config = settings.load()
+    except ConfigError as error:
+        problem = str(error)
+        config = settings.Config({})
+    machine = Machine(config, _user(user), config_error=problem)
+    machine.role = Role(role) if role else find_role(machine)
+    return machine
 
 
-def _accounts() -> tuple[bool, str]:
-    from bootseer.agent.node.account import broker_settings
-
-    try:
-        found = broker_settings(settings.load())
-    except BootseerError as error:
-        return False, str(error)
-    supervisor, cache = found.account, found.cache_account
-    return True, (
-        f"the supervisor runs as {supervisor.name}, uid {supervisor.uid}; "
-        f"the block cache is {cache.name}'s, uid {cache.uid}"
-    )
-
-
-def _fuse() -> tuple[bool, str]:
-    if os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return True, "/dev/fuse can be opened"
-    return False, "/dev/fuse cannot be opened by you: container runtimes need mode 0666"
-
-
-def _cache() -> tuple[bool, str]:
-    """Check that the cache folder, or the folder that it will be made in, is on a local disk."""
-    import psutil
-
-    folder = Path(settings.load().node.cache_dir)
-    found = Path(os.path.realpath(next(p for p in (folder, *folder.parents) if os.path.exists(p))))
-    kinds = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
-    kind = next((kinds[p] for p in (found, *found.parents) if p in kinds), "unknown file system")
-    detail = f"{folder} is on {kind}, {format_size(psutil.disk_usage(str(found)).free)} free"
-    if kind in _SHARED:
-        return False, f"{detail}: set node.cache_dir to a folder on a local disk"
-    if kind in _IN_MEMORY:
-        return False, f"{detail}: cached blocks take memory from jobs; set node.cache_dir to a disk"
-    return True, detail
-
-
-def _residency() -> tuple[bool, str]:
-    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    if found and (int(found[1]), int(found[2])) >= (6, 5):
-        return True, "the kernel has cachestat"
-    return True, "no cachestat before Linux 6.5: sampling a large image costs some ms each time"
-
-
-def _stores(config: settings.Config) -> dict[str, tuple[bool, str]]:
-    """Check each configured store; returns its state and error."""
+def _user(name: str | None) -> settings.User:
+    """Return the user whose rights are tried: the named one, who called sudo, or the caller."""
     from bootseer.cli.runner import caller
-    from bootseer.env.snapshot.group_store import is_member, shared_urls
-    from bootseer.store.from_settings import connect, connect_images, connect_shared
 
-    user = caller()
-    stores: dict[str, Callable[[], Store]] = {"store.url": lambda: connect(config, user)}
-    if config.image.store_url:
-        stores["image.store_url"] = lambda: connect_images(config, user)
-    for group, url in shared_urls(config).items():
-        if user.uid != 0 and not is_member(group):
-            continue
-        stores[f"env.shared {group}"] = partial(connect_shared, url, group, config, user)
-    return {name: _store(opened) for name, opened in stores.items()}
-
-
-def _store(opened: Callable[[], Store]) -> tuple[bool, str]:
-    import trio
-
-    async def look() -> str:
-        store = opened()
-        if store.url.startswith(_LISTED):
-            with trio.move_on_after(_LOOK_S):
-                await store.list()
-                return f"{store.url}: only trusted users can write there"
-            return f"{store.url}: no answer within {_LOOK_S:g} s"
-        return f"{store.url}: its bucket's policy says who can write there"
-
+    if os.geteuid() != 0:
+        if name and name != caller().name:
+            raise ConfigError(f"only root can try stores as {name}: run this as root")
+        return caller()
     try:
-        return True, trio.run(look)
-    except BootseerError as error:
-        return False, str(error)
+        entry = pwd.getpwnam(name or os.environ.get("SUDO_USER") or "root")
+    except KeyError as error:
+        raise ConfigError(f"there is no user {name or os.environ.get('SUDO_USER')}") from error
+    return settings.User(entry.pw_name, entry.pw_uid, entry.pw_dir)
 
 
-CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
-    "plugin": _plugin,
-    "accounts": _accounts,
-    "FUSE": _fuse,
-    "cache": _cache,
-    "residency": _residency,
-}
+def _apply(finding: Finding) -> str:
+    assert finding.fix is not None
+    try:
+        return finding.fix()
+    except PermissionError as error:
+        return f"not mended: {finding.what}: {error.strerror}, run this as root"
+    except (OSError, BootseerError) as error:
+        return f"not mended: {finding.what}: {error}"
+
+
+def _count(results: Sequence[CheckResult]) -> tuple[int, int]:
+    """Return the numbers of errors and of warnings."""
+    from bootseer.doctor.check import Severity
+
+    found = [finding.severity for result in results for finding in result.findings]
+    return found.count(Severity.ERROR), found.count(Severity.WARNING)
+
+
+def _show(
+    machine: Machine, results: Sequence[CheckResult], fixed: Sequence[str], *, verbose: bool
+) -> None:
+    from bootseer.cli.runner import print_line
+
+    for line in fixed:
+        print_line(f"fix: {line}")
+    if verbose:
+        for result in results:
+            print_line(f"{result.status.value:<9}  {result.check.name}: {result.check.purpose}")
+            for note in filter(None, (*result.notes, result.unchecked)):
+                print_line(f"           {note}")
+    for result in results:
+        for finding in result.findings:
+            print_line(f"{finding.severity.value}: {finding.what}  [{result.check.name}]")
+            print_line(f"  why:  {finding.why}")
+            print_line(f"  mend: {finding.mend}")
+    print_line(_summary(machine, results))
+
+
+def _summary(machine: Machine, results: Sequence[CheckResult]) -> str:
+    errors, warnings = _count(results)
+    kind = {"submit": "submit host", "compute": "compute node"}[machine.role.value]
+    found = "nothing is wrong"
+    if errors or warnings:
+        found = f"errors: {errors}, warnings: {warnings}"
+    unchecked = sum(bool(result.unchecked) for result in results)
+    text = f"{kind}: {found}; checks made: {len(results) - unchecked}"
+    if unchecked:
+        text += f", unchecked: {unchecked} (--verbose says why)"
+    return text
+
+
+def _document(
+    machine: Machine, results: Sequence[CheckResult], fixed: Sequence[str]
+) -> dict[str, object]:
+    """Return the result as docs/formats/doctor.md describes it."""
+    errors, warnings = _count(results)
+    return {
+        "version": 1,
+        "role": machine.role.value,
+        "user": machine.user.name,
+        "is_root": machine.is_root,
+        "errors": errors,
+        "warnings": warnings,
+        "fixed": list(fixed),
+        "checks": [
+            {
+                "name": result.check.name,
+                "purpose": result.check.purpose,
+                "status": result.status.value,
+                "took_s": round(result.took_s, 3),
+                "notes": list(result.notes),
+                "unchecked": result.unchecked,
+                "findings": [
+                    {
+                        "severity": finding.severity.value,
+                        "what": finding.what,
+                        "why": finding.why,
+                        "mend": finding.mend,
+                        "can_fix": finding.fix is not None,
+                    }
+                    for finding in result.findings
+                ],
+            }
+            for result in results
+        ],
+    }

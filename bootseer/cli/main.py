@@ -32,7 +32,8 @@ COMMANDS = {
         "Inspect, check and move checkpoints in HDFS and other stores.",
     ),
     "node": ("bootseer.cli.node:node", "Care for this compute node."),
-    "doctor": ("bootseer.cli.doctor:doctor", "Check this node and print its settings."),
+    "config": ("bootseer.cli.config:config", "Show the administrator's settings."),
+    "doctor": ("bootseer.cli.doctor:doctor", "Check that this machine is ready for BootSeer."),
     "plugin": ("bootseer.cli.plugin:plugin", "Build and install the Slurm plugin."),
     "completion": ("bootseer.cli.main:completion", "Print a script for shell completion."),
     # where developers have installed that

@@ -3,7 +3,7 @@
 Imported by the prolog's hook path: the standard library only (tomli on Python 3.10).
 """
 
-from bootseer.config.file import Config, load, read_toml
+from bootseer.config.file import Config, load, read_toml, setting_line
 from bootseer.config.sections import EnvSettings, ImageSettings, NodeSettings, StoreSettings
 from bootseer.config.setting import SETTINGS, User, is_per_user
 
@@ -18,4 +18,5 @@ __all__ = [
     "is_per_user",
     "load",
     "read_toml",
+    "setting_line",
 ]

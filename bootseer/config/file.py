@@ -105,3 +105,27 @@ def _flatten(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def setting_line(path: str, name: str) -> int:
+    """Return the line of the file that sets a setting; 0 if it cannot be told.
+
+    Args:
+        path: of the file.
+        name: of the setting, dotted.
+    """
+    section, lines = "", []
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(MAX_BYTES).decode().splitlines()
+    except (OSError, ValueError):
+        return 0
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text.startswith("[") and "=" not in text.partition("#")[0]:
+            section = text.partition("#")[0].strip(" []\t")
+        else:
+            key = text.partition("=")[0].replace('"', "").replace(" ", "")
+            if name == (f"{section}.{key}" if section else key):
+                return number
+    return 0

@@ -156,7 +156,7 @@ def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
 
     Environments without a name are removed if they were not used for `env.keep_days`. If the others
     take more than `env.quota_gib`, the least recently used are removed, too, those with names last.
-    `bootseer doctor` shows these settings of the administrator.
+    `bootseer config show env` shows these settings of the administrator.
     """
     from bootseer import config as settings
     from bootseer.cli import runner

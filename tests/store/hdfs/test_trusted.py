@@ -8,10 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from bootseer import config
-from bootseer.cli.doctor import doctor
 from bootseer.config import User
 from bootseer.errors import ConfigError, Denied
 from bootseer.image.library import catalog
@@ -228,26 +226,3 @@ def test_one_place_for_all_in_an_object_store_is_refused(section, url):
 
 def test_what_a_user_names_is_not_restricted():
     assert connect_to("s3://bucket/ckpt", of(), ADA, private=False).url == "s3://bucket/ckpt"
-
-
-def test_doctor_names_each_store_with_what_to_do(folder, monkeypatch):
-    (folder / "image-names").chmod(0o755)
-    folder.chmod(0o777)
-    settings = of(
-        **{
-            "store.url": "s3://bucket/all",
-            "image.store_url": folder.as_uri(),
-            "env.shared": [f"{GROUP.gr_name}=s3://bucket/envs"],
-        }
-    )
-    monkeypatch.setattr(config, "load", lambda: settings)
-    answer = CliRunner().invoke(doctor, ["--json"], catch_exceptions=False)
-    checks = json.loads(answer.output)["checks"]
-    assert not checks["store.url"]["ok"]
-    assert "store.shared_bucket = true" in checks["store.url"]["detail"]
-    assert not checks["image.store_url"]["ok"]
-    assert f"chmod o-w {folder}" in checks["image.store_url"]["detail"]
-    assert "env.shared_bucket" in checks[f"env.shared {GROUP.gr_name}"]["detail"]
-    folder.chmod(0o755)
-    answer = CliRunner().invoke(doctor, ["--json"], catch_exceptions=False)
-    assert json.loads(answer.output)["checks"]["image.store_url"]["ok"]

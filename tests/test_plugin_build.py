@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from bootseer.cli import plugin as cli_plugin
 from bootseer.cli.plugin import plugin as command
 from bootseer.errors import ConfigError, Conflict, NotFound, Unavailable
 from bootseer.slurm import plugin, program_link
@@ -343,6 +344,16 @@ def test_install_from_a_folder_without_a_build(site, tmp_path):
     with pytest.raises(NotFound, match="plugin build"):
         plugin.install(*site, built=tmp_path)
     assert not any(path.exists() for path in site)  # nothing was left behind
+
+
+def test_no_account_is_made_for_a_plugin_that_cannot_be_installed(site, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(cli_plugin, "make_accounts", made.append)
+    prefix, plugstack_dir = map(str, site)
+    argv = ["install", "--prefix", prefix, "--plugstack-dir", plugstack_dir, "--from"]
+    with pytest.raises(NotFound):
+        CliRunner().invoke(command, [*argv, str(tmp_path)], catch_exceptions=False)
+    assert made == []
 
 
 def test_entry_scripts_run_and_cost_a_job_that_does_not_ask_nothing(site, tmp_path):

@@ -160,7 +160,6 @@ def install(
     node.cache_user name, unless they are there. Files are replaced as a whole, so this can be
     repeated while jobs run.
     """
-    made = [] if no_accounts else make_accounts(settings.load())
     installed = spank.install(
         prefix.absolute(),
         plugstack_dir.absolute(),
@@ -172,6 +171,7 @@ def install(
         link=link.absolute() if link else None,
         arguments=arguments,
     )
+    made = [] if no_accounts else make_accounts(settings.load())
     if as_json:
         result = {
             "files": [str(path) for path in installed.files],

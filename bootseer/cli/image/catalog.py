@@ -127,6 +127,7 @@ def tag(image: str, name: str) -> None:
     from bootseer.image.library import catalog
 
     async def give(store: Store) -> str:
+        catalog.check_name(name)
         digest = await catalog.resolve(store, image)
         _, manifest = await catalog.read_manifest(store, digest)
         await catalog.give_name(store, name, digest, manifest.size_bytes)

@@ -62,8 +62,8 @@ def translate(error: BaseException, operation: str, name: str, url: str) -> Boot
             meaning, reason = Conflict, "a folder and an object cannot take each other's place"
     elif "No NameNode hosts found" in text:
         meaning = ConfigError
-        reason = "it names neither HOST:PORT nor a nameservice of Hadoop's configuration; the "
-        reason += "settings hdfs.conf_dir and HADOOP_CONF_DIR say where that is"
+        reason = f"{url} names neither HOST:PORT nor a nameservice of Hadoop's configuration; "
+        reason += "hdfs.conf_dir or HADOOP_CONF_DIR names the folder of that"
     elif "GSS_S_NO_CRED" in text or "GSS_S_CREDENTIALS_EXPIRED" in text:
         meaning = Denied
         reason = "no Kerberos ticket is there for this user; see hdfs.kerberos_cache"

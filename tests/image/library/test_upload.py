@@ -594,6 +594,12 @@ class TestCommand:
         assert code == 0, output
         return output
 
+    @pytest.mark.parametrize("words", [["import", "PATH", "--name"], ["tag", "tiny"]])
+    def test_a_name_that_asks_for_another_image_is_refused_at_once(self, path, words):
+        words = [path if word == "PATH" else word for word in words]
+        with pytest.raises(ConfigError, match="name it x"):
+            self.call(*words, "bootseer://x")
+
     def test_a_life(self, path, tmp_path):
         assert self.says("ls") == "no image yet: bootseer image import PATH --name NAME\n"
         added = json.loads(self.says("import", path, "--name", "tiny:1", "--json"))

@@ -64,8 +64,8 @@ def rpc(kind: str, text: str = "what the server says") -> RuntimeError:
         (
             RuntimeError('InvalidArgument("No NameNode hosts found")'),
             ConfigError,
-            "it names neither HOST:PORT nor a nameservice of Hadoop's configuration; the "
-            "settings hdfs.conf_dir and HADOOP_CONF_DIR say where that is",
+            "hdfs://namenode/root names neither HOST:PORT nor a nameservice of Hadoop's "
+            "configuration; hdfs.conf_dir or HADOOP_CONF_DIR names the folder of that",
         ),
         (RuntimeError("Connection reset\nby peer"), Transient, "Connection reset by peer"),
         (RuntimeError("\n"), Transient, "RuntimeError"),

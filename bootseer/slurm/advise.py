@@ -85,8 +85,8 @@ class _Stores:
         if self._outages is not None:
             self._outages.note(store.url, why)
         self.told[store.url] = (
-            f"store {store.url} does not answer: this start is not warm, and not recorded unless "
-            "it is back when the job ends; ask its administrators, or run `bootseer doctor`"
+            f"store {store.url} does not answer here: unless the nodes reach it, this start is "
+            "neither warm nor recorded; ask its administrators, or run `bootseer doctor`"
         )
         raise _NoAnswer(why)
 

@@ -37,7 +37,6 @@ PATH_S = 0.1
 """For the image's file system to answer."""
 STORE_S = 0.5
 """For a store to answer all that is asked of it."""
-_KIND = "advice"
 _UNLESS = "if that is so on the nodes too, nothing can be recorded"
 
 
@@ -64,7 +63,7 @@ class _Stores:
         self._user = user
         self._outages: Outages | None = None
         with suppress(OSError, BootseerError):
-            self._outages = Outages(user_folder(user.uid), _KIND)
+            self._outages = Outages(user_folder(user.uid))
 
     async def ask(self, connect: _Connect, call: Callable[[Store], Awaitable[T]]) -> T:
         """Return what `call` finds in the store that `connect` opens.

@@ -44,20 +44,18 @@ def user_folder(uid: int) -> str:
 
 
 class Outages:
-    """The outages that one kind of process has seen.
+    """The outages that one account's processes have seen on this machine.
 
     Concurrency: any number of processes of the account.
     """
 
-    def __init__(self, folder: str, kind: str) -> None:
+    def __init__(self, folder: str) -> None:
         """Use a folder, which is checked each time.
 
         Args:
             folder: its path; only this process's account, and root, can write there.
-            kind: of process: each waits for a store as long as it can afford.
         """
         self._folder = folder
-        self._kind = kind
 
     def note(self, url: str, why: str) -> None:
         """Remember that a store has not answered just now."""
@@ -92,5 +90,5 @@ class Outages:
 
     def _path(self, url: str) -> str:
         check_alone(self._folder, uid=os.geteuid())
-        name = hashlib.sha256(f"{self._kind} {url}".encode()).hexdigest()[:32]
+        name = hashlib.sha256(url.encode()).hexdigest()[:32]
         return f"{self._folder}/outage-{name}"

@@ -55,9 +55,9 @@ def image():
 async def run_with(image):
     """Run a window with an image; returns the events that it tells."""
     worker, events = Silent(), EventLog("/nowhere/events.jsonl")
-    outages = Outages("/nowhere", "agent")
+    outages = Outages("/nowhere")
     context = SimpleNamespace(config=CONFIG, broker=None, events=events, store_url="file:///s")
-    context.outages = lambda kind: outages
+    context.outages = outages
     window = RecordingWindow(JOB, context)
     window.images.append(image)
     try:

@@ -11,12 +11,11 @@ from bootseer.store.outages import LASTS_S, Outages
 
 
 def test_an_outage_is_remembered_for_a_minute(tmp_path):
-    seen = Outages(str(tmp_path), "agent")
+    seen = Outages(str(tmp_path))
     assert seen.recent("hdfs://a/") == ""
     seen.note("hdfs://a/", "refused\udcff" + "x" * 5000)
     assert seen.recent("hdfs://a/").startswith("refused") and len(seen.recent("hdfs://a/")) < 1100
     assert seen.recent("hdfs://b/") == ""
-    assert Outages(str(tmp_path), "epilog").recent("hdfs://a/") == ""
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     for age_s in (LASTS_S + 1, -5):  # the clock was set back
@@ -33,7 +32,7 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path, kind):
     folder, other = tmp_path / "own", tmp_path / "other"
     folder.mkdir()
     other.write_text("precious")
-    seen = Outages(str(folder), "agent")
+    seen = Outages(str(folder))
     path = seen._path("hdfs://a/")
     {"link": lambda: os.symlink(other, path), "fifo": lambda: os.mkfifo(path)}.get(
         kind, lambda: os.mkdir(path)
@@ -44,7 +43,7 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path, kind):
 
 
 def test_a_folder_of_others_is_neither_believed_nor_used(tmp_path):
-    seen = Outages(str(tmp_path), "agent")
+    seen = Outages(str(tmp_path))
     seen.note("hdfs://a/", "x")
     (file,) = tmp_path.iterdir()
     tmp_path.chmod(0o777)
@@ -55,7 +54,7 @@ def test_a_folder_of_others_is_neither_believed_nor_used(tmp_path):
 
 
 def test_a_missing_folder_costs_nothing(tmp_path):
-    seen = Outages(str(tmp_path / "none"), "agent")
+    seen = Outages(str(tmp_path / "none"))
     seen.note("hdfs://a/", "x")
     assert seen.recent("hdfs://a/") == ""
 

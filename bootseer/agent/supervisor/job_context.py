@@ -43,13 +43,10 @@ class JobContext:
         job = self.job
         return User(job.user, job.uid, job.home).fill(self.config.store.url)
 
-    def outages(self, kind: str) -> Outages:
-        """Return the outages of the user's stores that this node's agents have seen.
-
-        Args:
-            kind: of the task that asks: `Outages` of each are separate.
-        """
-        return Outages(spool.folder_of(self.config.node.cache_dir, self.job.uid), kind)
+    @property
+    def outages(self) -> Outages:
+        """Return the outages of the user's stores that this node's agents have seen."""
+        return Outages(spool.folder_of(self.config.node.cache_dir, self.job.uid))
 
     def start(
         self, stage: str, nursery: trio.Nursery, work: Callable[..., Awaitable[Any]], *args: Any

@@ -55,7 +55,7 @@ async def publish(
     with suppress(BootseerError, OSError):  # reported below, where it matters
         waiting = spool.read_waiting(cache_dir, uid)
     published = Published(False, f"not within {timeout_s:.1f} s", [])
-    outages, store_url = context.outages("epilog"), context.store_url
+    outages, store_url = context.outages, context.store_url
     recording = PublishRecording(
         kind,
         [image.recorded() for image in images if image.is_used],
@@ -115,7 +115,7 @@ async def _handle_messages(
             case StageEnded():
                 context.events.note(message.event)
             case StoreAway():
-                context.outages("epilog").note(context.store_url, message.why)
+                context.outages.note(context.store_url, message.why)
             case EventsWanted():
                 if began_ns:
                     context.events.note(Event("epilog", began_ns, time.time_ns(), "epilog"))

@@ -72,7 +72,7 @@ class RecordingWindow:
         self.recorded = trio.Event()
         self._job = job
         self._config = context.config
-        self._outages = context.outages("agent")
+        self._outages = context.outages
         self._store_url = context.store_url
         self._events = context.events
         self._on_message = on_message

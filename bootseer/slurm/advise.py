@@ -149,6 +149,8 @@ class _Request:
         except BootseerError as error:
             if isinstance(error, NotFound) and self._is_imported:
                 return "", ""  # Enroot imports it, and it is stored then
+            if isinstance(error, Denied):
+                return f"you may not read {self.image} in its store; nothing can be recorded", ""
             return f"{error}; nothing can be recorded", ""
         return "", self._retagged(digest)
 

@@ -9,7 +9,7 @@ import trio
 
 from bootseer import config as settings
 from bootseer.core.warm_plan import PlannedImage, PlannedName, PlannedRun, WarmPlan, object_name
-from bootseer.errors import NotFound, Transient
+from bootseer.errors import Denied, NotFound, Transient
 from bootseer.image.library.catalog import give_name, manifest_object
 from bootseer.slurm import advise
 from bootseer.store.api.base import publish
@@ -126,6 +126,17 @@ def test_a_name_that_the_store_does_not_have(store):
     assert f"there is no image {DIGEST}" in line
 
 
+def test_an_image_store_that_the_user_may_not_read(store, monkeypatch):
+    class Private(WrappedStore):
+        async def around(self, operation, name, call):
+            raise Denied(f"cannot open {name}")
+
+    private = Private(MemoryStore())
+    monkeypatch.setattr(advise, "connect_images", lambda config, user, backoff: private)
+    (line,) = ask(IMAGE="bootseer://train")
+    assert line.endswith("you may not read bootseer://train in its store; nothing can be recorded")
+
+
 def test_a_name_that_the_store_has(store):
     mine = store(MemoryStore())
     trio.run(publish, mine, manifest_object(DIGEST), b"x")
@@ -182,7 +193,7 @@ def test_a_store_that_does_not_answer_is_named_once_a_minute(store, image, hangs
 def test_an_error_that_is_an_answer_is_no_outage(store, image):
     class Corrupted(WrappedStore):
         async def around(self, operation, name, call):
-            raise NotFound("x") if operation == "stat" else advise.Denied("private")
+            raise NotFound("x") if operation == "stat" else Denied("private")
 
     store(Corrupted(MemoryStore()))
     for _ in range(2):

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 
 NAME = "train:v1"
 SERVED = ("--bootseer=served", f"--bootseer-image=bootseer://{NAME}")
+WAIT = "--bootseer-wait=10"  # until it is known whether there is an image
 READ = 'cat "${BOOTSEER_IMAGE:?}"'
 CACHE = "/var/cache/bootseer/images"
 
@@ -155,7 +156,7 @@ def image_store(lab, url):
 def test_who_may_not_read_the_image_gets_nothing_of_what_the_node_has(lab, stored):
     with image_store(lab, f"file://{lab.store()}"):
         assert served(lab).stdout == TinyImage().output * 2
-        other = lab.srun(*SERVED, command=READ, user="mallory", check=False)
+        other = lab.srun(*SERVED, WAIT, command=READ, user="mallory", check=False)
     assert other.exit_code != 0 and other.stdout == ""
     assert "BOOTSEER_IMAGE: parameter not set" in other.stderr
     assert "the image is not mounted" in other.stderr
@@ -232,7 +233,7 @@ def test_a_store_that_a_stranger_can_write_is_not_used(lab, stored):
         with image_store(lab, "file:///shared/open"):
             assert served(lab, user="mallory").stdout == TinyImage().output * 2
             (folder / "image-names").chmod(0o777)
-            refused = lab.srun(*SERVED, command=READ, user="mallory", check=False)
+            refused = lab.srun(*SERVED, WAIT, command=READ, user="mallory", check=False)
             assert refused.exit_code != 0 and refused.stdout == ""
             (stage,) = [
                 stage
@@ -278,7 +279,7 @@ def test_a_pinned_name_that_leads_to_another_image_is_not_served(lab, stored):
     config.write_text(before.replace("[image]\n", "[image]\npin = true\n"))
     try:
         for _ in range(2):  # a run that was refused does not change what is known
-            refused = lab.srun(*SERVED, command=READ, check=False)
+            refused = lab.srun(*SERVED, WAIT, command=READ, check=False)
             assert refused.exit_code != 0 and refused.stdout == ""
             assert {"image.retagged", "image.mount"} <= lab.fallbacks(refused)
             assert f"bootseer://{digest}" in lab.stages(refused)["image.retagged"]["detail"]

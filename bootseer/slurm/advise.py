@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 PATH_S = 0.1
 """For the image's file system to answer."""
-STORE_S = 0.5
+STORE_S = 0.7
 """For a store to answer all that is asked of it."""
 _UNLESS = "if that is so on the nodes too, nothing can be recorded"
 
@@ -75,17 +75,17 @@ class _Stores:
         store = connect(self._config, self._user, backoff=Backoff(attempts=1))
         if self._outages is not None and self._outages.recent(store.url):
             raise _NoAnswer(store.url)
-        why = f"no answer within {STORE_S:g} s"
+        why, within = f"no answer within {STORE_S:g} s", f" within {STORE_S:g} s"
         with trio.move_on_after(STORE_S):
             try:
                 return await call(store)
             except Transient as error:
-                why = str(error)
+                why, within = str(error), ""
         if self._outages is not None:
             self._outages.note(store.url, why)
         self.told[store.url] = (
-            f"store {store.url} does not answer here: unless the nodes reach it, this start is "
-            "neither warm nor recorded; ask its administrators, or run `bootseer doctor`"
+            f"store {store.url} does not answer{within} here: unless the nodes reach it, this "
+            "start is neither warm nor recorded; ask its administrators, or run `bootseer doctor`"
         )
         raise _NoAnswer(why)
 

@@ -151,12 +151,12 @@ def test_a_namenode_that_is_gone_costs_the_job_nothing_but_the_warmth(lab_with_h
         lab.cluster.wait_for_job(job_id, timeout_s=60)
     finally:
         hdfs.start_namenode()
-    # It is named once, and asked once: by the submission, by an agent and by an epilog.
+    # It is named once, and asked once: by the submission, and by the first job's agent.
     assert "store hdfs://site/user/alice/.bootseer does not answer" in lost.stderr
     assert "does not answer" not in again.stderr
     assert "bootseer: " not in (lab.cluster.shared / f"{job_id}.out").read_text()
     said = [line for line in lab.slurmd_log("n1").splitlines() if "not published, kept" in line]
-    assert ["is not asked" in line for line in said[-3:]] == [False, True, True]
+    assert len(said) >= 3 and all("is not asked" in line for line in said[-3:])
     lab.forget_outages()
     lab.srun(*BOOTSEER)
     assert "publish" in lab.fallbacks(lost)

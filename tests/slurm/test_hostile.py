@@ -420,7 +420,7 @@ def test_the_image_has_a_name_that_means_something_to_a_terminal(lab):
     text_report(lab, job)
     job, running = lab.start_in_background(*TRAIN, f"--bootseer-image={name}")
     try:
-        wait_until(lambda: lab.status("n1")[0]["images"], "the image")
+        wait_until(lambda: any(one["images"] for one in lab.status("n1")), "the image")
         shown = lab.cluster.run(
             [site.bootseer(), "status"], node="n1", env={"COLUMNS": "300"}
         ).stdout

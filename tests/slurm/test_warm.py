@@ -42,7 +42,7 @@ def test_the_plan_knows_the_image_when_the_user_does_not_say(lab):
 
 def test_without_a_wait_the_job_starts_beside_its_prefetch(lab):
     lab.srun(*BOOTSEER)
-    job = lab.srun(*BOOTSEER, "--bootseer-wait=0", command=f"{lab.start()}; sleep 1")
+    job = lab.srun(*BOOTSEER, "--bootseer-wait=0", command=f"{lab.start()}; sleep 5")
     stages = lab.stages(job)
     assert stages["prolog"]["detail"] == "the agent is running"
     assert stages["image.prefetch"]["bytes"] > 0

@@ -53,7 +53,7 @@ class Lab:
 )
 def test_how_many_starts_came_to_a_read_is_told(told, count, tmp_path, monkeypatch):
     @contextmanager
-    def cluster(name):
+    def cluster(name, **_):
         yield Lab(told)
 
     monkeypatch.setattr(overhead, "_cluster", cluster)
@@ -77,7 +77,7 @@ def test_what_a_slow_machine_does_not_come_to_is_left_out(tmp_path, monkeypatch)
             return PROLOG
 
     @contextmanager
-    def cluster(name):
+    def cluster(name, **_):
         yield SlowLab([])
 
     def not_in_time(lab):

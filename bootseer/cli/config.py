@@ -21,7 +21,12 @@ _VARIABLES = {
 
 @click.group()
 def config() -> None:
-    """Show the administrator's settings."""
+    """Show the administrator's settings.
+
+    \b
+    Example:
+      bootseer config show
+    """
 
 
 @config.command(

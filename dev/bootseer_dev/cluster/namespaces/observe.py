@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,11 @@ def inner_pids(keeper_pid: int) -> dict[int, int]:
     """Map pids inside the keeper's PID namespace to the host's, for the keeper's children."""
     children = Path(f"/proc/{keeper_pid}/task/{keeper_pid}/children").read_text().split()
     level = len(_pids(keeper_pid)) - 1  # a child may be the first process of its own namespace
-    return {_pids(int(pid))[level]: int(pid) for pid in children}
+    found = {}
+    for pid in map(int, children):
+        with suppress(FileNotFoundError):  # it has ended
+            found[_pids(pid)[level]] = pid
+    return found
 
 
 def processes(holder_pid: int, *, namespaces: tuple[str, ...]) -> list[NodeProcess]:

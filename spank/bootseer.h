@@ -87,6 +87,8 @@ void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t
 void step_post_opt(struct bootseer *bootseer, spank_t spank);
 void step_user_init(struct bootseer *bootseer, spank_t spank);
 void step_exit(const struct bootseer *bootseer, spank_t spank);
+/* Whether this is the task that reports for all of a node. */
+bool step_speaks(spank_t spank);
 /* Reports a fallback on the step's stderr, and in the report under `stage`. */
 __attribute__((format(printf, 4, 5))) void step_fallback(const struct bootseer *bootseer,
                                                          spank_t spank, const char *stage,

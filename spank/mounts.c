@@ -27,7 +27,6 @@
 #include <sys/un.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Since Linux 5.2; missing from older C libraries. The numbers are the same everywhere. */
@@ -45,8 +44,6 @@ enum {
     SQUASHFS_MAGIC = 0x73717368,
     OVERLAY_MAGIC = 0x794c7630,
     OPEN_MS = 5000, /* the user's folder may be on a file system that hangs */
-    FIND_MS = 1000, /* the same of the user's image */
-    KNOW_MS = 3000, /* for the agent to find out whether the store has the image */
     ASK_MS = 1500,  /* the agent may be only starting */
     RETRY_MS = 10,
 };
@@ -181,23 +178,14 @@ static bool read_mounted(const char *mark, const char *folder, const char *run_d
                     folder) < (int)sizeof(mounted->path);
 }
 
-/* Whether the job's mounted image is empty, because its store does not have it or does not answer.
- * An agent that has only just mounted it is waited for, as the task's first read would. */
-static bool is_missing(const char *run_dir, uint32_t job_id)
+/* Whether the agent has found already that tasks cannot read the job's image. */
+static bool is_unreadable(const char *run_dir, uint32_t job_id)
 {
-    struct mounted answer = {.failed = false};
     char mark[PATH_MAX + 32];
     struct stat info;
 
-    snprintf(mark, sizeof(mark), "%s/jobs/%u/served", run_dir, job_id);
-    for (int waited = 0;; waited += RETRY_MS) {
-        if (read_mounted("state/readable", "image", run_dir, job_id, &answer))
-            return answer.failed;
-        if (waited >= KNOW_MS || stat(mark, &info) ||
-            time(NULL) - info.st_mtime > 1 + KNOW_MS / 1000)
-            return false;
-        poll(NULL, 0, RETRY_MS);
-    }
+    snprintf(mark, sizeof(mark), "%s/jobs/%u/state/unreadable", run_dir, job_id);
+    return !lstat(mark, &info);
 }
 
 /* Connects to the agent, which has to be root's. Returns a socket, or -1 with errno set. */
@@ -278,39 +266,29 @@ static int copy_mount(const struct mounted *mounted)
     return ask_for_mount(mounted);
 }
 
-static bool become_user(const struct mounted *mounted)
-{
-    return !setgroups((size_t)mounted->group_count, mounted->groups) && !setgid(mounted->gid) &&
-           !setuid(mounted->uid) && !prctl(PR_SET_DUMPABLE, 0); /* whatever fs.suid_dumpable says */
-}
-
-/* Opens something as the user, in a child. */
-typedef int open_f(const struct mounted *mounted);
-
-/* Returns the mount point, which the user can reach and owns. */
+/* In a child: returns the mount point, which the user can reach and owns. */
 static int open_owned(const struct mounted *mounted)
 {
-    int fd = open(mounted->mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
     struct stat info;
+    int fd;
 
+    if (setgroups((size_t)mounted->group_count, mounted->groups) || setgid(mounted->gid) ||
+        setuid(mounted->uid) || prctl(PR_SET_DUMPABLE, 0)) /* whatever fs.suid_dumpable says */
+        return -1;
+    fd = open(mounted->mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info))
         return -1;
     if (info.st_uid != mounted->uid) {
+        close(fd);
         errno = EPERM;
         return -1;
     }
     return fd;
 }
 
-/* Returns what a variable without a mount names, which the user can reach. */
-static int open_plain(const struct mounted *mounted)
-{
-    return open(mounted->mountpoint, O_PATH | O_CLOEXEC);
-}
-
 /* Opens the mount point in a child that shares this process's descriptors, but not its rights.
  * Returns the descriptor, or -1 with errno set. */
-static int open_as_user(const struct mounted *mounted, open_f *opener, int timeout_ms)
+static int open_as_user(const struct mounted *mounted)
 {
     int answer[2] = {-1, ETIMEDOUT}; /* a descriptor, an errno */
     struct pollfd ready;
@@ -322,7 +300,7 @@ static int open_as_user(const struct mounted *mounted, open_f *opener, int timeo
     /* Like fork(), which cannot share descriptors. */
     pid = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
     if (pid == 0) {
-        int opened[2] = {become_user(mounted) ? opener(mounted) : -1, 0};
+        int opened[2] = {open_owned(mounted), 0};
 
         opened[1] = opened[0] < 0 ? errno : 0;
         _exit(write(ends[1], opened, sizeof(opened)) != sizeof(opened));
@@ -330,7 +308,7 @@ static int open_as_user(const struct mounted *mounted, open_f *opener, int timeo
     ready = (struct pollfd){.fd = ends[0], .events = POLLIN};
     if (pid < 0)
         answer[1] = errno;
-    else if (poll(&ready, 1, timeout_ms) == 1 &&
+    else if (poll(&ready, 1, OPEN_MS) == 1 &&
              read(ends[0], answer, sizeof(answer)) != sizeof(answer))
         answer[0] = -1;
     if (pid > 0) {
@@ -375,8 +353,8 @@ static bool show(const struct mounted *mounted, const char *path, bool owned, bo
 
     if (!leave_namespace(left))
         return false;
-    target = owned ? open_as_user(mounted, open_owned, OPEN_MS)
-                   : open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    target =
+        owned ? open_as_user(mounted) : open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     done = mount_copy(mounted, target);
     error = errno;
     if (target >= 0)
@@ -385,35 +363,15 @@ static bool show(const struct mounted *mounted, const char *path, bool owned, bo
     return done;
 }
 
-/* Sets a task's variable to a path without a mount, if the path exists; otherwise tells the task.
- * One on a file system that hangs is taken to exist: the task waits for it by itself. */
-static void tell_path(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
-                      const char *path, struct mounted *mounted)
-{
-    int fd;
-
-    if (path != mounted->mountpoint)
-        snprintf(mounted->mountpoint, sizeof(mounted->mountpoint), "%s", path);
-    fd = open_as_user(mounted, open_plain, FIND_MS);
-    if (fd < 0 && errno != ETIMEDOUT) {
-        step_fallback(bootseer, spank, kind->stage, "%s is not set: %s: %s", kind->variable,
-                      mounted->mountpoint, strerror(errno));
-        return;
-    }
-    if (fd >= 0)
-        close(fd);
-    spank_setenv(spank, kind->variable, mounted->mountpoint, 1);
-}
-
 /* Reports a task's request that the job does not fulfil. */
 static void tell_wish(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
-                      const char *wish, const struct asked *asked, struct mounted *mounted)
+                      const char *wish, const struct asked *asked)
 {
     bool is_jobs = asked->known && !strcmp(wish, asked->value[kind->option]);
     bool is_path = *wish == '/'; /* needs no mount */
 
     if (is_path)
-        tell_path(kind, bootseer, spank, wish, mounted);
+        spank_setenv(spank, kind->variable, wish, 1);
     if (is_path && asked->known && !is_jobs)
         step_fallback(bootseer, spank, kind->stage,
                       "%s is not the job's image: it is not prefetched", wish);
@@ -450,18 +408,24 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
     if (is_other ||
         !read_mounted(kind->mark, kind->folder, bootseer->settings.run_dir, job_id, mounted)) {
         if (wish && kind->option >= 0)
-            tell_wish(kind, bootseer, spank, wish, asked, mounted);
+            tell_wish(kind, bootseer, spank, wish, asked);
         return;
     }
     if (mounted->none)
         return;
+    if (kind->mount == MOUNT_IMAGE && is_unreadable(bootseer->settings.run_dir, job_id)) {
+        if (wish && step_speaks(spank))
+            slurm_error("bootseer: %s is not set, because the image cannot be read: "
+                        "`bootseer report` says why",
+                        kind->variable);
+        return;
+    }
     if (mounted->plain) {
-        tell_path(kind, bootseer, spank, mounted->mountpoint, mounted);
+        spank_setenv(spank, kind->variable, mounted->mountpoint, 1);
         return;
     }
     mounted->request = (struct mount_request){kind->mount, 0};
-    if (mounted->failed ||
-        (kind->mount == MOUNT_IMAGE && is_missing(bootseer->settings.run_dir, job_id))) {
+    if (mounted->failed) {
         step_fallback(bootseer, spank, kind->stage,
                       "the %s is not mounted: `bootseer report` says why", kind->name);
         return;

@@ -96,6 +96,13 @@ static void send_event(const struct sockaddr_un *address, const struct step *ste
     send_line(address, line);
 }
 
+bool step_speaks(spank_t spank)
+{
+    int task = 0;
+
+    return spank_get_item(spank, S_TASK_ID, &task) != ESPANK_SUCCESS || task == 0;
+}
+
 void step_fallback(const struct bootseer *bootseer, spank_t spank, const char *stage,
                    const char *format, ...)
 {
@@ -103,12 +110,10 @@ void step_fallback(const struct bootseer *bootseer, spank_t spank, const char *s
     long long now = now_ns();
     struct sockaddr_un address;
     struct step step;
-    int task = 0;
     va_list args;
 
-    if (!get_step(spank, &step) ||
-        (spank_get_item(spank, S_TASK_ID, &task) == ESPANK_SUCCESS && task > 0))
-        return; /* one task of a node reports for all */
+    if (!get_step(spank, &step) || !step_speaks(spank))
+        return;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);

@@ -447,16 +447,24 @@ async def test_waiters_for_an_image_get_the_servers_end_first(monkeypatch):
     assert image.served.is_set() and not image.is_served
 
 
-@pytest.mark.parametrize(("is_served", "state"), [(True, "none"), (False, "failed")])
-async def test_the_plugin_is_told_whether_the_image_can_be_read(agent, tmp_path, is_served, state):
-    mark = tmp_path / "job/state/readable"
+@pytest.mark.parametrize("is_served", [True, False])
+async def test_the_plugin_is_told_once_a_served_image_cannot_be_read(agent, tmp_path, is_served):
+    mark = tmp_path / "job/state/unreadable"
     image = SimpleNamespace(served=trio.Event(), is_served=is_served)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(agent._note_readable, image)
+        nursery.start_soon(agent._follow_image, image)
         await trio.testing.wait_all_tasks_blocked()
         assert not mark.exists()
         image.served.set()
-    assert mark.read_text() == f"{state}\n\n"
+    assert mark.exists() == (not is_served)
+
+
+@pytest.mark.parametrize("digest", ["", "0" * 64])
+def test_the_plugin_is_told_once_an_image_file_cannot_be_read(agent, tmp_path, monkeypatch, digest):
+    agent._job = agent._job._replace(image="/images/a.sqsh")
+    monkeypatch.setattr(agent, "_image_digest", lambda: digest)
+    agent._on_message(Ready("done"))
+    assert (tmp_path / "job/state/unreadable").exists() == (not digest)
 
 
 # What it sees.

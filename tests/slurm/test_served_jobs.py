@@ -84,7 +84,7 @@ def test_blocks_of_the_node_are_for_those_who_can_read_the_manifest(lab, stored)
         ):
             lab.cluster.run(command)
         with JobShell(lab, *options, user="mallory") as job:
-            return job.run(f"head -c 4096 $BOOTSEER_IMAGE | od -c | head; {WHOLE}").text
+            return job.run(f'head -c 4096 "$BOOTSEER_IMAGE" | od -c | head; {WHOLE}').text
 
     forged = known[: len(known) // 2] + bytes(len(known) - len(known) // 2 - 32) + known[-32:]
     for manifest, token in ((forged, digest), (forged[:1000], "0" * 64)):

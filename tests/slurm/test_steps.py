@@ -90,8 +90,8 @@ def test_no_task_is_told_of_an_image_that_is_not_there(lab, name):
     assert not re.search("^BOOTSEER_IMAGE=", job.stdout, re.MULTILINE)
     assert "BOOTSEER_SOCKET=" in job.stdout
     assert "is recorded" not in job.stderr and "nothing can be recorded" in job.stderr
-    assert job.stderr.count("the image is not mounted" if "://" in path else "is not set") == 2
-    assert "image.mountpoint" in lab.fallbacks(job)
+    assert job.stderr.count("BOOTSEER_IMAGE is not set, because the image cannot be read") == 2
+    assert lab.fallbacks(job) == {"image.mount" if "://" in path else "image.identify"}
 
 
 def test_jobs_that_a_job_submits(lab, folders):

@@ -75,10 +75,12 @@ class Host:
         arguments: tuple[str, ...] = (),
         step: int = 0,
         job_name: str | None = "job",
+        argv: tuple[str, ...] = ("srun",),
+        optind: int = 1,
         stderr: int = subprocess.PIPE,
     ) -> Seen:
         """Run one scenario, check what must hold in every one, and return what was seen."""
-        records: list[bytes] = [b"c " + context.encode(), b"s %d" % step]
+        records: list[bytes] = [b"c " + context.encode(), b"s %d" % step, b"i %d" % optind]
         if job_name is not None:
             records.append(b"n " + job_name.encode())
         places = [f"libexec={self.libexec}", f"run_dir={self.run_dir}"]
@@ -92,7 +94,8 @@ class Host:
         scenario.write_bytes(b"\0".join(records) + b"\0")
         started = time.monotonic()
         result = subprocess.run(
-            [self.program],
+            argv,
+            executable=self.program,
             env={
                 "FAKE_SCENARIO": str(scenario),
                 "PATH": os.environ["PATH"],

@@ -8,9 +8,10 @@
  *   p NAME=VALUE   this process's environment
  *   e NAME=VALUE   the job's environment (spank_getenv)
  *   a ARGUMENT     of the plugin's line in plugstack.conf
- *   s STEPID
+ *   s STEPID, i OPTIND
  *   n NAME   the job's name in the command's options
  * The job is 4711 of user 1000 and group 1001, its steps are on three nodes, and this is the last.
+ * The command line is free for the plugin to look at.
  */
 #define _GNU_SOURCE
 #include <slurm/slurm.h>
@@ -269,6 +270,9 @@ int main(void)
             break;
         case 's':
             host.step_id = (uint32_t)strtoul(text, NULL, 10);
+            break;
+        case 'i':
+            optind = atoi(text);
             break;
         case 'n':
             opt.job_name = text;

@@ -23,7 +23,7 @@
         state/                 files of the supervisor; the service account's, 0700
             state.json         the agent's state, for `bootseer status`
             events.jsonl       events so far, in case the agent dies
-            readable           whether the served image can be read, see `write_mounted`
+            unreadable         there once tasks are known to be unable to read the job's image
             rooted, named      whether the kernel's mount of the image, and the job's environment,
                                are mounted, see `write_mounted`
             N.shown            where tasks see envs/N, see `write_mounted`
@@ -123,7 +123,7 @@ class JobFolder:
         self.mount = f"{path}/ckpt"
         self.served = f"{path}/served"
         self.asked = f"{path}/asked"
-        self.readable = f"{path}/state/readable"
+        self.unreadable = f"{path}/state/unreadable"
         self.rooted = f"{path}/state/rooted"
         self.root = f"{path}/root"
         self.image = f"{path}/image"
@@ -193,7 +193,7 @@ class JobFolder:
         The file has two lines: the state and the mount point.
 
         Args:
-            mark: the file to write: `mounted`, `served`, `readable`, `rooted` or `named`.
+            mark: the file to write: `mounted`, `served`, `rooted` or `named`.
             state: "failed" if mounting failed; "owned" or "listed" if it succeeded, by how the
                 plugin must check the mount point; "plain" if there is no mount and tasks are told
                 the mount point; "none" if there is nothing to tell.

@@ -7,6 +7,7 @@ the service account; the broker does what takes more rights.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -123,7 +124,7 @@ class Supervisor:
                     self._start("checkpoint.mount", self._follow_checkpoint, self._checkpoint)
                 if self._first is not None:
                     self._served.begin(self._first, nursery)
-                    self._start("image.mount", self._note_readable, self._first)
+                    self._start("image.mount", self._follow_image, self._first)
                 self._start("agent.state", self._keep_state)
 
     def _start(self, stage: str, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
@@ -168,17 +169,23 @@ class Supervisor:
                     f"its files return errors: the checkpoint server has ended: {error}",
                 )
 
-    async def _note_readable(self, image: ServedImage) -> None:
-        """Tell the plugin whether tasks find the job's image on its mount, once that is known."""
+    async def _follow_image(self, image: ServedImage) -> None:
+        """Find out whether tasks can read the served image."""
         await image.served.wait()
-        state = "none" if image.is_served else "failed"
-        with suppress(OSError):  # /run is full: tasks find an empty mount
-            self._folder.write_mounted(self._folder.readable, state)
+        if not image.is_served:
+            self._note_unreadable()
+
+    def _note_unreadable(self) -> None:
+        """Have the plugin set no variable for the job's image from now on."""
+        with suppress(OSError):  # /run is full: tasks find no image at the variable's path
+            os.close(os.open(self._folder.unreadable, os.O_WRONLY | os.O_CREAT, 0o600))
 
     def _on_message(self, message: FromWorker) -> None:
         """Handle messages of the prefetch worker that concern more than its window."""
         match message:
             case Ready():
+                if self._job.image.startswith("/") and not self._image_digest():
+                    self._note_unreadable()
                 self._mark_ready(one_line(message.detail))
             case MountImage() if self._nursery is not None:
                 self._start("image.mount", self._serve_again, message.image, self._nursery)

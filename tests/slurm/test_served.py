@@ -159,7 +159,7 @@ def test_who_may_not_read_the_image_gets_nothing_of_what_the_node_has(lab, store
         other = lab.srun(*SERVED, WAIT, command=READ, user="mallory", check=False)
     assert other.exit_code != 0 and other.stdout == ""
     assert "BOOTSEER_IMAGE: parameter not set" in other.stderr
-    assert "the image is not mounted" in other.stderr
+    assert "the image cannot be read" in other.stderr
 
 
 def test_jobs_of_two_users_share_what_the_node_has(lab, stored):

@@ -80,6 +80,8 @@ def start_slurmd(cluster: Cluster, nodes: Iterable[str]) -> None:
         Unavailable: one did not start; the text names its log.
     """
     nodes = tuple(nodes)
+    for node in nodes if cluster.spec.systemd else ():
+        wait_until(partial(_has_systemd, cluster, node), f"systemd on {node} takes commands")
     _start(cluster, "slurmd", nodes, _UNIT if cluster.spec.systemd else ())
     for node in nodes:
         _wait_for_port(cluster, node, "slurmd", _SLURMD_PORT)
@@ -125,6 +127,11 @@ def wait_idle(cluster: Cluster, nodes: Iterable[str], timeout_s: float = 30) -> 
         return f"sinfo says {cluster.node_states()}; look into {cluster.log(HEAD)} and the nodes'"
 
     wait_until(idle, "all nodes idle", timeout_s=timeout_s, explain=explain)
+
+
+def _has_systemd(cluster: Cluster, node: str) -> bool:
+    argv = ["test", "-S", "/run/systemd/private"]
+    return cluster.run(argv, node=node, check=False).returncode == 0
 
 
 def _has_no_slurmd(cluster: Cluster, node: str) -> bool:

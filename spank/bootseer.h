@@ -49,6 +49,9 @@ extern const struct option_names option_names[OPTION_COUNT];
 #define CONTROL_JOB_NAME "BOOTSEER_JOB_NAME"
 /* Pyxis' option as Slurm passes it to the node, there with SPANK_ before it. */
 #define CONTROL_PYXIS "_SLURM_SPANK_OPTION_pyxis_container_image"
+/* In a step: the image that its srun names for Pyxis, until the step begins. Of its environment,
+ * --export=NONE leaves only what begins with SLURM_. */
+#define VARIABLE_CONTAINER "SLURM_BOOTSEER_CONTAINER"
 /* In a job whose submission has been advised. */
 #define VARIABLE_TOLD "BOOTSEER_TOLD"
 
@@ -87,6 +90,12 @@ void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t
 void step_post_opt(struct bootseer *bootseer, spank_t spank);
 void step_user_init(struct bootseer *bootseer, spank_t spank);
 void step_exit(const struct bootseer *bootseer, spank_t spank);
+/* Returns this step's own request, or NULL. Slurm gives the steps of all components of a
+ * heterogeneous job the same options, so there the component's request is unknown. */
+const char *step_wish(const struct bootseer *bootseer, spank_t spank, int option);
+/* Finds the image that the step's srun names for Pyxis. Returns false if there is none, or it is
+ * unknown which component's it is. */
+bool step_container(spank_t spank, char out[VALUE_MAX + 1]);
 /* Whether this is the task that reports for all of a node. */
 bool step_speaks(spank_t spank);
 /* Reports a fallback on the step's stderr, and in the report under `stage`. */

@@ -118,18 +118,6 @@ void asked_read(const char *run_dir, uint32_t job_id, struct asked *asked)
     }
 }
 
-/* Returns this step's own request, or NULL. Slurm gives the steps of all components of a
- * heterogeneous job the same options, so there the component's request is unknown. */
-static const char *step_wish(const struct bootseer *bootseer, spank_t spank, int option)
-{
-    char size[16];
-
-    if (!bootseer->request.given[option] || !request_is_active(&bootseer->request) ||
-        spank_getenv(spank, "SLURM_HET_SIZE", size, sizeof(size)) == ESPANK_SUCCESS)
-        return NULL;
-    return bootseer->request.value[option];
-}
-
 /* Reports that a step's request is refused. */
 static void tell_too_late(const struct bootseer *bootseer, spank_t spank, const char *stage,
                           int option, const struct asked *asked)
@@ -367,18 +355,12 @@ static bool show(const struct mounted *mounted, const char *path, bool owned, bo
 static void tell_wish(const struct kind *kind, const struct bootseer *bootseer, spank_t spank,
                       const char *wish, const struct asked *asked)
 {
-    bool is_jobs = asked->known && !strcmp(wish, asked->value[kind->option]);
-    bool is_path = *wish == '/'; /* needs no mount */
-
-    if (is_path)
+    if (*wish == '/') /* needs no mount */
         spank_setenv(spank, kind->variable, wish, 1);
-    if (is_path && asked->known && !is_jobs)
-        step_fallback(bootseer, spank, kind->stage,
-                      "%s is not the job's image: it is not prefetched", wish);
-    else if (!is_path && is_jobs)
+    else if (asked->known && !strcmp(wish, asked->value[kind->option]))
         step_fallback(bootseer, spank, kind->stage,
                       "the %s is not mounted: `bootseer report` says why", kind->name);
-    else if (!is_path)
+    else
         tell_too_late(bootseer, spank, kind->stage, kind->option, asked);
 }
 

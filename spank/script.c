@@ -13,6 +13,8 @@ enum {
     STEP_WAIT_S = 10,
 };
 
+static const char PYXIS[] = "SPANK_" CONTROL_PYXIS;
+
 static bool get_job_id(spank_t spank, uint32_t *job_id)
 {
     if (spank_get_item(spank, S_JOB_ID, job_id) == ESPANK_SUCCESS)
@@ -89,9 +91,9 @@ static int wait_ms(int limit_ms, const char *value)
 
 /* Sets the request's values, each of which may be NULL, and runs the prolog's entry script. */
 static void run_prolog(const struct bootseer *bootseer, struct environment *environment,
-                       const char *const values[OPTION_COUNT], const char *job_name, int limit_ms)
+                       const char *const values[OPTION_COUNT], const char *job_name,
+                       const char *container, int limit_ms)
 {
-    static const char pyxis[] = "SPANK_" CONTROL_PYXIS;
     const char *wait = values[OPTION_WAIT];
     int timeout_ms = wait_ms(limit_ms, wait);
     char path[PATH_MAX + 32];
@@ -109,7 +111,7 @@ static void run_prolog(const struct bootseer *bootseer, struct environment *envi
     }
     put_control(environment, option_names[OPTION_WAIT].control, wait);
     put_control(environment, CONTROL_JOB_NAME, job_name);
-    environment_put(environment, pyxis, getenv(pyxis));
+    environment_put(environment, PYXIS, container);
     snprintf(path, sizeof(path), "%s/bootseer-prolog", bootseer->settings.libexec);
     program_run(path, environment, timeout_ms + GRACE_MS);
 }
@@ -130,7 +132,7 @@ void script_prolog(const struct bootseer *bootseer, spank_t spank)
     if (!get_job_id(spank, &job_id))
         return;
     put_job(&environment, spank, job_id);
-    run_prolog(bootseer, &environment, values, getenv("SPANK_" CONTROL_JOB_NAME),
+    run_prolog(bootseer, &environment, values, getenv("SPANK_" CONTROL_JOB_NAME), getenv(PYXIS),
                bootseer->settings.max_wait_ms);
     environment_free(&environment);
 }
@@ -160,7 +162,7 @@ void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t
     struct environment environment = {.count = 0};
     const char *values[OPTION_COUNT];
     int limit_ms = bootseer->settings.max_wait_ms;
-    char seconds[16];
+    char seconds[16], container[VALUE_MAX + 1];
 
     if (limit_ms > STEP_WAIT_S * 1000)
         limit_ms = STEP_WAIT_S * 1000;
@@ -171,7 +173,7 @@ void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t
     snprintf(seconds, sizeof(seconds), "%d", limit_ms / 1000);
     environment_put(&environment, "BOOTSEER_WAIT_LIMIT", seconds);
     run_prolog(bootseer, &environment, values, *request->job_name ? request->job_name : NULL,
-               limit_ms);
+               step_container(spank, container) ? container : NULL, limit_ms);
     environment_free(&environment);
 }
 

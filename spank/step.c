@@ -177,6 +177,27 @@ static void await_agent(const struct bootseer *bootseer, const char *folder, uin
     }
 }
 
+static bool is_component(spank_t spank)
+{
+    char size[16];
+
+    return spank_getenv(spank, "SLURM_HET_SIZE", size, sizeof(size)) == ESPANK_SUCCESS;
+}
+
+const char *step_wish(const struct bootseer *bootseer, spank_t spank, int option)
+{
+    if (!bootseer->request.given[option] || !request_is_active(&bootseer->request) ||
+        is_component(spank))
+        return NULL;
+    return bootseer->request.value[option];
+}
+
+bool step_container(spank_t spank, char out[VALUE_MAX + 1])
+{
+    return !is_component(spank) &&
+           spank_getenv(spank, VARIABLE_CONTAINER, out, VALUE_MAX + 1) == ESPANK_SUCCESS && *out;
+}
+
 void step_post_opt(struct bootseer *bootseer, spank_t spank)
 {
     char folder[PATH_MAX + 32], name[PATH_MAX];
@@ -198,6 +219,25 @@ void step_post_opt(struct bootseer *bootseer, spank_t spank)
         await_agent(bootseer, folder, step.job_id);
 }
 
+/* Tells the agent which image file the step is about to use. */
+static void send_image(const struct bootseer *bootseer, spank_t spank,
+                       const struct sockaddr_un *address)
+{
+    const char *image = step_wish(bootseer, spank, OPTION_IMAGE);
+    char container[VALUE_MAX + 1], line[2 * VALUE_MAX + 64], *out;
+
+    if (!image)
+        image = step_container(spank, container) ? container : "";
+    if (*image != '/' || option_problem(OPTION_IMAGE, image))
+        return;
+    out = stpcpy(line, "{\"op\":\"image\",\"path\":\"");
+    for (const char *p = image; *p; *out++ = *p++)
+        if (*p == '"' || *p == '\\')
+            *out++ = '\\';
+    strcpy(out, "\"}\n");
+    send_line(address, line);
+}
+
 /* Runs with the user's identity, as the tasks will when they connect to the socket. */
 void step_user_init(struct bootseer *bootseer, spank_t spank)
 {
@@ -216,6 +256,8 @@ void step_user_init(struct bootseer *bootseer, spank_t spank)
         return;
     }
     spank_setenv(spank, "BOOTSEER_SOCKET", address.sun_path, 1);
+    send_image(bootseer, spank, &address);
+    spank_unsetenv(spank, VARIABLE_CONTAINER);
     bootseer->step_start_ns = now_ns();
     send_event(&address, &step, ".start", bootseer->step_start_ns, bootseer->step_start_ns);
 }

@@ -72,6 +72,13 @@ static bool is_step(void)
     return spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
 }
 
+/* Whether this srun begins a step of a job that may have an agent, and does not decline it. */
+static bool is_of_job(const struct request *request)
+{
+    return is_step() && (getenv(VARIABLE_TOLD) || getenv("BOOTSEER_SOCKET")) &&
+           !option_is_off(request->value[OPTION_KEY]);
+}
+
 /* Whether a step's job got advice: at its submission, or when an earlier step brought the request
  * that started the job's agent, whose folder is here if this is one of the job's nodes. */
 static bool is_told(const struct settings *settings)
@@ -86,9 +93,20 @@ static bool is_told(const struct settings *settings)
     return !lstat(folder, &info);
 }
 
+/* Tells the step's nodes which image srun's own arguments name for Pyxis: the job's prolog saw only
+ * the arguments of the job. */
+static void send_container(const struct request *request)
+{
+    if (*request->container)
+        setenv(VARIABLE_CONTAINER, request->container, 1);
+    else
+        unsetenv(VARIABLE_CONTAINER);
+}
+
 int submit_post_opt(struct bootseer *bootseer, spank_t spank)
 {
     struct request *request = &bootseer->request;
+    bool is_active;
 
     /* Slurm 22.05 ignores an optional plugin's return value. Ending the command before there is a
      * job is better than silently ignoring the user's environment. */
@@ -96,7 +114,12 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
         exit(1);
     if (!is_step())
         unsetenv(VARIABLE_TOLD); /* of the job that this command is a part of */
-    if (!request_is_active(request))
+    is_active = request_is_active(request);
+    if (is_active || is_of_job(request))
+        find_container(request->container);
+    if (is_step())
+        send_container(request);
+    if (!is_active)
         return 0;
 
     send_control(spank, option_names[OPTION_KEY].control, request->value[OPTION_KEY]);
@@ -107,10 +130,8 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
     if (*request->job_name)
         send_control(spank, CONTROL_JOB_NAME, request->job_name);
 
-    if (!bootseer->advised && (!is_step() || !is_told(&bootseer->settings))) {
-        find_container(request->container);
+    if (!bootseer->advised && (!is_step() || !is_told(&bootseer->settings)))
         advice_begin(bootseer);
-    }
     bootseer->advised = true;
     if (!is_step())
         setenv(VARIABLE_TOLD, "1", 1); /* for the job's own sruns */

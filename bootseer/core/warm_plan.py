@@ -171,6 +171,11 @@ class WarmPlan:
         return known if known != digest else ""
 
 
+def is_file_path(path: str) -> bool:
+    """Return whether an image is named by an absolute path, without parent components."""
+    return path.startswith("/") and ".." not in path.split("/")
+
+
 def object_name(key: str) -> str:
     """Return the store object's name for a key: readable, and safe for any key."""
     return f"plans/{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
@@ -228,7 +233,6 @@ def _speed(fields: Fields, name: str) -> Speed:
 
 
 def _path(path: str, name: str) -> str:
-    is_path = path.startswith("/") and ".." not in path.split("/")
-    if not is_path and not _URI.match(path):
+    if not is_file_path(path) and not _URI.match(path):
         raise Corrupt(f"{name}: {path!r} is neither an absolute path nor a URI")
     return path

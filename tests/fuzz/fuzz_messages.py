@@ -119,7 +119,11 @@ JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "/i", 1.0, 1)
 RECORDED = worker.RecordedImage("/i", "d", 9, "complete", TOUCHES, RANGES, "c", Speed(), None)
 FROM_WORKER = (
     *(worker.StageEnded(Event("image.x", 1, 2, "worker")), worker.Ready("it is")),
-    *(worker.MountImage("bootseer://x"), worker.MountEnvironment("k" * 64, ["/a", "/b"])),
+    *(
+        worker.MountImage("bootseer://x"),
+        worker.PrefetchFile("/x"),
+        worker.MountEnvironment("k" * 64, ["/a", "/b"]),
+    ),
     *(worker.EnvironmentSettled(), worker.ImageFound("/i", "d", RANGES)),
     worker.PrefetchBegun(RANGES, [HeldOutPiece(0, 5, 9)], 3),
     *(worker.PrefetchProgress(1, 2), worker.ServedImageOpened(), AHEAD),
@@ -157,6 +161,7 @@ REQUESTED = (
     *(control.GetStatus(), control.TellEvent("mark.x", 1, 2), control.WaitReady(1.5)),
     *(control.Finish(2.0), control.RunEnvironment(), control.ServeImage("bootseer://x")),
     control.KeepImport("docker://x", "/x"),
+    control.UseImage("/x"),
 )
 
 

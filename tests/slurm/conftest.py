@@ -1,5 +1,6 @@
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from bootseer_dev.cluster import Cluster, ClusterSpec
@@ -30,3 +31,15 @@ def lab(cluster_lab):
     yield cluster_lab
     cluster_lab.assert_healthy()
     cluster_lab.assert_clean()
+
+
+@pytest.fixture
+def pyxis_option(lab):
+    """Slurm's commands that take --container-image, as with Pyxis' plugin."""
+    source = Path(__file__).with_name("pyxis_option.c")
+    plugin = lab.cluster.state_dir / "pyxis.so"
+    lab.cluster.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)])
+    line = lab.cluster.etc_slurm / "plugstack.conf.d/pyxis.conf"
+    line.write_text(f"optional {plugin}\n")
+    yield
+    line.unlink()

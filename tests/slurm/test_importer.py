@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -278,33 +277,24 @@ def test_all_images_are_served_on_when_the_agent_dies(lab, shared):
     lab.assert_clean()
 
 
-@contextmanager
-def pyxis(lab):
-    """Pyxis' option, and the setting that says which importer it has."""
-    source = Path(__file__).with_name("pyxis_option.c")
-    plugin = lab.cluster.state_dir / "pyxis.so"
-    lab.cluster.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)])
-    line = lab.cluster.etc_slurm / "plugstack.conf.d/pyxis.conf"
+@pytest.fixture
+def importer_set(lab, pyxis_option):
+    """The setting that says which importer Pyxis has."""
     config = lab.cluster.etc_bootseer / "bootseer.toml"
     before = config.read_text()
-    line.write_text(f"optional {plugin}\n")
     config.write_text(before.replace("[image]\n", "[image]\nimporter = true\n"))
-    try:
-        yield
-    finally:
-        line.unlink()
-        config.write_text(before)
+    yield
+    config.write_text(before)
 
 
-def test_the_prolog_begins_to_serve_what_pyxis_is_going_to_ask_for(lab, shared):
+def test_the_prolog_begins_to_serve_what_pyxis_is_going_to_ask_for(lab, shared, importer_set):
     data = add(lab, NAME)
-    with pyxis(lab):
-        image = NAME.removeprefix("docker://")
-        options = ("-N1", "--bootseer=early", f"--container-image={image}")
-        job = lab.srun(*options, command=get(lab, NAME))
-        assert f"/{job.job_id}/image/image.sqsh {sha256(data)} there" in job.stdout
-        unknown = lab.srun("-N1", "--bootseer=late", "--container-image=busybox", command="true")
-        assert lab.fallbacks(unknown) == {"image.mount"}
+    image = NAME.removeprefix("docker://")
+    options = ("-N1", "--bootseer=early", f"--container-image={image}")
+    job = lab.srun(*options, command=get(lab, NAME))
+    assert f"/{job.job_id}/image/image.sqsh {sha256(data)} there" in job.stdout
+    unknown = lab.srun("-N1", "--bootseer=late", "--container-image=busybox", command="true")
+    assert lab.fallbacks(unknown) == {"image.mount"}
 
 
 def test_the_command_does_the_same(lab, shared):

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 from bootseer_dev.cluster.poll import wait_until
@@ -93,21 +92,13 @@ def test_a_step_that_brings_its_own_reaches_the_agent(lab):
         assert lab.report(job)["kind"] == kind
 
 
-def test_the_image_may_be_named_by_pyxis_option(lab):
-    source = Path(__file__).with_name("pyxis_option.c")
-    plugin = lab.cluster.state_dir / "pyxis.so"
-    lab.cluster.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)])
-    line = lab.cluster.etc_slurm / "plugstack.conf.d/pyxis.conf"
-    line.write_text(f"optional {plugin}\n")
-    try:
-        job = lab.srun("--bootseer=pyxis", BOOTSEER[2], f"--container-image={IMAGE}")
-        assert "image.identify" in lab.stages(job)
-        # A name for a registry is not a file: nothing is warmed, and nothing is wrong.
-        other = lab.srun("--bootseer=other", "--container-image=nvcr.io#nvidia/pytorch:24.05")
-        assert "image.identify" not in lab.stages(other)
-        assert lab.fallbacks(other) == set()
-    finally:
-        line.unlink()
+def test_the_image_may_be_named_by_pyxis_option(lab, pyxis_option):
+    job = lab.srun("--bootseer=pyxis", BOOTSEER[2], f"--container-image={IMAGE}")
+    assert "image.identify" in lab.stages(job)
+    # A name for a registry is not a file: nothing is warmed, and nothing is wrong.
+    other = lab.srun("--bootseer=other", "--container-image=nvcr.io#nvidia/pytorch:24.05")
+    assert "image.identify" not in lab.stages(other)
+    assert lab.fallbacks(other) == set()
 
 
 def test_a_mark_ends_the_window_and_gives_the_time_to_ready(lab):

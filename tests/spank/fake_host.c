@@ -242,6 +242,7 @@ static int call(const char *name, spank_f *hook)
 
 int main(void)
 {
+    static const char *const told[] = {"BOOTSEER_TOLD", "SLURM_BOOTSEER_CONTAINER"};
     const char *context = "";
     size_t length;
     char *records = read_scenario(&length);
@@ -305,8 +306,9 @@ int main(void)
         call("init_post_opt", slurm_spank_init_post_opt);
         call("exit", slurm_spank_exit);
     }
-    if (getenv("BOOTSEER_TOLD"))
-        printf("env BOOTSEER_TOLD=%s\n", getenv("BOOTSEER_TOLD"));
+    for (size_t i = 0; i < sizeof(told) / sizeof(*told); i++)
+        if (getenv(told[i]))
+            printf("env %s=%s\n", told[i], getenv(told[i]));
     printf("leaked descriptors %d\n", count_descriptors() - descriptors);
     printf("leaked children %d\n", waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD ? 0 : 1);
     free(records);

@@ -224,6 +224,32 @@ def test_advice_knows_the_image_that_pyxis_is_given(host, argv):
         assert "pyxis" not in seen.of("user")[-1]
 
 
+OF_JOB = {"SLURM_JOB_ID": "5", "BOOTSEER_SOCKET": "/run/a"}
+
+
+@pytest.mark.parametrize(
+    ("context", "options", "env", "sent"),
+    [
+        ("local", {}, OF_JOB, "/i"),
+        ("local", {}, {"SLURM_JOB_ID": "5", "BOOTSEER_TOLD": "1"}, "/i"),
+        ("local", {"bootseer": "k"}, {"SLURM_JOB_ID": "5"}, "/i"),
+        ("local", {"bootseer": "off"}, OF_JOB, None),
+        ("local", {}, {**OF_JOB, "BOOTSEER": "off"}, None),
+        ("local", {}, {"SLURM_JOB_ID": "5"}, None),
+        ("local", {"bootseer": "k"}, {}, None),  # Slurm itself tells the job's prolog
+        ("allocator", {"bootseer": "k"}, OF_JOB, None),
+    ],
+)
+def test_a_step_sends_the_image_that_pyxis_is_given(host, context, options, env, sent):
+    env = {**env, "SLURM_BOOTSEER_CONTAINER": "/of/the/step/that/this/srun/runs/in"}
+    argv = ("srun", "--container-image=/i", "cmd")
+    seen = host.run(context, options=options, env=env, argv=argv, optind=2)
+    left = env["SLURM_BOOTSEER_CONTAINER"] if "SLURM_JOB_ID" not in env else None
+    left = left if context == "local" else env["SLURM_BOOTSEER_CONTAINER"]
+    told = dict(line.split("=", 1) for line in seen.of("env"))
+    assert told.get("SLURM_BOOTSEER_CONTAINER") == (sent or left)
+
+
 def test_srun_continues_while_advice_is_computed(host):
     lines = host.run("local", options={"bootseer": "slow"}).lines
     submitted, ended = (lines.index(f"rc {hook} 0") for hook in ("init_post_opt", "exit"))

@@ -73,6 +73,15 @@ class ServeImage(NamedTuple):
         _check_text(self.image, MAX_URI_CHARS, f"{name}: image")
 
 
+class UseImage(NamedTuple):
+    """Prefetch and record an image file that a step uses, without waiting. Answer: `Done`."""
+
+    path: str
+
+    def check(self, name: str) -> None:
+        _check_text(self.path, MAX_PATH_CHARS, f"{name}: path")
+
+
 class KeepImport(NamedTuple):
     """Upload an imported image to the store from its file. Answer: `Kept`."""
 
@@ -84,7 +93,9 @@ class KeepImport(NamedTuple):
         _check_text(self.path, MAX_PATH_CHARS, f"{name}: path")
 
 
-Request = GetStatus | TellEvent | WaitReady | Finish | RunEnvironment | ServeImage | KeepImport
+Request = (
+    GetStatus | TellEvent | WaitReady | Finish | RunEnvironment | ServeImage | UseImage | KeepImport
+)
 REQUESTS: Messages[Request] = Messages(
     "request",
     {
@@ -94,6 +105,7 @@ REQUESTS: Messages[Request] = Messages(
         "finish": Finish,
         "env": RunEnvironment,
         "serve": ServeImage,
+        "image": UseImage,
         "keep": KeepImport,
     },
 )

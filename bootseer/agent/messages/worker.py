@@ -253,6 +253,12 @@ class MountImage(NamedTuple):
     image: str
 
 
+class PrefetchFile(NamedTuple):
+    """From `warm_up`: prefetch an image file that a step of the last run used. Attributes: path."""
+
+    path: str
+
+
 class MountEnvironment(NamedTuple):
     """From `warm_up`: mount the environment that the job names. Answer: `EnvironmentMounted`.
 
@@ -486,6 +492,7 @@ FromWorker = (
     StageEnded
     | Ready
     | MountImage
+    | PrefetchFile
     | MountEnvironment
     | EnvironmentSettled
     | ImageFound

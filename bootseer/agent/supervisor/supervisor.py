@@ -34,6 +34,7 @@ from bootseer.agent.messages.control import (
     RunEnvironment,
     ServeImage,
     TellEvent,
+    UseImage,
     WaitReady,
 )
 from bootseer.agent.messages.worker import (
@@ -42,6 +43,7 @@ from bootseer.agent.messages.worker import (
     FromWorker,
     MountEnvironment,
     MountImage,
+    PrefetchFile,
     Ready,
 )
 from bootseer.agent.node.job import Job, JobFolder
@@ -54,11 +56,13 @@ from bootseer.agent.supervisor.images.image_mount import ServedImage
 from bootseer.agent.supervisor.images.image_mounts import ServedImages
 from bootseer.agent.supervisor.images.image_record import JobImage
 from bootseer.agent.supervisor.images.recording_window import RecordingWindow
+from bootseer.agent.supervisor.images.step_images import StepImages
 from bootseer.agent.supervisor.import_uploads import ImportUploads
 from bootseer.agent.supervisor.job_context import JobContext
 from bootseer.agent.supervisor.publish_recording import publish
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.core.event import Event, from_json, one_line
+from bootseer.core.warm_plan import is_file_path
 from bootseer.errors import BootseerError, Closed, ConfigError, Denied, Unavailable
 from bootseer.ipc.channel import unexpected
 from bootseer.ipc.request_client import RequestClient
@@ -96,6 +100,7 @@ class Supervisor:
         self._context = context
         self._window = RecordingWindow(job, context, served, checkpoint, self._on_message)
         self._served = ServedImages(context)
+        self._steps = StepImages(context, self._window)
         self._keeping = ImportUploads(context)
         self._environments = EnvironmentOverlays(context, self._served, self._image_digest)
         self._nursery: trio.Nursery | None = None
@@ -189,6 +194,8 @@ class Supervisor:
                 self._mark_ready(one_line(message.detail))
             case MountImage() if self._nursery is not None:
                 self._start("image.mount", self._serve_again, message.image, self._nursery)
+            case PrefetchFile() if self._nursery is not None:
+                self._steps.prefetch(message.path, self._nursery)
             case MountEnvironment() if self._nursery is not None:
                 self._start("env.mount", self._mount_named_environment, message, self._nursery)
             case EnvironmentSettled():
@@ -229,7 +236,7 @@ class Supervisor:
 
     @property
     def _windows(self) -> list[RecordingWindow]:
-        return [self._window, *self._served.windows]
+        return [self._window, *self._served.windows, *self._steps.windows]
 
     @property
     def _images(self) -> list[JobImage]:
@@ -266,6 +273,11 @@ class Supervisor:
                 return None
             case ServeImage():
                 return ImagePath(await self._served.serve(request.image, self._nursery))
+            case UseImage():
+                if not is_file_path(request.path):
+                    raise ConfigError(f"{request.path[:100]!a} is not the path of an image file")
+                self._steps.use(request.path, self._nursery)
+                return Done()
             case KeepImport():
                 kept = await self._keeping.keep(request.image, request.path, self._nursery)
                 return Kept(kept)

@@ -17,6 +17,7 @@ from bootseer.agent.messages.worker import (
     ImageUnreadable,
     MountEnvironment,
     MountImage,
+    PrefetchFile,
     Ready,
     YieldToJob,
 )
@@ -26,6 +27,7 @@ from bootseer.agent.workers.plan_reader import PlanReader
 from bootseer.agent.workers.prefetch_checkpoint import read_checkpoint_ahead
 from bootseer.agent.workers.provide_environment import provide
 from bootseer.core.reference import ENVIRONMENT
+from bootseer.core.warm_plan import WarmPlan
 from bootseer.env.snapshot.manifest import Snapshot
 from bootseer.errors import BootseerError, Closed
 from bootseer.ipc.channel import Awaited, unexpected
@@ -93,7 +95,7 @@ class WarmUp:
                 details.append(str(error))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell, self._image.run)
+            nursery.start_soon(tell, self._images)
             is_environments_own = self._task.job.image.startswith(ENVIRONMENT)
             if not self._task.job.record_only and not is_environments_own:
                 nursery.start_soon(self._environments)
@@ -103,6 +105,18 @@ class WarmUp:
                 nursery.start_soon(tell, self._warm_checkpoint)
         with suppress(Closed):
             await self._task.channel.send(Ready("; ".join(details)))
+
+    async def _images(self, store: Store) -> str:
+        """Prefetch the job's image, then have those of the last run's steps prefetched."""
+        job = self._task.job
+        try:
+            return await self._image.run(store)
+        finally:
+            with suppress(BootseerError):  # reported by the plan's reader, or the agent has ended
+                plan = None if job.record_only else await self._plan.read(store)
+                for image in images_of_steps(plan, job.image):
+                    message = MountImage(image) if "://" in image else PrefetchFile(image)
+                    await self._task.channel.send(message)
 
     async def _environments(self) -> None:
         """Mount the environments of the last run where only root sees them, for `env run`."""
@@ -129,6 +143,20 @@ class WarmUp:
             return (await self._checkpoint.wait()).ok
 
         return await read_checkpoint_ahead(self._task, store, is_served, self._budget)
+
+
+def images_of_steps(plan: WarmPlan | None, image: str) -> list[str]:
+    """Return the names of the last run's images beside the job's own.
+
+    Args:
+        plan: the job's plan.
+        image: what the job names, "" for the image of the last run. If the last run did not use
+            it, the steps' images may have changed too, and none are returned.
+    """
+    planned = plan.images if plan is not None else ()
+    names = [each.path for each in planned if not each.path.startswith(ENVIRONMENT)]
+    own = image or next(iter(names), "")
+    return [name for name in names if name != own] if own in names else []
 
 
 async def run(task: Task) -> None:

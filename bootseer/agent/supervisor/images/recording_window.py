@@ -48,6 +48,7 @@ class RecordingWindow:
 
     Attributes:
         images: the recorded images.
+        is_used: the job itself uses them, not only its plan.
         recorded: set at the end.
     """
 
@@ -58,6 +59,8 @@ class RecordingWindow:
         served: ServedImage | None = None,
         checkpoint: MountedCheckpoint | None = None,
         on_message: Callable[[FromWorker], None] = lambda message: None,
+        *,
+        is_used: bool = True,
     ) -> None:
         """Create a window; nothing is started yet.
 
@@ -67,8 +70,10 @@ class RecordingWindow:
             served: the image, if it is served and not a file.
             checkpoint: the checkpoint, if it is prefetched too.
             on_message: called with worker messages that concern more than this window.
+            is_used: the job itself uses the image, not only its plan.
         """
         self.images: list[JobImage] = []
+        self.is_used = is_used
         self.recorded = trio.Event()
         self._job = job
         self._config = context.config
@@ -83,6 +88,14 @@ class RecordingWindow:
         self._has_task = trio.Event()
         self._failed: set[JobImage] = set()
         self._scope = trio.CancelScope()
+        self._time = trio.CancelScope()
+
+    def use(self) -> None:
+        """Count the window's images as used, and its time from now."""
+        self.is_used = True
+        for image in self.images:
+            image.is_used = True
+        self._time.deadline = trio.current_time() + self._config.image.window_s
 
     def close(self, *, is_cut_short: bool = False) -> None:
         """Close the window.
@@ -115,7 +128,8 @@ class RecordingWindow:
             if self._job.is_served:
                 nursery.start_soon(self._announce_image, worker)
             try:
-                with self._scope, trio.move_on_after(self._config.image.window_s):
+                with self._scope, self._time:
+                    self._time.deadline = trio.current_time() + self._config.image.window_s
                     await self._follow(worker)
                     # Even without the worker, record its images to the end of the window: a
                     # shortened recording would look complete.
@@ -168,7 +182,9 @@ class RecordingWindow:
             case ImageFound() if len(self.images) < MAX_IMAGES:
                 reply, (end,) = await self._broker.ask(WatchResidency(), exactly(fds, 1))
                 pages = ResidencyClient(socket.socket(fileno=end), reply.value)
-                self.images.append(WatchedImage(message, pages))
+                image = WatchedImage(message, pages)
+                image.is_used = self.is_used
+                self.images.append(image)
             case PrefetchBegun() if self.images:
                 self.images[-1].note_prefetch(message)
             case PrefetchProgress() if self.images:

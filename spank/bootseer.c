@@ -144,6 +144,7 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
     case S_CTX_REMOTE:
         configure(ac, argv);
         register_options(spank);
+        step_init(&bootseer);
         break;
     default: /* slurmd itself has nothing to do */
         break;
@@ -178,6 +179,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int ac, char *argv[])
 {
     (void)ac, (void)argv;
     mounts_task(&bootseer, spank);
+    step_task_init(&bootseer, spank);
     return 0;
 }
 

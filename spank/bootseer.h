@@ -31,11 +31,12 @@ struct request {
 struct bootseer {
     struct settings settings;
     struct request request;
-    int64_t step_start_ns; /* 0: this step sends no events */
-    bool is_anothers;      /* this step has the variables of another job */
-    char cwd[PATH_MAX];    /* of this task before the mounts; "" if nothing was mounted */
-    bool advised;          /* a heterogeneous job gets advice once, not once per component */
-    pid_t adviser;         /* the child that prints advice */
+    int64_t began_ns;   /* when slurmstepd loaded the plugin */
+    bool sends_events;  /* this step has an agent */
+    bool is_anothers;   /* this step has the variables of another job */
+    char cwd[PATH_MAX]; /* of this task before the mounts; "" if nothing was mounted */
+    bool advised;       /* a heterogeneous job gets advice once, not once per component */
+    pid_t adviser;      /* the child that prints advice */
 };
 
 struct option_names {
@@ -87,8 +88,10 @@ void script_epilog(const struct bootseer *bootseer, spank_t spank);
 void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t job_id);
 
 /* step.c: slurmstepd. */
+void step_init(struct bootseer *bootseer);
 void step_post_opt(struct bootseer *bootseer, spank_t spank);
 void step_user_init(struct bootseer *bootseer, spank_t spank);
+void step_task_init(const struct bootseer *bootseer, spank_t spank);
 void step_exit(const struct bootseer *bootseer, spank_t spank);
 /* Returns this step's own request, or NULL. Slurm gives the steps of all components of a
  * heterogeneous job the same options, so there the component's request is unknown. */

@@ -198,6 +198,11 @@ bool step_container(spank_t spank, char out[VALUE_MAX + 1])
            spank_getenv(spank, VARIABLE_CONTAINER, out, VALUE_MAX + 1) == ESPANK_SUCCESS && *out;
 }
 
+void step_init(struct bootseer *bootseer)
+{
+    bootseer->began_ns = now_ns();
+}
+
 void step_post_opt(struct bootseer *bootseer, spank_t spank)
 {
     char folder[PATH_MAX + 32], name[PATH_MAX];
@@ -258,8 +263,18 @@ void step_user_init(struct bootseer *bootseer, spank_t spank)
     spank_setenv(spank, "BOOTSEER_SOCKET", address.sun_path, 1);
     send_image(bootseer, spank, &address);
     spank_unsetenv(spank, VARIABLE_CONTAINER);
-    bootseer->step_start_ns = now_ns();
-    send_event(&address, &step, ".start", bootseer->step_start_ns, bootseer->step_start_ns);
+    bootseer->sends_events = true;
+}
+
+/* Reports what the step has waited for: its container, if other plugins make one, and mounts. */
+void step_task_init(const struct bootseer *bootseer, spank_t spank)
+{
+    struct sockaddr_un address;
+    struct step step;
+
+    if (bootseer->sends_events && step_speaks(spank) && get_step(spank, &step) &&
+        socket_address(&bootseer->settings, step.job_id, &address))
+        send_event(&address, &step, ".start", bootseer->began_ns, now_ns());
 }
 
 void step_exit(const struct bootseer *bootseer, spank_t spank)
@@ -267,7 +282,7 @@ void step_exit(const struct bootseer *bootseer, spank_t spank)
     struct sockaddr_un address;
     struct step step;
 
-    if (bootseer->step_start_ns && get_step(spank, &step) &&
+    if (bootseer->sends_events && get_step(spank, &step) &&
         socket_address(&bootseer->settings, step.job_id, &address))
-        send_event(&address, &step, "", bootseer->step_start_ns, now_ns());
+        send_event(&address, &step, "", bootseer->began_ns, now_ns());
 }

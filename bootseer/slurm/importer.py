@@ -75,7 +75,9 @@ def get(uri: str, environ: Mapping[str, str]) -> str:
     socket = ""
     try:
         socket = _socket(environ)
-        return _served(socket, name)
+        path = _served(socket, name)
+        _tell_served(socket, name, began_ns)
+        return path
     except BootseerError as error:
         if name.startswith(SCHEME):
             raise
@@ -292,6 +294,12 @@ def _prefix(environ: Mapping[str, str]) -> str:
 
 def _node_prefix() -> str:
     return f"bootseer-import-{os.getuid()}-{os.uname().nodename}-"
+
+
+def _tell_served(socket: str, name: str, began_ns: int) -> None:
+    """Have the agent note how long the container waited until its image could be read."""
+    with suppress(BootseerError):
+        control_client.tell(socket, TellEvent("image.get", began_ns, time.time_ns(), detail=name))
 
 
 def _tell(socket: str, name: str, path: str, began_ns: int, why: str) -> None:

@@ -10,6 +10,13 @@ from bootseer.core.event import FALLBACK
 from bootseer.startup.run_events import NodeRun
 from bootseer.units import NS_PER_S
 
+_BESIDE = {
+    *("batch", "interactive", "step"),
+    *("agent.ready", "plan.read", "hotset.read", "image.identify", "image.prefetch", "image.copy"),
+    *("image.record", "image.serve", "image.pack", "image.pack.write", "image.keep"),
+    *("checkpoint.plan", "checkpoint.prefetch"),
+}
+"""Stages that the job does not wait for, or that last as long as a step whatever it waits for."""
 READY_STAGE = "mark.first-step"
 """Said by `bootseer mark first-step`: from here on the job does what it was started for."""
 
@@ -33,11 +40,20 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class NodeStages:
-    """One node's stages by start, and when it was ready (None if no mark says so)."""
+    """One node's stages.
+
+    Attributes:
+        node: its name.
+        ready_s: when it was ready, None if no mark says so.
+        stages: by start.
+        unexplained_s: part of the time to ready in no stage that the job waits for; None if no mark
+            says when it was ready.
+    """
 
     node: str
     ready_s: float | None
     stages: tuple[Stage, ...]
+    unexplained_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,4 +120,21 @@ def _node(node_run: NodeRun, started_ns: int) -> NodeStages:
         key=lambda s: (s.start_s, s.end_s),
     )
     marks = [s.end_s for s in stages if s.stage == READY_STAGE]
-    return NodeStages(node_run.node, min(marks) if marks else None, tuple(stages))
+    ready_s = min(marks) if marks else None
+    unexplained_s = _unexplained(stages, ready_s) if ready_s is not None else None
+    return NodeStages(node_run.node, ready_s, tuple(stages), unexplained_s)
+
+
+def _unexplained(stages: Sequence[Stage], ready_s: float) -> float:
+    """Return the time until `ready_s` in no stage that the job waits for.
+
+    Args:
+        stages: by start.
+        ready_s: seconds from the run's start.
+    """
+    total_s = reached_s = 0.0
+    for stage in stages:
+        if stage.stage not in _BESIDE and stage.start_s < ready_s:
+            total_s += max(0.0, stage.start_s - reached_s)
+            reached_s = max(reached_s, stage.end_s)
+    return total_s + max(0.0, ready_s - reached_s)

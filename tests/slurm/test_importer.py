@@ -293,6 +293,7 @@ def test_the_prolog_begins_to_serve_what_pyxis_is_going_to_ask_for(lab, shared, 
     options = ("-N1", "--bootseer=early", f"--container-image={image}")
     job = lab.srun(*options, command=get(lab, NAME))
     assert f"/{job.job_id}/image/image.sqsh {sha256(data)} there" in job.stdout
+    assert lab.stages(job)["image.get"]["detail"] == NAME
     unknown = lab.srun("-N1", "--bootseer=late", "--container-image=busybox", command="true")
     assert lab.fallbacks(unknown) == {"image.mount"}
 

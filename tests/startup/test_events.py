@@ -165,7 +165,7 @@ def test_of_many_nodes_the_slowest_are_shown_slowest_first(has_marks):
         line.split()[0] for line in text.splitlines() if line.startswith("n") and "█" not in line
     ]
     slowest = [f"n{number:02}" for number in range(count - 1, 3, -1)]
-    assert [name for name in dict.fromkeys(shown) if name != "node"] == slowest
+    assert [name for name in dict.fromkeys(shown) if name not in ("node", "n19:")] == slowest
     assert "the 16 slowest nodes; 4 faster ones: see --json" in text
 
 
@@ -176,6 +176,22 @@ def test_what_comes_after_the_start_is_no_part_of_its_timeline():
     timeline.show(Console(file=out, width=100), [build([node_run("n1", 4, more=(ahead, after))])])
     bars = {line.split()[1] for line in out.getvalue().splitlines() if "█" in line}
     assert bars == {"prolog", "checkpoint.prefetch"}
+
+
+def test_the_time_that_no_stage_explains_is_told():
+    container = Event("step.start", 102 * S, 105 * S, "plugin")
+    image = Event("image.get", 103 * S, 106 * S, "step")
+    late = Event("env.mount", 109 * S, 120 * S, "agent")
+    beside = Event("image.prefetch", 100 * S, 200 * S, "worker")
+    step = Event("step", 102 * S, 300 * S, "plugin")
+    report = build([node_run("n1", 10, more=(container, image, late, beside, step))])
+    prolog = next(s for s in report.nodes[0].stages if s.stage == "prolog")
+    explained_s = prolog.end_s + (106 - 102) + (110 - 109)
+    assert report.nodes[0].unexplained_s == pytest.approx(10 - explained_s)
+    assert build([node_run("n1")]).nodes[0].unexplained_s is None
+    out = io.StringIO()
+    timeline.show(Console(file=out, width=80), [report])
+    assert f"n1: {10 - explained_s:.1f} s of 10 s in no stage" in out.getvalue()
 
 
 EVIL = "[red]x[/nonsense]\x1b]0;t\x07\x1b[31m\u009b31m\u202e\u2028\udcff\ud800"

@@ -38,6 +38,7 @@ def show(console: Console, reports: Iterable[Report]) -> None:
             faster = len(report.nodes) - len(nodes)
             console.print(f"the {len(nodes)} slowest nodes; {faster} faster ones: see --json")
         _timeline(console, nodes, scale_s)
+        _tell_unexplained(console, report.nodes)
         for node, stage in report.fallbacks:
             said = plain(f" {node} {stage.stage}: {stage.detail}")
             console.print(Text("fallback", "yellow").append_text(said))
@@ -95,6 +96,14 @@ def _table(console: Console, nodes: Sequence[NodeStages]) -> Table:
     # Only then the last column gives way; else lines would end in blanks.
     table.expand = console.measure(table).maximum >= console.width
     return table
+
+
+def _tell_unexplained(console: Console, nodes: Sequence[NodeStages]) -> None:
+    slowest = max(nodes, key=lambda node: node.ready_s or 0.0)
+    if slowest.ready_s and slowest.unexplained_s:
+        took, whole = format_duration(slowest.unexplained_s), format_duration(slowest.ready_s)
+        said = f"{slowest.node}: {took} of {whole} in no stage that the job waits for"
+        console.print(plain(f"{said}; bootseer mark adds some"))
 
 
 def _timeline(console: Console, nodes: Sequence[NodeStages], scale_s: float) -> None:

@@ -16,6 +16,8 @@ from bootseer.errors import Corrupt
 from bootseer.units import NS_PER_S
 
 VERSION = 1
+PLANS = "plans"
+"""Folder of the store."""
 MAX_BYTES = 256 * 1024
 MAX_RUNS = 20
 MAX_IMAGES = 8
@@ -178,18 +180,18 @@ def is_file_path(path: str) -> bool:
 
 def object_name(key: str) -> str:
     """Return the store object's name for a key: readable, and safe for any key."""
-    return f"plans/{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    return f"{PLANS}/{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
-    """Decode the plan of ``user`` for ``key``.
+def decode(data: bytes, name: str) -> WarmPlan:
+    """Decode a plan; the caller checks whose it is.
 
     Raises:
         UnknownVersion: the plan has another version.
-        Corrupt: it is damaged, or belongs to another user or key.
+        Corrupt: it is damaged.
     """
     fields = open_document(data, name, _FORMAT, VERSION)
-    plan = WarmPlan(
+    return WarmPlan(
         user=fields.text("user", 256),
         key=fields.text("key", 256),
         images=tuple(
@@ -219,9 +221,6 @@ def decode(data: bytes, name: str, user: str, key: str) -> WarmPlan:
             for named in (fields.objects("names", MAX_NAMES) if fields.has("names") else ())
         ),
     )
-    if (plan.user, plan.key) != (user, key):
-        raise Corrupt(f"{name}: this is the plan of {plan.user}'s key {plan.key}, not {key}'s")
-    return plan
 
 
 def _optional(fields: Fields, name: str) -> int:

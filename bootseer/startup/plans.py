@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bootseer.core.warm_plan import (
     MAX_BYTES,
+    PLANS,
     PlannedImage,
     PlannedName,
     PlannedRun,
@@ -28,7 +29,27 @@ async def read_plan(store: Store, user: str, key: str) -> WarmPlan | None:
         data = await read_all(store, name, MAX_BYTES)
     except NotFound:
         return None
-    return decode(data, name, user, key)
+    plan = decode(data, name)
+    if (plan.user, plan.key) != (user, key):
+        raise Corrupt(f"{name}: this is the plan of {plan.user}'s key {plan.key}, not {key}'s")
+    return plan
+
+
+async def image_names(store: Store) -> dict[str, list[str]]:
+    """Return the names that images have in the store's plans, by digest; damaged plans have none.
+
+    Raises:
+        BootseerError: the store cannot be read.
+    """
+    found: dict[str, set[str]] = {}
+    for info in await store.list(PLANS):
+        try:
+            plan = decode(await read_all(store, info.name, MAX_BYTES), info.name)
+        except (Corrupt, NotFound, UnknownVersion):
+            continue
+        for image in plan.images:
+            found.setdefault(image.digest, set()).add(image.path)
+    return {digest: sorted(names) for digest, names in found.items()}
 
 
 async def add_run(

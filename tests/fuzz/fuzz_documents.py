@@ -42,8 +42,8 @@ def _plan():
 
 
 def run_plan(data):
-    found = warm_plan.decode(data, "plan", "user", "key")
-    assert warm_plan.decode(found.encode(), "plan", "user", "key") == found
+    found = warm_plan.decode(data, "plan")
+    assert warm_plan.decode(found.encode(), "plan") == found
 
 
 def _reads():

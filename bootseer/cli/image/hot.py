@@ -11,7 +11,7 @@ import click
 from bootseer.cli.console import console, new_table, plain, print_json
 from bootseer.cli.options import json_option
 from bootseer.cli.user_store import with_store
-from bootseer.errors import BootseerError, Corrupt, NotFound
+from bootseer.errors import BootseerError, ConfigError, Corrupt, NotFound
 from bootseer.units import format_size
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from bootseer.store.api.base import Store
 
 _DIGEST = re.compile(r"(sqfs|file)[0-9]+-[0-9a-z]+", re.ASCII)
+_SHOWN_CHARS = 18
+"""Of a digest: its kind and 12 digits."""
 _USER = click.option("--user", help="Owner of the hot sets; yours by default.")
 
 
@@ -29,7 +31,7 @@ def hot() -> None:
 
     A hot set lists the parts of an image that starts read. It is merged from traces, the recordings
     of single starts. A hot pack is a copy of these parts, for images in a store. IMAGE is the path
-    of an image file, or a digest as `bootseer hot ls` prints it.
+    of an image file, or the first digits of a digest, as `bootseer hot ls` prints them.
 
     \b
     Examples:
@@ -45,32 +47,35 @@ def ls(user: str | None, as_json: bool) -> None:
     """List the images with a hot set."""
 
     from bootseer.image.hot.repository import read_hot_set
+    from bootseer.startup.plans import image_names
 
-    async def read(store: Store, _: str) -> list[tuple[str, HotSet | None, str]]:
+    async def read(
+        store: Store, _: str
+    ) -> tuple[dict[str, list[str]], list[tuple[str, HotSet | None, str]]]:
         rows: list[tuple[str, HotSet | None, str]] = []
-        for info in await store.list("hot"):
-            digest = info.name.rpartition("/")[2].removesuffix(".hotset")
+        for digest in await _recorded(store):
             try:
                 rows.append((digest, await read_hot_set(store, digest), ""))
             except BootseerError as error:
                 rows.append((digest, None, str(error)))
-        return rows
+        return await image_names(store), rows
 
-    rows = with_store(user, read)
+    names, rows = with_store(user, read)
     if as_json:
-        print_json([_document(d, h, e) for d, h, e in rows])
+        print_json([_document(d, h, e) | {"names": names.get(d, [])} for d, h, e in rows])
         return
-    table = new_table("size", "hot", "ranges", "runs", "image")
+    table = new_table("size", "hot", "ranges", "runs", "digest", "image")
     for digest, hot_set, error in rows:
         if hot_set is None:
-            table.add_row("", "", "", "", plain(f"{digest}: {error}", "yellow"))
+            table.add_row("", "", "", "", digest[:_SHOWN_CHARS], plain(error, "yellow"))
         else:
             table.add_row(
                 format_size(hot_set.size_bytes),
                 format_size(hot_set.hot_bytes),
                 str(len(hot_set.ranges)),
                 str(len(hot_set.runs)),
-                plain(digest),
+                plain(digest[:_SHOWN_CHARS]),
+                plain(", ".join(names.get(digest, []))),
             )
     console().print(table if rows else "no hot set yet: run a job with --bootseer")
 
@@ -88,7 +93,7 @@ def show(image: str, user: str | None, as_json: bool) -> None:
     from bootseer.image.hot.repository import read_hot_set
 
     async def read(store: Store, _: str) -> tuple[str, HotSet | None, HotPack | None, str]:
-        digest = _digest(image)
+        digest = await _digest(store, image)
         return digest, await read_hot_set(store, digest), *await _pack(store, digest)
 
     digest, hot_set, pack, error = with_store(user, read)
@@ -128,7 +133,7 @@ def rebuild_command(image: str, user: str | None) -> None:
     runs_kept = settings.load().image.runs_kept
 
     async def work(store: Store, _: str) -> str:
-        digest = _digest(image)
+        digest = await _digest(store, image)
         try:
             merged = await rebuild(store, digest, runs_kept)
         except NotFound as error:
@@ -150,7 +155,7 @@ def rm(image: str, user: str | None) -> None:
     from bootseer.image.hot.repository import hot_set_name
 
     async def work(store: Store, _: str) -> str:
-        digest = _digest(image)
+        digest = await _digest(store, image)
         for info in await store.list(f"traces/{digest}"):
             await store.delete(info.name)
         is_packed = await pack_store.remove(store, digest)
@@ -164,17 +169,32 @@ def rm(image: str, user: str | None) -> None:
     click.echo(f"forgotten: {with_store(user, work)}")
 
 
-def _digest(image: str) -> str:
-    """Name what lies at a path; opened only with the rights of the user whom it is about."""
+async def _digest(store: Store, image: str) -> str:
+    """Return the digest of an image that is named by a path or the first digits of its digest.
+
+    A path is opened with the rights of the user whom it is about.
+
+    Raises:
+        ConfigError: several digests begin so.
+    """
     from bootseer.image.identity import identify, open_image
 
     if _DIGEST.fullmatch(image):
-        return image
+        found = [digest for digest in await _recorded(store) if digest.startswith(image)]
+        if len(found) > 1:
+            raise ConfigError(f"{image} begins {len(found)} digests: give more of it")
+        return found[0] if found else image
     opened = open_image(os.path.abspath(image))
     try:
         return identify(opened).digest
     finally:
         os.close(opened.fd)
+
+
+async def _recorded(store: Store) -> list[str]:
+    """List the digests of the images that have a hot set."""
+    infos = await store.list("hot")
+    return [info.name.rpartition("/")[2].removesuffix(".hotset") for info in infos]
 
 
 def _not_recorded(image: str) -> NotFound:

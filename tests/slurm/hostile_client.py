@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from contextlib import suppress
 
@@ -58,6 +59,32 @@ def garbage():
     ):
         answer = ask(data)
         assert not answer or "error" in json.loads(answer), (data[:50], answer)
+
+
+def images():
+    """Image files that are none, more of them than a job may have, and paths that are none."""
+    folder = tempfile.mkdtemp(dir="/shared")
+    links = ("/etc/shadow", "/dev/zero", "/proc/self/mem", "/proc/self/fd/3", "loop", "/nosuch")
+    for number, target in enumerate(links):
+        os.symlink(target, f"{folder}/{number}")
+    os.symlink("loop", f"{folder}/loop")
+    os.mkfifo(f"{folder}/fifo")
+    os.mkdir(f"{folder}/folder")
+    with open(f"{folder}/sparse", "wb") as file:
+        file.truncate(10 << 40)
+    names = [*os.listdir(folder), *map(str, range(100, 140))]
+    for name in names * 20:
+        answer = json.loads(ask({"op": "image", "path": f"{folder}/{name}"}))
+        assert answer == {"ok": True}, (name, answer)
+    texts = ("", "x", "docker://x", "/a/../b", "/a\nb", "/\u202e", "/" * 5000)
+    for path in (*texts, 7, None, [folder]):
+        assert "error" in json.loads(ask({"op": "image", "path": path})), path
+    time.sleep(3)
+
+
+def hanging_image():
+    assert b'"ok"' in ask({"op": "image", "path": "/shared/hanging/image"})
+    time.sleep(2)
 
 
 def flood():

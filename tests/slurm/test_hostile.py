@@ -430,23 +430,27 @@ def test_the_image_has_a_name_that_means_something_to_a_terminal(lab):
         lab.end(job, running)
 
 
+@pytest.mark.parametrize("by", ["job", "step"])
 @pytest.mark.parametrize(
     ("request_", "options"), [("lookup", ()), ("flush", ()), ("flush", ("allow_other",))]
 )
-def test_the_image_lies_on_a_file_system_of_the_users_that_hangs(lab, request_, options):
+def test_the_image_lies_on_a_file_system_of_the_users_that_hangs(lab, request_, options, by):
     allowed = lab.cluster.shared / "fuse.conf"
     allowed.write_text("user_allow_other\n")
     lab.cluster.run(["mount", "--bind", "/shared/fuse.conf", "/etc/fuse.conf"], node="n1")
     as_alice(lab, "mkdir -p /shared/hanging")
     server = [sys.executable, str(HERE / "hanging_fuse.py"), "/shared/hanging", request_, *options]
     asked = ("--bootseer=train", "--bootseer-image=/shared/hanging/image", "--bootseer-wait=1")
+    command = "true"
+    if by == "step":
+        asked, command = ("--bootseer=train",), client("hanging_image")
     try:
         with background(lab, server):
             wait_until(
                 lambda: any(m.mountpoint == "/shared/hanging" for m in lab.cluster.mounts("n1")),
                 "the user's file system",
             )
-            job = completes(lab, *asked)
+            job = completes(lab, *asked, command=command)
             # Nothing of root's waits for the server, though the user's own worker may.
             wait_until(lambda: not roots(lab, "n1", job), "the agent's end", timeout_s=15)
     finally:
@@ -637,7 +641,7 @@ def client(case, *arguments):
     return " ".join([sys.executable, str(HERE / "hostile_client.py"), case, *map(str, arguments)])
 
 
-@pytest.mark.parametrize("case", ["garbage", "finish", "forge", "many_events"])
+@pytest.mark.parametrize("case", ["garbage", "finish", "forge", "images", "many_events"])
 def test_the_job_speaks_to_its_agent(lab, case):
     job = completes(lab, *BOOTSEER, command=client(case))
     stages = lab.stages(job).keys()

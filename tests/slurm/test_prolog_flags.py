@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.fuse]
 URL = "file:///shared/run"
 WHOLE = "sha256sum < $BOOTSEER_IMAGE"
 TMPFS = "JobContainerType=job_container/tmpfs"
+NAMESPACE = "NamespaceType=namespace/linux"
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def on_one_cpu():
     params=[
         ("PrologFlags=Alloc",),
         ("PrologFlags=Contain", TMPFS),
+        ("PrologFlags=Contain", NAMESPACE),
         # A cluster each: with the longer tests.
         pytest.param(("PrologFlags=",), marks=pytest.mark.faults),
         pytest.param(("PrologFlags=NoHold",), marks=pytest.mark.faults),
@@ -42,6 +44,8 @@ def on_one_cpu():
     ids=" ".join,
 )
 def lab(request, tmp_path, on_one_cpu, slurm_release):
+    if NAMESPACE in request.param and slurm_release != "sid":
+        pytest.skip("namespace/linux came with Slurm 25.11")
     name = f"flags-{os.getpid()}"
     spec = ClusterSpec(name=name, nodes=1, slurm_conf_extra=request.param, slurm=slurm_release)
     with Cluster.up(spec) as cluster:

@@ -25,11 +25,15 @@ class Release:
 
 # From 23.11 on, slurmd wants a cgroup of its own, from systemd, unless it is told not to.
 _NO_CGROUP = {"cgroup.conf": "CgroupPlugin=disabled\n"}
+# Read if slurm.conf says NamespaceType=namespace/linux, from 25.11 on.
+_NAMESPACE = {
+    "namespace.yaml": "defaults:\n  auto_base_path: true\n  base_path: /run/job-namespaces\n"
+}
 
 RELEASES: Mapping[str, Release] = {
     "22.05": Release("bookworm"),
     "24.11": Release("trixie", files=_NO_CGROUP),
-    "sid": Release("sid", files=_NO_CGROUP),
+    "sid": Release("sid", files=_NO_CGROUP | _NAMESPACE),
 }
 """By their names, which are Slurm's own numbers; sid has what Debian has newest."""
 

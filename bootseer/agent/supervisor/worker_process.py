@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from functools import partial
 
 import trio
 
@@ -93,9 +94,11 @@ def fork_warming(start: SupervisorStart) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     job = start.job
 
-    def work() -> None:
-        while os.getppid() != start.broker_pid:
+    def work(between: int) -> None:
+        while os.getppid() == between:
             time.sleep(_POLL_S)
+        if os.getppid() != start.broker_pid:  # the broker has ended: others adopt us
+            return
         os.write(start.warming, b"%d" % os.getpid())
         os.close(start.warming)
         ours.close()
@@ -103,7 +106,7 @@ def fork_warming(start: SupervisorStart) -> socket.socket:
         base.serve("warm_up", theirs, *user, start.broker_pid, start.opener)
 
     def leave_behind() -> None:
-        spawn.fork(work)
+        spawn.fork(partial(work, os.getpid()))
         os._exit(0)
 
     os.waitpid(spawn.fork(leave_behind), 0)

@@ -44,7 +44,7 @@ def test_a_store_that_everybody_may_write_to_is_refused(arena, common, mode):
     add(arena, "/shared/m-one.sqsh", "shared", "alice")
     arena.cluster.run(["sh", "-c", f"chmod {mode} {STORE}"])
     options = ("--bootseer=s", "--bootseer-image=bootseer://shared")
-    read = "head -c1 $BOOTSEER_IMAGE > /dev/null && echo read > /shared/alice/read; true"
+    read = 'head -c1 "$BOOTSEER_IMAGE" > /dev/null && echo read > /shared/alice/read; true'
     job = arena.runs_well(*options, user="alice", command=read)
     assert not (arena.cluster.shared / "alice/read").exists(), "the store was used"
     told = arena.told(job, "alice")

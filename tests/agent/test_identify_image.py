@@ -16,7 +16,7 @@ from bootseer.agent.messages.worker import StartTask
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import base
 from bootseer.agent.workers.images.identify_image import open_and_identify, receive
-from bootseer.errors import BootseerError, NotFound, Unavailable
+from bootseer.errors import Denied, NotFound, Unavailable
 
 pytestmark = [pytest.mark.root]
 
@@ -68,13 +68,13 @@ def test_the_opener_returns_the_identified_image(ask, image):
 
 def test_the_opener_has_the_users_rights(ask, image):
     image.chmod(0o600)
-    with pytest.raises(BootseerError, match="may not be read by the job's user"):
+    with pytest.raises(Denied, match="may not be read by the job's user"):
         receive(ask(image)[1], str(image))
 
 
 @pytest.mark.parametrize("name", ["missing", "missing\n", "\udcff", "a\0b"])
 def test_a_failed_open_is_reported(ask, tmp_path, name):
-    with pytest.raises(BootseerError, match="image"):
+    with pytest.raises(NotFound, match="image"):
         receive(ask(tmp_path / name)[1], name)
 
 

@@ -34,6 +34,7 @@ from bootseer.agent.messages.worker import (
     FROM_WORKER,
     EnvironmentSettled,
     ImageFound,
+    ImageMissing,
     MountImage,
     Published,
     Ready,
@@ -461,12 +462,12 @@ async def test_the_plugin_is_told_once_a_served_image_cannot_be_read(agent, tmp_
     assert mark.exists() == (not is_served)
 
 
-@pytest.mark.parametrize("digest", ["", "0" * 64])
-def test_the_plugin_is_told_once_an_image_file_cannot_be_read(agent, tmp_path, monkeypatch, digest):
-    agent._job = agent._job._replace(image="/images/a.sqsh")
-    monkeypatch.setattr(agent, "_image_digest", lambda: digest)
-    agent._on_message(Ready("done"))
-    assert (tmp_path / "job/state/unreadable").exists() == (not digest)
+@pytest.mark.parametrize("message", [ImageMissing(), Ready("the worker has ended")])
+def test_the_plugin_is_told_once_an_image_file_cannot_be_read(agent, tmp_path, message):
+    """Not if it only could not be identified: tasks may read it all the same."""
+    agent._on_message(message)
+    is_missing = isinstance(message, ImageMissing)
+    assert (tmp_path / "job/state/unreadable").exists() == is_missing
 
 
 def test_a_prefetch_worker_whose_broker_has_ended_ends():

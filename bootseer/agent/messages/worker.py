@@ -391,7 +391,11 @@ class ImageServed(NamedTuple):
 
 
 class ImageMissing(NamedTuple):
-    """From `serve_image`: the image cannot be served; its mount shows an empty folder."""
+    """The job's tasks cannot open the image.
+
+    From `serve_image`: its mount shows an empty folder. From `warm_up`: the file that the job names
+    is not there, or closed to its user.
+    """
 
 
 class ImageCopied(NamedTuple):

@@ -41,6 +41,7 @@ from bootseer.agent.messages.worker import (
     EnvironmentMounted,
     EnvironmentSettled,
     FromWorker,
+    ImageMissing,
     MountEnvironment,
     MountImage,
     PrefetchFile,
@@ -189,11 +190,11 @@ class Supervisor:
         """Handle messages of the prefetch worker that concern more than its window."""
         match message:
             case Ready():
-                if self._job.image.startswith("/") and not self._image_digest():
-                    self._note_unreadable()
                 self._mark_ready(one_line(message.detail))
             case MountImage() if self._nursery is not None:
                 self._start("image.mount", self._serve_again, message.image, self._nursery)
+            case ImageMissing():
+                self._note_unreadable()
             case PrefetchFile() if self._nursery is not None:
                 self._steps.prefetch(message.path, self._nursery)
             case MountEnvironment() if self._nursery is not None:

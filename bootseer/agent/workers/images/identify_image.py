@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bootseer.agent.workers.redirect_output import direct_output
 from bootseer.core.ranges import ByteRange
-from bootseer.errors import BootseerError, Unavailable
+from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
 from bootseer.image.identity import Identity, OpenImage, identify, open_image
 from bootseer.ipc import descriptors
 from bootseer.ipc.typed_json import Messages
@@ -22,6 +22,8 @@ from bootseer.ipc.typed_json import Messages
 _MAX_ANSWER_BYTES = 64 * 1024
 _MAX_ERROR_CHARS = 8000
 """Characters of six bytes each when escaped."""
+_KINDS: dict[str, type[BootseerError]] = {each.__name__: each for each in (NotFound, Denied)}
+"""What `receive` raises as it was; all other errors are Unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,15 @@ class _Identified(NamedTuple):
 
 
 class _NotIdentified(NamedTuple):
-    """The opener's answer where it failed."""
+    """The opener's answer where it failed.
+
+    Attributes:
+        error: a line for people.
+        kind: name of the error's class.
+    """
 
     error: str
+    kind: str
 
 
 _ANSWERS: Messages[_Identified | _NotIdentified] = Messages.by_union(
@@ -73,14 +81,15 @@ def receive(answer: socket.socket, path: str) -> IdentifiedImage:
         path: path of the image.
 
     Raises:
-        BootseerError: the image cannot be opened or identified.
+        NotFound, Denied: the user cannot open it.
+        BootseerError: it cannot be identified for another reason.
     """
     body, fds = descriptors.receive(answer, _MAX_ANSWER_BYTES, 1)
     if not body:
         raise Unavailable(f"image {path}: the process that opens it has died")
     found = _ANSWERS.decode(body)
     if isinstance(found, _NotIdentified):
-        raise Unavailable(found.error)
+        raise _KINDS.get(found.kind, Unavailable)(found.error)
     (fd,) = descriptors.exactly(fds, 1)
     image = OpenImage(path, fd, found.size_bytes, found.mtime_ns)
     return IdentifiedImage(image, Identity(found.digest, tuple(found.leading)), found.start_ns)
@@ -93,7 +102,8 @@ def serve(answer: socket.socket, path: str) -> None:
         opened = open_and_identify(path)
     except Exception as error:  # noqa: BLE001 (the receiver reports it: this output is not read)
         why = str(error) if isinstance(error, BootseerError) else f"internal error: {error!r}"
-        answer.send(_ANSWERS.encode(_NotIdentified(why[:_MAX_ERROR_CHARS])))
+        kind = type(error).__name__
+        answer.send(_ANSWERS.encode(_NotIdentified(why[:_MAX_ERROR_CHARS], kind)))
         return
     image, identity = opened.image, opened.identity
     found = _Identified(

@@ -11,6 +11,7 @@ import trio
 
 from bootseer.agent.messages.worker import (
     ImageFound,
+    ImageMissing,
     ImageReadable,
     ImageUnreadable,
     MountImage,
@@ -27,7 +28,7 @@ from bootseer.env.mount.content import AHEAD
 from bootseer.env.mount.hot_files import hot_content
 from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
 from bootseer.env.snapshot.repository import read_index
-from bootseer.errors import BootseerError, Closed
+from bootseer.errors import BootseerError, Closed, Denied, NotFound
 from bootseer.image.hot.files import FilesPrefetch, HotFile, hot_files
 from bootseer.image.hot.holdout import HeldOutPiece, draw
 from bootseer.image.hot.hotset import HotSet
@@ -92,12 +93,17 @@ class ImagePrefetch:
             return "the image of the last start is served"
         if not path:
             return "no image is known for this key: give --bootseer-image=PATH once"
-        async with task.stage("image.identify") as report:
-            opened = await task.opened(path)
-            image, identity = opened.image, opened.identity
-            report.start_ns = opened.start_ns
-            report.bytes = total_bytes(identity.leading)
-            report.detail = identity.digest[:18]
+        try:
+            async with task.stage("image.identify") as report:
+                opened = await task.opened(path)
+                image, identity = opened.image, opened.identity
+                report.start_ns = opened.start_ns
+                report.bytes = total_bytes(identity.leading)
+                report.detail = identity.digest[:18]
+        except (NotFound, Denied):
+            if job.image:
+                await task.channel.send(ImageMissing())
+            raise
         found = ImageFound(path, identity.digest, list(identity.leading))
         await task.channel.send(found, [image.fd])
         hot_set = None if job.record_only else await self._hot_set(store, identity)

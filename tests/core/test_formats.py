@@ -33,7 +33,7 @@ def test_a_hot_set_is_read_back(traces):
 
 @given(bst.plans())
 def test_a_plan_is_read_back(p):
-    assert warm_plan.decode(p.encode(), "p", p.user, p.key) == p
+    assert warm_plan.decode(p.encode(), "p") == p
 
 
 @pytest.mark.parametrize("kind", CODECS)
@@ -125,8 +125,6 @@ PLAN = warm_plan.WarmPlan("alice", "k", (warm_plan.PlannedImage("/i", "d", 1, 0)
     ("change", "said"),
     [
         ({"version": 2}, "version"),
-        ({"user": "mallory"}, "mallory"),
-        ({"key": "other"}, "other"),
         ({"images": [{"path": "../../etc/shadow", "digest": "", "size_bytes": 0}]}, "absolute"),
         ({"images": [{"path": "/a/../b", "digest": "", "size_bytes": 0}]}, "absolute"),
         ({"images": [{"path": "/a\nb", "digest": "", "size_bytes": 0}]}, "path"),
@@ -147,13 +145,13 @@ def test_a_plan_that_cannot_be_is_refused(change, said):
         if isinstance(image, dict):
             image.setdefault("hot_bytes", 0)
     with pytest.raises(Corrupt, match=said):
-        warm_plan.decode(json.dumps(document).encode(), "p", "alice", "k")
+        warm_plan.decode(json.dumps(document).encode(), "p")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{", b"[" * 100_000, b"null"])
 def test_an_invalid_plan_document_is_refused(data):
     with pytest.raises(Corrupt):
-        warm_plan.decode(data, "p", "alice", "k")
+        warm_plan.decode(data, "p")
 
 
 def test_a_plan_keeps_the_newest_runs_and_their_images():

@@ -115,7 +115,7 @@ def document(**change):
 
 
 def decode(value):
-    return warm_plan.decode(json.dumps(value).encode(), "p", "alice", "k")
+    return warm_plan.decode(json.dumps(value).encode(), "p")
 
 
 def test_optional_fields_of_a_plan_default_to_unknown():

@@ -159,3 +159,13 @@ def test_names_are_bounded_and_the_newest_stay():
         plan = plan.with_run(run(number), (), (PlannedName(f"docker://{number}", "a" * 64),))
     assert len(plan.names) == MAX_NAMES
     assert plan.names[-1].path == f"docker://{MAX_NAMES + 2}"
+
+
+@pytest.mark.parametrize(("user", "key"), [("mallory", "k"), ("alice", "other")])
+async def test_a_plan_of_another_user_or_key_is_refused(user, key):
+    store = MemoryStore()
+    await publish(store, object_name("k"), WarmPlan(user, key, IMAGES).encode())
+    with pytest.raises(Corrupt, match="not k's"):
+        await read_plan(store, "alice", "k")
+    await add_run(store, "alice", "k", run(1), IMAGES)
+    assert (await read_plan(store, "alice", "k")).images == IMAGES

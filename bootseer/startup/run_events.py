@@ -205,6 +205,7 @@ def _decode(data: bytes, name: str) -> NodeRun:
             about = Fields(json.loads((schema.metadata or {})[_METADATA_KEY]), name)
             # No threads for some kB: pyarrow's may abort a process that ends soon after.
             table = file.read(use_threads=False)
+            table.validate(full=True)  # reading does not check that what refers to a text finds one
             if sum(_text_bytes(table[text]) for text in _TEXTS) > MAX_BYTES:
                 raise Corrupt(f"{name}: more text than is kept of a run")
             rows = table.to_pylist()

@@ -210,18 +210,24 @@ async def test_whatever_an_event_says_is_published_and_shown_harmlessly():
     assert all(c.isprintable() or c == "\n" for c in out.getvalue())
 
 
-def _parquet(table):
+ABOUT = json.dumps(
+    {"run": "c.7", "job": 7, "key": "k", "node": "n1", "kind": "cold", "started_ns": 1}
+    | {"version": run_events.VERSION}
+).encode()
+
+
+def _parquet(table, compression="snappy"):
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    pq.write_table(table, sink, compression=compression)
     return sink.getvalue().to_pybytes()
 
 
-def _events(rows, metadata, detail="x" * 1000):
+def _events(rows, metadata, detail="x" * 1000, **written):
     row = {"stage": "x" * 64, "start_ns": 0, "end_ns": 0, "source": "a", "status": "ok"}
     row |= {"bytes": 0, "rank": -1, "detail": detail}
     table = pa.Table.from_pylist([row], run_events._SCHEMA)
     table = pa.concat_tables([table] * rows) if rows > 1 else table
-    return _parquet(table.replace_schema_metadata({b"bootseer": metadata}))
+    return _parquet(table.replace_schema_metadata({b"bootseer": metadata}), **written)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +252,23 @@ async def test_what_is_no_events_file_is_refused(data):
     assert str(refused.value).isprintable()
 
 
-async def test_a_text_that_many_rows_have_is_counted_for_each():
-    about = {"run": "c.7", "job": 7, "key": "k", "node": "n1", "kind": "cold", "started_ns": 1}
-    metadata = json.dumps(about | {"version": run_events.VERSION}).encode()
+async def test_a_row_that_refers_to_no_text_is_refused():
+    """As a fuzzer has found: pyarrow follows such an index to what is behind the texts."""
+    data = _events(1, ABOUT, compression="none")
+    index = b"\x02\x00\x00\x00\x02\x01\x01\x02\x00"  # levels; a bit wide, once 0
+    assert index in data
     store = MemoryStore()
-    await publish(store, "runs/c.7/n1-1.parquet", _events(300, metadata))
+    await publish(store, "runs/c.7/n1-1.parquet", data)
+    assert len((await read_run(store, "c.7"))[0].events) == 1
+    await publish(store, "runs/c.7/n1-1.parquet", data.replace(index, index[:-1] + b"\x01", 1))
+    with pytest.raises(Corrupt, match="n1-1"):
+        await read_run(store, "c.7")
+
+
+async def test_a_text_that_many_rows_have_is_counted_for_each():
+    store = MemoryStore()
+    await publish(store, "runs/c.7/n1-1.parquet", _events(300, ABOUT))
     assert len((await read_run(store, "c.7"))[0].events) == 300
-    await publish(store, "runs/c.7/n1-1.parquet", _events(200, metadata, "x" * 100_000))
+    await publish(store, "runs/c.7/n1-1.parquet", _events(200, ABOUT, "x" * 100_000))
     with pytest.raises(Corrupt, match="more text"):
         await read_run(store, "c.7")

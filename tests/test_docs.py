@@ -16,6 +16,7 @@ from bootseer.image.hot import hotset, pack, trace
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CONFIGURATION = "docs/reference/configuration.md"
 EXAMPLE = ROOT / "slurm-conf-examples" / "bootseer.toml"
 
 
@@ -33,9 +34,9 @@ def uncommented() -> str:
 
 
 @pytest.mark.parametrize("name", config.SETTINGS)
-def test_admin_md_has_every_setting_with_its_default_and_limits(name):
+def test_configuration_has_every_setting_with_its_default_and_limits(name):
     setting = config.SETTINGS[name]
-    rows = [line for line in text("docs/admin.md").splitlines() if line.startswith(f"| `{name}` |")]
+    rows = [line for line in text(CONFIGURATION).splitlines() if line.startswith(f"| `{name}` |")]
     assert len(rows) == 1
     _, _, default, limits, *_ = (cell.strip() for cell in rows[0].split("|"))
     assert default == f"`{as_toml(setting.default)}`"
@@ -43,8 +44,8 @@ def test_admin_md_has_every_setting_with_its_default_and_limits(name):
     assert limits == (f"{setting.minimum:g} to {setting.maximum:g}" if numeric else "")
 
 
-def test_admin_md_has_no_other_settings():
-    named = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", text("docs/admin.md"), re.MULTILINE)
+def test_configuration_has_no_other_settings():
+    named = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", text(CONFIGURATION), re.MULTILINE)
     assert set(named) == set(config.SETTINGS)
 
 
@@ -162,14 +163,17 @@ def test_stripe_page_has_the_fields_limits_and_names_of_the_code():
 
 GIVEN = re.compile(r"BOOTSEER_[A-Z]+|SLURM_[A-Z_]+|HOME|PATH|J")
 """Variables that a job has, and the one that an example itself sets."""
+USERS_PAGES = [ROOT / "docs/README.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]
 JOB_SCRIPTS = sorted((ROOT / "slurm-conf-examples" / "jobs").glob("*.sh"))
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", ROOT / "docs/user.md", *JOB_SCRIPTS], ids=lambda path: path.name
+    "path",
+    [ROOT / "README.md", *USERS_PAGES, *JOB_SCRIPTS],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_commands_use_no_variable_that_is_not_set(path):
-    """The first command of user.md had $MOUNT, which was empty: ch-run ended with an error."""
+    """A user's first command had $MOUNT, which was empty: ch-run ended with an error."""
     code = path.read_text()
     if path.suffix == ".md":
         code = "\n".join(re.findall(r"^ {4}.*$", code, re.MULTILINE))
@@ -185,9 +189,9 @@ def test_job_scripts_make_nothing_on_the_batch_host_alone(path):
 
 
 def test_the_packages_to_install_are_those_of_the_checkout():
-    """README and admin.md lacked python3-venv, without which their next command fails."""
+    """Pages lacked python3-venv, without which their next command fails."""
     listed = set(text("debian-packages.txt").split())
-    for page in ("README.md", "docs/admin.md"):
+    for page in ("README.md", "docs/admin/install.md"):
         named = set(
             re.findall(r"[a-z0-9-]+", re.search(r"gcc python3-dev [a-z0-9 -]+", text(page))[0])
         )

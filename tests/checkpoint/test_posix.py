@@ -19,7 +19,7 @@ WHO = pwd.getpwnam("nobody")
 DEVIATIONS = {
     # Others must see the new file at once, and HDFS has no second name for the old one.
     "a_file_renamed_over_stays_for_who_has_it_open": "Stale file handle",
-    # A store's names have no control characters; see docs/user.md.
+    # A store's names have no control characters; see docs/reference/checkpoint-mount.md.
     "names_are_bytes": "Invalid argument",
 }
 

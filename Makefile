@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 # Separate environments: one has PyTorch, and the other is modified while its tests run.
 TORCH := $(VENV)/torch
 MUTATE := $(VENV)/mutate
+EXTRAS := [dev,docs]
 PIP := $(BIN)/pip -qq --disable-pip-version-check
 # Precedes commands that create the venv, which other users read.
 OPEN := umask 022 &&
@@ -85,6 +86,9 @@ attacks: venv ## run attacks by a second user on root, other users and the node
 test-torch: $(TORCH)/installed ## test PyTorch checkpoints on a mount; downloads PyTorch, several GB
 	@$(BIN)/pytest -m torch $(ARGS)
 
+docs: venv ## build the documentation as a site: build/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 check: lint types contracts ## run lint, types and contracts
 
 lint: venv ## check format and lint of Python and C
@@ -106,7 +110,7 @@ fmt: venv ## format Python and C
 clean: ## remove everything built, including images and the virtual environment
 	@rm -rf build dev/build $(VENV) *.egg-info dev/*.egg-info
 
-.PHONY: help deps venv test test-quick test-slurm demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch check lint types contracts fmt clean
+.PHONY: help deps venv test test-quick test-slurm demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch docs check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps
@@ -120,7 +124,7 @@ $(BIN)/pip: | deps
 $(VENV)/installed: pyproject.toml $(SOURCES) | $(BIN)/pip deps
 	@echo "installing this checkout into $(VENV)"
 	@rm -rf build/lib* build/bdist* build/temp* dev/build
-	@$(OPEN) $(PIP) install $(if $(filter pyproject.toml,$?),'.[dev]' ./dev,--no-deps --no-build-isolation . ./dev)
+	@$(OPEN) $(PIP) install $(if $(filter pyproject.toml,$?),'.$(EXTRAS)' ./dev,--no-deps --no-build-isolation . ./dev)
 	@touch $@
 
 $(MUTATE)/installed: $(VENV)/installed

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bootseer.errors import Unavailable
@@ -35,19 +35,29 @@ def packages() -> list[str]:
     return ["ca-certificates", *filter(None, lines)]
 
 
-def is_made(root: Root) -> bool:
-    """Tell whether the root is there, whole, with the packages that are needed today."""
+def is_made(root: Root, wanted: Sequence[str] | None = None) -> bool:
+    """Tell whether the root is there, whole, with the packages that are needed today.
+
+    Args:
+        root: the root.
+        wanted: its packages; None for those of a cluster's machines.
+    """
     made = root.folder / _MADE_OF
-    return made.exists() and made.read_text().split() == packages()
+    return made.exists() and made.read_text().split() == list(wanted or packages())
 
 
-def make(root: Root, say: Callable[[str], None]) -> None:
+def make(root: Root, say: Callable[[str], None], wanted: Sequence[str] | None = None) -> None:
     """Make the root anew; the caller holds its lock.
+
+    Args:
+        root: where; its folder has the suite's name.
+        say: takes a line for each thing that takes time.
+        wanted: as for `is_made`.
 
     Raises:
         Unavailable: a program is missing, or failed; the text has the end of its log.
     """
-    suite = root.folder.name
+    suite, wanted = root.folder.name, list(wanted or packages())
     new = Root(root.folder.with_name(f"{suite}.new"), root.environment.with_name(f"{suite}.none"))
     log = root.folder.with_name(f"{suite}.log")
     for folder in (root.folder, new.folder):
@@ -56,12 +66,12 @@ def make(root: Root, say: Callable[[str], None]) -> None:
     say(f"making a root of Debian {suite}, some minutes the first time; log: {log}")
     _bootstrap(suite, new.folder, log)
     _configure(new.folder)
-    say(f"installing {len(packages())} packages and what they need")
+    say(f"installing {len(wanted)} packages and what they need")
     inside.run(new, [*_APT, "update"], log, certificates=False)
     install = ("install", "--no-install-recommends", "--assume-yes")
-    inside.run(new, [*_APT, *install, *packages()], log, certificates=False)
+    inside.run(new, [*_APT, *install, *wanted], log, certificates=False)
     _shrink(new.folder)
-    (new.folder / _MADE_OF).write_text("\n".join(packages()) + "\n")
+    (new.folder / _MADE_OF).write_text("\n".join(wanted) + "\n")
     new.folder.rename(root.folder)
     say(f"{root.folder} has {size_bytes(root.folder) / 1e6:.0f} MB")
 

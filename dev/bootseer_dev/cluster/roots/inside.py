@@ -21,7 +21,7 @@ PRIVATELY = (
 # What the host's network needs to be of use: names, certificates, the settings of pip.
 _FROM_HOST = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf")
 _CERTIFICATES = "/etc/ssl/certs"
-_FOLDERS = ("/dev", "/proc", "/sys", "/tmp")
+_FOLDERS = ("/dev", "/sys")
 _SCRIPT = """
 root=$1; shift
 while [ "$1" != -- ]; do
@@ -36,12 +36,17 @@ exec chroot "$root" "$@"
 
 
 def run(
-    root: Root, argv: Sequence[str], log: Path, *, cwd: str = "/", certificates: bool = True
+    root: Root,
+    argv: Sequence[str],
+    log: Path,
+    *,
+    cwd: str = "/",
+    certificates: bool = True,
+    checkout_too: bool = False,
 ) -> None:
     """Run a command as root in mounts of its own, which end with it.
 
-    The root's Python environment and the checkout are at the host's paths. What is the host's own
-    can only be read.
+    What is the host's own can only be read.
 
     Args:
         root: where.
@@ -49,15 +54,19 @@ def run(
         log: gets what the command writes, at its end.
         cwd: the working folder.
         certificates: show the host's in place of the root's; packages are to write the root's.
+        checkout_too: have the checkout and the root's Python environment at the host's paths, where
+            the command may write.
 
     Raises:
         Unavailable: it failed; the text has the end of the log.
     """
     read = (*_FROM_HOST, *([_CERTIFICATES] if certificates else []))
-    binds = [("rw", path, path) for path in _FOLDERS]
-    binds += [("ro", path, path) for path in read if os.path.exists(path)]
-    binds.append(("rw", str(checkout()), str(checkout())))
-    if root.environment.exists():
+    # Of this command's own processes.
+    binds = [("rw", "/proc", "/proc")]
+    binds += [("ro", path, path) for path in (*_FOLDERS, *read) if os.path.exists(path)]
+    if checkout_too:
+        binds.append(("rw", str(checkout()), str(checkout())))
+    if checkout_too and root.environment.exists():
         binds.append(("rw", str(root.environment), sys.prefix))
     pip = {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
     proxies = {key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}

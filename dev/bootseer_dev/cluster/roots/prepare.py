@@ -32,7 +32,7 @@ def prepare(release: str | None, say: Callable[[str], None] = lambda line: None)
     if root.is_hosts:
         return root
     folder_of_roots().mkdir(parents=True, exist_ok=True)
-    with _locked(root.folder.with_name(f"{root.folder.name}.lock")):
+    with locked(root.folder.with_name(f"{root.folder.name}.lock")):
         if not debian.is_made(root):
             shutil.rmtree(root.environment, ignore_errors=True)
             debian.make(root, say)
@@ -43,7 +43,8 @@ def prepare(release: str | None, say: Callable[[str], None] = lambda line: None)
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file within the block, which one process at a time does."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -62,9 +63,9 @@ def _install(root: Root) -> None:
     if not (root.environment / "bin/pip").exists():
         shutil.rmtree(root.environment, ignore_errors=True)
         root.environment.mkdir(mode=0o755)
-        inside.run(root, ["/usr/bin/python3", "-m", "venv", sys.prefix], log)
+        inside.run(root, ["/usr/bin/python3", "-m", "venv", sys.prefix], log, checkout_too=True)
     for pattern in _LEFT_OVERS:
         for left_over in checkout().glob(pattern):
             shutil.rmtree(left_over)
-    inside.run(root, [*pip, ".", "./dev"], log, cwd=str(checkout()))
+    inside.run(root, [*pip, ".", "./dev"], log, cwd=str(checkout()), checkout_too=True)
     (root.environment / _INSTALLED).touch()

@@ -11,13 +11,34 @@ from bootseer.doctor.check import COMPUTE, Check, Finding, Fix, Found, Unchecked
 from bootseer.doctor.machine import Machine, set_mode
 from bootseer.doctor.slurm import argument_seconds, our_lines, plugstack, slurm_release
 from bootseer.slurm.configuration import IncludeLine, PluginLine
-from bootseer.slurm.plugin import CONF, PLUGIN, PREFIX, SCRIPTS, python_path
+from bootseer.slurm.package import installed
+from bootseer.slurm.plugin import CONF, PLUGIN, SCRIPTS, python_path, scripts_folder
 from bootseer.slurm.plugin_release import is_loadable, plugin_release
 from bootseer.store.local.atomic_file import new_file
 
-_INSTALL = "run `bootseer plugin install` here, as root"
 _NO_OPTIONS = "srun does not know --bootseer, and nothing is warmed or recorded"
 _HOOKS = {"bootseer-prolog", "bootseer-epilog"}
+
+
+def _install() -> str:
+    """Return the command that puts the plugin's files and its line in place."""
+    package = installed.plugin_package()
+    if package:
+        return f"as root: {package.install_again(package.plugin)}"
+    return "run `bootseer plugin install` here, as root"
+
+
+def _install_at(path: str) -> str:
+    if installed.plugin_package():
+        return _install()
+    return f"{_install()}; with --prefix {os.path.dirname(path)} for this place"
+
+
+def _set_argument(argument: str) -> str:
+    """Return what gives the plugin another argument."""
+    if installed.plugin_package():
+        return f"write {argument} into the line of {installed.LINE}"
+    return f"bootseer plugin install -- {argument}"
 
 
 def _our_line(machine: Machine) -> PluginLine:
@@ -41,7 +62,7 @@ def _listed(machine: Machine) -> Found:
             f"add to {stack.path}:  include {folder}/*.conf",
         )
         return
-    yield Finding(f"{stack.path} does not name the plugin {PLUGIN}", _NO_OPTIONS, _INSTALL)
+    yield Finding(f"{stack.path} does not name the plugin {PLUGIN}", _NO_OPTIONS, _install())
 
 
 def _once(machine: Machine) -> Found:
@@ -108,14 +129,14 @@ def _file(machine: Machine) -> Found:
         yield warning(
             f"{line.place} names {line.path} without its folder",
             "Slurm looks for it in PluginDir, which an upgrade may change",
-            _INSTALL,
+            _install(),
         )
         return
     if not machine.path(line.path).is_file():
         yield Finding(
             f"{line.place} names {line.path}, which is not there",
             f"Slurm ignores the line: {_NO_OPTIONS}",
-            f"{_INSTALL}; with --prefix {os.path.dirname(line.path)} for this place",
+            _install_at(line.path),
         )
         return
     closed = machine.closed_to_users(line.path)
@@ -147,7 +168,7 @@ def _release(machine: Machine) -> Found:
     try:
         built_for = plugin_release(path)
     except ValueError as error:
-        yield Finding(f"{line.path}: {error}", f"Slurm refuses it: {_NO_OPTIONS}", _INSTALL)
+        yield Finding(f"{line.path}: {error}", f"Slurm refuses it: {_NO_OPTIONS}", _install())
         return
     release = slurm_release(machine)
     yield f"plugin for Slurm {built_for}, installed is {release}"
@@ -155,7 +176,7 @@ def _release(machine: Machine) -> Found:
         yield Finding(
             f"{line.path} was compiled for Slurm {built_for}, but {release} is installed",
             f"Slurm refuses a plugin of another major release: {_NO_OPTIONS}",
-            f"install the headers of Slurm {release}, then {_INSTALL}",
+            f"install the headers of Slurm {release}, then {_install()}",
         )
 
 
@@ -164,7 +185,7 @@ def _libexec(machine: Machine) -> str:
     lines = our_lines(machine)
     if lines:
         return lines[0].argument("libexec") or os.path.dirname(lines[0].path)
-    return str(PREFIX)
+    return str(scripts_folder())
 
 
 def _scripts(machine: Machine) -> Found:
@@ -185,7 +206,7 @@ def _scripts(machine: Machine) -> Found:
             else "Pyxis cannot get images from BootSeer's store"
         )
         fix = _opener(machine, path) if file.is_file() else None
-        mend = f"chmod 755 {path}" if file.is_file() else _INSTALL
+        mend = f"chmod 755 {path}" if file.is_file() else _install()
         if name in _HOOKS:
             yield Finding(what, why, mend, fix=fix)
         else:
@@ -205,7 +226,7 @@ def _interpreter(machine: Machine) -> Found:
             yield Finding(
                 f"{folder}/{name} needs the interpreter {program or '(none)'}, which cannot be run",
                 "nothing is warmed; with Prolog= in slurm.conf the node is drained",
-                f"install BootSeer again, then {_INSTALL}",
+                f"install BootSeer again, then {_install()}",
             )
             return
         yield f"{name} runs {program}"
@@ -235,7 +256,7 @@ def _arguments(machine: Machine) -> Found:
         yield Finding(
             f"{line.place} has run_dir={run_dir}, but node.run_dir is {config.node.run_dir}",
             "the plugin looks for the job's agent in another folder than it is in",
-            f"bootseer plugin install -- run_dir={config.node.run_dir}",
+            _set_argument(f"run_dir={config.node.run_dir}"),
         )
     longest_s = max(config.prolog.max_wait_s, config.prolog.wait_s)
     max_wait_s, epilog_s = argument_seconds(machine)
@@ -244,7 +265,7 @@ def _arguments(machine: Machine) -> Found:
             f"{line.place} has max_wait={max_wait_s:g}, less than the prolog's longest wait of "
             f"{longest_s:g} s",
             "the plugin kills a prolog that waits longer",
-            f"bootseer plugin install -- max_wait={longest_s:g}",
+            _set_argument(f"max_wait={longest_s:g}"),
         )
     deadline_s = config.epilog.deadline_s
     if epilog_s <= deadline_s:
@@ -252,7 +273,7 @@ def _arguments(machine: Machine) -> Found:
             f"{line.place} has epilog_timeout={epilog_s:g}, not more "
             f"than epilog.deadline_s = {deadline_s:g}",
             "the plugin kills the epilog before it has published what was recorded",
-            f"bootseer plugin install -- epilog_timeout={deadline_s + 5:g}",
+            _set_argument(f"epilog_timeout={deadline_s + 5:g}"),
         )
 
 

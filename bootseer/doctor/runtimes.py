@@ -10,6 +10,8 @@ from bootseer.doctor.check import COMPUTE, Check, Finding, Found, warning
 from bootseer.doctor.machine import Machine, NoAnswer
 from bootseer.doctor.slurm import plugstack
 from bootseer.slurm.configuration import PluginLine
+from bootseer.slurm.package import installed
+from bootseer.slurm.plugin import scripts_folder
 
 _RUNTIMES = {
     "ch-run": "Charliecloud",
@@ -70,7 +72,9 @@ def _importer(machine: Machine) -> Found:
             yield Finding(
                 f"{line.place}: importer={program} cannot be run",
                 "every job with --container-image of a registry fails",
-                f"run `bootseer plugin install --prefix {os.path.dirname(program)}`",
+                f"write in {line.place}:  importer={scripts_folder()}/bootseer-importer"
+                if installed.package()
+                else f"run `bootseer plugin install --prefix {os.path.dirname(program)}`",
             )
         if ours and not config.image.importer:
             yield warning(
@@ -82,8 +86,7 @@ def _importer(machine: Machine) -> Found:
             yield warning(
                 f"image.importer is true, but {line.place} has no importer=…/bootseer-importer",
                 "the prolog serves images that nobody will ask for",
-                f"add to the line in {line.place}:  "
-                "importer=/usr/local/libexec/bootseer/bootseer-importer",
+                f"add to the line in {line.place}:  importer={scripts_folder()}/bootseer-importer",
             )
 
 

@@ -12,6 +12,7 @@ from bootseer.doctor.check import COMPUTE, Check, Finding, Found, Role, Unchecke
 from bootseer.doctor.machine import Machine, NoAnswer
 from bootseer.slurm.configuration import PluginLine, PlugStack, SlurmConf
 from bootseer.slurm.nodelist import expand
+from bootseer.slurm.package import installed
 from bootseer.slurm.plugin import PLUGIN
 
 _PLACES = (
@@ -321,7 +322,9 @@ def _hooks(machine: Machine) -> Found:
             yield Finding(
                 f"{conf.path}: {name}={value}, which is not there",
                 "Slurm drains a node whose prolog or epilog cannot run",
-                "run `bootseer plugin install --prolog-only` on the nodes, or remove the line",
+                "remove the line"
+                if installed.package()
+                else "run `bootseer plugin install --prolog-only` on the nodes, or remove the line",
             )
 
 

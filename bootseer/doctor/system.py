@@ -12,6 +12,7 @@ from bootseer.doctor.machine import Machine, NoAnswer
 from bootseer.doctor.slurm import slurm_conf
 from bootseer.errors import BootseerError
 from bootseer.slurm.accounts import make_accounts
+from bootseer.slurm.package import installed
 
 _SYSTEMD = {"StandardOutput=append:": 240, "OOMPolicy=": 243}
 """What the agent's unit uses, and the version of systemd that has it first."""
@@ -25,7 +26,9 @@ def _accounts(machine: Machine) -> Found:
         yield Finding(
             str(error),
             "no agent starts: nothing is warmed, nothing is recorded",
-            "run `bootseer plugin install` as root, which makes them",
+            "as root: systemd-sysusers /usr/lib/sysusers.d/bootseer.conf"
+            if installed.package()
+            else "run `bootseer plugin install` as root, which makes them",
             fix=partial(_make_accounts, machine),
         )
         return

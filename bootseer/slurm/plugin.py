@@ -24,9 +24,10 @@ from pathlib import Path
 
 import bootseer
 from bootseer.env import build_zipapp
-from bootseer.errors import ConfigError, Denied, NotFound, Unavailable
+from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Unavailable
 from bootseer.posix import write_fully
 from bootseer.slurm import plugstack, program_link
+from bootseer.slurm.package import installed
 from bootseer.store.local.atomic_file import new_file
 
 PREFIX = Path("/usr/local/libexec/bootseer")
@@ -114,6 +115,11 @@ def share(name: str) -> Path:
     raise NotFound(f"BootSeer's {name}/ is missing beside {package}; install the package again")
 
 
+def scripts_folder(prefix: Path = PREFIX) -> Path:
+    """Return the folder of the entry scripts: the package's, if this BootSeer is from one."""
+    return installed.LIBEXEC if installed.package() else prefix
+
+
 def python_path() -> list[str]:
     """List the folders that hold the package and what it imports, for an isolated interpreter."""
     package = str(Path(bootseer.__file__).parent.parent)
@@ -176,7 +182,7 @@ def install(
 
     Raises:
         ConfigError: an argument is not one of the plugin's.
-        Conflict: something else is where the link should be.
+        Conflict: something else is where the link should be, or the plugin is from a package.
         Denied: a folder cannot be written to.
         Unavailable: as for `build`.
 
@@ -188,25 +194,32 @@ def install(
             raise ConfigError(
                 f"{argument!r} is not an argument of the plugin; see `install --help`"
             )
+    _refuse_package()
+    is_packaged = installed.package() is not None  # with scripts and advice, but another plugin
     with _denied_is_ours(), tempfile.TemporaryDirectory() as scratch:
         if built is None and not prolog_only:
             built = Path(scratch)
-            build(built, slurm_include, advice=advice)
+            build(built, slurm_include, advice=advice and not is_packaged)
         # What is missing is told before anything is written.
         if built is not None and not (built / PLUGIN).is_file():
             raise NotFound(f"there is no {PLUGIN} in {built}; run `bootseer plugin build` first")
         files = [program_link.make(link)] if link is not None else []
-        files += _put_scripts(prefix)
+        if not is_packaged:
+            files += _put_scripts(prefix)
         if prolog_only or built is None:
-            return InstalledPlugin(tuple(files), (), (*_prolog_steps(prefix), *_link_step()))
+            steps = _prolog_steps(scripts_folder(prefix))
+            return InstalledPlugin(tuple(files), (), (*steps, *_link_step()))
         for name in (PLUGIN, ADVICE):
             if (built / name).is_file():
                 files.append(_put(prefix / name, (built / name).read_bytes(), mode=0o755))
         conf = plugstack_dir / CONF
-        line = shlex.join(["optional", str(prefix / PLUGIN), *(arguments or _arguments(conf))])
+        words = list(arguments) or _arguments(conf)
+        if is_packaged and not any(word.startswith("libexec=") for word in words):
+            words.insert(0, f"libexec={installed.LIBEXEC}")
+        line = shlex.join(["optional", str(prefix / PLUGIN), *words])
         # Slurm reads the line again for every job: it must not name what is not there yet.
         files.append(_put(conf, f"{line}\n".encode(), mode=0o644))
-        notes, steps = _include(conf, add=include)
+        notes, steps = ensure_include(conf, add=include)
     return InstalledPlugin(tuple(files), notes, (*steps, _RESTART, *_link_step()))
 
 
@@ -219,9 +232,12 @@ def uninstall(
     """Remove what `install` has put in place, and nothing else; list what was there.
 
     Raises:
+        Conflict: the plugin is from a package.
         Denied: a file cannot be removed.
     """
-    removed, changed = [], []
+    _refuse_package()
+    removed: list[Path] = []
+    changed: list[Path] = []
     conf = plugstack_dir / CONF
     with _denied_is_ours():
         # The line goes first, or srun would look for a plugin that is gone.
@@ -236,12 +252,17 @@ def uninstall(
             prefix.rmdir()
         if program_link.remove(link):
             removed.append(link)
-        including = plugstack_of(conf)
-        text = _text_of(including)
-        if (left := plugstack.without_include(text, conf)) != text:
-            _rewrite(including, left) if left else including.unlink()
-            changed.append(including)
+        changed += remove_include(conf)
     return RemovedPlugin(tuple(removed), tuple(changed))
+
+
+def _refuse_package() -> None:
+    package = installed.plugin_package()
+    if package:
+        raise Conflict(
+            f"the package {package.plugin} has installed the plugin, and upgrades and removes it; "
+            f"its arguments are in {installed.LINE}"
+        )
 
 
 def _slurm_include(given: Path | None) -> Path:
@@ -374,7 +395,7 @@ def plugstack_of(conf: Path) -> Path:
     return conf.parent.parent / "plugstack.conf"
 
 
-def _include(conf: Path, *, add: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def ensure_include(conf: Path, *, add: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Add the include line if that is wanted and needed; returns notes, and what is left to do."""
     including = plugstack_of(conf)
     found = plugstack.lines_that_include(including, conf)
@@ -390,6 +411,17 @@ def _include(conf: Path, *, add: bool) -> tuple[tuple[str, ...], tuple[str, ...]
         _rewrite(including, plugstack.with_include(text, conf))
         return (f"added to {including}:  include {conf}",), ()
     return (), (f"add this line to {including}, or repeat with --include:  include {conf}",)
+
+
+def remove_include(conf: Path) -> list[Path]:
+    """Remove what `ensure_include` has added; returns the file that had it, if one had."""
+    including = plugstack_of(conf)
+    text = _text_of(including)
+    left = plugstack.without_include(text, conf)
+    if left == text:
+        return []
+    _rewrite(including, left) if left else including.unlink()
+    return [including]
 
 
 def _text_of(plugstack_conf: Path) -> str:

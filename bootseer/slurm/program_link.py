@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 from bootseer.errors import Conflict, NotFound
+from bootseer.slurm.package import installed
 
 LINK = Path("/usr/local/bin/bootseer")
 
 
 def program() -> Path:
-    """Return the path of this installation's program, as its virtual environment has it."""
+    """Return the path of this installation's program, which is the same after an upgrade."""
+    if installed.package():
+        return installed.CURRENT / "bin" / LINK.name
     return Path(sys.executable).parent / LINK.name
 
 

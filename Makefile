@@ -44,6 +44,12 @@ test-quick: venv ## run the tests that need no daemons
 test-slurm: venv ## run the tests of jobs on another Slurm release, SLURM=24.11
 	@$(BIN)/pytest -m 'slurm and not (hdfs or faults or attacks)' $(if $(SLURM),--slurm=$(SLURM)) tests/slurm $(ARGS)
 
+packages: venv ## build .deb and .rpm packages in build/packages; ARGS="debian12 --revision 2"
+	@$(BIN)/bootseer dev packages $(ARGS)
+
+test-packages: venv ## install, upgrade and remove the packages on clean Debian 12 and 13
+	@$(BIN)/pytest $(ORDER) -m packages $(ARGS)
+
 demo: venv ## compare a cold and a warm start on a local Slurm cluster
 	@$(BIN)/bootseer dev demo $(ARGS)
 
@@ -110,7 +116,7 @@ fmt: venv ## format Python and C
 clean: ## remove everything built, including images and the virtual environment
 	@rm -rf build dev/build $(VENV) *.egg-info dev/*.egg-info
 
-.PHONY: help deps venv test test-quick test-slurm demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch docs check lint types contracts fmt clean
+.PHONY: help deps venv test test-quick test-slurm packages test-packages demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch docs check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

@@ -13,6 +13,7 @@ import click
 
 from bootseer_dev.cli import common
 from bootseer_dev.cli.hdfs import hdfs
+from bootseer_dev.cli.packages import packages
 
 if TYPE_CHECKING:
     from bootseer_dev.cluster import Cluster
@@ -34,6 +35,7 @@ def dev() -> None:
 
 
 dev.add_command(hdfs)
+dev.add_command(packages)
 
 
 @dev.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from bootseer.agent.node import registry
 from bootseer.agent.node.reap_agents import reap_dead
@@ -13,6 +14,7 @@ from bootseer.doctor.machine import Machine
 from bootseer.errors import Denied
 from bootseer.folder_ownership import check_alone
 from bootseer.fuse.mountinfo import read_mounts
+from bootseer.slurm.package import installed, versions
 
 _REAP = "bootseer node reap"
 
@@ -87,6 +89,29 @@ def _processes(machine: Machine) -> Found:
         )
 
 
+def _versions(machine: Machine) -> Found:
+    """Find folders of older versions of a package from which nothing runs any more."""
+    package = installed.package()
+    if package is None:
+        return
+    for name, is_used in versions.older_versions(installed.FOLDER).items():
+        folder = installed.FOLDER / name
+        if is_used:
+            yield f"jobs use {folder}"
+        else:
+            yield warning(
+                f"nothing runs from {folder}, a version before {package.version}",
+                "it takes space on the disk until the next upgrade",
+                package.install_again("bootseer"),
+                fix=partial(_remove_versions, installed.FOLDER),
+            )
+
+
+def _remove_versions(top: Path) -> str:
+    kept = versions.remove_unused(top)
+    return f"removed older versions{', but ' + ', '.join(kept) if kept else ''}"
+
+
 def _folder_of(pid: str, jobs: str) -> str:
     """Return the job's folder in the command line of an agent's process; "" for others.
 
@@ -104,4 +129,5 @@ CHECKS = (
     Check("leftovers.agents", "no agent has died", _agents, COMPUTE, needs_root=True),
     Check("leftovers.mounts", "no mount has lost its job", _mounts, COMPUTE),
     Check("leftovers.processes", "no agent has lost its job", _processes, COMPUTE, needs_root=True),
+    Check("leftovers.versions", "older versions of a package are gone", _versions, needs_root=True),
 )

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.spawn import start_time
 from bootseer.doctor import leftovers
+from bootseer.slurm.package import installed
 
 JOBS = "run/bootseer/jobs"
 
@@ -79,3 +81,28 @@ def test_an_agent_without_its_folder(site):
         assert site.look("leftovers.processes") == []
         folder.rmdir()
         assert f"processes {process.pid}" in site.finding("leftovers.processes").what
+
+
+@pytest.mark.root
+def test_an_older_version_of_a_package_is_removed_when_nothing_runs_from_it(
+    site, tmp_path, monkeypatch
+):
+    top = tmp_path / "opt"
+    for name in ("1-1", "1-2", "packaged"):
+        (top / name).mkdir(parents=True)
+    (top / "current").symlink_to("1-2")
+    monkeypatch.setattr(installed, "FOLDER", top)
+    assert site.look("leftovers.versions") == []  # not of a package
+    package = installed.Package("1-2", "bootseer-plugin-slurm22.05", is_rpm=False)
+    monkeypatch.setattr(installed, "package", lambda: package)
+    argv = [f"{top}/1-1/bin/python3", "60"]
+    with subprocess.Popen(argv, executable="/bin/sleep") as running:
+        while not Path(f"/proc/{running.pid}/cmdline").read_bytes():
+            pass  # exec(2) has closed the pipe, but not yet set the arguments
+        assert site.look("leftovers.versions") == []
+        running.kill()
+    found = site.finding("leftovers.versions")
+    assert f"nothing runs from {top}/1-1" in found.what
+    assert found.mend == "apt-get install --reinstall bootseer"
+    assert found.fix is not None and found.fix() == "removed older versions"
+    assert sorted(path.name for path in top.iterdir()) == ["1-2", "current", "packaged"]

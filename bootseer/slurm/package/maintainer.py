@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
                 for name in kept:
                     print(f"bootseer: {installed.FOLDER / name} stays, jobs use it")
             case "remove", []:
-                versions.remove_unused(installed.FOLDER, even_current=True)
+                versions.remove_all(installed.FOLDER)
             case "add-line", []:
                 print(f"bootseer: {add_line(installed.LINE, plugin.PLUGSTACK_DIR)}")
             case "remove-line", []:

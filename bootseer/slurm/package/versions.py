@@ -16,7 +16,6 @@ from pathlib import Path
 from bootseer.slurm.package import installed
 
 PACKAGED = "packaged"
-_KEPT = (PACKAGED, installed.CURRENT.name)
 _NEW = ".new"
 
 
@@ -47,30 +46,41 @@ def put_version(top: Path, version: str) -> Path:
     return folder
 
 
-def remove_unused(top: Path, *, even_current: bool = False, proc: str = "/proc") -> list[str]:
-    """Remove the folders of versions from which nothing runs; returns the names of those kept.
+def older_versions(top: Path, proc: str = "/proc") -> dict[str, bool]:
+    """Map the names of all versions but the current one to whether something runs from them.
 
     Args:
         top: the folder of all versions.
-        even_current: remove the current one, the link to it, and those that are in use.
         proc: where the kernel shows processes.
     """
     current = top / installed.CURRENT.name
-    newest = os.path.basename(os.path.realpath(current)) if current.is_symlink() else ""
-    kept = []
-    for folder in sorted(top.iterdir()):
-        if folder.name in _KEPT or folder.is_symlink() or not folder.is_dir():
-            continue
-        if even_current:
-            shutil.rmtree(folder)
-        elif folder.name != newest:
-            if _is_used(folder, proc):
-                kept.append(folder.name)
-            else:
-                shutil.rmtree(folder)
-    if even_current:
-        current.unlink(missing_ok=True)
-    return kept
+    newest = current.readlink().name if current.is_symlink() else ""
+    names = sorted(path.name for path in top.iterdir() if path.is_dir() and not path.is_symlink())
+    lines = list(_command_lines(proc))
+    return {
+        name: any(os.fsencode(f"{top / name}/") in line for line in lines)
+        for name in names
+        if name not in (PACKAGED, newest)
+    }
+
+
+def remove_unused(top: Path, proc: str = "/proc") -> list[str]:
+    """Remove the versions from which nothing runs, but for the current one; returns those kept.
+
+    Args: as for `older_versions`.
+    """
+    older = older_versions(top, proc)
+    for name, is_used in older.items():
+        if not is_used:
+            shutil.rmtree(top / name)
+    return [name for name, is_used in older.items() if is_used]
+
+
+def remove_all(top: Path) -> None:
+    """Remove all versions, in use or not, and the link to the current one."""
+    (top / installed.CURRENT.name).unlink(missing_ok=True)
+    for name in older_versions(top):
+        shutil.rmtree(top / name)
 
 
 def _refresh(packaged: Path, folder: Path) -> None:
@@ -91,11 +101,6 @@ def _link(source: str | Path, target: str | Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:  # a file system without hard links
         shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _is_used(folder: Path, proc: str) -> bool:
-    mark = os.fsencode(f"{folder}/")
-    return any(mark in line for line in _command_lines(proc))
 
 
 def _command_lines(proc: str) -> Iterator[bytes]:

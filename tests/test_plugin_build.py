@@ -261,7 +261,7 @@ def test_include_is_added_once_and_removed_again(built, site, before):
     if before is None:
         assert not plugstack.exists()
     else:
-        assert plugstack.read_text("latin-1").rstrip("\n") == before.rstrip("\n")
+        assert plugstack.read_text("latin-1") == before
         assert stat.S_IMODE(plugstack.stat().st_mode) == 0o640
 
 

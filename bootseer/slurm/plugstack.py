@@ -11,6 +11,8 @@ from pathlib import Path
 MARK = (
     "# The next line was added by `bootseer plugin install --include`, and goes with `uninstall`."
 )
+_HAD_NO_END = " The line before it had no end."
+"""Follows the mark where it is so."""
 _DEPTH = 8
 """Files that include each other: Slurm follows them without end."""
 
@@ -58,13 +60,12 @@ def _including(plugstack: Path, conf: Path, depth: int) -> Iterator[IncludeLine]
 
 def with_include(text: str, conf: Path) -> str:
     """Add a line that includes ``conf`` to the text of plugstack.conf, with a mark before it."""
-    return f"{text}{_line_end(text)}{MARK}\ninclude {conf}\n"
+    before = "" if text.endswith("\n") or not text else "\n"
+    return f"{text}{before}{MARK}{_HAD_NO_END if before else ''}\ninclude {conf}\n"
 
 
 def without_include(text: str, conf: Path) -> str:
     """Remove what `with_include` added, if it is there as it was."""
-    return text.replace(f"{MARK}\ninclude {conf}\n", "")
-
-
-def _line_end(text: str) -> str:
-    return "\n" if text and not text.endswith("\n") else ""
+    for added in (f"\n{MARK}{_HAD_NO_END}\n", f"{MARK}\n"):
+        text = text.replace(f"{added}include {conf}\n", "")
+    return text

@@ -104,9 +104,7 @@ def site(tmp_path):
     return line, folder
 
 
-@pytest.mark.parametrize(
-    "before", [None, "include plugstack.conf.d/*.conf\n", "required other.so\n"]
-)
+@pytest.mark.parametrize("before", [None, "include plugstack.conf.d/*.conf\n", "required other.so"])
 def test_the_line_is_added_once_and_removed_again(site, before):
     line, folder = site
     plugstack = folder.parent / "plugstack.conf"

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from contextlib import suppress
+from functools import partial
 
 from bootseer.agent.node.spawn import status_fields
 from bootseer.doctor.check import COMPUTE, Check, Finding, Found, Role, Unchecked, warning
@@ -110,7 +111,14 @@ def slurm_release(machine: Machine) -> str:
 
 
 def slurmd_pid(machine: Machine) -> int | None:
-    """Return the process id of this machine's slurmd, from its pid file; None without one."""
+    """Return the process id of this machine's slurmd; None if none runs.
+
+    From its pid file, or else from systemd: `slurmd --systemd` of newer releases writes no file.
+    """
+    return machine.once("slurmd_pid", partial(_find_slurmd, machine))
+
+
+def _find_slurmd(machine: Machine) -> int | None:
     try:
         name = slurm_conf(machine).get("SlurmdPidFile", "/var/run/slurmd.pid")
     except Unchecked:
@@ -118,7 +126,26 @@ def slurmd_pid(machine: Machine) -> int | None:
     host = os.uname().nodename.partition(".")[0]
     name = name.replace("%h", host).replace("%n", host)
     try:
-        pid = int(machine.read(name, 32))
+        return _slurmd_of(machine.read(name, 32)) or _slurmd_of(_main_pid(machine))
+    except OSError:
+        return _slurmd_of(_main_pid(machine))
+
+
+def _main_pid(machine: Machine) -> str:
+    """Return what systemd says of slurmd's process; "" without systemd."""
+    if not machine.path("/run/systemd/system").is_dir():
+        return ""
+    try:
+        argv = ["systemctl", "show", "--property=MainPID", "--value", "slurmd.service"]
+        return machine.run(argv).stdout
+    except NoAnswer:
+        return ""
+
+
+def _slurmd_of(text: str) -> int | None:
+    """Return the process id in a text, if it is a slurmd's."""
+    try:
+        pid = int(text)
         with open(f"/proc/{pid}/comm") as file:
             return pid if file.read().startswith("slurmd") else None
     except (OSError, ValueError):

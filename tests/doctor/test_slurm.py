@@ -129,6 +129,17 @@ def test_a_controller_that_is_away(site, script, monkeypatch):
     assert site.finding("slurm.controller").severity is Severity.WARNING
 
 
+def test_a_slurmd_without_a_pid_file_is_known_to_systemd(site, slurmd):
+    """Slurm 24.11 of Debian 13 runs `slurmd --systemd`, which writes none."""
+    (site.root / "run/slurmd.pid").unlink()
+    site.program("systemctl", f"echo {slurmd.pid}")
+    assert slurm.slurmd_pid(site.machine()) is None  # systemd does not run there
+    site.folder("run/systemd/system")
+    assert slurm.slurmd_pid(site.machine()) == slurmd.pid
+    site.program("systemctl", "echo 0")
+    assert slurm.slurmd_pid(site.machine()) is None
+
+
 def test_the_role_is_found(site, slurmd, monkeypatch):
     assert slurm.find_role(site.machine()) is Role.COMPUTE
     (site.root / "run/slurmd.pid").unlink()

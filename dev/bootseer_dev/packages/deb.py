@@ -54,7 +54,7 @@ def build_debs(build: Build, root: Root, folder: str, log: Path) -> list[str]:
                 "systemd | systemd-tmpfiles",
             ]
         ),
-        "Recommends": f"libpython{target.python}, squashfs-tools",
+        "Recommends": f"fuse3, libpython{target.python}, squashfs-tools",
         "Description": f"warm starts for jobs on Slurm\n{said[0]}",
     }
     plugin_fields = {

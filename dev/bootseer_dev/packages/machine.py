@@ -22,6 +22,8 @@ from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.roots.root import Root
 
 NAME = "node1"
+_ADDRESS = "192.0.2.1"
+"""As in boot-machine."""
 _BOOT = Path(__file__).with_name("boot-machine")
 _CGROUP_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 _FROM_HOST = ("/etc/resolv.conf", "/etc/hosts")
@@ -54,7 +56,7 @@ class Machine:
         Raises:
             Unavailable: it does not come up.
         """
-        for name in ("upper", "work", "merged"):
+        for name in ("upper", "work", "merged", "home"):
             (folder / name).mkdir()
         for name in _NOT_CLEAN:  # an overlay shows this as removed
             (folder / "upper" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +174,7 @@ def _put_names(etc: Path) -> None:
     for path in map(Path, _FROM_HOST):
         shutil.copyfile(path, etc / path.name)
     with (etc / "hosts").open("a") as file:
-        file.write(f"\n127.0.0.1 {NAME}\n")
+        file.write(f"\n{_ADDRESS} {NAME}\n")
     (etc / "hostname").write_text(f"{NAME}\n")
     (etc / "machine-id").write_text(f"{os.urandom(16).hex()}\n")
 

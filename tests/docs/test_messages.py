@@ -49,6 +49,9 @@ PARTS = {
     "# The next line was added by `bootseer plugin install --include`, and goes with `uninstall`.",
     "… include …",
     "……… include …",
+    "The line before it had no end.",
+    "………… include …",
+    "…include …",
     # To whoever writes code.
     "… is only read",
 }

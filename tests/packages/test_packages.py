@@ -1,4 +1,4 @@
-"""The packages on clean machines, by the commands of docs/packages.md."""
+"""The packages on clean machines, by the commands of docs/admin/packages.md."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from bootseer_dev.packages.targets import TARGETS
 
 pytestmark = [pytest.mark.packages, pytest.mark.root, pytest.mark.fuse, pytest.mark.timeout(2400)]
 
-PAGE = checkout() / "docs/packages.md"
+PAGE = checkout() / "docs/admin/packages.md"
 USER = "alice"
 FOLDER = "/srv/packages"
 """Where the machine has the packages."""
@@ -39,11 +39,15 @@ class Block:
     user: str
 
 
+_BLOCK = re.compile(r"((?:^\S.*\n)+)\n(?:<!-- run -->\n\n)?((?:^ {4}.*\n)+)", re.MULTILINE)
+"""A paragraph, and the code that follows it."""
+
+
 def blocks(section):
     """The commands of a section, each with what the paragraph before them says."""
     text = PAGE.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
     found = []
-    for paragraph, code in re.findall(r"((?:^\S.*\n)+)\n((?:^ {4}.*\n)+)", text, re.MULTILINE):
+    for paragraph, code in re.findall(_BLOCK, text):
         as_root, as_user = ("as root" in paragraph.lower(), "as a user" in paragraph.lower())
         assert as_root != as_user, paragraph
         script = re.sub("^ {4}", "", code, flags=re.MULTILINE)

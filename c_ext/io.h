@@ -21,7 +21,7 @@ typedef struct bs_residency bs_residency;
 /* Watch which pages of a regular file enter the page cache. */
 int bs_residency_open(int fd, uint64_t size_bytes, bs_residency **out);
 
-/* Whether the kernel has cachestat(2) for this file: without it, sampling costs every page. */
+/* Whether cachestat(2) counts this file's pages: without it, sampling costs every page. */
 int bs_has_cachestat(int fd);
 
 /* Write the ranges that became resident since the last sample, in file order, and return their

@@ -16,10 +16,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define REGION_PAGES 1024
@@ -86,7 +88,7 @@ int bs_residency_open(int fd, uint64_t size_bytes, bs_residency **out)
     self->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
     self->pages = (size_bytes + self->page_bytes - 1) / self->page_bytes;
     self->regions = (self->pages + REGION_PAGES - 1) / REGION_PAGES;
-    self->has_cachestat = true;
+    self->has_cachestat = bs_has_cachestat(fd);
     self->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     self->kpageflags = open("/proc/kpageflags", O_RDONLY | O_CLOEXEC);
     self->seen = calloc((size_t)(self->pages + 7) / 8, 1);
@@ -108,12 +110,15 @@ out:
     return rc;
 }
 
+/* An overlay's files keep their pages in the file below, where cachestat does not look. */
 int bs_has_cachestat(int fd)
 {
     struct cachestat_range range = {0, 1};
     struct cachestat stat;
+    struct statfs system;
 
-    return syscall(SYS_cachestat, fd, &range, &stat, 0) == 0;
+    return syscall(SYS_cachestat, fd, &range, &stat, 0) == 0 && fstatfs(fd, &system) == 0 &&
+           system.f_type != OVERLAYFS_SUPER_MAGIC;
 }
 
 /* True if the region may hold pages that the last sample did not see: their number has changed,

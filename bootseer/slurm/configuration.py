@@ -53,6 +53,9 @@ class IncludeLine:
     pattern: str
     files: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}: include {self.pattern}"
+
 
 class PlugStack:
     """The plugins that Slurm loads, in its order.
@@ -81,10 +84,19 @@ class PlugStack:
         self._locate = locate
         self._read(path, 0)
 
+    def lines_that_include(self, path: Path) -> list[IncludeLine]:
+        """List the lines by which Slurm reads a file that exists; it reads it once for each."""
+        return [
+            line
+            for line in self.includes
+            for name in line.files
+            if self._locate(name).exists() and os.path.samefile(self._locate(name), path)
+        ]
+
     def _read(self, file: str, depth: int) -> None:
         try:
             text = self._locate(file).read_text(errors="replace")
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return
         self.files.append(file)
         for number, line in enumerate(text.splitlines(), 1):

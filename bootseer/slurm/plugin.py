@@ -27,6 +27,7 @@ from bootseer.env import build_zipapp
 from bootseer.errors import ConfigError, Conflict, Denied, NotFound, Unavailable
 from bootseer.posix import write_fully
 from bootseer.slurm import plugstack, program_link
+from bootseer.slurm.configuration import PlugStack
 from bootseer.slurm.package import installed
 from bootseer.store.local.atomic_file import new_file
 
@@ -398,14 +399,14 @@ def plugstack_of(conf: Path) -> Path:
 def ensure_include(conf: Path, *, add: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Add the include line if that is wanted and needed; returns notes, and what is left to do."""
     including = plugstack_of(conf)
-    found = plugstack.lines_that_include(including, conf)
+    found = PlugStack(str(including)).lines_that_include(conf)
     if len(found) > 1:
         lines = ";  ".join(map(str, found))
         return (), (
             f"keep one of these lines, or srun warns of each option of the plugin:  {lines}",
         )
     if found:
-        return (f"{including} includes it already, nothing is to be added:  {found[0].text}",), ()
+        return (f"{including} includes it already, nothing is to be added:  {found[0]}",), ()
     if add:
         text = _text_of(including)
         _rewrite(including, plugstack.with_include(text, conf))

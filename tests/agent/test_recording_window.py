@@ -5,14 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+import trio.testing
 
-from bootseer.agent.messages.worker import ImageFound
+from bootseer.agent.messages.worker import ImageFound, StageEnded
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.images.recording_window import RecordingWindow
 from bootseer.agent.supervisor.images.residency_client import ResidencyClient
 from bootseer.agent.supervisor.images.residency_record import WatchedImage
 from bootseer.config import Config
+from bootseer.core.event import Event
 from bootseer.image.hot.trace import Touch
 from bootseer.store.outages import Outages
 
@@ -23,9 +25,10 @@ CONFIG = Config({"image.window_s": 30, "image.sample_interval_s": 0.1})
 class Silent:
     """A worker that has handed its image over."""
 
-    def __init__(self):
+    def __init__(self, *says):
         self.channel = self
         self.told = []
+        self.says = list(says)
 
     async def send(self, message):
         self.told.append(message)
@@ -34,6 +37,8 @@ class Silent:
         pass
 
     async def receive(self):
+        if self.says:
+            return self.says.pop(), []
         await trio.sleep_forever()
 
     async def end(self):
@@ -52,20 +57,26 @@ def image():
     ours.close()
 
 
-async def run_with(image):
-    """Run a window with an image; returns the events that it tells."""
-    worker, events = Silent(), EventLog("/nowhere/events.jsonl")
+def new_window(job=JOB):
+    """A window, and the events that it will tell."""
+    events = EventLog("/nowhere/events.jsonl")
     outages = Outages("/nowhere")
     context = SimpleNamespace(config=CONFIG, broker=None, events=events, store_url="file:///s")
     context.outages = outages
-    window = RecordingWindow(JOB, context)
+    return RecordingWindow(job, context), events._events
+
+
+async def run_with(image):
+    """Run a window with an image; returns the events that it tells."""
+    worker = Silent()
+    window, events = new_window()
     window.images.append(image)
     try:
         await window.run(worker)
     finally:
         assert window.recorded.is_set()
     assert worker.told == []
-    return events._events
+    return events
 
 
 async def test_a_lost_watch_of_an_image_is_reported_once(image, autojump_clock):
@@ -85,3 +96,29 @@ async def test_an_unexpected_error_does_not_keep_the_epilog_waiting(image, autoj
     image.close = close
     with pytest.RaisesGroup(RuntimeError):
         await run_with(image)
+
+
+IDENTIFIED = StageEnded(Event("image.identify", 1, 2, "agent", "ok"))
+
+
+@pytest.mark.parametrize(
+    ("job", "says", "told"),
+    [
+        (JOB, [], ["fallback"]),
+        (JOB, [IDENTIFIED], ["ok"]),
+        (JOB._replace(image=""), [], []),
+        (JOB._replace(image="bootseer://i"), [], []),
+    ],
+    ids=["still reads the image", "has read it", "has none", "is served"],
+)
+async def test_a_job_that_ends_before_its_image_is_identified_says_so(
+    job, says, told, autojump_clock
+):
+    window, events = new_window(job)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(window.run, Silent(*says))
+        await trio.testing.wait_all_tasks_blocked()
+        window.close(is_cut_short=True)
+        window.close(is_cut_short=True)
+    assert [event.status for event in events] == told
+    assert {event.stage for event in events} <= {"image.identify"}

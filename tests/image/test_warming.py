@@ -102,6 +102,37 @@ def test_the_recorder_tells_what_came_and_when(image):
     assert pages_of(ByteRange(t.start, t.stop) for t in recorder.touches) == resident_pages(image)
 
 
+RECORD_FOUR_PAGES = """
+import os, sys
+from bootseer.image.hot.recorder import ResidencyRecorder
+from bootseer.image.hot.residency import PAGE_BYTES, KernelResidency
+fd = os.open(sys.argv[1], os.O_RDONLY)
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+recorder = ResidencyRecorder(KernelResidency(os.dup(fd)))
+os.pread(fd, 4 * PAGE_BYTES, 8 * PAGE_BYTES)
+recorder.sample(1)
+print([tuple(touch[:2]) for touch in recorder.touches])
+"""
+
+
+def test_a_file_on_an_overlay_has_its_pages_in_the_file_below(image, tmp_path):
+    for name in ("below", "above", "work", "overlay"):
+        (tmp_path / name).mkdir()
+    image.rename(tmp_path / "below" / "image")
+    mount = (
+        'cd "$1"; mount -t overlay -o lowerdir=below,upperdir=above,workdir=work none overlay'
+        '; exec "$2" -Ic "$3" overlay/image'
+    )
+    mounting = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", mount, "sh"]
+    recorded = subprocess.run(
+        [*mounting, tmp_path, sys.executable, RECORD_FOUR_PAGES],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert recorded.stdout == f"[({8 * PAGE}, {12 * PAGE})]\n"
+
+
 def test_a_page_in_the_place_of_one_that_went_is_seen(image):
     recorder = ResidencyRecorder(KernelResidency(os.open(image, os.O_RDONLY)))
     read_exactly(image, 8 * PAGE, 12 * PAGE)

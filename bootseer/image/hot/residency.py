@@ -19,7 +19,7 @@ from bootseer.errors import Unavailable
 MAX_FILE_BYTES = 1 << 40
 """Larger files are no images: a sample of 10 TB, sparse or not, takes half a second."""
 MAX_MINCORE_BYTES = 32 << 30
-"""The same for a kernel without cachestat: mincore looks at every page, resident or not."""
+"""The same where cachestat does not count: mincore looks at every page, resident or not."""
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
@@ -42,7 +42,8 @@ class KernelResidency:
                 raise Unavailable(f"{info.st_size} bytes are more than an image has")
             if info.st_size > MAX_MINCORE_BYTES and not lib.bs_has_cachestat(fd):
                 raise Unavailable(
-                    f"{info.st_size} bytes are more than this kernel can watch: it has no cachestat"
+                    f"{info.st_size} bytes are more than can be watched here: the kernel has no "
+                    "cachestat, or none for files on an overlay"
                 )
             self.size_bytes = info.st_size
             handle = ffi.new("bs_residency **")

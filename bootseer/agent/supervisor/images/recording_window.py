@@ -87,6 +87,7 @@ class RecordingWindow:
         self._worker: Worker | None = None
         self._has_task = trio.Event()
         self._failed: set[JobImage] = set()
+        self._is_identified = job.is_served or not job.image
         self._scope = trio.CancelScope()
         self._time = trio.CancelScope()
 
@@ -106,6 +107,10 @@ class RecordingWindow:
         if is_cut_short and not (self._scope.cancel_called or self.recorded.is_set()):
             for image in self.images:
                 image.is_cut_short = True
+            if not self._is_identified:
+                self._events.fall_back(
+                    "image.identify", "the job ended first: nothing is recorded of the image"
+                )
         self._scope.cancel()
 
     async def detach(self) -> None:
@@ -196,6 +201,7 @@ class RecordingWindow:
             case StoreAway():
                 self._outages.note(self._store_url, message.why)
             case StageEnded():
+                self._is_identified |= message.event.stage == "image.identify"
                 self._events.note(message.event)
             case _:
                 self._on_message(message)

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,14 +74,21 @@ def built(system, revision=1):
     return sorted(paths)
 
 
-@pytest.fixture(params=["debian12", "debian13"])
-def machine(request, tmp_path):
-    target = TARGETS[request.param]
+@contextmanager
+def running_slurm(system, tmp_path):
+    """A clean machine for a system's packages."""
+    target = TARGETS[system]
     root = roots.for_trying(target.suite, print)
     folder = tmp_path / "machine"
     folder.mkdir()
     with Machine.up(root, folder) as up:
         start_slurm(up, target.slurm)
+        yield up
+
+
+@pytest.fixture(params=["debian12", "debian13"])
+def machine(request, tmp_path):
+    with running_slurm(request.param, tmp_path) as up:
         yield up, request.param
 
 
@@ -186,6 +194,44 @@ def versions(machine):
     )
 
 
+def run_a_warm_job(machine):
+    said = follow(machine, "A first warm job")
+    assert "first start under this key" in said and "hot set known" in said
+    assert re.search(r"\bwarm\b", said.rpartition("hot set known")[2])
+
+
+def upgrade_while_a_job_runs(machine, old_and_new, packages, upgrade, removal):
+    """Its agent goes on in the old version, which stays as long, as does the package."""
+    old, new = old_and_new
+    script = "echo $SLURM_JOB_ID >long; while [ ! -e end ]; do sleep 1; done"
+    running = subprocess.Popen(
+        machine.command(f"srun --bootseer=long sh -c '{script}'", user=USER),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    home = machine.files / f"home/{USER}"
+    wait_until(lambda: (home / "long").exists(), "the job runs", timeout_s=60)
+    wait_until(lambda: any(old in p for p in processes(machine)), "its agent runs", timeout_s=20)
+    put_packages(machine, packages)
+    machine.run(upgrade, cwd=FOLDER)
+    assert versions(machine) == [old, new]
+    assert any(old in path for path in processes(machine))
+    with pytest.raises(CommandFailed, match="jobs on this node use BootSeer"):
+        machine.run(removal)
+    (home / "end").touch()
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 0, output
+    number = (home / "long").read_text().strip()
+    wait_until(
+        lambda: f"job {number}: published to" in slurmd_log(machine),
+        "it is published",
+        timeout_s=60,
+    )
+    report = machine.run(f"bootseer report {number}", user=USER).stdout
+    assert "fallback" not in report
+
+
 def test_from_a_clean_machine_to_a_warm_job_and_back(machine):
     machine, system = machine
     first, second = built(system), built(system, 2)
@@ -199,39 +245,10 @@ def test_from_a_clean_machine_to_a_warm_job_and_back(machine):
     refused = machine.run("bootseer plugin install", check=False)
     assert refused.returncode == 5 and "bootseer-plugin-slurm" in refused.stdout
 
-    said = follow(machine, "A first warm job")
-    assert "first start under this key" in said and "hot set known" in said
-    assert re.search(r"\bwarm\b", said.rpartition("hot set known")[2])
-
-    # An upgrade while a job runs.
-    script = "echo $SLURM_JOB_ID >long; while [ ! -e end ]; do sleep 1; done"
-    running = subprocess.Popen(
-        machine.command(f"srun --bootseer=long sh -c '{script}'", user=USER),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    home = machine.files / f"home/{USER}"
-    wait_until(lambda: (home / "long").exists(), "the job runs", timeout_s=60)
-    wait_until(lambda: any(old in p for p in processes(machine)), "its agent runs", timeout_s=20)
-    put_packages(machine, second)
+    run_a_warm_job(machine)
     upgrade, _ = blocks("Upgrade")
-    machine.run(upgrade.script, cwd=FOLDER)
-    assert versions(machine) == [old, new]
-    assert any(old in path for path in processes(machine))
-    with pytest.raises(CommandFailed, match="jobs on this node use BootSeer"):
-        machine.run("apt-get remove --yes bootseer")
-    (home / "end").touch()
-    output, _ = running.communicate(timeout=60)
-    assert running.returncode == 0, output
-    number = (home / "long").read_text().strip()
-    wait_until(
-        lambda: f"job {number}: published to" in slurmd_log(machine),
-        "it is published",
-        timeout_s=60,
-    )
-    report = machine.run(f"bootseer report {number}", user=USER).stdout
-    assert "fallback" not in report
+    removal = "apt-get remove --yes bootseer"
+    upgrade_while_a_job_runs(machine, (old, new), second, upgrade.script, removal)
     follow(machine, "Upgrade")  # once more: nothing is new, and the old version goes
     assert versions(machine) == [new]
     assert not [path for path in processes(machine) if old in path]
@@ -307,3 +324,34 @@ def test_the_rpms_have_the_same_content_and_sound_scripts(tmp_path):
     subprocess.run(["sh", "-n"], input=commands, text=True, check=True)
     assert "maintainer add-line" in scripts and "$maintain remove-line" in scripts
     shutil.rmtree(place)
+
+
+def test_rpm_installs_upgrades_and_removes_them(tmp_path):
+    """Debian's rpm, on Debian: their scripts run as on RHEL, which nothing here has."""
+    first, second = built("rpm"), built("rpm", 2)
+    old, new = (Build(TARGETS["rpm"], revision).version for revision in (1, 2))
+    rpm = "rpm --force-debian --nodeps"  # no package of Debian's is in its database
+    with running_slurm("rpm", tmp_path) as machine:
+        needs = "rpm python3 fuse3 libfuse3-3 liblz4-1 libxxhash0 libpython3.11"
+        machine.run(f"apt-get update && apt-get install --yes --no-install-recommends {needs}")
+        before, files_before = state(machine), named_after_us(machine)
+        put_packages(machine, first)
+        machine.run(f"{rpm} --install *.rpm", cwd=FOLDER)
+        assert versions(machine) == [old]
+        for block in blocks("Install")[1:]:
+            machine.run(block.script)
+        run_a_warm_job(machine)
+
+        upgrade = f"{rpm} --upgrade *.rpm && systemctl restart slurmd"
+        removal = f"{rpm} --erase bootseer bootseer-plugin-slurm22.05"
+        upgrade_while_a_job_runs(machine, (old, new), second, upgrade, removal)
+        wait_for_idle(machine)
+        machine.run(f"{removal} && systemctl restart slurmd")
+        slurm_conf = (machine.files / "etc/slurm/slurm.conf").read_bytes()
+        accounts = {name: state(machine)[name] for name in ("passwd", "group", "shadow")}
+        assert state(machine) == {**before, **accounts, "slurm/slurm.conf": slurm_conf}
+        left = set(named_after_us(machine)) - set(files_before)
+        assert left == {"var/cache/bootseer"}
+        assert processes(machine) == []
+        wait_for_idle(machine)
+        assert machine.run("srun true", user=USER).stdout == ""

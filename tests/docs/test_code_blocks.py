@@ -16,11 +16,17 @@ def test_every_block_is_marked(path):
     assert unmarked == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_test_that_runs_a_block_knows_its_page(path):
+    for test in {block.own_test for block in code_blocks(path.read_text())} - {""}:
+        assert path.name in (ROOT / test).read_text()
+
+
 def test_blocks_are_found_with_their_marks():
     page = (
         f"{PARAGRAPH}<!-- run -->\n\n    a \\\n        b\n\n    c\n\nText.\n\n    d\n\n"
         "<!-- not run: why -->\n```sh\ne\n```\n> Quoted.\n>\n> <!-- run as root -->\n>\n>     f\n"
-        "```\ng\n```\n"
+        "```\ng\n```\n<!-- run by tests/a.py -->\n\n    h\n"
     )
     assert list(code_blocks(page)) == [
         CodeBlock(5, "a \\\n    b\n\nc", "run"),
@@ -28,8 +34,10 @@ def test_blocks_are_found_with_their_marks():
         CodeBlock(15, "e", "not run: why"),
         CodeBlock(22, "f", "run as root"),
         CodeBlock(23, "g", ""),
+        CodeBlock(28, "h", "run by tests/a.py"),
     ]
-    assert [block.is_run for block in code_blocks(page)] == [True, False, False, True, False]
+    assert [block.is_run for block in code_blocks(page)] == [True, False, False, True, False, False]
+    assert [block.own_test for block in code_blocks(page)] == [*[""] * 5, "tests/a.py"]
 
 
 def test_a_reason_is_needed_and_a_mark_is_for_the_next_block_only():

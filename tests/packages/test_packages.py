@@ -40,7 +40,7 @@ class Block:
     user: str
 
 
-_BLOCK = re.compile(r"((?:^\S.*\n)+)\n(?:<!-- run -->\n\n)?((?:^ {4}.*\n)+)", re.MULTILINE)
+_BLOCK = re.compile(r"((?:^\S.*\n)+)\n(?:<!-- .* -->\n\n)?((?:^ {4}.*\n)+)", re.MULTILINE)
 """A paragraph, and the code that follows it."""
 
 

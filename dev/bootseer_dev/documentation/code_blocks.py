@@ -5,6 +5,7 @@ A mark is a comment in the line before the block, which readers do not see::
     <!-- run -->                by a user, in the home, where jobs are submitted
     <!-- run in a job -->       by a task of a job with BootSeer
     <!-- run as root -->        on a node
+    <!-- run by TEST -->        by a test of its own, which has what the page begins with
     <!-- not run: REASON -->
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 RUN, IN_A_JOB, AS_ROOT = "run", "run in a job", "run as root"
-_MARK = re.compile(r"<!-- (run|run in a job|run as root|not run: .*\S) -->")
+_MARK = re.compile(r"<!-- (run|run in a job|run as root|run by tests/\S+\.py|not run: .*\S) -->")
 _QUOTE = re.compile(r"^> ?")
 
 
@@ -35,7 +36,13 @@ class CodeBlock:
 
     @property
     def is_run(self) -> bool:
+        """Whether `tests/slurm/test_docs_commands.py` runs it."""
         return self.mark in (RUN, IN_A_JOB, AS_ROOT)
+
+    @property
+    def own_test(self) -> str:
+        """The test of its own that runs it, as a path from the checkout's top; "" for none."""
+        return self.mark.removeprefix("run by ") if self.mark.startswith("run by ") else ""
 
 
 def code_blocks(page: str) -> Iterator[CodeBlock]:

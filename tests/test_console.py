@@ -10,8 +10,8 @@ import pytest
 from rich.table import Table
 
 import bootseer
-from bootseer.cli.console import console
 from bootseer.cli.report import timeline
+from bootseer.cli.terminal.console import console
 from bootseer.core.event import FALLBACK, Event
 from bootseer.startup.report import build
 from bootseer.startup.run_events import NodeRun

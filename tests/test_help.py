@@ -92,7 +92,8 @@ OF_THE_PROGRAM = {
     "bootseer",
     "bootseer.cli",
     "bootseer.cli.main",
-    "bootseer.cli.standard_output",
+    "bootseer.cli.terminal",
+    "bootseer.cli.terminal.standard_output",
     "bootseer.errors",
 }
 

@@ -7,7 +7,7 @@ import os
 import click
 
 from bootseer import config as settings
-from bootseer.cli.console import console, new_table, plain, print_json
+from bootseer.cli.terminal.console import console, new_table, plain, print_json
 from bootseer.config import Config, setting_line
 from bootseer.errors import NotFound
 

@@ -11,7 +11,7 @@ import click
 
 from bootseer import config as settings
 from bootseer.agent.node.spawn import leave
-from bootseer.cli.console import print_json
+from bootseer.cli.terminal.console import print_json
 from bootseer.errors import BootseerError, ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _machine(user: str | None, role: str | None) -> Machine:
 
 def _user(name: str | None) -> settings.User:
     """Return the user whose rights are tried: the named one, who called sudo, or the caller."""
-    from bootseer.cli.runner import caller
+    from bootseer.cli.terminal.runner import caller
 
     if os.geteuid() != 0:
         if name and name != caller().name:
@@ -122,7 +122,7 @@ def _count(results: Sequence[CheckResult]) -> tuple[int, int]:
 def _show(
     machine: Machine, results: Sequence[CheckResult], fixed: Sequence[str], *, verbose: bool
 ) -> None:
-    from bootseer.cli.runner import print_line
+    from bootseer.cli.terminal.runner import print_line
 
     for line in fixed:
         print_line(f"fix: {line}")

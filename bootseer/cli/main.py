@@ -8,7 +8,7 @@ import importlib.util
 import click
 
 from bootseer import __version__
-from bootseer.cli import standard_output
+from bootseer.cli.terminal import standard_output
 from bootseer.errors import BootseerError
 
 _PROGRAM = "bootseer"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from bootseer import config as settings
-from bootseer.cli.console import print_json
+from bootseer.cli.terminal.console import print_json
 from bootseer.slurm import plugin as spank
 from bootseer.slurm import program_link
 from bootseer.slurm.accounts import make_accounts

@@ -11,7 +11,7 @@ from bootseer.agent.messages.control import AgentStatus, GetStatus
 from bootseer.agent.node import control_client
 from bootseer.agent.node.job import JobFolder
 from bootseer.agent.node.registry import job_folders
-from bootseer.cli.console import console, new_table, plain, print_json
+from bootseer.cli.terminal.console import console, new_table, plain, print_json
 from bootseer.errors import BootseerError, Corrupt
 from bootseer.ipc.typed_json import from_object
 from bootseer.units import format_size

@@ -156,8 +156,8 @@ def verify(url: str, recursive: bool, repair: bool, as_json: bool, quiet: bool) 
     """
     from bootseer.checkpoint.admin.verify import VerifyResult
     from bootseer.checkpoint.admin.verify import verify as work
-    from bootseer.cli import runner
     from bootseer.cli.ckpt import output, run
+    from bootseer.cli.terminal import runner
     from bootseer.errors import Corrupt
 
     findings = VerifyResult()
@@ -253,8 +253,8 @@ def export(url: str, target: str, checksum: bool, quiet: bool) -> None:
 def rm(url: str, recursive: bool, quiet: bool) -> None:
     """Remove a file with its parts, or with -r a folder."""
     from bootseer.checkpoint.files.namespace import Namespace
-    from bootseer.cli import runner
     from bootseer.cli.ckpt import run
+    from bootseer.cli.terminal import runner
     from bootseer.errors import ConfigError, Conflict
 
     async def work(tree: CheckpointTree, name: str) -> str:
@@ -297,8 +297,8 @@ def gc(url: str, age_s: float, dry_run: bool, ignore: tuple[str, ...], quiet: bo
     cannot be read.
     """
     from bootseer.checkpoint.admin.gc import find_orphans, remove_orphans
-    from bootseer.cli import runner
     from bootseer.cli.ckpt import run
+    from bootseer.cli.terminal import runner
 
     async def work(tree: CheckpointTree, name: str) -> tuple[int, int]:
         judged = [f"{name}/{one}".lstrip("/") for one in ignore]

@@ -13,8 +13,8 @@ from bootseer.checkpoint.admin.describe import FileDescription
 from bootseer.checkpoint.admin.progress import LINK
 from bootseer.checkpoint.admin.verify import VerifyResult
 from bootseer.checkpoint.files.entries import FileEntry
-from bootseer.cli.console import console, new_table, print_json
-from bootseer.cli.runner import print_line
+from bootseer.cli.terminal.console import console, new_table, print_json
+from bootseer.cli.terminal.runner import print_line
 from bootseer.store.api.base import Unlisted
 from bootseer.units import MIB, NS_PER_S, format_size
 

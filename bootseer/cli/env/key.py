@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import new_table, print_json
 from bootseer.cli.env.options import (
     KEY_CHARS,
     counts,
@@ -19,6 +18,7 @@ from bootseer.cli.env.options import (
     with_env_store,
 )
 from bootseer.cli.options import json_option, quiet_option
+from bootseer.cli.terminal.console import new_table, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ def key(
     These are all the inputs that the result depends on. The command is not run.
     `--bootseer-env=FILE` reads the output of --json.
     """
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.client import key as env_key
 
     run_options = _with_absolute_targets(run_options)
@@ -90,7 +90,7 @@ def explain(
     Only inputs that the result depends on are compared. The last run is that with the same targets.
     The command is not run.
     """
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.client import key as env_key
     from bootseer.env.snapshot import repository
     from bootseer.errors import NotFound
@@ -171,7 +171,7 @@ COMMANDS = (key, explain, drift)
 def show_drift(run_options: RunOptions, *, is_long: bool, quiet: bool, as_json: bool) -> None:
     """Do what ``bootseer env drift`` does; ends the program if the result has changed."""
     from bootseer import config as settings
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.admin.drift import drift as compare
     from bootseer.env.snapshot.group_store import shared_stores
 
@@ -202,8 +202,8 @@ def show_drift(run_options: RunOptions, *, is_long: bool, quiet: bool, as_json: 
 
 def _say_drift(found: DriftResult, targets: Sequence[str], *, is_long: bool, quiet: bool) -> None:
 
-    from bootseer.cli import runner
-    from bootseer.cli.console import console, plain
+    from bootseer.cli.terminal import runner
+    from bootseer.cli.terminal.console import console, plain
 
     if found.versions:
         table = new_table("distribution", "kept", "now")

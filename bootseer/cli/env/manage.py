@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import print_json
 from bootseer.cli.env.options import (
     KEY_CHARS,
     complete,
@@ -19,6 +18,7 @@ from bootseer.cli.env.options import (
     with_env_store,
 )
 from bootseer.cli.options import json_option, quiet_option
+from bootseer.cli.terminal.console import print_json
 from bootseer.units import GIB, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def rm(envs: tuple[str, ...], now: bool, user: str | None, group: str, quiet: bo
 
     Jobs that have one mounted can read it for a day.
     """
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.snapshot import repository
     from bootseer.image.library import catalog as images
 
@@ -63,7 +63,7 @@ def rm(envs: tuple[str, ...], now: bool, user: str | None, group: str, quiet: bo
 @user_option
 def tag(env: str, name: str, user: str | None) -> None:
     """Give ENV one more name; the name moves if another has it."""
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.snapshot import repository
 
     async def give(store: Store) -> str:
@@ -118,7 +118,7 @@ def restore(env: str, targets: tuple[str, ...], over: bool, group: str, quiet: b
     With --over, files of the environment replace files of the same names. Scripts and settings of
     an environment name its folder, so that it may not work elsewhere.
     """
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.snapshot import repository
     from bootseer.image.library.upload import UploadProgress
 
@@ -159,7 +159,7 @@ def gc(dry_run: bool, user: str | None, quiet: bool, as_json: bool) -> None:
     `bootseer config show env` shows these settings of the administrator.
     """
     from bootseer import config as settings
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.admin.gc import collect
 
     config = settings.load()
@@ -205,7 +205,7 @@ def share(env: str, group: str, quiet: bool) -> None:
     `env.shared`. All content is checked on the way.
     """
     from bootseer import config as settings
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.snapshot import repository
     from bootseer.env.snapshot.group_store import copy_snapshot, group_store
     from bootseer.image.library.upload import UploadProgress

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from bootseer.env.client.options import MAX_WAIT_S, MODES, OPTIONS, Option, RunOptions
 
 if TYPE_CHECKING:
-    from bootseer.cli.runner import CountedWork
+    from bootseer.cli.terminal.runner import CountedWork
     from bootseer.env.admin.diff import PathDiff
     from bootseer.store.api.base import Store
 
@@ -129,10 +129,11 @@ def with_env_store(
         work: takes the store.
         user: owner of the store, see `bootseer.cli.user_store`; the caller if None.
         group: open the store that this group shares instead.
-        counted, bar, after: see `bootseer.cli.runner.run`.
+        counted, bar, after: see `bootseer.cli.terminal.runner.run`.
     """
     from bootseer import config as settings
-    from bootseer.cli import runner, user_store
+    from bootseer.cli import user_store
+    from bootseer.cli.terminal import runner
     from bootseer.env.snapshot.group_store import group_store
     from bootseer.store.from_settings import connect
 
@@ -168,7 +169,7 @@ def document_of(
 
 def say_deltas(deltas: Sequence[PathDiff], targets: Sequence[str]) -> None:
     """Print differences, a line each."""
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.snapshot.manifest import shown_path
     from bootseer.units import format_size
 

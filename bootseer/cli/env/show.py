@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import local_time, new_table, print_json
 from bootseer.cli.env.options import (
     KEY_CHARS,
     complete,
@@ -24,6 +23,7 @@ from bootseer.cli.env.options import (
     with_env_store,
 )
 from bootseer.cli.options import json_option, quiet_option
+from bootseer.cli.terminal.console import local_time, new_table, print_json
 from bootseer.units import NS_PER_MS, NS_PER_S, format_age, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def ls(user: str | None, group: str, as_json: bool) -> None:
     """List the environments, most recently used first."""
 
-    from bootseer.cli.console import console, plain
+    from bootseer.cli.terminal.console import console, plain
     from bootseer.env.snapshot.repository import list_snapshots
 
     listed = with_env_store(list_snapshots, user=user, group=group)
@@ -131,7 +131,7 @@ def diff(
     """
     import trio
 
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.admin import diff as compare
     from bootseer.env.snapshot import repository
     from bootseer.errors import ConfigError, Unavailable
@@ -188,7 +188,7 @@ def verify(
 
     Damage is listed, a line for each object, and the exit code is 4.
     """
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.env.admin.verify import verify as check
     from bootseer.env.snapshot import repository
     from bootseer.errors import Corrupt, NotFound
@@ -260,7 +260,7 @@ def _row(found: ListedSnapshot) -> dict[str, object]:
 
 
 def _say_snapshot(snapshot: Snapshot, names: Sequence[str], url: str) -> None:
-    from bootseer.cli.runner import print_line
+    from bootseer.cli.terminal.runner import print_line
 
     took = format_duration(snapshot.command_ms * NS_PER_MS / NS_PER_S)
     captured = f"{local_time(snapshot.captured_ns)} by {snapshot.captured_by} on {snapshot.node}"

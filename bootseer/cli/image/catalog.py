@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import local_time, new_table, print_json
 from bootseer.cli.image.options import (
     SHORT_CHARS,
     complete_image,
@@ -15,6 +14,7 @@ from bootseer.cli.image.options import (
     on_images,
 )
 from bootseer.cli.options import json_option, quiet_option
+from bootseer.cli.terminal.console import local_time, new_table, print_json
 from bootseer.core.reference import SCHEME
 from bootseer.units import format_size
 
@@ -47,7 +47,7 @@ class _Description:
 def ls(as_json: bool) -> None:
     """List the images by name."""
 
-    from bootseer.cli.console import console, plain
+    from bootseer.cli.terminal.console import console, plain
     from bootseer.image.library.catalog import list_names
 
     names = on_images(list_names)
@@ -77,7 +77,7 @@ def ls(as_json: bool) -> None:
 @json_option
 def show(image: str, as_json: bool) -> None:
     """Show details of IMAGE."""
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.image.library import catalog
 
     async def read(store: Store) -> _Description:
@@ -123,7 +123,7 @@ def show(image: str, as_json: bool) -> None:
 @click.argument("name")
 def tag(image: str, name: str) -> None:
     """Give IMAGE another name, which is moved if it is in use."""
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.image.library import catalog
 
     async def give(store: Store) -> str:
@@ -162,7 +162,7 @@ def rm(image: str, now: bool, quiet: bool) -> None:
 
 
 def _remove(image: str, *, with_names: bool, now: bool, quiet: bool) -> None:
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.image.library import catalog
 
     async def remove(store: Store) -> tuple[str, bool]:

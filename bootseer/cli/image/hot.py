@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import console, new_table, plain, print_json
 from bootseer.cli.options import json_option
+from bootseer.cli.terminal.console import console, new_table, plain, print_json
 from bootseer.cli.user_store import with_store
 from bootseer.errors import BootseerError, ConfigError, Corrupt, NotFound
 from bootseer.units import format_size

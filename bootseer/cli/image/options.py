@@ -20,7 +20,7 @@ SHORT_CHARS = 12
 
 def complete_image(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete the names of images in a store on this machine."""
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.errors import BootseerError
     from bootseer.image.library.catalog import list_names
 
@@ -42,7 +42,7 @@ def on_images(
     after: str = "nothing was changed",
 ) -> T:
     """Run ``work`` on the store that has the caller's images."""
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
 
     return runner.run(lambda: work(image_store()), counted=counted, bar=bar, after=after)
 
@@ -50,7 +50,7 @@ def on_images(
 def image_store() -> Store:
     """Connect to the store that has the caller's images."""
     from bootseer import config as settings
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.store.from_settings import connect_images
 
     return connect_images(settings.load(), runner.caller())

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import print_json
 from bootseer.cli.image.options import (
     image_argument,
     on_images,
 )
 from bootseer.cli.options import json_option, quiet_option
+from bootseer.cli.terminal.console import print_json
 from bootseer.errors import Corrupt
 from bootseer.units import format_duration, format_size
 
@@ -62,7 +62,7 @@ def import_command(
     PATH is a squashfs file, an archive of `docker save` or `podman save`, or an OCI layout: a
     folder, or a tar of one. After an interruption, run the same command to resume.
     """
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.image.library import catalog, upload
     from bootseer.image.oci.convert import ConvertedImage
 
@@ -106,7 +106,7 @@ def import_command(
 @quiet_option
 def export(image: str, path: Path, quiet: bool) -> None:
     """Write IMAGE to the file PATH."""
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.image.library import catalog, download, upload
 
     progress = upload.UploadProgress()
@@ -132,7 +132,7 @@ def verify(image: str, quiet: bool, as_json: bool) -> None:
 
     Damage is listed, a line for each range, and the exit code is 4.
     """
-    from bootseer.cli import runner
+    from bootseer.cli.terminal import runner
     from bootseer.image.library import catalog
     from bootseer.image.library.upload import UploadProgress
     from bootseer.image.library.verify import DamagedRange

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.console import print_json
+from bootseer.cli.terminal.console import print_json
 from bootseer.errors import BootseerError, NotFound
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
     if as_json:
         print_json([r.document() for r in reports])
         return
-    from bootseer.cli.console import console
     from bootseer.cli.report import timeline
+    from bootseer.cli.terminal.console import console
 
     timeline.show(console(), reports)
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bootseer.cli.console import new_table, plain
+from bootseer.cli.terminal.console import new_table, plain
 from bootseer.core.event import FALLBACK
 from bootseer.startup.report import NodeStages, Report, Stage
 from bootseer.units import format_duration, format_size

@@ -70,7 +70,7 @@ def demo(
       bootseer dev demo --torch --rounds 1
       bootseer dev demo --hdfs
     """
-    from bootseer.cli.console import console
+    from bootseer.cli.terminal.console import console
     from bootseer.units import parse_size
     from bootseer_dev.demo.demo import DemoSpec, run_demo
     from bootseer_dev.demo.hdfs import run_demo_hdfs
@@ -99,7 +99,7 @@ def bench(pairs: int, starts: int, build_dir: Path) -> None:
     Example:
       bootseer dev bench --pairs 100
     """
-    from bootseer.cli.console import console
+    from bootseer.cli.terminal.console import console
     from bootseer_dev.bench.overhead import run_bench
 
     run_bench(build_dir.absolute(), console(), pairs, starts)
@@ -120,7 +120,7 @@ def bench_env(rounds: int, nodes: tuple[int, ...], build_dir: Path) -> None:
     Example:
       bootseer dev bench-env --rounds 1 --nodes 2
     """
-    from bootseer.cli.console import console
+    from bootseer.cli.terminal.console import console
     from bootseer_dev.bench.environment import EnvBenchSpec, run_env_bench
 
     run_env_bench(EnvBenchSpec(rounds, nodes, build_dir), console())
@@ -139,7 +139,7 @@ def bench_image(rounds: int, small: bool, build_dir: Path) -> None:
     Example:
       bootseer dev bench-image --rounds 5
     """
-    from bootseer.cli.console import console
+    from bootseer.cli.terminal.console import console
     from bootseer_dev.bench.image import ImageBenchSpec, run_image_bench
 
     spec = ImageBenchSpec(rounds=rounds, torch=not small, build_dir=build_dir.absolute())
@@ -160,7 +160,7 @@ def bench_harm(rounds: int, only: tuple[str, ...], build_dir: Path) -> None:
       bootseer dev bench-harm --rounds 5
       bootseer dev bench-harm --only busy_processors --only dead_store
     """
-    from bootseer.cli.console import console
+    from bootseer.cli.terminal.console import console
     from bootseer_dev.bench.harm import HarmSpec, run_harm_bench
 
     run_harm_bench(HarmSpec(rounds, only, build_dir), console())
@@ -179,7 +179,7 @@ def bench_ckpt(size: str, rounds: int, build_dir: Path) -> None:
     Example:
       bootseer dev bench-ckpt --rounds 3
     """
-    from bootseer.cli.console import console
+    from bootseer.cli.terminal.console import console
     from bootseer.units import parse_size
     from bootseer_dev.bench.checkpoint import BenchSpec, run_ckpt_bench
 
@@ -205,7 +205,7 @@ def fsx(seed: int | None, minutes: float, rounds: int | None, build_dir: Path) -
     """
     import random
 
-    from bootseer.cli.console import console
+    from bootseer.cli.terminal.console import console
     from bootseer_dev.files.fsx_rounds import RoundsSpec, run_rounds, small_hdfs
 
     chosen = random.randrange(1 << 30) if seed is None else seed

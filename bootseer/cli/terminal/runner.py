@@ -20,7 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from bootseer.cli.console import console
+from bootseer.cli.terminal.console import console
 from bootseer.config import User
 from bootseer.errors import BootseerError
 

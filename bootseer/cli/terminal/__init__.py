@@ -1,0 +1,1 @@
+"""What commands write to a terminal: tables, progress, and an end when it cannot be written."""

@@ -38,8 +38,7 @@ def fork_lender(job: Job, settings: BrokerSettings, end: socket.socket) -> int:
         settings: the node's settings for brokers.
         end: the lender's end of its channel; closed here.
     """
-    account = settings.cache_account
-    return _fork("lender.lender", account, end, False, job.uid, settings)
+    return _fork("lender.lender", settings.cache_account, end, False, job.uid, settings)
 
 
 def _fork(

@@ -66,10 +66,9 @@ def _serve_job(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings)
     if mode == "warm":
         checkpoint = broker.mounts.make_checkpoint() if job.checkpoint else None
         image = broker.mounts.make_first_image() if job.is_served else None
-        if job.image and image is None:
-            folder.write_mounted(folder.served, "plain", job.image)
         control = socket.socket(fileno=CONTROL_FD)
         if job.image and image is None:
+            folder.write_mounted(folder.served, "plain", job.image)
             pid, opener = fork_opener(job)
             processes.adopt(pid)
     mounts = control_socket.listen(folder.mounts, 0, socket.SOCK_SEQPACKET)

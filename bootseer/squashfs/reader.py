@@ -22,7 +22,7 @@ from bootseer.squashfs.inodes import (
     read_directory,
     read_inodes,
 )
-from bootseer.squashfs.superblock import BLOCK_RAW, NO_TABLE
+from bootseer.squashfs.superblock import BLOCK_RAW, NO_FRAGMENT, NO_TABLE
 
 MAX_INODES = 600_000
 MAX_NAMES = 1_000_000
@@ -159,6 +159,8 @@ class Squashfs(ImageFile):
         inodes: dict[int, SquashfsInode] = {}
         blocks = listed_bytes = 0
         for inode in read_inodes(self.inode_table, block.block_size):
+            if inode.fragment != NO_FRAGMENT and inode.fragment >= len(self.fragments):
+                raise Corrupt("a file of the image ends in a fragment that does not exist")
             inodes[inode.at] = inode
             blocks += len(inode.blocks)
             listed_bytes += inode.size if inode.is_directory else 0

@@ -23,6 +23,8 @@ AT_ONCE = 2
 INPUT_S = 20
 MEMORY_MIB = 2048
 LONGEST_INPUT = 65536
+LOG_LINES = 30
+"""Of a target's log, printed if something was found: the machine may be gone afterwards."""
 GRACE_S = 120
 """To start, to run what is there already, and to end."""
 _RUNS = re.compile(r"number_of_executed_units: *(\d+)")
@@ -75,6 +77,8 @@ def run(name: str, seconds: int) -> bool:
     for path in found:
         result += f"; {path}"
     print(f"{name:10} {runs:>10,} runs {runs / took_s:>9,.0f}/s  {result}", flush=True)
+    if status != 0:
+        print(*log.read_text(errors="replace").splitlines()[-LOG_LINES:], sep="\n", flush=True)
     return status == 0
 
 

@@ -20,6 +20,7 @@ from bootseer.squashfs.superblock import (
     BLOCK_RAW,
     METADATA_BYTES,
     METADATA_RAW,
+    NO_FRAGMENT,
     NO_TABLE,
     SUPERBLOCK_BYTES,
 )
@@ -293,6 +294,17 @@ def test_a_fragment_is_no_larger_than_a_block(tmp_path: Path) -> None:
         (row,) = opened.index(opened.superblock.fragment_table, 1, 16)
     image = edited(full, tmp_path / "image", (row + 2 + 8, 4, BLOCK_RAW | BLOCK_BYTES + 1))
     refuse(image, "table of fragments is damaged")
+
+
+@pytest.mark.parametrize("number", [1, 2**31, NO_FRAGMENT - 1])
+def test_a_file_ends_in_a_fragment_that_exists(tmp_path: Path, number: int) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/short").write_bytes(b"content")
+    image = squash(tmp_path / "tree", tmp_path / "good", *AS_IT_IS)
+    with Squashfs(image) as opened:
+        assert (find(opened, "/short").fragment, len(opened.fragments)) == (0, 1)
+    place = inode_place(image, "/short", 20)
+    refuse(edited(image, tmp_path / "image", (place, 4, number)), "fragment that does not exist")
 
 
 def test_a_table_with_fewer_rows_than_it_says_is_refused(plain: Path, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ test-torch: $(TORCH)/installed ## test PyTorch checkpoints on a mount; downloads
 	@$(BIN)/pytest -m torch $(ARGS)
 
 docs: venv ## build the documentation as a site: build/site/index.html
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 PYTHONDONTWRITEBYTECODE=1 $(BIN)/mkdocs build --quiet --strict
 
 check: lint types contracts ## run lint, types and contracts
 

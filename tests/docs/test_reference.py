@@ -101,7 +101,8 @@ def test_bars_in_the_code_of_tables_are_shown_without_their_escape():
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    argv = [sys.executable, "-I", "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    # Without byte code: in the checkout it is new, and all of it would be installed again.
+    argv = [sys.executable, "-IB", "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, env={"NO_MKDOCS_2_WARNING": "1"}
     )

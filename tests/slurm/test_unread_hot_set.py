@@ -31,12 +31,16 @@ def large(lab):
     path.unlink()
 
 
-def start(lab, first_mb, count_mb, *options, after="true"):
+def start(lab, first_mb, count_mb, *options, after="true", readers=1):
     """Run a job that reads one part of the image on both nodes; returns it."""
     lab.drop_caches()
-    read = f"dd if={IMAGE} of=/dev/null bs=1000000 skip={first_mb} count={count_mb} status=none"
+    each = count_mb // readers
+    read = "".join(
+        f"dd if={IMAGE} of=/dev/null bs=1000000 skip={skip} count={each} status=none & "
+        for skip in range(first_mb, first_mb + count_mb, each)
+    )
     mark = f"{site.bootseer()} mark first-step"
-    return lab.srun(*BOOTSEER, *options, command=f"{read}; {after}; {mark}")
+    return lab.srun(*BOOTSEER, *options, command=f"{read} wait; {after}; {mark}")
 
 
 def held_out(said):
@@ -80,7 +84,9 @@ def test_a_start_gets_the_store_to_itself_once_it_reads_other_things(large):
     # So slow that even on a busy node much is left to save once it has been seen.
     large.mount_share(bandwidth=5e6)
     try:
-        job = start(large, FIRST_MB + RECORDED_MB + 5, 20, "-N1", after="sleep 10")
+        # One reader, which waits for each of its reads, gets little of a store that is this slow.
+        first_mb = FIRST_MB + RECORDED_MB + 5
+        job = start(large, first_mb, 20, "-N1", after="sleep 10", readers=4)
     finally:
         large.cluster.unmount_share()
         large.mount_share()

@@ -426,7 +426,7 @@ async def test_a_target_that_is_gone_after_the_command(lab, target):
 
 async def test_who_is_killed_while_it_is_stored_leaves_the_next_to_do_it(lab, target, monkeypatch):
     """The session ends in mid-publish, and its claim with it."""
-    monkeypatch.setattr("bootseer.env.snapshot.key_lease.LASTS_S", 0.3)
+    monkeypatch.setattr("bootseer.store.key_lease.LASTS_S", 0.3)
     inner = lab.store
     hanging = HangsOnce(
         inner, lambda n, operation, name: "manifest" in name and operation == "commit"

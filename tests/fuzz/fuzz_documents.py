@@ -143,7 +143,7 @@ def run_request(data):
 
 
 def run_document(data):
-    fields = open_document(data, "claim", "bootseer env claim", 1)
+    fields = open_document(data, "claim", "bootseer lease", 1)
     fields.text("who", 300)
     fields.text("token", 64)
     fields.count("until_ns")
@@ -222,7 +222,7 @@ DOCUMENTS = [
     documents("key", lambda: [key.to_document(parts())], run_key),
     documents("snapshot", lambda: [_snapshot().encode()], run_snapshot),
     documents("env_request", lambda: [_request()], run_request),
-    documents("claim", lambda: [{"format": "bootseer env claim", "version": 1, "who": "a",
+    documents("claim", lambda: [{"format": "bootseer lease", "version": 1, "who": "a",
                                  "token": "b", "until_ns": 3}], run_document),
     documents("catalog", lambda: [key.to_document(parts()), {"mount_s": 3, "unpack_s": 5.5}],
               run_catalog, (Corrupt, NotFound)),

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from bootseer.env.snapshot import key_lease, repository
+from bootseer.env.snapshot import repository
 from bootseer.env.snapshot.manifest import is_key
 from bootseer.env.snapshot.repository import ListedSnapshot
 from bootseer.errors import Conflict, Corrupt, NotFound, UnknownVersion
 from bootseer.image.library import catalog as images
+from bootseer.store import key_lease
 from bootseer.store.api.base import ObjectInfo, Store
 from bootseer.units import NS_PER_S, format_size
 
@@ -172,7 +173,7 @@ class _Collector:
 
     async def _leftovers(self, key: str, capture: str) -> None:
         """Remove captures of a snapshot that its manifest does not name."""
-        held = await key_lease.read_claim(self._store, key)
+        held = await key_lease.read_claim(self._store, repository.lease_folder(key))
         if held is not None and self._now_ns < held.until_ns:
             return
         for info in await self._store.list(repository.folder_of(key)):
@@ -194,7 +195,7 @@ class _Collector:
             key = folder.name.rpartition("/")[2]
             if not is_key(key):
                 continue
-            held = await key_lease.read_claim(self._store, key)
+            held = await key_lease.read_claim(self._store, repository.lease_folder(key))
             if held is None or self._now_ns - held.until_ns < _CLAIM_NS:
                 continue
             for info in await self._store.list(folder.name):

@@ -24,8 +24,7 @@ from bootseer.env.server.progress import keep_client_waiting
 from bootseer.env.server.restorer import Restorer
 from bootseer.env.server.run_request import RunRequest, read_request
 from bootseer.env.server.session_context import SessionContext
-from bootseer.env.snapshot import key_lease, repository
-from bootseer.env.snapshot.key_lease import KeyLease
+from bootseer.env.snapshot import repository
 from bootseer.errors import (
     BootseerError,
     Closed,
@@ -34,6 +33,8 @@ from bootseer.errors import (
     Unavailable,
     UnknownVersion,
 )
+from bootseer.store import key_lease
+from bootseer.store.key_lease import KeyLease
 
 _POLL_S = 0.5
 
@@ -131,7 +132,8 @@ class _Session:
         if isinstance(held, FoundSnapshot):
             await self._restore(held)
             return
-        async with key_lease.kept(self.context.store, self.request.key, held, self.nursery):
+        lease = repository.lease_folder(self.request.key)
+        async with key_lease.kept(self.context.store, lease, held, self.nursery):
             found = await self.lookup.find_newer(before)  # by the last holder of the lease
             if found is None:
                 capturer = Capturer(self.connection, self.context, self.request, self.nursery)
@@ -174,6 +176,7 @@ class _Session:
             BootseerError: the store does not say.
         """
         key, owner = self.request.key, f"{self.context.user} on {self.context.node}"
+        lease = repository.lease_folder(key)
         wait_s = self.request.message.wait_s
         async with self.context.stage("env.claim") as report:
             report.detail = f"key {key[:12]}: {owner} captures"
@@ -184,10 +187,10 @@ class _Session:
                 if found is not None:
                     report.detail = f"key {key[:12]}: {found.snapshot.node} has captured it"
                     return found
-                held = await key_lease.try_claim(self.context.store, key, owner)
+                held = await key_lease.try_claim(self.context.store, lease, owner)
                 if held is not None:
                     return held
-                other = await key_lease.read_claim(self.context.store, key)
+                other = await key_lease.read_claim(self.context.store, lease)
                 name = other.who if other is not None else "somebody"
                 if trio.current_time() > deadline:
                     raise Unavailable(f"{name} has not captured it within {wait_s} s")

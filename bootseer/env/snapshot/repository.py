@@ -6,7 +6,7 @@ env/used/KEY                              empty; its time is that of the last us
 env/figures.json                          see `restore_stats`
 env/names/NAME                            a name of a snapshot: its key
 env/last/TARGETS.json                     the key of the last run with these targets
-env/claims/KEY/NNNN.json                  see `lease`
+env/claims/KEY/NNNN.json                  the lease of its capture, see `bootseer.store.key_lease`
 images/IMAGE/…                            its squashfs, an image without a name
 """
 
@@ -77,6 +77,11 @@ def manifest_object(key: str) -> str:
 def folder_of(key: str, capture: str = "") -> str:
     """Return the name of the folder of a snapshot, or of one capture of it."""
     return f"{FOLDER}/{key}/{capture}" if capture else f"{FOLDER}/{key}"
+
+
+def lease_folder(key: str) -> str:
+    """Return the name of the folder of the lease of a snapshot's capture."""
+    return f"env/claims/{key}"
 
 
 async def read_snapshot(store: Store, key: str) -> Snapshot:

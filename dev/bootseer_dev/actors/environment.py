@@ -28,8 +28,8 @@ from bootseer.env.client.messages import Hello
 from bootseer.env.server import session
 from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.session_context import SessionContext
-from bootseer.env.snapshot import key_lease
 from bootseer.errors import Closed
+from bootseer.store import key_lease
 from bootseer.store.local.store import LocalStore
 from bootseer.testing.fault_store import FlakyStore
 

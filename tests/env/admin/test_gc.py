@@ -8,9 +8,10 @@ import pytest
 from trio import to_thread
 
 from bootseer.env.admin.gc import DAY_NS, IN_USE_NS, collect
-from bootseer.env.snapshot import key_lease, repository
+from bootseer.env.snapshot import repository
 from bootseer.errors import NotFound
 from bootseer.image.library import catalog as images
+from bootseer.store import key_lease
 from bootseer.store.api.base import publish
 from bootseer.testing.fault_store import FlakyStore
 from bootseer.units import format_size
@@ -104,7 +105,7 @@ async def test_leftovers_of_captures_go_after_a_day(installed):
         await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/index", b"12345")
     now_ns = time.time_ns()
     assert (await collect(store, DAYS, 0, now_ns, False)).gone == []
-    held = await key_lease.try_claim(store, other, "bob on n2")
+    held = await key_lease.try_claim(store, repository.lease_folder(other), "bob on n2")
     assert held is not None
     later_ns = now_ns + 2 * DAY_NS
     found = await collect(store, DAYS, 0, later_ns, True)
@@ -154,7 +155,7 @@ async def test_claims_go_that_have_run_out_for_long(installed):
     store, now_ns = installed.store, time.time_ns()
     ages_ns = {"1": 3600 * 10**9 - 1, "2": 3600 * 10**9, "3": -1, "4": 10**18}
     for digit, age_ns in ages_ns.items():
-        document = {"format": "bootseer env claim", "version": 1, "who": "bob on n2", "token": ""}
+        document = {"format": "bootseer lease", "version": 1, "who": "bob on n2", "token": ""}
         content = json.dumps({**document, "until_ns": now_ns - age_ns}).encode()
         await publish(store, f"env/claims/{digit * 64}/0001.json", content)
     await publish(store, f"env/claims/{'5' * 64}/0003.json", b"damaged")
@@ -176,7 +177,7 @@ async def test_a_capture_that_goes_on_keeps_what_it_has(installed):
     await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/index", b"12345")
     for path in (installed.root / "env/snapshots").rglob("*"):
         os.utime(path, (0, 0))
-    await key_lease.try_claim(store, key, "bob on n2")
+    await key_lease.try_claim(store, repository.lease_folder(key), "bob on n2")
     assert (await collect(store, DAYS, 0, time.time_ns(), False)).gone == []
 
 

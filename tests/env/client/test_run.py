@@ -321,7 +321,7 @@ from contextlib import asynccontextmanager
 sys.path[:0] = sys.argv[2:]
 from bootseer import config
 from bootseer.env.server import standalone
-from bootseer.env.snapshot import key_lease
+from bootseer.store import key_lease
 load = config.load
 config.load = lambda: load({config!r})
 key_lease.LASTS_S = 1.5

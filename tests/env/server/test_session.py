@@ -12,10 +12,11 @@ import trio
 from bootseer.core.event import FALLBACK
 from bootseer.env.client.key import key_of
 from bootseer.env.client.scan import tree_digest
-from bootseer.env.snapshot import key_lease, repository
+from bootseer.env.snapshot import repository
 from bootseer.env.snapshot.restore_stats import RestoreStats
 from bootseer.errors import Corrupt, Denied, NoSpace, Unavailable
 from bootseer.image.library import catalog as images
+from bootseer.store import key_lease
 from bootseer.store.api.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import FlakyStore, HangingStore, ReadOnlyStore
@@ -542,7 +543,9 @@ async def hold(lab, target, script):
     parts = await repository.read_run(lab.store, [str(target)])
     lab.counts.unlink()
     await emptied(target)
-    assert await key_lease.try_claim(lab.store, key_of(parts), "other on elsewhere")
+    assert await key_lease.try_claim(
+        lab.store, repository.lease_folder(key_of(parts)), "other on elsewhere"
+    )
 
 
 async def test_who_waits_too_long_goes_on_alone(lab, target):
@@ -554,7 +557,7 @@ async def test_who_waits_too_long_goes_on_alone(lab, target):
 
 
 async def test_a_claim_whose_holder_is_gone_runs_out(lab, target, monkeypatch):
-    monkeypatch.setattr("bootseer.env.snapshot.key_lease.LASTS_S", 0.4)
+    monkeypatch.setattr("bootseer.store.key_lease.LASTS_S", 0.4)
     await hold(lab, target, MAKE.format(target))
     watched = FlakyStore(lab.store, lambda *_: False)
     done = await lab.run(MAKE.format(target), target, context=lab.context(watched))
@@ -575,7 +578,7 @@ async def test_who_waits_for_long_is_not_taken_for_gone(lab, target, monkeypatch
     """Neither for another who captures, nor for what is stored."""
     monkeypatch.setattr("bootseer.env.client.connection._SILENCE_S", 0.5)
     monkeypatch.setattr("bootseer.env.server.progress._SILENCE_S", 0.1)
-    monkeypatch.setattr("bootseer.env.snapshot.key_lease.LASTS_S", 1.2)
+    monkeypatch.setattr("bootseer.store.key_lease.LASTS_S", 1.2)
     await hold(lab, target, MAKE.format(target))
     slow = Late(lab.store, 1.0)
     done = await lab.run(MAKE.format(target), target, context=lab.context(slow))
@@ -602,7 +605,7 @@ async def test_of_two_who_capture_the_first_to_publish_wins(lab, target, monkeyp
     async def everybodys(store, key, who):
         return key_lease.KeyLease(1, who, "", 0)
 
-    monkeypatch.setattr("bootseer.env.snapshot.key_lease.try_claim", everybodys)
+    monkeypatch.setattr("bootseer.store.key_lease.try_claim", everybodys)
     script = f"sleep 0.4; echo $$ > {target}/mine; sleep 0.4"
     done = await several(lab, script, [target] * 2)
     assert [ran.status for ran in done] == [0, 0]

@@ -1,4 +1,4 @@
-"""Of all who miss a snapshot one makes it, and one who has died does not hold up the others."""
+"""Of all who miss something one makes it, and one who has died does not hold up the others."""
 
 import json
 import time
@@ -10,15 +10,14 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.env.snapshot import key_lease
 from bootseer.errors import NotFound, Transient
+from bootseer.store import key_lease
 from bootseer.store.api.base import publish, read_all
 from bootseer.store.local.store import LocalStore
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import FlakyStore
 
-KEY = "ab" * 32
-FOLDER = f"env/claims/{KEY}"
+FOLDER = "env/claims/" + "ab" * 32
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -31,7 +30,7 @@ async def claims(store, count):
     found = []
 
     async def one(number):
-        mine = await key_lease.try_claim(store, KEY, f"user {number}")
+        mine = await key_lease.try_claim(store, FOLDER, f"user {number}")
         if mine is not None:
             found.append(mine)
 
@@ -48,7 +47,7 @@ async def numbers(store):
 async def test_of_all_who_try_at_once_one_gets_it(store):
     (mine,) = await claims(store, 20)
     assert mine.number == 1
-    found = await key_lease.read_claim(store, KEY)
+    found = await key_lease.read_claim(store, FOLDER)
     assert (found.who, found.token, found.is_live) == (mine.who, mine.token, True)
     assert await claims(store, 5) == []
 
@@ -64,7 +63,7 @@ async def test_one_that_has_run_out_is_taken_over_once(store, monkeypatch):
 
 async def test_another_key_is_another_claim(store):
     await claims(store, 1)
-    assert await key_lease.try_claim(store, "cd" * 32, "user") is not None
+    assert await key_lease.try_claim(store, "env/claims/other", "user") is not None
 
 
 DAMAGE = {
@@ -72,12 +71,12 @@ DAMAGE = {
     "no JSON": b"{",
     "a list": b"[]",
     "another format": b'{"format": "x", "version": 1}',
-    "another version": b'{"format": "bootseer env claim", "version": 2}',
-    "no time": b'{"format": "bootseer env claim", "version": 1, "who": "", "token": ""}',
+    "another version": b'{"format": "bootseer lease", "version": 2}',
+    "no time": b'{"format": "bootseer lease", "version": 1, "who": "", "token": ""}',
     "too long": b" " * 5000,
     "a name of two lines": json.dumps(
         {
-            "format": "bootseer env claim",
+            "format": "bootseer lease",
             "version": 1,
             "who": "a\nb",
             "token": "",
@@ -91,7 +90,7 @@ DAMAGE = {
 async def test_one_that_is_damaged_is_free(damage):
     store = MemoryStore()
     await publish(store, f"{FOLDER}/0007.json", DAMAGE[damage])
-    assert await key_lease.read_claim(store, KEY) == key_lease.KeyLease(7, "", "", 0)
+    assert await key_lease.read_claim(store, FOLDER) == key_lease.KeyLease(7, "", "", 0)
     (mine,) = await claims(store, 5)
     assert mine.number == 8
 
@@ -105,7 +104,7 @@ async def test_one_that_is_let_go_while_it_is_read_is_free():
             raise NotFound("let go")
         return False
 
-    found = await key_lease.read_claim(FlakyStore(inner, is_gone), KEY)
+    found = await key_lease.read_claim(FlakyStore(inner, is_gone), FOLDER)
     assert found == key_lease.KeyLease(1, "", "", 0)
 
 
@@ -127,11 +126,11 @@ async def test_it_is_kept_up_and_let_go(store, nursery, monkeypatch):
     monkeypatch.setattr(key_lease, "_KEEP_S", 0.01)
     monkeypatch.setattr(key_lease, "LASTS_S", 5.0)
     (mine,) = await claims(store, 1)
-    async with key_lease.kept(store, KEY, mine, nursery):
-        first = await key_lease.read_claim(store, KEY)
+    async with key_lease.kept(store, FOLDER, mine, nursery):
+        first = await key_lease.read_claim(store, FOLDER)
         assert first.token == mine.token
         with trio.fail_after(5):
-            while (await key_lease.read_claim(store, KEY)).until_ns == first.until_ns:
+            while (await key_lease.read_claim(store, FOLDER)).until_ns == first.until_ns:
                 await trio.sleep(0.01)
         assert await claims(store, 3) == []
     assert await store.list("env/claims") == []
@@ -143,11 +142,11 @@ async def test_it_is_let_go_however_the_block_ends(store, nursery, how):
     (mine,) = await claims(store, 1)
     if how is ValueError:
         with pytest.raises(ValueError, match="it failed"):
-            async with key_lease.kept(store, KEY, mine, nursery):
+            async with key_lease.kept(store, FOLDER, mine, nursery):
                 raise ValueError("it failed")
     else:
         with trio.move_on_after(0.01):
-            async with key_lease.kept(store, KEY, mine, nursery):
+            async with key_lease.kept(store, FOLDER, mine, nursery):
                 await trio.sleep_forever()
     assert await store.list("env/claims") == []
 
@@ -180,7 +179,7 @@ async def test_what_keeps_it_up_has_arrived_before_it_is_let_go(nursery, monkeyp
         await trio.testing.wait_all_tasks_blocked()
         slow.goes_on.set()
 
-    async with key_lease.kept(slow, KEY, mine, nursery):
+    async with key_lease.kept(slow, FOLDER, mine, nursery):
         await slow.begun.wait()
         monkeypatch.setattr(key_lease, "_KEEP_S", 60.0)
         nursery.start_soon(go_on)
@@ -192,7 +191,7 @@ async def test_it_is_kept_up_now_and_then(autojump_clock, nursery):
     """Often enough that one or two may be late."""
     watched = FlakyStore(MemoryStore(), lambda *_: False)
     (mine,) = await claims(watched, 1)
-    async with key_lease.kept(watched, KEY, mine, nursery):
+    async with key_lease.kept(watched, FOLDER, mine, nursery):
         await trio.sleep(key_lease.LASTS_S + 1)
     commits = [operation for operation, _ in watched.calls].count("commit")
     assert 3 <= commits <= 10
@@ -202,10 +201,10 @@ async def test_one_that_was_taken_over_is_left_to_who_has_it_now(nursery, monkey
     store = MemoryStore()
     monkeypatch.setattr(key_lease, "LASTS_S", -1.0)
     (slow,) = await claims(store, 1)
-    async with key_lease.kept(store, KEY, slow, nursery):
+    async with key_lease.kept(store, FOLDER, slow, nursery):
         monkeypatch.setattr(key_lease, "LASTS_S", 60.0)
         (mine,) = await claims(store, 1)
-    found = await key_lease.read_claim(store, KEY)
+    found = await key_lease.read_claim(store, FOLDER)
     assert found.token == mine.token
     assert found.is_live
 
@@ -215,23 +214,23 @@ async def test_a_store_that_fails_in_passing_does_not_end_it(nursery, monkeypatc
     inner = MemoryStore()
     (mine,) = await claims(inner, 1)
     failing = FlakyStore(inner, lambda *_: True)
-    async with key_lease.kept(failing, KEY, mine, nursery):
+    async with key_lease.kept(failing, FOLDER, mine, nursery):
         with trio.fail_after(5):
             while len(failing.calls) < 3:
                 await trio.sleep(0.01)
-    assert (await key_lease.read_claim(inner, KEY)).token == mine.token  # until it runs out
+    assert (await key_lease.read_claim(inner, FOLDER)).token == mine.token  # until it runs out
     with pytest.raises(Transient):
-        await key_lease.try_claim(failing, KEY, "user")
+        await key_lease.try_claim(failing, FOLDER, "user")
 
 
 async def test_a_claim_says_who_has_it_and_until_when():
     store = MemoryStore()
     before = time.time_ns()
-    await key_lease.try_claim(store, KEY, "user on node")
+    await key_lease.try_claim(store, FOLDER, "user on node")
     document = json.loads(await read_all(store, f"{FOLDER}/0001.json", 4096))
     assert document.pop("until_ns") - before >= key_lease.LASTS_S * 10**9
     assert len(document.pop("token")) == 16
-    assert document == {"format": "bootseer env claim", "version": 1, "who": "user on node"}
+    assert document == {"format": "bootseer lease", "version": 1, "who": "user on node"}
 
 
 @given(st.lists(st.sampled_from(["try", "let go", "run out", "damage"]), max_size=30))
@@ -250,7 +249,7 @@ def test_never_more_than_one_has_it(steps):
                 if step == "let go":
                     async with (
                         trio.open_nursery() as nursery,
-                        key_lease.kept(store, KEY, mine, nursery),
+                        key_lease.kept(store, FOLDER, mine, nursery),
                     ):
                         pass
                 elif step == "damage":

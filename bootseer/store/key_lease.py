@@ -1,9 +1,9 @@
-"""The lease of a key: of all nodes that lack a snapshot, one captures it.
+"""A lease in a store: of all nodes that lack something, one makes it.
 
-env/claims/KEY/NNNN.json names the holder and the time at which the lease ends. A node that finds
-none creates it, and then renews it. After a lease that has run out, a node creates the next number;
-of several nodes, one succeeds. In a store that cannot tell, two may hold it: then both capture, and
-the first manifest counts. A lease saves work, and nothing else depends on it.
+FOLDER/NNNN.json names the holder and the time at which the lease ends. A node that finds none
+creates it, and then renews it. After a lease that has run out, a node creates the next number; of
+several nodes, one succeeds. In a store that cannot tell, two may hold it: then both do the work. A
+lease saves work, and nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LASTS_S = 60.0
 """Without being kept up; clocks of nodes may differ by less."""
 _KEEP_S = 15.0
 _LET_GO_S = 5.0
-_FORMAT = "bootseer env claim"
+_FORMAT = "bootseer lease"
 _MAX_BYTES = 4096
 
 
@@ -36,7 +36,7 @@ class KeyLease:
     """A lease as it is stored.
 
     Attributes:
-        number: its number among the leases of this key.
+        number: its number among the leases in this folder.
         who: name of the holder, for the user.
         token: unique to this lease.
         until_ns: its end, nanoseconds since 1970.
@@ -52,16 +52,16 @@ class KeyLease:
         return time.time_ns() < self.until_ns
 
 
-async def read_claim(store: Store, key: str) -> KeyLease | None:
-    """Return the latest lease of a key, None without one."""
+async def read_claim(store: Store, folder: str) -> KeyLease | None:
+    """Return the latest lease in a folder, None without one."""
     numbers = []
-    for info in await store.list(f"env/claims/{key}"):
+    for info in await store.list(folder):
         number = info.name.rpartition("/")[2].removesuffix(".json")
         if number.isdecimal():
             numbers.append(int(number))
     if not numbers:
         return None
-    name = _object(key, max(numbers))
+    name = lease_object(folder, max(numbers))
     try:
         fields = open_document(await read_all(store, name, _MAX_BYTES), name, _FORMAT, VERSION)
         return KeyLease(
@@ -74,21 +74,21 @@ async def read_claim(store: Store, key: str) -> KeyLease | None:
         return KeyLease(max(numbers), "", "", 0)
 
 
-async def try_claim(store: Store, key: str, who: str) -> KeyLease | None:
-    """Get the lease of a key; None if another holds it.
+async def try_claim(store: Store, folder: str, who: str) -> KeyLease | None:
+    """Get the lease; None if another holds it.
 
     Args:
-        store: for the snapshot.
-        key: of the snapshot.
+        store: where the lease is.
+        folder: of this lease alone.
         who: name of the holder, for the user.
     """
-    before = await read_claim(store, key)
+    before = await read_claim(store, folder)
     if before is not None and before.is_live:
         return None
     number = before.number + 1 if before is not None else 1
     mine = KeyLease(number, who, secrets.token_hex(8), _until())
     try:
-        await publish(store, _object(key, number), _encoded(mine), overwrite=False)
+        await publish(store, lease_object(folder, number), _encoded(mine), overwrite=False)
     except Conflict:
         return None
     return mine
@@ -96,12 +96,12 @@ async def try_claim(store: Store, key: str, who: str) -> KeyLease | None:
 
 @asynccontextmanager
 async def kept(
-    store: Store, key: str, claim: KeyLease, nursery: trio.Nursery
+    store: Store, folder: str, claim: KeyLease, nursery: trio.Nursery
 ) -> AsyncIterator[None]:
     """Renew a lease for the length of a block; then it is given up.
 
     Args:
-        store, key, claim: result of `try_claim`, and its arguments.
+        store, folder, claim: result of `try_claim`, and its arguments.
         nursery: for the task that renews it.
     """
     scope, ended = trio.CancelScope(), trio.Event()
@@ -113,7 +113,7 @@ async def kept(
                     await trio.sleep(_KEEP_S)
                     # After a cancellation it could arrive when the lease is given up already.
                     with trio.move_on_after(_LET_GO_S, shield=True), suppress(BootseerError):
-                        await publish(store, _object(key, claim.number), _encoded(claim))
+                        await publish(store, lease_object(folder, claim.number), _encoded(claim))
         finally:
             ended.set()
 
@@ -124,12 +124,13 @@ async def kept(
         scope.cancel()
         with trio.move_on_after(_LET_GO_S, shield=True), suppress(BootseerError):
             await ended.wait()
-            await store.delete(_object(key, claim.number))
-            await store.delete(f"env/claims/{key}")
+            await store.delete(lease_object(folder, claim.number))
+            await store.delete(folder)
 
 
-def _object(key: str, number: int) -> str:
-    return f"env/claims/{key}/{number:04}.json"
+def lease_object(folder: str, number: int) -> str:
+    """Return the name of a lease's object."""
+    return f"{folder}/{number:04}.json"
 
 
 def _until() -> int:

@@ -28,6 +28,10 @@ class NotFound(BootseerError):
     exit_code = 3
 
 
+class UnknownImage(NotFound):
+    """The store has no image of this name."""
+
+
 class Corrupt(BootseerError):
     """The object exists and its content is not what its checks promise."""
 

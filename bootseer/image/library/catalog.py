@@ -23,7 +23,7 @@ from bootseer.core import image_manifest
 from bootseer.core.fields import open_document
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.reference import SCHEME, reference
-from bootseer.errors import BootseerError, ConfigError, Corrupt, Denied, NotFound
+from bootseer.errors import BootseerError, ConfigError, Corrupt, Denied, NotFound, UnknownImage
 from bootseer.store.api.base import Store, publish, read_all
 from bootseer.units import NS_PER_S
 
@@ -122,7 +122,7 @@ async def resolve(store: Store, reference: str) -> str:
         reference: its name, or the digest itself; ``bootseer://`` may stand before it.
 
     Raises:
-        NotFound: no image has that name.
+        UnknownImage: no image has that name.
         ConfigError: it cannot be a name.
     """
     name = reference.removeprefix(SCHEME)
@@ -131,7 +131,7 @@ async def resolve(store: Store, reference: str) -> str:
     try:
         data = await read_all(store, name_object(name), _MAX_BYTES)
     except NotFound as error:
-        raise NotFound(
+        raise UnknownImage(
             f"there is no image {name!a} in {store.url}: see `bootseer image ls`, or import it "
             f"with `bootseer image import PATH --name {name}`"
         ) from error

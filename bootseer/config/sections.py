@@ -145,7 +145,17 @@ class ImageSettings(Section):
         False,
         "Pyxis uses bootseer-importer: the prolog starts to serve the image that it will request",
     )
-    keep_imports = Setting(True, "store the images that bootseer-importer had to import")
+    keep_imports = Setting(
+        True,
+        "store the images that bootseer-importer had to import, also for other nodes",
+    )
+    import_wait_s = Setting(
+        900.0,
+        "longest that a node waits for the image that another node of its step imports; 0: not at "
+        "all",
+        0,
+        86400,
+    )
     pin = Setting(
         False, "refuse a name that leads to another image than in the last run of the job"
     )

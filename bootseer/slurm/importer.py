@@ -1,5 +1,8 @@
 """Get a container's image for Pyxis: served by the job's agent, or else imported by Enroot.
 
+If the store has no such image, the step's first node imports it and announces that. The others wait
+until it is in the store, and have it served.
+
 Pyxis runs ``bootseer-importer get URI`` as the job's user in the first task of a step on each node,
 takes the first line of its output for the path of a squashfs, and runs ``release`` once or twice
 when the container is not needed any more. Until then the path is good: a served image is there
@@ -14,14 +17,27 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from bootseer import config as settings
-from bootseer.agent.messages.control import Done, ImagePath, KeepImport, Kept, ServeImage, TellEvent
+from bootseer.agent.messages.control import (
+    AgentStatus,
+    AnnounceImport,
+    AwaitImport,
+    Done,
+    GetStatus,
+    ImagePath,
+    ImportAwaited,
+    KeepImport,
+    Kept,
+    ServeImage,
+    TellEvent,
+)
 from bootseer.agent.node import control_client
 from bootseer.agent.node.job import JobFolder
-from bootseer.core.reference import SCHEME, reference
-from bootseer.errors import BootseerError, ConfigError, NotFound, Unavailable
+from bootseer.core.reference import DOCKER, SCHEME, reference
+from bootseer.errors import BootseerError, ConfigError, NotFound, Unavailable, UnknownImage
+from bootseer.slurm.nodelist import expand
 from bootseer.slurm.options import is_uri
 
 SERVE_S = 60.0
@@ -34,7 +50,7 @@ _FILE = "image.sqsh"
 _PARENTS = ("/var/tmp", "/tmp")
 _RANDOM_BYTES = 8
 _MAGIC = b"hsqs"
-_SCHEMES = (SCHEME, "docker://", "dockerd://", "podman://")
+_SCHEMES = (SCHEME, DOCKER, "dockerd://", "podman://")
 _USAGE = "usage: bootseer-importer get URI | bootseer-importer release"
 
 
@@ -73,19 +89,23 @@ def get(uri: str, environ: Mapping[str, str]) -> str:
         raise ConfigError(f"{uri[:80]!a}: an image is one of {', '.join(_SCHEMES)}")
     began_ns = time.time_ns()
     socket = ""
-    try:
-        socket = _socket(environ)
-        path = _served(socket, name)
-        _tell_served(socket, name, began_ns)
-        return path
-    except BootseerError as error:
-        if name.startswith(SCHEME):
-            raise
-        why = error
-    _say(f"{name} is imported: {why}")
-    path = _import(uri, environ)
-    if socket:
-        _tell(socket, name, path, began_ns, str(why))
+    with ExitStack() as announced:
+        try:
+            socket = _socket(environ)
+            try:
+                return _served(socket, name, began_ns)
+            except UnknownImage:
+                if not _has_come(socket, name, environ, announced):
+                    raise
+            return _served(socket, name, began_ns)
+        except BootseerError as error:
+            if name.startswith(SCHEME):
+                raise
+            why = str(error)
+        _say(f"{name} is imported: {why}")
+        path = _import(uri, environ)
+        if socket:
+            _tell(socket, name, path, began_ns, why)
     return path
 
 
@@ -128,10 +148,11 @@ def _socket(environ: Mapping[str, str]) -> str:
     return told
 
 
-def _served(socket: str, name: str) -> str:
-    """Have the agent serve an image.
+def _served(socket: str, name: str, began_ns: int) -> str:
+    """Have the agent serve an image, and note how long the container has waited for it.
 
     Raises:
+        UnknownImage: the store has no such image.
         BootseerError: it does not, or not so that this step can read it.
     """
     answer = control_client.ask(socket, ServeImage(name), ImagePath, SERVE_S)
@@ -144,7 +165,33 @@ def _served(socket: str, name: str) -> str:
         raise Unavailable(f"it is served at {path} but cannot be read: {error}") from error
     if found != _MAGIC:
         raise Unavailable(f"the image served at {path} is not a squashfs")
+    with suppress(BootseerError):
+        control_client.tell(socket, TellEvent("image.get", began_ns, time.time_ns(), detail=name))
     return path
+
+
+def _has_come(socket: str, name: str, environ: Mapping[str, str], announced: ExitStack) -> bool:
+    """Wait until another node of the step has imported an image; returns whether one has.
+
+    The step's first node announces its import instead, until ``announced`` ends.
+
+    Raises:
+        BootseerError: another node was to import it, and has not; or the agent does not answer.
+    """
+    # Not SLURM_NODEID: srun passes on the batch script's, until a task has its own.
+    nodes = expand(environ.get("SLURM_STEP_NODELIST", ""))
+    if len(nodes) < 2 or not name.startswith(DOCKER):
+        return False
+    node = control_client.ask(socket, GetStatus(), AgentStatus, _TELL_S).job.get("node")
+    if node == nodes[0]:
+        announced.enter_context(control_client.begin(socket, AnnounceImport(name)))
+    if node not in nodes[1:]:
+        return False
+    wait_s = settings.load().image.import_wait_s + SERVE_S
+    awaited = control_client.ask(socket, AwaitImport(name), ImportAwaited, wait_s)
+    if not awaited.stored:
+        raise Unavailable(awaited.detail)
+    return True
 
 
 def _import(uri: str, environ: Mapping[str, str]) -> str:
@@ -294,12 +341,6 @@ def _prefix(environ: Mapping[str, str]) -> str:
 
 def _node_prefix() -> str:
     return f"bootseer-import-{os.getuid()}-{os.uname().nodename}-"
-
-
-def _tell_served(socket: str, name: str, began_ns: int) -> None:
-    """Have the agent note how long the container waited until its image could be read."""
-    with suppress(BootseerError):
-        control_client.tell(socket, TellEvent("image.get", began_ns, time.time_ns(), detail=name))
 
 
 def _tell(socket: str, name: str, path: str, began_ns: int, why: str) -> None:

@@ -13,7 +13,8 @@ from bootseer.units import NS_PER_S
 _BESIDE = {
     *("batch", "interactive", "step"),
     *("agent.ready", "plan.read", "hotset.read", "image.identify", "image.prefetch", "image.copy"),
-    *("image.record", "image.serve", "image.pack", "image.pack.write", "image.keep"),
+    *("image.record", "image.serve", "image.pack", "image.pack.write"),
+    *("image.announce", "image.keep"),
     *("checkpoint.plan", "checkpoint.prefetch"),
 }
 """Stages that the job does not wait for, or that last as long as a step whatever it waits for."""

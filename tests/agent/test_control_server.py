@@ -26,7 +26,16 @@ from bootseer.agent.messages.control import (
 )
 from bootseer.agent.node import control_client, control_socket, log
 from bootseer.agent.supervisor import containment, control_server
-from bootseer.errors import Closed, ConfigError, Corrupt, Denied, NoSpace, NotFound, Unavailable
+from bootseer.errors import (
+    Closed,
+    ConfigError,
+    Corrupt,
+    Denied,
+    NoSpace,
+    NotFound,
+    Unavailable,
+    UnknownImage,
+)
 
 pytestmark = [pytest.mark.root]
 
@@ -259,7 +268,8 @@ def test_a_full_queue_is_waited_for_until_the_deadline(path):
         (Corrupt("x is not a number"), Corrupt),
         (Denied("only root"), Denied),
         (NoSpace("full"), Unavailable),
-        (NotFound("no such image"), Unavailable),  # who asks takes NotFound for an agent's absence
+        (NotFound("no such key"), Unavailable),  # who asks takes NotFound for an agent's absence
+        (UnknownImage("no such image"), UnknownImage),
     ],
 )
 async def test_the_client_gets_the_error_of_a_wrong_request(path, nursery, raised, told):

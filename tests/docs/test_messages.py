@@ -30,8 +30,10 @@ PYTHON_FILES = [
     *(ROOT / f"bootseer/store/local/{name}.py" for name in ("access", "errors", "owner_rules")),
     *(ROOT / f"bootseer/store/{name}.py" for name in ("from_settings", "from_url", "outages")),
     ROOT / "bootseer/agent/messages/control.py",
+    ROOT / "bootseer/agent/supervisor/images/import_waits.py",
     ROOT / "bootseer/cli/send_mark.py",
     ROOT / "bootseer/image/identity.py",
+    ROOT / "bootseer/image/library/import_lease.py",
 ]
 SAID = ROOT / "bootseer/cli/plugin.py"
 """Of the command's file only what it prints: the rest is its help."""

@@ -131,11 +131,12 @@ FROM_WORKER = (
         worker.BorrowBlocks("d" * 64, "0f" * 32),
         worker.ImageServed("d", "c", 9, RANGES, True, False),
     ),
-    *(worker.ImageMissing(), worker.ImageCopied(), worker.ImageRecorded(TOUCHES)),
+    *(worker.ImageMissing(True), worker.ImageCopied(), worker.ImageRecorded(TOUCHES)),
     *(worker.ImageReported(Speed(1, 2, 3), Speed()), worker.CheckpointServed()),
     *(worker.CheckpointReads(FILES), worker.CheckpointEnded(), worker.MountSnapshot("k", True)),
     *(
         worker.ImportOpened(),
+        worker.ImportWatched("n1 has failed"),
         worker.EventsWanted(),
         worker.StoreAway("refused"),
         worker.Published(True, "there", [1]),
@@ -154,12 +155,14 @@ TO_WORKER = (
         worker.SnapshotMounted(""),
         worker.UploadImport("docker://x", "/x"),
     ),
+    *(worker.LeaseImport("docker://x"), worker.CancelImport(), worker.WatchImport("docker://x")),
     worker.PublishRecording("cold", [RECORDED], FILES, [AHEAD]),
     worker.PublishEvents({"run": "c.7"}, [{}, {"events": []}]),
 )
 REQUESTED = (
     *(control.GetStatus(), control.TellEvent("mark.x", 1, 2), control.WaitReady(1.5)),
     *(control.Finish(2.0), control.RunEnvironment(), control.ServeImage("bootseer://x")),
+    *(control.AnnounceImport("docker://x"), control.AwaitImport("docker://x")),
     control.KeepImport("docker://x", "/x"),
     control.UseImage("/x"),
 )

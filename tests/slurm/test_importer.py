@@ -141,25 +141,150 @@ def test_more_than_a_job_may_have_are_refused(lab, shared):
     assert "this job uses 8 already" in job.stderr
 
 
-def test_what_the_store_does_not_have_is_imported_and_kept_for_the_next_job(lab, shared):
-    is_kept = f"{site.bootseer()} image show '{NAME}' >/dev/null 2>&1"
-    wait = f"until {is_kept}; do sleep 0.1; done"
-    job = lab.srun("--bootseer=new", command=f"{get(lab, NAME)}\n{wait}")
-    imported = [line.split() for line in job.stdout.splitlines()]
-    for path, _, left in imported:
-        assert re.fullmatch(IMPORTED, path) and left == "gone"
-    assert len(enroot_calls(shared)) == 2
-    assert "image.import" in lab.fallbacks(job)
-    stages = lab.stages(job, "n1")
-    assert "there is no image" in stages["image.import"]["detail"]
-    # One node has put it there, with a squashfs of its own.
-    kept = [lab.stages(job, node).get("image.keep") for node in lab.cluster.node_names]
-    assert [stage["status"] for stage in kept if stage] == ["ok"]
+def test_what_the_store_does_not_have_is_imported_by_one_node_for_all(lab, shared):
+    job = lab.srun("--bootseer=new", command=get(lab, NAME))
+    (where, own, left), (served, same, stays) = imported_first(job)
+    assert re.fullmatch(IMPORTED, where) and "-n1-" in where and left == "gone"
+    assert (
+        re.fullmatch(rf"{RUN_DIR}/{job.job_id}/image-\d/image\.sqsh", served) and stays == "there"
+    )
+    assert own == same and len(enroot_calls(shared)) == 1
+    first, other = lab.stages(job, "n1"), lab.stages(job, "n2")
+    assert "there is no image" in first["image.import"]["detail"]
+    assert "alice on n1 imports" in first["image.announce"]["detail"]
+    assert first["image.keep"]["status"] == other["image.wait"]["status"] == "ok"
+    assert "has imported docker://" in other["image.wait"]["detail"]
+    assert other["image.get"]["start_s"] <= other["image.wait"]["start_s"]
+    assert "image.import" not in other and "image.keep" not in other
+    assert list((lab.store() / "image-imports").iterdir()) == []
+    # The next job finds it.
     again = lab.srun("--bootseer=new", command=get(lab, NAME))
-    assert len(enroot_calls(shared)) == 2
-    served = {tuple(line.split()[1:]) for line in again.stdout.splitlines()}
-    assert len(served) == 1 and served <= {(digest, "there") for _, digest, _ in imported}
+    assert len(enroot_calls(shared)) == 1
+    assert {tuple(line.split()[1:]) for line in again.stdout.splitlines()} == {(own, "there")}
     assert lab.fallbacks(again) == set()
+
+
+def imported_first(job):
+    """Return the two lines of a job's nodes: an imported image's before a served one's."""
+    lines = [line.split() for line in job.stdout.splitlines()]
+    assert len(lines) == 2, (job.stdout, job.stderr)
+    return sorted(lines, key=lambda line: line[0].startswith(RUN_DIR))
+
+
+def on(node, script):
+    """Run a script on one node only."""
+    return f'if [ "$SLURMD_NODENAME" = {node} ]; then\n{script}\nfi\n'
+
+
+def enroot_that(shared, does):
+    """Have Enroot do something else on the first node."""
+    instead = f'[ "$SLURMD_NODENAME" = n1 ] && {does}'
+    (shared / "bin/enroot").write_text(ENROOT.replace("echo rubbish", instead))
+
+
+def test_an_import_that_fails_on_the_first_node_is_done_by_the_others(lab, shared):
+    enroot_that(shared, "sleep 4 && exit 1")
+    job = lab.srun(
+        "--bootseer=fails", "--no-kill", "--kill-on-bad-exit=0", command=get(lab, NAME), check=False
+    )
+    (line,) = job.stdout.splitlines()
+    assert re.fullmatch(rf"{IMPORTED} \w+ gone", line) and "-n2-" in line
+    waited = lab.stages(job, "n2")["image.wait"]
+    assert waited["status"] == "fallback"
+    assert "alice on n1 has not added it to the store" in waited["detail"]
+    assert 1 < waited["end_s"] - waited["start_s"] < 30
+    assert list((lab.store() / "image-imports").iterdir()) == []
+
+
+def test_a_first_node_that_is_not_among_the_importers_costs_a_few_seconds(lab, shared):
+    """As one whose agent is of an older version, or has died."""
+    job = lab.srun("--bootseer=alone", command=on("n2", get(lab, NAME)))
+    assert re.fullmatch(rf"{IMPORTED} \w+ gone\n", job.stdout)
+    waited = lab.stages(job, "n2")["image.wait"]
+    assert "no other node has announced" in waited["detail"]
+    assert 5 < waited["end_s"] - waited["start_s"] < 30
+    assert len(enroot_calls(shared)) == 1
+
+
+@pytest.fixture
+def short_wait(lab):
+    """A limit that a slow import exceeds."""
+    config = lab.cluster.etc_bootseer / "bootseer.toml"
+    before = config.read_text()
+    config.write_text(before.replace("[image]\n", "[image]\nimport_wait_s = 5\n"))
+    yield
+    config.write_text(before)
+
+
+def test_an_import_that_takes_too_long_is_done_by_the_others_too(lab, shared, short_wait):
+    enroot_that(shared, "sleep 15")
+    job = lab.srun("--bootseer=slow", command=get(lab, NAME))
+    lines = job.stdout.splitlines()
+    assert len(lines) == 2 and all(re.fullmatch(rf"{IMPORTED} \w+ gone", line) for line in lines)
+    assert len(enroot_calls(shared)) == 2
+    waited = lab.stages(job, "n2")["image.wait"]
+    assert "waited the longest time allowed, 5 s" in waited["detail"]
+
+
+def printed(shared, job):
+    """Return what `get` has printed in the steps of a batch job; the file has their stderr too."""
+    lines = (shared / f"{job}.out").read_text().splitlines()
+    return [line.split() for line in lines if line.startswith("/")]
+
+
+def test_steps_of_a_batch_script_have_images_of_their_own(lab, shared):
+    """Each is imported by one node; the script has the variables of the first node's task."""
+    other = NAME.replace("pytorch", "other")
+    steps = [f"/usr/bin/srun --ntasks-per-node=1 /shared/{n}.sh\n" for n in ("one", "two", "three")]
+    for name, uri in (("one", NAME), ("two", other), ("three", NAME)):
+        (shared / f"{name}.sh").write_text(f"#!/bin/sh\n{get(lab, uri)}")
+        (shared / f"{name}.sh").chmod(0o755)
+    job = lab.sbatch("#!/bin/sh\n" + "".join(steps), "-N2", "--bootseer=steps")
+    assert lab.cluster.wait_for_job(job) == "COMPLETED"
+    lines = printed(shared, job)
+    assert len(lines) == 6 and len({digest for _, digest, _ in lines}) == 2
+    assert sorted(call.split()[-1] for call in enroot_calls(shared)) == sorted([NAME, other])
+    assert [left for _, _, left in lines].count("there") == 4
+    lab.assert_clean()
+
+
+@pytest.fixture
+def job_environ(lab):
+    """A plugin that writes down the environment that Pyxis gives its importer."""
+    source = Path(__file__).with_name("job_environ.c")
+    plugin = lab.cluster.state_dir / "job_environ.so"
+    lab.cluster.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)])
+    line = lab.cluster.etc_slurm / "plugstack.conf.d/job_environ.conf"
+    line.write_text(f"optional {plugin}\n")
+    yield lambda node: (lab.cluster.shared / f"environ-{node}").read_text().splitlines()
+    line.unlink()
+
+
+def test_pyxis_knows_the_nodes_of_the_step(lab, job_environ):
+    job = lab.sbatch("#!/bin/sh\n/usr/bin/srun --ntasks-per-node=1 /bin/true\n", "-N2")
+    assert lab.cluster.wait_for_job(job) == "COMPLETED"
+    for node in range(2):
+        variables = job_environ(node)
+        assert "SLURM_STEP_NODELIST=n[1-2]" in variables and f"SLURM_JOB_ID={job}" in variables
+    # Of the batch script: no good for finding out which node this is.
+    assert "SLURM_NODEID=0" in job_environ(1) and "SLURMD_NODENAME=n1" in job_environ(1)
+
+
+def test_steps_with_different_images_are_served_side_by_side(lab, shared):
+    first = add(lab, OTHER)
+    lab.put_image(TinyImage(files=31))
+    second = add(lab, NAME)
+    steps = []
+    for name, uri in (("one", f"bootseer://{OTHER}"), ("two", NAME)):
+        (shared / f"{name}.sh").write_text(f"#!/bin/sh\n{get(lab, uri)}")
+        (shared / f"{name}.sh").chmod(0o755)
+        steps.append(f"/usr/bin/srun --overlap --ntasks-per-node=1 /shared/{name}.sh &\n")
+    job = lab.sbatch("#!/bin/sh\n" + "".join(steps) + "wait\n", "-N2", "--bootseer=both")
+    assert lab.cluster.wait_for_job(job) == "COMPLETED"
+    lines = printed(shared, job)
+    found = sorted((digest, left) for _, digest, left in lines)
+    assert found == sorted([(sha256(first), "there"), (sha256(second), "there")] * 2)
+    assert enroot_calls(shared) == [] and lab.fallbacks(job) == set()
 
 
 def test_a_job_without_an_agent_imports(lab, shared):

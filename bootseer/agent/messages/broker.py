@@ -18,6 +18,7 @@ class Role(IntEnum):
     RUN_ENVIRONMENT = 1
     PUBLISH = 2
     UPLOAD_IMPORT = 3
+    AWAIT_IMPORT = 4
 
     @property
     def module(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from bootseer.errors import BootseerError, ConfigError, Corrupt, Denied, Unavailable
+from bootseer.errors import BootseerError, ConfigError, Corrupt, Denied, Unavailable, UnknownImage
 from bootseer.ipc.typed_json import Messages
 
 MAX_LINE_BYTES = 256 * 1024
@@ -82,6 +82,27 @@ class UseImage(NamedTuple):
         _check_text(self.path, MAX_PATH_CHARS, f"{name}: path")
 
 
+class AnnounceImport(NamedTuple):
+    """Announce to the job's other nodes that this node imports an image. Answer: `Done`.
+
+    The import has ended when the connection closes; `KeepImport` before that uploads it at once.
+    """
+
+    image: str
+
+    def check(self, name: str) -> None:
+        _check_text(self.image, MAX_URI_CHARS, f"{name}: image")
+
+
+class AwaitImport(NamedTuple):
+    """Wait until another node of the job has imported an image. Answer: `ImportAwaited`."""
+
+    image: str
+
+    def check(self, name: str) -> None:
+        _check_text(self.image, MAX_URI_CHARS, f"{name}: image")
+
+
 class KeepImport(NamedTuple):
     """Upload an imported image to the store from its file. Answer: `Kept`."""
 
@@ -94,7 +115,16 @@ class KeepImport(NamedTuple):
 
 
 Request = (
-    GetStatus | TellEvent | WaitReady | Finish | RunEnvironment | ServeImage | UseImage | KeepImport
+    GetStatus
+    | TellEvent
+    | WaitReady
+    | Finish
+    | RunEnvironment
+    | ServeImage
+    | UseImage
+    | AnnounceImport
+    | AwaitImport
+    | KeepImport
 )
 REQUESTS: Messages[Request] = Messages(
     "request",
@@ -106,6 +136,8 @@ REQUESTS: Messages[Request] = Messages(
         "env": RunEnvironment,
         "serve": ServeImage,
         "image": UseImage,
+        "announce": AnnounceImport,
+        "await": AwaitImport,
         "keep": KeepImport,
     },
 )
@@ -143,6 +175,13 @@ class Kept(NamedTuple):
     kept: bool
 
 
+class ImportAwaited(NamedTuple):
+    """Whether an image that another node imported is in the store, with a line for people."""
+
+    stored: bool
+    detail: str = ""
+
+
 class AgentStatus(NamedTuple):
     """A job on this node, as `bootseer status --json` prints it.
 
@@ -167,7 +206,7 @@ class AgentStatus(NamedTuple):
     errors: int
 
 
-Answer = Done | Readiness | Finished | ImagePath | Kept | AgentStatus
+Answer = Done | Readiness | Finished | ImagePath | Kept | ImportAwaited | AgentStatus
 
 
 class Refusal(NamedTuple):
@@ -187,7 +226,7 @@ class Refusal(NamedTuple):
 
 
 _KINDS: dict[str, type[BootseerError]] = {
-    kind.__name__: kind for kind in (ConfigError, Corrupt, Denied)
+    kind.__name__: kind for kind in (ConfigError, Corrupt, Denied, UnknownImage)
 }
 
 

@@ -13,7 +13,7 @@ from bootseer.agent.node.job import Job
 from bootseer.cache.token import TOKEN_BYTES
 from bootseer.core.access_log import MAX_RANGES as MAX_FILE_RANGES
 from bootseer.core.access_log import AccessedFile
-from bootseer.core.event import Event
+from bootseer.core.event import MAX_DETAIL_CHARS, Event
 from bootseer.core.ranges import ByteRange, check_ranges
 from bootseer.core.speed import Speed
 from bootseer.env.snapshot.manifest import MAX_TARGETS
@@ -165,6 +165,32 @@ class SnapshotMounted(NamedTuple):
     """
 
     why: str
+
+
+class LeaseImport(NamedTuple):
+    """To `upload_import`: announce to the job's other nodes that this node imports an image.
+
+    `UploadImport` or `CancelImport` follows when the import has ended.
+
+    Attributes:
+        image: URI that it is imported from.
+    """
+
+    image: str
+
+
+class CancelImport(NamedTuple):
+    """To `upload_import`: the import has failed; give up the lease, and end."""
+
+
+class WatchImport(NamedTuple):
+    """To `await_import`: wait until another node has imported an image. Answer: `ImportWatched`.
+
+    Attributes:
+        image: URI that it is imported from.
+    """
+
+    image: str
 
 
 class UploadImport(NamedTuple):
@@ -395,7 +421,12 @@ class ImageMissing(NamedTuple):
 
     From `serve_image`: its mount shows an empty folder. From `warm_up`: the file that the job names
     is not there, or closed to its user.
+
+    Attributes:
+        is_new: the store has no such image.
     """
+
+    is_new: bool = False
 
 
 class ImageCopied(NamedTuple):
@@ -448,6 +479,19 @@ class ImportOpened(NamedTuple):
     """From `upload_import`: the file is open, so its name may be removed."""
 
 
+class ImportWatched(NamedTuple):
+    """From `await_import`: the wait has ended.
+
+    Attributes:
+        why: why the image is not in the store; "" if it is.
+    """
+
+    why: str
+
+    def check(self, name: str) -> None:
+        _check_text(self.why, MAX_DETAIL_CHARS, name)
+
+
 class StoreAway(NamedTuple):
     """From `warm_up` and `publish`: the user's store does not answer, and is not asked again."""
 
@@ -488,6 +532,9 @@ ToWorker = (
     | BlocksRefused
     | ServeConnection
     | SnapshotMounted
+    | LeaseImport
+    | CancelImport
+    | WatchImport
     | UploadImport
     | PublishRecording
     | PublishEvents
@@ -515,6 +562,7 @@ FromWorker = (
     | CheckpointEnded
     | MountSnapshot
     | ImportOpened
+    | ImportWatched
     | StoreAway
     | EventsWanted
     | Published

@@ -23,6 +23,15 @@ def tell(path: str, request: Request) -> None:
     """Send a request without waiting for its answer.
 
     Raises:
+        NotFound, Unavailable: as for `begin`.
+    """
+    begin(path, request).close()
+
+
+def begin(path: str, request: Request) -> socket.socket:
+    """Send a request without waiting for its answer; returns the connection, to be closed.
+
+    Raises:
         NotFound: no agent listens there.
         Unavailable: the agent's queue is full.
     """
@@ -30,6 +39,7 @@ def tell(path: str, request: Request) -> None:
         connection.settimeout(0)
         connection.connect(path)
         connection.sendall(REQUESTS.encode(request) + b"\n")
+        return socket.socket(fileno=connection.detach())
 
 
 def ask(path: str, request: Request, answer: type[A], deadline_s: float) -> A:
@@ -43,7 +53,7 @@ def ask(path: str, request: Request, answer: type[A], deadline_s: float) -> A:
 
     Raises:
         NotFound: no agent listens there.
-        ConfigError, Corrupt, Denied: the agent refused this request.
+        ConfigError, Corrupt, Denied, UnknownImage: the agent refused this request.
         Unavailable: no answer in time, or the agent refused for another reason.
     """
     line = _exchange(path, REQUESTS.encode(request), deadline_s)

@@ -113,6 +113,16 @@ async def _converse(
         answered(answer)
 
 
+async def until_closed(connection: socket.socket) -> None:
+    """Wait until a peer has closed its connection, while no more is expected from it.
+
+    Args:
+        connection: from `Peer.connection`.
+    """
+    end = trio.socket.from_stdlib_socket(connection)
+    await LineStream(end, "the client", MAX_LINE_BYTES).closed()
+
+
 def _copy(connection: trio.socket.SocketType) -> socket.socket:
     """Return a copy of a connection as a blocking socket."""
     return socket.socket(fileno=os.dup(connection.fileno()))

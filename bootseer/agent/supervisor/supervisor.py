@@ -20,7 +20,9 @@ from bootseer import config as settings
 from bootseer.agent.messages.broker import FinishJob
 from bootseer.agent.messages.control import (
     AgentStatus,
+    AnnounceImport,
     Answer,
+    AwaitImport,
     Done,
     Finish,
     Finished,
@@ -56,6 +58,7 @@ from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.images.image_mount import ServedImage
 from bootseer.agent.supervisor.images.image_mounts import ServedImages
 from bootseer.agent.supervisor.images.image_record import JobImage
+from bootseer.agent.supervisor.images.import_waits import ImportWaits
 from bootseer.agent.supervisor.images.recording_window import RecordingWindow
 from bootseer.agent.supervisor.images.step_images import StepImages
 from bootseer.agent.supervisor.import_uploads import ImportUploads
@@ -103,6 +106,7 @@ class Supervisor:
         self._served = ServedImages(context)
         self._steps = StepImages(context, self._window)
         self._keeping = ImportUploads(context)
+        self._waits = ImportWaits(context)
         self._environments = EnvironmentOverlays(context, self._served, self._image_digest)
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
@@ -279,6 +283,11 @@ class Supervisor:
                     raise ConfigError(f"{request.path[:100]!a} is not the path of an image file")
                 self._steps.use(request.path, self._nursery)
                 return Done()
+            case AnnounceImport():
+                self._keeping.announce(request.image, peer.connection(), self._nursery)
+                return Done()
+            case AwaitImport():
+                return await self._waits.wait(request.image, peer.connection())
             case KeepImport():
                 kept = await self._keeping.keep(request.image, request.path, self._nursery)
                 return Kept(kept)

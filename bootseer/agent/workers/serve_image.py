@@ -35,7 +35,7 @@ from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.mount.content import TreeContent
 from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
 from bootseer.env.snapshot.repository import read_rows
-from bootseer.errors import BootseerError, Closed, Unavailable
+from bootseer.errors import BootseerError, Closed, Unavailable, UnknownImage
 from bootseer.fuse.fastpath import TreeTable
 from bootseer.fuse.serve_tree import serve_tree
 from bootseer.fuse.serve_view import serve_fd
@@ -82,15 +82,15 @@ class _Served:
 async def run(task: Task) -> None:
     """Serve until the mount is detached, even if the agent dies."""
     async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
-        served = None
+        served, is_new = None, False
         try:
             async with task.stage("image.mount") as report:
                 report.start_ns = task.job.started_ns
                 served = await _open(task, nursery, opened)
                 report.bytes = served.manifest.size_bytes
                 report.detail = f"{format_size(_present_bytes(served))} of it are on this node"
-        except BootseerError:
-            pass  # reported as a fallback, unless the agent has ended
+        except BootseerError as error:  # reported as a fallback, unless the agent has ended
+            is_new = isinstance(error, UnknownImage)
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
             if served is None:
@@ -101,7 +101,7 @@ async def run(task: Task) -> None:
             nursery.cancel_scope.cancel()
 
         await nursery.start(serve)
-        nursery.start_soon(_handle_messages, task, served, nursery)
+        nursery.start_soon(_handle_messages, task, served, nursery, is_new)
 
 
 async def _serve(served: _Served, task_status: trio.TaskStatus[None]) -> None:
@@ -233,11 +233,13 @@ async def _open_cache(
     return manifest, None, None
 
 
-async def _handle_messages(task: Task, served: _Served | None, nursery: trio.Nursery) -> None:
+async def _handle_messages(
+    task: Task, served: _Served | None, nursery: trio.Nursery, is_new: bool
+) -> None:
     """Report the image to the agent, and handle its messages until it has gone."""
     with suppress(Closed):
         if served is None:
-            await task.channel.send(ImageMissing())
+            await task.channel.send(ImageMissing(is_new))
             return
         cached = served.cache.cached
         if not task.job.record_only and served.way is not AccessMode.FILE:

@@ -22,7 +22,7 @@ CACHE = "/var/cache/bootseer"
 SECRET = "the-secret-that-only-root-can-read"
 ROLES = (
     *("warm_up", "serve_image", "serve_checkpoint", "run_environment", "provide_environment"),
-    *("publish", "upload_import", "identify_image", "hot_pack", "mksquashfs"),
+    *("publish", "upload_import", "await_import", "identify_image", "hot_pack", "mksquashfs"),
 )
 """Words of a command line that tell what a process of ours does."""
 _OURS = re.compile(r"bootseer\.(agent|broker|supervisor)|bootseer-(pro|epi)log|^\S*mksquashfs")

@@ -55,6 +55,7 @@ class ServedImage(JobImage):
 
     Attributes:
         served: set once it can be read, or never will be; see `is_served` and `why`.
+        is_new: the store has no such image.
         number, mount: number and path of its mount.
         began_ns: when it was mounted, nanoseconds since the epoch.
         leading: what every start reads of it.
@@ -85,6 +86,7 @@ class ServedImage(JobImage):
         super().__init__(uri, "", 0)
         self.served = trio.Event()
         self.is_served = False
+        self.is_new = False
         self.why = "its server has ended"
         self.mount = mount
         self._broker = broker
@@ -165,6 +167,7 @@ class ServedImage(JobImage):
                     case ImageServed():
                         await self._note_served(message)
                     case ImageMissing():
+                        self.is_new = message.is_new
                         return
                     case ImageRecorded():
                         touched = [touch.range for touch in message.touches]

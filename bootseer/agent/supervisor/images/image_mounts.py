@@ -15,7 +15,7 @@ from bootseer.agent.supervisor.images.recording_window import RecordingWindow
 from bootseer.agent.supervisor.job_context import JobContext
 from bootseer.agent.supervisor.worker_process import start
 from bootseer.core.reference import ENVIRONMENT, reference
-from bootseer.errors import BootseerError, ConfigError, Unavailable
+from bootseer.errors import BootseerError, ConfigError, Unavailable, UnknownImage
 
 MAX_SERVED = 8
 """Served images of a job on a node: each takes a process and descriptors of the agent's."""
@@ -57,6 +57,7 @@ class ServedImages:
 
         Raises:
             ConfigError: ``uri`` is not a URI.
+            UnknownImage: the store has no such image.
             Unavailable: the image cannot be served.
 
         Cancellation: mounting continues, for the next request.
@@ -64,7 +65,7 @@ class ServedImages:
         image = await self.mount(uri, nursery)
         await image.served.wait()
         if not image.is_served:
-            raise Unavailable(image.why)
+            raise UnknownImage(image.why) if image.is_new else Unavailable(image.why)
         return image.file
 
     async def mount(self, uri: str, nursery: trio.Nursery) -> ServedImage:

@@ -1,5 +1,6 @@
 """What a job's process may do to the agent's socket: `python hostile_client.py CASE [SOCKET]`."""
 
+import hashlib
 import json
 import os
 import signal
@@ -85,6 +86,47 @@ def images():
 def hanging_image():
     assert b'"ok"' in ask({"op": "image", "path": "/shared/hanging/image"})
     time.sleep(2)
+
+
+def imports():
+    """Imports that never end, waits for what never comes, and leases that are none."""
+    run = f"{os.environ['SLURM_CLUSTER_NAME']}.{os.environ['SLURM_JOB_ID']}"
+    forged = {}
+    for kind in ("/etc/shadow", "/proc/self/mem", "fifo", "folder", "sparse"):
+        image = f"docker://{len(forged)}"
+        key = hashlib.sha256(f"{run}\n{image}".encode()).hexdigest()
+        lease = os.path.expanduser(f"~/.bootseer/image-imports/{key}/0001.json")
+        os.makedirs(os.path.dirname(lease), mode=0o700)
+        if kind.startswith("/"):
+            os.symlink(kind, lease)
+        elif kind == "sparse":
+            with open(lease, "wb") as file:
+                file.truncate(10 << 40)
+        else:
+            (os.mkfifo if kind == "fifo" else os.mkdir)(lease)
+        forged[image] = connect()
+        forged[image].sendall(json.dumps({"op": "await", "image": image}).encode() + b"\n")
+    held = []
+    for number in range(40):
+        held.append(connect())
+        request = {"op": ("announce", "await")[number % 2], "image": f"docker://x{number}"}
+        held[-1].sendall(json.dumps(request).encode() + b"\n")
+    for op in ("announce", "await"):
+        for image in (
+            "",
+            "x",
+            "/x",
+            "bootseer://x",
+            "docker://\n",
+            "docker://" + "x" * 5000,
+            7,
+            None,
+        ):
+            assert b"error" in ask({"op": op, "image": image}), (op, image)
+    for image, connection in forged.items():
+        connection.settimeout(40)
+        answer = json.loads(connection.recv(65536))
+        assert answer["stored"] is False, (image, answer)
 
 
 def flood():

@@ -641,7 +641,7 @@ def client(case, *arguments):
     return " ".join([sys.executable, str(HERE / "hostile_client.py"), case, *map(str, arguments)])
 
 
-@pytest.mark.parametrize("case", ["garbage", "finish", "forge", "images", "many_events"])
+@pytest.mark.parametrize("case", ["garbage", "finish", "forge", "images", "imports", "many_events"])
 def test_the_job_speaks_to_its_agent(lab, case):
     job = completes(lab, *BOOTSEER, command=client(case))
     stages = lab.stages(job).keys()

@@ -38,6 +38,8 @@ FIELDS = {
     "finish": ["timeout_s"],
     "serve": ["image"],
     "keep": ["image", "path"],
+    "announce": ["image"],
+    "await": ["image"],
     "env": ["op", "targets"],
     "mount": ["key", "folders", "read_only"],
     "cache": ["digest", "store"],

@@ -2,6 +2,8 @@
 
 PYTHON ?= /usr/bin/python3
 ARGS ?=
+# Of test-slurm.
+TESTS ?= tests/slurm
 # Tests of one file share daemons, so one worker runs them all. --pdb needs AT_ONCE=
 AT_ONCE ?= -n 2 --dist loadfile
 # Order of the longer tests; ORDER= runs them in random order, like `make test`.
@@ -20,8 +22,8 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 # Precedes commands that create the venv, which other users read.
 OPEN := umask 022 &&
 
-# Includes folders, whose time changes when files are removed.
-SOURCES := $(shell find bootseer dev c_ext spank prolog epilog importer slurm-conf-examples setup.py \
+# Includes folders, whose time changes when files are removed; not dev/, where pip builds.
+SOURCES := $(shell find bootseer dev/bootseer_dev dev/pyproject.toml c_ext spank prolog epilog importer slurm-conf-examples setup.py \
              -name __pycache__ -prune -o -print)
 C_FILES = $(wildcard c_ext/*.[ch] spank/*.[ch] tests/fuzz/c/*.c)
 # Running time of each fuzz target.
@@ -41,8 +43,11 @@ test: venv ## run the tests; ARGS are passed to pytest
 test-quick: venv ## run the tests that need no daemons
 	@$(BIN)/pytest $(AT_ONCE) -m 'not (slurm or hdfs or kerberos or torch or faults or attacks or simulations)' $(ARGS)
 
-test-slurm: venv ## run the tests of jobs on another Slurm release, SLURM=24.11
-	@$(BIN)/pytest -m 'slurm and not (hdfs or faults or attacks)' $(if $(SLURM),--slurm=$(SLURM)) tests/slurm $(ARGS)
+test-slurm: venv ## run the tests of jobs on another Slurm release, SLURM=24.11; TESTS= selects files
+	@$(BIN)/pytest -m 'slurm and not (hdfs or faults or attacks)' $(if $(SLURM),--slurm=$(SLURM)) $(TESTS) $(ARGS)
+
+root: venv ## make the Debian root of another Slurm release, SLURM=24.11, as test-slurm does on first use
+	@$(BIN)/bootseer dev cluster root $(SLURM)
 
 packages: venv ## build .deb and .rpm packages in build/packages; ARGS="debian12 --revision 2"
 	@$(BIN)/bootseer dev packages $(ARGS)
@@ -116,7 +121,7 @@ fmt: venv ## format Python and C
 clean: ## remove everything built, including images and the virtual environment
 	@rm -rf build dev/build $(VENV) *.egg-info dev/*.egg-info
 
-.PHONY: help deps venv test test-quick test-slurm packages test-packages demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch docs check lint types contracts fmt clean
+.PHONY: help deps venv test test-quick test-slurm root packages test-packages demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch docs check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

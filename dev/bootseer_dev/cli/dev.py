@@ -291,6 +291,18 @@ def up(
     click.echo(f"{nodes} nodes idle after {took}; state and logs in {started.state_dir}")
 
 
+@cluster.command(epilog="Example:  bootseer dev cluster root 24.11")
+@click.argument("release")
+def root(release: str) -> None:
+    """Make the Debian root of a Slurm release, if it is not there.
+
+    `bootseer dev cluster up --slurm RELEASE` does so, too.
+    """
+    from bootseer_dev.cluster.roots.prepare import prepare
+
+    click.echo(prepare(release, partial(click.echo, err=True)).folder)
+
+
 @cluster.command(epilog="Example:  bootseer dev cluster down")
 @_name
 def down(name: str) -> None:

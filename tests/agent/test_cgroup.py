@@ -145,6 +145,31 @@ def test_without_version_2_an_agent_is_still_started(start, monkeypatch):
     assert agent.poll() is None
 
 
+@pytest.fixture
+def slurms():
+    """A group as Slurm makes it for a step, in version 1; returns its folder, from the mount."""
+    freezer = "/sys/fs/cgroup/freezer"
+    if not os.path.exists(f"{freezer}/cgroup.procs"):
+        pytest.skip("control groups of version 1 are not mounted")
+    top = f"bootseer-test-{os.getpid()}"
+    group = f"{top}/slurm_n1/uid_1000/job_{JOB}/step_0"
+    os.makedirs(f"{freezer}/{group}")
+    yield f"{freezer}/{group}"
+    while group:
+        os.rmdir(f"{freezer}/{group}")
+        group = os.path.dirname(group)
+
+
+def test_an_agent_that_a_step_starts_leaves_slurms_groups(slurms):
+    code = "from bootseer.agent.node import agent_process, cgroup; "
+    code += f"cgroup._write({slurms + '/cgroup.procs'!r}, '0'); before = cgroup._own_groups(); "
+    code += "agent_process._leave_slurms_groups(); print(before, cgroup._own_groups())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    groups = [line.split(":")[2] for line in done.stdout.splitlines() if ":freezer:" in line]
+    before = slurms.removeprefix("/sys/fs/cgroup/freezer")
+    assert groups == [before, before.partition("/slurm")[0]]
+
+
 SYSTEMD = """#!/bin/sh
 # In place of busctl: note the call, refuse what this release does not know, else move the caller.
 echo "$@" >> {calls}

@@ -6,9 +6,11 @@ Imported by the hook path: the standard library only.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 from bootseer.agent.node import cgroup
@@ -23,6 +25,8 @@ from bootseer.agent.node.spawn import (
 )
 
 _START_NICE = -10
+_SLURMS = re.compile(r"(.*?)/slurm(_[^/]*)?/")
+"""A group of Slurm's in version 1, up to where Slurm's own begin."""
 
 
 def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -> int:
@@ -30,7 +34,7 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
 
     It leads its own session, with every descriptor redirected: slurmd reads a prolog's output to
     its end, so a process that kept it open would hold up the node. It enters its control group
-    itself.
+    itself, but groups of version 1 have to be left before: a step's prolog is in those of its job.
 
     Args:
         folder: the job's folder.
@@ -40,6 +44,7 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     argv = command("broker.__main__", mode, folder.path)
     if mode == "warm":  # the other mode ends soon
         argv.append(cgroup.new_name(mode, os.path.basename(folder.path)))
+        _leave_slurms_groups()
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(f"{folder.path}/agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     actions = [(null, 0), (log, 1), (log, 2)]
@@ -58,6 +63,29 @@ def start(folder: JobFolder, mode: str, listener: socket.socket | None = None) -
     os.close(null)
     os.close(log)
     return pid
+
+
+def _leave_slurms_groups() -> None:
+    """Move this process out of Slurm's groups of version 1, which limit a job and kill it."""
+    for folder in _above_slurms():
+        with suppress(OSError), open(f"{folder}/cgroup.procs", "w") as file:
+            file.write("0")
+
+
+def _above_slurms() -> Iterator[str]:
+    """Yield the folder above Slurm's groups, of each hierarchy where this process is in one."""
+    with open("/proc/self/cgroup") as file:
+        lines = [line.rstrip("\n").split(":", 2) for line in file]
+    above = {
+        controllers: found[1] for _, controllers, path in lines if (found := _SLURMS.match(path))
+    }
+    with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as file:
+        mounts = [line.split() for line in file if above and " - cgroup " in line]
+    for mount in mounts:
+        root, mountpoint, options = mount[3].rstrip("/"), mount[4], mount[-1].split(",")
+        for controllers, group in above.items():
+            if set(controllers.split(",")) <= set(options) and group.startswith(root):
+                yield mountpoint + group[len(root) :]
 
 
 def raise_priority() -> None:

@@ -206,8 +206,8 @@ def _run_in_job(machine: Machine) -> Found:
     if "runinjob" in conf.flags("PrologFlags"):
         yield Finding(
             f"{conf.path}: PrologFlags has RunInJob",
-            "prolog and epilog run in the job's extern step: Slurm kills the agent before the "
-            "epilog, and mounts are made where steps may not see them",
+            "Slurm calls neither prolog nor epilog of a plugin: an agent starts with the first "
+            "step, and nothing ends it",
             f"remove RunInJob in {conf.path}:  PrologFlags=Alloc,Contain",
         )
 

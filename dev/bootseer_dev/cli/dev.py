@@ -240,6 +240,7 @@ def cluster() -> None:
     "--user", "users", multiple=True, default=("alice", "mallory"), help="Users; repeatable."
 )
 @click.option("--systemd", is_flag=True, help="Let systemd run the nodes, and slurmd.")
+@click.option("--cgroups", is_flag=True, help="Let Slurm use control groups; with --systemd.")
 @click.option(
     "--slurm",
     metavar="RELEASE",
@@ -259,6 +260,7 @@ def up(
     link_rate: str | None,
     users: tuple[str, ...],
     systemd: bool,
+    cgroups: bool,
     slurm: str | None,
     slurm_conf: tuple[str, ...],
 ) -> None:
@@ -282,6 +284,7 @@ def up(
         link_rate=link_rate,
         users=users,
         systemd=systemd,
+        cgroups=cgroups,
         slurm_conf_extra=slurm_conf,
         slurm=slurm,
     )

@@ -14,6 +14,8 @@ from bootseer_dev.cluster.slurm import releases
 
 HEAD = "head"
 HEAD2 = "head2"
+VERSION_1 = "/run/control-groups"
+"""Where a node has control groups of version 1, if Slurm is to use them."""
 FIRST_UID = 20001
 MAX_NODES = 250
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -35,6 +37,9 @@ class ClusterSpec:
         link_rate: limit of each node's link, each way, as tc writes rates (``800mbit``).
         datanode_rate: the same for the DataNodes' links.
         systemd: whether systemd runs the nodes, with slurmd as its service.
+        cgroups: whether Slurm has jobs in control groups (proctrack/cgroup, task/cgroup), which
+            limit their memory, CPUs and devices. It needs `systemd`, and control groups of version
+            1: Slurm refuses version 2 on hosts that have both, as CI's has.
         users: plain users, made for the cluster alone, with uids from 20001 on.
         slurm_conf_extra: lines for slurm.conf, which replace those of the same key; without a
             value they only take that away.
@@ -52,6 +57,7 @@ class ClusterSpec:
     link_rate: str | None = None
     datanode_rate: str | None = None
     systemd: bool = False
+    cgroups: bool = False
     users: tuple[str, ...] = ("alice", "mallory")
     slurm_conf_extra: tuple[str, ...] = ()
     slurm: str | None = None
@@ -82,6 +88,8 @@ class ClusterSpec:
             releases.release(self.slurm)
             if self.datanodes:
                 raise ConfigError("a local HDFS runs with the host's Slurm alone")
+        if self.cgroups and not self.systemd:
+            raise ConfigError("Slurm has control groups only on nodes that systemd runs")
         if self.cpus_per_node < 1:
             raise ConfigError(f"a node needs at least one CPU, not {self.cpus_per_node}")
         for rate in (self.link_rate, self.datanode_rate):

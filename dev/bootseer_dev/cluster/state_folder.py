@@ -16,7 +16,7 @@ from pathlib import Path
 from bootseer.errors import Conflict, Denied
 from bootseer_dev.cluster.roots.root import find
 from bootseer_dev.cluster.slurm import releases
-from bootseer_dev.cluster.slurm.configuration import example, slurm_conf
+from bootseer_dev.cluster.slurm.configuration import cgroup_conf, example, slurm_conf
 from bootseer_dev.cluster.spec import HEAD, ClusterSpec
 
 
@@ -112,9 +112,8 @@ def _populate_slurm(spec: ClusterSpec) -> None:
     if spec.slurm:
         for name, text in releases.release(spec.slurm).files.items():
             (etc / "slurm" / name).write_text(text)
-    if spec.systemd and not os.path.exists("/sys/fs/cgroup/cgroup.procs"):
-        # Slurm refuses control groups of both versions, which nothing in slurm.conf asks for.
-        (etc / "slurm" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    if text := cgroup_conf(spec):
+        (etc / "slurm" / "cgroup.conf").write_text(text)
     _folder(etc / "munge", mode=0o700, owner=munge)
     key = etc / "munge" / "munge.key"
     key.touch(mode=0o600)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bootseer.errors import Unavailable
 from bootseer_dev.cluster import state_folder
-from bootseer_dev.cluster.namespaces import enter, keeper, observe, systemd
+from bootseer_dev.cluster.namespaces import control_groups, enter, keeper, observe
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.spec import ClusterSpec
 
@@ -101,7 +101,7 @@ def end(state_dir: Path) -> None:
         wait_until(
             lambda: not state_folder.is_locked(state_dir), f"the cluster in {state_dir} ended"
         )
-    systemd.remove_groups(state_dir)
+    control_groups.remove(state_dir)
     state_folder.remove(state_dir)
 
 

@@ -11,11 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from bootseer_dev.cluster.namespaces import syscalls
+from bootseer_dev.cluster.namespaces import control_groups, syscalls
 from bootseer_dev.cluster.spec import ClusterSpec
 
 PROGRAM = "/lib/systemd/systemd"
-_CGROUP_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 _UNITS = Path("/lib/systemd/system")
 _OWN_UNITS = Path("/etc/systemd/system")
 _SHOWN = (
@@ -52,27 +51,25 @@ def boot(spec: ClusterSpec, name: str) -> int:
         The id of systemd's process, in the caller's PID namespace.
 
     Raises:
-        OSError: the kernel refused, or control groups of version 2 are not mounted.
+        OSError: the kernel refused, or the host lacks control groups that the spec needs.
     """
-    group = _groups(spec.state_dir) / name
-    group.mkdir(parents=True, exist_ok=True)
+    groups = control_groups.make(spec, name)
     _put_units()
     for path in ("/dev/console", "/dev/kmsg", "/etc/hostname"):  # the host's
         with suppress(FileNotFoundError):
             syscalls.bind("/dev/null", path)
     pid = syscalls.clone(syscalls.CLONE_NEWPID | syscalls.CLONE_PARENT | signal.SIGCHLD)
     if pid == 0:
-        _become(group)
+        _become(groups)
     return pid
 
 
-def _become(group: Path) -> NoReturn:
+def _become(groups: control_groups.Groups) -> NoReturn:
     """Become a machine's process 1."""
     try:
-        (group / "cgroup.procs").write_text("0")
-        syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+        groups.enter()
         syscalls.mount("proc", "/proc", "proc")
-        syscalls.mount("cgroup2", "/sys/fs/cgroup", "cgroup2")
+        groups.mount()
         null = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(null, fd)
@@ -99,22 +96,3 @@ def _put_units() -> None:
     for generators in ("/lib/systemd/system-generators", "/etc/systemd/system-generators"):
         if os.path.isdir(generators):
             syscalls.mount("tmpfs", generators, "tmpfs", data="mode=755")
-
-
-def _groups(state_dir: Path) -> Path:
-    """Return the folder of a cluster's control groups.
-
-    Raises:
-        FileNotFoundError: control groups of version 2 are not mounted.
-    """
-    for root in _CGROUP_ROOTS:
-        if os.path.exists(f"{root}/cgroup.procs"):
-            return Path(root, state_dir.name)
-    raise FileNotFoundError("control groups of version 2 are not mounted")
-
-
-def remove_groups(state_dir: Path) -> None:
-    """Remove the control groups of a cluster whose processes have ended; there may be none."""
-    with suppress(FileNotFoundError):
-        for folder, _, _ in os.walk(_groups(state_dir), topdown=False):
-            os.rmdir(folder)

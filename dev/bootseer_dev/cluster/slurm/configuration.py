@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
 from bootseer.errors import NotFound
 from bootseer.slurm.plugin import share
 from bootseer_dev.cluster.slurm import releases
-from bootseer_dev.cluster.spec import HEAD, ClusterSpec
+from bootseer_dev.cluster.spec import HEAD, VERSION_1, ClusterSpec
+
+_CGROUP_LINES = (
+    "ProctrackType=proctrack/cgroup",
+    "TaskPlugin=task/cgroup",
+    "SelectTypeParameters=CR_CPU_Memory",
+)
+_CGROUP_CONF = f"""CgroupMountpoint={VERSION_1}
+ConstrainCores=yes
+ConstrainDevices=yes
+ConstrainRAMSpace=yes
+"""
 
 
 def example(name: str) -> str:
@@ -51,7 +63,17 @@ def slurm_conf(spec: ClusterSpec) -> str:
     lines = fill_in(example("slurm.conf"), values).splitlines()
     if spec.slurm:
         lines = _replace(lines, releases.release(spec.slurm).lines)
+    if spec.cgroups:
+        lines = _replace(lines, _CGROUP_LINES)
     return "\n".join([*_replace(lines, spec.slurm_conf_extra), ""])
+
+
+def cgroup_conf(spec: ClusterSpec) -> str:
+    """Return what cgroup.conf has beside the lines of the Slurm release."""
+    # Slurm refuses control groups of both versions, which nothing in slurm.conf asks for.
+    both = spec.systemd and not os.path.exists("/sys/fs/cgroup/cgroup.procs")
+    plugin = "CgroupPlugin=cgroup/v1\n" if both else ""
+    return plugin + (_CGROUP_CONF if spec.cgroups else "")
 
 
 def _replace(lines: Sequence[str], by: Sequence[str]) -> list[str]:

@@ -2,17 +2,13 @@
 
 import re
 import shlex
-import subprocess
 import sys
-import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.documentation.code_blocks import AS_ROOT, IN_A_JOB, CodeBlock, code_blocks
-from bootseer_dev.jobs.lab import SHARE
-from bootseer_dev.material.images import TinyImage, write_image
+from bootseer_dev.material.images import FIRST_STEP
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 
@@ -23,66 +19,11 @@ HERE = {
     "hdfs://nn/user/alice": "file:///shared/alice",
     "/proj/": "/shared/",
 }
-TRAINED = "first step done"
 IMAGE = "train:v2"
-_VARIABLES = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/shared/wheels"}
-
-
-@dataclass(frozen=True)
-class PythonImage(TinyImage):
-    """The tiny image with a `python` that, whatever it is given, makes the tiny start.
-
-    It stays for as long as it takes to identify the image, on a busy machine too: of a job that has
-    ended by then, nothing is recorded.
-    """
-
-    def fill(self, root, say):
-        super().fill(root, say)
-        (root / "bin/python").write_text("#!/bin/sh\n/start && sleep 4\n")
-        (root / "bin/python").chmod(0o755)
 
 
 def pages_that_are_run() -> list[Path]:
     return [page for page in PAGES if any(b.is_run for b in code_blocks(page.read_text()))]
-
-
-@pytest.fixture
-def user(lab):
-    """Run a command of alice's in her home, with what the pages take to be there."""
-    cluster, home = lab.cluster, lab.cluster.state_dir / "home/alice"
-    write_image(PythonImage(), lab.images / "train.sqsh")
-    for node in cluster.node_names:
-        cluster.run(["ln", "-sfn", SHARE, "/images"], node=node)
-    cluster.run(["ln", "-sfn", "/home/alice", "/images"])  # jobs are submitted without the share
-    write_wheel(cluster.shared / "wheels")
-    files = {"train.py": f"print({TRAINED!r})\n", "requirements.txt": "demo==1.0\n"}
-    for name, text in files.items():
-        (home / name).write_text(text)
-    (home / "train.sqsh").write_bytes((lab.images / "train.sqsh").read_bytes())
-    (home / "run42").mkdir(exist_ok=True)
-    (home / "run42/step_1000").write_bytes(b"weights" * 1000)
-    cluster.run(["chown", "-R", "alice:", "/home/alice"])
-    cluster.run(["install", "-d", "-o", "alice", "/shared/alice"])
-    path = f"PATH={Path(sys.executable).parent}:/usr/bin:/bin"
-
-    def run(code: str) -> subprocess.CompletedProcess[str]:
-        argv = ["env", path, "bash", "-euc", code]
-        return cluster.run(argv, user="alice", env=_VARIABLES, timeout_s=120)
-
-    return run
-
-
-def write_wheel(folder: Path) -> None:
-    """Write a wheel of the distribution `demo`, which has one module."""
-    folder.mkdir(exist_ok=True)
-    info = "demo-1.0.dist-info"
-    with zipfile.ZipFile(folder / "demo-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("demo.py", "ANSWER = 42\n")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n")
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", "")
 
 
 def as_here(lab, code: str) -> str:
@@ -94,6 +35,12 @@ def as_here(lab, code: str) -> str:
 def run_block(lab, user, block: CodeBlock) -> str:
     """Run a block as its mark says; returns what it has printed."""
     code = as_here(lab, block.code)
+    programs = re.findall(r"--container-image=(\S+) python (\S+)", code)
+    if programs:
+        containers = "".join(f"{program} {image}\n" for image, program in programs)
+        (lab.cluster.shared / "pyxis/containers").write_text(containers)
+        # The stand-in for Pyxis is the `python` there.
+        code = code.replace("srun ", "PATH=/usr/local/bin:$PATH srun ")
     if block.mark == AS_ROOT:
         argv = ["bash", "-euc", f"PATH={Path(sys.executable).parent}:$PATH\n{code}"]
         return lab.cluster.run(argv, node="n1").stdout
@@ -114,17 +61,29 @@ def run_block(lab, user, block: CodeBlock) -> str:
     return done.stdout + done.stderr
 
 
+def put_events(lab, user, code: str) -> None:
+    """Put a file of events in the home, by the name that a page has for one."""
+    user("srun -J train --bootseer true")
+    lab.assert_clean()
+    [events, *_] = lab.store().rglob("n1-*.parquet")
+    [name] = re.findall(r"n1-\d+\.parquet", code)
+    (lab.cluster.state_dir / "home/alice" / name).write_bytes(events.read_bytes())
+
+
 @pytest.mark.parametrize("page", pages_that_are_run(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_commands_of_a_page(lab, user, page):
+def test_commands_of_a_page(lab, user, runtimes, page):
     blocks = [block for block in code_blocks(page.read_text()) if block.is_run]
     imports = any(block.code.startswith("bootseer image import") for block in blocks)
     if not imports and any(IMAGE in block.code for block in blocks):
         user(f"bootseer image import train.sqsh --name {IMAGE}")
     for block in blocks:
+        if ".parquet" in block.code:
+            put_events(lab, user, block.code)
         printed = run_block(lab, user, block)
         if "train.py" in block.code:
             nodes = 2 if "-N2" in block.code or block.code.startswith("#SBATCH") else 1
-            assert printed.count(TRAINED) == nodes, block
+            starts = len(re.findall(r"python \w+\.py", block.code))
+            assert printed.count(FIRST_STEP) == nodes * starts, block
         if block.code.startswith("bootseer image import"):
             assert user("bootseer image ls --json").stdout.strip() == "[]"  # the last removes it
             user(f"bootseer image import train.sqsh --name {IMAGE}")

@@ -56,6 +56,15 @@ def test_packages_below_the_mark_are_the_hosts_alone(roots):
     assert debian.packages() == ["ca-certificates", "gcc", "munge"]
 
 
+def test_a_release_may_have_packages_of_its_own(roots, monkeypatch):
+    asked = []
+    monkeypatch.setattr(debian, "make", lambda root, say, wanted: asked.extend(wanted))
+    monkeypatch.setattr(prepare, "_is_current", lambda root: True)
+    monkeypatch.setitem(RELEASES, "24.11", Release("trixie", ("apptainer",)))
+    prepare.prepare("24.11")
+    assert asked == [*debian.packages(), "apptainer"]
+
+
 def test_the_real_list_has_slurm_and_its_headers():
     assert {"slurm-wlm", "libslurm-dev", "munge"} <= set(debian.packages())
     assert not {"maven", "clang"} & set(debian.packages())
@@ -64,9 +73,9 @@ def test_the_real_list_has_slurm_and_its_headers():
 def test_a_root_is_made_once_and_again_for_other_packages(roots, monkeypatch):
     calls = []
 
-    def make(wanted, say):
+    def make(root, say, wanted):
         calls.append("made")
-        made(wanted.folder)
+        made(root.folder)
 
     def install(wanted):
         calls.append("installed")
@@ -79,7 +88,7 @@ def test_a_root_is_made_once_and_again_for_other_packages(roots, monkeypatch):
     prepare.prepare("24.11")
     assert calls == ["made", "installed"]
     (roots / "trixie/etc/bootseer-root").write_text("ca-certificates gcc")
-    monkeypatch.setattr(debian, "make", lambda wanted, say: calls.append("made again"))
+    monkeypatch.setattr(debian, "make", lambda *_: calls.append("made again"))
     prepare.prepare("24.11")
     assert calls[2:] == ["made again", "installed"]
 
@@ -87,7 +96,7 @@ def test_a_root_is_made_once_and_again_for_other_packages(roots, monkeypatch):
 def test_a_half_made_root_is_not_taken_for_one(roots):
     half = root.find("24.11")
     (half.folder / "etc").mkdir(parents=True)
-    assert not debian.is_made(half)
+    assert not debian.is_made(half, debian.packages())
 
 
 def test_lines_of_a_release_replace_those_of_the_example(monkeypatch):

@@ -35,29 +35,24 @@ def packages() -> list[str]:
     return ["ca-certificates", *filter(None, lines)]
 
 
-def is_made(root: Root, wanted: Sequence[str] | None = None) -> bool:
-    """Tell whether the root is there, whole, with the packages that are needed today.
-
-    Args:
-        root: the root.
-        wanted: its packages; None for those of a cluster's machines.
-    """
+def is_made(root: Root, wanted: Sequence[str]) -> bool:
+    """Tell whether the root is there, whole, with the wanted packages."""
     made = root.folder / _MADE_OF
-    return made.exists() and made.read_text().split() == list(wanted or packages())
+    return made.exists() and made.read_text().split() == list(wanted)
 
 
-def make(root: Root, say: Callable[[str], None], wanted: Sequence[str] | None = None) -> None:
+def make(root: Root, say: Callable[[str], None], wanted: Sequence[str]) -> None:
     """Make the root anew; the caller holds its lock.
 
     Args:
         root: where; its folder has the suite's name.
         say: takes a line for each thing that takes time.
-        wanted: as for `is_made`.
+        wanted: its packages.
 
     Raises:
         Unavailable: a program is missing, or failed; the text has the end of its log.
     """
-    suite, wanted = root.folder.name, list(wanted or packages())
+    suite = root.folder.name
     new = Root(root.folder.with_name(f"{suite}.new"), root.environment.with_name(f"{suite}.none"))
     log = root.folder.with_name(f"{suite}.log")
     for folder in (root.folder, new.folder):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bootseer_dev.cluster.roots import debian, inside
 from bootseer_dev.cluster.roots.root import Root, checkout, find, folder_of_roots
+from bootseer_dev.cluster.slurm import releases
 
 _INSTALLED = "installed"
 # Setuptools' left-overs in a checkout, which would be taken for sources.
@@ -29,13 +30,14 @@ def prepare(release: str | None, say: Callable[[str], None] = lambda line: None)
         Unavailable: something is missing or failed; the text says what.
     """
     root = find(release)
-    if root.is_hosts:
+    if release is None:
         return root
     folder_of_roots().mkdir(parents=True, exist_ok=True)
     with locked(root.folder.with_name(f"{root.folder.name}.lock")):
-        if not debian.is_made(root):
+        wanted = [*debian.packages(), *releases.release(release).packages]
+        if not debian.is_made(root, wanted):
             shutil.rmtree(root.environment, ignore_errors=True)
-            debian.make(root, say)
+            debian.make(root, say, wanted)
         if not _is_current(root):
             say(f"installing this checkout for the Python of {root.folder}")
             _install(root)

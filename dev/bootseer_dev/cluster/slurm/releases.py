@@ -14,11 +14,13 @@ class Release:
 
     Attributes:
         suite: the Debian suite that has it.
+        packages: what its root has beside the packages that all roots have.
         lines: for slurm.conf; they replace those of the same key.
         files: more files of /etc/slurm, by their names.
     """
 
     suite: str
+    packages: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -33,7 +35,7 @@ _NAMESPACE = {
 RELEASES: Mapping[str, Release] = {
     "22.05": Release("bookworm"),
     "24.11": Release("trixie", files=_NO_CGROUP),
-    "sid": Release("sid", files=_NO_CGROUP | _NAMESPACE),
+    "sid": Release("sid", ("apptainer",), files=_NO_CGROUP | _NAMESPACE),
 }
 """By their names, which are Slurm's own numbers; sid has what Debian has newest."""
 

@@ -9,7 +9,7 @@ import trio
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.event_log import EventLog
 from bootseer.agent.supervisor.images import step_images
-from bootseer.agent.supervisor.images.step_images import MAX_FILES, StepImages
+from bootseer.agent.supervisor.images.step_images import MAX_FILES, OWN_IMAGE_S, StepImages
 from bootseer.agent.workers.warm_up import images_of_steps
 from bootseer.core.warm_plan import PlannedImage, WarmPlan
 from bootseer.errors import Unavailable
@@ -53,8 +53,9 @@ def steps(monkeypatch):
 
         nursery.start_soon(contained)
 
+    own = SimpleNamespace(images=[SimpleNamespace(path="/of/the/plan")], settled=trio.Event())
     context = SimpleNamespace(job=JOB, broker=None, events=events, start=begin)
-    return StepImages(context, SimpleNamespace(images=[SimpleNamespace(path="/of/the/plan")]))
+    return StepImages(context, own)
 
 
 def used():
@@ -82,6 +83,32 @@ async def test_a_planned_file_is_recorded_only_once_it_is_used(steps, nursery):
     steps.use("/b", nursery)
     assert used()[2:] == [("/b", True)]
     assert [window.is_used for window in steps.windows] == [True, True]
+
+
+async def test_a_first_step_brings_the_image_of_the_last_run_again(steps, nursery, autojump_clock):
+    steps._context.job = JOB._replace(image="")
+    planned, steps._own.images = steps._own.images, []
+    for path in ("/of/the/plan", "/a"):
+        steps.use(path, nursery)
+    await trio.testing.wait_all_tasks_blocked()
+    assert used() == []
+    steps._own.images = planned
+    steps._own.settled.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert used() == [("/a", True)]
+    steps.use("/b", nursery)
+    assert used()[1:] == [("/b", True)]
+
+
+async def test_a_first_step_does_not_wait_for_a_slow_store(steps, nursery, autojump_clock):
+    steps._context.job = JOB._replace(image="")
+    steps.use("/a", nursery)
+    await trio.sleep(OWN_IMAGE_S + 0.1)
+    assert used() == [("/a", True)]
+    steps.use("/b", nursery)
+    steps.end()
+    await trio.sleep(OWN_IMAGE_S + 0.1)
+    assert used() == [("/a", True)]
 
 
 async def test_a_job_has_a_limited_number_of_them(steps, nursery):

@@ -41,7 +41,7 @@ def step(lab, image):
 
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
 def test_the_images_of_two_steps_are_warm_at_the_second_run(lab, two_images, export):
-    script = "/bin/sleep 3\n" + step(lab, IMAGE) + step(lab, OTHER)
+    script = step(lab, IMAGE) + step(lab, OTHER)
     options = ("--bootseer=two", f"--export={export}")
     lab.drop_caches()
     first = run(lab, script, *options)

@@ -320,6 +320,7 @@ class Supervisor:
         deadline = trio.current_time() + timeout_s - _KILL_S
         with trio.CancelScope(shield=True):
             self._keeping.end()
+            self._steps.end()
             self._close_windows(is_cut_short=True)
             for window in self._windows:
                 await window.recorded.wait()

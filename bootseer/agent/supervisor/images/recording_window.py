@@ -49,6 +49,7 @@ class RecordingWindow:
     Attributes:
         images: the recorded images.
         is_used: the job itself uses them, not only its plan.
+        settled: set once the worker has found its image, or has none.
         recorded: set at the end.
     """
 
@@ -74,6 +75,7 @@ class RecordingWindow:
         """
         self.images: list[JobImage] = []
         self.is_used = is_used
+        self.settled = trio.Event()
         self.recorded = trio.Event()
         self._job = job
         self._config = context.config
@@ -142,7 +144,7 @@ class RecordingWindow:
             finally:
                 nursery.cancel_scope.cancel()
                 try:
-                    self._on_message(Ready("the worker has ended"))
+                    self._note_ready(Ready("the worker has ended"))
                     self._worker = None
                     with trio.CancelScope(shield=True):
                         await worker.end()
@@ -180,7 +182,7 @@ class RecordingWindow:
                     close_all(fds)
         except BootseerError as error:
             self._events.fall_back("agent.worker", f"the prefetch worker has ended early: {error}")
-            self._on_message(Ready("the worker has ended"))
+            self._note_ready(Ready("the worker has ended"))
 
     async def _handle(self, message: FromWorker, fds: list[int]) -> None:
         match message:
@@ -190,6 +192,7 @@ class RecordingWindow:
                 image = WatchedImage(message, pages)
                 image.is_used = self.is_used
                 self.images.append(image)
+                self.settled.set()
             case PrefetchBegun() if self.images:
                 self.images[-1].note_prefetch(message)
             case PrefetchProgress() if self.images:
@@ -203,8 +206,14 @@ class RecordingWindow:
             case StageEnded():
                 self._is_identified |= message.event.stage == "image.identify"
                 self._events.note(message.event)
+            case Ready():
+                self._note_ready(message)
             case _:
                 self._on_message(message)
+
+    def _note_ready(self, message: Ready) -> None:
+        self.settled.set()
+        self._on_message(message)
 
     async def _announce_checkpoint(self, worker: Worker) -> None:
         """Tell the worker when the checkpoint can be read, or that it never will be."""

@@ -14,6 +14,8 @@ from bootseer.errors import BootseerError
 
 MAX_FILES = 8
 """Per job on a node: each has a worker while its window is open."""
+OWN_IMAGE_S = 5.0
+"""Longest that a step's file waits until it is known which image is the job's own."""
 
 
 class StepImages:
@@ -31,6 +33,7 @@ class StepImages:
         self._context = context
         self._own = own
         self._by_path: dict[str, RecordingWindow] = {}
+        self._has_ended = False
 
     @property
     def windows(self) -> list[RecordingWindow]:
@@ -42,7 +45,27 @@ class StepImages:
             self._open(path, nursery, is_used=False)
 
     def use(self, path: str, nursery: trio.Nursery) -> None:
-        """Prefetch and record a file that a step begins to use, once per job."""
+        """Prefetch and record a file that a step begins to use, once per job.
+
+        A job that names no image has that of its last run. A script's first step begins before that
+        is known, and brings the same one: a second worker would read all of it again.
+        """
+        if self._context.job.image or self._own.settled.is_set():
+            self._use(path, nursery)
+        else:
+            nursery.start_soon(self._use_once_settled, path, nursery)
+
+    def end(self) -> None:
+        """Begin with no file any more: the job has ended."""
+        self._has_ended = True
+
+    async def _use_once_settled(self, path: str, nursery: trio.Nursery) -> None:
+        with trio.move_on_after(OWN_IMAGE_S):
+            await self._own.settled.wait()
+        if not self._has_ended:
+            self._use(path, nursery)
+
+    def _use(self, path: str, nursery: trio.Nursery) -> None:
         if self._is_own(path):
             return
         window = self._by_path.get(path)

@@ -38,11 +38,13 @@ static int read_arguments(char *buffer, size_t size, char **argv, int max)
     return argc;
 }
 
-/* Finds the image that the command's own arguments name for Pyxis, whose options SPANK hides. */
+/* Finds the image that is named for Pyxis, whose options SPANK hides: by the command's own arguments,
+ * by a line of its script, or by Pyxis' variable. */
 static void find_container(char out[VALUE_MAX + 1])
 {
     static const char option[] = "--container-image";
     const size_t length = sizeof(option) - 1;
+    const char *found = getenv(CONTROL_PYXIS);
     char buffer[16 * 1024];
     char *argv[1024];
     int argc = read_arguments(buffer, sizeof(buffer), argv, sizeof(argv) / sizeof(*argv));
@@ -51,10 +53,18 @@ static void find_container(char out[VALUE_MAX + 1])
         if (strncmp(argv[i], option, length))
             continue;
         if (argv[i][length] == '=')
-            snprintf(out, VALUE_MAX + 1, "%s", argv[i] + length + 1);
+            found = argv[i] + length + 1;
         else if (!argv[i][length] && i + 1 < argc)
-            snprintf(out, VALUE_MAX + 1, "%s", argv[i + 1]);
+            found = argv[i + 1];
     }
+    if (!found)
+        found = getenv("PYXIS_CONTAINER_IMAGE");
+    out[0] = '\0';
+    if (found && *found == '.' && getcwd(out, VALUE_MAX)) { /* a path, as Pyxis has it */
+        strcat(out, "/");
+        found += strncmp(found, "./", 2) ? 0 : 2;
+    }
+    snprintf(out + strlen(out), VALUE_MAX + 1 - strlen(out), "%s", found ? found : "");
 }
 
 static void send_control(spank_t spank, const char *name, const char *value)
@@ -122,6 +132,9 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
     if (!is_active)
         return 0;
 
+    /* Slurm itself tells the prolog Pyxis' option, but not its variable or the working folder. */
+    if (!is_step() && *request->container)
+        send_control(spank, CONTROL_PYXIS, request->container);
     send_control(spank, option_names[OPTION_KEY].control, request->value[OPTION_KEY]);
     for (int i = OPTION_KEY + 1; i < OPTION_COUNT; i++)
         if (request->given[i])

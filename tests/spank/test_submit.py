@@ -250,6 +250,38 @@ def test_a_step_sends_the_image_that_pyxis_is_given(host, context, options, env,
     assert told.get("SLURM_BOOTSEER_CONTAINER") == (sent or left)
 
 
+PYXIS = "_SLURM_SPANK_OPTION_pyxis_container_image"
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "image"),
+    [
+        ((), {"PYXIS_CONTAINER_IMAGE": "/v"}, "/v"),
+        ((), {"PYXIS_CONTAINER_IMAGE": "/v", PYXIS: "/line/of/the/script"}, "/line/of/the/script"),
+        (("--container-image=a#b",), {"PYXIS_CONTAINER_IMAGE": "/v"}, "a#b"),
+        (("--container-image=./i",), {}, "CWD/i"),
+        (("--container-image=../i",), {}, "CWD/../i"),
+        ((), {"PYXIS_CONTAINER_IMAGE": "./i"}, "CWD/i"),
+        ((), {}, None),
+    ],
+)
+def test_prolog_and_step_are_told_the_image_that_pyxis_will_take(host, argv, env, image):
+    image = image and image.replace("CWD", os.getcwd())
+    argv = ("srun", *argv, "cmd")
+    job = host.run("local", options={"bootseer": "k"}, env=env, argv=argv, optind=len(argv) - 1)
+    assert controls(job).get(PYXIS) == image
+    step = host.run("local", env={**env, **OF_JOB}, argv=argv, optind=len(argv) - 1)
+    told = dict(line.split("=", 1) for line in step.of("env"))
+    assert told.get("SLURM_BOOTSEER_CONTAINER") == image
+    assert controls(step) == {}
+
+
+def test_an_image_of_a_long_path_is_cut_off(host):
+    env = {"PYXIS_CONTAINER_IMAGE": "./" + "i" * 5000}
+    seen = host.run("local", options={"bootseer": "k"}, env=env)
+    assert len(controls(seen)[PYXIS]) == 4095
+
+
 def test_srun_continues_while_advice_is_computed(host):
     lines = host.run("local", options={"bootseer": "slow"}).lines
     submitted, ended = (lines.index(f"rc {hook} 0") for hook in ("init_post_opt", "exit"))

@@ -35,6 +35,7 @@ struct bootseer {
     bool sends_events;  /* this step has an agent */
     bool is_anothers;   /* this step has the variables of another job */
     char cwd[PATH_MAX]; /* of this task before the mounts; "" if nothing was mounted */
+    ino_t namespace;    /* of this task's mounts; 0 if unknown */
     bool advised;       /* a heterogeneous job gets advice once, not once per component */
     pid_t adviser;      /* the child that prints advice */
 };
@@ -116,7 +117,7 @@ struct asked {
 /* mounts.c: each task, before it takes on the user's identity. */
 void mounts_task(struct bootseer *bootseer, spank_t spank);
 /* After the task has taken on the user's identity: changes to its working folder if that is on one
- * of the mounts. */
+ * of the mounts, and no other plugin has moved the task into a container. */
 void mounts_enter(const struct bootseer *bootseer);
 void asked_read(const char *run_dir, uint32_t job_id, struct asked *asked);
 

@@ -486,6 +486,13 @@ static bool is_shared(const char *run_dir)
     return shared;
 }
 
+static ino_t mount_namespace(void)
+{
+    struct stat info;
+
+    return stat("/proc/self/ns/mnt", &info) ? 0 : info.st_ino;
+}
+
 void mounts_task(struct bootseer *bootseer, spank_t spank)
 {
     struct mounted mounted = {.failed = false};
@@ -521,15 +528,18 @@ void mounts_task(struct bootseer *bootseer, spank_t spank)
     if (wish && asked.known && strcmp(wish, asked.value[OPTION_ENV]))
         tell_too_late(bootseer, spank, "env.mount", OPTION_ENV, &asked);
     show_environments(bootseer, spank, job_id, &mounted, &left);
+    bootseer->namespace = mount_namespace();
 }
 
 /* slurmstepd changes to the working folder as root. Root cannot access the mounts, so it falls
- * back to /tmp. */
+ * back to /tmp. A plugin like Pyxis that runs before this one has chosen a folder in its container.
+ */
 void mounts_enter(const struct bootseer *bootseer)
 {
     char now[PATH_MAX];
 
-    if (!*bootseer->cwd || !getcwd(now, sizeof(now)) || !strcmp(now, bootseer->cwd))
+    if (!*bootseer->cwd || mount_namespace() != bootseer->namespace || !getcwd(now, sizeof(now)) ||
+        !strcmp(now, bootseer->cwd))
         return;
     if (chdir(bootseer->cwd))
         slurm_error("bootseer: cannot change to %s: %m", bootseer->cwd);

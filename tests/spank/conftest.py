@@ -77,12 +77,16 @@ class Host:
         job_name: str | None = "job",
         argv: tuple[str, ...] = ("srun",),
         optind: int = 1,
+        folder: str = "",
+        container_folder: str = "",
         stderr: int = subprocess.PIPE,
     ) -> Seen:
         """Run one scenario, check what must hold in every one, and return what was seen."""
         records: list[bytes] = [b"c " + context.encode(), b"s %d" % step, b"i %d" % optind]
         if job_name is not None:
             records.append(b"n " + job_name.encode())
+        for record, place in ((b"f ", folder), (b"F ", container_folder)):
+            records += [record + place.encode()] if place else []
         places = [f"libexec={self.libexec}", f"run_dir={self.run_dir}"]
         for argument in (*places, *self.arguments, *arguments):
             records.append(b"a " + argument.encode())

@@ -10,6 +10,7 @@
  *   a ARGUMENT     of the plugin's line in plugstack.conf
  *   s STEPID, i OPTIND
  *   n NAME   the job's name in the command's options
+ *   f FOLDER, F FOLDER   where slurmstepd, or a container's plugin before this one, puts the task
  * The job is 4711 of user 1000 and group 1001, its steps are on three nodes, and this is the last.
  * The command line is free for the plugin to look at.
  */
@@ -19,6 +20,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,6 +46,8 @@ static struct {
     char *arguments[MAX];
     int argument_count;
     uint32_t step_id;
+    const char *folder;
+    bool in_container;
 } host;
 
 /* As Slurm's commands and libslurmfull have them. */
@@ -244,6 +248,7 @@ int main(void)
 {
     static const char *const told[] = {"BOOTSEER_TOLD", "SLURM_BOOTSEER_CONTAINER"};
     const char *context = "";
+    char folder[4096];
     size_t length;
     char *records = read_scenario(&length);
     int descriptors, rc;
@@ -278,6 +283,11 @@ int main(void)
         case 'n':
             opt.job_name = text;
             break;
+        case 'F':
+            host.in_container = true; /* fall through */
+        case 'f':
+            host.folder = text;
+            break;
         }
     }
     descriptors = count_descriptors();
@@ -294,7 +304,12 @@ int main(void)
         call("init_post_opt", slurm_spank_init_post_opt);
         call("user_init", slurm_spank_user_init);
         call("task_init_privileged", slurm_spank_task_init_privileged);
+        if (host.in_container && unshare(CLONE_NEWNS) && unshare(CLONE_NEWUSER | CLONE_NEWNS))
+            exit(77);
+        if (host.folder && chdir(host.folder))
+            exit(78);
         call("task_init", slurm_spank_task_init);
+        printf("folder %s\n", getcwd(folder, sizeof(folder)));
         call("exit", slurm_spank_exit);
         break;
     default:

@@ -118,6 +118,16 @@ def test_a_steps_own_agent_knows_its_image(host, tmp_path):
     assert "SPANK__SLURM_SPANK_OPTION_pyxis_container_image=x:y\n" in env
 
 
+def test_a_task_is_in_its_folder_unless_a_container_has_another(host, agent, tmp_path):
+    """Slurmstepd changes to /tmp if root cannot access the job's folder."""
+    seen = host.run("step", folder=str(tmp_path))
+    assert seen.of("folder") == [os.getcwd()]
+    assert seen.of("error") == [f"bootseer: changing to {os.getcwd()} after all"]
+    seen = host.run("step", container_folder=str(tmp_path))
+    assert seen.of("folder") == [str(tmp_path)]
+    assert seen.of("error") == []
+
+
 def test_malformed_values_never_fail_a_step(host, tmp_path):
     host.script("bootseer-prolog", f"env > {tmp_path}/env")
     seen = host.run(

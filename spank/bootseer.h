@@ -33,6 +33,7 @@ struct bootseer {
     struct request request;
     int64_t began_ns;   /* when slurmstepd loaded the plugin */
     bool sends_events;  /* this step has an agent */
+    int starting;       /* in a task: the connection that ends when its program runs; or <= 0 */
     bool is_anothers;   /* this step has the variables of another job */
     char cwd[PATH_MAX]; /* of this task before the mounts; "" if nothing was mounted */
     ino_t namespace;    /* of this task's mounts; 0 if unknown */
@@ -92,8 +93,8 @@ void script_late_prolog(const struct bootseer *bootseer, spank_t spank, uint32_t
 void step_init(struct bootseer *bootseer);
 void step_post_opt(struct bootseer *bootseer, spank_t spank);
 void step_user_init(struct bootseer *bootseer, spank_t spank);
-void step_task_init(const struct bootseer *bootseer, spank_t spank);
-void step_exit(const struct bootseer *bootseer, spank_t spank);
+void step_task_init(struct bootseer *bootseer, spank_t spank);
+void step_exit(struct bootseer *bootseer, spank_t spank);
 /* Returns this step's own request, or NULL. Slurm gives the steps of all components of a
  * heterogeneous job the same options, so there the component's request is unknown. */
 const char *step_wish(const struct bootseer *bootseer, spank_t spank, int option);

@@ -4,6 +4,7 @@
 
 #include <slurm/slurm.h>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -69,30 +70,38 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Sends one line. This must not hold or fail a step, so it waits for no answer, and limits both the
- * connect to a busy agent and the send to 200 ms. */
-static void send_line(const struct sockaddr_un *address, const char *line)
+/* Sends one line, and returns the connection, or -1. This must not hold or fail a step, so it waits
+ * for no answer, and limits both the connect to a busy agent and the send to 200 ms. */
+static int send_first_line(const struct sockaddr_un *address, const char *line)
 {
     const struct timeval limit = {.tv_usec = 200 * 1000};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     if (fd < 0)
-        return;
+        return -1;
     if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) ||
         connect(fd, (const struct sockaddr *)address, sizeof(*address)) ||
         send(fd, line, strlen(line), MSG_NOSIGNAL) != (ssize_t)strlen(line))
         slurm_debug("bootseer: no event sent to %s: %m", address->sun_path);
-    close(fd);
+    return fd;
 }
 
-static void send_event(const struct sockaddr_un *address, const struct step *step,
-                       const char *suffix, int64_t start_ns, int64_t end_ns)
+static void send_line(const struct sockaddr_un *address, const char *line)
+{
+    int fd = send_first_line(address, line);
+
+    if (fd >= 0)
+        close(fd);
+}
+
+static void send_event(const struct sockaddr_un *address, const struct step *step, int64_t start_ns,
+                       int64_t end_ns)
 {
     char line[256];
 
     snprintf(line, sizeof(line),
-             "{\"op\":\"event\",\"stage\":\"%s%s\",\"start_ns\":%lld,\"end_ns\":%lld}\n",
-             step->stage, suffix, (long long)start_ns, (long long)end_ns);
+             "{\"op\":\"event\",\"stage\":\"%s\",\"start_ns\":%lld,\"end_ns\":%lld}\n", step->stage,
+             (long long)start_ns, (long long)end_ns);
     send_line(address, line);
 }
 
@@ -266,23 +275,36 @@ void step_user_init(struct bootseer *bootseer, spank_t spank)
     bootseer->sends_events = true;
 }
 
-/* Reports what the step has waited for: its container, if other plugins make one, and mounts. */
-void step_task_init(const struct bootseer *bootseer, spank_t spank)
+/* Reports what the step waits for until its program runs: mounts, its container if another plugin
+ * makes one, Slurm's own scripts. Containers are made after all hooks of this plugin, so the agent
+ * takes the end of this connection for the stage's, and execve(2) closes it. */
+void step_task_init(struct bootseer *bootseer, spank_t spank)
 {
     struct sockaddr_un address;
     struct step step;
+    char line[256];
+    int fd;
 
-    if (bootseer->sends_events && step_speaks(spank) && get_step(spank, &step) &&
-        socket_address(&bootseer->settings, step.job_id, &address))
-        send_event(&address, &step, ".start", bootseer->began_ns, now_ns());
+    if (!bootseer->sends_events || !step_speaks(spank) || !get_step(spank, &step) ||
+        !socket_address(&bootseer->settings, step.job_id, &address))
+        return;
+    snprintf(line, sizeof(line), "{\"op\":\"begin\",\"stage\":\"%s.start\",\"start_ns\":%lld}\n",
+             step.stage, (long long)bootseer->began_ns);
+    fd = send_first_line(&address, line);
+    /* slurmstepd is going to replace 0 to 2. */
+    bootseer->starting = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (fd >= 0)
+        close(fd);
 }
 
-void step_exit(const struct bootseer *bootseer, spank_t spank)
+void step_exit(struct bootseer *bootseer, spank_t spank)
 {
     struct sockaddr_un address;
     struct step step;
 
+    if (bootseer->starting > 0)
+        close(bootseer->starting);
     if (bootseer->sends_events && get_step(spank, &step) &&
         socket_address(&bootseer->settings, step.job_id, &address))
-        send_event(&address, &step, "", bootseer->began_ns, now_ns());
+        send_event(&address, &step, bootseer->began_ns, now_ns());
 }

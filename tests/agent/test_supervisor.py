@@ -185,6 +185,22 @@ async def test_a_user_cannot_speak_for_root(agent):
     assert agent.events._events[-1].source == "step"
 
 
+async def test_a_stage_ends_with_the_connection_that_began_it(agent, nursery):
+    ours, theirs = socket.socketpair()
+    before = time.time_ns()
+    begin = {"op": "begin", "stage": "step.start", "start_ns": before}
+    nursery.start_soon(handle, agent, begin, Peer(USER, os.getpid(), lambda: theirs))
+    await trio.testing.wait_all_tasks_blocked()
+    assert agent.events._events == []
+    closed = time.time_ns()
+    ours.close()
+    while not agent.events._events:
+        await trio.sleep(0.001)
+    (event,) = agent.events._events
+    assert (event.stage, event.start_ns, event.source) == ("step.start", before, "step")
+    assert event.end_ns >= closed
+
+
 @pytest.mark.root
 async def test_a_stopped_publisher_is_killed_after_its_timeout(agent, tmp_path, monkeypatch):
     pids, processes = [], Processes(None, None, None)

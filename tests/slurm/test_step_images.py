@@ -67,3 +67,11 @@ def test_a_step_that_declines_brings_nothing(lab, two_images):
     script = step(lab, OTHER).replace("srun", "srun --bootseer=off", 1)
     job = run(lab, script, "--bootseer=declined")
     assert "image.identify" not in lab.stages(job)
+
+
+def test_what_a_step_waits_for_covers_a_container_that_another_plugin_makes(lab, pyxis_option):
+    job = lab.srun("--bootseer=waits", "--container-image=slow", command="sleep 1")
+    for node in lab.cluster.node_names:
+        stages = lab.stages(job, node)
+        took = {name: stages[name]["end_s"] - stages[name]["start_s"] for name in stages}
+        assert 1 <= took["step.start"] < took["step"]

@@ -42,6 +42,13 @@ class TellEvent(NamedTuple):
     detail: str = ""
 
 
+class BeginStage(NamedTuple):
+    """Record an event that ends when the peer closes this connection. No answer."""
+
+    stage: str
+    start_ns: int
+
+
 class WaitReady(NamedTuple):
     """Wait until the job may start. Answer: `Readiness`."""
 
@@ -117,6 +124,7 @@ class KeepImport(NamedTuple):
 Request = (
     GetStatus
     | TellEvent
+    | BeginStage
     | WaitReady
     | Finish
     | RunEnvironment
@@ -131,6 +139,7 @@ REQUESTS: Messages[Request] = Messages(
     {
         "status": GetStatus,
         "event": TellEvent,
+        "begin": BeginStage,
         "wait": WaitReady,
         "finish": Finish,
         "env": RunEnvironment,

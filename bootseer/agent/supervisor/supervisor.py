@@ -23,6 +23,7 @@ from bootseer.agent.messages.control import (
     AnnounceImport,
     Answer,
     AwaitImport,
+    BeginStage,
     Done,
     Finish,
     Finished,
@@ -260,6 +261,12 @@ class Supervisor:
                 return self._status()
             case TellEvent():
                 return self._record_event(request, peer.uid)
+            case BeginStage():
+                with peer.connection() as connection:
+                    await control_server.until_closed(connection)
+                event = TellEvent(request.stage, request.start_ns, time.time_ns())
+                self._record_event(event, peer.uid)
+                return None
             case WaitReady():
                 with trio.move_on_after(request.timeout_s):
                     await self._ready.wait()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-from typing import Mapping, Sequence
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from bootseer.env.client.terminal import tell
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command as a shell would; returns its exit status."""
+    import subprocess  # a result that is restored needs none
+
     processes: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 

@@ -141,7 +141,7 @@ def _facts_as_empty(
 def _base(target: str) -> str:
     """Say what a target holds before the command runs."""
     try:
-        tree = scan_folder(os.path.realpath(target)).tree
+        tree = scan_folder(os.path.realpath(target), xattrs=False).tree
     except FileNotFoundError:
         return env_key.EMPTY
     except OSError as error:

@@ -7,7 +7,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 _THREADS = 2
@@ -88,11 +87,12 @@ class Scan(NamedTuple):
     statuses: dict[bytes, os.stat_result]
 
 
-def scan_folder(folder: str) -> Scan:
+def scan_folder(folder: str, *, xattrs: bool = True) -> Scan:
     """Scan a folder without reading files; links are not followed.
 
     Args:
         folder: to look at; folders below it that others are mounted on are left out.
+        xattrs: read extended attributes, too, which takes several calls for each file.
 
     Returns:
         By path from the folder, with slashes between; itself is the empty path.
@@ -106,7 +106,7 @@ def scan_folder(folder: str) -> Scan:
         statuses: dict[bytes, os.stat_result] = {}
         names: dict[tuple[int, int], bytes] = {}
         for path, status in sorted(_walk(root)):
-            node = _node(root, path, status)
+            node = _node(root, path, status, xattrs)
             if node.kind == "file":
                 first = names.setdefault((status.st_dev, status.st_ino), path)
                 if first != path:
@@ -148,6 +148,8 @@ def digested(
         for path, node in tree.items()
         if node.kind == "file" and not node.same_as
     ]
+    from concurrent.futures import ThreadPoolExecutor  # not needed for a key
+
     root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -234,7 +236,7 @@ def _walk(root: int) -> Iterator[tuple[bytes, os.stat_result]]:
             os.close(fd)
 
 
-def _node(root: int, path: bytes, status: os.stat_result) -> TreeNode:
+def _node(root: int, path: bytes, status: os.stat_result, xattrs: bool) -> TreeNode:
     """Describe a path, but for a file's content."""
     kind = _KINDS[stat.S_IFMT(status.st_mode)]
     return TreeNode(
@@ -245,7 +247,7 @@ def _node(root: int, path: bytes, status: os.stat_result) -> TreeNode:
         size_bytes=status.st_size if kind == "file" else 0,
         mtime_ns=status.st_mtime_ns,
         target=os.readlink(path, dir_fd=root) if kind == "link" else b"",
-        xattrs=_xattrs(root, path) if kind in ("file", "folder") else (),
+        xattrs=_xattrs(root, path) if xattrs and kind in ("file", "folder") else (),
     )
 
 

@@ -18,7 +18,6 @@ import hashlib
 import math
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -150,6 +149,8 @@ def _path_beside(target: str, targets: Sequence[str]) -> str:
 
 
 def _path_elsewhere(target: str, targets: Sequence[str]) -> str:
+    import tempfile  # rarely needed
+
     folder = os.path.realpath(tempfile.gettempdir())  # raises OSError if there is none
     _check_outside(folder, targets)
     short = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]

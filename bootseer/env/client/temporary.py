@@ -13,10 +13,7 @@ import hashlib
 import os
 import pwd
 import re
-import secrets
-import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +27,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def temporary_name(name: str) -> str:
     """Return a name for a temporary folder of the target with this name."""
-    return f"{prefix(name)}{secrets.token_hex(8)}"
+    return f"{prefix(name)}{os.urandom(8).hex()}"
 
 
 def note_use(folder: int) -> None:
@@ -50,6 +47,9 @@ def temporary_folder(above: str, begins: str) -> Iterator[str]:
     Raises:
         OSError: it cannot be made.
     """
+    import shutil  # a result that is restored needs neither
+    import tempfile
+
     path = tempfile.mkdtemp(prefix=begins, dir=above)
     try:
         lock = os.open(path, _FOLDER)
@@ -132,6 +132,8 @@ def _is_only_mine(folder: str, gid: int) -> bool:
 def _remove(path: str, older_s: float) -> None:
     with suppress(OSError):
         fd = os.open(path, _FOLDER)
+        import shutil  # rarely needed
+
         try:
             status = os.fstat(fd)
             if status.st_uid != os.geteuid() or time.time() - status.st_mtime < older_s:

@@ -88,7 +88,8 @@ class SnapshotLookup:
         def compare() -> bool:
             there: dict[bytes, TreeNode] = {}
             for number, folder in enumerate(self._request.folders):
-                there |= numbered(number, scan_folder(f"/proc/self/fd/{folder}").tree)
+                path = f"/proc/self/fd/{folder}"
+                there |= numbered(number, scan_folder(path, xattrs=False).tree)
             return _visible(there) == _visible({p: n for p, n in index.tree.items() if p})
 
         return await trio.to_thread.run_sync(compare, abandon_on_cancel=True)

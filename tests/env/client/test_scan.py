@@ -277,7 +277,7 @@ def test_a_thread_reads_some_small_files_or_one_that_is_large(tmp_path, monkeypa
             return super().map(work, given)
 
     given = []
-    monkeypatch.setattr(tree_module, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor", Pool)
     monkeypatch.setattr(tree_module, "_BATCH_FILES", 3)
     monkeypatch.setattr(tree_module, "_BATCH_BYTES", 10)
     for name, size_bytes in zip("abcdefghi", (9, 1, 10, 1, 1, 1, 9, 1, 1), strict=True):

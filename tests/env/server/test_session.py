@@ -312,7 +312,7 @@ async def test_a_folder_that_hangs_does_not_keep_a_session(lab, target, monkeypa
     reached, goes_on = threading.Event(), threading.Event()
     lab_serve, scope = lab.serve, trio.CancelScope()
 
-    def hang(*args):
+    def hang(*args, **options):
         reached.set()
         goes_on.wait(12)
         raise OSError("it was away")

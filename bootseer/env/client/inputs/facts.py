@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -178,4 +177,8 @@ def _prefix(call: InstallerCall, simple: SimpleCommand) -> tuple[str, ...]:
 
 def _platform(pythons: Sequence[PythonFacts]) -> str:
     machines = {f"{python.machine}, {python.libc}": None for python in pythons}
-    return "; ".join(machines) or f"{os.uname().machine}, {' '.join(platform.libc_ver())}".strip()
+    if machines:
+        return "; ".join(machines)
+    import platform  # rarely needed
+
+    return f"{os.uname().machine}, {' '.join(platform.libc_ver())}".strip()

@@ -5,7 +5,6 @@ Options on the command line are part of the command. Credentials are left out.
 
 from __future__ import annotations
 
-import configparser
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -165,9 +164,13 @@ def _pip(
     found: dict[str, dict[str, str]] = {"global": {}, verb: {}, "variables": {}}
     for path in _pip_files(environ, prefixes, root):
         data = read_text(path)
+        if data is None:
+            continue
+        import configparser  # rarely needed
+
         parser = configparser.RawConfigParser()
         try:
-            parser.read_string((data or b"").decode("utf-8-sig", "surrogateescape"), path)
+            parser.read_string(data.decode("utf-8-sig", "surrogateescape"), path)
         except configparser.Error as error:
             raise KeyProblem(f"{path}: {error}; correct this file") from error
         for section in parser.sections():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Mapping
 
 from bootseer.env.client.inputs.installers import InstallerCall, is_python, recognise
@@ -20,8 +19,8 @@ def which(program: str, environ: Mapping[str, str], cwd: str) -> str:
         path = os.path.join(cwd, program)
         return path if os.access(path, os.X_OK) and os.path.isfile(path) else ""
     folders = environ.get("PATH", os.defpath).split(os.pathsep)
-    path = os.pathsep.join(os.path.join(cwd, folder) for folder in folders)
-    return shutil.which(program, path=path) or ""
+    paths = (os.path.join(cwd, folder, program) for folder in folders)
+    return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), "")
 
 
 def python_of(command: SimpleCommand) -> str:

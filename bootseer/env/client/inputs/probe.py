@@ -8,12 +8,17 @@ import os
 import re
 import select
 import signal
-import subprocess
+import site
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.env.client.inputs.digest import KeyProblem, printable
+from bootseer.env.client.inputs.python_facts import python_facts
+
+if TYPE_CHECKING:
+    import subprocess
 
 PROBE_TIMEOUT_S = 20.0
 """A Python whose packages are on a slow share takes seconds to begin."""
@@ -22,37 +27,11 @@ SMI_TIMEOUT_S = 5.0
 MAX_OUTPUT_BYTES = 64 << 10
 _MAX_FIELD = 1000
 
-_SCRIPT = """
-import glob, json, os, platform, subprocess, sys, sysconfig
-def libc():
-    try:
-        name = os.confstr("CS_GNU_LIBC_VERSION")
-    except (AttributeError, ValueError, OSError):
-        name = ""
-    if name:
-        return name
-    for loader in sorted(glob.glob("/lib/ld-musl-*.so.1")):
-        said = subprocess.run([loader], stderr=subprocess.PIPE, timeout=5).stderr.decode()
-        return "musl " + "".join(x[8:] for x in said.splitlines() if x[:8] == "Version ")
-    return " ".join(platform.libc_ver()).strip() or "unknown"
-def version(name):
-    try:
-        from importlib.metadata import version
-        return version(name)
-    except Exception:
-        return "none"
-print(json.dumps({
-    "implementation": platform.python_implementation(),
-    "version": platform.python_version(),
-    "abi": sysconfig.get_config_var("SOABI") or "unknown",
-    "platform": sysconfig.get_platform(),
-    "prefix": sys.prefix,
-    "base_prefix": sys.base_prefix,
-    "machine": platform.machine(),
-    "libc": libc(),
-    "installer": version(sys.argv[1]),
-}))
+_CALL = """
+import json
+print(json.dumps(python_facts(sys.argv[1], sys.path)))
 """
+_OTHER_PREFIX = ("PYTHONHOME", "PYTHONPATH", "PYTHONPLATLIBDIR", "__PYVENV_LAUNCHER__")
 
 
 class PythonFacts(NamedTuple):
@@ -97,6 +76,8 @@ def run(
         None if it cannot be run, fails, prints too much, or does not end in time; it and all
         processes of its session are killed then.
     """
+    import subprocess  # its own imports take long where a container's files are slow
+
     try:
         process = subprocess.Popen(
             list(arguments),
@@ -134,9 +115,13 @@ def ask_python(path: str, environ: Mapping[str, str], distribution: str = "pip")
     Raises:
         KeyProblem: it does not answer.
     """
-    said = run([path, "-I", "-c", _SCRIPT, distribution], environ, PROBE_TIMEOUT_S)
     try:
-        fields = json.loads(said or "")
+        if is_this_python(path):
+            # As with -I, which leaves the folder or archive of the program out.
+            fields = python_facts(distribution, sys.path[1:])
+        else:
+            script = [path, "-I", "-c", _source() + _CALL, distribution]
+            fields = json.loads(run(script, environ, PROBE_TIMEOUT_S) or "")
         texts = [printable(str(fields[name])) for name in PythonFacts._fields]
     except (ValueError, KeyError, TypeError) as error:
         raise KeyProblem(
@@ -144,6 +129,33 @@ def ask_python(path: str, environ: Mapping[str, str], distribution: str = "pip")
             f"is, which is part of the key; try `{path} -I -c 'import json, sysconfig'`"
         ) from error
     return PythonFacts(*(text[:_MAX_FIELD] for text in texts))
+
+
+def is_this_python(path: str) -> bool:
+    """Whether this process can tell what a Python is, without starting another.
+
+    That is so in containers, where it would take seconds: `bootseer-env` is an archive that runs on
+    the first Python in PATH.
+    """
+    try:
+        is_same = os.path.samefile(path, sys.executable)
+    except OSError:
+        return False
+    return (
+        is_same
+        and os.path.dirname(path) == os.path.dirname(sys.executable)  # no virtual environment
+        and os.path.isfile(sys.path[0])
+        and not any(name in os.environ for name in _OTHER_PREFIX)
+        and not sys.flags.no_site
+        and not (site.ENABLE_USER_SITE and os.path.isdir(site.getusersitepackages()))
+    )
+
+
+def _source() -> str:
+    """Return the source of `python_facts`, also from an archive."""
+    loader = python_facts.__globals__["__loader__"]
+    source: str = loader.get_source(python_facts.__module__)
+    return source
 
 
 def installer_version(
@@ -237,6 +249,8 @@ def _output(process: subprocess.Popen[bytes], until_s: float) -> bytes | None:
             return None
         chunk = os.read(fd, 16 << 10)
         if not chunk:
+            import subprocess
+
             try:
                 process.wait(max(0.0, until_s - time.monotonic()))
             except subprocess.TimeoutExpired:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 import time
 from contextlib import ExitStack
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
@@ -164,6 +163,8 @@ class InputRecorder:
 
     def __enter__(self) -> InputRecorder:
         """Make Pythons record their inputs; if that is impossible, nothing is recorded."""
+        import tempfile  # a result that is restored needs none
+
         try:
             above = os.path.join(os.path.realpath(tempfile.gettempdir()), "")
             remove_temporary_folders(above, _PREFIX)

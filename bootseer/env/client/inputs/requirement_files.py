@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from urllib.parse import unquote
 
 from bootseer.env.client.inputs.digest import (
     ABSENT,
@@ -243,6 +242,8 @@ def local_path(spec: str, bases: Collection[str]) -> str:
 def _path_of_url(name: str) -> str:
     if not name.startswith("file:"):
         return name
+    from urllib.parse import unquote  # rarely needed
+
     path = unquote(name[len("file:") :].split("#")[0])
     return re.sub(r"^//(localhost)?", "", path)
 

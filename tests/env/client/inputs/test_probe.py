@@ -132,7 +132,7 @@ def test_of_what_is_ended_nothing_is_left(monkeypatch):
             started.append(self)
 
     started = []
-    monkeypatch.setattr(probe.subprocess, "Popen", Started)
+    monkeypatch.setattr(subprocess, "Popen", Started)
     assert run(["sleep", "60"], dict(os.environ), 0.1) is None
     [process] = started
     assert (process.returncode, process.stdout.closed) == (-signal.SIGKILL, True)

@@ -31,14 +31,16 @@ struct request {
 struct bootseer {
     struct settings settings;
     struct request request;
-    int64_t began_ns;   /* when slurmstepd loaded the plugin */
-    bool sends_events;  /* this step has an agent */
-    int starting;       /* in a task: the connection that ends when its program runs; or <= 0 */
-    bool is_anothers;   /* this step has the variables of another job */
-    char cwd[PATH_MAX]; /* of this task before the mounts; "" if nothing was mounted */
-    ino_t namespace;    /* of this task's mounts; 0 if unknown */
-    bool advised;       /* a heterogeneous job gets advice once, not once per component */
-    pid_t adviser;      /* the child that prints advice */
+    int64_t began_ns;     /* when slurmstepd loaded the plugin */
+    bool sends_events;    /* this step has an agent */
+    int starting;         /* in a task: the connection that ends when its program runs; or <= 0 */
+    bool is_anothers;     /* this step has the variables of another job */
+    bool has_container;   /* Pyxis starts this step's tasks in a container */
+    bool is_batch_script; /* whose steps may have containers */
+    char cwd[PATH_MAX];   /* of this task before the mounts; "" if nothing was mounted */
+    ino_t namespace;      /* of this task's mounts; 0 if unknown */
+    bool advised;         /* a heterogeneous job gets advice once, not once per component */
+    pid_t adviser;        /* the child that prints advice */
 };
 
 struct option_names {
@@ -55,6 +57,8 @@ extern const struct option_names option_names[OPTION_COUNT];
 /* In a step: the image that its srun names for Pyxis, until the step begins. Of its environment,
  * --export=NONE leaves only what begins with SLURM_. */
 #define VARIABLE_CONTAINER "SLURM_BOOTSEER_CONTAINER"
+/* In tasks: where a container runtime finds the job's environments, and where they belong. */
+#define VARIABLE_ENVIRONMENTS "BOOTSEER_ENV_MOUNTS"
 /* In a job whose submission has been advised. */
 #define VARIABLE_TOLD "BOOTSEER_TOLD"
 

@@ -40,6 +40,7 @@ enum {
 
 enum {
     MAX_ENVIRONMENTS = 64, /* targets of all that a job has mounted */
+    MAX_TOLD = 16384,      /* bytes of the variable that names them to container runtimes */
     FUSE_MAGIC = 0x65735546,
     SQUASHFS_MAGIC = 0x73717368,
     OVERLAY_MAGIC = 0x794c7630,
@@ -430,21 +431,65 @@ static void tell_task(const struct kind *kind, const struct bootseer *bootseer, 
     spank_setenv(spank, kind->variable, told, 1);
 }
 
-/* Makes the environments visible that the job's `bootseer env run` have mounted so far. */
+/* Makes the folder on which a task's container runtime finds an environment. */
+static void make_reachable(const char *run_dir, uint32_t job_id, int number, char *path,
+                           size_t size)
+{
+    snprintf(path, size, "%s/jobs/%u/targets", run_dir, job_id);
+    if (!mkdir(path, 0711))
+        chmod(path, 0711); /* whatever the umask */
+    snprintf(path, size, "%s/jobs/%u/targets/%d", run_dir, job_id, number);
+    mkdir(path, 0711);
+}
+
+/* Shows one environment to a task: at its target, and at a path that the user's container runtimes
+ * can bind from. Returns whether that path shows it. */
+static bool show_environment(const struct bootseer *bootseer, spank_t spank,
+                             struct mounted *mounted, const char *reachable, bool *left)
+{
+    bool is_reachable = show(mounted, reachable, false, left);
+
+    if (is_reachable && strlen(reachable) < sizeof(mounted->path))
+        strcpy(mounted->path, reachable); /* to copy from: the agent need not be asked again */
+    /* The target may be a folder of containers alone. */
+    if (!show(mounted, mounted->mountpoint, mounted->owned, left) &&
+        !(is_reachable &&
+          (bootseer->has_container || (bootseer->is_batch_script && errno == ENOENT))))
+        step_fallback(bootseer, spank, "env.mount", "cannot mount the environment at %s: %s",
+                      mounted->mountpoint, strerror(errno));
+    return is_reachable;
+}
+
+/* Makes the environments visible that the job's `bootseer env run` have mounted so far, and names
+ * them to container runtimes: lines of PATH:TARGET. */
 static void show_environments(const struct bootseer *bootseer, spank_t spank, uint32_t job_id,
                               struct mounted *mounted, bool *left)
 {
-    char mark[32], folder[32];
+    char mark[32], folder[32], path[PATH_MAX + 64], told[MAX_TOLD] = "";
+    size_t length = 0;
 
     for (int number = 1; number <= MAX_ENVIRONMENTS; number++) {
         snprintf(mark, sizeof(mark), "state/%d.shown", number);
         snprintf(folder, sizeof(folder), "envs/%d", number);
         mounted->request = (struct mount_request){MOUNT_ENVIRONMENT, (uint32_t)number};
-        if (read_mounted(mark, folder, bootseer->settings.run_dir, job_id, mounted) &&
-            !show(mounted, mounted->mountpoint, mounted->owned, left))
-            step_fallback(bootseer, spank, "env.mount", "cannot mount the environment at %s: %s",
-                          mounted->mountpoint, strerror(errno));
+        if (!read_mounted(mark, folder, bootseer->settings.run_dir, job_id, mounted))
+            continue;
+        make_reachable(bootseer->settings.run_dir, job_id, number, path, sizeof(path));
+        if (!show_environment(bootseer, spank, mounted, path, left))
+            continue;
+        if (strlen(path) + strlen(mounted->mountpoint) + 3 > sizeof(told) - length)
+            step_fallback(bootseer, spank, "env.mount",
+                          "containers do not see the environment at %s: the paths of all are too "
+                          "long",
+                          mounted->mountpoint);
+        else
+            length += (size_t)sprintf(told + length, "%s%s:%s", length ? "\n" : "", path,
+                                      mounted->mountpoint);
     }
+    if (*told)
+        spank_setenv(spank, VARIABLE_ENVIRONMENTS, told, 1);
+    else
+        spank_unsetenv(spank, VARIABLE_ENVIRONMENTS); /* another job's */
 }
 
 static bool has_agent(const char *run_dir, uint32_t job_id)

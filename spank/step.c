@@ -256,11 +256,13 @@ static void send_image(const struct bootseer *bootseer, spank_t spank,
 void step_user_init(struct bootseer *bootseer, spank_t spank)
 {
     struct sockaddr_un address;
-    char told[PATH_MAX];
+    char told[PATH_MAX], container[VALUE_MAX + 1];
     struct step step;
 
     if (!get_step(spank, &step))
         return;
+    bootseer->has_container = step_container(spank, container);
+    bootseer->is_batch_script = !strcmp(step.stage, "batch");
     if (!socket_address(&bootseer->settings, step.job_id, &address)) {
         /* The variable names another job's agent. */
         bootseer->is_anothers =

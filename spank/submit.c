@@ -103,8 +103,8 @@ static bool is_told(const struct settings *settings)
     return !lstat(folder, &info);
 }
 
-/* Tells the step's nodes which image srun's own arguments name for Pyxis: the job's prolog saw only
- * the arguments of the job. */
+/* Tells a step's nodes which image srun's own arguments name for Pyxis: the job's prolog saw only
+ * the arguments of the job, and SPANK shows the step none of Pyxis'. */
 static void send_container(const struct request *request)
 {
     if (*request->container)
@@ -127,7 +127,7 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
     is_active = request_is_active(request);
     if (is_active || is_of_job(request))
         find_container(request->container);
-    if (is_step())
+    if (spank_context() == S_CTX_LOCAL)
         send_container(request);
     if (!is_active)
         return 0;

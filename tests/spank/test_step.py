@@ -287,6 +287,20 @@ def test_a_mount_of_a_dead_agent_is_reported_soon(host, agent):
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("job_env", [{}, {"SLURM_BOOTSEER_CONTAINER": "/i"}])
+def test_an_environment_that_cannot_be_shown_is_reported(host, agent, job_env):
+    """Also in a container, if that cannot have it either; an inherited variable is unset."""
+    (host.job_dir / "state").mkdir()
+    (host.job_dir / "state/1.shown").write_text("owned\n/nonexistent\n")
+    seen = host.run("step", options={"bootseer": "k"}, job_env=job_env)
+    assert seen.hooks() == {"0"}
+    assert seen.of("error") == [
+        "bootseer: cannot mount the environment at /nonexistent: No such file or directory"
+    ]
+    assert "BOOTSEER_ENV_MOUNTS" in seen.of("unsetenv")
+
+
+@pytest.mark.root
 def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
     asked = {
         "bootseer-image": "bootseer://a",
@@ -312,7 +326,7 @@ def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
             "has no effect in a step of a job that began with another: give it to the job"
         )
     unset = set(seen.of("unsetenv")) - {"SLURM_BOOTSEER_CONTAINER"}
-    assert {"BOOTSEER_CKPT", "BOOTSEER_IMAGE", "BOOTSEER_ROOTFS"} == unset
+    assert unset == TOLD
     assert not [line for line in seen.of("setenv") if line.partition("=")[2] == "/srv"]
     seen = host.run("step", options={"bootseer-image": "/etc/passwd"})
     assert "BOOTSEER_IMAGE=/etc/passwd" in seen.of("setenv") and seen.of("error") == []
@@ -339,7 +353,7 @@ INHERITED = {
     "BOOTSEER_CKPT": "/run/bootseer/jobs/1/ckpt",
     "BOOTSEER_IMAGE": "bootseer://a",
 }
-TOLD = {"BOOTSEER_CKPT", "BOOTSEER_IMAGE", "BOOTSEER_ROOTFS"}
+TOLD = {"BOOTSEER_CKPT", "BOOTSEER_IMAGE", "BOOTSEER_ROOTFS", "BOOTSEER_ENV_MOUNTS"}
 
 
 def test_inherited_variables_are_unset(host):

@@ -236,7 +236,8 @@ OF_JOB = {"SLURM_JOB_ID": "5", "BOOTSEER_SOCKET": "/run/a"}
         ("local", {"bootseer": "off"}, OF_JOB, None),
         ("local", {}, {**OF_JOB, "BOOTSEER": "off"}, None),
         ("local", {}, {"SLURM_JOB_ID": "5"}, None),
-        ("local", {"bootseer": "k"}, {}, None),  # Slurm itself tells the job's prolog
+        ("local", {"bootseer": "k"}, {}, "/i"),
+        ("local", {}, {}, None),
         ("allocator", {"bootseer": "k"}, OF_JOB, None),
     ],
 )
@@ -244,8 +245,7 @@ def test_a_step_sends_the_image_that_pyxis_is_given(host, context, options, env,
     env = {**env, "SLURM_BOOTSEER_CONTAINER": "/of/the/step/that/this/srun/runs/in"}
     argv = ("srun", "--container-image=/i", "cmd")
     seen = host.run(context, options=options, env=env, argv=argv, optind=2)
-    left = env["SLURM_BOOTSEER_CONTAINER"] if "SLURM_JOB_ID" not in env else None
-    left = left if context == "local" else env["SLURM_BOOTSEER_CONTAINER"]
+    left = None if context == "local" else env["SLURM_BOOTSEER_CONTAINER"]
     told = dict(line.split("=", 1) for line in seen.of("env"))
     assert told.get("SLURM_BOOTSEER_CONTAINER") == (sent or left)
 

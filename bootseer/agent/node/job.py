@@ -19,6 +19,8 @@
         image/, image-N/       mounts of served images and trees of environments; `image` is the
                                one named at submission; the job's user alone
         envs/N                 a target of an environment as tasks see it; root, 0700
+        targets/N              an empty folder of the plugin's, where it shows envs/N in the mount
+                               namespaces of tasks, for container runtimes to bind; root, 0711
 
         state/                 files of the supervisor; the service account's, 0700
             state.json         the agent's state, for `bootseer status`

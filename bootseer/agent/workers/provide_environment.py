@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.env.restore.download import opened_places, unpack
 from bootseer.env.snapshot import repository
 from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
 from bootseer.env.snapshot.manifest import Snapshot
-from bootseer.errors import ConfigError
+from bootseer.errors import BootseerError, ConfigError
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
@@ -37,7 +38,8 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
         report.bytes = snapshot.content_bytes
     why = "its targets were not empty"
     if snapshot.is_whole:
-        with opened_places(snapshot.targets) as places:
+        # Folders of a container may have no place on the node.
+        with suppress(BootseerError), opened_places(snapshot.targets) as places:
             for place in places:
                 _make(place.name, place.parent)
         why = await mount(snapshot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class Restorer:
             return ""
         if self.context.nodes != 1 and not all(map(is_of_this_node, request.folders)):
             return "other nodes share the target's file system, and would not see a mount"
+        if any(os.fstatvfs(folder).f_flag & os.ST_RDONLY for folder in request.folders):
+            return ""  # as of most containers
         how, why = choose(stats, snapshot.content_bytes, snapshot.files)
         return "" if how == MOUNT else why
 

@@ -95,17 +95,21 @@ def _enroot(machine: Machine) -> Found:
         return
     folder = machine.path(_HOOKS)
     hooks = sorted(folder.glob("*bootseer*.sh")) if folder.is_dir() else []
+    install = f"install -m 755 slurm-conf-examples/enroot/hooks.d/50-bootseer.sh {_HOOKS}/"
     if not hooks:
-        yield warning(
-            f"there is no hook of BootSeer's in {_HOOKS}",
-            _NO_HOOK,
-            f"install -m 755 slurm-conf-examples/enroot/hooks.d/50-bootseer.sh {_HOOKS}/",
-        )
+        yield warning(f"there is no hook of BootSeer's in {_HOOKS}", _NO_HOOK, install)
         return
     name = f"{_HOOKS}/{hooks[0].name}"
     if not hooks[0].stat().st_mode & 0o001:
         yield warning(f"{name} is not executable", _NO_HOOK, f"chmod 755 {name}")
-    match = re.search(r"^run_dir=(\S+)", hooks[0].read_text(), re.MULTILINE)
+    text = hooks[0].read_text()
+    if "BOOTSEER_ENV_MOUNTS" not in text:
+        yield warning(
+            f"{name} is of an older version of BootSeer",
+            "containers do not get the job's environments",
+            install,
+        )
+    match = re.search(r"^run_dir=(\S+)", text, re.MULTILINE)
     run_dir = machine.config.node.run_dir
     if match and match[1] != run_dir:
         yield warning(

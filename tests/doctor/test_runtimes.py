@@ -17,7 +17,7 @@ def pyxis(site):
     site.write(PYXIS, line)
     site.program("enroot", "echo 4.1.2")
     site.program("squashfuse", "true")
-    site.write(HOOK, "run_dir=/run/bootseer\n", 0o755)
+    site.write(HOOK, "run_dir=/run/bootseer\n$BOOTSEER_ENV_MOUNTS\n", 0o755)
     return site
 
 
@@ -70,6 +70,9 @@ def test_an_importer_that_cannot_be_run(pyxis):
 def test_the_hook_of_enroot(pyxis):
     found = pyxis.finding("runtimes.enroot", node__run_dir="/run/other")
     assert "run_dir=/run/bootseer, but node.run_dir is /run/other" in found.what
+    pyxis.edit(HOOK, "ENV_MOUNTS", "CKPT")
+    assert "is of an older version" in pyxis.finding("runtimes.enroot").what
+    pyxis.edit(HOOK, "CKPT", "ENV_MOUNTS")
     (pyxis.root / HOOK).chmod(0o644)
     assert "not executable" in pyxis.finding("runtimes.enroot").what
     (pyxis.root / HOOK).unlink()

@@ -17,6 +17,7 @@ static struct bootseer bootseer = {
             .max_wait_ms = 60 * 1000,
             .epilog_timeout_ms = 20 * 1000,
         },
+    .held = {-1, -1},
 };
 
 static int on_option(int option, const char *value, int remote)
@@ -172,6 +173,7 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 {
     (void)ac, (void)argv;
     step_user_init(&bootseer, spank);
+    mounts_init(&bootseer);
     return 0;
 }
 
@@ -193,10 +195,12 @@ int slurm_spank_task_init(spank_t spank, int ac, char *argv[])
 int slurm_spank_exit(spank_t spank, int ac, char *argv[])
 {
     (void)ac, (void)argv;
-    if (spank_context() == S_CTX_REMOTE)
+    if (spank_context() == S_CTX_REMOTE) {
         step_exit(&bootseer, spank);
-    else
+        mounts_end(&bootseer);
+    } else {
         advice_end(&bootseer);
+    }
     return 0;
 }
 

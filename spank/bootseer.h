@@ -35,6 +35,7 @@ struct bootseer {
     bool sends_events;    /* this step has an agent */
     int starting;         /* in a task: the connection that ends when its program runs; or <= 0 */
     bool is_anothers;     /* this step has the variables of another job */
+    int held[2];          /* a pair of sockets that holds the tasks' mount namespaces */
     bool has_container;   /* Pyxis starts this step's tasks in a container */
     bool is_batch_script; /* whose steps may have containers */
     char cwd[PATH_MAX];   /* of this task before the mounts; "" if nothing was mounted */
@@ -119,7 +120,10 @@ struct asked {
     char text[4 * (VALUE_MAX + 1) + 1];
 };
 
-/* mounts.c: each task, before it takes on the user's identity. */
+/* mounts.c: before and after the tasks of a step that has an agent. */
+void mounts_init(struct bootseer *bootseer);
+void mounts_end(struct bootseer *bootseer);
+/* Each task, before it takes on the user's identity. */
 void mounts_task(struct bootseer *bootseer, spank_t spank);
 /* After the task has taken on the user's identity: changes to its working folder if that is on one
  * of the mounts, and no other plugin has moved the task into a container. */

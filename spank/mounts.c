@@ -538,6 +538,44 @@ static ino_t mount_namespace(void)
     return stat("/proc/self/ns/mnt", &info) ? 0 : info.st_ino;
 }
 
+void mounts_init(struct bootseer *bootseer)
+{
+    if (bootseer->sends_events &&
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, bootseer->held))
+        bootseer->held[0] = bootseer->held[1] = -1;
+}
+
+void mounts_end(struct bootseer *bootseer)
+{
+    for (size_t i = 0; i < 2; i++) {
+        if (bootseer->held[i] >= 0)
+            close(bootseer->held[i]);
+        bootseer->held[i] = -1;
+    }
+}
+
+/* Has slurmstepd hold this task's namespace, in a message that nobody reads, until the step ends.
+ * A program that leaves the namespace (Apptainer does) would end it otherwise, and with it the
+ * mounts by which /proc/self/exe names the program. */
+static void hold_namespace(const struct bootseer *bootseer)
+{
+    char space[CMSG_SPACE(sizeof(int))] = {0}, byte = 0;
+    struct iovec body = {&byte, sizeof(byte)};
+    struct msghdr message = {
+        .msg_iov = &body, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    int fd = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    *head = (struct cmsghdr){
+        .cmsg_len = CMSG_LEN(sizeof(fd)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(head), &fd, sizeof(fd));
+    sendmsg(bootseer->held[0], &message,
+            MSG_DONTWAIT | MSG_NOSIGNAL); /* fails after some hundred */
+    close(fd);
+}
+
 void mounts_task(struct bootseer *bootseer, spank_t spank)
 {
     struct mounted mounted = {.failed = false};
@@ -574,6 +612,8 @@ void mounts_task(struct bootseer *bootseer, spank_t spank)
         tell_too_late(bootseer, spank, "env.mount", OPTION_ENV, &asked);
     show_environments(bootseer, spank, job_id, &mounted, &left);
     bootseer->namespace = mount_namespace();
+    if (left)
+        hold_namespace(bootseer);
 }
 
 /* slurmstepd changes to the working folder as root. Root cannot access the mounts, so it falls

@@ -1,6 +1,7 @@
 """Environments on a real cluster: captured by one node, on all others without the command."""
 
 import json
+import os
 import shlex
 from functools import partial
 
@@ -197,6 +198,33 @@ def test_only_tasks_of_jobs_with_bootseer_have_a_mount_namespace_of_their_own(la
     own = set(lab.srun("--bootseer=k", command=both).stdout.splitlines(keepends=True))
     assert without == nodes
     assert len(own) == 2 and not own & nodes
+
+
+LEAVE = """
+import ctypes, os
+libc, user_and_mounts = ctypes.CDLL(None), 0x10000000 | 0x20000
+before, ready, done = os.readlink("/proc/self/exe"), os.pipe(), os.pipe()
+child = os.fork()
+if not child:
+    libc.unshare(user_and_mounts)
+    os.write(ready[1], b".")
+    os.read(done[0], 1)
+    os._exit(0)
+os.read(ready[0], 1)
+assert libc.setns(os.pidfd_open(child), user_and_mounts) == 0
+os.write(done[1], b".")
+print(before == os.readlink("/proc/self/exe"), before)
+"""
+"""As Apptainer, which then looks for its files beside its own."""
+
+
+@pytest.mark.parametrize("options", [(), ("--bootseer=k",)], ids=["without", "with"])
+def test_a_task_that_leaves_its_mount_namespace_still_finds_its_own_program(lab, options):
+    python = os.path.realpath("/usr/bin/python3")
+    argv = ["srun", "-N2", *options, python, "-c", LEAVE]
+    said = lab.cluster.run(argv, user="alice").stdout.splitlines()
+    assert said == [f"True {python}"] * 2
+    lab.cluster.wait_for_job(lab.newest_job())
 
 
 def test_a_job_without_the_plugins_namespace_has_it_unpacked(lab):
